@@ -163,6 +163,23 @@ def talks(
         yield talks
 
 
+@pytest.fixture(scope="session")
+def lively(
+    amqp_url: str, stream_url: str, database_server_url: str, _migrated_template: str, _copying: str
+) -> Iterator[World]:
+    """As `world`, for what is recorded while a test looks on; `orders` is a stream that nobody records any more."""
+    orders = unique_name("quiet")
+    declare_stream(amqp_url, orders)
+    with web_database(database_server_url, _migrated_template, _copying) as url:
+        engine = make_engine(url)
+        publish_plain(amqp_url, orders, [(b"quiet", {})])
+        with recording(amqp_url, engine, orders, keys=KEYS):
+            wait_recorded(amqp_url, engine, orders)
+        engine.dispose()
+        yield World({"broker": amqp_url, "database": url, "stream_url": stream_url}, orders, "", 0)
+    delete_stream(amqp_url, orders)
+
+
 @pytest.fixture
 def reader_url(web_database_url: str) -> Iterator[str]:
     """The URL of a user in `relatum_reader`."""

@@ -387,6 +387,8 @@ def examples(world: World) -> dict[str, list[str]]:
         "/collectors/outcome": ["/collectors/outcome?id=none", "/collectors/outcome"],
         "/contexts": ["/contexts", "/contexts?limit=0"],
         "/contexts/super-stream": [f"/contexts/super-stream?name={world.placed}", "/contexts/super-stream?name=none"],
+        "/live": ["/live", f"/live?stream={world.orders}&key=host&value=busy", "/live?key=nope"],
+        "/live/events": ["/live/events?most=0"],
         "/keys": ["/keys", "/keys?x=1"],
         "/latest": ["/latest"],
         "/health": ["/health"],

@@ -10,14 +10,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
+from relatum.store import make_engine
 from relatum_consumer.web import WebServer
-from tests.support import LIMIT_S
+from tests.support import (
+    LIMIT_S,
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    recording,
+    unique_name,
+    wait_recorded,
+)
 from tests.support.groups import group_id
 from tests.web.conftest import BODIES, HOSTILE, MANY, World
 from tests.web.conversations import Talks
@@ -134,6 +143,8 @@ def paths(world: World) -> dict[str, str]:
         "outcome": f"/collectors/outcome?{urlencode({'of_stream': world.payments, 'of_offset': 1})}",
         "contexts": "/contexts",
         "super-stream": f"/contexts/super-stream?name={world.placed}",
+        "live": "/live",
+        "live-refused": "/live?key=nope",
         "not-found": "/nothing",
     }
 
@@ -377,3 +388,65 @@ def test_a_conversation_of_a_thousand_messages_can_be_used(browser: Browser, tal
         last.scroll_into_view_if_needed()
         last.click()
         expect(page.locator("h1")).to_contain_text("Offset")
+
+
+def test_what_is_live_comes_by_itself_and_can_be_paused(browser: Browser, lively: World, amqp_url: str) -> None:
+    """Rows come while one looks, wait while one reads, and never are more than 500; its state is said in words."""
+    stream = unique_name("shown")
+    declare_stream(amqp_url, stream)
+    engine = make_engine(lively.options["database"])
+    try:
+        with recording(amqp_url, engine, stream), WebServer(lively.page(port=0)) as server:
+            served = server.url.rstrip("/")
+            publish_plain(amqp_url, stream, [(b"before", {})])
+            wait_recorded(amqp_url, engine, stream)
+            with looking(browser, served) as window:
+                page = window.page
+                page.goto(f"{served}/live?{urlencode({'stream': stream})}")
+                expect(page.get_by_role("status")).to_have_text("live")
+                expect(page.locator("tbody tr")).to_have_count(2)
+                publish_plain(amqp_url, stream, [(HOSTILE.encode(), {"host": HOSTILE})])
+                expect(page.locator("tbody tr").first).to_contain_text(HOSTILE[:20])
+                page.keyboard.press("p")
+                expect(page.get_by_role("status")).to_have_text("paused")
+                publish_plain(amqp_url, stream, [(b"waits", {})])
+                expect(page.get_by_text("1 wait")).to_be_visible()
+                expect(page.locator("tbody tr")).to_have_count(3)
+                page.get_by_role("button", name="Go on").click()
+                expect(page.locator("tbody tr").first).to_contain_text("waits")
+                page.screenshot(path=SCREENSHOTS / "live-comes-light-1280.png")
+                publish_plain(amqp_url, stream, [b"%d" % n for n in range(2_000)], confirm=False)
+                expect(page.locator("[data-counts]")).to_contain_text("more than are listed")
+                expect(page.locator("tbody tr").first).to_contain_text("1999")
+                assert page.locator("tbody tr").count() <= 500
+                page.locator("tbody a.strong").first.click()
+                expect(page.locator("h1")).to_contain_text("Offset")
+    finally:
+        engine.dispose()
+        delete_stream(amqp_url, stream)
+
+
+def test_a_live_view_comes_back_by_itself(browser: Browser, lively: World) -> None:
+    """The server stops and another begins: it says so, and what nobody looked at."""
+    with WebServer(lively.page(port=0)) as server:
+        url, port = server.url.rstrip("/"), urlsplit(server.url).port
+        context = looking(browser, url)
+        window = context.__enter__()
+        window.page.goto(f"{url}/live")
+        expect(window.page.get_by_role("status")).to_have_text("live")
+        expect(window.page.get_by_role("button", name="Pause")).to_be_enabled()
+    expect(window.page.get_by_role("status")).to_contain_text("away")
+    with WebServer(lively.page(port=port)):
+        expect(window.page.get_by_role("status")).to_have_text("live")
+        window.said.clear()
+        context.__exit__(None, None, None)
+
+
+def test_without_scripts_what_is_live_is_the_latest(browser: Browser, served: str, world: World) -> None:
+    """It says so, and a link looks again; no button that would do nothing."""
+    with looking(browser, served, java_script_enabled=False) as window:
+        window.page.goto(f"{served}/live?stream={world.orders}")
+        expect(window.page.locator("tbody tr").first).to_be_visible()
+        expect(window.page.get_by_role("link", name="look again")).to_be_visible()
+        expect(window.page.get_by_role("button", name="Pause")).to_be_hidden()
+        window.page.goto("about:blank")

@@ -94,9 +94,10 @@ class Access:
             return named
         if self._options.password_hash is None:
             return None
-        if self._is_session(headers.get("cookie", "")) or await self._is_basic(scope, headers):
-            return "password"
-        return None
+        until = self._session_until(headers.get("cookie", ""))
+        if until is not None:
+            scope.setdefault("state", {})["session_until"] = until
+        return "password" if until is not None or await self._is_basic(scope, headers) else None
 
     # --- the cookie ---------------------------------------------------------------------------------------
 
@@ -107,15 +108,17 @@ class Access:
     def _sign(self, body: str) -> str:
         return hmac.new(self._secret, body.encode("latin-1"), hashlib.sha256).hexdigest()
 
-    def _is_session(self, cookies: str) -> bool:
+    def _session_until(self, cookies: str) -> int | None:
+        """Until when a session holds, in seconds since 1970; None where there is none."""
         try:
             morsel = SimpleCookie(cookies).get(COOKIE)
         except CookieError:
-            return False
+            return None
         body, _, signature = (morsel.value if morsel else "").rpartition(".")
         if not hmac.compare_digest(signature.encode("latin-1", "replace"), self._sign(body).encode()):
-            return False
-        return int(body.partition(".")[0]) > time.time()
+            return None
+        until = int(body.partition(".")[0])
+        return until if until > time.time() else None
 
     # --- the password -------------------------------------------------------------------------------------
 

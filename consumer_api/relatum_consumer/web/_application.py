@@ -1,6 +1,7 @@
 """The application: routes, what stands before them, and the servers it opens and closes."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,13 +17,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from relatum_consumer.web._access import Access
-from relatum_consumer.web._api import ENDPOINTS, MESSAGE, MESSAGE_BY_QUERY
+from relatum_consumer.web._api import ENDPOINTS, EVENTS, MESSAGE, MESSAGE_BY_QUERY
 from relatum_consumer.web._audit import Audit
 from relatum_consumer.web._downloads import download_of, export_of, static_of
 from relatum_consumer.web._endpoint import document_of, page_of
 from relatum_consumer.web._guards import Hosts, Paths, SafeHeaders
 from relatum_consumer.web._limits import Limits
 from relatum_consumer.web._links import Links
+from relatum_consumer.web._live._events import events_of
+from relatum_consumer.web._live._hub import Live
 from relatum_consumer.web._openapi import openapi
 from relatum_consumer.web._options import WebOptions
 from relatum_consumer.web._problems import Problem
@@ -71,11 +74,13 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
     @asynccontextmanager
     async def lifespan(application: Starlette) -> AsyncIterator[None]:
         application.state.site = site = Site(options, links)
+        application.state.live = live = Live(site, rendering, application.state.stopping)
         rights = asyncio.create_task(site.tell_rights())
         try:
             yield
         finally:
             rights.cancel()
+            await live.close()
             await asyncio.wait([rights])
             await site.close()
 
@@ -87,7 +92,7 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
             request.scope,
         )
 
-    described = openapi(ENDPOINTS, options.root_path, version_of_package("relatum"))
+    described = openapi((*ENDPOINTS, EVENTS), options.root_path, version_of_package("relatum"))
 
     async def description(_: Request) -> Response:
         return rendering.json(described)
@@ -95,6 +100,7 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
     pages = [endpoint for endpoint in ENDPOINTS if endpoint.template is not None]
     routes = [
         Route("/api/openapi.json", description),
+        Route(f"/api{EVENTS.path}", events_of(rendering)),
         *(
             Route(f"{endpoint.path}/{part}", download_of(endpoint.asked, rendering, as_image=part == "image"))
             for endpoint in (MESSAGE, MESSAGE_BY_QUERY)
@@ -123,4 +129,6 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
         ],
     )
     application.router.redirect_slashes = False
+    # Set by the server that runs it, before it waits for what is under way: what goes on for ever ends then.
+    application.state.stopping = threading.Event()
     return application

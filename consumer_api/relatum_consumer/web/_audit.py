@@ -26,7 +26,8 @@ class Audit:
     """Writes a line for each request, once it is answered.
 
     A line has `at`, `who` (the name a proxy gave, "password" after a login, else "-"), `client`, `method`, `path`,
-    `query` (with digests for values of masked keys), `status`, `messages` (how many were shown) and `ms`.
+    `query` (with digests for values of masked keys), `status`, `messages` (how many were shown) and `ms`. Events of the
+    live view have one when they begin, too, whose `ms` is null.
     """
 
     def __init__(self, app: ASGIApp, path: str | None) -> None:
@@ -46,24 +47,26 @@ class Audit:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if (b"content-type", b"text/event-stream; charset=utf-8") in message["headers"]:
+                    self._write({**self._line(scope, status), "messages": 0, "ms": None})
             await send(message)
 
         try:
             await self._app(scope, receive, note)
         finally:
-            self._write(
-                {
-                    "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                    "who": seen.get("who", "-"),
-                    "client": client_of(scope),
-                    "method": scope["method"],
-                    "path": scope["path"],
-                    "query": _told(scope)[:_QUERY_MAX],
-                    "status": status,
-                    "messages": seen.get("messages", 0),
-                    "ms": round(1e3 * (time.perf_counter() - began), 1),
-                }
-            )
+            ms = round(1e3 * (time.perf_counter() - began), 1)
+            self._write({**self._line(scope, status), "messages": seen.get("messages", 0), "ms": ms})
+
+    def _line(self, scope: Scope, status: int) -> dict[str, Any]:
+        return {
+            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "who": scope["state"].get("who", "-"),
+            "client": client_of(scope),
+            "method": scope["method"],
+            "path": scope["path"],
+            "query": _told(scope)[:_QUERY_MAX],
+            "status": status,
+        }
 
     def _write(self, line: dict[str, Any]) -> None:
         text = json.dumps(line)

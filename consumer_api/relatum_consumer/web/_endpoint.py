@@ -49,6 +49,7 @@ class Endpoint:
         unasked: What such a page is given as `start`, to begin with.
         messages: How many messages an answer shows, for the audit log.
         exports: Files of the same, by the last part of their paths.
+        media_type: Of the answer; where it goes on, `gives` is the data of one event.
     """
 
     path: str
@@ -62,6 +63,7 @@ class Endpoint:
     unasked: Callable[[Site], Awaitable[Any]] | None = None
     messages: Callable[[Any], int] = lambda _: 0
     exports: Mapping[str, Export] = field(default_factory=dict)
+    media_type: str = "application/json"
 
 
 Handler = Callable[[Request], Awaitable[Response]]

@@ -56,7 +56,7 @@ def _path(path: str) -> str:
 
 
 def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
-    answer = {"application/json": {"schema": _schema(endpoint.gives, schemas)}}
+    answer = {endpoint.media_type: {"schema": _schema(endpoint.gives, schemas)}}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {
         "summary": endpoint.summary,

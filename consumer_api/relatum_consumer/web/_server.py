@@ -1,6 +1,7 @@
 """The page as a server of its own: uvicorn in a thread, which ends when it is told to."""
 
 import socket
+import sys
 import threading
 from types import TracebackType
 from typing import Final, Self
@@ -18,6 +19,9 @@ _START_S: Final = 60.0
 _HEADER_BYTES_MAX: Final = 32 << 10
 """Bytes of a request's line and headers: a search for a value, and a long list of streams."""
 
+_SILENT_MS: Final = 30_000
+"""Milliseconds that what was sent may stay unacknowledged, or unread, until the client counts as gone."""
+
 
 class WebServer:
     """Serves the page from its making on, until it is closed. A context manager.
@@ -32,9 +36,13 @@ class WebServer:
 
     def __init__(self, options: WebOptions) -> None:
         application = make_application(options)
+        self._stopping: threading.Event = application.state.stopping
         try:
             family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
             self._socket = socket.create_server((options.host, options.port), family=family, backlog=128)
+            if sys.platform == "linux":
+                # Those that are accepted have it, too: without it who vanished is given up after a quarter of an hour.
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
         except OSError as error:
             where = f"{options.host}:{options.port}"
             raise ServerStartFailed(f"nobody can listen at {where}: {error.strerror or error}; try --port") from error
@@ -85,6 +93,7 @@ class WebServer:
 
     def close(self) -> None:
         """Take no more requests, let those under way end for `drain_s`, and close all connections."""
+        self._stopping.set()
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

@@ -15,7 +15,16 @@ import sqlalchemy as sa
 from relatum.errors import RelatumError
 from relatum.keys import KeyDefinition
 from relatum.reading import AsyncStreamReader, BrokerAddress
-from relatum.recording import KeySize, RecorderMember, StreamStatus, key_sizes, recorder_list, status
+from relatum.recording import (
+    KeySize,
+    RecordedEnd,
+    RecorderMember,
+    StreamStatus,
+    key_sizes,
+    recorded_ends,
+    recorder_list,
+    status,
+)
 from relatum.store import close_engine, make_engine, mask_secret, translated_errors, writable_tables
 from relatum_consumer import AsyncRelations
 from relatum_consumer.web._links import Links
@@ -74,7 +83,8 @@ class Site:
         self.relations = AsyncRelations(
             self.address, database, timeout_s=options.timeout_s, max_connections=options.max_connections
         )
-        self.engine: sa.Engine = make_engine(database, connections_max=_THREADS, statement_s=options.timeout_s)
+        # One for what is live.
+        self.engine: sa.Engine = make_engine(database, connections_max=_THREADS + 1, statement_s=options.timeout_s)
         self._reader: AsyncStreamReader | None = None
         self._opening = anyio.Lock()
         self._threads = anyio.CapacityLimiter(_THREADS)
@@ -134,6 +144,12 @@ class Site:
     async def recorders(self) -> list[RecorderMember]:
         """Who records."""
         return await self.lately("recorders", KEPT_S, partial(self.in_thread, partial(recorder_list, self.engine)))
+
+    async def recorded_ends(self, names: Sequence[str]) -> list[RecordedEnd]:
+        """How far streams are recorded, those that are named or all."""
+        wanted = tuple(names)
+        ask = partial(recorded_ends, self.engine, self.address.vhost, wanted, check=True)
+        return await self.lately(("ends", wanted), KEPT_S, partial(self.in_thread, ask))
 
     async def lately(self, about: Any, kept_s: float, ask: Callable[[], Awaitable[_Value]]) -> _Value:
         """What was found out lately, or is found out now, by one for all who ask; a failure is not kept."""

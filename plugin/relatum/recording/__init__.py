@@ -9,7 +9,7 @@ from relatum.recording._compare import Difference, StreamVerified
 from relatum.recording._coverage_bar import CoveragePiece, PieceKind, coverage_bar
 from relatum.recording._embedded import EmbeddedRecorder
 from relatum.recording._forget import ForgottenStream, forget
-from relatum.recording._overview import KeySize, RecorderMember, key_sizes, recorder_list
+from relatum.recording._overview import KeySize, RecordedEnd, RecorderMember, key_sizes, recorded_ends, recorder_list
 from relatum.recording._prune import PruneReport, prune
 from relatum.recording._publishers_keys import KeyWatcher
 from relatum.recording._recorder import Recorder
@@ -59,6 +59,7 @@ __all__ = [
     "PieceKind",
     "Plan",
     "PruneReport",
+    "RecordedEnd",
     "RecordedStream",
     "Recorder",
     "RecorderMember",
@@ -87,6 +88,7 @@ __all__ = [
     "print_backfilled",
     "print_verified",
     "prune",
+    "recorded_ends",
     "recorder_list",
     "repair",
     "set_record_time",

@@ -1,5 +1,6 @@
-"""What a look at the whole table and its recorders shows: how much each key holds, and who records."""
+"""What a look at the whole table and its recorders shows: how much each key holds, who records, and how far."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -9,7 +10,10 @@ import sqlalchemy as sa
 from relatum.keys import KeyDefinition
 from relatum.store import (
     STATEMENT_S,
+    Position,
     as_engine,
+    check_recorded,
+    coverage,
     holds,
     key_definitions,
     recorder_members,
@@ -59,6 +63,25 @@ class RecorderMember:
     streams: tuple[tuple[str, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedEnd:
+    """How far a stream is recorded.
+
+    Attributes:
+        stream: Its name.
+        super_stream: That of which it is a partition; None for none.
+        stream_id: Another one as soon as the stream was declared anew.
+        next_offset: What lies before it is recorded.
+        position: The last message recorded; None where there was none.
+    """
+
+    stream: str
+    super_stream: str | None
+    stream_id: int
+    next_offset: int
+    position: Position | None
+
+
 def key_sizes(database: str | sa.Engine) -> list[KeySize]:
     """How much of the table each key takes, by name. A large table is sampled: it takes a second at most.
 
@@ -103,3 +126,39 @@ def recorder_list(database: str | sa.Engine) -> list[RecorderMember]:
             RecorderMember(holder, name, is_alive, expires_at, tuple(by_holder.get(holder, ())))
             for holder, name, is_alive, expires_at in connection.execute(members)
         ]
+
+
+def recorded_ends(
+    database: str | sa.Engine, vhost: str, names: Iterable[str] = (), *, check: bool = False
+) -> list[RecordedEnd]:
+    """How far streams are recorded, those first of which something was recorded last.
+
+    Args:
+        database: PostgreSQL's URL, or an engine.
+        vhost: Their virtual host.
+        names: Streams and super streams; none for all.
+        check: Whether each name must be recorded.
+
+    Raises:
+        StreamNotFound: `check`, and one is not.
+        DatabaseUnavailable: safe to repeat.
+    """
+    wanted = list(names)
+    is_tail = (coverage.c.stream_id == streams.c.stream_id) & coverage.c.is_tail
+    query = sa.select(streams.c.name, streams.c.super_stream, streams.c.stream_id, *_END).join(coverage, is_tail)
+    query = query.where(streams.c.vhost == vhost, streams.c.replaced_at.is_(None))
+    if wanted:
+        named = sa.any_(sa.literal(wanted, sa.ARRAY(sa.Text)))
+        query = query.where((streams.c.name == named) | (streams.c.super_stream == named))
+    query = query.order_by(coverage.c.recorded_at.desc(), streams.c.name)
+    with as_engine(database, statement_s=STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
+        if check:
+            check_recorded(connection, vhost, wanted)
+        return [RecordedEnd(*row[:4], _position(*row[4:])) for row in connection.execute(query)]
+
+
+_END: Final = (coverage.c.to_offset, coverage.c.last_offset, coverage.c.last_fingerprint, coverage.c.last_chunk_ms)
+
+
+def _position(offset: int | None, fingerprint: int | None, chunk_ms: int | None) -> Position | None:
+    return None if offset is None or fingerprint is None else Position(offset, fingerprint, chunk_ms)

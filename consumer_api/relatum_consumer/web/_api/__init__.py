@@ -6,6 +6,7 @@ from relatum_consumer.web._api._groups import GROUP, GROUPS
 from relatum_consumer.web._api._health import HEALTH
 from relatum_consumer.web._api._keys import KEYS
 from relatum_consumer.web._api._latest import LATEST
+from relatum_consumer.web._api._live import EVENTS, LIVE
 from relatum_consumer.web._api._message import MESSAGE, MESSAGE_BY_QUERY
 from relatum_consumer.web._api._missing import EXPECTATION, MISSING
 from relatum_consumer.web._api._search import SEARCH
@@ -13,7 +14,7 @@ from relatum_consumer.web._api._stream import STREAM, STREAM_BY_QUERY
 from relatum_consumer.web._api._streams import STREAMS
 from relatum_consumer.web._api._trace import TRACE
 
-__all__ = ["ENDPOINTS", "MESSAGE", "MESSAGE_BY_QUERY"]
+__all__ = ["ENDPOINTS", "EVENTS", "MESSAGE", "MESSAGE_BY_QUERY"]
 
 ENDPOINTS = (
     SEARCH,
@@ -32,6 +33,7 @@ ENDPOINTS = (
     OUTCOME,
     CONTEXTS,
     SUPER_STREAM,
+    LIVE,
     KEYS,
     LATEST,
     HEALTH,

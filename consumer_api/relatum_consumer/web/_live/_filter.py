@@ -1,0 +1,33 @@
+"""What somebody who looks wants to see."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Form = Literal["json", "rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What a client wants to see; clients of the same one share all that is made for them.
+
+    Attributes:
+        streams: Streams and super streams; none for all.
+        key: A key that messages have, empty for any.
+        value: Its canonical value; None for any.
+        form: JSON, or rows of HTML.
+        most: Messages of an event at most, the newest.
+    """
+
+    streams: frozenset[str]
+    key: str
+    value: str | None
+    form: Form
+    most: int
+
+    def has_stream(self, stream: str, super_stream: str | None) -> bool:
+        """Whether a stream's messages are wanted."""
+        return not self.streams or stream in self.streams or super_stream in self.streams
+
+    def has_value(self, value: str | None) -> bool:
+        """Whether a message is wanted whose value of the key this is; None where it has none."""
+        return not self.key or (value is not None and self.value in (None, value))
