@@ -89,7 +89,7 @@ def talking(amqp_url: str, stream_url: str, database_url: str) -> Iterator[Talks
             for name in streams:
                 wait_recorded(amqp_url, engine, name)
         options = {"broker": amqp_url, "database": database_url, "stream_url": stream_url}
-        yield Talks(options, orders, payments, 0, mails)
+        yield Talks(options, orders, payments, 0, placed="", mails=mails)
     finally:
         engine.dispose()
         for name in streams:

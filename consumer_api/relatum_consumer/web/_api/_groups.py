@@ -14,8 +14,7 @@ from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, membership
 from relatum.waiting import within
 from relatum_consumer.groups import GroupConsumerStatus, IncompleteGroupReport
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
-from relatum_consumer.web._api._search import Place
-from relatum_consumer.web._api._shown import MessageRow, message_row
+from relatum_consumer.web._api._shown import MessageRow, Place, message_row
 from relatum_consumer.web._endpoint import Endpoint, problem_met
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._problems import Problem, Refused
