@@ -82,7 +82,14 @@ class RabbitMQStreams(DataSource):
 def _definitions(options: SourceOptions) -> tuple[KeyDefinition, ...]:
     """The definitions of the key columns, and after them that of the key to look up."""
     names = [*options.keys, *([] if options.key is None else [options.key])]
-    return tuple(definitions_of(options.database or "", names))
+    definitions = tuple(definitions_of(options.database or "", names))
+    for definition in definitions[: len(options.keys)]:
+        if definition.is_many:
+            raise InvalidInput(
+                f"option keys: a message may have several values of {definition.name!r} "
+                f"({' + '.join(definition.sources)}), and a column holds one: filter by it with key and keyValues"
+            )
+    return definitions
 
 
 class BatchReader(DataSourceReader):

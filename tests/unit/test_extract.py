@@ -1,5 +1,6 @@
 """What the recorder takes from a message equals what a reader of the message sees, whatever the bytes are."""
 
+import json
 import struct
 from datetime import UTC, datetime
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.keys import InvalidValue, KeyDefinition, SkipReason
+from relatum.keys import KeyDefinition, SkipReason, bases_of
 from relatum.reading import Message, TimeSource
 from relatum.recording._extract import Extractor
 from relatum.uuid7 import uuid7
@@ -22,6 +23,14 @@ DEFINITIONS = [
         KeyDefinition(name, source=f"property:{name}", key_id=10 + place)
         for place, name in enumerate(("correlation_id", "message_id", "type", "app_id", "user_id", "reply_to"))
     ],
+    # What is sought stands last, as it does in what is extracted.
+    KeyDefinition("inner", source="header:$.x-device[0]", key_id=30),
+    KeyDefinition("either", source="header:o or property:type or body:$.a", key_id=31),
+    KeyDefinition("trace", source="trace-id:o", key_id=32),
+    KeyDefinition("body", source="body:$.a", key_id=33),
+    KeyDefinition("each", source="body:$.b[*].c", type="integer", key_id=34),
+    KeyDefinition("cloud", source="body:application/cloudevents+json:$.a", key_id=35),
+    KeyDefinition("parts", source=("order_id", "body:$.a"), key_id=36),
 ]
 NAMES = [
     "order_id",
@@ -88,13 +97,23 @@ scalars = (
 values = scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.text(max_size=3), scalars, max_size=2)
 ids = st.sampled_from([uuid7(7_000_500), "0192f000-0000-7000-8000-000000000000", "ü" * 18, "short"])
 maps = st.dictionaries(st.sampled_from(NAMES), values, max_size=6).map(encode)
+leaves = scalars | st.sampled_from([{"c": 7}, {"c": "07"}, {"c": 1.5}, {}, [], "\0", "\ud800"])
+bodies = st.builds(
+    lambda value, cut: json.dumps(value, default=str).encode()[: None if cut else -1],
+    st.dictionaries(st.sampled_from("abc"), leaves | st.lists(leaves, max_size=70), max_size=3),
+    st.booleans(),
+)
+types = st.sampled_from(["application/json", "application/cloudevents+json; charset=utf-8", "text/plain", None])
 sections = st.tuples(
     st.none() | maps.map(lambda value: section(0x72, value)),
     st.none()
     | st.lists(values, max_size=12).map(lambda value: section(0x73, encode(value)))
-    | st.tuples(ids, st.integers(0, 13)).map(lambda value: section(0x73, short_list(*value))),
+    | st.tuples(ids, st.integers(0, 13)).map(lambda value: section(0x73, short_list(*value)))
+    | st.tuples(ids, types, st.sampled_from([None, "utf-8", "gzip"])).map(
+        lambda value: section(0x73, encode([value[0], *[None] * 5, *value[1:]]))
+    ),
     st.none() | maps.map(lambda value: section(0x74, value)),
-    st.none() | st.binary(max_size=20).map(lambda value: section(0x75, encode(value))),
+    st.none() | (st.binary(max_size=20) | bodies).map(lambda value: section(0x75, encode(value))),
 )
 messages = sections.map(lambda parts: b"".join(part or b"" for part in parts))
 
@@ -119,13 +138,9 @@ def expected_values(message: Message) -> tuple[list[tuple[int, str]], list[tuple
     """What each definition makes of the message as a reader sees it."""
     found, skipped = [], []
     for definition in DEFINITIONS if message.is_amqp else ():
-        try:
-            value = definition.value_of(message.headers, lambda name: getattr(message.properties, name))
-        except InvalidValue as invalid:
-            skipped.append((definition.key_id, invalid.reason))
-        else:
-            if value is not None:
-                found.append((definition.key_id, value))
+        values, reasons = definition.read(bases_of(message))
+        found += [(definition.key_id, value) for value in values]
+        skipped += [(definition.key_id, reason) for reason in reasons]
     return found, skipped if message.is_amqp else [(0, SkipReason.UNDECODABLE)]
 
 

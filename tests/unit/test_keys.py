@@ -16,6 +16,7 @@ from relatum.keys import (
     KeyType,
     SkipReason,
     as_definitions,
+    bases,
     canonical,
     join_components,
     microseconds,
@@ -131,8 +132,8 @@ def test_a_definition_takes_headers_properties_and_composites() -> None:
     """A value is found wherever the definition says, and only where every component is there."""
     key = KeyDefinition("k", source=["header:host", "property:correlation_id"])
     properties = {"correlation_id": "c|1"}
-    assert key.value_of({"host": "h"}, properties.get) == "h|c\\|1"
-    assert key.value_of({}, properties.get) is None
+    assert key.read(bases({"host": "h"}, properties.get, bytes)) == (["h|c\\|1"], [])
+    assert key.read(bases({}, properties.get, bytes)) == ([], [])
     assert key.canonical_query(("h", "c|1")) == "h|c\\|1"
 
 
@@ -206,4 +207,4 @@ def test_a_definition_is_written_as_code_and_hints_at_properties(
     same = eval(code, {"KeyDefinition": KeyDefinition})
     assert (same.sources, same.names) == (definition.sources, definition.names)
     assert bool(definition.hint) is hint
-    assert not hint or f"--source property:{definition.components[0].name.rpartition(':')[2]}" in definition.hint
+    assert not hint or f"--source property:{definition.places[0].name.rpartition(':')[2]}" in definition.hint

@@ -130,12 +130,7 @@ def expected(message: Message) -> dict[str, Any]:
         "properties": properties,
     }
     for key in KEYS:
-        try:
-            row[key.name] = (
-                key.value_of(message.headers, partial(getattr, message.properties)) if message.is_amqp else None
-            )
-        except InvalidValue:
-            row[key.name] = None
+        row[key.name] = next(iter(key.values_of(message)), None)
     return row
 
 

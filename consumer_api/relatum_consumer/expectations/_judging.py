@@ -14,7 +14,7 @@ from relatum_consumer.expectations import _expectation_limits as limits
 from relatum_consumer.expectations import _expectation_statements as statements
 from relatum_consumer.expectations._expectation import Expectation, Finding, Unmet, Why
 from relatum_consumer.expectations._known import Known, still
-from relatum_consumer.lookups import Bounds, Catalog, PresentStream, Select, Sift, Steps, offsets_within, value_of
+from relatum_consumer.lookups import Bounds, Catalog, PresentStream, Select, Sift, Steps, offsets_within
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NOBODY: Final = -1
@@ -127,15 +127,16 @@ class Judge:
         time_us = message.time_us
         if time_us is None or not part.low <= time_us <= part.high:
             return
-        value = value_of(self._by, message)
-        if value is None:
+        values = self._by.values_of(message)
+        if not values:
             self.without_value += 1
             return
         self.checked += 1
         if self._messages_max is not None and self.checked > self._messages_max:
             raise TooManyMessages
         due_us = min(time_us + self._within_us, TIME_US_MAX)
-        self._batch.append(_Asked(message.id, stream_id, value, time_us, due_us))
+        # Of several values, each is to be followed.
+        self._batch += [_Asked(message.id, stream_id, value, time_us, due_us) for value in values]
 
     def _settle(self) -> Steps[None]:
         """Ask what followed the messages at hand."""

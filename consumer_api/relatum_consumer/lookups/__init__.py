@@ -4,7 +4,7 @@
 """
 
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, Status
-from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted, value_of
+from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
 from relatum_consumer.lookups._explaining import STREAMS_MAX, Asked, Explanation, explaining, explanation_now
 from relatum_consumer.lookups._gathered import Gathered
 from relatum_consumer.lookups._health import Health, health, reached
@@ -117,5 +117,4 @@ __all__ = [
     "replaced",
     "span_of",
     "time_us_of",
-    "value_of",
 ]

@@ -2,14 +2,13 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from relatum.checks import meant
 from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, NothingRecorded, StreamNotFound
-from relatum.keys import InvalidValue, KeyDefinition
+from relatum.keys import InvalidValue, KeyDefinition, Place, bases_of
 from relatum.reading import Message
 from relatum.store import definitions_of
 from relatum_consumer.lookups import _lookup_statements as statements
@@ -41,7 +40,7 @@ class Wanted:
 
     def is_of(self, message: Message) -> bool:
         """Whether the message carries the value."""
-        return value_of(self.definition, message) == self.value
+        return self.value in self.definition.values_of(message)
 
 
 class Values(NamedTuple):
@@ -59,19 +58,13 @@ class _Snapshot:
     read_at: float
 
 
-def value_of(definition: KeyDefinition, message: Message) -> str | None:
-    """The key's canonical value in a message; None where it has none, or one that cannot be recorded."""
-    value = _look(definition, message)
-    return None if isinstance(value, Lacking) else value
-
-
-def _look(definition: KeyDefinition, message: Message) -> str | Lacking:
-    """The key's canonical value in a message, or why there is none that could be recorded."""
-    try:
-        value = definition.value_of(message.headers, partial(getattr, message.properties))
-    except InvalidValue as error:
-        return Lacking(definition.name, f"{' + '.join(definition.sources)} cannot be a value: {error.reason}")
-    return Lacking(definition.name, f"no {' + '.join(definition.sources)}") if value is None else value
+def _look(definition: KeyDefinition, base_of: Callable[[Place], Any]) -> list[Wanted] | Lacking:
+    """The key's values in a message, or why there is none that could be recorded."""
+    values, reasons = definition.read(base_of)
+    if values:
+        return [Wanted(definition, value) for value in values]
+    source = " + ".join(definition.sources)
+    return Lacking(definition.name, f"{source} cannot be a value: {reasons[0]}" if reasons else f"no {source}")
 
 
 class Catalog:
@@ -161,10 +154,11 @@ class Catalog:
     def values_of(self, message: Message, keys: Sequence[str] | None) -> Steps[Values]:
         """The message's own values of the keys, or of every key defined where None; and the keys it has no value of."""
         definitions = yield from self.definitions(keys)
-        found = [(definition, _look(definition, message)) for definition in definitions]
+        base_of = bases_of(message)
+        found = [_look(definition, base_of) for definition in definitions]
         return Values(
-            tuple(Wanted(definition, value) for definition, value in found if isinstance(value, str)),
-            tuple(value for _, value in found if isinstance(value, Lacking)),
+            tuple(wanted for each in found if not isinstance(each, Lacking) for wanted in each),
+            tuple(each for each in found if isinstance(each, Lacking)),
         )
 
     def value_sought(self, key: str, value: Any) -> Steps[Wanted]:

@@ -168,6 +168,11 @@ class Lookups:
         if not isinstance(moment, Message):
             raise InvalidInput("by= takes the value from a message; with a datetime, use find(…, since=, until=)")
         values: Values = yield from self.catalog.values_of(moment, [by])
+        if len(values.wanted) > 1:
+            raise InvalidInput(
+                f"the message has {len(values.wanted)} values of the key {by!r}, and by= takes one: "
+                "find(…, since=, until=) asks for one of them"
+            )
         if values.wanted:
             return Search(self.catalog, (stream,), values.wanted[0])
         # No message can share a value that is not there; the stream must exist all the same.

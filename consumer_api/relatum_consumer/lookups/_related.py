@@ -149,7 +149,7 @@ def _with(question: Question, hits: Iterable[Hit], scanned: Iterable[Message]) -
 
 
 def _keys_of(wanted: Sequence[Wanted], message: Message) -> tuple[str, ...]:
-    return tuple(each.definition.name for each in wanted if each.is_of(message))
+    return tuple(dict.fromkeys(each.definition.name for each in wanted if each.is_of(message)))
 
 
 # --- the index --------------------------------------------------------------------------------------------
@@ -264,7 +264,8 @@ def check(
         raise replaced(*where)
     if not {each.key_id for each in found}.issuperset(key_ids):
         raise replaced(*where)
-    return Hit(message, tuple(each.definition.name for each in found))
+    # A message may share several values of one key.
+    return Hit(message, tuple(dict.fromkeys(each.definition.name for each in found)))
 
 
 def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> int:

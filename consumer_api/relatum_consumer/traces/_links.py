@@ -2,11 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import TypeAlias
 
 from relatum.ids import MessageId
-from relatum.keys import InvalidValue, KeyDefinition
+from relatum.keys import KeyDefinition, bases_of
 from relatum.reading import Message
 from relatum_consumer.traces._trace import Edge, Shared
 
@@ -38,39 +37,31 @@ class Directions:
         roots = [key_id, *([self._named[key_id]] if key_id in self._named else [])]
         return tuple(dict.fromkeys(each for root in roots for each in (root, *self._namers[root])))
 
-    def values_of(self, message: Message) -> dict[int, str]:
-        """A message's values, by the keys' numbers."""
-        headers, get_property = message.headers, partial(getattr, message.properties)
-        found: dict[int, str] = {}
-        for key_id, key in self.definitions.items():
-            try:
-                value = key.value_of(headers, get_property)
-            except InvalidValue:
-                continue  # It is not recorded either.
-            if value is not None:
-                found[key_id] = value
-        return found
+    def values_of(self, message: Message) -> tuple[Value, ...]:
+        """A message's values, in the order of the keys; what cannot be one is not recorded either."""
+        base_of = bases_of(message)
+        return tuple((key_id, text) for key_id, key in self.definitions.items() for text in key.read(base_of)[0])
 
     def sought(self, values: Iterable[Value]) -> Iterable[Value]:
         """The values to ask for, given some."""
         return ((other, value) for key_id, value in values for other in self._led_to[key_id])
 
     def links(
-        self, values: Mapping[MessageId, Mapping[int, str]], too_many: Iterable[Value]
+        self, values: Mapping[MessageId, Sequence[Value]], too_many: Iterable[Value]
     ) -> tuple[tuple[Edge, ...], tuple[Shared, ...]]:
         """How messages are linked, in their order.
 
         Args:
-            values: Of each message its values, by the keys' numbers.
+            values: Of each message its values.
             too_many: Values that were not followed: that some of the messages share one is not told.
         """
         carriers: dict[Value, list[MessageId]] = defaultdict(list)
         for where, held in values.items():
-            for pair in held.items():
+            for pair in held:
                 carriers[pair].append(where)
         edges: list[Edge] = []
         for effect, held in values.items():
-            for key_id, value in held.items():
+            for key_id, value in held:
                 if key_id in self._named:
                     named = carriers.get((self._named[key_id], value), ())
                     causes: list[MessageId | None] = [each for each in named if each != effect]

@@ -141,7 +141,7 @@ class _Course:
         self._names = names
         self._named = None if names is None else len(names)
         self._messages: dict[MessageId, Message] = {}
-        self._values: dict[MessageId, dict[int, str]] = {}
+        self._values: dict[MessageId, tuple[Value, ...]] = {}
         self._times: dict[MessageId, int | None] = {}
         self._hops: dict[MessageId, int] = {}
         self._asked: set[Value] = set()
@@ -183,12 +183,14 @@ class _Course:
         self._frontier = []
         return found
 
-    def _take(self, where: MessageId, message: Message, time_us: int | None, hop: int, values: dict[int, str]) -> None:
+    def _take(
+        self, where: MessageId, message: Message, time_us: int | None, hop: int, values: tuple[Value, ...]
+    ) -> None:
         self._messages[where] = message
         self._values[where] = values
         self._times[where] = time_us
         self._hops[where] = hop
-        self._frontier += values.items()
+        self._frontier += values
 
     # --- one hop ------------------------------------------------------------------------------------------
 
@@ -275,7 +277,7 @@ class _Course:
         def consider(message: Message) -> None:
             if not self._bounds.has(message.time_us):
                 return
-            for value in wanted.intersection(self._directions.values_of(message).items()):
+            for value in wanted.intersection(self._directions.values_of(message)):
                 places = by_value.setdefault(value, {})
                 if len(places) < most:
                     places.setdefault(message.id, message.time_us)
@@ -313,7 +315,8 @@ class _Course:
         def take(row: Row, message: Message) -> None:
             values, time_us = self._directions.values_of(message), message.time_us
             is_other = row.time_us is not None and time_us is not None and row.time_us != time_us
-            has_all = all(row.id in by_value.get((key_id, values.get(key_id, "")), ()) for key_id in row.key_ids)
+            found = {key_id for key_id, value in values if row.id in by_value.get((key_id, value), ())}
+            has_all = found.issuperset(row.key_ids)
             if is_other or not has_all:
                 raise replaced(*row.id)
             self._take(row.id, message, time_us, hop, values)

@@ -1,16 +1,16 @@
 """Values that are shown as digests: the same value has the same digest, and nobody reads the value off it.
 
-What is masked is where a value comes from: a header or a property. So no other key, and no list of headers, shows what
-a masked key has. The secret is the database's: a digest is the same in each process, and after each start.
+What is masked is where a value comes from: a header or a property, or a path in a body. So no other key, and no list
+of headers, shows what a masked key has. The secret is the database's: a digest is the same in each process, and after
+each start.
 """
 
 import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any, Final
 
-from relatum.keys import Component, InvalidValue, KeyDefinition, KeyType, canonical
+from relatum.keys import Component, InvalidValue, KeyDefinition, KeyType, Place, bases_of, canonical
 from relatum.reading import Message
 
 _DIGITS: Final = 10
@@ -38,7 +38,7 @@ class Masking:
         self._show_bodies = show_bodies
         self._definitions: tuple[KeyDefinition, ...] | None = None
         # The type is that of the key, by which the same value has the same text wherever it stands.
-        self._places: dict[Component, KeyType] = {}
+        self._places: dict[Place, KeyType] = {}
         self.secret: bytes | None = None
 
     def lacks_secret(self, definitions: tuple[KeyDefinition, ...]) -> bool:
@@ -54,18 +54,22 @@ class Masking:
     def is_masked(self, definition: KeyDefinition) -> bool:
         """Whether a key's values are masked: by itself, or since they come from where those of a masked key do."""
         assert self._definitions is not None, "definitions come from `Site.keys`"
-        return any(component in self._places for component in definition.components)
+        return not self._places.keys().isdisjoint(_units(*definition.components))
 
     def is_masked_place(self, kind: str, name: str) -> bool:
         """Whether a header, or a property, is masked."""
         assert self._definitions is not None, "definitions come from `Site.keys`"
-        return Component(kind, name) in self._places
+        return Place(kind, name) in self._places
 
     def hides_body(self, message: Message) -> bool:
         """Whether a message's body is not shown: a body may hold the value that is masked."""
         if self._bodies or self._show_bodies:
             return self._bodies
-        return any(_value_at(place, message) is not None for place in self._places)
+        base_of = bases_of(message)
+        try:
+            return any(place.within(base_of(place)) for place in self._places)
+        except InvalidValue:
+            return True  # A body that cannot be read may hold it.
 
     @property
     def hides_reasons(self) -> bool:
@@ -88,7 +92,7 @@ class Masking:
         `text`: The value where it is none that the key can have.
         """
         try:
-            return self.digest(canonical(value, self._places[Component(kind, name)]))
+            return self.digest(canonical(value, self._places[Place(kind, name)]))
         except InvalidValue:
             return self.digest(text)
 
@@ -110,13 +114,13 @@ def sought(definition: KeyDefinition, values: Sequence[str]) -> str:
         return " + ".join(values)
 
 
-def _masked_places(definitions: Iterable[KeyDefinition], names: frozenset[str]) -> dict[Component, KeyType]:
+def _masked_places(definitions: Iterable[KeyDefinition], names: frozenset[str]) -> dict[Place, KeyType]:
     """Where masked keys' values come from; and those of keys that name them, which have the same."""
     by_name = {each.name: each for each in definitions}
     masked = [each for each in by_name.values() if each.masked or each.name in names]
-    places = {component: each.value_type for each in masked for component in each.components}
+    places = {unit: each.value_type for each in masked for unit in _units(*each.components)}
     pairs = [
-        (pair, each.value_type)
+        (_units(*pair), each.value_type)
         for each in by_name.values()
         if each.names in by_name
         for pair in zip(each.components, by_name[each.names].components, strict=False)
@@ -130,6 +134,12 @@ def _masked_places(definitions: Iterable[KeyDefinition], names: frozenset[str]) 
     return places
 
 
-def _value_at(place: Component, message: Message) -> Any:
-    given = message.headers.get if place.kind == "header" else partial(getattr, message.properties)
-    return given(place.name)
+def _units(*components: Component) -> tuple[Place, ...]:
+    """What is masked with a value: all of a header or property; of a body, the path, in each item of an array."""
+    places = (place for component in components for place in component.places)
+    return tuple(
+        Place(each.kind, each.name, tuple(None if isinstance(step, int) else step for step in each.path))
+        if each.kind == "body"
+        else Place(each.kind, each.name)
+        for each in places
+    )

@@ -16,27 +16,27 @@ from relatum.keys._canonical import (
     moment,
     timestamp_us,
 )
-from relatum.keys._definition import (
-    PROPERTIES,
-    BodyFunction,
-    Component,
-    KeyDefinition,
-    Source,
-    as_definitions,
-)
+from relatum.keys._component import PROPERTIES, Component, Place
+from relatum.keys._content import Content
+from relatum.keys._definition import BodyFunction, KeyDefinition, Readable, Source, as_definitions, bases, bases_of
 
 __all__ = [
     "AGREE_S",
     "PROPERTIES",
     "BodyFunction",
     "Component",
+    "Content",
     "InvalidValue",
     "KeyAgreement",
     "KeyDefinition",
     "KeyType",
+    "Place",
+    "Readable",
     "SkipReason",
     "Source",
     "as_definitions",
+    "bases",
+    "bases_of",
     "canonical",
     "checked_text",
     "join_components",

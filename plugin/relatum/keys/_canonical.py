@@ -54,6 +54,9 @@ class SkipReason(StrEnum):
     UNSUPPORTED = "unsupported_type"
     UNDECODABLE = "undecodable_message"
     TOO_MANY = "too_many_values"
+    NOT_JSON = "not_json"
+    BODY_TOO_LARGE = "body_too_large"
+    NOT_TRACE_ID = "not_trace_id"
 
 
 class InvalidValue(ValueError):

@@ -11,7 +11,17 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from relatum.errors import InvalidGroup, InvalidRelationshipKey
 from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER, RECEIPT_HEADER, TIME_HEADER
-from relatum.keys import BodyFunction, InvalidValue, KeyAgreement, KeyDefinition, KeyType, SkipReason, canonical
+from relatum.keys import (
+    BodyFunction,
+    InvalidValue,
+    KeyAgreement,
+    KeyDefinition,
+    KeyType,
+    Place,
+    SkipReason,
+    bases,
+    canonical,
+)
 from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.membership import GROUP_KEY, checked_membership
 from relatum.publishing._headers import HeaderLimits
@@ -144,8 +154,8 @@ class Stamper:
                 self._check_texts(out)
             if self._checks_groups and not _GROUP_HEADERS.isdisjoint(out):
                 added += self._check_group(out)
-        for definition in self._other_keys:
-            self._check(definition, out, partial(self._read_property, properties))
+        if self._other_keys:
+            self._check_others(out, properties, body)
         now = time_ns()
         names_message = message_id is None
         if TIME_HEADER in out:
@@ -177,7 +187,7 @@ class Stamper:
 
     def _lift(self, out: dict[str, Any], body: Any) -> tuple[str, ...]:
         """Write the keys that come from the body into `out`; a header the caller gave stays as it is."""
-        content = body.encode() if isinstance(body, str) else body
+        content = _content_of(body)
         added: list[str] = []
         for source, definition in self._lifted:
             name = definition.name
@@ -187,7 +197,7 @@ class Stamper:
                     out[name] = value
                     added.append(name)
                 continue
-            self._check(definition, out, _no_property)
+            self._check(definition, out, _headers_alone(out))
         return tuple(added)
 
     def _check_texts(self, out: dict[str, Any]) -> None:
@@ -196,12 +206,21 @@ class Stamper:
             value = out.get(header)
             is_sure = type(value) is str and len(value) <= _SURE_CHARACTERS and value.isprintable()
             if value is not None and not is_sure:
-                self._check(definition, out, _no_property)
+                self._check(definition, out, _headers_alone(out))
 
-    def _check(self, definition: KeyDefinition, out: dict[str, Any], read_property: Callable[[str], Any]) -> None:
+    def _check_others(self, out: dict[str, Any], properties: Any, body: Any) -> None:
+        """Check the keys of properties, bodies and tables; a body is decoded where one is looked for in it, once."""
+        base_of = bases(out, partial(self._read_property, properties), partial(_content_of, body))
+        for definition in self._other_keys:
+            self._check(definition, out, base_of)
+
+    def _check(self, definition: KeyDefinition, out: dict[str, Any], base_of: Callable[[Place], Any]) -> None:
         """Refuse a value that cannot be recorded, or that another one would be recorded for."""
+        values, reasons = definition.read(base_of)
+        for reason in reasons:
+            self._invalid(definition.name, reason, None)
         try:
-            if definition.value_of(out, read_property) is not None:
+            if values:
                 _check_survives(definition, out)
         except InvalidValue as error:
             self._invalid(definition.name, error.reason, None)
@@ -264,21 +283,29 @@ class Stamper:
 def _check_survives(definition: KeyDefinition, headers: Mapping[str, Any]) -> None:
     """Refuse a value that is another one in the stream: look-ups of the one that was published would not find it.
 
-    An AMQP timestamp counts seconds. What else changes on the way is no key's value (floating point), or the same in
-    its canonical form (bytes, and integers of any size).
+    An AMQP timestamp counts seconds; tables and arrays are dropped on their way into a stream, but for those of headers
+    named `x-…`, which RabbitMQ keeps from 3.13 on. What else changes on the way is no key's value (floating point), or
+    the same in its canonical form (bytes, and integers of any size).
     """
-    for component in definition.components:
-        value = headers.get(component.name) if component.kind == "header" else None
+    for place in definition.places:
+        value = headers.get(place.name) if place.kind == "header" else None
+        if isinstance(value, dict | list) and not place.name.startswith("x-"):
+            raise InvalidValue(SkipReason.NESTED)
         if isinstance(value, datetime) and value.microsecond:
             raise InvalidValue(SkipReason.SUBSECOND)
 
 
 def _plain_text_header(definition: KeyDefinition) -> str | None:
     """The one header a text key comes from, or None for any other kind of key."""
-    component = definition.components[0]
-    plain = definition.value_type is KeyType.TEXT and not definition.is_composite and component.kind == "header"
-    return component.name if plain else None
+    place = definition.places[0]
+    plain = definition.value_type is KeyType.TEXT and not definition.is_composite and definition.is_plain
+    return place.name if plain and place.kind == "header" else None
 
 
-def _no_property(_name: str) -> None:
-    """No property: a key lifted from the body is only ever a header."""
+def _headers_alone(out: Mapping[str, Any]) -> Callable[[Place], Any]:
+    """What gives the values of keys that are of headers alone."""
+    return lambda place: out.get(place.name)
+
+
+def _content_of(body: Any) -> bytes:
+    return body.encode() if isinstance(body, str) else body

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from relatum.keys import InvalidValue, KeyDefinition
+from relatum.keys import KeyDefinition, bases_of
 from relatum.reading import Message, TimeSource
 from relatum.store import TIME, CoverageRow, Range, covered, merged, missing, proven
 
@@ -151,12 +151,9 @@ class Expected:
         """The message's values by key id, recorded or not."""
         if not message.is_amqp:
             return
+        base_of = bases_of(message)
         for key_id, definition in self.definitions.items():
-            try:
-                value = definition.value_of(message.headers, lambda name: getattr(message.properties, name))
-            except InvalidValue:
-                continue
-            if value is not None:
+            for value in definition.read(base_of)[0]:
                 yield key_id, value
 
     def rows(self, message: Message) -> Iterator[Row]:

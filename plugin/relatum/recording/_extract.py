@@ -1,21 +1,34 @@
 """What the recorder takes from one message: its time, its keys' values, and what it had to leave out.
 
-This is the recorder's hot path. Sections are found by their sizes, only wanted headers are decoded, bodies never are.
-The definitions are compiled once into slots: each distinct header or property a key needs gets a place in one list.
+This is the recorder's hot path. Sections are found by their sizes, only wanted headers are decoded, and bodies only
+where a key comes from them. The definitions are compiled once into slots: each distinct header or property a key needs
+gets a place in one list.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from relatum.errors import UndecodableMessage
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
-from relatum.keys import Component, InvalidValue, KeyDefinition, KeyType, SkipReason, checked_text
+from relatum.keys import InvalidValue, KeyDefinition, KeyType, Place, SkipReason, bases, checked_text
 from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, TimeSource, header_value, is_header, message_time, property_text, reply_to_text
-from relatum.wire import Head, TooManyValues, find_head, pick, pick_list
+from relatum.wire import Head, TooManyValues, amqp10, find_head, pick, pick_list
 
-_PROPERTY_PLACES: Final = {"message_id": 0, "user_id": 1, "reply_to": 4, "correlation_id": 5, "app_id": 10}
+_PROPERTY_PLACES: Final = {
+    "message_id": 0,
+    "user_id": 1,
+    "reply_to": 4,
+    "correlation_id": 5,
+    "content_type": 6,
+    "content_encoding": 7,
+    "app_id": 10,
+}
 """Places in AMQP 1.0's properties list. `type` has none: RabbitMQ keeps it under `x-basic-type`."""
+
+_BODY_TYPE: Final = (Place("property", "content_type"), Place("property", "content_encoding"))
+"""What says whether a body is JSON."""
 
 _ID: Final = 0
 _CREATION_TIME: Final = 9
@@ -67,10 +80,17 @@ class Extractor:
 
     def __init__(self, definitions: Sequence[KeyDefinition]) -> None:
         self.definitions = tuple(definitions)
-        self._slots: dict[Component, int] = {}
-        keys = [(key, [self._slot(component) for component in key.components]) for key in definitions]
-        self._time = self._slot(Component("header", TIME_HEADER))
-        self._receipt = self._slot(Component("header", RECEIPT_HEADER))
+        self._slots: dict[Place, int] = {}
+        keys = [(key, [self._slot(part.places[0]) for part in key.components]) for key in definitions if key.is_plain]
+        # What is sought in a header or a body, or in several places, is left to the definition.
+        self._sought = [(key.key_id, key) for key in definitions if not key.is_plain]
+        self._sought_in: dict[Place, int] = {}
+        for _, key in self._sought:
+            for place in key.places:
+                for base in _BODY_TYPE if place.kind == "body" else (Place(place.kind, place.name),):
+                    self._sought_in[base] = self._slot(base)
+        self._time = self._slot(Place("header", TIME_HEADER))
+        self._receipt = self._slot(Place("header", RECEIPT_HEADER))
         self._created = len(self._slots)
         self._message_id = self._created + 1
         self._id_and_created = {_ID: self._message_id, _CREATION_TIME: self._created}
@@ -79,30 +99,30 @@ class Extractor:
         self._annotations: dict[bytes, int] = {}
         self._properties: dict[int, int] = {}
         self._converted: list[tuple[int, Callable[[Any], Any]]] = []
-        for component, slot in self._slots.items():
-            self._place(component, slot)
+        for place, slot in self._slots.items():
+            self._place(place, slot)
         # Most values are texts and numbers that need none of the definition's checks.
         self._keys = [(key.key_id, slots[0], key.value_type is KeyType.TEXT, key, slots) for key, slots in keys]
 
-    def _slot(self, component: Component) -> int:
-        return self._slots.setdefault(component, len(self._slots))
+    def _slot(self, place: Place) -> int:
+        return self._slots.setdefault(place, len(self._slots))
 
-    def _place(self, component: Component, slot: int) -> None:
-        """Say where in a message a component is found. RabbitMQ 3.13 and later keep `x-…` headers as annotations."""
-        if component.kind == "header":
-            name = component.name.encode()
-            if is_header(component.name):
+    def _place(self, place: Place, slot: int) -> None:
+        """Say where in a record a place is found. RabbitMQ 3.13 and later keep `x-…` headers as annotations."""
+        if place.kind == "header":
+            name = place.name.encode()
+            if is_header(place.name):
                 self._application[name] = slot
                 if name.startswith(b"x-"):
                     self._annotations[name] = slot
             return
-        if component.name in _APPLICATION_NAMES:
-            self._application[_APPLICATION_NAMES[component.name]] = slot
-        if component.name == "type":
+        if place.name in _APPLICATION_NAMES:
+            self._application[_APPLICATION_NAMES[place.name]] = slot
+        if place.name == "type":
             self._annotations[_APPLICATION_NAMES["type"]] = slot
-        if component.name in _PROPERTY_PLACES:
-            self._properties[_PROPERTY_PLACES[component.name]] = slot
-        self._converted.append((slot, reply_to_text if component.name == "reply_to" else property_text))
+        if place.name in _PROPERTY_PLACES:
+            self._properties[_PROPERTY_PLACES[place.name]] = slot
+        self._converted.append((slot, reply_to_text if place.name == "reply_to" else property_text))
 
     def from_record(self, raw: bytes, chunk_ms: int | None) -> Extracted:
         """The same as `from_message`, from a message's stored bytes.
@@ -123,11 +143,11 @@ class Extractor:
             self._pick(raw, head, found)
         except UndecodableMessage:
             found, is_too_much = self._pick_each(raw, head)
-            extracted = self._extracted(found, chunk_ms)
+            extracted = self._extracted(found, chunk_ms, raw)
             if is_too_much:
                 extracted.skips.append((0, SkipReason.TOO_MANY))
             return extracted
-        return self._extracted(found, chunk_ms)
+        return self._extracted(found, chunk_ms, raw)
 
     def _pick(self, raw: bytes, head: tuple[int, int, int], found: list[Any]) -> None:
         """Fill the slots. The order matters: later places overrule earlier ones, as in `Message`."""
@@ -174,16 +194,16 @@ class Extractor:
         if not message.is_amqp:
             return Extracted(message.time_us, message.time_source, [], [(0, SkipReason.UNDECODABLE)], None)
         found = self._blank.copy()
-        for component, slot in self._slots.items():
-            if component.kind == "header":
-                found[slot] = message.headers.get(component.name)
+        for place, slot in self._slots.items():
+            if place.kind == "header":
+                found[slot] = message.headers.get(place.name)
             else:
-                found[slot] = getattr(message.properties, component.name)
+                found[slot] = getattr(message.properties, place.name)
         found[self._created] = message.properties.timestamp
         found[self._message_id] = message.properties.message_id
-        return self._extracted(found, message.chunk_ms)
+        return self._extracted(found, message.chunk_ms, message)
 
-    def _extracted(self, found: list[Any], chunk_ms: int | None) -> Extracted:
+    def _extracted(self, found: list[Any], chunk_ms: int | None, origin: bytes | Message) -> Extracted:
         values: list[tuple[int, str]] = []
         skips: list[tuple[int, SkipReason]] = []
         for slot, convert in self._converted:
@@ -204,6 +224,8 @@ class Extractor:
                 continue
             if canonical is not None:
                 values.append((key_id, canonical))
+        if self._sought:
+            self._seek(found, origin, values, skips)
         message_id = found[self._message_id]
         if type(message_id) is not str:
             message_id = property_text(message_id)
@@ -211,6 +233,33 @@ class Extractor:
         asked = found[self._receipt]
         receipt = None if asked is None else _receipt_name(header_value(asked), message_id)
         return _new_tuple(Extracted, (time_us, source, values, skips, receipt))
+
+    def _seek(
+        self,
+        found: list[Any],
+        origin: bytes | Message,
+        values: list[tuple[int, str]],
+        skips: list[tuple[int, SkipReason]],
+    ) -> None:
+        """Take the values that need more than a look at a slot, as a reader of the message does."""
+        headers: dict[str, Any] = {}
+        properties: dict[str, Any] = {}
+        for place, slot in self._sought_in.items():
+            if place.kind == "header":
+                headers[place.name] = header_value(found[slot])
+            else:
+                properties[place.name] = found[slot]
+        base_of = bases(headers, properties.get, partial(_body_of, origin))
+        for key_id, definition in self._sought:
+            texts, reasons = definition.read(base_of)
+            values += [(key_id, text) for text in texts]
+            skips += [(key_id, reason) for reason in reasons]
+
+
+def _body_of(origin: bytes | Message) -> bytes:
+    if isinstance(origin, Message):
+        return origin.body
+    return amqp10.body_of(origin, amqp10.find_sections(origin))
 
 
 def _plain(value: Any) -> str | None:

@@ -42,7 +42,8 @@ def add(
     source: Annotated[
         list[str] | None,
         typer.Option(
-            help="Where one key's value comes from: header:NAME or property:NAME. Repeat it for a composite. "
+            help="Where one key's value comes from: header:NAME, property:NAME, 'body:$.order.id' for a body of JSON, "
+            "'header:$.x-a.b[0]', trace-id:traceparent; 'A or B': the first that has one. Repeat it for a composite. "
             "Left out: the header of the key's name.",
             show_default=False,
         ),

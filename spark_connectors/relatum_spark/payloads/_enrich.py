@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
 from relatum.errors import InvalidInput, StreamReplaced
-from relatum.keys import Component, KeyDefinition
+from relatum.keys import KeyDefinition, Place
 from relatum.reading import BrokerAddress
 from relatum.store import as_engine, translated_errors
 from relatum_spark._broker import Broker, database_url
@@ -189,10 +189,16 @@ class Enrichment:
             if len(names) not in (1, len(definition.components)):
                 raise InvalidInput(f"the key {self._on!r} has {len(definition.components)} components")
             return [_column(name) for name in names]
-        needed = {"headers" if each.kind == "header" else "properties" for each in definition.components}
+        parts = [each.lone for each in definition.components]
+        if None in parts:
+            raise InvalidInput(
+                f"the key {self._on!r} is taken from {' + '.join(definition.sources)}, which no column of a stream "
+                "holds: give the column of its values by value_column="
+            )
+        needed = {"headers" if each and each.kind == "header" else "properties" for each in parts}
         if not needed.issubset(df.columns):
             raise InvalidInput(f"the key's value is in no column: name one by value_column=, or keep {sorted(needed)}")
-        return [_part(each) for each in definition.components]
+        return [_part(each) for each in parts if each is not None]
 
     def _decided(
         self, decisions: Decisions, batch_id: int, carried: DataFrame, definition: KeyDefinition, columns: StructType
@@ -274,11 +280,11 @@ class Enrichment:
         return given.where(F.col("status") == "found") if self._how == "inner" else given
 
 
-def _part(component: Component) -> Column:
-    if component.kind == "header":
-        return F.col("headers")[component.name]
-    part = F.col("properties")[component.name]
-    return F.date_format(part, _ISO) if component.name == "timestamp" else part
+def _part(place: Place) -> Column:
+    if place.kind == "header":
+        return F.col("headers")[place.name]
+    part = F.col("properties")[place.name]
+    return F.date_format(part, _ISO) if place.name == "timestamp" else part
 
 
 def _nullable(columns: StructType) -> list[StructField]:

@@ -7,7 +7,6 @@ between them is read across or jumped over, whichever is cheaper, and only the m
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ from pyspark.sql.types import ByteType, IntegerType, LongType, ShortType, String
 from relatum.checks import shown
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetExpired, OffsetNotFound
 from relatum.ids import MessageId
-from relatum.keys import InvalidValue, KeyDefinition
+from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, Message, StreamReader, UnreadableRecord
 from relatum_spark._broker import Broker, database_url
 from relatum_spark._definitions import definitions_of
@@ -335,7 +334,4 @@ def status_of(result: Message | NotFound | AccessRefused) -> str:
 def _carries(message: Message, key: KeyDefinition, value: str | None) -> bool:
     if value is None:
         return True
-    try:
-        return key.value_of(message.headers, partial(getattr, message.properties)) == value
-    except InvalidValue:
-        return False
+    return value in key.values_of(message)

@@ -134,13 +134,13 @@ def _keys(options: SinkOptions) -> tuple[tuple[KeyDefinition, ...], tuple[tuple[
     headers = []
     for name in options.key_columns:
         definition = known.setdefault(name, KeyDefinition(name))
-        component = definition.components[0]
-        if definition.is_composite or component.kind != "header":
+        place = definition.components[0].lone
+        if definition.is_composite or place is None or place.kind != "header":
             raise InvalidInput(
                 f"option keyColumns: the key {name!r} is taken from {' and '.join(definition.sources)}, not from one"
                 " header: fill the columns headers and properties instead"
             )
-        headers.append((name, component.name))
+        headers.append((name, place.name))
     return tuple(known.values()), tuple(headers)
 
 

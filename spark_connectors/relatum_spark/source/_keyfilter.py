@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -50,11 +49,7 @@ class KeyFilter:
 
     def passes(self, message: Message) -> bool:
         """Whether the message carries one of the values."""
-        try:
-            found = self.definition.value_of(message.headers, partial(getattr, message.properties))
-        except InvalidValue:
-            return False
-        return found in self.values
+        return not self.values.isdisjoint(self.definition.values_of(message))
 
     def passing(self, batch: RecordBatch) -> list[int]:
         """The rows of a batch that carry one of the values; only the key is decoded."""
@@ -63,7 +58,7 @@ class KeyFilter:
             return [row for row, message in enumerate(batch.messages) if self.passes(message)]
         extract, chunk_ms = Extractor([self.definition]).from_record, batch.chunk_ms
         found = (extract(record, chunk_ms).values for record in batch.records)
-        return [row for row, pairs in enumerate(found) if pairs and pairs[0][1] in values]
+        return [row for row, pairs in enumerate(found) if any(value in values for _, value in pairs)]
 
 
 @dataclass(frozen=True, slots=True)

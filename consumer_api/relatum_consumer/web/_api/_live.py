@@ -10,7 +10,7 @@ from relatum.errors import InvalidInput, KeyNotDefined, NotFound
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording import RecordedEnd
-from relatum_consumer.web._api._shown import MessageRow, canonical_of, message_row
+from relatum_consumer.web._api._shown import MessageRow, message_row
 from relatum_consumer.web._endpoint import Endpoint
 from relatum_consumer.web._live._filter import Filter
 from relatum_consumer.web._parameters import Parameter
@@ -136,7 +136,7 @@ async def live(site: Site, asked: LiveAsked) -> LiveAnswer:
         message
         for messages in read
         for message in messages
-        if by.has_value(None if definition is None else canonical_of(definition, message))
+        if by.has_value([] if definition is None else definition.values_of(message))
     ]
     found.sort(key=lambda message: (message.time_us or 0, message.stream, message.offset), reverse=True)
     query = {"key": asked.key, "value": asked.value, "stream": asked.stream}

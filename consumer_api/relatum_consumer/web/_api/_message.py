@@ -14,7 +14,7 @@ import anyio
 from relatum.errors import RelatumError
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
-from relatum_consumer.web._api._shown import KeyValue, MessageRow, key_values, message_row, text_of_value, value_of
+from relatum_consumer.web._api._shown import KeyValue, MessageRow, key_values, message_row, text_of_value, values_of
 from relatum_consumer.web._bodies import (
     TEXT_CHARACTERS_MAX,
     BodyKind,
@@ -150,7 +150,9 @@ async def message(site: Site, asked: MessageAsked | MessageAskedByQuery) -> Mess
     found = await site.relations.read(asked.stream, asked.offset)
     definitions = await site.keys()
     keys = key_values(site, definitions, found)
-    related: list[RelatedByKey | None] = [None] * len(keys)
+    # Once for each key, whose values are all asked for.
+    sought = list({key.key: key for key in reversed(keys)}.values())[::-1]
+    related: list[RelatedByKey | None] = [None] * len(sought)
     beside: list[Neighbour | None] = [None, None]
     limiter = anyio.CapacityLimiter(_ASKED_AT_ONCE)
 
@@ -162,7 +164,7 @@ async def message(site: Site, asked: MessageAsked | MessageAskedByQuery) -> Mess
         beside[place] = await (_next(site, found) if place else _previous(site, found))
 
     async with anyio.create_task_group() as group:
-        for place, key in enumerate(keys):
+        for place, key in enumerate(sought):
             group.start_soon(look, place, key)
         group.start_soon(step, 0)
         group.start_soon(step, 1)
@@ -209,12 +211,15 @@ async def _nearest(
     if at is None:
         return ()
     near: list[Message] = []
+    values = values_of(definition, found)
+    if len(values) > 1:
+        return ()
     try:
         others = tuple(name for name in await site.relations.streams() if name != found.stream)
         for streams in (others, (found.stream,)):
             if not streams or len(streams) > STREAMS_ASKED_MAX:
                 continue
-            ask = partial(site.relations.find, key.key, value_of(definition, found), streams=streams)
+            ask = partial(site.relations.find, key.key, values[0], streams=streams)
             # Itself is among those of its own stream.
             near += await ask(until=at + _MICROSECOND, order="newest", limit=NEAREST_SHOWN + (streams is not others))
             near += await ask(since=at + _MICROSECOND, limit=NEAREST_SHOWN)

@@ -23,7 +23,7 @@ from relatum_consumer.web._api._shown import (
     message_row,
     places,
     sought_text,
-    value_of,
+    values_of,
 )
 from relatum_consumer.web._endpoint import Endpoint
 from relatum_consumer.web._parameters import Parameter
@@ -43,6 +43,7 @@ class SearchAsked:
     value: Annotated[tuple[str, ...], Parameter("Its value; of a composite key, its values in order.")] = ()
     of_stream: Annotated[str, Parameter("Instead of a value: the stream of a message that has it …")] = ""
     of_offset: Annotated[int | None, Parameter("… and its offset. The message itself is left out.")] = None
+    of_value: Annotated[int, Parameter("Which of its values, where it has several of the key.", least=0)] = 0
     stream: Annotated[tuple[str, ...], Parameter("Streams and super streams to look in; all where left out.")] = ()
     since: Annotated[datetime | None, Parameter("Only of this moment or later; UTC where no zone is given.")] = None
     until: Annotated[datetime | None, Parameter("Only before this moment.")] = None
@@ -155,10 +156,10 @@ async def _value(site: Site, asked: SearchAsked, definitions: Sequence[KeyDefini
         return (asked.value[0] if len(asked.value) == 1 else asked.value), None
     message = await site.relations.read(asked.of_stream, asked.of_offset)
     definition = next((each for each in definitions if each.name == asked.key), None)
-    value = None if definition is None else value_of(definition, message)
-    if value is None:
-        raise InvalidInput(f"the message {message.id} has no value of the key {asked.key!r}")
-    return value, message
+    values = [] if definition is None else values_of(definition, message)
+    if asked.of_value >= len(values):
+        raise InvalidInput(f"the message {message.id} has no such value of the key {asked.key!r}")
+    return values[asked.of_value], message
 
 
 async def _page(site: Site, asked: SearchAsked, value: Any, cursor: _Cursor | None, beside: Message | None) -> Answer:
@@ -232,6 +233,7 @@ def _href(site: Site, asked: SearchAsked) -> str:
     given = {name: getattr(asked, name) for name in SearchAsked.__slots__}
     given |= {"since": asked.since and asked.since.isoformat(), "until": asked.until and asked.until.isoformat()}
     given |= {"limit": None if asked.limit == PAGE_MESSAGES else asked.limit}
+    given |= {"of_value": asked.of_value or None}
     given |= {"order": None if asked.order == "oldest" else asked.order}
     return site.links.search(**given)
 

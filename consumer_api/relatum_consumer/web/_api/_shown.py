@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any, Final
 
 from relatum.ids import MessageId
-from relatum.keys import InvalidValue, KeyDefinition
+from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum_consumer.web._bodies import preview
 from relatum_consumer.web._masking import sought
@@ -67,22 +66,10 @@ class Reason:
     reason: str
 
 
-def canonical_of(definition: KeyDefinition, message: Message) -> str | None:
-    """A key's value in a message; None where it has none that could be recorded."""
-    try:
-        return definition.value_of(message.headers, partial(getattr, message.properties))
-    except InvalidValue:
-        return None
-
-
-def value_of(definition: KeyDefinition, message: Message) -> Any:
-    """A key's value in a message as look-ups take it, a composite one in its parts; None where it has none."""
-    value = canonical_of(definition, message)
-    if value is None or not definition.is_composite:
-        return value
-    places = [(each.kind, each.name) for each in definition.components]
-    parts = [message.headers[name] if kind == "header" else getattr(message.properties, name) for kind, name in places]
-    return tuple(parts)
+def values_of(definition: KeyDefinition, message: Message) -> list[Any]:
+    """A key's values in a message as look-ups take them: a composite one in its parts."""
+    values: list[Any] = definition.values_of(message)
+    return [tuple(definition.parts_of(message))] if values and definition.is_composite else values
 
 
 def sought_text(site: Site, definitions: Iterable[KeyDefinition], key: str, values: Sequence[str]) -> str:
@@ -94,22 +81,34 @@ def sought_text(site: Site, definitions: Iterable[KeyDefinition], key: str, valu
 
 
 def key_values(site: Site, definitions: Sequence[KeyDefinition], message: Message) -> tuple[KeyValue, ...]:
-    """The keys that a message has a value of."""
-    found = ((each, canonical_of(each, message)) for each in definitions)
-    return tuple(key_value(site, definitions, each, value, message.id) for each, value in found if value is not None)
+    """The keys that a message has a value of; one that it has several values of, once for each."""
+    return tuple(
+        key_value(site, definitions, each, value, message.id, number)
+        for each in definitions
+        for number, value in enumerate(each.values_of(message))
+    )
 
 
 def key_value(
-    site: Site, definitions: Sequence[KeyDefinition], definition: KeyDefinition, value: str, place: MessageId | None
+    site: Site,
+    definitions: Sequence[KeyDefinition],
+    definition: KeyDefinition,
+    value: str,
+    place: MessageId | None,
+    number: int = 0,
 ) -> KeyValue:
-    """A key's value, and a message that has it: without one, a value that is masked or composite has no link."""
+    """A key's value, and a message that has it, with so many others before it.
+
+    Without a message, a value that is masked or composite has no link.
+    """
     is_masked = site.masking.is_masked(definition)
     href = ""
     if not is_masked and not definition.is_composite:
         href = site.links.search(key=definition.name, value=value)
     elif place is not None:
         # By the message: so it can be followed all the same.
-        href = site.links.search(key=definition.name, of_stream=place.stream, of_offset=str(place.offset))
+        of_value = {"of_value": str(number)} if number else {}
+        href = site.links.search(key=definition.name, of_stream=place.stream, of_offset=str(place.offset), **of_value)
     shown = site.masking.shown(definition, value)
     return KeyValue(definition.name, shown, is_masked, definitions.index(definition) % HUES, href)
 

@@ -1,5 +1,6 @@
 """What somebody who looks wants to see."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,6 @@ class Filter:
         """Whether a stream's messages are wanted."""
         return not self.streams or stream in self.streams or super_stream in self.streams
 
-    def has_value(self, value: str | None) -> bool:
-        """Whether a message is wanted whose value of the key this is; None where it has none."""
-        return not self.key or (value is not None and self.value in (None, value))
+    def has_value(self, values: Sequence[str]) -> bool:
+        """Whether a message is wanted that has these values of the key."""
+        return not self.key or (bool(values) if self.value is None else self.value in values)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
-from relatum_consumer.web._api._shown import canonical_of, message_row
+from relatum_consumer.web._api._shown import message_row
 from relatum_consumer.web._live._clients import Frame, event
 from relatum_consumer.web._live._filter import Filter
 from relatum_consumer.web._rendering import Rendering
@@ -30,7 +30,7 @@ class Seen:
     message: Message
     super_stream: str | None
     _texts: dict[tuple[str, str], str] = field(default_factory=dict)
-    _values: dict[str, str | None] = field(default_factory=dict)
+    _values: dict[str, list[str]] = field(default_factory=dict)
 
     def is_wanted(self, by: Filter, definitions: Definitions) -> bool:
         """Whether a filter lets it through."""
@@ -38,8 +38,8 @@ class Seen:
             return False
         if by.key and by.key not in self._values:
             definition = definitions.get(by.key)
-            self._values[by.key] = None if definition is None else canonical_of(definition, self.message)
-        return by.has_value(self._values.get(by.key))
+            self._values[by.key] = [] if definition is None else definition.values_of(self.message)
+        return by.has_value(self._values.get(by.key, []))
 
     def text(self, by: Filter, site: Site, definitions: Definitions, rendering: Rendering) -> str:
         """How it is shown."""

@@ -1,0 +1,196 @@
+"""The places a key's value comes from: headers, properties, and the body, whole or at a path. Pure."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from relatum.checks import shown
+from relatum.errors import InvalidKeyDefinition
+from relatum.keys._canonical import InvalidValue, SkipReason
+from relatum.keys._path import Path, parse_path, path_text, walk
+from relatum.limits import KEY_NAME_BYTES_MAX
+
+PROPERTIES: Final = ("correlation_id", "message_id", "type", "app_id", "user_id", "reply_to")
+"""The message properties a key can come from, by the names pika and aio-pika give them."""
+
+PLACES_MAX: Final = 8
+"""Places one of which a value comes from."""
+
+_KINDS: Final = ("header", "property", "body", "trace-id")
+_OR: Final = re.compile(rf" or (?=(?:{'|'.join(_KINDS)}):)")
+_PATH_BEGINS: Final = ("$.", "$[")
+_MARKED: Final = re.compile(r"[A-Za-z0-9_-]+\Z", re.ASCII)
+_TRACE: Final = re.compile(
+    r"(?:[0-9a-f]{2}-(?P<w3c>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
+    r"|(?P<b3>[0-9a-f]{32}|[0-9a-f]{16})-[0-9a-f]{16}(?:-.*)?)\Z",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One place in a message.
+
+    Attributes:
+        kind: `"header"`, `"property"` or `"body"`.
+        name: The header's or property's name; empty for the body.
+        path: Where in it; empty for all of it.
+        is_trace: Whether the value is the id of the trace in a `traceparent`, or in a `b3`.
+        media_type: The only content type of bodies that are meant; empty for all of JSON.
+        mark: Bytes without which a body has no such value, unless it escapes letters.
+    """
+
+    kind: str
+    name: str
+    path: Path = ()
+    is_trace: bool = False
+    media_type: str = ""
+    mark: bytes = field(init=False, default=b"", compare=False)
+
+    def __post_init__(self) -> None:
+        members = [step for step in self.path if isinstance(step, str)]
+        if self.kind == "body" and members and _MARKED.match(members[-1]):
+            object.__setattr__(self, "mark", f'"{members[-1]}"'.encode())
+
+    def __str__(self) -> str:
+        if self.kind == "body":
+            return f"body:{self.media_type}{':' if self.media_type else ''}{path_text(self.path)}"
+        if self.path or (self.kind == "header" and not self.is_trace and self.name.startswith(_PATH_BEGINS)):
+            return f"header:{path_text((self.name, *self.path))}"
+        return f"{'trace-id' if self.is_trace else self.kind}:{self.name}"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the value is all of a header or property."""
+        return not self.path and not self.is_trace
+
+    def within(self, base: Any) -> list[Any]:
+        """The raw values in a header, a property, or a body's JSON.
+
+        Raises:
+            InvalidValue: it holds no trace's id.
+        """
+        if base is None:
+            return []
+        if self.path:
+            return walk(base, self.path)
+        return [_trace_id(base) if self.is_trace else base]
+
+    @classmethod
+    def parse(cls, text: str, *, key: str) -> "Place":
+        """Read one place.
+
+        Raises:
+            InvalidKeyDefinition: it is none.
+        """
+        kind, separator, name = text.partition(":")
+        if not separator or kind not in _KINDS:
+            kind, name = "header", text
+        if kind == "body":
+            return cls._parse_body(name, key=key)
+        if kind == "property" and name not in PROPERTIES:
+            raise InvalidKeyDefinition(
+                f"key {key!r}: no property {name!r} to take it from; there are {', '.join(PROPERTIES)}",
+                key=key,
+            )
+        path: Path = ()
+        if kind == "header" and separator and name.startswith(_PATH_BEGINS):
+            steps = parse_path(name, key=key)
+            first, path = steps[0], steps[1:]
+            if not isinstance(first, str):
+                raise InvalidKeyDefinition(f"key {key!r}: {shown(text)} begins with a header: header:$.a.b", key=key)
+            name = first
+        check_name(name, key=key)
+        return cls("header" if kind == "trace-id" else kind, name, path, kind == "trace-id")
+
+    @classmethod
+    def _parse_body(cls, text: str, *, key: str) -> "Place":
+        media_type, dollar, path = text.partition("$")
+        media_type = media_type.strip().lower()
+        if not dollar or (media_type and (not media_type.endswith(":") or "/" not in media_type)):
+            raise InvalidKeyDefinition(
+                f"key {key!r}: {shown('body:' + text)} is no place in a body: write body:$.order.id, or "
+                "body:application/cloudevents+json:$.id for bodies of one content type",
+                key=key,
+            )
+        steps = parse_path(dollar + path, key=key)
+        check_name(text, key=key)
+        return cls("body", "", steps, media_type=media_type.removesuffix(":"))
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One part of a key's value: the first of some places that has one.
+
+    Attributes:
+        places: The places, in their order.
+        lone: The only place, where it is all of one header or property: nothing is sought in it, and nowhere else.
+    """
+
+    places: tuple[Place, ...]
+    lone: Place | None = field(init=False, compare=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        if len(self.places) == 1 and self.places[0].is_plain:
+            object.__setattr__(self, "lone", self.places[0])
+
+    def __str__(self) -> str:
+        return " or ".join(map(str, self.places))
+
+    @property
+    def label(self) -> str:
+        """What people call it: the name of its header or property, or all that is said of it."""
+        return str(self) if self.lone is None else self.lone.name
+
+    @property
+    def is_many(self) -> bool:
+        """Whether a message may have several values there."""
+        return any(None in place.path for place in self.places)
+
+    def read(self, base_of: Callable[[Place], Any]) -> list[Any]:
+        """The raw values in a message, none of them None."""
+        for place in self.places:
+            values = place.within(base_of(place))
+            if values:
+                return values
+        return []
+
+    @classmethod
+    def parse(cls, text: str, *, key: str) -> "Component":
+        """Read `header:NAME`, `property:NAME`, `body:PATH`, …, or a bare NAME, which is a header's; several by ` or `.
+
+        Raises:
+            InvalidKeyDefinition: it names no place, or too many.
+        """
+        texts = _OR.split(text)
+        if len(texts) > PLACES_MAX:
+            raise InvalidKeyDefinition(f"key {key!r}: at most {PLACES_MAX} places, one of which has it", key=key)
+        return cls(tuple(Place.parse(each, key=key) for each in texts))
+
+
+def _trace_id(value: Any) -> str:
+    text = value.decode("latin-1") if isinstance(value, bytes | bytearray) else value
+    found = _TRACE.match(text) if isinstance(text, str) else None
+    trace_id = found and (found["w3c"] or found["b3"])
+    # All zeros is how both say that there is none.
+    if not trace_id or not trace_id.strip("0"):
+        raise InvalidValue(SkipReason.NOT_TRACE_ID)
+    return trace_id
+
+
+def check_name(name: Any, *, key: Any) -> None:
+    """See that the name of a key or of its source can be one.
+
+    Raises:
+        InvalidKeyDefinition: it cannot.
+    """
+    if not isinstance(name, str):
+        raise InvalidKeyDefinition(f"a key's name is text, not {type(name).__name__}", key=str(key))
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise InvalidKeyDefinition("the name of a key or of its source must be Unicode text", key=repr(key)) from None
+    if not 1 <= size <= KEY_NAME_BYTES_MAX or "\0" in name:
+        reason = f"key {shown(key)}: the name of a key or of its source has 1 to {KEY_NAME_BYTES_MAX} bytes and no NUL"
+        raise InvalidKeyDefinition(reason, key=str(key))

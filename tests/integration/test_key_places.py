@@ -1,0 +1,139 @@
+"""Keys out of bodies and of tables in headers, from the publisher to the answer: all read a message in the same way."""
+
+import json
+from typing import Any
+
+import pika
+import pytest
+import sqlalchemy as sa
+
+import relatum
+from relatum.errors import InvalidInput, InvalidRelationshipKey
+from relatum.keys import KeyDefinition
+from relatum.recording import backfill, status, verify
+from relatum.store import add_keys, key_definitions
+from relatum_consumer import Relations
+from tests.support import broker_connection, publish_plain, recording, rows_of, wait_recorded
+
+KEYS = [
+    KeyDefinition("order", source="body:$.order.id or header:order_id"),
+    KeyDefinition("sku", source="body:$.items[*].sku"),
+    KeyDefinition("cause", source="body:$.cause", names="order"),
+    KeyDefinition("both", source=("body:$.order.id", "property:correlation_id")),
+    KeyDefinition("deep", source="header:$.x-table.a[1]"),
+]
+
+
+def json_message(body: Any, **properties: Any) -> tuple[bytes, Any]:
+    """A message as others publish it."""
+    return json.dumps(body).encode(), pika.BasicProperties(content_type="application/json", **properties)
+
+
+MESSAGES = [
+    json_message({"order": {"id": "o1"}, "items": [{"sku": "a"}, {"sku": "b"}]}, correlation_id="c"),
+    json_message({"order": {"id": 2}, "items": [{"sku": "b"}, {"sku": "c"}, {"sku": 1.5}], "cause": "o1"}),
+    (b"no JSON", pika.BasicProperties(headers={"order_id": "o1", "x-table": {"a": ["p", "q"]}})),
+    json_message({"order": {}, "items": [{"sku": "a"}]}),
+    (b'{"order": {"id": broken', pika.BasicProperties(content_type="application/json")),
+    (b"\x00\xff", pika.BasicProperties()),
+]
+ROWS = {
+    ("order", "o1", 0),
+    ("order", "2", 1),
+    ("order", "o1", 2),
+    ("both", "o1|c", 0),
+    ("sku", "a", 0),
+    ("sku", "b", 0),
+    ("sku", "b", 1),
+    ("sku", "c", 1),
+    ("sku", "a", 3),
+    ("cause", "o1", 1),
+}
+
+
+def expected(broker_version: tuple[int, ...]) -> set[tuple[str, str, int]]:
+    """The rows there must be: RabbitMQ drops tables in headers up to 3.12, and keeps those named `x-…` later."""
+    return ROWS | ({("deep", "q", 2)} if broker_version >= (3, 13) else set())
+
+
+def test_rows_are_those_of_what_lies_at_the_path(
+    amqp_url: str, engine: sa.Engine, stream_name: str, broker_version: tuple[int, ...]
+) -> None:
+    """A body, a header instead of one, several values of an array; what cannot be a value is counted."""
+    publish_plain(amqp_url, stream_name, MESSAGES)
+    with recording(amqp_url, engine, stream_name, keys=KEYS):
+        wait_recorded(amqp_url, engine, stream_name)
+    rows = rows_of(engine, stream_name)
+    assert (set(rows), len(rows)) == (expected(broker_version), len(expected(broker_version)))
+    (seen,) = status(amqp_url, engine, [stream_name])
+    assert seen.skipped == {"sku": {"float": 1}, "order": {"not_json": 1}, "both": {"not_json": 1}}
+    assert verify(amqp_url, engine, [stream_name]).ok
+    with engine.connect() as connection:
+        assert [(key.name, key.sources) for key in key_definitions(connection)] == [
+            (key.name, key.sources) for key in KEYS
+        ]
+
+
+def test_a_back_fill_reads_bodies_too(
+    amqp_url: str, engine: sa.Engine, stream_name: str, broker_version: tuple[int, ...]
+) -> None:
+    """Of messages that were recorded before a key came from their bodies."""
+    publish_plain(amqp_url, stream_name, MESSAGES)
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+    add_keys(engine, KEYS)
+    backfill(amqp_url, engine, stream_name)
+    assert set(rows_of(engine, stream_name)) - {("order_id", "o1", 2)} == expected(broker_version)
+
+
+def test_answers_follow_each_value(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+    """A message with several values of a key is related by each of them, and is one message all the same."""
+    publish_plain(amqp_url, stream_name, MESSAGES)
+    with recording(amqp_url, engine, stream_name, keys=KEYS):
+        wait_recorded(amqp_url, engine, stream_name)
+    with Relations(amqp_url, engine) as relations:
+        assert [each.offset for each in relations.find("sku", "b").messages] == [0, 1]
+        assert [each.offset for each in relations.find("order", 2).messages] == [1]
+        first, second = relations.read(stream_name, 0), relations.read(stream_name, 1)
+        answer = relations.related(first, by="sku")
+        assert [each.offset for each in answer.messages] == [1, 3]
+        assert [hit.keys for hit in answer.hits] == [("sku",), ("sku",)]
+        found = relations.related(second, by="cause", complete=True)
+        assert found.status == "absent"
+        trace = relations.trace(second, by=["cause", "order"])
+        assert {each.offset for each in trace.messages} == {0, 1, 2}
+        assert [(edge.cause and edge.cause.offset, edge.effect.offset) for edge in trace.edges] == [(0, 1), (2, 1)]
+        assert relations.find("sku", "z", complete=True).status == "absent"
+        with pytest.raises(InvalidInput, match="2 values of the key 'sku'"):
+            relations.after(first, stream_name, by="sku")
+
+
+def test_what_is_not_recorded_yet_is_read_in_the_same_way(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+    """A complete answer reads bodies itself."""
+    publish_plain(amqp_url, stream_name, MESSAGES[:1])
+    with recording(amqp_url, engine, stream_name, keys=KEYS):
+        wait_recorded(amqp_url, engine, stream_name)
+    publish_plain(amqp_url, stream_name, MESSAGES[1:])
+    with Relations(amqp_url, engine) as relations:
+        assert [each.offset for each in relations.find("sku", "b").messages] == [0]
+        assert [each.offset for each in relations.find("sku", "b", complete=True).messages] == [0, 1]
+
+
+def test_a_publisher_records_what_its_bodies_say(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """The message is sent as it is, a receipt tells its offset, and a bad value is refused before it is sent."""
+    with broker_connection(amqp_url) as connection:
+        relatum.intercept(connection, database=database_url, keys=KEYS[:2])
+        channel = connection.channel()
+        body, properties = MESSAGES[0]
+        receipt = relatum.publish(channel, "", stream_name, body, properties)
+        assert receipt.wait(60)[0].offset == 0
+        with pytest.raises(InvalidRelationshipKey) as caught:
+            channel.basic_publish("", stream_name, b'{"order": {"id": 1.5}}')
+        assert (caught.value.key, caught.value.reason) == ("order", "float")
+        relatum.release(connection)
+    assert set(rows_of(engine, stream_name)) == {("order", "o1", 0), ("sku", "a", 0), ("sku", "b", 0)}
+    with Relations(amqp_url, engine) as relations:
+        assert relations.read(stream_name, 0).body == body
+        assert relations.read(stream_name, 0).headers.keys() <= {"relatum_receipt", "relatum_time"}
