@@ -152,7 +152,8 @@ def time_at(raw: bytes, properties: int, application: int) -> int | None:
 
 def _created_at(raw: bytes, position: int) -> int | None:
     """The property `timestamp` in the list at a position, in microseconds."""
-    if raw[position] != 0xC0:
+    # One that counts more than it holds counts as absent.
+    if raw[position] != 0xC0 or raw[position + 2] >= raw[position + 1]:
         raise UnusualRecord
     if raw[position + 2] <= _CREATED:
         return None
@@ -193,7 +194,8 @@ def properties_at(raw: bytes, position: int) -> dict[str, Any]:
     Raises:
         UnusualRecord: the list has another form than the usual one, or is broken.
     """
-    if raw[position] != 0xC0:
+    # One that counts more than it holds counts as absent.
+    if raw[position] != 0xC0 or raw[position + 2] >= raw[position + 1]:
         raise UnusualRecord
     at, end = position + 3, position + 2 + raw[position + 1]
     found: dict[str, Any] = {}
