@@ -139,6 +139,20 @@ def test_migrate_prints_sql_without_a_database() -> None:
     assert "CREATE TABLE relatum.relationships" in ended.stdout
 
 
+def test_keys_come_from_bodies_and_from_presets(relatum: Relatum) -> None:
+    """A path is stored in one way of writing it; a preset brings several keys, and what they name."""
+    relatum.ok("keys", "add", "order", "--source", "body:$['order'].id")
+    assert relatum.run("keys", "add", "other", "--source", "body:order.id").returncode == ExitCode.USAGE
+    relatum.ok("keys", "add", "--preset", "spring", "--preset", "traceparent")
+    relatum.ok("keys", "add", "--preset", "celery")
+    listed = {key["name"]: key for key in relatum.json("keys", "list")}
+    assert listed["order"]["source"] == ["body:$.order.id"]
+    assert listed["celery_parent"]["names"] == "celery_id"
+    assert len(listed) == 1 + 3 + 5
+    for wrong in (["--preset", "selery"], [], ["--names", "order"], ["--preset", "celery", "--source", "header:a"]):
+        assert relatum.run("keys", "add", *wrong).returncode == ExitCode.USAGE
+
+
 def test_keys_are_added_listed_and_removed(relatum: Relatum) -> None:
     """Keys are what the command said they are; another meaning of a name is refused."""
     relatum.ok("keys", "add", "order_id", "host")

@@ -33,7 +33,11 @@ def test_a_value_leads_to_what_names_it_and_to_what_it_names() -> None:
 
 def test_links_join_causes_with_effects_and_who_shares_a_value() -> None:
     """Never a message with itself; not again those whose cause is there; not those of a value that was not followed."""
-    values = {A: {ID: "a", CAUSE: "a", HOST: "h"}, B: {ID: "b", CAUSE: "a", HOST: "h"}, C: {REPLY: "a", LOST: "x"}}
+    values = {
+        A: ((ID, "a"), (CAUSE, "a"), (HOST, "h")),
+        B: ((ID, "b"), (CAUSE, "a"), (HOST, "h")),
+        C: ((REPLY, "a"), (LOST, "x")),
+    }
     edges, shared = Directions(KEYS).links(values, [])
     assert edges == (Edge(None, A, "cause", "a"), Edge(A, B, "cause", "a"), Edge(A, C, "reply", "a"))
     assert shared == (Shared("host", "h", (A, B)),)

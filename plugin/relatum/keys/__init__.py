@@ -19,9 +19,11 @@ from relatum.keys._canonical import (
 from relatum.keys._component import PROPERTIES, Component, Place
 from relatum.keys._content import Content
 from relatum.keys._definition import BodyFunction, KeyDefinition, Readable, Source, as_definitions, bases, bases_of
+from relatum.keys._presets import PRESETS, preset
 
 __all__ = [
     "AGREE_S",
+    "PRESETS",
     "PROPERTIES",
     "BodyFunction",
     "Component",
@@ -42,5 +44,6 @@ __all__ = [
     "join_components",
     "microseconds",
     "moment",
+    "preset",
     "timestamp_us",
 ]

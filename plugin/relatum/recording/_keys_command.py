@@ -1,12 +1,13 @@
 """`relatum keys`: the key definitions in the database, and which streams record their times."""
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from relatum.keys import KeyDefinition, KeyType
+from relatum.keys import PRESETS, KeyDefinition, KeyType, preset
 from relatum.reading import BrokerAddress
 from relatum.recording import set_record_time
 from relatum.store import add_keys, as_engine, key_definitions, mask_key, remove_key, translated_errors
@@ -38,7 +39,9 @@ def _day(moment: datetime | None) -> str:
 
 @keys.command("add")
 def add(
-    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="The keys' names.", show_default=False)],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME…]", help="The keys' names.", show_default=False)
+    ] = None,
     source: Annotated[
         list[str] | None,
         typer.Option(
@@ -61,6 +64,15 @@ def add(
     masked: Annotated[
         bool, typer.Option("--masked", help="Show digests of its values, and not these, to who looks at messages.")
     ] = False,
+    presets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--preset",
+            metavar="LIBRARY",
+            help=f"Define the keys of a library's own messages: {', '.join(PRESETS)}.",
+            show_default=False,
+        ),
+    ] = None,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -69,10 +81,14 @@ def add(
     A bare NAME is a header; where a property has that name, too, a hint on stderr says so. `--json` prints one
     document: the list of the keys as stored.
     """
-    if source and len(names) > 1:
-        raise typer.BadParameter("--source is for one key at a time")
+    wanted = [key for name in presets or () for key in preset(name)]
+    if not names and not wanted:
+        raise typer.BadParameter("name a key, or --preset a library")
+    if (source and len(names or ()) != 1) or (named and not names):
+        raise typer.BadParameter("--source is for one key at a time, and --names for those that are named")
     sources = tuple(source) if source else None
-    wanted = [KeyDefinition(name, source=sources, type=key_type, names=named, masked=masked) for name in names]
+    wanted += [KeyDefinition(name, source=sources, type=key_type, names=named) for name in names or ()]
+    wanted = [replace(key, masked=masked) for key in wanted]
     with as_engine(require_database(database)) as engine:
         stored = add_keys(engine, wanted)
     for key in wanted:

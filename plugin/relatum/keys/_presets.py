@@ -1,0 +1,92 @@
+"""Keys of libraries' own messages: what their id, cause and conversation are called, and where they lie.
+
+What each library writes is tested in tests/integration/test_presets.py; docs/presets.md tells where it is from.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from relatum.checks import meant, shown
+from relatum.errors import InvalidInput
+from relatum.keys._definition import KeyDefinition
+
+_TRACE: Final = KeyDefinition(
+    "trace_id",
+    source="trace-id:traceparent or trace-id:b3 or header:X-B3-TraceId "
+    "or trace-id:cloudEvents:traceparent or trace-id:cloudEvents_traceparent",
+)
+
+
+def _cloud_event(attribute: str) -> str:
+    """An attribute in both modes of the AMQP binding: application properties by either prefix, or a body of JSON."""
+    return (
+        f"header:cloudEvents:{attribute} or header:cloudEvents_{attribute} "
+        f"or body:application/cloudevents+json:$.{attribute}"
+    )
+
+
+def _envelope(member: str) -> str:
+    """A member of MassTransit's envelope."""
+    return f"body:application/vnd.masstransit+json:$.{member}"
+
+
+PRESETS: Final[Mapping[str, tuple[KeyDefinition, ...]]] = {
+    "celery": (
+        KeyDefinition("celery_id", source="header:id"),
+        KeyDefinition("celery_parent", source="header:parent_id", names="celery_id"),
+        KeyDefinition("celery_root", source="header:root_id"),
+        KeyDefinition("celery_group", source="header:group"),
+        KeyDefinition("celery_result", source="body:$.task_id", names="celery_id"),
+    ),
+    "dramatiq": (
+        KeyDefinition("dramatiq_id", source="body:$.message_id"),
+        KeyDefinition("dramatiq_next", source="body:$.options.pipe_target.message_id"),
+        KeyDefinition("dramatiq_group", source="body:$.options.group_completion_uuid"),
+    ),
+    "faststream": (
+        KeyDefinition("faststream_id", source="property:message_id"),
+        KeyDefinition("faststream_correlation", source="property:correlation_id"),
+    ),
+    "masstransit": (
+        KeyDefinition("masstransit_id", source=_envelope("messageId")),
+        KeyDefinition("masstransit_conversation", source=_envelope("conversationId")),
+        KeyDefinition("masstransit_correlation", source=_envelope("correlationId")),
+        KeyDefinition("masstransit_initiator", source=_envelope("initiatorId"), names="masstransit_correlation"),
+        KeyDefinition("masstransit_request", source=_envelope("requestId")),
+    ),
+    "nservicebus": (
+        KeyDefinition("nservicebus_id", source="header:NServiceBus.MessageId"),
+        KeyDefinition("nservicebus_conversation", source="header:NServiceBus.ConversationId"),
+        KeyDefinition("nservicebus_related", source="header:NServiceBus.RelatedTo", names="nservicebus_id"),
+        KeyDefinition("nservicebus_correlation", source="header:NServiceBus.CorrelationId"),
+    ),
+    "cloudevents": (
+        KeyDefinition("cloudevents_id", source=_cloud_event("id")),
+        KeyDefinition("cloudevents_cause", source=_cloud_event("causationid"), names="cloudevents_id"),
+        KeyDefinition("cloudevents_correlation", source=_cloud_event("correlationid")),
+        KeyDefinition("cloudevents_subject", source=_cloud_event("subject")),
+    ),
+    "traceparent": (_TRACE,),
+    "spring": (
+        KeyDefinition("spring_id", source="property:message_id"),
+        KeyDefinition("spring_correlation", source="header:spring_correlation_id or property:correlation_id"),
+        _TRACE,
+    ),
+}
+"""The keys of each library, by its name."""
+
+
+def preset(name: str) -> tuple[KeyDefinition, ...]:
+    """The keys of a library's messages, for `keys=` and `add_keys`.
+
+    Args:
+        name: One of `PRESETS`.
+
+    Raises:
+        InvalidInput: there is no such preset.
+    """
+    found = PRESETS.get(name) if isinstance(name, str) else None
+    if found is None:
+        hint = meant(name, PRESETS) if isinstance(name, str) else ""
+        raise InvalidInput(f"no preset {shown(name)}{hint}; there are {', '.join(PRESETS)}")
+    return found

@@ -1,0 +1,101 @@
+"""The keys of libraries, read out of what the libraries themselves publish."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pika
+import pytest
+import sqlalchemy as sa
+
+from relatum.keys import preset
+from relatum.reading import StreamReader
+from relatum_consumer import Relations
+from tests.support import broker_connection, publish_plain, recording, unique_name, wait_recorded, wait_until
+
+
+@pytest.fixture
+def exchange(amqp_url: str, stream_name: str) -> Iterator[str]:
+    """A topic exchange, of which the stream gets every message."""
+    name = unique_name("exchange")
+    with broker_connection(amqp_url) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(name, "topic", durable=True)
+        channel.queue_bind(stream_name, name, "#")
+        yield name
+        channel.exchange_delete(name)
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    """Run one of the programs, and see what it printed."""
+    command = [sys.executable, "-m", "tests.integration._libraries", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def recorded(amqp_url: str, engine: sa.Engine, stream: str, name: str, *, count: int) -> None:
+    """Record what lies in the stream by a preset's keys, once it is there."""
+    with StreamReader.open(amqp_url) as reader:
+        wait_until(lambda: reader.bounds(stream).last == count - 1, what=f"{count} messages")
+    with recording(amqp_url, engine, stream, keys=preset(name)):
+        wait_recorded(amqp_url, engine, stream)
+
+
+def test_what_belongs_to_a_task_of_celery(amqp_url: str, engine: sa.Engine, stream_name: str, exchange: str) -> None:
+    """A chain is one line of causes; the tasks of a chord share a group, and so does what comes after them."""
+    told = run("celery", amqp_url, exchange)
+    assert told["sums"] == [10, 6]
+    recorded(amqp_url, engine, stream_name, "celery", count=6)
+    with Relations(amqp_url, engine) as relations:
+        (last,) = relations.find("celery_id", told["chain"][-1]).messages
+        trace = relations.trace(last)
+        ids = {message.id: message.headers["id"] for message in trace.messages}
+        assert list(ids.values()) == told["chain"]
+        causes = [(ids[edge.cause], ids[edge.effect]) for edge in trace.edges if edge.cause is not None]
+        assert causes == list(zip(told["chain"][:-1], told["chain"][1:], strict=True))
+        assert [m.headers["id"] for m in relations.find("celery_root", told["chain"][0])] == told["chain"]
+        (group,) = {relations.read(stream_name, offset).headers["group"] for offset in (3, 4, 5)}
+        assert [m.offset for m in relations.find("celery_group", group)] == [3, 4, 5]
+
+
+def test_the_answer_of_a_task_names_it(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+    """Results that Celery's backend `rpc://` sends are bodies of JSON with the task's id."""
+    publish_plain(amqp_url, stream_name, [(b"[[1,2],{},{}]", {"id": "t-1", "task": "add"})])
+    run("answer", amqp_url, stream_name)
+    recorded(amqp_url, engine, stream_name, "celery", count=2)
+    with Relations(amqp_url, engine) as relations:
+        (edge,) = relations.trace(relations.read(stream_name, 0)).edges
+        assert (edge.cause and edge.cause.offset, edge.effect.offset, edge.key) == (0, 1, "celery_result")
+
+
+def test_the_messages_of_dramatiq(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+    """They say nothing in headers: the id of each, and that of the next of a pipeline, are read out of bodies."""
+    queue, taken = unique_name("dramatiq"), []
+    told = run("dramatiq", amqp_url, queue)
+    with broker_connection(amqp_url) as connection:
+        channel = connection.channel()
+        # dramatiq publishes to the default exchange: what it wrote is put into the stream as it is.
+        wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == 2, what="both messages")
+        for _ in range(2):
+            _, properties, body = channel.basic_get(queue, auto_ack=True)
+            taken.append((body, pika.BasicProperties(**vars(properties))))
+        for name in (queue, f"{queue}.DQ", f"{queue}.XQ"):
+            channel.queue_delete(name)
+    publish_plain(amqp_url, stream_name, taken)
+    recorded(amqp_url, engine, stream_name, "dramatiq", count=2)
+    with Relations(amqp_url, engine) as relations:
+        assert [m.offset for m in relations.find("dramatiq_id", told["alone"])] == [0]
+        assert [m.offset for m in relations.find("dramatiq_next", told["following"])] == [1]
+
+
+def test_the_messages_of_faststream(amqp_url: str, engine: sa.Engine, stream_name: str, exchange: str) -> None:
+    """A request, and what its handler gave back, share the correlation."""
+    told = run("faststream", amqp_url, exchange)
+    recorded(amqp_url, engine, stream_name, "faststream", count=2)
+    with Relations(amqp_url, engine) as relations:
+        found = relations.find("faststream_correlation", told["correlation"]).messages
+        assert [message.offset for message in found] == [0, 1]
+        assert [m.offset for m in relations.find("faststream_id", found[1].properties.message_id)] == [1]

@@ -1,0 +1,121 @@
+"""The keys of libraries whose messages are made here by their documented formats."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relatum.errors import InvalidInput
+from relatum.keys import PRESETS, as_definitions, bases, preset
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
+ENVELOPE = {
+    "messageId": "181c0000-6393-3630-36a4-08daf4e7c6da",
+    "requestId": "181c0000-6393-3630-3ad0-08daf4e7c6da",
+    "correlationId": "f00d0000-6393-3630-36a4-08daf4e7c6da",
+    "conversationId": "181c0000-6393-3630-398b-08daf4e7c6da",
+    "initiatorId": "beef0000-6393-3630-36a4-08daf4e7c6da",
+    "sourceAddress": "rabbitmq://localhost/endpoint",
+    "destinationAddress": "rabbitmq://localhost/Orders:SubmitOrder",
+    "messageType": ["urn:message:Orders:SubmitOrder"],
+    "message": {"orderId": "o1"},
+    "sentTime": "2026-11-23T05:00:00Z",
+    "headers": {},
+    "host": {"machineName": "vm", "massTransitVersion": "8.3.0"},
+}
+EVENT = {"specversion": "1.0", "type": "com.example", "source": "/mine", "id": "A234-1234", "subject": "o1"}
+LINKS = {"causationid": "A234-0", "correlationid": "order-7"}
+OF_EVENT = {
+    "cloudevents_id": "A234-1234",
+    "cloudevents_cause": "A234-0",
+    "cloudevents_correlation": "order-7",
+    "cloudevents_subject": "o1",
+}
+
+
+def prefixed(prefix: str) -> dict[str, Any]:
+    """A CloudEvent in binary mode."""
+    return {f"{prefix}{name}": value for name, value in (EVENT | LINKS).items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "headers", "properties", "body", "expected"),
+    [
+        (
+            "masstransit",
+            {"Content-Type": "application/vnd.masstransit+json", "publishId": "1"},
+            {"content_type": "application/vnd.masstransit+json", "message_id": ENVELOPE["messageId"]},
+            ENVELOPE,
+            {
+                "masstransit_id": ENVELOPE["messageId"],
+                "masstransit_conversation": ENVELOPE["conversationId"],
+                "masstransit_correlation": ENVELOPE["correlationId"],
+                "masstransit_initiator": ENVELOPE["initiatorId"],
+                "masstransit_request": ENVELOPE["requestId"],
+            },
+        ),
+        ("masstransit", {}, {"content_type": "application/json"}, ENVELOPE, {}),
+        (
+            "nservicebus",
+            {
+                "NServiceBus.MessageId": "2f3c",
+                "NServiceBus.ConversationId": "9a1b",
+                "NServiceBus.RelatedTo": "1e2d",
+                "NServiceBus.CorrelationId": "2f3c",
+                "NServiceBus.MessageIntent": "Send",
+                "NServiceBus.EnclosedMessageTypes": "Orders.PlaceOrder, Orders",
+            },
+            {"content_type": "application/json", "message_id": "2f3c"},
+            {"OrderId": "o1"},
+            {
+                "nservicebus_id": "2f3c",
+                "nservicebus_conversation": "9a1b",
+                "nservicebus_related": "1e2d",
+                "nservicebus_correlation": "2f3c",
+            },
+        ),
+        ("cloudevents", prefixed("cloudEvents:"), {"content_type": "application/json"}, {"id": "other"}, OF_EVENT),
+        ("cloudevents", prefixed("cloudEvents_"), {"content_type": "text/xml"}, None, OF_EVENT),
+        ("cloudevents", {}, {"content_type": "application/cloudevents+json; charset=utf-8"}, EVENT | LINKS, OF_EVENT),
+        ("cloudevents", {}, {"content_type": "application/json"}, {"id": "no event"}, {}),
+        ("traceparent", {"traceparent": PARENT, "tracestate": "a=b"}, {}, None, {"trace_id": TRACE}),
+        ("traceparent", {"cloudEvents:traceparent": PARENT}, {}, None, {"trace_id": TRACE}),
+        ("traceparent", {"b3": f"{TRACE}-00f067aa0ba902b7-1"}, {}, None, {"trace_id": TRACE}),
+        ("traceparent", {"X-B3-TraceId": TRACE, "X-B3-SpanId": "00f067aa0ba902b7"}, {}, None, {"trace_id": TRACE}),
+        (
+            "spring",
+            {"spring_correlation_id": "c-1", "traceparent": PARENT, "__TypeId__": "com.example.Order"},
+            {"message_id": "m-1", "content_type": "application/json"},
+            {"id": 1},
+            {"spring_id": "m-1", "spring_correlation": "c-1", "trace_id": TRACE},
+        ),
+        ("spring", {}, {"correlation_id": "1"}, None, {"spring_correlation": "1"}),
+    ],
+)
+def test_a_preset_reads_the_documented_format(
+    name: str, headers: dict[str, Any], properties: dict[str, Any], body: Any, expected: dict[str, str]
+) -> None:
+    """Each key has what the format says, and of other messages nothing."""
+    base_of = bases(headers, properties.get, lambda: b"" if body is None else json.dumps(body).encode())
+    found = {key.name: key.read(base_of) for key in preset(name)}
+    assert {name: values[0] for name, (values, _) in found.items() if values} == expected
+    assert not any(reasons for _, reasons in found.values())
+
+
+def test_all_presets_go_together() -> None:
+    """No two mean different things by one name, and what a key names is defined with it."""
+    keys = {key.name: key for key in as_definitions([key for name in PRESETS for key in preset(name)])}
+    assert {key.names for key in keys.values()} - {None} <= keys.keys()
+    with pytest.raises(InvalidInput, match="did you mean 'celery'"):
+        preset("celry")
+
+
+def test_the_page_lists_every_key_of_every_preset() -> None:
+    """In the order of the presets, with where it comes from and what it names."""
+    page = (Path(__file__).parents[2] / "docs" / "presets.md").read_text().splitlines()
+    rows = [tuple(cell.strip(" `") for cell in line.strip("|").split("|")) for line in page if line.startswith("| `")]
+    assert rows == [
+        (name, key.name, key.sources[0], key.names or "–") for name, keys in PRESETS.items() for key in keys
+    ]
