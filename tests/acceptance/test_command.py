@@ -153,6 +153,19 @@ def test_keys_come_from_bodies_and_from_presets(relatum: Relatum) -> None:
         assert relatum.run("keys", "add", *wrong).returncode == ExitCode.USAGE
 
 
+def test_keys_are_suggested_and_defined(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
+    """By what streams have in common; without `--apply` nothing is written."""
+    orders = [(b'{"order": {"id": "o-%05d"}}' % (number // 3), {"n": number}) for number in range(300)]
+    publish_plain(amqp_url, stream_name, orders, confirm=False)
+    (suggestion,) = relatum.json("suggest", stream_name)
+    assert (suggestion["name"], suggestion["source"]) == ("id", ["body:$.order.id"])
+    assert relatum.json("keys", "list") == []
+    assert "Defined" in relatum.ok("suggest", stream_name, "--apply")
+    assert [key["source"] for key in relatum.json("keys", "list")] == [["body:$.order.id"]]
+    assert "Nothing" in relatum.ok("suggest", stream_name, "--messages", "1")
+    assert relatum.run("suggest", "no-such-stream").returncode == ExitCode.NOT_THERE
+
+
 def test_keys_are_added_listed_and_removed(relatum: Relatum) -> None:
     """Keys are what the command said they are; another meaning of a name is refused."""
     relatum.ok("keys", "add", "order_id", "host")

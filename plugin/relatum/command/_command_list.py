@@ -8,6 +8,7 @@ HELP: Final[Mapping[str, str]] = {
     "demo": "Publish, record and find real messages: flights, their planes and the weather. Checks its own answers.",
     "migrate": "Make the schema `relatum`, or bring it to this release's revision. Safe to run again.",
     "keys": "Define relationship keys, list and remove them.",
+    "suggest": "Say which headers, properties and members of JSON would make keys, by a sample of streams.",
     "record": "Record streams: catch up from the coverage, then follow their tails, until SIGTERM or Ctrl-C.",
     "find": "Find the messages whose KEY has this VALUE.",
     "related": "Find the messages that belong to the one at OFFSET of STREAM: by equal keys, or by time.",

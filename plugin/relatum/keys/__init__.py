@@ -16,13 +16,15 @@ from relatum.keys._canonical import (
     moment,
     timestamp_us,
 )
-from relatum.keys._component import PROPERTIES, Component, Place
+from relatum.keys._component import PLACES_MAX, PROPERTIES, Component, Place
 from relatum.keys._content import Content
 from relatum.keys._definition import BodyFunction, KeyDefinition, Readable, Source, as_definitions, bases, bases_of
+from relatum.keys._path import path_text
 from relatum.keys._presets import PRESETS, preset
 
 __all__ = [
     "AGREE_S",
+    "PLACES_MAX",
     "PRESETS",
     "PROPERTIES",
     "BodyFunction",
@@ -44,6 +46,7 @@ __all__ = [
     "join_components",
     "microseconds",
     "moment",
+    "path_text",
     "preset",
     "timestamp_us",
 ]

@@ -1,0 +1,69 @@
+"""`relatum suggest`: which headers, properties and members of bodies would make keys."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from relatum.reading import StreamReader
+from relatum.store import add_keys, as_engine
+from relatum.terminal import JsonOption, ServerOptions, console, plain_text, print_json, spread
+from relatum_consumer.suggesting import SAMPLE_MESSAGES, Suggestion, sample
+from relatum_consumer.suggesting import suggest as suggested
+
+__all__ = ["suggest"]
+
+
+@spread
+def suggest(
+    streams: Annotated[list[str], typer.Argument(metavar="STREAM…", help="The streams' names.", show_default=False)],
+    messages: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Messages of each stream that are looked at.")
+    ] = SAMPLE_MESSAGES,
+    limit: Annotated[int, typer.Option(min=1, max=256, help="Suggestions at most.")] = 20,
+    apply: Annotated[bool, typer.Option("--apply", help="Define the keys that are suggested.")] = False,
+    *,
+    servers: ServerOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which headers, properties and members of JSON would make keys, by a sample of streams.
+
+    Best are values that are in several of the streams, and that tell messages apart: name streams together that belong
+    together. The database is only needed for `--apply`. `--json` prints one document: the list.
+    """
+    with StreamReader.open(servers.address) as reader:
+        found = suggested([sample(reader, stream, messages) for stream in dict.fromkeys(streams)])[:limit]
+    if apply and found:
+        with as_engine(servers.database_url) as engine:
+            add_keys(engine, [each.definition for each in found])
+    if as_json:
+        print_json([_document(each) for each in found])
+    elif found:
+        console.print(_table(found))
+        done = "Defined." if apply else "`--apply` defines them; `relatum keys add NAME --source SOURCE` defines one."
+        console.print(f"{done} Older messages: relatum backfill STREAM", markup=False)
+    else:
+        console.print("Nothing there tells messages apart and comes again. Name streams together that belong together.")
+
+
+def _document(each: Suggestion) -> dict[str, Any]:
+    return {
+        "name": each.definition.name,
+        "source": each.definition.sources,
+        "found": [asdict(one) for one in each.found],
+        "overlap": round(each.overlap, 3),
+        "bytes_per_message": round(each.bytes_per_message, 1),
+        "score": round(each.score, 3),
+    }
+
+
+def _table(found: list[Suggestion]) -> Table:
+    table = Table("key", "source", "in: messages that have it, different values", "in both", "bytes a message")
+    for each in found:
+        places = "\n".join(f"{one.stream}: {one.share:.0%}, {one.distinct:,}" for one in each.found)
+        shared = f"{each.overlap:.0%}" if each.overlap else "–"
+        source = each.definition.sources[0]
+        cells = (each.definition.name, source, places, shared, f"{each.bytes_per_message:,.0f}")
+        table.add_row(*map(plain_text, cells))
+    return table

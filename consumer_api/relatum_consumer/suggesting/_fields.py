@@ -1,0 +1,128 @@
+"""What messages have that could be a key: headers, properties and members of JSON, with their values. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from relatum.keys import PROPERTIES, Content, InvalidValue, KeyType, canonical, path_text
+from relatum.reading import Message
+
+FIELDS_MAX: Final = 400
+"""Fields of one stream; a body whose members are called after its values has any number."""
+
+DEPTH_MAX: Final = 6
+"""Steps of a path that is looked at."""
+
+_LEAVES_MAX: Final = 1_000
+"""Values of one body that are looked at."""
+
+_TRACES: Final = {"traceparent", "b3"}
+
+
+@dataclass(slots=True)
+class Field:
+    """What a stream's messages have in one place.
+
+    Attributes:
+        source: The place, as a definition writes it.
+        messages: How many have it.
+        invalid: How many of its values cannot be a key's.
+        values: How often each value is there.
+    """
+
+    source: str
+    messages: int = 0
+    invalid: int = 0
+    values: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def name(self) -> str:
+        """What it is called where it lies: the last member of a path."""
+        name = self.source.partition(":")[2]
+        return name.replace("[*]", "").rpartition(".")[2] if name.startswith("$") else name
+
+    @property
+    def count(self) -> int:
+        """How many values there are, each time they are there."""
+        return self.values.total()
+
+    @property
+    def characters(self) -> float:
+        """How long a value is, on average."""
+        return sum(len(value) * times for value, times in self.values.items()) / max(1, self.count)
+
+
+class Sample:
+    """A stream's sample.
+
+    Args:
+        stream: The stream's name.
+    """
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self.messages = 0
+        self.fields: dict[str, Field] = {}
+
+    def add(self, message: Message) -> None:
+        """Look at one message."""
+        self.messages += 1
+        found: dict[str, list[Any]] = {}
+        for source, value in _places(message):
+            found.setdefault(source, []).append(value)
+        for source, values in found.items():
+            if source in self.fields or len(self.fields) < FIELDS_MAX:
+                self._note(self.fields.setdefault(source, Field(source)), values)
+
+    def _note(self, known: Field, values: list[Any]) -> None:
+        texts = set()
+        for value in values:
+            try:
+                texts.add(canonical(value, KeyType.TEXT))
+            except InvalidValue:
+                known.invalid += 1
+        known.messages += bool(texts)
+        known.values.update(texts)
+
+
+def _places(message: Message) -> Iterator[tuple[str, Any]]:
+    for name, value in message.headers.items():
+        # What Relatum adds says nothing of what the message is about.
+        if name.startswith("relatum_"):
+            continue
+        if isinstance(value, dict | list):
+            yield from ((f"header:{path_text((name, *path))}", leaf) for path, leaf in _leaves(value, ()))
+        elif value is not None and name.lower() in _TRACES:
+            yield f"trace-id:{name}", value
+        elif value is not None:
+            yield f"header:{name}", value
+    get = partial(getattr, message.properties)
+    yield from ((f"property:{name}", value) for name in PROPERTIES if (value := get(name)) is not None)
+    if not message.is_amqp:
+        return
+    try:
+        document = Content(get("content_type"), get("content_encoding"), lambda: message.body).document("", b"")
+    except InvalidValue:
+        return
+    for number, (path, leaf) in enumerate(_leaves(document, ())):
+        if number == _LEAVES_MAX:
+            return
+        if path:
+            yield f"body:{path_text(path)}", leaf
+
+
+def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What lies in tables and arrays, with its path; each item of an array is at the same one."""
+    if len(path) > DEPTH_MAX or value is None:
+        return
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            if isinstance(name, str) and name:
+                yield from _leaves(each, (*path, name))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _leaves(each, (*path, None))
+    else:
+        yield path, value

@@ -1,0 +1,199 @@
+"""Which fields would make keys: those whose values tell messages apart, and come again. Pure."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from relatum.keys import PLACES_MAX, KeyDefinition
+from relatum_consumer.suggesting._fields import Field, Sample
+
+ROW_BYTES: Final = 80
+"""Bytes of a row of a short value, with its entry in the index, once its part is closed: docs/scale.md."""
+
+SHARE_MIN: Final = 0.05
+"""Of a stream's messages, those that must have it."""
+
+OVERLAP_MIN: Final = 0.1
+"""Of the values of the one that has fewer, those that must be in the other stream, too."""
+
+SELECTIVE: Final = 0.98
+"""How likely two messages must have different values where a key stays in one stream: 1 of 50 shares one, at most."""
+
+_INVALID_MAX: Final = 0.1
+_TELLING: Final = 6
+"""Characters of values from which on the same value in places of different names is no chance."""
+
+_MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:")
+_NUMBER: Final = re.compile(r"-?\d+\Z")
+_WORD: Final = re.compile(r"[^0-9A-Za-z]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A field of one stream.
+
+    Attributes:
+        stream: The stream.
+        source: The place, as a definition writes it.
+        share: Of the messages looked at, those that have it: 0 to 1.
+        distinct: Different values among them.
+    """
+
+    stream: str
+    source: str
+    share: float
+    distinct: int
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A key that could be defined.
+
+    Attributes:
+        definition: The key.
+        found: Where it was found, the stream with most of it first.
+        overlap: Of the values of one stream, those that are in another, too; the greatest share. 0 where it is in one
+            stream alone.
+        bytes_per_message: What a message of these streams would cost in PostgreSQL, on average.
+        score: By which suggestions are ranked.
+    """
+
+    definition: KeyDefinition
+    found: tuple[Found, ...]
+    overlap: float
+    bytes_per_message: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    stream: str
+    share: float
+    field: Field
+
+    @property
+    def differs(self) -> float:
+        """How likely two messages have different values."""
+        count = self.field.count
+        return 1 - sum((times / count) ** 2 for times in self.field.values.values())
+
+    @property
+    def weight(self) -> float:
+        """How much a value says: a code or a text says more than a small number."""
+        numbers = sum(times for value, times in self.field.values.items() if _NUMBER.match(value)) / self.field.count
+        if numbers < 0.9 or self.field.characters >= _TELLING:
+            return 1.0
+        return 0.15 if self.field.characters < 4 else 0.5
+
+    @property
+    def is_moment(self) -> bool:
+        return sum(bool(_MOMENT.match(value)) for value in self.field.values) > 0.9 * len(self.field.values)
+
+    @property
+    def word(self) -> str:
+        return _WORD.sub("", self.field.name).lower()
+
+
+def suggest(samples: Sequence[Sample]) -> list[Suggestion]:
+    """The keys that samples of streams suggest, the best first."""
+    candidates = [each for sample in samples for each in _candidates(sample)]
+    groups = _groups(candidates, {(sample.stream, source) for sample in samples for source in sample.fields})
+    found = [each for group in groups if (each := _judged(group, samples)) is not None]
+    return sorted(_named_apart(found), key=lambda each: (-each.score, each.definition.name))
+
+
+def _candidates(sample: Sample) -> list[_Candidate]:
+    """The fields that are often enough there, and say something; of two that say the same, the first."""
+    kept: list[_Candidate] = []
+    # Headers come first: they cost less than bodies.
+    for field in sample.fields.values():
+        share = field.messages / max(1, sample.messages)
+        if share < SHARE_MIN or field.invalid > _INVALID_MAX * (field.count + field.invalid) or len(field.values) < 2:
+            continue
+        each = _Candidate(sample.stream, share, field)
+        is_same = any(other.word == each.word and other.field.values == field.values for other in kept)
+        if not is_same and each.field.values.keys() - {"true", "false"} and field.characters <= 200:
+            kept.append(each)
+    return kept
+
+
+def _groups(candidates: Sequence[_Candidate], places: set[tuple[str, str]]) -> list[list[_Candidate]]:
+    """Fields of different streams that hold the same values: one of each stream, the most alike first.
+
+    `places`: All streams with all their places: where one stream has the place of the other's field, too, "A or B"
+    would take that.
+    """
+    pairs = []
+    for number, one in enumerate(candidates):
+        for other in candidates[number + 1 :]:
+            if one.stream == other.stream:
+                continue
+            is_apart = (one.stream, other.field.source) in places or (other.stream, one.field.source) in places
+            overlap = 0.0 if is_apart and one.word != other.word else _overlap(one, other)
+            if overlap >= OVERLAP_MIN:
+                pairs.append((one.word == other.word, overlap, number, candidates.index(other)))
+    group_of: dict[int, list[int]] = {number: [number] for number in range(len(candidates))}
+    for _, _, here, there in sorted(pairs, key=lambda pair: (not pair[0], -pair[1])):
+        first, second = group_of[here], group_of[there]
+        streams = [candidates[number].stream for number in (*first, *second)]
+        if first is not second and len(set(streams)) == len(streams):
+            first += second
+            for number in second:
+                group_of[number] = first
+    return [[candidates[n] for n in group] for n, group in group_of.items() if group[0] == n]
+
+
+def _overlap(one: _Candidate, other: _Candidate) -> float:
+    """Of the values of the one that has fewer, those that the other has, too; 0 where that may be by chance."""
+    shared = one.field.values.keys() & other.field.values.keys()
+    is_telling = one.word == other.word or sum(map(len, shared)) >= _TELLING * max(1, len(shared))
+    if len(shared) < 2 or not is_telling:
+        return 0.0
+    return len(shared) / min(len(one.field.values), len(other.field.values))
+
+
+def _judged(group: Sequence[_Candidate], samples: Sequence[Sample]) -> Suggestion | None:
+    best = max(group, key=lambda each: (each.share, each.field.count))
+    overlap = max((_overlap(one, other) for one in group for other in group if one.stream != other.stream), default=0)
+    weight, differs = min(each.weight for each in group), max(each.differs for each in group)
+    if len(group) > 1:
+        score = weight * differs * (1 + 2 * overlap)
+        is_worth = weight >= 0.5
+    else:
+        times = best.field.count / len(best.field.values)
+        score = weight * differs * min(times, 4) / 4
+        # Values that never come again relate nothing, and those that come too often too much.
+        is_worth = weight == 1 and differs >= SELECTIVE and times >= 1.2 and not best.is_moment
+    if not is_worth:
+        return None
+    sources = dict.fromkeys(each.field.source for each in sorted(group, key=lambda each: -each.share))
+    definition = KeyDefinition(_key_name(best.field.name), source=" or ".join(list(sources)[:PLACES_MAX]))
+    read = {sample.stream: sample.messages for sample in samples}
+    rows = sum(each.field.count for each in group)
+    size = sum(each.field.count * (ROW_BYTES + 2 * max(0.0, each.field.characters - 8)) for each in group)
+    found = tuple(
+        Found(each.stream, each.field.source, each.share, len(each.field.values))
+        for each in sorted(group, key=lambda each: (-each.share, each.stream))
+    )
+    messages = sum(read[each.stream] for each in group)
+    share = rows / messages
+    return Suggestion(definition, found, float(overlap), size / messages, score * min(1.0, share))
+
+
+def _key_name(name: str) -> str:
+    return re.sub(r"[^0-9A-Za-z_.-]+", "_", name).strip("_") or "key"
+
+
+def _named_apart(found: Iterable[Suggestion]) -> list[Suggestion]:
+    """The suggestions, those of one name numbered: two cannot be defined by it."""
+    taken: dict[str, int] = {}
+    apart = []
+    for each in sorted(found, key=lambda each: -each.score):
+        name = each.definition.name
+        taken[name] = taken.get(name, 0) + 1
+        if taken[name] > 1:
+            definition = KeyDefinition(f"{name}_{taken[name]}", source=tuple(each.definition.sources))
+            each = Suggestion(definition, each.found, each.overlap, each.bytes_per_message, each.score)
+        apart.append(each)
+    return apart

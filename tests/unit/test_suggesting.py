@@ -1,0 +1,128 @@
+"""What samples of streams suggest as keys."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from relatum.keys import as_definitions
+from relatum.reading import Message
+from relatum_consumer.demo._data import FLIGHTS, PLANES, WEATHER, load
+from relatum_consumer.suggesting import Sample, Suggestion, suggest
+
+
+class Properties:
+    """The properties of a delivery, under pika's names."""
+
+    def __init__(self, headers: dict[str, Any], **given: Any) -> None:
+        self.headers = headers
+        self.__dict__.update(given)
+
+
+def sampled(stream: str, messages: list[tuple[dict[str, Any], Any]], **properties: Any) -> Sample:
+    """A sample of messages that have headers and a body of JSON."""
+    found = Sample(stream)
+    for offset, (headers, body) in enumerate(messages):
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        found.add(Message.from_amqp(stream, offset, Properties(headers, **properties), content))
+    return found
+
+
+def by_name(found: list[Suggestion]) -> dict[str, Suggestion]:
+    """Suggestions by their keys' names."""
+    return {each.definition.name: each for each in found}
+
+
+@pytest.fixture(scope="module")
+def demo() -> list[Sample]:
+    """Samples of the demo's streams, as the command takes them: eight windows of 500 messages."""
+    data, samples = load(40_000), []
+    for stream in (FLIGHTS, PLANES, WEATHER):
+        found, rows = Sample(stream), len(data.frame(stream))
+        starts = [rows * window // 8 for window in range(8)]
+        for number, each in enumerate(data.messages(stream)):
+            if any(start <= number < start + 500 for start in starts):
+                properties = Properties(each.headers, message_id=each.message_id)
+                found.add(Message.from_amqp(stream, number, properties, each.body))
+        samples.append(found)
+    return samples
+
+
+def test_the_demo_s_keys_are_found_without_their_definitions(demo: list[Sample]) -> None:
+    """Tail number, airport and hour, each in the streams that share it; no measure, and nothing that is unique."""
+    found = suggest(demo)
+    assert {each.definition.name: {one.stream for one in each.found} for each in found} == {
+        "tailnum": {FLIGHTS, PLANES},
+        "origin": {FLIGHTS, WEATHER},
+        "time_hour": {FLIGHTS, WEATHER},
+    }
+    # The bodies say the same, and cost more.
+    assert {source for each in found for source in each.definition.sources} == {
+        "header:tailnum",
+        "header:origin",
+        "header:time_hour",
+    }
+
+
+def shops(chance: random.Random) -> list[Sample]:
+    """Orders, payments that call their order otherwise, and parcels of several items."""
+    orders = [f"o-{chance.randrange(10**9)}" for _ in range(300)]
+    skus = [f"SKU-{number:05}" for number in range(400)]
+    return [
+        sampled(
+            "orders",
+            [({}, {"id": each, "items": [{"sku": chance.choice(skus)} for _ in range(3)], "n": 3}) for each in orders],
+            content_type="application/json",
+        ),
+        sampled("payments", [({"x-meta": {"order": each}}, {"paid": 1.5, "ok": True}) for each in orders[:200]]),
+        sampled(
+            "parcels",
+            [
+                ({}, {"order": chance.choice(orders), "parts": [chance.choice(skus), chance.choice(skus)]})
+                for _ in orders
+            ],
+        ),
+        sampled("noise", [({"host": "one"}, b"\x00\xff no JSON") for _ in range(50)]),
+        Sample("empty"),
+    ]
+
+
+def test_values_are_followed_through_other_names(chance: random.Random) -> None:
+    """Where they say enough: one key takes the first of the places that has one."""
+    found = suggest(shops(chance))
+    assert {frozenset(source.split(" or ")) for each in found for source in each.definition.sources} == {
+        frozenset({"header:$.x-meta.order", "body:$.order", "body:$.id"}),
+        frozenset({"body:$.items[*].sku", "body:$.parts[*]"}),
+    }
+    (order,) = [each for each in found if "body:$.id" in each.definition.sources[0]]
+    assert {one.stream for one in order.found} == {"orders", "payments", "parcels"}
+    assert order.bytes_per_message > 80
+    as_definitions([each.definition for each in found])
+
+
+def test_what_is_unique_or_the_same_everywhere_makes_no_key(chance: random.Random) -> None:
+    """Nor what cannot be a value, a flag, a moment, or a small number."""
+    messages = [
+        (
+            {"version": "1.0", "at": f"2026-11-23T05:{n // 60:02}:{n % 60:02}Z"},
+            {"id": f"id-{n:06}", "ok": bool(n % 2), "n": n % 7, "x": 1 / (n + 1), "text": "word " * 100},
+        )
+        for n in range(300)
+    ]
+    assert suggest([sampled("one", messages)]) == []
+    assert suggest([]) == []
+
+
+def test_a_value_that_comes_again_is_a_key_of_one_stream(chance: random.Random) -> None:
+    """A device among many, each seldom."""
+    devices = [f"device-{number}" for number in range(100)]
+    found = suggest([sampled("readings", [({"device": chance.choice(devices)}, {"t": 20.5}) for _ in range(1_000)])])
+    assert [(each.definition.name, each.overlap) for each in found] == [("device", 0.0)]
+
+
+def test_bodies_whose_members_are_called_after_values_stay_bounded() -> None:
+    """So many fields are kept, and no more."""
+    found = sampled("wide", [({}, {f"m{n}-{each}": each for each in range(100)}) for n in range(50)])
+    assert len(found.fields) <= 400
+    assert suggest([found]) == []
