@@ -40,16 +40,16 @@ export PYTHON
 # Where the environment forbids compiled modules, each process of a test compiles SQLAlchemy anew, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo compiled test test-long test-pure test-docker check docs twins bench bench-spark bench-short clean rabbitmq java pgbouncer chromium
+.PHONY: demo compiled test test-long test-pure test-docker check docs twins bench bench-spark bench-short clean rabbitmq java pgbouncer chromium java-client
 .DELETE_ON_ERROR:
 
 demo: $(made) compiled rabbitmq
 	$(bin)/relatum demo $(DEMO)
 
-test: $(classes) compiled rabbitmq java pgbouncer chromium
+test: $(classes) compiled rabbitmq java java-client pgbouncer chromium
 	$(bin)/python -u -m pytest $(or $(TEST),$(SIDE_BY_SIDE))
 
-test-long: $(classes) compiled rabbitmq java pgbouncer chromium
+test-long: $(classes) compiled rabbitmq java java-client pgbouncer chromium
 	$(bin)/python -m pytest --long --override-ini timeout=21600 --override-ini faulthandler_timeout=0 $(TEST)
 
 test-pure: $(spark)
@@ -92,6 +92,9 @@ rabbitmq:
 
 java:
 	@tools/install-java
+
+java-client:
+	@tools/install-java-client
 
 pgbouncer:
 	@tools/install-pgbouncer

@@ -55,6 +55,7 @@ BEGINNINGS = {
     "0012": "publisher_sessions",
     "0015": "expectations",
     "0016": "masking",
+    "0018": "taps",
 }
 """A table of each revision."""
 

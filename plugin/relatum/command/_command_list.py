@@ -9,6 +9,8 @@ HELP: Final[Mapping[str, str]] = {
     "migrate": "Make the schema `relatum`, or bring it to this release's revision. Safe to run again.",
     "keys": "Define relationship keys, list and remove them.",
     "suggest": "Say which headers, properties and members of JSON would make keys, by a sample of streams.",
+    "tap": "Have a copy of each message of exchanges put into a stream, without a word to their publishers.",
+    "untap": ("Take taps away. What was copied stays in its stream, and what was recorded of it, but for `--delete`."),
     "record": "Record streams: catch up from the coverage, then follow their tails, until SIGTERM or Ctrl-C.",
     "find": "Find the messages whose KEY has this VALUE.",
     "related": "Find the messages that belong to the one at OFFSET of STREAM: by equal keys, or by time.",

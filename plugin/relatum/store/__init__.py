@@ -111,6 +111,7 @@ from relatum.store._tables import (
     time_blocks,
 )
 from relatum.store._tails import NewTail, TailMove, advance_all, close_tail, close_tails, open_tails
+from relatum.store._tap_tables import taps
 from relatum.store._translation import translated_errors
 from relatum.store._waiting import NoAnswerInTime
 from relatum.wire import Position
@@ -239,6 +240,7 @@ __all__ = [
     "table_parts",
     "table_parts_of",
     "tail_of",
+    "taps",
     "time_blocks",
     "translated_errors",
     "turn_parts",

@@ -10,6 +10,7 @@ from relatum.superstreams._admin import (
 )
 from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
 from relatum.superstreams._connections import address_of, blocking_connection, vhost_of
+from relatum.superstreams._description import exchange_exists, queue_exists
 from relatum.superstreams._handle import AffinityHandle
 from relatum.superstreams._layout import Layout, Partition, checked_stream_name
 from relatum.superstreams._protocol import Outgoing, Target, TargetExchange, channel_of
@@ -39,7 +40,9 @@ __all__ = [
     "declare_super_stream",
     "delete_super_stream",
     "describe_super_stream",
+    "exchange_exists",
     "partition_of",
+    "queue_exists",
     "unbind_partition",
     "vhost_of",
 ]

@@ -1,0 +1,144 @@
+"""What a tap asks of a broker, and does there. What is another's is looked at by passive declarations alone.
+
+Each question takes a channel of its own: the broker closes the channel where the answer is no.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from pika import BlockingConnection
+from pika.exceptions import ChannelClosedByBroker
+
+from relatum.errors import AccessRefused, ConfigurationError, InvalidInput, NotFound, StreamNotFound
+from relatum.headers import BROKERS_OWN
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.superstreams import StreamOptions, exchange_exists, queue_exists
+from relatum.tapping._kept_taps import Tap
+
+KEPT: Final = StreamOptions(max_length_bytes=5_000_000_000, max_age=timedelta(days=7), segment_bytes_max=50_000_000)
+"""What a tap's stream keeps where nothing else is asked for.
+
+Retention drops whole segments, and looks when a new one begins: with the broker's own 500 MB a quiet stream would keep
+its messages for years.
+"""
+
+MARK: Final = "x-relatum"
+"""Argument of a tap's bindings: another's binding by the same key is another binding, and stays when the tap goes.
+
+Exchanges of type headers take no notice of arguments that begin so, but where `x-match` says "with-x".
+"""
+
+_ACCESS_REFUSED: Final = 403
+_PRECONDITION_FAILED: Final = 406
+_TYPE: Final = re.compile(r"inequivalent arg 'type'.* but current is '+([^']+)'")
+"""Names with a hyphen come in two pairs of quotes."""
+
+SHARING: Final = frozenset({"x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random"})
+"""Types of exchanges that give each message to one of what is bound: a stream there would take messages from others."""
+
+
+def check_exchange(connection: BlockingConnection, exchange: str) -> None:
+    """See that there is an exchange to be tapped.
+
+    Raises:
+        NotFound: there is none of that name.
+        InvalidInput: none can be tapped that is called so.
+    """
+    if exchange.startswith(BROKERS_OWN):
+        raise InvalidInput(f"Exchange {exchange!r} is the broker's own; the default exchange is tapped by --firehose.")
+    if not exchange_exists(connection, exchange):
+        raise NotFound(f"There is no exchange {exchange!r}; nothing was made. Its publishers declare it, not a tap.")
+
+
+def kind_of(connection: BlockingConnection, exchange: str) -> str | None:
+    """The type of an exchange that is there; None where this user may not declare it, and so cannot know.
+
+    AMQP tells it only to who declares it otherwise: the broker refuses that, and says what the exchange is. Nothing
+    is an internal, durable, auto-deleted exchange of type direct, so nothing is ever as declared here.
+    """
+    channel = connection.channel()
+    try:
+        channel.exchange_declare(exchange, "direct", durable=True, auto_delete=True, internal=True)
+    except ChannelClosedByBroker as error:
+        if error.reply_code == _ACCESS_REFUSED:
+            return None
+        if error.reply_code != _PRECONDITION_FAILED:
+            raise
+        found = _TYPE.search(error.reply_text)
+        return "direct" if found is None else found[1]
+    channel.close()
+    return "direct"
+
+
+def stream_exists(connection: BlockingConnection, address: BrokerAddress, stream: str) -> bool:
+    """Whether there is a stream of that name.
+
+    Raises:
+        NotAStream: it is another kind of queue.
+        AccessRefused: nobody can say, since this user may not read it.
+    """
+    if not queue_exists(connection, stream):
+        return False
+    with StreamReader.open(address) as reader:
+        try:
+            reader.bounds(stream)
+        except StreamNotFound:
+            return False
+    return True
+
+
+def declare_stream(connection: BlockingConnection, stream: str, options: StreamOptions) -> None:
+    """Declare a stream that is not there.
+
+    Raises:
+        ConfigurationError: the broker knows no such options, or somebody has just declared another one of that name.
+    """
+    channel = connection.channel()
+    try:
+        channel.queue_declare(stream, durable=True, arguments=options.arguments())
+    except ChannelClosedByBroker as error:
+        if error.reply_code != _PRECONDITION_FAILED:
+            raise
+        raise ConfigurationError(f"Stream {stream!r} cannot be declared so: {error.reply_text}") from error
+    channel.close()
+
+
+def bind(connection: BlockingConnection, tap: Tap) -> None:
+    """Bind a tap's stream. A binding that is there already stays as it is.
+
+    Raises:
+        AccessRefused: this user may not write to the stream, or not read from the exchange.
+    """
+    channel = connection.channel()
+    try:
+        channel.queue_bind(tap.stream, tap.exchange, tap.binding_key, marked(tap.arguments))
+    except ChannelClosedByBroker as error:
+        if error.reply_code != _ACCESS_REFUSED:
+            raise
+        raise AccessRefused(
+            f"The broker refuses to bind {tap.stream!r} to {tap.exchange!r}: {error.reply_text}. It takes the "
+            "permission to write to the stream and to read from the exchange"
+        ) from error
+    channel.close()
+
+
+def unbind(connection: BlockingConnection, tap: Tap) -> None:
+    """Take a tap's binding away; where it, the exchange or the stream is not there any more, nothing happens."""
+    if not (exchange_exists(connection, tap.exchange) and queue_exists(connection, tap.stream)):
+        return
+    with connection.channel() as channel:
+        channel.queue_unbind(tap.stream, tap.exchange, tap.binding_key, marked(tap.arguments))
+
+
+def delete_queue(connection: BlockingConnection, name: str) -> None:
+    """Delete a stream or a queue with its messages; where it is not there, nothing happens."""
+    with connection.channel() as channel:
+        channel.queue_delete(name)
+
+
+def marked(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments a tap's binding is made with."""
+    is_compared = str(arguments.get("x-match", "")).endswith("-with-x")
+    return dict(arguments) if is_compared else {**arguments, MARK: "tap"}

@@ -1,0 +1,246 @@
+"""`relatum tap` and `relatum untap`: a copy of each message of an exchange in a stream."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+
+from relatum.superstreams import StreamOptions
+from relatum.tapping._broker_side import KEPT
+from relatum.tapping._firehose import Firehose
+from relatum.tapping._kept_taps import Tap, defined_taps
+from relatum.tapping._tapping import FIREHOSE_STREAM, tap_firehose, untap_firehose
+from relatum.tapping._tapping import tap as run_tap
+from relatum.tapping._tapping import untap as run_untap
+from relatum.terminal import (
+    JsonOption,
+    LogFormat,
+    LogLevel,
+    ServerOptions,
+    confirm,
+    console,
+    moment_text,
+    parse_span,
+    print_json,
+    set_up_logging,
+    size_text,
+    spread,
+    stop_signals,
+    table_of,
+)
+
+_Exchanges = Annotated[
+    list[str] | None, typer.Argument(metavar="EXCHANGE…", help="Exchanges that are there.", show_default=False)
+]
+_FirehoseOption = Annotated[
+    bool, typer.Option("--firehose", help="The default exchange, by RabbitMQ's firehose, which an operator turns on.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOptions:
+    """What a stream that is not there is declared with."""
+
+    max_length_bytes: Annotated[
+        int, typer.Option(metavar="BYTES", help="What the stream keeps, on each node that has a copy.", min=1)
+    ] = KEPT.max_length_bytes or 0
+    max_age: Annotated[str, typer.Option(metavar="SPAN", help="For how long: seconds, or 15m, 6h, 7d.")] = "7d"
+    segment_bytes_max: Annotated[
+        int, typer.Option(metavar="BYTES", help="Bytes of a segment: so much is dropped at a time.", min=1)
+    ] = KEPT.segment_bytes_max or 0
+    leader_locator: Annotated[
+        str | None, typer.Option(help="Where the leader is put: client-local, balanced.", show_default=False)
+    ] = None
+    initial_cluster_size: Annotated[
+        int | None, typer.Option(help="How many nodes have a copy; all by default.", show_default=False)
+    ] = None
+
+    @property
+    def options(self) -> StreamOptions:
+        """The same as a stream takes them."""
+        return StreamOptions(
+            max_length_bytes=self.max_length_bytes,
+            max_age=timedelta(seconds=parse_span(self.max_age)),
+            segment_bytes_max=self.segment_bytes_max,
+            leader_locator=self.leader_locator,
+            initial_cluster_size=self.initial_cluster_size,
+        )
+
+
+@spread
+def tap(
+    exchanges: _Exchanges = None,
+    stream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The stream for all of them; tap.EXCHANGE for each by default.", show_default=False
+        ),
+    ] = None,
+    binding_keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--binding-key", metavar="KEY", help="What is copied; all by default. Repeat it.", show_default=False
+        ),
+    ] = None,
+    arguments: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help='What is copied of an exchange of type headers: \'{"x-match": "any", "format": "pdf"}\'.',
+            show_default=False,
+        ),
+    ] = None,
+    firehose: _FirehoseOption = False,
+    show_list: Annotated[bool, typer.Option("--list", help="Show what is tapped, and change nothing.")] = False,
+    log_format: Annotated[LogFormat, typer.Option(help="How log lines look (--firehose).")] = LogFormat.TEXT,
+    as_json: JsonOption = False,
+    *,
+    kept: KeptOptions,
+    servers: ServerOptions,
+) -> None:
+    """Have a copy of each message of exchanges put into a stream, without a word to their publishers.
+
+    A stream that is not there is declared, and keeps 5 GB and 7 days at most. `relatum record` records it like any
+    other. `--firehose` copies what is published to the default exchange, until SIGTERM or Ctrl-C: nothing can be bound
+    to that, so it takes a process, and an operator who turns the firehose on (`rabbitmqctl trace_on`).
+
+    `--json` prints one document: a list of exchange, type, stream, binding_key, arguments, made_stream, created_at.
+    """
+    url = servers.database_url
+    if show_list:
+        _print_list(defined_taps(url, vhost=servers.address.vhost if servers.broker else "/"), as_json=as_json)
+        return
+    if bool(exchanges) == firehose:
+        raise typer.BadParameter("name exchanges, or say --firehose for the default one")
+    if firehose:
+        if arguments or binding_keys:
+            raise typer.BadParameter("the firehose takes neither --binding-key nor --arguments")
+        name = stream or FIREHOSE_STREAM
+        made = tap_firehose(servers.address, url, stream=name, options=kept.options)
+        _print_made([made], kept, as_json=as_json)
+        set_up_logging(log_format, LogLevel.INFO)
+        carrier = Firehose(servers.address, name)
+        with stop_signals() as stop:
+            carrier.run(stop)
+        logging.getLogger("relatum.firehose").info("%d messages carried", carrier.counts().carried)
+        return
+    taps = run_tap(
+        servers.address,
+        url,
+        exchanges or (),
+        stream=stream,
+        binding_keys=binding_keys or (),
+        arguments=None if arguments is None else _parsed(arguments),
+        options=kept.options,
+    )
+    _print_made(taps, kept, as_json=as_json)
+
+
+@spread
+def untap(
+    exchanges: _Exchanges = None,
+    stream: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only taps into this stream.", show_default=False)
+    ] = None,
+    firehose: _FirehoseOption = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete their streams, too, with all messages.")] = False,
+    sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+    *,
+    servers: ServerOptions,
+) -> None:
+    """Take taps away. What was copied stays in its stream, and what was recorded of it, but for `--delete`.
+
+    `--delete` asks first. It deletes only streams that `relatum tap` declared, and that no other tap needs; what was
+    recorded of them goes by `relatum forget`.
+
+    `--json` prints one document, as `tap` does; with `--delete` it needs `--yes`.
+    """
+    url = servers.database_url
+    if bool(exchanges) == firehose:
+        raise typer.BadParameter("name exchanges, or say --firehose for the default one")
+    if delete and not sure:
+        if as_json:
+            raise typer.BadParameter("--json deletes without asking, so it needs --yes")
+        wanted = {""} if firehose else set(exchanges or ())
+        going = [each for each in defined_taps(url, vhost=servers.address.vhost) if each.exchange in wanted]
+        streams = sorted({each.stream for each in going if stream in (None, each.stream)})
+        confirm(f"Delete all messages in {', '.join(streams)}?")
+    if firehose:
+        gone = untap_firehose(servers.address, url, stream=stream, delete=delete)
+    else:
+        gone = run_untap(servers.address, url, exchanges or (), stream=stream, delete=delete)
+    if as_json:
+        print_json([_document(each) for each in gone])
+        return
+    for each in gone:
+        what = f"stream {each.stream} is deleted" if delete else f"what was copied stays in {each.stream}"
+        _say(f"{_source(each)} is not tapped any more; {what}.")
+
+
+def _parsed(text: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--arguments takes JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise typer.BadParameter('--arguments takes a JSON object, as \'{"x-match": "any", "format": "pdf"}\'')
+    return found
+
+
+def _print_made(taps: Sequence[Tap], kept: KeptOptions, *, as_json: bool) -> None:
+    if as_json:
+        print_json([_document(each) for each in taps])
+        return
+    for each in taps:
+        what = json.dumps(each.arguments) if each.kind == "headers" else f"key {each.binding_key!r}"
+        _say(f"{_source(each)} ({_kind(each)}, {what}) is copied into {each.stream}.")
+        if each.kind is None and not each.is_firehose:
+            _say(
+                "This user may not ask for the exchange's type. One of type direct has no key for all messages, and "
+                "gives only what its --binding-key names."
+            )
+    if any(each.made_stream for each in taps):
+        limits = f"{size_text(kept.max_length_bytes)} and {kept.max_age}"
+        _say(f"A stream that was not there keeps {limits} at most on each node: --max-length-bytes, --max-age.")
+    _say(f"Record it: relatum record {' '.join(dict.fromkeys(each.stream for each in taps))}")
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def _print_list(taps: Sequence[Tap], *, as_json: bool) -> None:
+    if as_json:
+        print_json([_document(each) for each in taps])
+        return
+    table = table_of("exchange", "type", "stream", "binding key", "arguments", "since", whole=("since",))
+    for each in taps:
+        arguments = json.dumps(each.arguments) if each.arguments else ""
+        since = moment_text(each.created_at)
+        table.add_row(_source(each), each.kind or "", each.stream, each.binding_key, arguments, since)
+    console.print(table)
+
+
+def _source(tap: Tap) -> str:
+    return "the default exchange" if tap.is_firehose else tap.exchange
+
+
+def _kind(tap: Tap) -> str:
+    return "firehose" if tap.is_firehose else tap.kind or "of a type not known"
+
+
+def _document(tap: Tap) -> dict[str, Any]:
+    return {
+        "exchange": tap.exchange,
+        "type": tap.kind,
+        "stream": tap.stream,
+        "binding_key": tap.binding_key,
+        "arguments": dict(tap.arguments),
+        "made_stream": tap.made_stream,
+        "created_at": tap.created_at,
+    }

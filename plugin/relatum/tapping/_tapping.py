@@ -1,0 +1,286 @@
+"""Tapping exchanges and untapping them. What is tapped is written down first, so that no binding is forgotten."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+import sqlalchemy as sa
+from pika import BlockingConnection
+from pika.exceptions import ChannelClosedByBroker
+
+from relatum.checks import checked_name, checked_names, checked_text, shown
+from relatum.errors import Conflict, InvalidInput, NotFound
+from relatum.headers import NAME_BYTES_MAX
+from relatum.reading import BrokerAddress
+from relatum.store import as_engine
+from relatum.superstreams import StreamOptions, blocking_connection, checked_stream_name
+from relatum.tapping import _broker_side as broker_side
+from relatum.tapping._broker_side import KEPT, SHARING
+from relatum.tapping._firehose_queue import PUBLISHED, check_free, make_way, take_away
+from relatum.tapping._kept_taps import DEFAULT_EXCHANGE, Tap, as_json, stored, strike_out, write_down
+
+Broker: TypeAlias = str | BrokerAddress
+Database: TypeAlias = str | sa.Engine
+AtBroker: TypeAlias = Callable[[BlockingConnection, Tap], None]
+
+ARGUMENTS_CHARACTERS_MAX: Final = 1000
+"""Of a binding's arguments as JSON: they are part of an index entry."""
+
+FIREHOSE_STREAM: Final = "tap.firehose"
+"""The stream of the firehose where no other is named."""
+
+
+def tap(
+    broker: Broker,
+    database: Database,
+    exchanges: str | Sequence[str],
+    *,
+    stream: str | None = None,
+    binding_keys: Sequence[str] = (),
+    arguments: Mapping[str, Any] | None = None,
+    options: StreamOptions = KEPT,
+) -> list[Tap]:
+    """Have a copy of each message of exchanges put into a stream; what is so already stays as it is.
+
+    Publishers, exchanges, queues, policies and others' bindings are left alone. A stream that is there is bound as it
+    is. Where an error says that something was refused, nothing is left of what was made before.
+
+    Args:
+        broker: The broker's URL or address.
+        database: PostgreSQL's URL, or an engine: there it is written down.
+        exchanges: Names of exchanges, which must be there.
+        stream: The stream for all of them; None (default): `tap.EXCHANGE` for each.
+        binding_keys: What is copied. None (default): all messages, which an exchange of type direct has no key for.
+        arguments: Of the bindings, for exchanges of type headers: `{"x-match": "any", "format": "pdf"}`. None
+            (default): all messages.
+        options: What a stream that is not there is declared with; `KEPT` by default.
+
+    Returns:
+        The taps, a binding each, in the order of the exchanges.
+
+    Raises:
+        NotFound: there is no such exchange; nothing was made.
+        InvalidInput: an exchange of that type cannot be tapped so; nothing was made.
+        NotAStream: there is a queue of the stream's name; nothing was made.
+        AccessRefused: the broker refuses this user; nothing is left.
+        BrokerUnavailable, DatabaseUnavailable: safe to repeat.
+    """
+    names = _names(exchanges)
+    keys = [checked_text("binding_keys", key) for key in checked_names("binding_keys", binding_keys)]
+    given = _checked_arguments(arguments)
+    if stream is not None:
+        checked_stream_name(stream, "The stream's name")
+    address = BrokerAddress.of(broker, None)
+    with as_engine(database) as engine, blocking_connection(address, address) as connection:
+        wanted: list[Tap] = []
+        for exchange in dict.fromkeys(names):
+            broker_side.check_exchange(connection, exchange)
+            kind = broker_side.kind_of(connection, exchange)
+            into = checked_stream_name(stream or f"tap.{exchange}", "The stream's name")
+            for key, of_binding in _bindings(exchange, kind, keys, given):
+                wanted.append(Tap(exchange, kind, into, key, of_binding))
+        return _tapped(engine, address, connection, wanted, options, broker_side.bind, broker_side.unbind)
+
+
+def tap_firehose(
+    broker: Broker,
+    database: Database,
+    *,
+    stream: str = FIREHOSE_STREAM,
+    options: StreamOptions = KEPT,
+) -> Tap:
+    """Make what a `Firehose` carries from and into: a bounded queue for the firehose's copies, and the stream.
+
+    Nothing is copied until the operator turns the firehose on (`rabbitmqctl trace_on`) and a `Firehose` runs.
+
+    Args:
+        broker: The broker's URL or address.
+        database: PostgreSQL's URL, or an engine.
+        stream: The stream. A queue `STREAM.firehose` and an exchange of the stream's name are made, too.
+        options: As for `tap`.
+
+    Raises: as `tap`, and:
+        Conflict: there is another queue or exchange of such a name; nothing was made.
+    """
+    checked_stream_name(stream, "The stream's name")
+    wanted = Tap(DEFAULT_EXCHANGE, None, stream, PUBLISHED)
+    address = BrokerAddress.of(broker, None)
+    with as_engine(database) as engine, blocking_connection(address, address) as connection:
+        if not any(each.is_firehose and each.stream == stream for each in stored(engine, address.vhost).values()):
+            check_free(connection, stream)
+        return _tapped(engine, address, connection, [wanted], options, make_way, take_away)[0]
+
+
+def untap(
+    broker: Broker,
+    database: Database,
+    exchanges: str | Sequence[str],
+    *,
+    stream: str | None = None,
+    delete: bool = False,
+) -> list[Tap]:
+    """Take taps away. What was copied stays in the stream, and what was recorded of it in the table.
+
+    Args:
+        broker: The broker's URL or address.
+        database: PostgreSQL's URL, or an engine.
+        exchanges: Whose taps; an exchange may be gone.
+        stream: Only those into this stream; None (default): all of them.
+        delete: True: also deletes their streams with all messages. Only streams that were made for taps, and that no
+            other tap needs.
+
+    Returns:
+        What was taken away.
+
+    Raises:
+        NotFound: an exchange is not tapped, or not into that stream; nothing was changed.
+        Conflict: a stream is not to be deleted; nothing was changed.
+        AccessRefused, BrokerUnavailable, DatabaseUnavailable: what is still written down may be bound; repeat it.
+    """
+    names = _names(exchanges)
+    return _untapped(broker, database, names, stream, broker_side.unbind, delete=delete)
+
+
+def untap_firehose(broker: Broker, database: Database, *, stream: str | None = None, delete: bool = False) -> list[Tap]:
+    """The same of the firehose: its queue and its exchange are deleted. A `Firehose` that runs ends by an error.
+
+    Args, Returns, Raises: as `untap`.
+    """
+    return _untapped(broker, database, (DEFAULT_EXCHANGE,), stream, take_away, delete=delete)
+
+
+def _untapped(
+    broker: Broker,
+    database: Database,
+    names: Sequence[str],
+    stream: str | None,
+    take: AtBroker,
+    *,
+    delete: bool,
+) -> list[Tap]:
+    address = BrokerAddress.of(broker, None)
+    with as_engine(database) as engine:
+        there = stored(engine, address.vhost)
+        going = {
+            number: each
+            for number, each in there.items()
+            if each.exchange in names and (stream is None or each.stream == stream)
+        }
+        for exchange in names:
+            if not any(each.exchange == exchange for each in going.values()):
+                what = f"Exchange {checked_name('exchange', exchange)!r}" if exchange else "The firehose"
+                into = "" if stream is None else f" into {stream!r}"
+                raise NotFound(f"{what} is not tapped{into} in virtual host {address.vhost!r}: see relatum tap --list")
+        streams = list(dict.fromkeys(each.stream for each in going.values()))
+        if delete:
+            _check_deletable(streams, [each for number, each in there.items() if number not in going], going.values())
+        with blocking_connection(address, address) as connection:
+            for each in going.values():
+                take(connection, each)
+            for name in streams if delete else ():
+                broker_side.delete_queue(connection, name)
+        strike_out(engine, going)
+    return list(going.values())
+
+
+def _check_deletable(streams: Sequence[str], others: Sequence[Tap], going: Iterable[Tap]) -> None:
+    made = {each.stream for each in going if each.made_stream}
+    for name in streams:
+        if name not in made:
+            raise Conflict(f"Stream {name!r} was there before it was bound: it is not deleted with its taps.")
+        other = next((each for each in others if each.stream == name), None)
+        if other is not None:
+            source = other.exchange or "the firehose"
+            raise Conflict(f"Stream {name!r} is not deleted: {source!r} is tapped into it, too.")
+
+
+def _names(exchanges: str | Sequence[str]) -> tuple[str, ...]:
+    return checked_names("exchanges", (exchanges,) if isinstance(exchanges, str) else exchanges, least=1)
+
+
+def _checked_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, str | int | bool) for name, value in arguments.items()
+    ):
+        raise InvalidInput(f"arguments= takes names with texts, numbers or truth values, not {shown(arguments)}")
+    if len(as_json(arguments)) > ARGUMENTS_CHARACTERS_MAX:
+        raise InvalidInput(f"A binding's arguments have {ARGUMENTS_CHARACTERS_MAX} characters at most, as JSON.")
+    return dict(arguments)
+
+
+def _bindings(
+    exchange: str, kind: str | None, keys: Sequence[str], arguments: dict[str, Any]
+) -> list[tuple[str, dict[str, Any]]]:
+    """How a stream is bound to an exchange: keys with arguments.
+
+    Raises:
+        InvalidInput: that exchange cannot be tapped so.
+    """
+    if kind in SHARING:
+        raise InvalidInput(
+            f"Exchange {exchange!r} is of type {kind}: it gives each message to one of what is bound, so a tap would "
+            "take messages from the others. Tap the exchange before it."
+        )
+    if any(len(key.encode()) > NAME_BYTES_MAX for key in keys):
+        raise InvalidInput(f"A binding key has {NAME_BYTES_MAX} bytes at most.")
+    if kind == "headers":
+        if keys:
+            raise InvalidInput(f"Exchange {exchange!r} looks at headers, not at keys: give --arguments.")
+        return [("", {"x-match": "all", **arguments})]
+    if arguments and kind is not None:
+        raise InvalidInput(f"Exchange {exchange!r} is of type {kind}, which takes no notice of arguments.")
+    if kind == "fanout":
+        if keys:
+            raise InvalidInput(f"Exchange {exchange!r} is of type fanout: it has no keys, all messages are copied.")
+        return [("", {})]
+    if not keys and kind not in ("topic", None):
+        raise InvalidInput(
+            f"Exchange {exchange!r} is of type {kind}, which has no key for all messages: name those to be copied, "
+            "--binding-key KEY, once for each."
+        )
+    if kind is None:
+        # For all of topic, fanout and headers.
+        return [(key, {"x-match": "all", **arguments}) for key in keys or ("#",)]
+    return [(key, {}) for key in keys or ("#",)]
+
+
+def _tapped(
+    engine: sa.Engine,
+    address: BrokerAddress,
+    connection: BlockingConnection,
+    wanted: Sequence[Tap],
+    options: StreamOptions,
+    make: AtBroker,
+    take: AtBroker,
+) -> list[Tap]:
+    """Write taps down, then make them; what was refused is taken back."""
+    if not isinstance(options, StreamOptions):
+        raise InvalidInput(f"options= takes StreamOptions, not {shown(options)}")
+    streams = dict.fromkeys(each.stream for each in wanted)
+    lacking = [name for name in streams if not broker_side.stream_exists(connection, address, name)]
+    known = stored(engine, address.vhost).values()
+    ours = {*lacking, *(each.stream for each in known if each.made_stream)}
+    wanted = [replace(each, made_stream=each.stream in ours) for each in wanted]
+    new = write_down(engine, address.vhost, wanted)
+    declared: list[str] = []
+    try:
+        for name in lacking:
+            broker_side.declare_stream(connection, name, options)
+            declared.append(name)
+        for each in wanted:
+            make(connection, each)
+    except Exception:
+        # What cannot be taken back now stays written down, so that it can be untapped.
+        with suppress(Exception):
+            for each in new.values():
+                # Whoever was refused a binding may not take it away, either.
+                with suppress(ChannelClosedByBroker):
+                    take(connection, each)
+            for name in declared:
+                broker_side.delete_queue(connection, name)
+            strike_out(engine, new)
+        raise
+    return wanted

@@ -1,0 +1,51 @@
+"""What a tap's stream without a leader does to those who publish to the exchange: docs/tap.md says so."""
+
+import threading
+
+import pika
+
+from relatum.superstreams import StreamOptions
+from relatum.tapping import tap
+from tests.support import broker_connection, unique_name, wait_until
+from tests.support.cluster import Cluster, on_each_cluster
+
+
+@on_each_cluster
+def test_confirms_wait_for_the_stream_and_messages_do_not(cluster: Cluster, database_url: str) -> None:
+    """With a copy on one node alone, that is down: queues get the message, its confirm comes once the node is back.
+
+    With copies on three nodes publishers go on.
+    """
+    exchange, other = unique_name("lone"), unique_name("whole")
+    with broker_connection(cluster.amqp_url(1)) as connection:
+        channel = connection.channel()
+        for name in (exchange, other):
+            channel.exchange_declare(name, "topic", durable=True)
+            channel.queue_declare(name, durable=True)
+            channel.queue_bind(name, name, "#")
+        lone = StreamOptions(initial_cluster_size=1, leader_locator="client-local")
+        tap(cluster.amqp_url(2), database_url, exchange, options=lone)
+        tap(cluster.amqp_url(2), database_url, other, options=StreamOptions(leader_locator="client-local"))
+        wait_until(lambda: cluster.leader_of(f"tap.{exchange}") == 2, what="the lone stream's leader")
+        cluster.stop(2)
+        confirmed = threading.Event()
+
+        def publish() -> None:
+            with broker_connection(cluster.amqp_url(1)) as own:
+                publishing = own.channel()
+                publishing.confirm_delivery()
+                publishing.basic_publish(exchange, "a", b"one", pika.BasicProperties(delivery_mode=2))
+                confirmed.set()
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        taken = wait_until(lambda: channel.basic_get(exchange, auto_ack=True)[2], what="the message in its queue")
+        assert taken == b"one"
+        with broker_connection(cluster.amqp_url(1)) as own:
+            publishing = own.channel()
+            publishing.confirm_delivery()
+            publishing.basic_publish(other, "a", b"other")
+        assert not confirmed.is_set()
+        cluster.start(2)
+        wait_until(confirmed.is_set, 300.0, what="the confirm")
+        thread.join()

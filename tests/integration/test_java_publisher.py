@@ -1,0 +1,86 @@
+"""A publisher in Java, with the client of RabbitMQ's own: tapped, and through the firehose, unchanged."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from relatum.keys import KeyDefinition
+from relatum.local import LocalRabbitMQ
+from relatum.reading import StreamReader
+from relatum.superstreams import StreamOptions
+from relatum.tapping import tap, tap_firehose
+from relatum_consumer import Relations
+from tests.support import START_S, broker_connection, recording, unique_name, wait_recorded, wait_until
+from tests.support.rabbitmq_tools import run_tool
+from tests.support.tapped import carrying
+
+SMALL = StreamOptions(max_length_bytes=10_000_000)
+PROGRAM = Path(__file__).parents[1] / "support" / "java" / "Publisher.java"
+CLIENT = os.environ.get("RELATUM_AMQP_CLIENT_JAR", "/usr/share/java/amqp-client.jar")
+JARS = [Path(CLIENT), Path("/usr/share/java/slf4j-api.jar")]
+ORDERS = 20
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("java") and shutil.which("javac") and all(jar.exists() for jar in JARS)),
+    reason="there is no JDK or no RabbitMQ client for Java: tools/install-java-client installs them",
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
+    """A broker of this module, whose firehose is on."""
+    directory = tmp_path_factory.mktemp("rabbitmq")
+    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
+        run_tool(server, "rabbitmqctl", "trace_on")
+        yield server
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def publish(url: str, exchange: str, routing_key: str) -> None:
+    """Run the publisher."""
+    classes = os.pathsep.join(map(str, JARS))
+    command = ["java", "-XX:TieredStopAtLevel=1", "-cp", classes, str(PROGRAM)]
+    command += [url + "%2f", exchange, routing_key, str(ORDERS)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("way", ["tap", "firehose"])
+def test_a_java_publisher_is_found_as_it_is(
+    server: LocalRabbitMQ, database_url: str, engine: sa.Engine, way: str
+) -> None:
+    """Its confirms come, its queue has its messages, and each is found by text, number, and what Java makes of both."""
+    url, name = server.broker_url, unique_name("java")
+    stream = f"{name}.copied"
+    keys: list[str | KeyDefinition] = ["customer", "paid"]
+    keys += [KeyDefinition("order_id", type="integer"), KeyDefinition("cents", type="integer")]
+    with broker_connection(url) as connection:
+        channel = connection.channel()
+        channel.queue_declare(name, durable=True)
+        channel.exchange_declare(name, "topic", durable=True)
+        channel.queue_bind(name, name, "order.#")
+        if way == "tap":
+            tap(url, database_url, name, stream=stream, options=SMALL)
+            publish(url, name, "order.new")
+        else:
+            tap_firehose(url, database_url, stream=stream, options=SMALL)
+            with carrying(url, stream):
+                publish(url, "", name)
+                with StreamReader.open(server.stream_url) as reader:
+                    wait_until(lambda: reader.bounds(stream).last is not None, what="the first order")
+                    wait_until(lambda: len(list(reader.iterate(stream))) == ORDERS, what="all orders")
+        assert channel.queue_declare(name, passive=True).method.message_count == ORDERS
+    with recording(url, engine, stream, keys=keys):
+        wait_recorded(url, engine, stream)
+    with Relations(url, database_url) as relations:
+        (order,) = relations.find("order_id", 7)
+        assert (order.body, order.properties.correlation_id) == (b"order 7", "order-7")
+        assert order.headers["rate"] == 0.1
+        assert relations.find("cents", 1234567890123 + 7).first == order
+        assert len(list(relations.find("customer", "Müller & Söhne"))) == ORDERS
+        assert len(list(relations.related(order, by="paid"))) == ORDERS // 2 - 1
