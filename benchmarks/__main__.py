@@ -23,6 +23,7 @@ from benchmarks import (
     serial,
     service,
     sizes,
+    tapping,
     tracing,
 )
 from benchmarks._command import run
@@ -39,6 +40,7 @@ GROUPS: Final = {
         group_reading,
         tracing,
         publishing,
+        tapping,
         affinity,
         contexts,
         serial,
