@@ -176,7 +176,7 @@ def lively(
         with recording(amqp_url, engine, orders, keys=KEYS):
             wait_recorded(amqp_url, engine, orders)
         engine.dispose()
-        yield World({"broker": amqp_url, "database": url, "stream_url": stream_url}, orders, "", 0)
+        yield World({"broker": amqp_url, "database": url, "stream_url": stream_url}, orders, "", 0, "")
     delete_stream(amqp_url, orders)
 
 
