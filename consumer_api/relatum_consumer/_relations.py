@@ -92,6 +92,23 @@ class Relations(Asking):
         """
         return self._run(self._lookups.streams())
 
+    def values(self, key: str, prefix: str = "", *, limit: int = 10) -> tuple[str, ...]:
+        """The first recorded values of a key that begin with a prefix, in order, each once; in canonical form.
+
+        It goes from value to value by the index, whatever number of messages share one. What retention has dropped
+        counts until its rows are pruned. Where hundreds of values are of other virtual hosts, some may be left out.
+
+        Args:
+            key: The key's name; none of several parts.
+            prefix: What they begin with; empty (default) for all.
+            limit: Values at most, 1 to 1,000. Default 10.
+
+        Raises:
+            KeyNotDefined: no key of that name is defined.
+            InvalidInput: an argument is wrong, or the key is composite.
+        """
+        return self._run(self._lookups.values(key, prefix, limit))
+
     # --- by key -------------------------------------------------------------------------------------------
 
     def related(

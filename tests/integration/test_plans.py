@@ -13,6 +13,7 @@ from relatum_consumer.lookups import Watch
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US
 from relatum_consumer.lookups._probe_statement import probe_statement
+from relatum_consumer.lookups._value_statements import values_of_key, values_parameters
 from relatum_consumer.lookups._watching import parameters_of, watched
 from relatum_consumer.traces import _trace_statements as traces
 from tests.support.plans import CATALOG, CLOSE_PARTS, MAKE_PARTS, PARTS, filled_database, nodes_of, plan_of, scanned_in
@@ -226,3 +227,30 @@ def test_a_step_of_a_trace_costs_index_probes_for_each_value(
     assert all(column in node["Index Cond"] for node in nodes for column in ("key_id", "value")), plan
     assert scanned_in(plan) - CATALOG <= {"streams"}, plan
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 300 * pages_a_value, plan
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize(
+    ("key_id", "prefix", "vhost", "values"),
+    [
+        (1, "", "/", ["hot"]),
+        (1, "hoti", "/", []),
+        (2, "o10", "/", ["o10", "o100", "o1000", "o10000", "o10001", "o10002", "o10003", "o10004", "o10005", "o10006"]),
+        (2, "", "other", []),
+    ],
+)
+def test_values_are_found_by_a_few_probes_of_each_part(
+    filled: psycopg.Connection[Any], key_id: int, prefix: str, vhost: str, values: list[str], mode: str
+) -> None:
+    """Ten of 25,000, one that half a million rows share, none, and those of a virtual host that has none."""
+    parameters = values_parameters(vhost, key_id, prefix, 10)
+    assert [value for (value,) in filled.execute(values_of_key(), parameters)] == values
+    plan = plan_of(filled, mode, values_of_key(), parameters)
+    nodes = [node for node in nodes_of(plan) if node.get("Relation Name") == "relationships"]
+    assert {node["Node Type"] for node in nodes} <= {"Index Only Scan", "Index Scan"}, plan
+    assert all(column in node["Index Cond"] for node in nodes for column in ("key_id", "value", "stream_id")), plan
+    assert scanned_in(plan) - CATALOG == set(), plan
+    assert max((node["Actual Rows"] for node in nodes), default=0) <= 1, plan
+    steps = next(node["Actual Rows"] for node in nodes_of(plan) if node["Node Type"] == "Recursive Union")
+    assert steps <= parameters["steps"] + 1
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < (steps + 1) * 4 * PARTS, plan

@@ -118,6 +118,22 @@ def test_a_composite_key_is_asked_for_by_its_parts(page: Asking) -> None:
 _FIELD = {"autocomplete": "off", "spellcheck": "false"}
 
 
+def test_values_are_listed_as_they_begin(page: Asking) -> None:
+    """The first that begin with what was typed; none of a key of several parts, with the reason."""
+
+    def listed(**query: Any) -> dict[str, Any]:
+        return page.get(f"/api/values?{urlencode(query)}").json()  # type: ignore[no-any-return]
+
+    assert listed(key="host", prefix="bu") == {"values": ["busy"], "reason": ""}
+    assert listed(key="order_id") == {"values": [f"o-{HOSTILE}"], "reason": ""}
+    assert listed(key="order_id", prefix="x") == {"values": [], "reason": ""}
+    assert (listed(key="place")["values"], listed(key="place")["reason"]) == (
+        [],
+        "values of several parts are not listed",
+    )
+    assert page.get("/api/values?key=host&limit=101").status_code == 400
+
+
 def test_nothing_found_is_said_with_what_is_known(page: Asking, world: World) -> None:
     """Absent where it is proven; not recorded yet where a part of the stream is not, and found once that is read."""
     absent = found(page, key="order_id", value="nobody", stream=world.payments)
@@ -390,6 +406,7 @@ def examples(world: World) -> dict[str, list[str]]:
         "/live": ["/live", f"/live?stream={world.orders}&key=host&value=busy", "/live?key=nope"],
         "/live/events": ["/live/events?most=0"],
         "/keys": ["/keys", "/keys?x=1"],
+        "/values": ["/values?key=host&prefix=b", "/values?key=place", "/values?key=none", "/values"],
         "/latest": ["/latest"],
         "/health": ["/health"],
     }

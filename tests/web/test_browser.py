@@ -217,6 +217,24 @@ def test_a_search_is_asked_without_leaving_the_page(browser: Browser, served: st
         expect(page.locator("tbody tr")).to_have_count(25)
 
 
+def test_values_are_offered_while_one_is_typed(browser: Browser, served: str) -> None:
+    """Those of the key that begin so; of a key of others none stay; what is typed on is asked for, too."""
+    with looking(browser, served) as window:
+        page = window.page
+        page.goto(f"{served}/")
+        offered = page.locator("#values option")
+        page.keyboard.press("/")
+        page.keyboard.type("host")
+        page.keyboard.press("Tab")
+        expect(offered).to_have_count(1)
+        expect(offered).to_have_attribute("value", "busy")
+        page.keyboard.type("x")
+        expect(offered).to_have_count(0)
+        page.get_by_label("Key").fill("order_id")
+        page.get_by_label("Value").fill("o-<")
+        expect(offered).to_have_attribute("value", f"o-{HOSTILE}")
+
+
 def test_all_of_it_goes_by_keyboard(browser: Browser, served: str, world: World) -> None:
     """From the search to a message, on to the next and back, without a pointer; what has the focus is seen."""
     with looking(browser, served) as window:

@@ -59,6 +59,9 @@ def test_a_key_masked_by_definition_is_shown_nowhere(world: World, database_url:
         assert page.get(f"/api/streams/{masked}/3").json()["body"]["text"] == "shown"
         seen = {row["name"]: row["is_masked"] for row in page.get("/api/keys").json()["keys"]}
         assert seen == {"card": True, "again": True, "at": True, "number": True, "paid_by": True, "shop": False}
+        for key, prefix in [("card", "4"), ("again", "4"), ("number", ""), ("paid_by", SECRET)]:
+            listed = page.get(f"/api/values?key={key}&prefix={prefix}").json()
+            assert listed == {"values": [], "reason": "values of a masked key are not listed"}
         links = [each["href"] for each in answer["keys"]]
         for path in [f"/streams/{masked}/0", "/?key=shop&value=north", "/streams", f"/streams/{masked}", *links]:
             for text in (page.get(path).text, page.get(_document(path)).text):

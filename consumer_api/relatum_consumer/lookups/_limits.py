@@ -5,6 +5,12 @@ from typing import Final
 ANSWER_MESSAGES_MAX: Final = 100_000
 """Messages of one answer, which is held in memory. What has more is asked for with `limit=`, or a span of time."""
 
+VALUES_MAX: Final = 1_000
+"""Values of a key that are listed at once."""
+
+VALUES_STEPS: Final = 200
+"""Places of the index that are looked at for them beyond their number: those of other virtual hosts, or replaced."""
+
 ANSWER_BYTES_MAX: Final = 1 << 30
 """Bytes of the messages of one answer that was asked for without `limit=`; each counts `MESSAGE_BYTES` more."""
 

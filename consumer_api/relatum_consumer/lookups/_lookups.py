@@ -10,15 +10,17 @@ from typing import Any, Literal, TypeAlias, get_args
 from relatum.checks import checked_count, checked_name, checked_seconds
 from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, KeyDefinition, timestamp_us
-from relatum.limits import TIME_US_MAX
+from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX
 from relatum.reading import Message
 from relatum_consumer.lookups._answer import Answer
 from relatum_consumer.lookups._catalog import Catalog, Values
+from relatum_consumer.lookups._limits import VALUES_MAX
 from relatum_consumer.lookups._lookup_statements import Order
 from relatum_consumer.lookups._moments import beside, window
 from relatum_consumer.lookups._related import Question, answer, without_values
-from relatum_consumer.lookups._requests import Steps
+from relatum_consumer.lookups._requests import Select, Steps
 from relatum_consumer.lookups._time_search import Moment, Search, Side, Window
+from relatum_consumer.lookups._value_statements import values_of_key, values_parameters
 from relatum_consumer.lookups._waiting import asked_at_least, wait
 
 Names: TypeAlias = str | Sequence[str] | None
@@ -49,6 +51,18 @@ class Lookups:
     def streams(self) -> Steps[tuple[str, ...]]:
         """The streams that are recorded."""
         return (yield from self.catalog.all_streams())
+
+    def values(self, key: str, prefix: str, limit: int) -> Steps[tuple[str, ...]]:
+        """Values of a key that begin with a prefix."""
+        checked_count("limit", limit, most=VALUES_MAX)
+        if not isinstance(prefix, str) or not _is_beginning(prefix):
+            most = f"{KEY_VALUE_BYTES_MAX:,}"
+            raise InvalidInput(f"prefix= takes the beginning of a value: text of {most} bytes at most, without NUL")
+        definition = yield from self.catalog.definition(key)
+        if definition.is_composite:
+            raise InvalidInput(f"the values of the key {key!r} have several parts: only single values are listed")
+        parameters = values_parameters(self.catalog.vhost, definition.key_id, prefix, limit)
+        return tuple(value for (value,) in (yield from Select(values_of_key(), parameters)))
 
     def related(
         self, message: Message, to: Names, by: Names, limit: int | None, order: Order, *, complete: bool
@@ -196,6 +210,14 @@ def names_of(argument: str, names: Names) -> tuple[str, ...] | None:
 @lru_cache(maxsize=512)
 def _one_name(argument: str, name: str) -> tuple[str, ...]:
     return (checked_name(argument, name),)
+
+
+def _is_beginning(prefix: str) -> bool:
+    """Whether a value may begin so."""
+    try:
+        return len(prefix.encode()) <= KEY_VALUE_BYTES_MAX and "\0" not in prefix
+    except UnicodeEncodeError:
+        return False
 
 
 def _check_message(message: Any) -> None:

@@ -13,6 +13,7 @@ from relatum_consumer.web._api._search import SEARCH
 from relatum_consumer.web._api._stream import STREAM, STREAM_BY_QUERY
 from relatum_consumer.web._api._streams import STREAMS
 from relatum_consumer.web._api._trace import TRACE
+from relatum_consumer.web._api._values import VALUES
 
 __all__ = ["ENDPOINTS", "EVENTS", "MESSAGE", "MESSAGE_BY_QUERY"]
 
@@ -35,6 +36,7 @@ ENDPOINTS = (
     SUPER_STREAM,
     LIVE,
     KEYS,
+    VALUES,
     LATEST,
     HEALTH,
 )

@@ -28,4 +28,27 @@ form.elements.key.addEventListener("change", () => {
   }
 });
 
+// Values that begin as what is typed, once it rests for a moment. What does not come in time is left out.
+const offered = form.querySelector("[data-values]");
+const TYPING_MS = 150;
+let pause, question;
+
+function offerValues() {
+  clearTimeout(pause);
+  question?.abort();
+  const key = form.elements.key.value;
+  if (!key) return;
+  pause = setTimeout(async () => {
+    question = new AbortController();
+    try {
+      const query = new URLSearchParams({ key, prefix: offered.value });
+      const response = await fetch(`${offered.dataset.values}?${query}`, { signal: question.signal });
+      const { values } = response.ok ? await response.json() : { values: [] };
+      offered.list.replaceChildren(...values.map((value) => Object.assign(document.createElement("option"), { value })));
+    } catch { /* What was typed is searched for all the same. */ }
+  }, TYPING_MS);
+}
+
+for (const event of offered ? ["input", "focus"] : []) offered.addEventListener(event, offerValues);
+
 addEventListener("popstate", () => location.reload());

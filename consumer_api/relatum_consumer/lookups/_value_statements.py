@@ -1,0 +1,59 @@
+"""The statement of which values a key has: it goes from one to the next by the index, and never looks at all rows."""
+
+from functools import lru_cache
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from relatum.store import compiled, may_hold_values, relationships, streams
+from relatum_consumer.lookups._limits import VALUES_STEPS
+from relatum_consumer.lookups._lookup_statements import big, meant_streams
+
+_LAST: Final = "\U0010ffff"
+"""Sorts behind all that a value may go on with, and is no character itself."""
+
+_NO_STREAM: Final[Any] = sa.literal_column("-1")
+_ALL_STREAMS: Final[Any] = sa.literal_column("2147483647")
+
+
+@lru_cache
+def values_of_key() -> str:
+    """Values of `key_id` in present streams of `vhost` from `low` to `high`, in order: `most` of them.
+
+    A step takes the next pair of value and stream, one probe of each part's index. Where the stream is meant, the next
+    step passes over all other streams of the value; else it looks at the next of them. It ends after `steps`.
+    """
+    rows, key_id = relationships.c, sa.bindparam("key_id", type_=sa.SmallInteger)
+    high = sa.bindparam("high", type_=sa.Text)
+    # Before the first: no row has it.
+    start = sa.select(
+        sa.cast(sa.bindparam("low"), sa.Text).collate("C").label("value"),
+        _NO_STREAM.label("stream_id"),
+        sa.false().label("is_meant"),
+        sa.literal_column("0").label("step"),
+    )
+    walk = start.cte("walk", recursive=True)
+    behind = sa.case((walk.c.is_meant, _ALL_STREAMS), else_=walk.c.stream_id)
+    following = (
+        sa.select(rows.value, rows.stream_id)
+        .where(
+            rows.key_id == key_id,
+            sa.tuple_(rows.value, rows.stream_id) > sa.tuple_(walk.c.value, behind),
+            rows.value <= high,
+            may_hold_values(key_id, walk.c.value, high),
+        )
+        .order_by(rows.value, rows.stream_id)
+        .limit(sa.literal_column("1"))
+        .lateral("following")
+    )
+    is_meant = sa.exists().where(streams.c.stream_id == following.c.stream_id, *meant_streams(None))
+    columns = following.c.value, following.c.stream_id, is_meant.correlate(following)
+    step = sa.select(*columns, walk.c.step + sa.literal_column("1"))
+    walk = walk.union_all(step.select_from(walk.join(following, sa.true())).where(walk.c.step < big("steps")))
+    return compiled(sa.select(walk.c.value).where(walk.c.is_meant).limit(big("most")))
+
+
+def values_parameters(vhost: str, key_id: int, prefix: str, most: int) -> dict[str, Any]:
+    """Its parameters, for values that begin with a prefix. Values are compared by their bytes, as UTF-8 has them."""
+    steps = most + VALUES_STEPS
+    return {"vhost": vhost, "key_id": key_id, "low": prefix, "high": prefix + _LAST, "most": most, "steps": steps}

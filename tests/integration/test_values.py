@@ -1,0 +1,81 @@
+"""The values that a key has, through both faces."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from relatum.errors import InvalidInput, KeyNotDefined
+from relatum.keys import KeyDefinition
+from relatum_consumer import Relations
+from tests.support import publish_plain, recording, wait_recorded
+from tests.support.relations import FACES, open_relations
+
+KEYS = [KeyDefinition("order_id"), KeyDefinition("number", type="integer"), KeyDefinition("at", source=("a", "b"))]
+ORDERS = ["a", "a", "ab", "ab%", "ab_", "abc", "aé", "a\U0001f600", "b", "東", "ab", "B"]
+
+
+@pytest.fixture(params=FACES)
+def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) -> Iterator[Relations]:
+    """Look-ups through each face."""
+    with open_relations(request.param, amqp_url, database_url) as relations:
+        yield relations
+
+
+@pytest.fixture
+def recorded(amqp_url: str, engine: sa.Engine, stream_name: str, other_stream: str) -> None:
+    """Two streams with the same values."""
+    for name in (stream_name, other_stream):
+        publish_plain(amqp_url, name, [(b"", {"order_id": each, "number": n}) for n, each in enumerate(ORDERS)])
+    with recording(amqp_url, engine, stream_name, other_stream, keys=KEYS):
+        for name in (stream_name, other_stream):
+            wait_recorded(amqp_url, engine, name)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_values_begin_with_the_prefix_and_come_in_order_each_once(relations: Relations) -> None:
+    """By their bytes; nothing of a prefix is a pattern; so many as are asked for, and none where none begins so."""
+    whole = sorted(set(ORDERS), key=str.encode)
+    for prefix in ("", "a", "ab", "ab%", "ab_", "b", "東", "a\U0001f600", "c", "abcd", "'", "A", "B"):
+        expected = tuple(each for each in whole if each.startswith(prefix))
+        assert relations.values("order_id", prefix) == expected, prefix
+        for limit in (1, 2, 1_000):
+            assert relations.values("order_id", prefix, limit=limit) == expected[:limit]
+    assert relations.values("number", "1") == ("1", "10", "11")
+
+
+def test_values_of_streams_that_are_not_meant_are_passed_over(
+    relations: Relations, engine: sa.Engine, recorded: None, stream_name: str, other_stream: str
+) -> None:
+    """Those of other virtual hosts, and of streams that were replaced; what another stream has too stays."""
+
+    def change(name: str, change: str) -> None:
+        with engine.begin() as connection:
+            connection.execute(sa.text(f"UPDATE relatum.streams SET {change} WHERE name = :name"), {"name": name})
+
+    expected = relations.values("order_id")
+    change(stream_name, "vhost = 'other'")
+    assert relations.values("order_id") == expected
+    change(other_stream, "replaced_at = now()")
+    assert relations.values("order_id") == ()
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"key": "nope"}, KeyNotDefined),
+        ({"key": "at"}, InvalidInput),
+        ({"key": "order_id", "prefix": None}, InvalidInput),
+        ({"key": "order_id", "prefix": "a\0"}, InvalidInput),
+        ({"key": "order_id", "prefix": "\udc80"}, InvalidInput),
+        ({"key": "order_id", "prefix": "é" * 513}, InvalidInput),
+        ({"key": "order_id", "limit": 0}, InvalidInput),
+        ({"key": "order_id", "limit": 1_001}, InvalidInput),
+    ],
+)
+def test_what_cannot_be_asked_is_said(relations: Relations, asked: dict[str, Any], error: type[Exception]) -> None:
+    """A key that is not there, or has several parts; no text, or too much of it; no number."""
+    with pytest.raises(error):
+        relations.values(**asked)
