@@ -12,7 +12,7 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum_consumer._async_asking import AsyncAsking
-from relatum_consumer.lookups import Answer, Names, Order
+from relatum_consumer.lookups import Answer, Names, Order, Times
 from relatum_consumer.traces import Start, Trace, trace
 
 
@@ -188,6 +188,37 @@ class AsyncRelations(AsyncAsking):
             InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
         """
         return await self._run(self._lookups.find(key, value, streams, since, until, limit, order, complete=complete))
+
+    async def times(
+        self,
+        key: str,
+        value: Any,
+        *,
+        streams: Names = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        spans: int = 60,
+        order: Order = "oldest",
+    ) -> Times:
+        """When messages carry a key's value: how many are recorded, by spans of time from the first to the last.
+
+        The index alone is asked, and 50,000 rows of it at most, so it proves nothing: what retention has dropped
+        counts until its rows are pruned, what is not recorded yet and what has no time does not.
+
+        Args:
+            key: The key's name.
+            value: As for `find`.
+            streams: As for `find`.
+            since: As for `find`.
+            until: As for `find`.
+            spans: Spans of one length, 1 to 1,000. Default 60.
+            order: Which are counted of each stream where there are more: "oldest" (default) or "newest" by time.
+
+        Raises:
+            KeyNotDefined, InvalidRelationshipKey, StreamNotFound: as for `find`.
+            InvalidInput: an argument is wrong.
+        """
+        return await self._run(self._lookups.times(key, value, streams, since, until, spans, order))
 
     async def wait_related(
         self,

@@ -13,7 +13,7 @@ from relatum_consumer.lookups import Watch
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US
 from relatum_consumer.lookups._probe_statement import probe_statement
-from relatum_consumer.lookups._value_statements import values_of_key, values_parameters
+from relatum_consumer.lookups._value_statements import times_of_value, values_of_key, values_parameters
 from relatum_consumer.lookups._watching import parameters_of, watched
 from relatum_consumer.traces import _trace_statements as traces
 from tests.support.plans import CATALOG, CLOSE_PARTS, MAKE_PARTS, PARTS, filled_database, nodes_of, plan_of, scanned_in
@@ -254,3 +254,32 @@ def test_values_are_found_by_a_few_probes_of_each_part(
     steps = next(node["Actual Rows"] for node in nodes_of(plan) if node["Node Type"] == "Recursive Union")
     assert steps <= parameters["steps"] + 1
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < (steps + 1) * 4 * PARTS, plan
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("order", ["oldest", "newest"])
+@pytest.mark.parametrize(("value", "most"), [("hot", 20_000), ("o500", 20_000)])
+def test_counts_by_time_look_at_so_many_rows_and_no_more(
+    filled: psycopg.Connection[Any], order: Any, value: str, most: int, mode: str
+) -> None:
+    """Of half a million rows of one value, and of twenty in ten streams: planned once, and none of the others read."""
+    key_id, expected = (1, most) if value == "hot" else (2, 20)
+    given = {
+        "vhost": "/",
+        "key_id": key_id,
+        "value": value,
+        "since": 0,
+        "until": INTEGER_MAX,
+        "spans": 60,
+        "most": most,
+    }
+    sql = times_of_value(None, order)
+    rows = filled.execute(sql, given).fetchall()
+    assert sum(count for *_, count in rows) == expected
+    assert {width for width, *_ in rows} == {((expected - 1) * 1_000) // 60 + 1}
+    assert all(0 <= number < 60 for _, _, number, _ in rows)
+    plan = plan_of(filled, mode, sql, given)
+    assert "relationships" not in {node.get("Relation Name") for node in nodes_of(plan)}, plan
+    assert scanned_in(plan) - CATALOG <= {"streams"}, plan
+    # A hundred rows are beside each other in a page, and each stream is a few probes of each part.
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < expected / 10 + 12 * 10 * PARTS, plan

@@ -7,10 +7,12 @@ from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+import anyio
 import psycopg
 import pytest
 
-from relatum_consumer.web._endpoint import PATIENCE_S
+from relatum.errors import InvalidInput
+from relatum_consumer.web._endpoint import BESIDE_S, PATIENCE_S, Endpoint, answered
 from tests.support.groups import group_id
 from tests.support.standstill import in_time, silent_database
 from tests.support.web import Asking, asking
@@ -116,6 +118,52 @@ def test_a_composite_key_is_asked_for_by_its_parts(page: Asking) -> None:
 
 
 _FIELD = {"autocomplete": "off", "spellcheck": "false"}
+
+
+def test_a_search_of_many_shows_when_they_were(page: Asking, world: World) -> None:
+    """Spans whose counts are those of the searches that they lead to, on the page where it is not all that there is."""
+    asked = f"key=host&value=busy&stream={world.orders}&limit=100"
+    times = page.get(f"/api/search/times?{asked}").json()
+    assert (times["count"], times["is_whole"], times["most"], times["spans_count"]) == (MANY, True, 60, 60)
+    assert [each["count"] for each in times["spans"]] == [60, 60, 60, 50]
+    for each in times["spans"]:
+        narrow = page.get(f"/api/search?{urlsplit(each['href']).query}").json()
+        assert (len(narrow["results"]), narrow["next"]) == (each["count"], None)
+    shown = page.get(f"/?{asked}")
+    links = [attributes["href"] for tag, attributes in harmless(shown.text).elements if tag == "a"]
+    assert {each["href"] for each in times["spans"]} <= set(links)
+    assert "50 messages from 2023-11-14 22:13:2" in shown.text
+    narrow = page.get(times["spans"][0]["href"])
+    for response in (narrow, page.get(f"/?{asked}0")):
+        assert "choose a bar" not in response.text
+    half = page.get(f"/api/search/times?{asked}&since=2023-11-14T22:13:21Z&until=2023-11-14T22:13:23Z").json()
+    assert half["count"] == 120
+    of_one = page.get(f"/api/search/times?key=host&of_stream={world.orders}&of_offset={world.first_of_many}").json()
+    assert of_one["count"] == MANY
+
+
+def test_what_is_beside_an_answer_holds_nothing_up() -> None:
+    """It is left out where it takes long or fails; what the answer itself raises is that, and no group of it."""
+
+    async def silent(*_: object) -> None:
+        await anyio.sleep_forever()
+
+    async def failing(*_: object) -> None:
+        raise InvalidInput("no")
+
+    async def one(*_: object) -> int:
+        return 1
+
+    async def both(answer: Any, beside: Any) -> Any:
+        endpoint = Endpoint("/x", "", object, object, answer, beside=beside)
+        return await answered(endpoint, None, None)  # type: ignore[arg-type]
+
+    with in_time(2 * BESIDE_S):
+        assert anyio.run(both, one, silent) == (1, None)
+    assert anyio.run(both, one, failing) == (1, None)
+    assert anyio.run(both, one, one) == (1, 1)
+    with pytest.raises(InvalidInput):
+        anyio.run(both, failing, silent)
 
 
 def test_values_are_listed_as_they_begin(page: Asking) -> None:
@@ -382,6 +430,13 @@ def examples(world: World) -> dict[str, list[str]]:
     """What each path of the API is asked."""
     return {
         "/search": ["/search?key=host&value=busy", "/search?key=order_id&value=late", "/search"],
+        "/search/times": [
+            "/search/times?key=host&value=busy",
+            f"/search/times?key=host&of_stream={world.orders}&of_offset={world.first_of_many}&stream={world.orders}",
+            "/search/times?key=order_id&value=nobody",
+            "/search/times?key=host&value=busy&stream=none",
+            "/search/times",
+        ],
         "/trace": [f"/trace?stream={world.orders}&offset=0", "/trace?key=host&value=busy", "/trace"],
         "/streams/{stream}/{offset}": [f"/streams/{world.orders}/{n}" for n in range(len(BODIES))],
         "/message": [f"/message?stream={world.orders}&offset=0", "/message"],

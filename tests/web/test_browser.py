@@ -235,6 +235,22 @@ def test_values_are_offered_while_one_is_typed(browser: Browser, served: str) ->
         expect(offered).to_have_attribute("value", f"o-{HOSTILE}")
 
 
+def test_a_bar_narrows_the_search_to_its_span(browser: Browser, served: str) -> None:
+    """By the keyboard; its name says how many there are from when to when, and it fits a phone."""
+    with looking(browser, served, width=360) as window:
+        page = window.page
+        page.goto(f"{served}/?key=host&value=busy&limit=100")
+        bar = page.get_by_role("link", name=re.compile(r"^50 messages from 2023-11-14 22:13:2.* UTC$"))
+        bar.focus()
+        box = bar.bounding_box()
+        assert box is not None
+        assert 0 < box["x"] < box["x"] + box["width"] <= 360
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("50 messages ·")).to_be_visible()
+        expect(page.locator("tbody tr")).to_have_count(50)
+        expect(page.get_by_text("choose a bar")).to_have_count(0)
+
+
 def test_all_of_it_goes_by_keyboard(browser: Browser, served: str, world: World) -> None:
     """From the search to a message, on to the next and back, without a pointer; what has the focus is seen."""
     with looking(browser, served) as window:

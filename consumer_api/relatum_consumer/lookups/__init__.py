@@ -46,6 +46,7 @@ from relatum_consumer.lookups._requests import (
     Watch,
 )
 from relatum_consumer.lookups._time_index import offsets_within
+from relatum_consumer.lookups._times import Times, TimeSpan
 from relatum_consumer.lookups._waiting import in_time
 from relatum_consumer.lookups._watching import Waits, is_of_all
 
@@ -88,6 +89,8 @@ __all__ = [
     "Sift",
     "Status",
     "Steps",
+    "TimeSpan",
+    "Times",
     "Together",
     "Uncovered",
     "Waits",

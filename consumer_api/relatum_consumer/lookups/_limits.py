@@ -11,6 +11,12 @@ VALUES_MAX: Final = 1_000
 VALUES_STEPS: Final = 200
 """Places of the index that are looked at for them beyond their number: those of other virtual hosts, or replaced."""
 
+TIMES_ROWS_MAX: Final = 50_000
+"""Rows of a value that are looked at to count them by time: less than a tenth of a second, and a page waits for it."""
+
+TIMES_SPANS_MAX: Final = 1_000
+"""Spans of time they are counted by."""
+
 ANSWER_BYTES_MAX: Final = 1 << 30
 """Bytes of the messages of one answer that was asked for without `limit=`; each counts `MESSAGE_BYTES` more."""
 

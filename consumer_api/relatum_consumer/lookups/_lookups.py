@@ -14,12 +14,13 @@ from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX
 from relatum.reading import Message
 from relatum_consumer.lookups._answer import Answer
 from relatum_consumer.lookups._catalog import Catalog, Values
-from relatum_consumer.lookups._limits import VALUES_MAX
+from relatum_consumer.lookups._limits import TIMES_SPANS_MAX, VALUES_MAX
 from relatum_consumer.lookups._lookup_statements import Order
 from relatum_consumer.lookups._moments import beside, window
 from relatum_consumer.lookups._related import Question, answer, without_values
 from relatum_consumer.lookups._requests import Select, Steps
 from relatum_consumer.lookups._time_search import Moment, Search, Side, Window
+from relatum_consumer.lookups._times import Times, times
 from relatum_consumer.lookups._value_statements import values_of_key, values_parameters
 from relatum_consumer.lookups._waiting import asked_at_least, wait
 
@@ -109,6 +110,25 @@ class Lookups:
         wanted = yield from self.catalog.value_sought(key, value)
         question = Question((wanted,), names, order, limit, low, high)
         return (yield from answer(self.catalog, question, complete=complete))
+
+    def times(
+        self,
+        key: str,
+        value: Any,
+        streams: Names,
+        since: datetime | None,
+        until: datetime | None,
+        spans: int,
+        order: Order,
+    ) -> Steps[Times]:
+        """When messages carry a key's value."""
+        names = names_of("streams", streams)
+        checked_count("spans", spans, most=TIMES_SPANS_MAX)
+        _check_limit(None, order)
+        low, high = span_of(since, until)
+        wanted = yield from self.catalog.value_sought(key, value)
+        yield from self.catalog.check_names(names)
+        return (yield from times(self.catalog, wanted, names, low, high, order, spans))
 
     def beside(
         self,

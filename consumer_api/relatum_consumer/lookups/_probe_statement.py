@@ -55,12 +55,12 @@ def _probe(
         floors = _floors()
         source = source.outerjoin(floors, floors.c.name == meant.c.name)
         floor = sa.func.coalesce(floors.c.floor, sa.literal_column("0"))
-    rows = _kept_rows if functions else _rows
+    rows = kept_rows if functions else _rows
     found = rows(order, (key_id, value, meant.c.stream_id), span, floor)
     statement = sa.select(meant.c.name, found.c.stream_offset, found.c.time_us, key_id)
     statement = statement.select_from(source.join(found, sa.true()))
     if many:
-        lying = _lying(key_id, value, wanted, _kept_least if functions else _least)
+        lying = lying_in(key_id, value, wanted, kept_least if functions else _least)
         statement = statement.where(sa.tuple_(key_id, value, meant.c.stream_id).in_(lying))
     return compiled(statement)
 
@@ -78,9 +78,11 @@ def _rows(order: Order, place: tuple[Any, Any, Any], span: tuple[Any, Any] | Non
     return inner.order_by(*_ordering(order)).limit(big("limit")).lateral("found")
 
 
-def _kept_rows(order: Order, place: tuple[Any, Any, Any], span: tuple[Any, Any] | None, floor: Any) -> Any:
+def kept_rows(
+    order: Order, place: tuple[Any, Any, Any], span: tuple[Any, Any] | None, floor: Any, limit: str = "limit"
+) -> Any:
     """The same by a function."""
-    given = (sa.literal_column("0") if floor is None else floor, *(span or (sa.null(), sa.null())), big("limit"))
+    given = (sa.literal_column("0") if floor is None else floor, *(span or (sa.null(), sa.null())), big(limit))
     columns = sa.column("stream_offset", sa.BigInteger), sa.column("time_us", sa.BigInteger)
     found = sa.func.relatum.rows_of(*place, *given, sa.literal_column(f"'{order}'"))
     return found.table_valued(*columns).lateral("found")
@@ -97,12 +99,12 @@ def _least(key_id: Any, value: Any, behind: Any) -> Any:
     return found.order_by(rows.stream_id).limit(sa.literal_column("1")).scalar_subquery()
 
 
-def _kept_least(key_id: Any, value: Any, behind: Any) -> Any:
+def kept_least(key_id: Any, value: Any, behind: Any) -> Any:
     """The same by a function."""
     return sa.func.relatum.stream_of(key_id, value, sa.literal_column("0") if behind is None else behind)
 
 
-def _lying(key_id: Any, value: Any, wanted: Any, least: Callable[[Any, Any, Any], Any]) -> sa.Select[Any]:
+def lying_in(key_id: Any, value: Any, wanted: Any, least: Callable[[Any, Any, Any], Any]) -> sa.Select[Any]:
     """Which streams have rows of the values, in order, from one to the next: two probes a part for each."""
     first = sa.select(key_id.label("key_id"), value.label("value"), least(key_id, value, None).label("stream_id"))
     if wanted is not None:

@@ -1,4 +1,4 @@
-"""The statement of which values a key has: it goes from one to the next by the index, and never looks at all rows."""
+"""The statements of which values a key has, and of when messages had one: by the index, so many rows and no more."""
 
 from functools import lru_cache
 from typing import Any, Final
@@ -7,7 +7,8 @@ import sqlalchemy as sa
 
 from relatum.store import compiled, may_hold_values, relationships, streams
 from relatum_consumer.lookups._limits import VALUES_STEPS
-from relatum_consumer.lookups._lookup_statements import big, meant_streams
+from relatum_consumer.lookups._lookup_statements import Order, big, meant_streams
+from relatum_consumer.lookups._probe_statement import kept_least, kept_rows, lying_in
 
 _LAST: Final = "\U0010ffff"
 """Sorts behind all that a value may go on with, and is no character itself."""
@@ -57,3 +58,27 @@ def values_parameters(vhost: str, key_id: int, prefix: str, most: int) -> dict[s
     """Its parameters, for values that begin with a prefix. Values are compared by their bytes, as UTF-8 has them."""
     steps = most + VALUES_STEPS
     return {"vhost": vhost, "key_id": key_id, "low": prefix, "high": prefix + _LAST, "most": most, "steps": steps}
+
+
+@lru_cache(maxsize=64)
+def times_of_value(names: int | None, order: Order) -> str:
+    """How many rows of a value there are by spans of time: how long a span is, its first moment, and the rows in it.
+
+    The whole from the first to the last row is cut into `spans` of one length, in microseconds; those of no row are
+    left out. At most `most` rows are looked at, stream by stream, in each by the order of time: no sort, and none of
+    them is read twice.
+    """
+    key_id, value = sa.bindparam("key_id", type_=sa.SmallInteger), sa.bindparam("value", type_=sa.Text)
+    lying = lying_in(key_id, value, None, kept_least).subquery("lying")
+    # By the function whatever is prepared: planned for its value, a hot one would be read and sorted as a whole.
+    row = kept_rows(order, (key_id, value, lying.c.stream_id), (big("since"), big("until")), None, "most")
+    held = lying.join(streams, sa.and_(streams.c.stream_id == lying.c.stream_id, *meant_streams(names)))
+    looked = sa.select(row.c.time_us).select_from(held.join(row, sa.true())).limit(big("most")).cte("looked")
+    first, last = sa.func.min(looked.c.time_us), sa.func.max(looked.c.time_us)
+    width = (last - first) // big("spans") + sa.literal_column("1")
+    whole = sa.select(first.label("first"), width.label("width")).cte("whole")
+    number = ((looked.c.time_us - whole.c.first) // whole.c.width).label("number")
+    counted = sa.select(whole.c.width, whole.c.first, number, sa.func.count()).select_from(
+        looked.join(whole, sa.true())
+    )
+    return compiled(counted.group_by(whole.c.width, whole.c.first, number).order_by(number))

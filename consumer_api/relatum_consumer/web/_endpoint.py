@@ -47,6 +47,7 @@ class Endpoint:
         page: The page's name, for what it marks in its menu.
         is_asked: Whether there is anything to answer: a form that nobody filled in is a page, too.
         unasked: What such a page is given as `start`, to begin with.
+        beside: What a page with an answer is given as `beside`, asked at the same time; None where it takes too long.
         messages: How many messages an answer shows, for the audit log.
         exports: Files of the same, by the last part of their paths.
         media_type: Of the answer; where it goes on, `gives` is the data of one event.
@@ -61,6 +62,7 @@ class Endpoint:
     page: str = ""
     is_asked: Callable[[Any], bool] = lambda _: True
     unasked: Callable[[Site], Awaitable[Any]] | None = None
+    beside: Callable[[Site, Any], Awaitable[Any]] | None = None
     messages: Callable[[Any], int] = lambda _: 0
     exports: Mapping[str, Export] = field(default_factory=dict)
     media_type: str = "application/json"
@@ -97,6 +99,7 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             "asked": None,
             "answer": None,
             "start": None,
+            "beside": None,
             "typed": _typed(query),
         }
         problem = None
@@ -104,7 +107,8 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             asked: Any = parsed(endpoint.asked, request.path_params, query)
             values["asked"] = asked
             if endpoint.is_asked(asked):
-                values["answer"] = answer = await endpoint.answer(site, asked)
+                answer, values["beside"] = await answered(endpoint, site, asked)
+                values["answer"] = answer
                 request.state.messages = endpoint.messages(answer)
             elif endpoint.unasked is not None:
                 values["start"] = await endpoint.unasked(site)
@@ -118,6 +122,30 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             return rendering.problem(problem_met(error), request.scope)
 
     return handle
+
+
+async def answered(endpoint: Endpoint, site: Site, asked: Any) -> tuple[Any, Any]:
+    """The answer, and what is beside it: that is waited for no longer than `BESIDE_S` in all, nor where it fails."""
+    if endpoint.beside is None:
+        return await endpoint.answer(site, asked), None
+    look, beside, failed, answer = endpoint.beside, None, None, None
+
+    async def look_beside() -> None:
+        nonlocal beside
+        with suppress(RelatumError), anyio.move_on_after(BESIDE_S):
+            beside = await look(site, asked)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(look_beside)
+        try:
+            answer = await endpoint.answer(site, asked)
+        except Exception as error:  # noqa: BLE001
+            # A group would raise it as one of several.
+            failed = error
+            group.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
+    return answer, beside
 
 
 def problem_met(error: Exception) -> Problem:
@@ -151,6 +179,9 @@ async def _offered(site: Site) -> dict[str, Any]:
 
 PATIENCE_S: Final = 3.0
 """Seconds that a page waits for what it can do without: what can be typed in does not hang on it."""
+
+BESIDE_S: Final = 0.5
+"""Seconds that an answer waits for what is shown beside it."""
 
 _OFFERED_MAX: Final = 500
 """Streams offered in a list; of others the name is typed."""

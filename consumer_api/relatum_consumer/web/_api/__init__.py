@@ -9,16 +9,17 @@ from relatum_consumer.web._api._latest import LATEST
 from relatum_consumer.web._api._live import EVENTS, LIVE
 from relatum_consumer.web._api._message import MESSAGE, MESSAGE_BY_QUERY
 from relatum_consumer.web._api._missing import EXPECTATION, MISSING
-from relatum_consumer.web._api._search import SEARCH
 from relatum_consumer.web._api._stream import STREAM, STREAM_BY_QUERY
 from relatum_consumer.web._api._streams import STREAMS
+from relatum_consumer.web._api._times import SEARCH_WITH_TIMES, TIMES
 from relatum_consumer.web._api._trace import TRACE
 from relatum_consumer.web._api._values import VALUES
 
 __all__ = ["ENDPOINTS", "EVENTS", "MESSAGE", "MESSAGE_BY_QUERY"]
 
 ENDPOINTS = (
-    SEARCH,
+    SEARCH_WITH_TIMES,
+    TIMES,
     TRACE,
     MESSAGE,
     MESSAGE_BY_QUERY,

@@ -120,7 +120,7 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
     if not asked.key:
         raise InvalidInput("key is missing: the name of the key to search by")
     definitions = await site.keys()
-    value, beside = await _value(site, asked, definitions)
+    value, beside = await value_sought(site, asked, definitions)
     cursor = _Cursor.read(asked.cursor)
     answer = await _page(site, asked, value, cursor, None if beside is None else beside)
     found = _after(answer.messages, cursor, asked.order)
@@ -136,8 +136,8 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
         value=sought_text(site, definitions, asked.key, parts),
         results=tuple(message_row(site, definitions, message) for message in page),
         next=following,
-        next_href=None if following is None else _href(site, replace(asked, cursor=following)),
-        complete_href=_href(site, replace(asked, complete=True, cursor="")) if _may_help(answer, asked) else None,
+        next_href=None if following is None else search_href(site, replace(asked, cursor=following)),
+        complete_href=search_href(site, replace(asked, complete=True, cursor="")) if _may_help(answer, asked) else None,
         streams=answer.streams[:STREAMS_LISTED],
         streams_count=len(answer.streams),
         expired=places(site, answer.expired),
@@ -148,7 +148,9 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
     )
 
 
-async def _value(site: Site, asked: SearchAsked, definitions: Sequence[KeyDefinition]) -> tuple[Any, Message | None]:
+async def value_sought(
+    site: Site, asked: SearchAsked, definitions: Sequence[KeyDefinition]
+) -> tuple[Any, Message | None]:
     """The value that is searched for, and the message that it is of."""
     if not asked.of_stream or asked.of_offset is None:
         if not asked.value:
@@ -229,7 +231,8 @@ def _may_help(answer: Answer, asked: SearchAsked) -> bool:
     return answer.status in ("not_recorded_yet", "unproven") and not asked.complete
 
 
-def _href(site: Site, asked: SearchAsked) -> str:
+def search_href(site: Site, asked: SearchAsked) -> str:
+    """The page of a search."""
     given = {name: getattr(asked, name) for name in SearchAsked.__slots__}
     given |= {"since": asked.since and asked.since.isoformat(), "until": asked.until and asked.until.isoformat()}
     given |= {"limit": None if asked.limit == PAGE_MESSAGES else asked.limit}
