@@ -13,6 +13,7 @@ import pytest
 
 from relatum.errors import InvalidInput
 from relatum_consumer.web._endpoint import BESIDE_S, PATIENCE_S, Endpoint, answered
+from tests.support import wait_until
 from tests.support.groups import group_id
 from tests.support.standstill import in_time, silent_database
 from tests.support.web import Asking, asking
@@ -129,10 +130,17 @@ def test_a_search_of_many_shows_when_they_were(page: Asking, world: World) -> No
     for each in times["spans"]:
         narrow = page.get(f"/api/search?{urlsplit(each['href']).query}").json()
         assert (len(narrow["results"]), narrow["next"]) == (each["count"], None)
-    shown = page.get(f"/?{asked}")
-    links = [attributes["href"] for tag, attributes in harmless(shown.text).elements if tag == "a"]
+    # What takes longer than the page waits for it is not shown.
+    shown: list[str] = []
+
+    def is_drawn() -> bool:
+        shown[:] = [page.get(f"/?{asked}").text]
+        return "choose a bar" in shown[0]
+
+    wait_until(is_drawn, what="the bars come in time")
+    links = [attributes["href"] for tag, attributes in harmless(shown[0]).elements if tag == "a"]
     assert {each["href"] for each in times["spans"]} <= set(links)
-    assert "50 messages from 2023-11-14 22:13:2" in shown.text
+    assert "50 messages from 2023-11-14 22:13:2" in shown[0]
     narrow = page.get(times["spans"][0]["href"])
     for response in (narrow, page.get(f"/?{asked}0")):
         assert "choose a bar" not in response.text

@@ -26,6 +26,7 @@ from tests.support import (
     recording,
     unique_name,
     wait_recorded,
+    wait_until,
 )
 from tests.support.groups import group_id
 from tests.web.conftest import BODIES, HOSTILE, MANY, World
@@ -239,8 +240,14 @@ def test_a_bar_narrows_the_search_to_its_span(browser: Browser, served: str) -> 
     """By the keyboard; its name says how many there are from when to when, and it fits a phone."""
     with looking(browser, served, width=360) as window:
         page = window.page
-        page.goto(f"{served}/?key=host&value=busy&limit=100")
         bar = page.get_by_role("link", name=re.compile(r"^50 messages from 2023-11-14 22:13:2.* UTC$"))
+
+        def is_drawn() -> bool:
+            page.goto(f"{served}/?key=host&value=busy&limit=100")
+            return bar.count() == 1
+
+        # What takes longer than the page waits for it is not shown.
+        wait_until(is_drawn, what="the bars come in time")
         bar.focus()
         box = bar.bounding_box()
         assert box is not None

@@ -125,24 +125,28 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
 
 
 async def answered(endpoint: Endpoint, site: Site, asked: Any) -> tuple[Any, Any]:
-    """The answer, and what is beside it: that is waited for no longer than `BESIDE_S` in all, nor where it fails."""
+    """The answer, and what is beside it: that is waited for `BESIDE_S` after it at most, and not where it fails."""
     if endpoint.beside is None:
         return await endpoint.answer(site, asked), None
     look, beside, failed, answer = endpoint.beside, None, None, None
+    is_over = anyio.Event()
 
     async def look_beside() -> None:
         nonlocal beside
-        with suppress(RelatumError), anyio.move_on_after(BESIDE_S):
+        with suppress(RelatumError):
             beside = await look(site, asked)
+        is_over.set()
 
     async with anyio.create_task_group() as group:
         group.start_soon(look_beside)
         try:
             answer = await endpoint.answer(site, asked)
+            with anyio.move_on_after(BESIDE_S):
+                await is_over.wait()
         except Exception as error:  # noqa: BLE001
             # A group would raise it as one of several.
             failed = error
-            group.cancel_scope.cancel()
+        group.cancel_scope.cancel()
     if failed is not None:
         raise failed
     return answer, beside
@@ -181,7 +185,7 @@ PATIENCE_S: Final = 3.0
 """Seconds that a page waits for what it can do without: what can be typed in does not hang on it."""
 
 BESIDE_S: Final = 0.5
-"""Seconds that an answer waits for what is shown beside it."""
+"""Seconds that an answer, once it is there, waits for what is shown beside it."""
 
 _OFFERED_MAX: Final = 500
 """Streams offered in a list; of others the name is typed."""
