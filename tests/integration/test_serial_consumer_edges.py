@@ -267,14 +267,20 @@ def test_batches_are_acknowledged_late_in_any_order_and_once(bed: SerialBed, dat
         with pytest.raises(errors.PartitionLost):
             returned.acknowledge()
         (again,) = batches(member, 1)
-        assert bodies(again) == bodies(returned)
+        assert bodies(again)[: len(bodies(returned))] == bodies(returned)
         for batch in (*others, again):
             with pytest.raises(ZeroDivisionError), batch.transaction():
                 raise ZeroDivisionError
             with batch.transaction() as connection, connection.begin_nested():
                 connection.execute(sa.text("SELECT 1"))
+        done = [*first, *others, again]
+        # A batch has fewer messages where the others had not come yet.
+        while sum(len(bodies(batch)) for batch in done) < 12:
+            (rest,) = batches(member, 1)
+            rest.acknowledge()
+            done.append(rest)
         assert member.next_batch(0) is None
-    found = sorted(body for batch in (*first, *others, again) for body in bodies(batch))
+    found = sorted(body for batch in done for body in bodies(batch))
     assert found == [f"{place}{number}" for place in range(3) for number in range(4)]
 
 
