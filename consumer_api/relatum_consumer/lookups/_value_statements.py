@@ -76,7 +76,8 @@ def times_of_value(names: int | None, order: Order) -> str:
     looked = sa.select(row.c.time_us).select_from(held.join(row, sa.true())).limit(big("most")).cte("looked")
     first, last = sa.func.min(looked.c.time_us), sa.func.max(looked.c.time_us)
     width = (last - first) // big("spans") + sa.literal_column("1")
-    whole = sa.select(first.label("first"), width.label("width")).cte("whole")
+    # Else a plan that expects few rows would find both ends anew for each of them.
+    whole = sa.select(first.label("first"), width.label("width")).cte("whole").prefix_with("MATERIALIZED")
     number = ((looked.c.time_us - whole.c.first) // whole.c.width).label("number")
     counted = sa.select(whole.c.width, whole.c.first, number, sa.func.count()).select_from(
         looked.join(whole, sa.true())
