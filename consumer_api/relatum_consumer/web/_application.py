@@ -29,7 +29,7 @@ from relatum_consumer.web._live._hub import Live
 from relatum_consumer.web._openapi import openapi
 from relatum_consumer.web._options import WebOptions
 from relatum_consumer.web._problems import Problem
-from relatum_consumer.web._rendering import Rendering, static_files, version_of
+from relatum_consumer.web._rendering import Rendering, StaticFile, static_files, version_of
 from relatum_consumer.web._site import Site
 
 
@@ -92,13 +92,33 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
             request.scope,
         )
 
+    application = Starlette(
+        routes=_routes(options, rendering, links, static),
+        lifespan=lifespan,
+        exception_handlers={HTTPException: http_problem},
+        middleware=[
+            Middleware(Paths, options.root_path),
+            Middleware(SafeHeaders),
+            Middleware(Audit, options.audit_path),
+            Middleware(Hosts, options, rendering),
+            Middleware(Limits, options, rendering, clock),
+            Middleware(Access, options, links, rendering, clock),
+        ],
+    )
+    application.router.redirect_slashes = False
+    # Set by the server that runs it, before it waits for what is under way: what goes on for ever ends then.
+    application.state.stopping = threading.Event()
+    return application
+
+
+def _routes(options: WebOptions, rendering: Rendering, links: Links, static: dict[str, StaticFile]) -> list[Route]:
     described = openapi((*ENDPOINTS, EVENTS), options.root_path, version_of_package("relatum"))
 
     async def description(_: Request) -> Response:
         return rendering.json(described)
 
     pages = [endpoint for endpoint in ENDPOINTS if endpoint.template is not None]
-    routes = [
+    return [
         Route("/api/openapi.json", description),
         Route(f"/api{EVENTS.path}", events_of(rendering)),
         *(
@@ -115,20 +135,3 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
         *(Route("/" if each.path == "/search" else each.path, page_of(each, rendering)) for each in pages),
         Route("/static/{version}/{file}", static_of(static, links.version)),
     ]
-    application = Starlette(
-        routes=routes,
-        lifespan=lifespan,
-        exception_handlers={HTTPException: http_problem},
-        middleware=[
-            Middleware(Paths, options.root_path),
-            Middleware(SafeHeaders),
-            Middleware(Audit, options.audit_path),
-            Middleware(Hosts, options, rendering),
-            Middleware(Limits, options, rendering, clock),
-            Middleware(Access, options, links, rendering, clock),
-        ],
-    )
-    application.router.redirect_slashes = False
-    # Set by the server that runs it, before it waits for what is under way: what goes on for ever ends then.
-    application.state.stopping = threading.Event()
-    return application

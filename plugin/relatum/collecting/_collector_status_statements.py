@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from relatum.outcomes import outcome_columns
 from relatum.store import collected_messages, collector_members, collector_sources, collectors, holds
 
 _messages: Final = collected_messages.c
@@ -75,20 +76,7 @@ floor: Final = sa.select(
     )
 ).where(_sources.collector_id == _of_collector)
 
-_shown: Final = (
-    _messages.message_id,
-    _messages.state,
-    collectors.c.name,
-    _messages.type,
-    _sources.stream,
-    _messages.stream_offset,
-    _messages.attempts,
-    _messages.reason,
-    _messages.collected_at,
-    _messages.forwarded_at,
-    _messages.finished_at,
-    _messages.source_id,
-)
+_shown: Final = (*outcome_columns, _messages.source_id)
 _of_one: Final = (
     sa.select(*_shown)
     .join_from(collected_messages, collector_sources, _sources.source_id == _messages.source_id)

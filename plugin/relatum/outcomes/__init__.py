@@ -3,7 +3,7 @@
 Collectors write it (`relatum.collecting`); here it is only read, so that who asks needs nothing of theirs.
 """
 
-from relatum.outcomes._outcome_statements import read_outcomes
+from relatum.outcomes._outcome_statements import outcome_columns, read_outcomes
 from relatum.outcomes._outcome_values import Outcome, OutcomeStatus, least_advanced, unknown
 from relatum.outcomes._outcomes import AsyncOutcomes, Outcomes, not_finished
 
@@ -14,6 +14,7 @@ __all__ = [
     "Outcomes",
     "least_advanced",
     "not_finished",
+    "outcome_columns",
     "read_outcomes",
     "unknown",
 ]

@@ -15,20 +15,23 @@ _IDS_MAX: Final = 10_000
 _messages: Final = collected_messages.c
 _sources: Final = collector_sources.c
 
+outcome_columns: Final = (
+    _messages.message_id,
+    _messages.state,
+    collectors.c.name,
+    _messages.type,
+    _sources.stream,
+    _messages.stream_offset,
+    _messages.attempts,
+    _messages.reason,
+    _messages.collected_at,
+    _messages.forwarded_at,
+    _messages.finished_at,
+)
+"""What of a message and its collector makes an `Outcome`, in its order."""
+
 outcomes_by_id: Final = (
-    sa.select(
-        _messages.message_id,
-        _messages.state,
-        collectors.c.name,
-        _messages.type,
-        _sources.stream,
-        _messages.stream_offset,
-        _messages.attempts,
-        _messages.reason,
-        _messages.collected_at,
-        _messages.forwarded_at,
-        _messages.finished_at,
-    )
+    sa.select(*outcome_columns)
     .join_from(collected_messages, collector_sources, _sources.source_id == _messages.source_id)
     .join(collectors, collectors.c.collector_id == _sources.collector_id)
     .where(_messages.message_id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.Text))))

@@ -1,8 +1,5 @@
 """Search: the messages that carry a key's value, or share that of another message; page by page, by time."""
 
-import base64
-import binascii
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +10,7 @@ from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum_consumer import Answer
+from relatum_consumer.web._api._cursors import cursor_of, read_cursor
 from relatum_consumer.web._api._latest import LatestAsked, latest
 from relatum_consumer.web._api._shown import (
     STREAMS_LISTED,
@@ -92,26 +90,20 @@ class _Cursor:
 
     @classmethod
     def read(cls, text: str) -> "_Cursor | None":
-        if not text:
+        given = read_cursor(text, str, int, str, int, int)
+        if given is None:
             return None
+        stream, offset, moment, same, shown = given
         try:
-            given = json.loads(base64.urlsafe_b64decode(text.encode()))
-            cursor = cls(*given)
-            if cursor.time is not None:
-                datetime.fromisoformat(cursor.time)
-            is_whole = isinstance(cursor.stream, str) and all(
-                isinstance(each, int) and 0 <= each < 1 << 63 for each in (cursor.offset, cursor.same, cursor.shown)
-            )
-        except (ValueError, TypeError, binascii.Error, RecursionError):
-            is_whole = False
-        if not is_whole:
-            raise InvalidInput("this cursor is none that a page before gave")
-        return cursor
+            if moment:
+                datetime.fromisoformat(moment)
+        except ValueError:
+            raise InvalidInput("this cursor is none that a page before gave") from None
+        return cls(stream, offset, moment or None, same, shown)
 
     @property
     def text(self) -> str:
-        given = [self.stream, self.offset, self.time, self.same, self.shown]
-        return base64.urlsafe_b64encode(json.dumps(given).encode()).decode()
+        return cursor_of(self.stream, self.offset, self.time or "", self.same, self.shown)
 
 
 async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
@@ -122,7 +114,7 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
     definitions = await site.keys()
     value, beside = await value_sought(site, asked, definitions)
     cursor = _Cursor.read(asked.cursor)
-    answer = await _page(site, asked, value, cursor, None if beside is None else beside)
+    answer = await _page(site, asked, value, cursor, beside)
     found = _after(answer.messages, cursor, asked.order)
     found = [message for message in found if beside is None or message.id != beside.id]
     page = found[: asked.limit]
