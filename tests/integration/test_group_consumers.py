@@ -805,7 +805,7 @@ def test_what_retention_has_dropped_is_named_and_pruned(
             # The second is found ready, and stays so.
             next(groups)
         assert states(engine) == {group_id(1): "done", group_id(2): "ready", group_id(3): "open"}
-        publish_plain(amqp_url, stream, ((b"x" * 1_000, {}) for _ in range(400)), confirm=False)
+        publish_plain(amqp_url, stream, ((b"x" * 10_000, {}) for _ in range(60)))
         publish_plain(amqp_url, stream, [of_group(1, 2, last=True)])
         with StreamReader.open(amqp_url) as reader:
             wait_until(lambda: (reader.bounds(stream).first or 0) > 4, what="retention")
@@ -836,7 +836,7 @@ def test_a_copy_that_retention_has_dropped_leaves_the_other(
             publish_plain(amqp_url, stream, [of_group(1, 1, time_us=now)])
         publish_plain(amqp_url, stream_name, [of_group(1, 2, last=True, time_us=now + 1)])
         record(short, stream_name)
-        publish_plain(amqp_url, short, ((b"x" * 1_000, {}) for _ in range(400)), confirm=False)
+        publish_plain(amqp_url, short, ((b"x" * 10_000, {}) for _ in range(60)))
         with StreamReader.open(amqp_url) as reader:
             wait_until(lambda: (reader.bounds(short).first or 0) > 0, what="retention")
         with relations.groups([short, stream_name], consumer="billing") as groups:

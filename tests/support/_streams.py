@@ -48,7 +48,10 @@ def delete_stream(amqp_url: str, name: str) -> None:
 
 
 def publish_plain(amqp_url: str, stream: str, messages: Iterable[Plain], *, confirm: bool = True) -> int:
-    """Publish messages to a stream one by one; return how many. `confirm` waits for each confirm."""
+    """Publish messages to a stream one by one; return how many. `confirm` waits for each confirm.
+
+    Without, a burst may lie in one chunk, and so in one segment however large: retention then drops nothing of it.
+    """
     count = 0
     with broker_connection(amqp_url) as connection:
         channel = connection.channel()
