@@ -153,6 +153,7 @@ def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 @example(
     [b"\0Ss\xc0\x16\x16@@@@@@@@@\x83\0\0\x01\x8b\xcf\xe5h\0\xa1\1a\0Su\xa0\1y"], None
 )  # more counted than there is
+@example([b"\0Sp\xc0\5\3BB\xa1\3\0Su\xa0\1y"], None)  # a text that would reach into the next section
 def test_columns_say_what_messages_say(records: Sequence[bytes], chunk_ms: int | None) -> None:
     """Whichever columns are asked for, from records or from messages, alone or together with others."""
     batch = RecordBatch("s", 7, range(7, 7 + len(records)), records, chunk_ms)

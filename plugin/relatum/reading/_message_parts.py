@@ -85,7 +85,7 @@ def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> Parts:
     listed: list[Any] = []
     annotations: dict[str, Any] = {}
     applied: dict[str, Any] = {}
-    for code, start, _ in sections:
+    for code, start, end in sections:
         # A section that is broken inside counts as absent, here as in the recorder; the others still serve.
         with suppress(UndecodableMessage):
             if code == amqp10.APPLICATION_PROPERTIES:
@@ -95,7 +95,8 @@ def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> Parts:
             elif code == amqp10.MESSAGE_ANNOTATIONS:
                 annotations = amqp10.decode_map(raw, start)
             elif code == amqp10.HEADER:
-                header = amqp10.decode_list(raw, start, _FIELDS)
+                # Alone: what reaches out of it is broken, whatever bytes follow.
+                header = amqp10.decode_list(raw[:end], start, _FIELDS)
     properties = _properties(header, listed, annotations, applied)
     return _headers(annotations, applied), properties, amqp10.body_of(raw, sections), True
 
