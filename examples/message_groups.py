@@ -43,7 +43,7 @@ with publisher() as first, publisher() as second, Relations(broker=BROKER, datab
     put(first, group_id, 1)
     put(second, group_id, 4)
     put(first, group_id, 2)
-    position = relations.group_position(group_id)
+    position = relations.group_position(group_id, streams=STREAM)
     print("missing:", position.missing, "complete:", position.is_complete)
     put(second, group_id, 3)
     for group in relations.groups(STREAM):
@@ -55,4 +55,4 @@ with publisher() as channel, relatum.MessageGroup(channel, "", STREAM) as invoic
     for number, line in enumerate(["Invoice 2026-18", "1 lamp, 60 EUR"], 1):
         invoice.put(line.encode(), last=number == 2)
 with Relations(broker=BROKER, database=DATABASE) as relations:
-    print(" / ".join(message.body.decode() for message in relations.group(invoice.group_id)))
+    print(" / ".join(message.body.decode() for message in relations.group(invoice.group_id, streams=STREAM)))

@@ -14,6 +14,7 @@ from relatum.terminal import ExitCode
 from relatum_consumer import Relations
 from relatum_consumer.demo._asking import Demonstration
 from relatum_consumer.demo._data import FLIGHTS, Dataset, load
+from relatum_consumer.demo._departures import check_departures, expect_departures
 from relatum_consumer.demo._publish import STREAMS, Servers, publish_and_record
 from tests.acceptance._command import LIMIT_S, Relatum
 from tests.support import delete_stream, unique_name, wait_until
@@ -103,6 +104,13 @@ def test_demo_notices_wrong_answers(
         assert differences == []
         wrong = Demonstration(servers, replace(data, planes=planes), relations, reader)
         _, differences = wrong.check_many(40, seed=1)
+        expectation = expect_departures(servers)
+        report, missing = check_departures(relations, data, expectation)
+        assert report.checked > 20
+        assert missing == []
+        gone = data.flights["time_hour"] == data.flights["time_hour"].iloc[300]
+        _, missing = check_departures(relations, replace(data, flights=data.flights[~gone]), expectation)
+        assert {(each.expected, each.answered) for each in missing} == {("missing", None)}
     assert differences
     assert {difference.question for difference in differences} == {"Which plane was it?"}
 

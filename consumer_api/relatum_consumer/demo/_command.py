@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +18,8 @@ from relatum.terminal import ExitCode, JsonOption, ServerOptions, console, error
 from relatum_migrations import upgrade
 
 if TYPE_CHECKING:
-    from relatum_consumer.demo._asking import Timed
+    from relatum_consumer import Relations
+    from relatum_consumer.demo._asking import Difference, Timed
     from relatum_consumer.demo._data import Dataset
     from relatum_consumer.demo._publish import Servers
 
@@ -91,7 +92,8 @@ def demo(
 
 _TOUR = """
 Open this flight by the address below. Beside it are its plane (tailnum, in other streams), its weather (airport_hour)
-and the plane's earlier flights, each one click away. The first page has the newest messages, and searches by keys."""
+and the plane's earlier flights, each one click away. The first page has the newest messages, and searches by keys; the
+page "Missing", over all time, has the hours without a departure."""
 
 
 def _load(flights: int | None) -> "Dataset":
@@ -136,7 +138,7 @@ def _run(servers: "Servers", data: "Dataset", checked: int, seed: int) -> dict[s
         StreamReader.open(servers.address) as reader,
     ):
         asking = Demonstration(servers, data, relations, reader)
-        return {**result, **_ask(asking, checked, seed)}
+        return {**result, **_ask(asking, lambda: _missing(servers, data, relations), checked, seed)}
 
 
 def _run_contexts(servers: "Servers", data: "Dataset") -> dict[str, Any]:
@@ -177,7 +179,20 @@ def _bars(text: str) -> Progress:
     return Progress(*columns, console=errors, disable=console.quiet)
 
 
-def _ask(asking: Any, checked: int, seed: int) -> dict[str, Any]:
+def _missing(servers: "Servers", data: "Dataset", relations: "Relations") -> "list[Difference]":
+    from relatum_consumer.demo._departures import check_departures, expect_departures
+    from relatum_consumer.demo._show import heading
+
+    report, differences = check_departures(relations, data, expect_departures(servers))
+    heading(
+        f"5. What is missing: after {report.missing_count:,} of {report.checked:,} weather reports no flight left in "
+        f"the hour they are of, after {report.late_count:,} the first left late: "
+        f"{len(differences) or 'no'} differences."
+    )
+    return differences
+
+
+def _ask(asking: Any, missing: "Callable[[], list[Difference]]", checked: int, seed: int) -> dict[str, Any]:
     from relatum_consumer.demo._show import describe_flight, heading, print_differences, print_timed
 
     flight = asking.choose()
@@ -193,6 +208,7 @@ def _ask(asking: Any, checked: int, seed: int) -> dict[str, Any]:
         f"4. {asked:,} more questions, compared with the data frames ({time.perf_counter() - began:.1f} s): "
         f"{len(differences) or 'no'} differences."
     )
+    differences += missing()
     if differences:
         print_differences(differences)
     return {
