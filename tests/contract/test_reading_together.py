@@ -6,11 +6,12 @@ import pytest
 
 from relatum import MessageId
 from relatum.errors import OffsetNotFound, StreamNotFound
-from relatum.reading import KeptChunks, Message
+from relatum.reading import BrokerAddress, KeptChunks, Message, StreamReader
 from relatum.reading._operations import BOUNDS_AT_ONCE
 from tests.contract._faces import Face
 from tests.contract.test_reading import fill
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name
+from tests.support.proxy import Proxy
 
 
 @pytest.fixture
@@ -57,3 +58,25 @@ def test_what_is_kept_is_not_asked_for_again(face: Face, amqp_url: str, stream_n
     delete_stream(amqp_url, stream_name)
     assert {type(each) for each in face.read_all(ids, kept=kept)} == {Message}
     assert {type(each) for each in face.read_all(ids)} == {StreamNotFound}
+
+
+def test_many_attaches_go_over_several_connections(face: Face, streams: list[str]) -> None:
+    """Of many streams they do; the results are the same and in order, and the next are where a reading is cut short."""
+    ids = [MessageId(stream, 0) for stream in [*streams, *reversed(streams)]]
+    assert [each.id for each in face.read_all(ids)] == ids
+    assert [each.id for each in face.read_many(ids, take=3)] == ids[:3]
+    assert [each.id for each in face.read_all(ids)] == ids
+
+
+@pytest.mark.parametrize(("most", "lets_in", "opened"), [(16, True, 3), (16, False, 1), (2, True, 1)])
+def test_connections_for_attaches_are_those_that_can_be_had(
+    amqp_url: str, stream_url: str, streams: list[str], most: int, lets_in: bool, opened: int
+) -> None:
+    """Half of those a reader may have, and none beside the first where the broker lets nobody in."""
+    ids = [MessageId(stream, 0) for stream in streams]
+    with Proxy.to(stream_url) as proxy:
+        address = BrokerAddress.parse(amqp_url, proxy.url(stream_url))
+        with StreamReader.open(address, transport="stream", connections_max=most) as reader:
+            proxy.accepts = lets_in
+            assert [each.id for each in reader.read_all(ids) if isinstance(each, Message)] == ids
+            assert (reader.statistics().opened, reader.statistics().in_use) == (opened, 0)

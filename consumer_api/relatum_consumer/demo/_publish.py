@@ -15,6 +15,8 @@ from relatum_consumer.demo._data import FLIGHTS, PLANES, WEATHER, Dataset
 from relatum_consumer.demo._questions import KEYS
 
 STREAMS = (PLANES, WEATHER, FLIGHTS)
+SEGMENT_BYTES = 5_000_000
+"""Of the demo's streams: RabbitMQ before 3.13 looks for an offset from the beginning of its segment, see docs/scale.md."""
 POLL_S = 0.02
 """Seconds between two looks at how far the recorder is."""
 
@@ -78,8 +80,9 @@ def _declare(connection: pika.BlockingConnection, servers: Servers) -> None:
                 f"there is a queue or stream {name!r} already: choose other names with --prefix, or delete it"
             )
     channel = connection.channel()
+    arguments = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": SEGMENT_BYTES}
     for name in map(servers.stream, STREAMS):
-        channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+        channel.queue_declare(name, durable=True, arguments=arguments)
     channel.close()
 
 

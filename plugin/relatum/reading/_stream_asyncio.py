@@ -16,6 +16,7 @@ from relatum.errors import (
     StreamNotFound,
     StreamNotHere,
     StreamUnavailable,
+    Transient,
 )
 from relatum.reading._async_socket import AsyncSocketConnection
 from relatum.reading._async_stream_nodes import AsyncStreamNodes
@@ -29,7 +30,7 @@ from relatum.reading._leading import (
     OutOfReach,
     Pause,
 )
-from relatum.reading._many import GiveBack, ManyReader, ManyRequest, Settle
+from relatum.reading._many import ExchangeOn, GiveBack, ManyReader, ManyRequest, Settle
 from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
 from relatum.reading._operations import BOUNDS_AT_ONCE, StreamOperations
@@ -122,20 +123,31 @@ class AsyncStreams(AsyncStreamNodes):
         """See `AsyncStreamReader.read_many`. It has a connection while something is under way on it, and no longer."""
         begins: dict[str, int] = {}
         async with contextlib.AsyncExitStack() as stack:
-            connection: AsyncSocketConnection | None = None
+            lanes: dict[int, tuple[contextlib.AsyncExitStack, AsyncSocketConnection]] = {}
+
+            async def send(beside: int) -> None:
+                """Send what there is to send on all lanes but one."""
+                for number, (_, connection) in lanes.items():
+                    if number != beside:
+                        await connection.put_by(self._timeout_s)
 
             async def perform(request: ManyRequest) -> Any:
-                nonlocal connection
-                if isinstance(request, Exchange):
-                    assert connection is not None, "it was taken"
-                    return await connection.exchange(time.monotonic() + self._timeout_s)
+                if isinstance(request, ExchangeOn):
+                    await send(request.lane)
+                    return await lanes[request.lane][1].exchange(time.monotonic() + self._timeout_s)
                 if isinstance(request, Settle):
                     return await self._settled(request.result, begins)
-                await stack.aclose()
-                connection = None
                 if isinstance(request, GiveBack):
+                    lanes.clear()
+                    return await stack.aclose()
+                if request.lane in lanes:
+                    await lanes.pop(request.lane)[0].aclose()
+                await send(request.lane)
+                own = await stack.enter_async_context(contextlib.AsyncExitStack())
+                connection = await self._lane(own, use, request.lane)
+                if connection is None:
                     return None
-                connection = await stack.enter_async_context(self._connection(use))
+                lanes[request.lane] = own, connection
                 return connection.operations
 
             steps = ManyReader(Window(ids, window), self._densities, kept).run()
@@ -154,8 +166,19 @@ class AsyncStreams(AsyncStreamNodes):
                                 await asyncio.sleep(0)
                             # both:
             finally:
-                if connection is not None:
-                    await connection.put_by(self._timeout_s)
+                await send(-1)
+
+    async def _lane(self, stack: contextlib.AsyncExitStack, use: Use, number: int) -> AsyncSocketConnection | None:
+        """A connection for as long as a stack is open; of others than the first (0) there is one for who disturbs none."""
+        if number and not self._connections.has_plenty:
+            return None
+        try:
+            return await stack.enter_async_context(self._connection(use))
+        except (Transient, AccessRefused):
+            # It goes on with what it has.
+            if number:
+                return None
+            raise
 
     async def _settled(self, result: Result | StreamNotHere, begins: dict[str, int]) -> Result:
         """What a batched read's result that is no message amounts to: the leader's answer, another name.

@@ -15,6 +15,7 @@ from relatum.errors import (
     StreamNotFound,
     StreamNotHere,
     StreamUnavailable,
+    Transient,
 )
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._kept import KeptChunks
@@ -26,7 +27,7 @@ from relatum.reading._leading import (
     OutOfReach,
     Pause,
 )
-from relatum.reading._many import GiveBack, ManyReader, ManyRequest, Settle
+from relatum.reading._many import ExchangeOn, GiveBack, ManyReader, ManyRequest, Settle
 from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
 from relatum.reading._operations import BOUNDS_AT_ONCE, StreamOperations
@@ -39,7 +40,7 @@ from relatum.reading._turns import Use
 from relatum.reading._window import Result, Window
 from relatum.steps import each, run
 from relatum.waiting import left_s
-from relatum.wire import Broker, Chunk, Event, Exchange, Steps
+from relatum.wire import Broker, Chunk, Event, Steps
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
@@ -116,20 +117,31 @@ class Streams(StreamNodes):
         """See `StreamReader.read_many`. It has a connection while something is under way on it, and no longer."""
         begins: dict[str, int] = {}
         with contextlib.ExitStack() as stack:
-            connection: SocketConnection | None = None
+            lanes: dict[int, tuple[contextlib.ExitStack, SocketConnection]] = {}
+
+            def send(beside: int) -> None:
+                """Send what there is to send on all lanes but one."""
+                for number, (_, connection) in lanes.items():
+                    if number != beside:
+                        connection.put_by(self._timeout_s)
 
             def perform(request: ManyRequest) -> Any:
-                nonlocal connection
-                if isinstance(request, Exchange):
-                    assert connection is not None, "it was taken"
-                    return connection.exchange(time.monotonic() + self._timeout_s)
+                if isinstance(request, ExchangeOn):
+                    send(request.lane)
+                    return lanes[request.lane][1].exchange(time.monotonic() + self._timeout_s)
                 if isinstance(request, Settle):
                     return self._settled(request.result, begins)
-                stack.close()
-                connection = None
                 if isinstance(request, GiveBack):
+                    lanes.clear()
+                    return stack.close()
+                if request.lane in lanes:
+                    lanes.pop(request.lane)[0].close()
+                send(request.lane)
+                own = stack.enter_context(contextlib.ExitStack())
+                connection = self._lane(own, use, request.lane)
+                if connection is None:
                     return None
-                connection = stack.enter_context(self._connection(use))
+                lanes[request.lane] = own, connection
                 return connection.operations
 
             steps = ManyReader(Window(ids, window), self._densities, kept).run()
@@ -139,8 +151,19 @@ class Streams(StreamNodes):
                     for part in results:
                         yield from part
             finally:
-                if connection is not None:
-                    connection.put_by(self._timeout_s)
+                send(-1)
+
+    def _lane(self, stack: contextlib.ExitStack, use: Use, number: int) -> SocketConnection | None:
+        """A connection for as long as a stack is open; of others than the first (0) there is one for who disturbs none."""
+        if number and not self._connections.has_plenty:
+            return None
+        try:
+            return stack.enter_context(self._connection(use))
+        except (Transient, AccessRefused):
+            # It goes on with what it has.
+            if number:
+                return None
+            raise
 
     def _settled(self, result: Result | StreamNotHere, begins: dict[str, int]) -> Result:
         """What a batched read's result that is no message amounts to: the leader's answer, another name.
