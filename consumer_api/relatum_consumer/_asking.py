@@ -31,6 +31,7 @@ from relatum.reading import (
     StreamReader,
     agreements,
     check_limit,
+    counting,
 )
 from relatum.steps import run
 from relatum.store import Database
@@ -148,10 +149,11 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         if type(request) is InTime:
             return run(request.steps, partial(self._carry_out_by, noting, request.until))
         began, answer = time.perf_counter(), None
-        try:
-            answer = self._carry_out(request)
-        finally:
-            explanation.note(request, answer, began)
+        with counting() as traffic:
+            try:
+                answer = self._carry_out(request)
+            finally:
+                explanation.note(request, answer, began, traffic)
         return answer
 
     def _note_scan(self, explanation: Explanation, streams: tuple[str, ...]) -> None:

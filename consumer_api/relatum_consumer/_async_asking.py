@@ -31,6 +31,7 @@ from relatum.reading import (
     Message,
     async_agreements,
     check_limit,
+    counting,
 )
 from relatum.steps import async_run
 from relatum.store import AsyncDatabase
@@ -152,10 +153,11 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         if type(request) is InTime:
             return await async_run(request.steps, partial(self._carry_out_by, noting, request.until))
         began, answer = time.perf_counter(), None
-        try:
-            answer = await self._carry_out(request)
-        finally:
-            explanation.note(request, answer, began)
+        with counting() as traffic:
+            try:
+                answer = await self._carry_out(request)
+            finally:
+                explanation.note(request, answer, began, traffic)
         return answer
 
     async def _note_scan(self, explanation: Explanation, streams: tuple[str, ...]) -> None:

@@ -26,7 +26,7 @@ from relatum.terminal import (
     set_up_logging,
     spread,
 )
-from relatum_consumer.command import open_relations
+from relatum_consumer.command import ExplainOption, explained, open_relations
 
 if TYPE_CHECKING:
     from relatum_consumer import MissingReport, Relations, Unmet
@@ -61,6 +61,7 @@ def missing(
         typer.Option(help="With --follow: serve Prometheus metrics on this port; 0 does not.", min=0, max=65535),
     ] = 0,
     metrics_host: Annotated[str, typer.Option(help="The address the metrics are served on.")] = "127.0.0.1",
+    explain: ExplainOption = False,
     *,
     servers: ServerOptions,
     as_json: JsonOption = False,
@@ -74,6 +75,8 @@ def missing(
     """
     if follow and (name is None or until is not None):
         raise typer.BadParameter("--follow takes the NAME of one expectation, and no --until")
+    if explain and follow:
+        raise typer.BadParameter("--explain is for one look, not for --follow")
     if metrics_port and not follow:
         raise typer.BadParameter("--metrics-port is for --follow")
     with open_relations(servers, timeout_s=timeout) as relations:
@@ -83,7 +86,8 @@ def missing(
             _follow(relations, name, since, as_json)
             return
         names = [each.name for each in relations.expectations()] if name is None else [name]
-        reports = [relations.missing(each, since=since, until=until, limit=limit) for each in names]
+        with explained(explain):
+            reports = [relations.missing(each, since=since, until=until, limit=limit) for each in names]
     if as_json:
         print_json([_report_document(report) for report in reports])
     else:

@@ -29,7 +29,7 @@ from relatum.terminal import (
 )
 
 if TYPE_CHECKING:
-    from relatum_consumer import Answer, Relations, Status
+    from relatum_consumer import Answer, Explanation, Relations, Status
 
 __all__ = [
     "CODES",
@@ -216,15 +216,31 @@ def explained(wanted: bool) -> Iterator[None]:
 
     with explaining() as explanation:
         yield
-    table = Table("asked", "of", "rows, messages", "bytes", "ms")
+    table = Table("asked", "of", "rows, messages", "attaches", "chunks", "bytes", "ms")
     for each in explanation.asked:
         about = " ".join(each.about.split())
         cells = each.kind, about if len(about) <= ABOUT_SHOWN else f"{about[:ABOUT_SHOWN]}…", f"{each.count:,}"
-        table.add_row(*map(plain_text, (*cells, f"{each.bytes:,}", f"{each.ms:.2f}")))
+        came = f"{each.traffic.attaches:,}", f"{each.traffic.chunks:,}", f"{each.traffic.bytes or each.bytes:,}"
+        table.add_row(*map(plain_text, (*cells, *came, f"{each.ms:.2f}")))
     errors.print(table)
+    for line in _summary(explanation):
+        errors.print(plain_text(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def _summary(explanation: "Explanation") -> Iterator[str]:
+    came, statements = explanation.traffic, [each for each in explanation.asked if each.kind == "statement"]
+    yield f"{len(statements):,} statements gave {sum(each.count for each in statements):,} rows"
+    read_on = max(0, came.chunks - came.attaches)
+    size = size_text(came.bytes or explanation.bytes)
+    yield f"{explanation.messages:,} messages read: {came.attaches:,} attaches, {read_on:,} chunks read on, {size}"
+    for stream, (retained, recorded) in list(explanation.coverage.items())[:STREAMS_SHOWN]:
+        yield f"{stream}: {recorded:,} of {retained:,} retained offsets are recorded for what was asked"
+    if len(explanation.coverage) > STREAMS_SHOWN:
+        yield f"… and {len(explanation.coverage) - STREAMS_SHOWN:,} streams more"
+    if not explanation.coverage:
+        yield "coverage was not asked for: what was found needs no proof"
     scan = f"a scan would read {explanation.retained:,} messages, about {size_text(explanation.scan_bytes)}"
-    read = f"{explanation.messages:,} messages read, {size_text(explanation.bytes)}, in {explanation.ms:.1f} ms"
-    errors.print(f"{read}; {scan}", markup=False, highlight=False, soft_wrap=True)
+    yield f"{explanation.ms:.1f} ms in all; {scan}"
 
 
 def open_relations(servers: ServerOptions, **options: Any) -> "Relations":

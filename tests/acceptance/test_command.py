@@ -314,6 +314,10 @@ def test_find_and_related_answer_and_end_with_their_status(relatum: Relatum, amq
     explained = relatum.run("find", "order_id", "2", "--explain")
     assert "2 messages read" in explained.stderr
     assert "a scan would read 4 messages" in explained.stderr
+    assert "statements gave" in explained.stderr
+    absent = relatum.run("find", "order_id", "none", "--explain")
+    assert f"{stream_name}: 4 of 4 retained offsets are recorded" in absent.stderr
+    assert "attaches" in absent.stderr
     assert relatum.run("around", "-5m").returncode == ExitCode.NOT_THERE
     assert relatum.run("around", "soon").returncode == ExitCode.USAGE
 

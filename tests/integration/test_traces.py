@@ -343,6 +343,8 @@ def test_what_was_asked_for_an_answer_is_told_with_asyncio(
                 assert len(await relations.trace(("order_id", "p"))) == 3
             assert len(await beside) == 3
         assert (explanation.messages, explanation.retained) == (3, 3)
+        # What came for others meanwhile is theirs.
+        assert explanation.traffic.attaches == sum(each.traffic.attaches for each in explanation.asked) > 0
 
     asyncio.run(scenario())
 
@@ -358,13 +360,25 @@ def test_what_was_asked_for_an_answer_is_told(
     kinds = [each.kind for each in explanation.asked]
     assert kinds[-2:] == ["statement", "read"]
     assert (explanation.messages, explanation.streams, explanation.retained) == (3, (streams[0],), 12)
-    assert explanation.scan_bytes == 4 * explanation.bytes > 0
+    # One chunk of all of them came, or several; no record is smaller than its message.
+    assert explanation.scan_bytes >= 4 * explanation.bytes > 0
+    assert explanation.coverage == {}
     assert "relationships" in explanation.asked[-2].about
     assert explanation.ms > 0
     with explaining() as explanation:
         assert relations.find("order_id", "none").status is Status.ABSENT
-    # What proves it is told, too.
-    assert "ends" in [each.kind for each in explanation.asked]
+    # What proves it is told, too: ends, whether it is the same stream, and how much of it is recorded.
+    by_kind = {each.kind: each for each in explanation.asked}
+    assert {"ends", "identity"} <= set(by_kind)
+    ends, identity = by_kind["ends"], by_kind["identity"]
+    assert (ends.about, ends.count, ends.traffic.attaches) == (streams[0], 1, 2)
+    assert (identity.about, identity.traffic.attaches) == (streams[0], 1)
+    for each in (ends, identity):
+        assert (each.traffic.chunks, each.bytes) == (each.traffic.attaches, 0)
+        assert each.traffic.bytes > each.traffic.records > 0
+    assert explanation.traffic.attaches == 3
+    assert explanation.coverage == {streams[0]: (12, 12)}
+    assert explanation.scan_bytes > 0
     asked = len(explanation.asked)
     relations.find("order_id", "p")
     assert len(explanation.asked) == asked
@@ -373,6 +387,27 @@ def test_what_was_asked_for_an_answer_is_told(
         trace = relations.trace(("order_id", "p"))
     assert (len(waited), len(trace)) == (2, 3)
     assert explanation.messages == 5
+
+
+@pytest.mark.parametrize("relations", ["blocking"], indirect=True)
+def test_each_question_is_told_in_words(
+    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
+) -> None:
+    """Of several streams: their ends and identities together, what is not recorded, and what was read for that."""
+    publish(amqp_url, engine, {stream: [said(n, order_id="o") for n in range(5)] for stream in streams})
+    publish_plain(amqp_url, streams[1], [said(9, order_id="late") for _ in range(5)])
+    with explaining() as explanation:
+        assert relations.find("order_id", "none").status is Status.NOT_RECORDED_YET
+    asked = {each.kind: each for each in explanation.asked}
+    assert {"statement", "ends", "identity"} <= set(asked) <= {"statement", "ends", "identity", "partitions", "gone"}
+    assert asked["ends"].about == ", ".join(sorted(streams))
+    assert (asked["ends"].count, asked["ends"].traffic.attaches, asked["identity"].count) == (3, 6, 3)
+    assert explanation.coverage == {streams[0]: (5, 5), streams[1]: (10, 5), streams[2]: (5, 5)}
+    with explaining() as explanation:
+        assert len(relations.find("order_id", "late", complete=True)) == 5
+    (scan,) = [each for each in explanation.asked if each.kind == "scan"]
+    assert scan.count >= 5
+    assert scan.traffic.attaches >= 1
 
 
 def test_what_the_page_shows_works(

@@ -1,19 +1,48 @@
 """What look-ups did for their answer, noted where their requests are carried out: so each look-up has it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from relatum.reading import Message, StreamBounds
-from relatum_consumer.lookups._requests import Bounds, LookupRequest, Missing, Partitions, Read, Select, Sift
+from relatum.reading import Message, StreamBounds, Traffic
+from relatum_consumer.lookups._requests import (
+    Agree,
+    AllBounds,
+    Bounds,
+    Breathe,
+    LookupRequest,
+    Missing,
+    Partitions,
+    Pause,
+    Reach,
+    Read,
+    Select,
+    Sift,
+    Watch,
+)
 
 _CURRENT: ContextVar["Explanation | None"] = ContextVar("relatum_explanation", default=None)
 
 STREAMS_MAX: Final = 100
 """Streams of an answer whose ends are asked for, to say what a scan would read."""
+
+_KINDS: Final[Mapping[type, str]] = {
+    Select: "statement",
+    Read: "read",
+    Sift: "scan",
+    Bounds: "ends",
+    AllBounds: "ends",
+    Agree: "identity",
+    Missing: "gone",
+    Partitions: "partitions",
+    Reach: "reach",
+    Pause: "pause",
+    Watch: "wait",
+    Breathe: "others",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +50,15 @@ class Asked:
     """One thing that was asked of a server.
 
     Attributes:
-        kind: "statement", "read", "scan" (of what is not recorded), "ends", or the name of another request.
+        kind: "statement"; "read"; "scan" (of what is not recorded); "ends" of streams; "identity": whether streams are
+            those that were recorded; "gone": which of them there are no more; "partitions" of a super stream; "reach"
+            the broker; "pause", "wait", or "others" had their turn.
         about: The statement's text, or the streams.
-        count: Rows of a statement, messages of a read.
+        count: Rows of a statement, messages of a read, records that came for a scan, else streams asked about.
         bytes: Of the messages; 0 where they came over AMQP 0.9.1.
         ms: Milliseconds until the answer.
+        traffic: What came over the stream protocol: how often it attached, chunks (those beyond one for each attach
+            were read on), their records, and their bytes. Nothing over AMQP 0.9.1, which does not tell.
     """
 
     kind: str
@@ -33,6 +66,14 @@ class Asked:
     count: int
     bytes: int
     ms: float
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+class StreamCoverage(NamedTuple):
+    """How much of what a stream retained was recorded for all the keys asked by, in offsets, as an answer was proven."""
+
+    retained: int
+    recorded: int
 
 
 @dataclass(slots=True)
@@ -43,11 +84,13 @@ class Explanation:
         asked: All of it, in order.
         streams: The streams that the last answer holds over.
         retained: How many offsets those retain: what a scan would read; of the first 100 of them.
+        coverage: By stream; of those alone whose coverage was asked for: messages that were found need no proof.
     """
 
     asked: list[Asked] = field(default_factory=list)
     streams: tuple[str, ...] = ()
     retained: int = 0
+    coverage: dict[str, StreamCoverage] = field(default_factory=dict)
 
     @property
     def ms(self) -> float:
@@ -65,33 +108,70 @@ class Explanation:
         return sum(each.bytes for each in self.asked)
 
     @property
-    def scan_bytes(self) -> int:
-        """Bytes that a scan would read, about: all that is retained, at the size of the messages that were read."""
-        return self.retained * self.bytes // self.messages if self.messages else 0
+    def traffic(self) -> Traffic:
+        """What came over the stream protocol for all of it: ends and identities of streams, too."""
+        total = Traffic()
+        for each in self.asked:
+            total.add(each.traffic)
+        return total
 
-    def note(self, request: LookupRequest, answer: Any, began: float) -> None:
-        """Note what was carried out since a moment, as of `time.perf_counter`."""
+    @property
+    def scan_bytes(self) -> int:
+        """Bytes that a scan would read, about: all that is retained, at the size of the records that came.
+
+        Over AMQP 0.9.1: of the messages that were read.
+        """
+        came = self.traffic
+        size, count = (came.bytes, came.records) if came.records else (self.bytes, self.messages)
+        return self.retained * size // count if count else 0
+
+    def note(self, request: LookupRequest, answer: Any, began: float, traffic: Traffic) -> None:
+        """Note what was carried out since a moment, as of `time.perf_counter`, and what came for it."""
         ms = (time.perf_counter() - began) * 1e3
+        kind, size = _KINDS[type(request)], 0
         if isinstance(request, Select):
-            self.asked.append(Asked("statement", str(request.sql), len(answer or ()), 0, ms))
+            about, count = str(request.sql), len(answer or ())
         elif isinstance(request, Read | Sift):
             found = [each for each in answer or () if isinstance(each, Message)]
             size = sum(len(each.raw) for each in found if isinstance(each.raw, bytes))
-            streams = {where.stream for where in request.ids} if isinstance(request, Read) else {request.stream}
-            kind = "read" if isinstance(request, Read) else "scan"
-            self.asked.append(Asked(kind, ", ".join(sorted(streams)), len(found), size, ms))
-        elif isinstance(request, Bounds | Missing | Partitions):
-            about = {Bounds: "stream", Missing: "streams", Partitions: "super_stream"}[type(request)]
-            streams_meant = getattr(request, about)
-            text = streams_meant if isinstance(streams_meant, str) else ", ".join(streams_meant)
-            self.asked.append(Asked("ends" if isinstance(request, Bounds) else about, text, 0, 0, ms))
-        elif ms >= 1:
-            self.asked.append(Asked(type(request).__name__.lower(), "", 0, 0, ms))
+            # Of what is scanned nothing is handed on but what fits.
+            about, count = ", ".join(_streams(request)), traffic.records if isinstance(request, Sift) else len(found)
+        else:
+            streams = _streams(request)
+            about, count = ", ".join(streams), len(streams)
+            if not streams and ms < 1:
+                return
+        self.asked.append(Asked(kind, about, count, size, ms, traffic))
 
     def note_ends(self, bounds: StreamBounds) -> None:
         """Note what a stream of the answer retains."""
-        if bounds.first is not None and bounds.last is not None:
-            self.retained += bounds.last - bounds.first + 1
+        self.retained += _retained(bounds)
+
+    def note_coverage(self, stream: str, bounds: StreamBounds, uncovered: int) -> None:
+        """Note how much of what a stream retains is not recorded."""
+        retained = _retained(bounds)
+        self.coverage[stream] = StreamCoverage(retained, retained - uncovered)
+
+
+def _retained(bounds: StreamBounds) -> int:
+    return 0 if bounds.first is None or bounds.last is None else bounds.last - bounds.first + 1
+
+
+def _streams(request: LookupRequest) -> list[str]:
+    """The streams that a request is about, in order."""
+    match request:
+        case Read():
+            return sorted({where.stream for where in request.ids})
+        case Sift() | Bounds():
+            return [request.stream]
+        case AllBounds() | Missing():
+            return list(request.streams)
+        case Agree():
+            return sorted(request.positions)
+        case Partitions():
+            return [request.super_stream]
+        case _:
+            return []
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from relatum.store import CoverageRow, Range, covered, last_position, merged, mi
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import LeftOut, Status
 from relatum_consumer.lookups._catalog import Catalog, PresentStream
+from relatum_consumer.lookups._explaining import explanation_now
 from relatum_consumer.lookups._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
 from relatum_consumer.lookups._requests import (
     Agree,
@@ -160,11 +161,15 @@ def evidence(
     result = Evidence(tuple(ends), tuple(gone), tuple(left_out), generations, unproven=unproven)
     held = {stream: ranges.get(generations.get(stream, 0), []) for stream in ends}
     yield from check_identity(catalog, held, ends, kept)
+    explanation = explanation_now()
     for stream, bounds in ends.items():
         rows = held[stream]
         # Over AMQP 0.9.1 nothing more is seen of a range than what was recorded over it: it need not be read again.
         ranges_held = proven if is_proof and bounds.is_proven else covered
-        result.uncovered += [Uncovered(stream, *gap) for gap in gaps(bounds, rows, keys, recorded_as=ranges_held)]
+        uncovered = gaps(bounds, rows, keys, recorded_as=ranges_held)
+        result.uncovered += [Uncovered(stream, *gap) for gap in uncovered]
+        if explanation is not None:
+            explanation.note_coverage(stream, bounds, sum(end - start for start, end in uncovered))
     return result
 
 

@@ -25,9 +25,10 @@ from relatum.reading._pika_opening import blocking_connection, connection_error,
 from relatum.reading._reader import StreamReader
 from relatum.reading._socket import SocketConnection
 from relatum.reading._stream_errors import moved, refusal
+from relatum.reading._traffic import counting
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._window import Result
-from relatum.wire import Broker, Position, StreamPlaces, UnreadableRecord
+from relatum.wire import Broker, Position, StreamPlaces, Traffic, UnreadableRecord
 
 __all__ = [
     "ATTACHES_MAX",
@@ -59,6 +60,7 @@ __all__ = [
     "StreamPlaces",
     "StreamReader",
     "TimeSource",
+    "Traffic",
     "UnreadableRecord",
     "agreement",
     "agreement_of",
@@ -69,6 +71,7 @@ __all__ = [
     "check_limit",
     "cluster_meant",
     "connection_error",
+    "counting",
     "header_value",
     "is_header",
     "is_of_all",

@@ -39,6 +39,7 @@ from relatum.wire._session import (
 )
 from relatum.wire._stream_login import AnotherCluster, AnotherProtocol, Login, Mechanism, MechanismNotTaken
 from relatum.wire._too_many import TooManyValues
+from relatum.wire._traffic import Traffic
 
 __all__ = [
     "AMQP",
@@ -72,6 +73,7 @@ __all__ = [
     "StreamPlaces",
     "StreamSession",
     "TooManyValues",
+    "Traffic",
     "UnreadableRecord",
     "amqp10",
     "ask_who",
