@@ -19,7 +19,7 @@ ATTACHES_IN_FLIGHT: Final = 8
 
 LANES_MAX: Final = 4
 """Connections of one batched read: the broker has a process for each, and an attach takes it milliseconds of one core.
-100 scattered reads took 0.5 to 0.9 of the time on two, 0.4 to 0.7 on four (RabbitMQ 3.10.8, two busy cores)."""
+More than its cores help as well: while one waits for the disk or for us, others do not. See docs/adr/0039."""
 
 LANE_ATTACHES: Final = 4
 """Attaches under way on each connection before another one is taken: what is near, or little, needs none."""
