@@ -16,7 +16,7 @@ from relatum_consumer.demo._questions import KEYS
 
 STREAMS = (PLANES, WEATHER, FLIGHTS)
 SEGMENT_BYTES = 5_000_000
-"""Of the demo's streams: RabbitMQ before 3.13 looks for an offset from the beginning of its segment, see docs/scale.md."""
+"""Of the demo's streams: RabbitMQ before 3.13 looks for an offset from its segment's beginning (docs/scale.md)."""
 POLL_S = 0.02
 """Seconds between two looks at how far the recorder is."""
 

@@ -70,7 +70,7 @@ class Asked:
 
 
 class StreamCoverage(NamedTuple):
-    """How much of what a stream retained was recorded for all the keys asked by, in offsets, as an answer was proven."""
+    """How much of what a stream retained was recorded for all keys asked by, in offsets, as an answer was proven."""
 
     retained: int
     recorded: int

@@ -173,6 +173,16 @@ class AsyncStreamNodes:
             finally:
                 await holder._release(connection, Use.ANSWER)
 
+    @property
+    def limit_s(self) -> float:
+        """Seconds that an answer may take; less where the call has less left."""
+        return self._timeout_s
+
+    @property
+    def has_plenty(self) -> bool:
+        """Whether who has a connection may have another beside it."""
+        return self._connections.has_plenty
+
     def statistics(self) -> ReaderStatistics:
         """The connections, of all nodes."""
         return self._connections.statistics()
@@ -290,7 +300,8 @@ class AsyncStreamNodes:
                 self._connections.drop(Use.ANSWER)
 
     @contextlib.asynccontextmanager
-    async def _connection(self, use: Use) -> AsyncIterator[AsyncSocketConnection]:
+    async def connection(self, use: Use) -> AsyncIterator[AsyncSocketConnection]:
+        """A connection for as long as it is used."""
         deadline = time.monotonic() + self._timeout_s
         async with self._connections.turn(use, deadline):
             connection = await self._acquire_alive(deadline, use)

@@ -30,7 +30,7 @@ from relatum.reading._leading import (
     OutOfReach,
     Pause,
 )
-from relatum.reading._many import ExchangeOn, GiveBack, ManyReader, ManyRequest, Settle
+from relatum.reading._many import ExchangeOn, ManyReader, ManyRequest, Settle, Take
 from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
 from relatum.reading._operations import BOUNDS_AT_ONCE, StreamOperations
@@ -41,7 +41,7 @@ from relatum.reading._turns import Use
 from relatum.reading._window import Result, Window
 from relatum.steps import async_each, async_run
 from relatum.waiting import left_s
-from relatum.wire import Broker, Chunk, Event, Exchange, Steps
+from relatum.wire import Broker, Chunk, Event, Steps
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
@@ -50,6 +50,50 @@ Operation = Callable[[StreamOperations], Steps[_Result]]
 SLICE: Final = 50
 """Messages after which others go on: what has come already never waits, and decoding so many takes about 3 ms."""
 # both:
+
+
+class _Lanes:
+    """The connections of one batched read, by lane, for as long as the stack is open."""
+
+    def __init__(self, nodes: AsyncStreamNodes, stack: contextlib.AsyncExitStack, use: Use) -> None:
+        self._nodes = nodes
+        self._stack = stack
+        self._use = use
+        self._taken: dict[int, tuple[contextlib.AsyncExitStack, AsyncSocketConnection]] = {}
+
+    async def take(self, lane: int) -> StreamOperations | None:
+        """See `Take`."""
+        if lane in self._taken:
+            await self._taken.pop(lane)[0].aclose()
+        if lane and not self._nodes.has_plenty:
+            return None
+        # Others have something to do meanwhile.
+        await self.send()
+        stack = await self._stack.enter_async_context(contextlib.AsyncExitStack())
+        try:
+            connection = await stack.enter_async_context(self._nodes.connection(self._use))
+        except (Transient, AccessRefused):
+            if not lane:
+                raise
+            return None  # It goes on with what it has.
+        self._taken[lane] = stack, connection
+        return connection.operations
+
+    async def exchange(self, lane: int) -> list[Event]:
+        """See `ExchangeOn`."""
+        await self.send(beside=lane)
+        return await self._taken[lane][1].exchange(time.monotonic() + self._nodes.limit_s)
+
+    async def send(self, beside: int | None = None) -> None:
+        """Send what there is to send, on all lanes but one."""
+        for lane, (_, connection) in self._taken.items():
+            if lane != beside:
+                await connection.put_by(self._nodes.limit_s)
+
+    async def give_back(self) -> None:
+        """Give all back."""
+        self._taken.clear()
+        await self._stack.aclose()
 
 
 class AsyncStreams(AsyncStreamNodes):
@@ -123,32 +167,16 @@ class AsyncStreams(AsyncStreamNodes):
         """See `AsyncStreamReader.read_many`. It has a connection while something is under way on it, and no longer."""
         begins: dict[str, int] = {}
         async with contextlib.AsyncExitStack() as stack:
-            lanes: dict[int, tuple[contextlib.AsyncExitStack, AsyncSocketConnection]] = {}
-
-            async def send(beside: int) -> None:
-                """Send what there is to send on all lanes but one."""
-                for number, (_, connection) in lanes.items():
-                    if number != beside:
-                        await connection.put_by(self._timeout_s)
+            lanes = _Lanes(self, stack, use)
 
             async def perform(request: ManyRequest) -> Any:
                 if isinstance(request, ExchangeOn):
-                    await send(request.lane)
-                    return await lanes[request.lane][1].exchange(time.monotonic() + self._timeout_s)
+                    return await lanes.exchange(request.lane)
                 if isinstance(request, Settle):
                     return await self._settled(request.result, begins)
-                if isinstance(request, GiveBack):
-                    lanes.clear()
-                    return await stack.aclose()
-                if request.lane in lanes:
-                    await lanes.pop(request.lane)[0].aclose()
-                await send(request.lane)
-                own = await stack.enter_async_context(contextlib.AsyncExitStack())
-                connection = await self._lane(own, use, request.lane)
-                if connection is None:
-                    return None
-                lanes[request.lane] = own, connection
-                return connection.operations
+                if isinstance(request, Take):
+                    return await lanes.take(request.lane)
+                return await lanes.give_back()
 
             steps = ManyReader(Window(ids, window), self._densities, kept).run()
             try:
@@ -166,19 +194,7 @@ class AsyncStreams(AsyncStreamNodes):
                                 await asyncio.sleep(0)
                             # both:
             finally:
-                await send(-1)
-
-    async def _lane(self, stack: contextlib.AsyncExitStack, use: Use, number: int) -> AsyncSocketConnection | None:
-        """A connection for as long as a stack is open; of others than the first (0) there is one for who disturbs none."""
-        if number and not self._connections.has_plenty:
-            return None
-        try:
-            return await stack.enter_async_context(self._connection(use))
-        except (Transient, AccessRefused):
-            # It goes on with what it has.
-            if number:
-                return None
-            raise
+                await lanes.send()
 
     async def _settled(self, result: Result | StreamNotHere, begins: dict[str, int]) -> Result:
         """What a batched read's result that is no message amounts to: the leader's answer, another name.
@@ -232,7 +248,7 @@ class AsyncStreams(AsyncStreamNodes):
     async def _chunks_here(
         self, stream: str, scan: Scan, idle_s: float, use: Use
     ) -> AsyncGenerator[Chunk | None, None]:
-        async with self._connection(use) as connection:
+        async with self.connection(use) as connection:
 
             async def wait(_: Watch) -> list[Event] | None:
                 check_time()

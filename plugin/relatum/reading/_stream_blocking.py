@@ -27,7 +27,7 @@ from relatum.reading._leading import (
     OutOfReach,
     Pause,
 )
-from relatum.reading._many import ExchangeOn, GiveBack, ManyReader, ManyRequest, Settle
+from relatum.reading._many import ExchangeOn, ManyReader, ManyRequest, Settle, Take
 from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
 from relatum.reading._operations import BOUNDS_AT_ONCE, StreamOperations
@@ -44,6 +44,50 @@ from relatum.wire import Broker, Chunk, Event, Steps
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
+
+
+class _Lanes:
+    """The connections of one batched read, by lane, for as long as the stack is open."""
+
+    def __init__(self, nodes: StreamNodes, stack: contextlib.ExitStack, use: Use) -> None:
+        self._nodes = nodes
+        self._stack = stack
+        self._use = use
+        self._taken: dict[int, tuple[contextlib.ExitStack, SocketConnection]] = {}
+
+    def take(self, lane: int) -> StreamOperations | None:
+        """See `Take`."""
+        if lane in self._taken:
+            self._taken.pop(lane)[0].close()
+        if lane and not self._nodes.has_plenty:
+            return None
+        # Others have something to do meanwhile.
+        self.send()
+        stack = self._stack.enter_context(contextlib.ExitStack())
+        try:
+            connection = stack.enter_context(self._nodes.connection(self._use))
+        except (Transient, AccessRefused):
+            if not lane:
+                raise
+            return None  # It goes on with what it has.
+        self._taken[lane] = stack, connection
+        return connection.operations
+
+    def exchange(self, lane: int) -> list[Event]:
+        """See `ExchangeOn`."""
+        self.send(beside=lane)
+        return self._taken[lane][1].exchange(time.monotonic() + self._nodes.limit_s)
+
+    def send(self, beside: int | None = None) -> None:
+        """Send what there is to send, on all lanes but one."""
+        for lane, (_, connection) in self._taken.items():
+            if lane != beside:
+                connection.put_by(self._nodes.limit_s)
+
+    def give_back(self) -> None:
+        """Give all back."""
+        self._taken.clear()
+        self._stack.close()
 
 
 class Streams(StreamNodes):
@@ -117,32 +161,16 @@ class Streams(StreamNodes):
         """See `StreamReader.read_many`. It has a connection while something is under way on it, and no longer."""
         begins: dict[str, int] = {}
         with contextlib.ExitStack() as stack:
-            lanes: dict[int, tuple[contextlib.ExitStack, SocketConnection]] = {}
-
-            def send(beside: int) -> None:
-                """Send what there is to send on all lanes but one."""
-                for number, (_, connection) in lanes.items():
-                    if number != beside:
-                        connection.put_by(self._timeout_s)
+            lanes = _Lanes(self, stack, use)
 
             def perform(request: ManyRequest) -> Any:
                 if isinstance(request, ExchangeOn):
-                    send(request.lane)
-                    return lanes[request.lane][1].exchange(time.monotonic() + self._timeout_s)
+                    return lanes.exchange(request.lane)
                 if isinstance(request, Settle):
                     return self._settled(request.result, begins)
-                if isinstance(request, GiveBack):
-                    lanes.clear()
-                    return stack.close()
-                if request.lane in lanes:
-                    lanes.pop(request.lane)[0].close()
-                send(request.lane)
-                own = stack.enter_context(contextlib.ExitStack())
-                connection = self._lane(own, use, request.lane)
-                if connection is None:
-                    return None
-                lanes[request.lane] = own, connection
-                return connection.operations
+                if isinstance(request, Take):
+                    return lanes.take(request.lane)
+                return lanes.give_back()
 
             steps = ManyReader(Window(ids, window), self._densities, kept).run()
             try:
@@ -151,19 +179,7 @@ class Streams(StreamNodes):
                     for part in results:
                         yield from part
             finally:
-                send(-1)
-
-    def _lane(self, stack: contextlib.ExitStack, use: Use, number: int) -> SocketConnection | None:
-        """A connection for as long as a stack is open; of others than the first (0) there is one for who disturbs none."""
-        if number and not self._connections.has_plenty:
-            return None
-        try:
-            return stack.enter_context(self._connection(use))
-        except (Transient, AccessRefused):
-            # It goes on with what it has.
-            if number:
-                return None
-            raise
+                lanes.send()
 
     def _settled(self, result: Result | StreamNotHere, begins: dict[str, int]) -> Result:
         """What a batched read's result that is no message amounts to: the leader's answer, another name.
@@ -214,7 +230,7 @@ class Streams(StreamNodes):
                 return
 
     def _chunks_here(self, stream: str, scan: Scan, idle_s: float, use: Use) -> Generator[Chunk | None, None, None]:
-        with self._connection(use) as connection:
+        with self.connection(use) as connection:
 
             def wait(_: Watch) -> list[Event] | None:
                 check_time()

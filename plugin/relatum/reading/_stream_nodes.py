@@ -166,6 +166,16 @@ class StreamNodes:
             finally:
                 holder._release(connection, Use.ANSWER)
 
+    @property
+    def limit_s(self) -> float:
+        """Seconds that an answer may take; less where the call has less left."""
+        return self._timeout_s
+
+    @property
+    def has_plenty(self) -> bool:
+        """Whether who has a connection may have another beside it."""
+        return self._connections.has_plenty
+
     def statistics(self) -> ReaderStatistics:
         """The connections, of all nodes."""
         return self._connections.statistics()
@@ -281,7 +291,8 @@ class StreamNodes:
                 self._connections.drop(Use.ANSWER)
 
     @contextlib.contextmanager
-    def _connection(self, use: Use) -> Iterator[SocketConnection]:
+    def connection(self, use: Use) -> Iterator[SocketConnection]:
+        """A connection for as long as it is used."""
         deadline = time.monotonic() + self._timeout_s
         with self._connections.turn(use, deadline):
             connection = self._acquire_alive(deadline, use)
