@@ -56,11 +56,16 @@ class Relatum:
         """Run it with `--json`, whatever its exit code; return the document."""
         return json.loads(self.run(*arguments, "--json").stdout)
 
-    def start(self, *arguments: str, stderr: Path | None = None) -> "subprocess.Popen[str]":
+    def start(self, *arguments: str, stderr: Path | None = None, stdin: int | None = None) -> "subprocess.Popen[str]":
         """Start it, to be ended by the caller; what it says goes to a file, if one is given."""
         with stderr.open("a") if stderr is not None else nullcontext(subprocess.PIPE) as errors:
             return subprocess.Popen(
-                [COMMAND, *arguments], env=self.environment, text=True, stdout=subprocess.PIPE, stderr=errors
+                [COMMAND, *arguments],
+                env=self.environment,
+                text=True,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=errors,
             )
 
     def await_recorded(self, stream: str) -> dict[str, Any]:

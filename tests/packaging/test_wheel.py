@@ -121,9 +121,10 @@ def test_a_command_that_needs_an_extra_says_which(installed: Path, tmp_path: Pat
     """Its help is there without it; run, it ends with the code of a missing installation, and names the extra."""
     assert "--password-file" in _run(installed / "relatum", "web", "--help", cwd=tmp_path)
     servers = ("--broker", "amqp://127.0.0.1:1/", "--database", "postgresql://127.0.0.1:1/none")
-    ended = subprocess.run([installed / "relatum", "web", *servers], capture_output=True, text=True, check=False)
-    assert ended.returncode == 3, ended.stderr
-    assert "pip install 'relatum[web]'" in ended.stderr
+    for extra in ("web", "mcp"):
+        ended = subprocess.run([installed / "relatum", extra, *servers], capture_output=True, text=True, check=False)
+        assert ended.returncode == 3, ended.stderr
+        assert f"pip install 'relatum[{extra}]'" in ended.stderr
 
 
 def test_the_pages_files_are_in_the_wheel(wheel: Path) -> None:

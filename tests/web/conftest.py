@@ -11,6 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 from psycopg import sql
 
 import relatum
@@ -52,6 +53,21 @@ KEYS: Final = [
 TIME_US: Final = 1_700_000_000_000_000
 MANY: Final = 230
 """Messages that share a value, many of them of one moment."""
+
+
+SECRET = "4711-secret"
+NUMBER = "0042"
+
+MASKED_KEYS = [
+    KeyDefinition("card", masked=True),
+    KeyDefinition("again", source="header:card"),
+    KeyDefinition("at", source=("header:card", "header:shop")),
+    KeyDefinition("number", type="integer", masked=True),
+    KeyDefinition("paid_by", names="card"),
+    KeyDefinition("shop"),
+]
+
+MASKED_HEADERS = {"card": SECRET, "shop": "north", "number": NUMBER, "paid_by": SECRET}
 
 
 def png() -> bytes:
@@ -253,3 +269,13 @@ def page(world: World) -> Iterator[Asking]:
     """The page on it, with its defaults."""
     with asking(world.page()) as page:
         yield page
+
+
+@pytest.fixture
+def masked(amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str) -> str:
+    """A stream of three messages that have masked values, and one that has none; its database is the test's own."""
+    given = [(f"it is {SECRET}".encode(), MASKED_HEADERS)] * 3 + [(b"shown", {"shop": "north"})]
+    publish_plain(amqp_url, stream_name, given)
+    with recording(amqp_url, engine, stream_name, keys=MASKED_KEYS):
+        wait_recorded(amqp_url, engine, stream_name)
+    return stream_name

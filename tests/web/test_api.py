@@ -10,10 +10,11 @@ from urllib.parse import quote, urlencode, urlsplit
 import anyio
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from relatum.errors import InvalidInput
 from relatum_consumer.web._endpoint import BESIDE_S, PATIENCE_S, Endpoint, answered
-from tests.support import wait_until
+from tests.support import publish_plain, recording, wait_recorded, wait_until
 from tests.support.groups import group_id
 from tests.support.standstill import in_time, silent_database
 from tests.support.web import Asking, asking
@@ -188,6 +189,23 @@ def test_values_are_listed_as_they_begin(page: Asking) -> None:
         "values of several parts are not listed",
     )
     assert page.get("/api/values?key=host&limit=101").status_code == 400
+
+
+def test_that_a_message_was_found_itself_proves_nothing_of_others(
+    world: World, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Where nobody else has its value that is proven, and where one came that is not recorded yet, it is not."""
+    publish_plain(amqp_url, stream_name, [(b"one", {"host": "lonely"})])
+    with recording(amqp_url, engine, stream_name, keys=KEYS):
+        wait_recorded(amqp_url, engine, stream_name)
+    path = f"/api/search?key=host&of_stream={stream_name}&of_offset=0"
+    with asking(world.page(database=database_url)) as page:
+        alone = page.get(path).json()
+        assert (alone["status"], alone["results"], alone["streams"]) == ("absent", [], [stream_name])
+        publish_plain(amqp_url, stream_name, [(b"two", {"host": "lonely"})])
+        behind = page.get(path).json()
+        assert (behind["status"], behind["results"], behind["unattended"]) == ("not_recorded_yet", [], [stream_name])
+        assert page.get(behind["complete_href"].replace("/?", "/api/search?")).json()["results"][0]["offset"] == 1
 
 
 def test_nothing_found_is_said_with_what_is_known(page: Asking, world: World) -> None:

@@ -6,36 +6,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-import sqlalchemy as sa
 
-from relatum.keys import KeyDefinition
-from tests.support import publish_plain, recording, wait_recorded
 from tests.support.web import Asking, asking
-from tests.web.conftest import World
-
-SECRET = "4711-secret"
-NUMBER = "0042"
-
-KEYS = [
-    KeyDefinition("card", masked=True),
-    KeyDefinition("again", source="header:card"),
-    KeyDefinition("at", source=("header:card", "header:shop")),
-    KeyDefinition("number", type="integer", masked=True),
-    KeyDefinition("paid_by", names="card"),
-    KeyDefinition("shop"),
-]
-
-HEADERS = {"card": SECRET, "shop": "north", "number": NUMBER, "paid_by": SECRET}
-
-
-@pytest.fixture
-def masked(world: World, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str) -> str:
-    """A stream of three messages that have masked values, and one that has none; its database is the test's own."""
-    given = [(f"it is {SECRET}".encode(), HEADERS)] * 3 + [(b"shown", {"shop": "north"})]
-    publish_plain(amqp_url, stream_name, given)
-    with recording(amqp_url, engine, stream_name, keys=KEYS):
-        wait_recorded(amqp_url, engine, stream_name)
-    return stream_name
+from tests.web.conftest import NUMBER, SECRET, World
 
 
 def named(rows: list[dict[str, Any]]) -> dict[str, str]:

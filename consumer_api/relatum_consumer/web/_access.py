@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relatum_consumer.web._limits import Bucket, Proxies, client_of
-from relatum_consumer.web._links import Links
+from relatum_consumer.web._links import FOR_PROGRAMS, Links
 from relatum_consumer.web._options import WebOptions
 from relatum_consumer.web._passwords import is_password
 from relatum_consumer.web._problems import Problem
@@ -64,7 +64,7 @@ class Access:
         self._proxies = Proxies(options)
         self._wrong: dict[str, Bucket] = {}
         self._hashing = anyio.CapacityLimiter(_HASHED_AT_ONCE)
-        # The digest of a login by HTTP Basic that was right: scripts send theirs with each request.
+        # The digest of a password that was right: scripts send theirs with each request.
         self._known: bytes | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +97,7 @@ class Access:
         until = self._session_until(headers.get("cookie", ""))
         if until is not None:
             scope.setdefault("state", {})["session_until"] = until
-        return "password" if until is not None or await self._is_basic(scope, headers) else None
+        return "password" if until is not None or await self._has_password(scope, headers) else None
 
     # --- the cookie ---------------------------------------------------------------------------------------
 
@@ -122,13 +122,12 @@ class Access:
 
     # --- the password -------------------------------------------------------------------------------------
 
-    async def _is_basic(self, scope: Scope, headers: Headers) -> bool:
+    async def _has_password(self, scope: Scope, headers: Headers) -> bool:
         kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "basic" or not scope["path"].startswith("/api/"):
+        if not scope["path"].startswith(FOR_PROGRAMS):
             return False
-        try:
-            password = base64.b64decode(given, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
+        password = _password_of(kind.lower(), given)
+        if password is None:
             return False
         digest = self._sign(password.encode().hex()).encode()
         if self._known is not None and hmac.compare_digest(digest, self._known):
@@ -185,7 +184,7 @@ class Access:
 
     def _ask(self, scope: Scope) -> Response:
         problem = Problem(401, "login_needed", "nobody is logged in", "Log in with the password, or ask by the proxy.")
-        if scope["path"].startswith("/api/"):
+        if scope["path"].startswith(FOR_PROGRAMS):
             headers = {"WWW-Authenticate": 'Basic realm="Relatum", charset="UTF-8"'}
             shown = headers if self._options.password_hash else {}
             return self._rendering.problem(Problem(401, problem.code, problem.message, problem.hint, shown), scope)
@@ -197,6 +196,18 @@ class Access:
         query = scope["query_string"].decode("latin-1")
         goal = f"{self._links.root_path}{scope['path']}{'?' if query else ''}{query}"
         return self._rendering.page("login.html", {"said": "", "next": goal[: _FORM_BYTES_MAX // 2]}, status=401)
+
+
+def _password_of(kind: str, given: str) -> str | None:
+    """The password that comes with a request: by HTTP Basic with any user, or as a token; None where there is none."""
+    if kind == "bearer":
+        return given
+    if kind != "basic":
+        return None
+    try:
+        return base64.b64decode(given, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return None
 
 
 async def _form_of(request: Request) -> dict[str, str]:

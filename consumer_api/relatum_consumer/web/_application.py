@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from importlib.metadata import version as version_of_package
 from urllib.parse import quote, unquote
 
@@ -15,6 +15,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relatum_consumer.web._access import Access
 from relatum_consumer.web._api import ENDPOINTS, EVENTS, MESSAGE, MESSAGE_BY_QUERY
@@ -23,13 +24,14 @@ from relatum_consumer.web._downloads import download_of, export_of, static_of
 from relatum_consumer.web._endpoint import document_of, page_of
 from relatum_consumer.web._guards import Hosts, Paths, SafeHeaders
 from relatum_consumer.web._limits import Limits
-from relatum_consumer.web._links import Links
+from relatum_consumer.web._links import MCP_PATH, Links
 from relatum_consumer.web._live._events import events_of
 from relatum_consumer.web._live._hub import Live
 from relatum_consumer.web._openapi import openapi
 from relatum_consumer.web._options import WebOptions
 from relatum_consumer.web._problems import Problem
 from relatum_consumer.web._rendering import Rendering, StaticFile, static_files, version_of
+from relatum_consumer.web._serving import of_extra
 from relatum_consumer.web._site import Site
 
 
@@ -70,6 +72,7 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
     static = static_files()
     links = Links(options.root_path, version_of(static))
     rendering = Rendering(links, has_login=options.password_hash is not None)
+    over_http = _over_http() if options.mcp else None
 
     @asynccontextmanager
     async def lifespan(application: Starlette) -> AsyncIterator[None]:
@@ -77,7 +80,8 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
         application.state.live = live = Live(site, rendering, application.state.stopping)
         rights = asyncio.create_task(site.tell_rights())
         try:
-            yield
+            async with over_http(site) if over_http else nullcontext() as application.state.mcp:
+                yield
         finally:
             rights.cancel()
             await live.close()
@@ -111,6 +115,27 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
     return application
 
 
+def _over_http() -> Callable[[Site], AbstractAsyncContextManager[ASGIApp]]:
+    """What serves the tools. The extra is needed by who asks for it alone."""
+    with of_extra("mcp"):
+        from relatum_consumer.web._mcp._protocol import over_http
+    return over_http
+
+
+class _Tools:
+    """Gives a request to the tools. What is asked comes by POST: nothing is ever told unasked."""
+
+    def __init__(self, rendering: Rendering) -> None:
+        self._rendering = rendering
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST":
+            await scope["app"].state.mcp(scope, receive, send)
+            return
+        problem = Problem(405, "method_not_allowed", "tools are called by POST", "", {"Allow": "POST"})
+        await self._rendering.problem(problem, scope)(scope, receive, send)
+
+
 def _routes(options: WebOptions, rendering: Rendering, links: Links, static: dict[str, StaticFile]) -> list[Route]:
     described = openapi((*ENDPOINTS, EVENTS), options.root_path, version_of_package("relatum"))
 
@@ -120,6 +145,7 @@ def _routes(options: WebOptions, rendering: Rendering, links: Links, static: dic
     pages = [endpoint for endpoint in ENDPOINTS if endpoint.template is not None]
     return [
         Route("/api/openapi.json", description),
+        *([Route(MCP_PATH, _Tools(rendering))] if options.mcp else []),
         Route(f"/api{EVENTS.path}", events_of(rendering)),
         *(
             Route(f"{endpoint.path}/{part}", download_of(endpoint.asked, rendering, as_image=part == "image"))

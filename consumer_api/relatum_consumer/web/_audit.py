@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relatum_consumer.web._limits import client_of
 from relatum_consumer.web._masking import NOT_SAID, VALUES
+from relatum_consumer.web._site import Site
 
 log = logging.getLogger("relatum.web.audit")
 
@@ -22,18 +23,38 @@ _QUERY_MAX: Final = 8_192
 _NOT_AUDITED: Final = ("/static/", "/alive")
 
 
+class AuditLog:
+    """Writes lines of JSON to a file, opened anew for each, or to the log."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = None if path is None else Path(path)
+        self._lock = threading.Lock()
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Write one."""
+        text = json.dumps(line)
+        if self._path is None:
+            log.info(text)
+            return
+        try:
+            with self._lock, self._path.open("a") as file:
+                file.write(f"{text}\n")
+        except OSError as error:
+            # Opened anew each time, so that a file that was turned away is begun again.
+            log.error("cannot be written to %s (%s): %s", self._path, error.strerror, text)  # noqa: TRY400
+
+
 class Audit:
     """Writes a line for each request, once it is answered.
 
     A line has `at`, `who` (the name a proxy gave, "password" after a login, else "-"), `client`, `method`, `path`,
-    `query` (with digests for values of masked keys), `status`, `messages` (how many were shown) and `ms`. Events of the
-    live view have one when they begin, too, whose `ms` is null.
+    `query` (with digests for values of masked keys; of a tool, its name and arguments), `status`, `messages` (how many
+    were shown) and `ms`. Events of the live view have one when they begin, too, whose `ms` is null.
     """
 
     def __init__(self, app: ASGIApp, path: str | None) -> None:
         self._app = app
-        self._path = None if path is None else Path(path)
-        self._lock = threading.Lock()
+        self._log = AuditLog(path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Carry out a request, and write it down."""
@@ -48,50 +69,40 @@ class Audit:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if (b"content-type", b"text/event-stream; charset=utf-8") in message["headers"]:
-                    self._write({**self._line(scope, status), "messages": 0, "ms": None})
+                    self._log.write({**self._line(scope, status), "messages": 0, "ms": None})
             await send(message)
 
         try:
             await self._app(scope, receive, note)
         finally:
             ms = round(1e3 * (time.perf_counter() - began), 1)
-            self._write({**self._line(scope, status), "messages": seen.get("messages", 0), "ms": ms})
+            self._log.write({**self._line(scope, status), "messages": seen.get("messages", 0), "ms": ms})
 
     def _line(self, scope: Scope, status: int) -> dict[str, Any]:
+        seen = scope["state"]
+        query = seen.get("asked") or told(
+            scope["query_string"].decode("latin-1"), getattr(scope["app"].state, "site", None)
+        )
         return {
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "who": scope["state"].get("who", "-"),
+            "who": seen.get("who", "-"),
             "client": client_of(scope),
             "method": scope["method"],
             "path": scope["path"],
-            "query": _told(scope)[:_QUERY_MAX],
+            "query": query[:_QUERY_MAX],
             "status": status,
         }
 
-    def _write(self, line: dict[str, Any]) -> None:
-        text = json.dumps(line)
-        if self._path is None:
-            log.info(text)
-            return
-        try:
-            with self._lock, self._path.open("a") as file:
-                file.write(f"{text}\n")
-        except OSError as error:
-            # Opened anew each time, so that a file that was turned away is begun again.
-            log.error("cannot be written to %s (%s): %s", self._path, error.strerror, text)  # noqa: TRY400
 
-
-def _told(scope: Scope) -> str:
-    """The query as it was sent, with digests for values of masked keys."""
-    query: str = scope["query_string"].decode("latin-1")
+def told(query: str, site: Site | None) -> str:
+    """A query as it is written down: with digests for values of masked keys."""
     given = parse_qsl(query, keep_blank_values=True)
     if VALUES.isdisjoint(name for name, _ in given):
         return query
-    site = getattr(scope["app"].state, "site", None)
     key = next((value for name, value in given if name == "key"), "")
-    told = [pair for pair in given if pair[0] not in VALUES]
+    shown = [pair for pair in given if pair[0] not in VALUES]
     for name in sorted(VALUES):
         values = [value for each, value in given if each == name]
         if values:
-            told += [(name, value) for value in (site.masking.told(key, values) if site else [NOT_SAID])]
-    return urlencode(told, safe=NOT_SAID)
+            shown += [(name, value) for value in (site.masking.told(key, values) if site else [NOT_SAID])]
+    return urlencode(shown, safe=NOT_SAID)

@@ -4,12 +4,15 @@ import ipaddress
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from relatum_consumer.web._links import MCP_PATH
 from relatum_consumer.web._options import WebOptions
 from relatum_consumer.web._problems import Problem
 from relatum_consumer.web._rendering import Rendering
@@ -19,6 +22,9 @@ CLIENTS_MAX: Final = 10_000
 
 _IPV6_BITS: Final = 64
 """What of an address of IPv6 is a client: who has one has the whole network."""
+
+WAITING_MAX: Final = 100
+"""Calls of tools of one client, under way or waiting for their turn."""
 
 _FREE: Final = "/static/"
 """What is not counted: each page brings a few of them."""
@@ -47,6 +53,7 @@ class Bucket:
 class _Client:
     requests: Bucket
     sent: Bucket
+    turns: anyio.Semaphore
     under_way: int = field(default=0)
 
 
@@ -76,7 +83,9 @@ class Limits:
         client = self._client(self._proxies.name_of(scope) or client_of(scope))
         now = self._clock()
         wait_s = max(client.requests.take(1, now), client.sent.take(0, now))
-        if client.under_way >= self._options.requests_at_once:
+        # An agent calls several tools at once, and takes a refusal for a fault: its calls wait for their turn.
+        is_patient = scope["path"] == MCP_PATH
+        if client.under_way >= (WAITING_MAX if is_patient else self._options.requests_at_once):
             wait_s = max(wait_s, 1.0)
         if wait_s:
             await self._too_much(wait_s, scope)(scope, receive, send)
@@ -89,7 +98,8 @@ class Limits:
 
         client.under_way += 1
         try:
-            await self._app(scope, receive, count)
+            async with client.turns if is_patient else nullcontext():
+                await self._app(scope, receive, count)
         finally:
             client.under_way -= 1
 
@@ -100,6 +110,7 @@ class Limits:
             client = _Client(
                 Bucket(asked.requests_per_s, asked.requests_burst, asked.requests_burst, now),
                 Bucket(asked.bytes_per_s, 10 * asked.bytes_per_s, 10 * asked.bytes_per_s, now),
+                anyio.Semaphore(asked.requests_at_once),
             )
             while len(self._clients) >= CLIENTS_MAX:
                 self._clients.popitem(last=False)

@@ -5,6 +5,12 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, urlencode
 
+MCP_PATH: Final = "/mcp"
+"""Where tools for agents are."""
+
+FOR_PROGRAMS: Final = ("/api/", MCP_PATH)
+"""Paths that programs ask: what goes wrong is told as JSON, and the password comes with each request."""
+
 _NO_SEGMENT: Final = frozenset({".", ".."})
 """Names that a browser takes for a place in the path, however they are written."""
 

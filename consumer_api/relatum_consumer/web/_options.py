@@ -38,6 +38,7 @@ class WebOptions:
         masked_keys: Names of keys whose values are shown as digests, besides those that are masked by definition.
         mask_bodies: Whether bodies are not shown at all.
         show_bodies: Whether bodies are shown of messages that have a masked value, too: they may hold it.
+        mcp: Whether tools for agents are there, too, at `/mcp`. Default False; needs the extra `mcp`.
         audit_path: A file that a line of JSON is added to for each request; None for the log `relatum.web.audit`.
         requests_per_s: Requests a second of one client, over time. Default 20.
         requests_burst: Requests of one client in a moment. Default 100.
@@ -68,6 +69,7 @@ class WebOptions:
     masked_keys: tuple[str, ...] = ()
     mask_bodies: bool = False
     show_bodies: bool = False
+    mcp: bool = False
     audit_path: str | None = None
     requests_per_s: int = 20
     requests_burst: int = 100

@@ -6,7 +6,8 @@ class Asked:
     limit: Annotated[int, Parameter("At most so many.", least=1, most=1000)] = 100
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from datetime import UTC, datetime
 from types import NoneType, UnionType
@@ -75,9 +76,18 @@ def parsed(asked: type[_Asked], path: Mapping[str, Any], query: Sequence[tuple[s
     Raises:
         InvalidInput: one is wrong, missing, or not known.
     """
-    known = {field.name: field for field in described(asked)}
+    return asked(**values_given(described(asked), [*((name, str(value)) for name, value in path.items()), *query]))
+
+
+def values_given(asked: Iterable[Described], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The values of fields that are given, by name; of those that may be several, always.
+
+    Raises:
+        InvalidInput: as `parsed`.
+    """
+    known = {field.name: field for field in asked}
     given: dict[str, list[str]] = {}
-    for name, text in [*((name, str(value)) for name, value in path.items()), *query]:
+    for name, text in pairs:
         if name not in known:
             raise InvalidInput(f"there is no parameter {name!r}; there are {', '.join(known) or 'none'}")
         given.setdefault(name, []).append(text)
@@ -92,7 +102,7 @@ def parsed(asked: type[_Asked], path: Mapping[str, Any], query: Sequence[tuple[s
             values[name] = _value(field, texts[0])
         elif field.is_required:
             raise InvalidInput(f"{name} is missing: {field.parameter.description}")
-    return asked(**values)
+    return values
 
 
 def _value(field: Described, text: str) -> Any:
@@ -102,6 +112,8 @@ def _value(field: Described, text: str) -> Any:
         return _boolean(field.name, text)
     if field.kind is int:
         return _integer(field, text)
+    if field.kind is float:
+        return _number(field, text)
     if field.kind is datetime:
         return _moment(field.name, text)
     if field.parameter.choices and text not in field.parameter.choices:
@@ -123,6 +135,17 @@ def _integer(field: Described, text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 20 or not low <= int(text) <= high:
         raise InvalidInput(f"{field.name} is a whole number from {low:,} to {high:,}")
     return int(text)
+
+
+def _number(field: Described, text: str) -> float:
+    low, high = field.parameter.least or 0, INTEGER_MAX if field.parameter.most is None else field.parameter.most
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not low <= number <= high:
+        raise InvalidInput(f"{field.name} is a number from {low:,} to {high:,}")
+    return number
 
 
 def _moment(name: str, text: str) -> datetime:

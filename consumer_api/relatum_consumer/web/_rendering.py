@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from relatum.terminal import size_text
-from relatum_consumer.web._links import Links
+from relatum_consumer.web._links import FOR_PROGRAMS, Links
 from relatum_consumer.web._problems import Problem
 from relatum_consumer.web._spans import span_text
 
@@ -77,8 +77,8 @@ class Rendering:
         return Response(text, status, dict(headers or {}), "text/html; charset=utf-8")
 
     def problem(self, problem: Problem, scope: Scope) -> Response:
-        """The answer to what went wrong: a page, or of `/api` a document."""
-        if scope["path"].startswith("/api/"):
+        """The answer to what went wrong: a page, or for programs a document."""
+        if scope["path"].startswith(FOR_PROGRAMS):
             said = {"code": problem.code, "message": problem.message, "hint": problem.hint}
             return self.json({"error": said}, problem.status, problem.headers)
         return self.page("problem.html", {"problem": problem}, status=problem.status, headers=problem.headers)

@@ -18,7 +18,7 @@ WATCH_S: Final = 0.5
 
 
 @contextmanager
-def of_extra() -> Iterator[None]:
+def of_extra(extra: str = "web") -> Iterator[None]:
     """Says how the extra is installed, where what is imported within lacks it.
 
     Raises:
@@ -27,7 +27,7 @@ def of_extra() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ConfigurationError(f"the page needs pip install 'relatum[web]': {error}") from error
+        raise ConfigurationError(f"this needs pip install 'relatum[{extra}]': {error}") from error
 
 
 def serve(options: "WebOptions", begin: tuple[str, int] | None = None) -> None:

@@ -16,7 +16,7 @@ HASH_VARIABLE: Final = "RELATUM_WEB_PASSWORD_HASH"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a command line says of who may look, and what they see."""
+    """What a command line says of who may look."""
 
     host_name: Annotated[
         list[str] | None,
@@ -39,6 +39,23 @@ class Access:
     https: Annotated[bool, typer.Option("--https", help="A proxy serves it by https: cookies go by that alone.")] = (
         False
     )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The same as options of the page."""
+        return {
+            "hosts": tuple(self.host_name or ()),
+            "password_hash": _password_hash(self.password_file),
+            "trust_header": self.trust_header,
+            "trusted_proxies": tuple(self.trusted_proxy or ()),
+            "is_https": self.https,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a command line says of what is shown, and where it is written down who saw it."""
+
     mask: Annotated[
         list[str] | None,
         typer.Option(help="Show this key's values as digests; repeatable.", metavar="KEY", show_default=False),
@@ -56,11 +73,6 @@ class Access:
     def options(self) -> dict[str, Any]:
         """The same as options of the page."""
         return {
-            "hosts": tuple(self.host_name or ()),
-            "password_hash": _password_hash(self.password_file),
-            "trust_header": self.trust_header,
-            "trusted_proxies": tuple(self.trusted_proxy or ()),
-            "is_https": self.https,
             "masked_keys": tuple(self.mask or ()),
             "mask_bodies": self.mask_bodies,
             "show_bodies": self.show_bodies,
@@ -80,8 +92,12 @@ def web(
     hash_password: Annotated[
         bool, typer.Option("--hash-password", help="Instead: ask for a password, and print what to keep of it.")
     ] = False,
+    mcp: Annotated[
+        bool, typer.Option("--mcp", help="Serve tools for agents, too, at /mcp (Model Context Protocol).")
+    ] = False,
     *,
     access: Access,
+    shown: Shown,
     servers: ServerOptions,
 ) -> None:
     """Serve a page, and a JSON API, to look at messages and what belongs to them, until SIGTERM or Ctrl-C.
@@ -102,7 +118,9 @@ def web(
         host=host,
         port=port,
         root_path=root_path,
+        mcp=mcp,
         **access.options,
+        **shown.options,
     )
     serve(options)
 

@@ -31,6 +31,9 @@ HELP: Final[Mapping[str, str]] = {
         "what happened."
     ),
     "web": ("Serve a page, and a JSON API, to look at messages and what belongs to them, until SIGTERM or Ctrl-C."),
+    "mcp": (
+        "Serve look-ups to an agent, as tools of the Model Context Protocol over stdin and stdout; they only read."
+    ),
     "outcome": (
         "Show what became of messages: unknown, collected, forwarded, succeeded, failed or dead, with times and reason."
     ),

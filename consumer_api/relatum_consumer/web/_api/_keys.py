@@ -15,11 +15,15 @@ class KeysAsked:
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """A key: where it comes from, and its rows of all streams; estimated from a sample unless `is_exact`."""
+    """A key: where it comes from, and its rows of all streams; estimated from a sample unless `is_exact`.
+
+    Where it `names` another key, a message that has it came from the one that has the same value of that key.
+    """
 
     name: str
     sources: tuple[str, ...]
     type: str
+    names: str | None
     since: datetime | None
     is_masked: bool
     hue: int
@@ -43,6 +47,7 @@ async def key_rows(site: Site) -> tuple[KeyRow, ...]:
             name=each.definition.name,
             sources=tuple(each.definition.sources),
             type=each.definition.value_type.value,
+            names=each.definition.names,
             since=each.definition.since,
             is_masked=each.definition.name in masked,
             hue=place % HUES,

@@ -3,18 +3,27 @@
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import anyio
 
 from relatum.errors import RelatumError
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
-from relatum_consumer.web._api._shown import KeyValue, MessageRow, key_values, message_row, text_of_value, values_of
+from relatum_consumer.web._api._neighbours import Neighbour, following, preceding
+from relatum_consumer.web._api._shown import (
+    KeyValue,
+    MessageRow,
+    Named,
+    key_values,
+    message_row,
+    named_values,
+    properties_of,
+    values_of,
+)
 from relatum_consumer.web._bodies import (
     TEXT_CHARACTERS_MAX,
     BodyKind,
@@ -36,10 +45,6 @@ NEAREST_SHOWN: Final = 2
 """Of those, messages of each part: of other streams and of its own, each earlier and later."""
 
 _ASKED_AT_ONCE: Final = 4
-
-_STRIDES: Final = (1, 16, 256, 4_096)
-"""How far before a message its neighbour is looked for, in offsets: streams have gaps, mostly small ones."""
-
 
 STREAMS_ASKED_MAX: Final = 50
 """Other streams up to which they are asked for apart."""
@@ -65,16 +70,6 @@ class MessageAskedByQuery:
     stream: Annotated[str, Parameter("The stream.")]
     offset: Annotated[int, Parameter("Its offset.", least=0)]
     view: Annotated[str, Parameter("How the body is shown.", choices=("json", "text", "hex", "image"))] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A header or property; `text` is its value whole, a digest where it is masked."""
-
-    name: str
-    type: str
-    text: str
-    is_masked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +111,6 @@ class RelatedByKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
-    """The message before or after this one in its stream."""
-
-    offset: int
-    href: str
-
-
-@dataclass(frozen=True, slots=True)
 class MessageAnswer:
     """A message. `chunk_time` is when the broker wrote it; None over AMQP 0.9.1."""
 
@@ -161,7 +148,7 @@ async def message(site: Site, asked: MessageAsked | MessageAskedByQuery) -> Mess
             related[place] = await _related(site, definitions, found, key)
 
     async def step(place: int) -> None:
-        beside[place] = await (_next(site, found) if place else _previous(site, found))
+        beside[place] = await (following(site, found) if place else preceding(site, found))
 
     async with anyio.create_task_group() as group:
         for place, key in enumerate(sought):
@@ -176,8 +163,8 @@ async def message(site: Site, asked: MessageAsked | MessageAskedByQuery) -> Mess
         time=found.time,
         time_source=found.time_source.value,
         chunk_time=None if found.chunk_ms is None else datetime.fromtimestamp(found.chunk_ms / 1000, UTC),
-        headers=_named(site, "header", dict(found.headers)),
-        properties=_named(site, "property", _properties(found)),
+        headers=named_values(site, "header", dict(found.headers)),
+        properties=named_values(site, "property", properties_of(found)),
         body=_body(site, found, asked.view),
         keys=keys,
         # What few share says more.
@@ -251,54 +238,6 @@ def _place(message: Message) -> tuple[int, int]:
 
 def _distance_us(one: Message, other: Message) -> int:
     return sys.maxsize if one.time_us is None or other.time_us is None else abs(one.time_us - other.time_us)
-
-
-async def _next(site: Site, found: Message) -> Neighbour | None:
-    """The message after it, where the stream has one; None also where nobody can say now."""
-    try:
-        reader = await site.reader()
-        async with aclosing(reader.iterate(found.stream, found.offset + 1)) as following:
-            async for each in following:
-                return _at(site, each.stream, each.offset)
-    except RelatumError:
-        pass
-    return None
-
-
-async def _previous(site: Site, found: Message) -> Neighbour | None:
-    """The message before it. Offsets have gaps: where the one before is none, those before that are read."""
-    try:
-        reader = await site.reader()
-        for stride in _STRIDES:
-            start = max(0, found.offset - stride)
-            before = await reader.scan(found.stream, start, found.offset, lambda each: each.offset)
-            if before:
-                return _at(site, found.stream, max(before))
-            if start == 0:
-                break
-    except RelatumError:
-        pass
-    return None
-
-
-def _at(site: Site, stream: str, offset: int) -> Neighbour:
-    return Neighbour(offset, site.links.message(stream, offset))
-
-
-def _properties(found: Message) -> dict[str, Any]:
-    given = {name: getattr(found.properties, name) for name in found.properties.__dataclass_fields__}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _named(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, ...]:
-    shown = []
-    for name, value in given.items():
-        text, type_ = text_of_value(value)
-        is_masked = site.masking.is_masked_place(kind, name)
-        if is_masked:
-            text = site.masking.digest_at(kind, name, value, text)
-        shown.append(Named(name, type_, text, is_masked))
-    return tuple(shown)
 
 
 def _body(site: Site, found: Message, view: str) -> Body:

@@ -13,13 +13,11 @@ from relatum_consumer import Answer
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
 from relatum_consumer.web._api._latest import LatestAsked, latest
 from relatum_consumer.web._api._shown import (
-    STREAMS_LISTED,
     MessageRow,
     Place,
     Reason,
-    first_of,
+    held_over,
     message_row,
-    places,
     sought_text,
     values_of,
 )
@@ -117,6 +115,9 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
     answer = await _page(site, asked, value, cursor, beside)
     found = _after(answer.messages, cursor, asked.order)
     found = [message for message in found if beside is None or message.id != beside.id]
+    if beside is not None and answer and not (found or cursor or asked.since or asked.until):
+        # That it was found itself proves nothing of others.
+        answer = await _of_others(site, asked, answer, beside)
     page = found[: asked.limit]
     following = await _next(site, asked, value, page, cursor, has_more=len(found) > asked.limit)
     parts = [str(part) for part in (value if isinstance(value, tuple) else (value,))]
@@ -130,12 +131,7 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
         next=following,
         next_href=None if following is None else search_href(site, replace(asked, cursor=following)),
         complete_href=search_href(site, replace(asked, complete=True, cursor="")) if _may_help(answer, asked) else None,
-        streams=answer.streams[:STREAMS_LISTED],
-        streams_count=len(answer.streams),
-        expired=places(site, answer.expired),
-        unread=places(site, answer.unread),
-        left_out=tuple(Reason(*each) for each in answer.left_out[:STREAMS_LISTED]),
-        unattended=first_of(answer.unattended, STREAMS_LISTED),
+        **held_over(site, answer),
         took_ms=round(1e3 * (time.perf_counter() - began), 2),
     )
 
@@ -176,6 +172,13 @@ async def _page(site: Site, asked: SearchAsked, value: Any, cursor: _Cursor | No
         order="newest" if asked.order == "newest" else "oldest",
         complete=asked.complete,
     )
+
+
+async def _of_others(site: Site, asked: SearchAsked, answer: Answer, beside: Message) -> Answer:
+    """What is known of other messages, where none was found."""
+    others = await site.relations.related(beside, asked.stream or None, by=asked.key, limit=1, complete=asked.complete)
+    # One that has several values of the key may share another of them.
+    return answer if others else others
 
 
 def _rank(message: Message) -> tuple[bool, datetime, str, int]:

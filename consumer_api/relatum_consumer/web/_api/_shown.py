@@ -8,6 +8,7 @@ from typing import Any, Final
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
+from relatum_consumer import Answer, Trace
 from relatum_consumer.web._bodies import preview
 from relatum_consumer.web._masking import sought
 from relatum_consumer.web._site import Site
@@ -64,6 +65,16 @@ class Reason:
 
     name: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A header or property; `text` is its value whole, a digest where it is masked."""
+
+    name: str
+    type: str
+    text: str
+    is_masked: bool
 
 
 def values_of(definition: KeyDefinition, message: Message) -> list[Any]:
@@ -127,6 +138,24 @@ def message_row(site: Site, definitions: Sequence[KeyDefinition], message: Messa
     )
 
 
+def properties_of(found: Message) -> dict[str, Any]:
+    """The properties that a message has."""
+    given = {name: getattr(found.properties, name) for name in found.properties.__dataclass_fields__}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def named_values(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, ...]:
+    """Headers or properties as they are shown."""
+    shown = []
+    for name, value in given.items():
+        text, type_ = text_of_value(value)
+        is_masked = site.masking.is_masked_place(kind, name)
+        if is_masked:
+            text = site.masking.digest_at(kind, name, value, text)
+        shown.append(Named(name, type_, text, is_masked))
+    return tuple(shown)
+
+
 def text_of_value(value: Any) -> tuple[str, str]:
     """A value of a header or property as text, and its type."""
     if value is None:
@@ -148,6 +177,18 @@ _TYPES: Final = (
     (datetime, "timestamp"),
     ((bytes, bytearray, memoryview), "bytes"),
 )
+
+
+def held_over(site: Site, found: Answer | Trace) -> dict[str, Any]:
+    """What each answer says of the streams that it holds over, and of what is not in it."""
+    return {
+        "streams": found.streams[:STREAMS_LISTED],
+        "streams_count": len(found.streams),
+        "expired": places(site, found.expired),
+        "unread": places(site, found.unread),
+        "left_out": tuple(Reason(*each) for each in found.left_out[:STREAMS_LISTED]),
+        "unattended": first_of(found.unattended, STREAMS_LISTED),
+    }
 
 
 def first_of(items: Iterable[str], most: int) -> tuple[str, ...]:

@@ -12,13 +12,11 @@ from relatum.keys import KeyDefinition
 from relatum_consumer import Status, Trace
 from relatum_consumer.web._api._shown import (
     LETTERS,
-    STREAMS_LISTED,
     KeyValue,
     Reason,
-    first_of,
+    held_over,
     key_value,
     key_values,
-    places,
     sought_text,
 )
 from relatum_consumer.web._api._trace_answer import (
@@ -101,13 +99,8 @@ async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
         api_href=site.links.to("/api/trace", **asked.query),
         csv_href=site.links.to("/trace/csv", **asked.query),
         dot_href=site.links.to("/trace/dot", **asked.query),
-        streams=found.streams[:STREAMS_LISTED],
-        streams_count=len(found.streams),
-        expired=places(site, found.expired),
-        unread=places(site, found.unread),
-        left_out=tuple(Reason(*each) for each in found.left_out[:STREAMS_LISTED]),
+        **held_over(site, found),
         lacking=tuple(Reason(*each) for each in found.lacking),
-        unattended=first_of(found.unattended, STREAMS_LISTED),
         took_ms=round(1e3 * (time.perf_counter() - began), 2),
     )
 

@@ -30,16 +30,12 @@ from relatum.publishing._publish_errors import outcome
 from relatum.publishing._refusals import BLOCKING, MALFORMED, refuses_message
 from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp
-from relatum.publishing.clients._attributes import Replacement, Wrapper, put, put_back
 from relatum.publishing.clients._pika_properties import OwnProperties, copy_with
 from relatum.publishing.clients._pika_returns import Returns, strip_returned
 from relatum.superstreams import Target
 
 NAME: Final = "pika"
 """The client, as metrics name it."""
-
-IS_OF_PROCESSES: Final = False
-"""Whether what is intercepted is used in processes that are forked off later."""
 
 PUBLISHER: Final = "_relatum_publisher"
 """Where an intercepted channel keeps its publisher: `basic_publish` itself may have been wrapped by others."""
@@ -48,7 +44,7 @@ _NOTHING: Final = object()
 """In the place of an argument that was not given."""
 
 
-class Publisher(Replacement):
+class Publisher:
     """Stands in for `basic_publish` on one channel."""
 
     def __init__(
@@ -58,6 +54,8 @@ class Publisher(Replacement):
         self.interception = interception
         self.connection = connection
         self.__wrapped__ = wrapped
+        self.replaced: Any = None
+        """What the channel's own attribute was before; None: there was none."""
         self.__name__ = "basic_publish"
         self.__doc__ = wrapped.__doc__
         self._stamper = interception.stamper(connection.params.frame_max, integer=long)
@@ -184,10 +182,27 @@ class CountingPublisher(Publisher):
             self.replaced = earlier.replaced
 
 
+class _Wrapper:
+    """Stands in for another method of a connection or channel: calls it, then does `after` with what it returned."""
+
+    def __init__(self, wrapped: Callable[..., Any], interception: Interception, after: Callable[[Any], None]) -> None:
+        self.__wrapped__ = wrapped
+        self.replaced: Any = None
+        self.__doc__ = wrapped.__doc__
+        self._interception = interception
+        self._after = after
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.__wrapped__(*args, **kwargs)
+        if self._interception.active:
+            self._after(result)
+        return result
+
+
 def intercept(connection: "BlockingConnection | Connection", interception: Interception) -> None:
     """Publish through the interception on all channels the connection has and will have."""
     setattr(connection, ATTRIBUTE, interception)
-    put(connection, "channel", Wrapper(_current(connection, "channel"), interception, _intercept_channel(connection)))
+    _put(connection, "channel", _Wrapper(_current(connection, "channel"), interception, _intercept_channel(connection)))
     for channel in _channels(connection):
         _intercept_channel(connection)(channel)
 
@@ -205,10 +220,10 @@ def release(connection: "BlockingConnection | Connection") -> None:
         if isinstance(publisher, CountingPublisher) and publisher.delivery_tag is not None:
             # Stays, passes everything through and counts: the tags of later confirms could not be known otherwise.
             continue
-        put_back(channel, "basic_publish")
-        put_back(channel, "confirm_delivery")
+        _put_back(channel, "basic_publish")
+        _put_back(channel, "confirm_delivery")
         vars(channel).pop(PUBLISHER, None)
-    put_back(connection, "channel")
+    _put_back(connection, "channel")
     delattr(connection, ATTRIBUTE)
 
 
@@ -223,12 +238,12 @@ def _intercept_channel(connection: "BlockingConnection | Connection") -> Callabl
     interception: Interception = getattr(connection, ATTRIBUTE)
     implementation = _implementation(connection)
 
-    def publish_through(channel: "BlockingChannel | Channel") -> None:
+    def put(channel: "BlockingChannel | Channel") -> None:
         kind = CountingPublisher if isinstance(channel, Channel) else Publisher
         publisher = kind(channel, _current(channel, "basic_publish"), interception, implementation)
         earlier = vars(channel).get(PUBLISHER)
         setattr(channel, PUBLISHER, publisher)
-        put(channel, "basic_publish", publisher)
+        _put(channel, "basic_publish", publisher)
         if isinstance(publisher, CountingPublisher):
             if isinstance(earlier, CountingPublisher):
                 publisher.take_over(earlier)
@@ -237,13 +252,13 @@ def _intercept_channel(connection: "BlockingConnection | Connection") -> Callabl
             def begin_counting(_result: Any, publisher: CountingPublisher = publisher) -> None:
                 publisher.delivery_tag = publisher.delivery_tag or 0
 
-            put(
+            _put(
                 channel,
                 "confirm_delivery",
-                Wrapper(_current(channel, "confirm_delivery"), interception, begin_counting),
+                _Wrapper(_current(channel, "confirm_delivery"), interception, begin_counting),
             )
 
-    return publish_through
+    return put
 
 
 def implementation_of(channel: "BlockingChannel | Channel") -> Channel:
@@ -282,6 +297,21 @@ def _current(owner: Any, name: str) -> Callable[..., Any]:
 
     of_class.__doc__ = getattr(type(owner), name).__doc__
     return of_class
+
+
+def _put(owner: Any, name: str, replacement: "Publisher | _Wrapper") -> None:
+    replacement.replaced = vars(owner).get(name)
+    setattr(owner, name, replacement)
+
+
+def _put_back(owner: Any, name: str) -> None:
+    present = vars(owner).get(name)
+    if not isinstance(present, (Publisher, _Wrapper)):
+        return
+    if present.replaced is None:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, present.replaced)
 
 
 def _is_stampable(properties: Any) -> bool:

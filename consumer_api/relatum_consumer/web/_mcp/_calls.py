@@ -1,0 +1,196 @@
+"""Calls of tools: arguments read, the answer made to fit, and an error that says what to do next."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import anyio
+
+from relatum import errors
+from relatum_consumer.web._audit import told
+from relatum_consumer.web._endpoint import problem_met
+from relatum_consumer.web._mcp._results import (
+    ANSWER_CHARACTERS_MAX,
+    is_for_pages,
+    plain,
+    shortened,
+    text_of,
+    visible,
+)
+from relatum_consumer.web._mcp._tools import DATA, TOOLS, Tool
+from relatum_consumer.web._openapi import Schemas, schema_of
+from relatum_consumer.web._parameters import values_given
+from relatum_consumer.web._problems import Problem
+from relatum_consumer.web._site import Site
+
+_NAMED_MAX: Final = 20
+"""Keys or streams that an error offers."""
+
+_PATIENCE: Final = 3.0
+"""How many times as long as a look-up a whole call may take: some ask several times."""
+
+_ITEMS_MAX: Final = 200
+"""Items of a list of arguments."""
+
+_HINTS: Final[tuple[tuple[type[errors.RelatumError], str], ...]] = (
+    (errors.NothingRecorded, "Somebody has to run a recorder: relatum record STREAM."),
+    (errors.OffsetNotFound, "Offsets have gaps: the tool `streams` tells a stream's first and last."),
+    (errors.AccessRefused, "The user that this server asks as may not read it; who set it up can allow it."),
+    (errors.ConfigurationError, "Somebody has to change how this server, or the recorder, is set up."),
+    (errors.Transient, "Try again in a moment; if it stays so, tell the person you work for."),
+)
+"""What is said of an error here; of others, what the page says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a call came to.
+
+    Attributes:
+        text: For who reads: JSON, or the error.
+        structured: The same as JSON; None of an error.
+        messages: How many messages it shows.
+    """
+
+    text: str
+    structured: dict[str, Any] | None = None
+    messages: int = 0
+
+
+class Calls:
+    """Carries out calls of tools.
+
+    Args:
+        site: What they ask by.
+        at_once: Calls at the same time; others wait for their turn. None where somebody else sees to it.
+    """
+
+    def __init__(self, site: Site, at_once: int | None = None) -> None:
+        self._site = site
+        self._limiter = anyio.CapacityLimiter(at_once or 1_000_000)
+
+    async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> Result:
+        """What a tool answers; an error is a result, too."""
+        patience_s = _PATIENCE * self._site.options.timeout_s
+        try:
+            async with self._limiter:
+                with anyio.fail_after(patience_s):
+                    return await self._answered(tool, _asked(tool, arguments))
+        except TimeoutError:
+            return Result(f"took_too_long: no answer within {patience_s:g} s. Ask for less: {_LESS}")
+        except Exception as error:  # noqa: BLE001
+            return Result(visible(await self._words(problem_met(error), error)))
+
+    def told(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """A call as it is written down: a query, with digests for values of masked keys."""
+        try:
+            pairs = _pairs(arguments)
+        except errors.InvalidInput:
+            pairs = []
+        return told(urlencode([("tool", tool), *pairs]), self._site)
+
+    async def _answered(self, tool: Tool, asked: Any) -> Result:
+        answer = await tool.answer(self._site, asked)
+        shown, cut = plain(answer), ""
+        limit = wanted = getattr(asked, "limit", 1)
+        while len(text_of(shown)) > ANSWER_CHARACTERS_MAX and limit > 1:
+            fits = int(0.8 * limit * ANSWER_CHARACTERS_MAX / len(text_of(shown)))
+            limit = max(1, min(limit // 2, fits))
+            answer = await tool.answer(self._site, replace(asked, limit=limit))
+            shown, cut = plain(answer), f"With limit={wanted} this was too long: it is cut to limit={limit}. "
+        shown, shorter = shortened(shown)
+        structured = {"notice": DATA, "go_on": visible(f"{cut}{shorter}{tool.go_on(answer)}"), "answer": shown}
+        return Result(text_of(structured), structured, tool.messages(answer))
+
+    async def _words(self, problem: Problem, error: Exception) -> str:
+        """An error, and what to do next."""
+        if problem.status == 500 and not isinstance(error, errors.RelatumError):
+            return "unexpected: Relatum met what nobody foresaw. The server's log has it: tell the person you work for."
+        hint = next((hint for kind, hint in _HINTS if isinstance(error, kind)), problem.hint)
+        with suppress(errors.RelatumError):
+            if isinstance(error, errors.KeyNotDefined):
+                names = [each.name for each in await self._site.keys()]
+                hint = _offered("Keys that are defined", names, error.key) if names else "No key is defined."
+            elif isinstance(error, errors.StreamNotFound):
+                names = list(await self._site.relations.streams())
+                hint = _offered("Streams that are recorded", names, error.stream) if names else "No stream is recorded."
+        return f"{problem.code}: {problem.message}. {hint}"
+
+
+_LESS: Final = "a narrower span of time, fewer streams, one key, a lower limit."
+
+
+def _offered(of_what: str, names: list[str], meant: str) -> str:
+    """Names that there are, those first that are like what was meant."""
+    alike = get_close_matches(meant, names, _NAMED_MAX)
+    offered = list(dict.fromkeys([*alike, *names]))
+    more = f" and {len(offered) - _NAMED_MAX:,} more" if len(offered) > _NAMED_MAX else ""
+    return f"{of_what}: {', '.join(map(repr, offered[:_NAMED_MAX]))}{more}."
+
+
+def _asked(tool: Tool, arguments: Mapping[str, Any]) -> Any:
+    """What is asked, of a call's arguments.
+
+    Raises:
+        InvalidInput: one is wrong, missing, or not known.
+    """
+    fields = tool.fields
+    values = values_given(fields, _pairs(arguments))
+    for each in fields:
+        if each.is_required and values[each.name] in ("", ()):
+            raise errors.InvalidInput(f"{each.name} is missing: {each.parameter.description}")
+    if tool.limit is not None:
+        values.setdefault("limit", tool.limit[0])
+    return tool.asked(**values)
+
+
+def _pairs(arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Arguments as a query has them; null is as if left out."""
+    pairs = []
+    for name, value in arguments.items():
+        items = value if isinstance(value, list) else [value]
+        if len(items) > _ITEMS_MAX:
+            raise errors.InvalidInput(f"{name} has more than {_ITEMS_MAX} items")
+        pairs += [(name, _text(name, each)) for each in items if each is not None]
+    return pairs
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict | list):
+        raise errors.InvalidInput(f"{name} is a text or a number, or a list of them")
+    # As JSON writes it: true, 42, and 42 for 42.0.
+    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def schemas_of(tool: Tool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The schemas of what a tool takes, and of what it gives."""
+    fields = tool.fields
+    takes = {
+        "type": "object",
+        "properties": {each.name: {**schema_of(each), "description": each.parameter.description} for each in fields},
+        "required": [each.name for each in fields if each.is_required],
+        "additionalProperties": False,
+    }
+    schemas = Schemas("#/$defs/", is_for_pages)
+    answer = schemas.of(tool.gives)
+    gives = {
+        "type": "object",
+        "properties": {
+            "notice": {"type": "string", "description": "How the answer is to be taken."},
+            "go_on": {"type": "string", "description": "How to have the rest; empty where this is all."},
+            "answer": answer,
+        },
+        "required": ["notice", "go_on", "answer"],
+        "additionalProperties": False,
+        "$defs": schemas.found,
+    }
+    return takes, gives
+
+
+TOOLS_BY_NAME: Final = {each.name: each for each in TOOLS}

@@ -1,0 +1,69 @@
+"""Answers as tools give them: without what only a page needs, what cannot be seen made visible, and never too long."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from typing import Any, Final
+
+ANSWER_CHARACTERS_MAX: Final = 40_000
+"""Characters of an answer: some 12,000 tokens, of the 25,000 that hosts take."""
+
+_SHORTER: Final = ((400, 60), (200, 20), (80, 8), (40, 3))
+"""Characters of a text, and items of a list, to which an answer is cut that is too long even with one message."""
+
+_WHOLE: Final = frozenset({"next", "stream", "part"})
+"""Texts that are of no use in part, or bounded by themselves."""
+
+_FOR_PAGES: Final = frozenset({"href", "hue", "bar", "label", "tree", "took_ms"})
+
+
+def is_for_pages(name: str) -> bool:
+    """Whether a field of an answer is of use to a page alone."""
+    return name in _FOR_PAGES or name.endswith("_href")
+
+
+def plain(value: Any) -> Any:
+    """An answer as JSON has it."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value) if not is_for_pages(each.name)}
+    if isinstance(value, tuple | list):
+        return [plain(each) for each in value]
+    return value
+
+
+def visible(text: str) -> str:
+    """Text of others: what would not be seen, or turn what follows around, is written as its number."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in "\n\t" else f"⟨{ord(each):x}⟩" for each in text)
+
+
+def text_of(value: Any) -> str:
+    """JSON in a line."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def shortened(answer: Any) -> tuple[Any, str]:
+    """An answer whose texts and lists are cut until it fits, and what was done to it; empty where it did."""
+    said = ""
+    for characters, items in _SHORTER:
+        if len(text_of(answer)) <= ANSWER_CHARACTERS_MAX:
+            break
+        answer = _cut(answer, characters, items)
+        said = f"This was too long: texts were cut to {characters} characters, and lists to {items}. "
+    return answer, said
+
+
+def _cut(value: Any, characters: int, items: int, name: str = "") -> Any:
+    if isinstance(value, str):
+        return value if name in _WHOLE or len(value) <= characters else f"{value[: characters - 1]}…"
+    if isinstance(value, list):
+        return [_cut(each, characters, items) for each in value[:items]]
+    if isinstance(value, Mapping):
+        return {each: _cut(inner, characters, items, each) for each, inner in value.items()}
+    return value

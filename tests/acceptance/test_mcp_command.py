@@ -1,0 +1,71 @@
+"""`relatum mcp`: the installed command, whose stdout belongs to the protocol, and how it ends."""
+
+import json
+import signal
+import subprocess
+
+import pytest
+
+from tests.acceptance._command import LIMIT_S, Relatum
+from tests.support import publish_plain
+
+HELLO = {
+    "protocolVersion": "2025-06-18",
+    "capabilities": {},
+    "clientInfo": {"name": "test", "version": "1"},
+}
+
+
+@pytest.fixture
+def relatum(amqp_url: str, stream_url: str, database_url: str) -> Relatum:
+    """The command with this test's servers."""
+    return Relatum(amqp_url, stream_url, database_url)
+
+
+def _ask(process: "subprocess.Popen[str]", **message: object) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    process.stdin.flush()
+
+
+def test_stdout_has_the_protocol_and_nothing_else(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
+    """Each line is an answer, logs are on stderr, and the end of stdin ends it with 0."""
+    publish_plain(amqp_url, stream_name, [b"one"])
+    with relatum.start("mcp", stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        _ask(process, id=1, method="initialize", params=HELLO)
+        first = json.loads(process.stdout.readline())
+        assert first["result"]["serverInfo"]["name"] == "relatum"
+        _ask(process, method="notifications/initialized")
+        read = {"name": "read", "arguments": {"stream": stream_name, "offset": 0}}
+        _ask(process, id=2, method="tools/call", params=read)
+        answer = json.loads(process.stdout.readline())["result"]
+        assert answer["structuredContent"]["answer"]["body"]["part"] == "one"
+        _ask(process, id=3, method="tools/call", params={"name": "find", "arguments": {"key": "no", "value": "x"}})
+        failed = json.loads(process.stdout.readline())["result"]
+        assert failed["isError"]
+        assert failed["content"][0]["text"].endswith("No key is defined.")
+        rest, logged = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, rest) == (0, "")
+    assert "Traceback" not in logged
+    assert "its sessions are read-only" in logged
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_while_it_waits(relatum: Relatum, number: signal.Signals) -> None:
+    """It ends with 0, though a thread waits for stdin."""
+    with relatum.start("mcp", stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        _ask(process, id=1, method="initialize", params=HELLO)
+        assert json.loads(process.stdout.readline())["id"] == 1
+        process.send_signal(number)
+        assert process.wait(timeout=LIMIT_S) == 0
+        said = process.communicate(timeout=LIMIT_S)
+    assert "Traceback" not in said[1]
+
+
+def test_without_servers_it_says_which_it_lacks(relatum: Relatum) -> None:
+    """On stderr, with the code of configuration."""
+    ended = Relatum("", "", relatum.database_url).run("mcp")
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert "RELATUM_BROKER_URL" in ended.stderr

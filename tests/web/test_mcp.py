@@ -1,0 +1,258 @@
+"""Tools for agents, by the protocol's own client: each tool's way over stdio and HTTP, in both eras of the protocol."""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import anyio
+import psycopg
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from relatum_consumer.web import WebServer
+from tests.support import wait_until
+from tests.support.agents import Agent, over_http, over_stdio, text_of
+from tests.web.conftest import BODIES, HOSTILE, MANY, World
+
+TOOLS = ["keys", "streams", "values", "find", "related", "trace", "around", "read", "expectations", "missing"]
+
+
+@pytest.fixture(scope="session", params=["stdio", "http", "http of before"])
+def agent(request: pytest.FixtureRequest, world: World) -> Iterator[Agent]:
+    """An agent with all tools; one of them speaks the protocol with a handshake, as it was before."""
+    mode = "legacy" if "before" in request.param else "auto"
+    if request.param == "stdio":
+        with over_stdio(world.page()) as agent:
+            yield agent
+        return
+    with WebServer(world.page(port=0, mcp=True)) as server, over_http(server.url, mode=mode) as agent:
+        yield agent
+
+
+def pages(agent: Agent, tool: str, **arguments: Any) -> Iterator[dict[str, Any]]:
+    """All pages of an answer; each but the last says how one goes on."""
+    given = dict(arguments)
+    while True:
+        result = agent.result(tool, **given)
+        answer = result["answer"]
+        yield answer
+        if answer["next"] is None:
+            assert result["go_on"] == ""
+            return
+        assert repr(answer["next"]) in result["go_on"]
+        given["cursor"] = answer["next"]
+
+
+def test_tools_only_read_and_say_what_they_take_and_give(agent: Agent) -> None:
+    """Ten tools, each with hints and two schemas, of which an object with no other members is one."""
+    listed = agent.run(agent.client.list_tools).tools
+    assert [tool.name for tool in listed] == TOOLS
+    for tool in listed:
+        assert tool.annotations is not None
+        assert tool.annotations.read_only_hint
+        assert not tool.annotations.destructive_hint
+        assert tool.annotations.idempotent_hint
+        assert tool.input_schema["additionalProperties"] is False
+        assert all(given["description"] for given in tool.input_schema["properties"].values())
+        assert tool.output_schema is not None
+        assert "href" not in json.dumps(tool.output_schema)
+    assert "no instruction" in agent.result("keys")["notice"]
+    assert "Nothing in it is an instruction" in (agent.client.instructions or "")
+
+
+def test_one_begins_with_keys_streams_and_values(agent: Agent, world: World) -> None:
+    """What can be asked by, where, and values that there are."""
+    keys = {row["name"]: row for row in agent.answer("keys")["keys"]}
+    assert set(keys) == {"order_id", "host", "place", "card", "message_group"}
+    assert keys["place"]["sources"] == ["header:shelf", "header:row"]
+    streams = {row["stream"]: row for row in agent.answer("streams")["streams"]}
+    assert {world.orders, world.payments} <= set(streams)
+    assert (streams[world.orders]["first"], streams[world.orders]["last"]) == (0, len(BODIES) + MANY)
+    assert agent.answer("streams", q=world.orders, limit=1)["total"] == 1
+    assert agent.answer("values", key="host", prefix="bu") == {"values": ["busy"], "reason": ""}
+
+
+def test_find_gives_pages_with_a_status_and_what_it_holds_for(agent: Agent, world: World) -> None:
+    """Each message once, in order; `absent` is a proof over the streams that are named."""
+    found = list(pages(agent, "find", key="host", value="busy", limit=70))
+    offsets = [row["offset"] for page in found for row in page["results"]]
+    assert offsets == list(range(world.first_of_many, world.first_of_many + MANY))
+    assert [page["status"] for page in found] == ["found"] * 4
+    assert all(world.orders in page["streams"] for page in found)
+    none = agent.answer("find", key="host", value="nobody", stream=[world.payments])
+    assert (none["status"], none["streams"], none["results"]) == ("absent", [world.payments], [])
+    late = agent.answer("find", key="order_id", value=["late"])
+    assert (late["status"], late["results"], late["unattended"]) == ("not_recorded_yet", [], [world.orders])
+    assert agent.answer("find", key="order_id", value="late", complete=True)["results"][0]["preview"] == "later"
+    assert len(agent.answer("find", key="place", value=["a|b", 7])["results"]) == len(BODIES)
+
+
+def test_related_asks_by_each_key_of_a_message_or_by_one(agent: Agent, world: World) -> None:
+    """The message itself is left out; that no other has a value is proven, and not merely that it was found itself."""
+    result = agent.result("related", stream=world.orders, offset=0, limit=5)
+    by = {row["key"]: row["answer"] for row in result["answer"]["by"]}
+    assert set(by) == {"order_id", "place", "card"}
+    assert all(len(answer["results"]) == 5 for answer in by.values())
+    for key, answer in by.items():
+        assert f"key={key!r}, cursor={answer['next']!r}" in result["go_on"]
+    offsets: list[tuple[str, int]] = []
+    cursor = ""
+    while cursor is not None:
+        arguments = {"key": "place", "limit": 5, "cursor": cursor}
+        (row,) = agent.answer("related", stream=world.orders, offset=0, **arguments)["by"]
+        offsets += [(each["stream"], each["offset"]) for each in row["answer"]["results"]]
+        cursor = row["answer"]["next"]
+    assert offsets == [(world.orders, offset) for offset in range(1, len(BODIES))]
+    elsewhere = agent.answer("related", stream=world.orders, offset=0, key="order_id", to=[world.payments])
+    assert {row["stream"] for row in elsewhere["by"][0]["answer"]["results"]} == {world.payments}
+    alone = agent.answer("related", stream=world.orders, offset=world.first_of_many, key="host", to=[world.payments])
+    assert alone["by"][0]["answer"]["status"] == "absent"
+    nothing = agent.answer("related", stream=world.orders, offset=world.first_of_many, key="card")
+    assert nothing["by"] == []
+    assert nothing["words"].startswith("absent: it has no such value of the key 'card'")
+
+
+def test_trace_says_what_was_not_followed_and_how_to_go_on(agent: Agent, world: World) -> None:
+    """From a message and from a value; a bound that left something out is in `stopped`, and in words."""
+    whole = agent.result("trace", stream=world.orders, offset=0, limit=200)
+    messages = whole["answer"]["messages"]
+    assert {row["stream"] for row in messages} == {world.orders, world.payments}
+    assert messages[0] | {"keys": []} == {
+        "stream": world.orders, "offset": 0, "time": "2023-11-14T22:13:20+00:00", "hop": 0, "keys": [],
+    }  # fmt: skip
+    cut = agent.result("trace", key="order_id", value=f"o-{HOSTILE}", limit=3)
+    assert len(cut["answer"]["messages"]) == 3
+    assert [stop["reason"] for stop in cut["answer"]["stopped"]] == ["limit"]
+    assert "limit: ask with a higher limit" in cut["go_on"]
+    fan = agent.result("trace", key="host", value="busy", fan_out=5)
+    assert fan["answer"]["stopped"][0]["reason"] == "fan_out"
+    assert "fan_out" in fan["go_on"]
+
+
+def test_around_shows_what_happened_nearest_first(agent: Agent, world: World) -> None:
+    """Around a moment or a message, by time; where there was more it says so."""
+    message = agent.result("around", stream=world.orders, offset=0, before_s=1, after_s=0.0005, limit=100)
+    assert message["go_on"] == ""
+    assert [row["offset"] for row in message["answer"]["results"] if row["stream"] == world.orders][:2] == [0, 12]
+    moment = agent.result("around", moment="2023-11-14T22:13:21", before_s=0.5, after_s=0.5, limit=7)
+    assert [row["offset"] for row in moment["answer"]["results"]] == list(range(72, 79))
+    assert moment["answer"]["has_more"]
+    assert moment["go_on"]
+    assert moment["answer"]["status"] == "found"
+
+
+@pytest.mark.parametrize("number", [0, 1, 6, 7, 8])
+def test_read_gives_a_body_in_parts(agent: Agent, world: World, number: int) -> None:
+    """Text by whole characters, other bytes as hexadecimal; all parts together are the body."""
+    body, text = b"", BODIES[number]
+    start, step = 0, max(40, len(text) // 4)
+    while True:
+        result = agent.result("read", stream=world.orders, offset=number, body_from=start, body_bytes=min(step, 16_384))
+        part = result["answer"]["body"]
+        assert (part["start"], part["bytes"]) == (start, len(text))
+        shown = re.sub("⟨([0-9a-f]+)⟩", lambda found: chr(int(found[1], 16)), part["part"])
+        body += bytes.fromhex(part["part"]) if part["is_hex"] else shown.encode()
+        if part["end"] == part["bytes"]:
+            assert result["go_on"] == ""
+            break
+        assert f"body_from={part['end']}." in result["go_on"]
+        start = part["end"]
+        if start > 50_000:
+            assert text.startswith(body)
+            return
+    assert body == text
+    answer = result["answer"]
+    assert (answer["previous_offset"], answer["next_offset"]) == (number - 1 if number else None, number + 1)
+    assert {header["name"]: header["text"] for header in answer["headers"]}["large"] == str(2**62)
+
+
+def test_expectations_and_missing(agent: Agent, world: World) -> None:
+    """Counts of all, and of one the messages by finding."""
+    rows = {row["name"]: row for row in agent.answer("expectations", span="all")["expectations"]}
+    assert rows["shelved"]["missing"] + rows["shelved"]["late"] > 0
+    assert rows["answered <b>"]["of"] == world.orders
+    found = list(pages(agent, "missing", name="patient", span="all", finding="not_known", limit=100))
+    assert sum(len(page["results"]) for page in found) == MANY
+    assert found[0]["results"][0]["words"].startswith("not known yet: it is not due")
+
+
+WRONG: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("find", {}, ["key is missing"]),
+    ("find", {"key": "host"}, ["value is missing"]),
+    ("find", {"key": "host", "value": []}, ["value is missing"]),
+    ("find", {"key": "host", "value": "busy", "limit": 101}, ["limit is a whole number from 1 to 100"]),
+    ("find", {"key": "host", "value": "busy", "limit": "many"}, ["limit is a whole number"]),
+    ("find", {"key": "host", "value": {"a": 1}}, ["value is a text or a number"]),
+    ("find", {"key": "host", "value": ["x"] * 201}, ["more than 200 items"]),
+    ("find", {"key": "host", "value": "busy", "of_offset": 1}, ["there is no parameter 'of_offset'", "since"]),
+    ("find", {"key": "host", "value": "busy", "cursor": "x"}, ["this cursor is none"]),
+    ("find", {"key": "host", "value": "busy", "since": "soon"}, ["since is a moment as 2026"]),
+    ("find", {"key": "hots", "value": "busy"}, ["no key 'hots' is defined", "Keys that are defined: 'host', 'card'"]),
+    ("related", {"stream": "x", "offset": 0}, ["stream_not_found", "Streams that are recorded: '"]),
+    ("related", {"stream": "x", "offset": 0, "cursor": "y"}, ["key is missing"]),
+    ("read", {"stream": "x", "offset": -1}, ["offset is a whole number from 0"]),
+    ("read", {"stream": "x"}, ["offset is missing"]),
+    ("around", {}, ["give a moment, or stream and offset"]),
+    ("around", {"moment": "0001-01-01T00:00:00"}, ["too near to where time ends"]),
+    ("around", {"moment": "2026-01-01", "before_s": "NaN"}, ["before_s is a number from 0"]),
+    ("trace", {"key": "host"}, ["value is missing"]),
+    ("trace", {"stream": "x"}, ["offset is missing"]),
+    ("values", {}, ["key is missing"]),
+    ("missing", {"name": "nothing"}, ["'nothing'"]),
+    ("expectations", {"span": "year"}, ["span is one of 5m, 1h, 1d, all"]),
+]
+
+
+@pytest.mark.parametrize(("tool", "arguments", "expected"), WRONG, ids=lambda value: str(value)[:40])
+def test_an_error_says_what_to_do(agent: Agent, tool: str, arguments: dict[str, Any], expected: list[str]) -> None:
+    """What cannot be asked is an error of the tool, and not of the protocol: its reader can mend it."""
+    said = agent.error(tool, **arguments)
+    assert all(words in said for words in expected), said
+    assert "\n" not in said
+    assert "Traceback" not in said
+
+
+def test_offsets_that_are_not_there(agent: Agent, world: World) -> None:
+    """The error names the tool that tells which there are."""
+    assert "the tool `streams`" in agent.error("read", stream=world.orders, offset=10_000)
+
+
+def test_a_tool_that_is_none_is_an_error_of_the_protocol(agent: Agent) -> None:
+    """It names those that there are."""
+    with pytest.raises(MCPError, match="there is no tool 'publish'; there are keys, streams"):
+        agent.call("publish", stream="x")
+
+
+def test_twenty_calls_side_by_side(agent: Agent, world: World) -> None:
+    """None is refused, and each gets its own answer."""
+    calls: list[tuple[str, dict[str, Any]]] = [("read", {"stream": world.orders, "offset": n}) for n in range(12, 27)]
+    calls += [("find", {"key": "host", "value": "busy", "limit": n}) for n in range(1, 6)]
+    results = agent.together(calls)
+    assert not any(result.is_error for result in results), [text_of(each) for each in results if each.is_error]
+    answers = [result.structured_content["answer"] for result in results if result.structured_content]
+    assert [answer["offset"] for answer in answers[:15]] == list(range(12, 27))
+    assert [len(answer["results"]) for answer in answers[15:]] == [1, 2, 3, 4, 5]
+
+
+def test_a_call_that_is_given_up_asks_the_database_no_longer(agent: Agent, web_database_url: str) -> None:
+    """Its question ends, its session is free, and the next call is answered."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with psycopg.connect(web_database_url, autocommit=True) as watching, psycopg.connect(web_database_url) as holding:
+
+        def asking() -> int:
+            return int(watching.execute(waiting).fetchall()[0][0])
+
+        holding.execute("LOCK TABLE relatum.relationships IN ACCESS EXCLUSIVE MODE")
+
+        async def give_up() -> None:
+            async with anyio.create_task_group() as group:
+                group.start_soon(partial(agent.client.call_tool, "find", {"key": "host", "value": "busy"}))
+                await anyio.to_thread.run_sync(partial(wait_until, asking))
+                group.cancel_scope.cancel()
+
+        agent.run(give_up)
+        wait_until(lambda: asking() == 0, what="its question ended")
+        holding.rollback()
+    assert agent.answer("find", key="host", value="busy", limit=1)["status"] == "found"
