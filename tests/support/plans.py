@@ -36,8 +36,13 @@ _NAMES = ("Relation Name", "Index Name")
 
 
 @contextmanager
-def filled_database(server_url: str, template: str, fill: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a new database of the schema, with rows by `fill`, analysed; the database goes at the end."""
+def filled_database(
+    server_url: str, template: str, fill: str, *, then: str = "VACUUM ANALYZE"
+) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a new database of the schema, with rows by `fill`, analysed; the database goes at the end.
+
+    `then` is what is done behind the rows, if not to analyse them.
+    """
     name = unique_name("relatum_plans").replace("-", "_")
     with psycopg.connect(server_url, autocommit=True) as administration:
         administration.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
@@ -45,7 +50,7 @@ def filled_database(server_url: str, template: str, fill: str) -> Iterator[psyco
             url = f"{server_url.rpartition('/')[0]}/{name}"
             with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
                 connection.execute(fill.encode())
-                connection.execute("VACUUM ANALYZE")
+                connection.execute(then.encode())
                 yield connection
         finally:
             administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
