@@ -8,7 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 from relatum.terminal import JsonOption, ServerOptions, console, parse_span, print_json, spread
-from relatum_consumer.expectations import Expectation, add_expectations, defined_expectations, remove_expectation
+from relatum_consumer.expectations import (
+    GRACE_S,
+    Expectation,
+    add_expectations,
+    defined_expectations,
+    remove_expectation,
+)
 
 __all__ = ["expect"]
 
@@ -41,6 +47,9 @@ def add(
             metavar="SPAN", parser=parse_span, help="In which time: seconds, or 90s, 15m, 6h, 2d.", show_default=False
         ),
     ],
+    grace: Annotated[
+        str, typer.Option(metavar="SPAN", help="By how much the clocks of publishers may differ, as seconds or 1m.")
+    ] = f"{GRACE_S:g}s",
     vhost: VhostOption = None,
     *,
     servers: ServerOptions,
@@ -50,7 +59,7 @@ def add(
 
     One that is defined already and says the same is kept. `--json` prints one document: the expectation.
     """
-    wanted = Expectation(name, of=of, by=by, follows=follows, within_s=within)
+    wanted = Expectation(name, of=of, by=by, follows=follows, within_s=within, grace_s=parse_span(grace))
     add_expectations(servers.database_url, wanted, vhost=_vhost(servers, vhost))
     if as_json:
         print_json(asdict(wanted))
@@ -69,9 +78,10 @@ def list_expectations(vhost: VhostOption = None, *, servers: ServerOptions, as_j
     if not found:
         console.print("Nothing is expected. `relatum expect add NAME` says what is.")
         return
-    table = Table("name", "of", "by", "follows", "within")
+    table = Table("name", "of", "by", "follows", "within", "clocks")
     for each in found:
-        table.add_row(*(Text(cell) for cell in (each.name, each.of, each.by, each.follows, f"{each.within_s:g} s")))
+        times = f"{each.within_s:g} s", f"± {each.grace_s:g} s"
+        table.add_row(*(Text(cell) for cell in (each.name, each.of, each.by, each.follows, *times)))
     console.print(table)
 
 

@@ -38,9 +38,10 @@ def test_what_is_expected_is_defined_and_what_is_missing_is_told(
                 wait_recorded(amqp_url, engine, stream)
         assert "Nothing is expected" in relatum.ok("missing")
         words = ("--of", stream_name, "--by", "order_id", "--follows", payments)
-        relatum.ok("expect", "add", "paid", *words, "--within", "0.001s")
+        relatum.ok("expect", "add", "paid", *words, "--within", "0.001s", "--grace", "0.5s")
         assert relatum.run("expect", "add", "paid", *words, "--within", "2h").returncode == ExitCode.USAGE
         wanted = {"name": "paid", "of": stream_name, "by": "order_id", "follows": payments, "within_s": 0.001}
+        wanted["grace_s"] = 0.5
         assert relatum.json("expect", "list") == [wanted]
         assert "nothing is missing" in relatum.ok("missing", "paid")
         publish(amqp_url, stream_name, "b")

@@ -54,6 +54,7 @@ STATES = {
 }
 """What is done until the statement is asked: a restore makes the indexes behind the rows, and analyses nothing."""
 
+
 @pytest.fixture(scope="module", params=STATES)
 def filled(
     request: pytest.FixtureRequest, database_server_url: str, _migrated_template: str
@@ -71,12 +72,13 @@ def batch(streams: list[int], messages: int = limits.BATCH) -> dict[str, Any]:
     return {
         "numbers": list(numbers),
         "values": [f"o{step // 2}" if n % 5 else f"nobody-{n}" for n, step in zip(numbers, steps, strict=True)],
-        "since_uss": [step * 1_000 for step in steps],
+        "time_uss": [step * 1_000 for step in steps],
         "due_uss": [step * 1_000 + HOUR_US for step in steps],
         "own_streams": [1] * messages,
         "own_offsets": steps,
         "stream_ids": streams,
         "key_id": 1,
+        "grace_us": 1_000_000,
     }
 
 

@@ -91,7 +91,7 @@ def test_what_is_late_and_what_is_missing_is_as_brute_force_says(
     chance: random.Random,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Times in no order, several of one value, some before: the first that is not earlier counts, in time or late."""
+    """Times in no order, several of one value, some before: the first that is not a second earlier counts."""
     monkeypatch.setattr(_expectation_limits, "BATCH", 32)
     monkeypatch.setattr(_expectation_limits, "PAGE_BLOCKS", 150)
     monkeypatch.setattr(_expectation_limits, "PIECE", 50)
@@ -106,7 +106,7 @@ def test_what_is_late_and_what_is_missing_is_as_brute_force_says(
     late: list[int] = []
     missing: list[int] = []
     for offset, (value, time_us) in enumerate(orders):
-        first = min((came for each, came in paid if each == value and came >= time_us), default=None)
+        first = min((came for each, came in paid if each == value and came >= time_us - 1_000 * MS), default=None)
         if since <= time_us < until and (first is None or first > time_us + within_us):
             (missing if first is None else late).append(offset)
     report = relations.missing(expectation, since=at(since), until=at(until))
@@ -148,10 +148,38 @@ def test_the_edges_of_the_time_allowed(
     )
     record(amqp_url, engine, stream_name, payments)
     with open_relations(face, amqp_url, database_url) as relations:
-        report = relations.missing(Expectation("paid", stream_name, "order_id", payments, 10))
+        report = relations.missing(Expectation("paid", stream_name, "order_id", payments, 10, grace_s=0))
     found = {each.value: str(each.finding) for each in (*report.late, *report.missing, *report.not_known)}
     assert found == {name: word for name, (_, word) in cases.items() if word != "in time"}
     assert [each.came_at for each in report.late] == [at(BASE_US + 10 * second + 1)]
+
+
+def test_clocks_that_differ(
+    amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, payments: str
+) -> None:
+    """What came before by no more than they may follows, but not in one stream; nothing is said while it may be due."""
+    second = 1_000_000
+    now_us = time.time_ns() // 1_000
+    cases = {"ahead": 0, "behind": -2 * second, "before": -2 * second - 1, "just then": 10 * second}
+    late = {"late": 10 * second + 1}
+    publish(
+        amqp_url,
+        {
+            stream_name: [(name, BASE_US) for name in cases | late] + [("twice", BASE_US), ("twice", BASE_US - second)],
+            payments: [(name, BASE_US + after) for name, after in (cases | late).items()],
+        },
+    )
+    publish(amqp_url, {stream_name: [("just due", now_us - 11 * second)]})
+    record(amqp_url, engine, stream_name, payments)
+    expectation = Expectation("paid", stream_name, "order_id", payments, 10, grace_s=2)
+    report = relations.missing(expectation, until=at(BASE_US + second))
+    assert [each.value for each in report.late] == ["late"]
+    assert [each.value for each in report.missing] == ["twice", "before", "twice"]
+    itself = Expectation("paid", stream_name, "order_id", stream_name, 10, grace_s=2)
+    assert [each.time for each in relations.missing(itself).missing if each.value == "twice"] == [at(BASE_US)]
+    patient = Expectation("paid", stream_name, "order_id", payments, 10, grace_s=3_600)
+    (unmet,) = [each for each in relations.missing(patient).not_known if each.value == "just due"]
+    assert (unmet.why, unmet.due) == (Why.NOT_DUE, at(now_us - second))
 
 
 def test_what_is_not_due_changes_nothing_and_what_has_no_value_is_counted(
@@ -221,7 +249,7 @@ def test_what_a_recorder_has_not_reached_is_not_known(
     """Up to the moment that its coverage reaches, missing is missing; beyond it, nobody can say."""
     publish(amqp_url, {payments: [("z", BASE_US)]})
     reached_us = chunk_us(amqp_url, payments, 0)
-    expectation = Expectation("paid", stream_name, "order_id", payments, 0.001)
+    expectation = Expectation("paid", stream_name, "order_id", payments, 0.001, grace_s=0)
     publish(amqp_url, {stream_name: [("before", BASE_US), ("behind", reached_us)]})
     record(amqp_url, engine, stream_name, payments)
     assert offsets(relations.missing(expectation).missing) == [0, 1]
@@ -240,7 +268,7 @@ def test_messages_that_are_not_recorded_are_not_passed_over(
     amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, payments: str
 ) -> None:
     """That nothing is missing is not said while a message that was due may lie behind what is recorded."""
-    expectation = Expectation("paid", stream_name, "order_id", payments, 0.001)
+    expectation = Expectation("paid", stream_name, "order_id", payments, 0.001, grace_s=0)
     publish(amqp_url, {stream_name: [("a", BASE_US)], payments: [("a", BASE_US)]})
     record(amqp_url, engine, stream_name, payments)
     assert relations.missing(expectation).status is Status.ABSENT
@@ -328,6 +356,8 @@ def test_expectations_are_defined_in_the_database(
     assert add_expectations(engine, [paid, paid]) == [paid, paid]
     with pytest.raises(InvalidInput, match="is defined already"):
         add_expectations(engine, Expectation("paid", stream_name, "order_id", payments, 11))
+    with pytest.raises(InvalidInput, match="clocks may differ by 1 s"):
+        add_expectations(engine, Expectation("paid", stream_name, "order_id", payments, 10, grace_s=0))
     assert relations.expectations() == (paid,)
     assert defined_expectations(engine, vhost="other") == []
     assert offsets(relations.missing("paid").missing) == [0]
@@ -349,6 +379,9 @@ def test_wrong_questions_are_refused(
     for within in (0, -1, float("inf"), "1h"):
         with pytest.raises(InvalidInput):
             Expectation("x", "a", "b", "c", within)  # type: ignore[arg-type]
+    for grace in (-1, 86_401, float("nan"), None):
+        with pytest.raises(InvalidInput, match="grace_s"):
+            Expectation("x", "a", "b", "c", 1, grace)  # type: ignore[arg-type]
     record(amqp_url, engine, stream_name)
     with pytest.raises(StreamNotFound):
         relations.missing(Expectation("x", stream_name, "order_id", "nobody-knows-it", 1))

@@ -108,6 +108,21 @@ def test_each_is_told_of_once_as_it_falls_due(
             assert f'relatum_expectation_lag_seconds{{expectation="{expectation.name}"}}' in page
 
 
+def test_nothing_is_told_while_clocks_may_differ(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, payments: str
+) -> None:
+    """One is told of when it is surely due; one that was paid a little before it is none."""
+    expectation = Expectation("paid", stream_name, "order_id", payments, 0.2, grace_s=2)
+    with recorded(amqp_url, engine, stream_name, payments):
+        now_us = time.time_ns() // 1_000
+        publish(amqp_url, payments, ("paid", now_us - SECOND))
+        publish(amqp_url, stream_name, ("paid", now_us), ("unpaid", now_us + 1))
+        with watching("blocking", amqp_url, database_url, expectation) as take:
+            due = take()
+            assert (due.value, due.finding) == ("unpaid", Finding.MISSING)
+            assert datetime.now(UTC) >= due.due + timedelta(seconds=2)
+
+
 def test_what_is_too_much_for_one_step_is_told_of_in_several(
     amqp_url: str,
     engine: sa.Engine,

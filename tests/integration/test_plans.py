@@ -30,12 +30,13 @@ AT = ROWS // 2 * 1_000
 UNFOLLOWED: dict[str, Any] = {
     "numbers": [0, 1, 2],
     "values": ["o500", "o9000", "nobody"],
-    "since_uss": [0, AT, 0],
+    "time_uss": [0, AT, 0],
     "due_uss": [AT, AT, AT],
     "own_streams": [1, 1, 1],
     "own_offsets": [7, 8, 9],
     "stream_ids": [2],
     "key_id": 2,
+    "grace_us": 1_000_000,
 }
 
 PROBES: dict[str, tuple[Either, dict[str, Any]]] = {

@@ -1,6 +1,7 @@
 """Defining expectations in the database, as keys are: everybody who asks sees the same."""
 
 from collections.abc import Iterable
+from dataclasses import astuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -40,7 +41,7 @@ def add_expectations(
         for each in given:
             if each.by not in names:
                 raise KeyNotDefined(f"no key {each.by!r} is defined{meant(each.by, names)}", key=each.by)
-            row = dict(zip(DEFINITION, _values(each), strict=True)) | {"vhost": vhost}
+            row = dict(zip(DEFINITION, astuple(each), strict=True)) | {"vhost": vhost}
             connection.execute(insert(expectations).values(**row).on_conflict_do_nothing())
         stored = {each.name: each for each in _stored(connection, vhost)}
         for each in given:
@@ -86,7 +87,3 @@ def remove_expectation(database: str | sa.Engine, name: str, *, vhost: str = "/"
 def _stored(connection: sa.Connection, vhost: str) -> list[Expectation]:
     query = sa.select(*_COLUMNS).where(expectations.c.vhost == vhost).order_by(expectations.c.name)
     return [Expectation(*row) for row in connection.execute(query)]
-
-
-def _values(each: Expectation) -> tuple[str, str, str, str, float]:
-    return each.name, each.of, each.by, each.follows, each.within_s

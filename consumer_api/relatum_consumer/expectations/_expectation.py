@@ -7,6 +7,7 @@ from typing import Final
 
 from relatum.checks import checked_name, checked_seconds
 from relatum.ids import MessageId
+from relatum_consumer.expectations._expectation_limits import GRACE_S, GRACE_S_MAX
 from relatum_consumer.lookups import Status
 
 
@@ -20,10 +21,13 @@ class Expectation:
         by: The key whose value both messages share.
         follows: The stream or super stream in which the other message is to come; it may be the same one.
         within_s: Seconds from the message's time to that of the other, more than 0. One that comes just then is in
-            time, and so is one of the same time; one of an earlier time follows nothing.
+            time, and so is one of the same time.
+        grace_s: Seconds by which the clocks of publishers and of the broker may differ, up to a day. One in another
+            stream that is by so much earlier follows all the same; and nothing is said until so much later than it
+            was due. 0: clocks agree, and one of an earlier time follows nothing. Default 1.
 
     Raises:
-        InvalidInput: a name or the number of seconds cannot be one.
+        InvalidInput: a name or a number of seconds cannot be one.
     """
 
     name: str
@@ -31,22 +35,31 @@ class Expectation:
     by: str
     follows: str
     within_s: float
+    grace_s: float = GRACE_S
 
     def __post_init__(self) -> None:
         for argument in ("name", "of", "by", "follows"):
             checked_name(argument, getattr(self, argument))
         checked_seconds("within_s", self.within_s, zero=False)
+        checked_seconds("grace_s", self.grace_s, most=GRACE_S_MAX)
         object.__setattr__(self, "within_s", float(self.within_s))
+        object.__setattr__(self, "grace_s", float(self.grace_s))
 
     @property
     def meaning(self) -> str:
         """It, in words."""
-        return f"{self.of} are followed by {self.follows} with the same {self.by} within {self.within_s:g} s"
+        followed = f"{self.of} are followed by {self.follows} with the same {self.by}"
+        return f"{followed} within {self.within_s:g} s (clocks may differ by {self.grace_s:g} s)"
 
     @property
     def within_us(self) -> int:
         """The time allowed, in microseconds."""
         return round(self.within_s * 1_000_000)
+
+    @property
+    def grace_us(self) -> int:
+        """By how much clocks may differ, in microseconds."""
+        return round(self.grace_s * 1_000_000)
 
 
 class Finding(StrEnum):
@@ -64,7 +77,7 @@ class Why(StrEnum):
     """Why it is not known whether a message was followed."""
 
     NOT_DUE = "not_due"
-    """There is time left."""
+    """There is time left; or so little is over that clocks may differ by it."""
     BEHIND = "behind"
     """What came up to the moment it was due is not all recorded yet."""
     UNPROVEN = "unproven"

@@ -2,6 +2,12 @@
 
 from typing import Final
 
+GRACE_S: Final = 1.0
+"""Seconds by which clocks may differ, unless told otherwise: machines that are kept in step differ by less."""
+
+GRACE_S_MAX: Final = 86_400.0
+"""Seconds that anybody's clock may be wrong by: a day, as of one that takes its own zone's time for UTC."""
+
 UNMET_MAX: Final = 1_000
 """Messages of each finding that a report holds, unless told otherwise."""
 

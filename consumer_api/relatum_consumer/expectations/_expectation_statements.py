@@ -9,7 +9,7 @@ from relatum.store import arrays, compiled, expectations, may_hold_values, relat
 
 _ONE: Final[Any] = sa.literal_column("1")
 _VHOST: Final = sa.bindparam("vhost", type_=sa.Text)
-DEFINITION: Final = ("name", "of_stream", "by_key", "follows", "within_s")
+DEFINITION: Final = ("name", "of_stream", "by_key", "follows", "within_s", "grace_s")
 """The columns of an expectation, in the order of its fields."""
 
 
@@ -25,14 +25,15 @@ def unfollowed() -> str:
     """Of given messages those that no row of the key's value follows in time, and where the first row behind them is.
 
     Number, stream id, offset and time; NULL where no row follows. One probe of the index for each message and stream
-    that is followed in, in each part that may hold the value; the first row that is not earlier counts. That PostgreSQL
-    joins the two in no other way is by the limit.
+    that is followed in, in each part that may hold the value; the first row that is not earlier by more than clocks
+    may differ counts. Within one stream nothing is allowed for clocks: a message would be followed by the one before
+    it. That PostgreSQL joins the two in no other way is by the limit.
     """
     given = arrays(
         "given",
         number=sa.Integer,
         value=sa.Text,
-        since_us=sa.BigInteger,
+        time_us=sa.BigInteger,
         due_us=sa.BigInteger,
         own_stream=sa.Integer,
         own_offset=sa.BigInteger,
@@ -41,13 +42,15 @@ def unfollowed() -> str:
     followed_in = followed.table_valued(sa.column("stream_id", sa.Integer), name="followed_in").render_derived()
     key_id: Any = sa.bindparam("key_id", type_=sa.SmallInteger)
     rows, value = relationships.c, given.c.value.collate("C")
+    is_own = followed_in.c.stream_id == given.c.own_stream
+    grace_us = sa.case((is_own, sa.literal_column("0")), else_=sa.bindparam("grace_us", type_=sa.BigInteger))
     row = (
         sa.select(rows.stream_id, rows.stream_offset, rows.time_us)
         .where(
             rows.key_id == key_id,
             rows.value == value,
             rows.stream_id == followed_in.c.stream_id,
-            rows.time_us >= given.c.since_us,
+            rows.time_us >= given.c.time_us - grace_us,
             sa.or_(rows.stream_id != given.c.own_stream, rows.stream_offset != given.c.own_offset),
             may_hold_values(key_id, value, value),
         )

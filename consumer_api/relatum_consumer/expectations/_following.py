@@ -3,8 +3,9 @@
 What was told of is a moment and an offset for each stream: all messages before both. A step goes on to a later moment
 and later offsets: it looks at the messages of the times between the two moments, and at what has come meanwhile of
 earlier times, behind the offsets. So a message is looked at once, also one that was published long after its time. The
-moment is at most as late as what is known of both streams, less the time allowed: what is looked at is due, and it is
-known what came. A step that has too much to look at, or takes too long, is repeated with half of it.
+moment is at most as late as what is known of both streams, less the time allowed and what clocks may differ by: what is
+looked at is due, and it is known what came. A step that has too much to look at, or takes too long, is repeated with
+half of it.
 """
 
 import logging
@@ -107,7 +108,7 @@ class Following:
         first = self._began_us - expectation.within_us if self._since is None else self._since
         told_to = first - 1 if self._told_to is None else self._told_to
         # One microsecond less: what is due just then may still come.
-        to = max(told_to, known_us - expectation.within_us - 1)
+        to = max(told_to, known_us - expectation.within_us - expectation.grace_us - 1)
         stream_ids = {stream.name: stream.stream_id for stream in of.recorded}
         starts: dict[str, int] = {}
         for name, stream_id in stream_ids.items():

@@ -82,6 +82,7 @@ class Judge:
     ) -> None:
         self._catalog = catalog
         self._within_us = expectation.within_us
+        self._grace_us = expectation.grace_us
         self._by = by
         self._followed = followed
         self._tell = tell
@@ -149,12 +150,13 @@ class Judge:
             {
                 "numbers": list(range(len(batch))),
                 "values": [each.value for each in batch],
-                "since_uss": [each.time_us for each in batch],
+                "time_uss": [each.time_us for each in batch],
                 "due_uss": [each.due_us for each in batch],
                 "own_streams": [each.stream_id for each in batch],
                 "own_offsets": [each.id.offset for each in batch],
                 "stream_ids": list(stream_ids) or [_NOBODY],
                 "key_id": self._by.key_id,
+                "grace_us": self._grace_us,
             },
         )
         if rows:
@@ -165,12 +167,15 @@ class Judge:
 
     def _found(self, asked: _Asked, came: tuple[MessageId, int] | None) -> Unmet:
         why: Why | None = None
-        if asked.due_us >= self._followed.asked_us:
+        # What was written until `due_us` by the clock that is the most behind, and from where the search began: in
+        # front of a span lies what was written before its first message, by a clock that may be ahead of that one's.
+        known_us = asked.due_us + self._grace_us
+        if known_us >= self._followed.asked_us:
             finding, why = Finding.NOT_KNOWN, Why.NOT_DUE
-        elif self._followed.holds(asked.time_us, asked.due_us):
+        elif self._followed.holds(asked.time_us - 2 * self._grace_us, known_us):
             finding = Finding.MISSING if came is None else Finding.LATE
         else:
-            is_behind = self._followed.behind and asked.due_us >= self._followed.until
+            is_behind = self._followed.behind and known_us >= self._followed.until
             finding, why = Finding.NOT_KNOWN, Why.BEHIND if is_behind else Why.UNPROVEN
         return Unmet(
             finding,

@@ -1,9 +1,9 @@
 """Of which spans of time all is known that came into streams: what proves that a message did not come.
 
 Coverage is in offsets, and what is due is in time. The bridge between the two: a message is not written before its
-time, as far as clocks agree. So what lies before an offset is of an earlier time than what lies there, and what lies
-behind an offset came later than the chunk there was written. So of a recorded range all is known that came from the
-time of its first message to the moment its last was written.
+time, as far as clocks agree; who asks allows for what they differ by. So what lies before an offset is of an earlier
+time than what lies there, and what lies behind an offset came later than the chunk there was written. So of a recorded
+range all is known that came from the time of its first message to the moment its last was written.
 """
 
 import time

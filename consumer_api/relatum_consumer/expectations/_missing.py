@@ -72,11 +72,12 @@ def _missing(
     judge = Judge(catalog, expectation, by, followed, found.take)
     yield from judge.judge(of, Part(begin, end - 1))
     # What is not due changes nothing: what of it is known does not matter either.
-    due = min(end - 1, of.asked_us - expectation.within_us - 1)
-    is_known = due < begin or of.holds(begin, due)
+    grace = expectation.grace_us
+    due = min(end - 1, of.asked_us - expectation.within_us - grace - 1)
+    is_known = due < begin or of.holds(begin - grace, due + grace)
     # Of a span that is as long as what is retained, nothing is lost.
     has_lost = judge.has_lost and since is not None
-    is_behind = bool(of.behind) and due >= of.until
+    is_behind = bool(of.behind) and due + grace >= of.until
     status = found.status(is_known=is_known and not judge.unreadable and not has_lost, is_behind=is_behind)
     unattended: set[str] = set()
     if status is Status.NOT_RECORDED_YET:
@@ -105,7 +106,7 @@ def _begin(expectation: Expectation, of: Known, end: int) -> int:
     """Where a span begins that nobody said a beginning of: with what was due a day ago, or where all is known from."""
     begin = end - expectation.within_us - limits.SPAN_S * 1_000_000
     first = of.spans[-1][0] if of.spans else ALWAYS
-    return max(begin, first + 1, TIME_US_MIN)
+    return max(begin, first + expectation.grace_us + 1, TIME_US_MIN)
 
 
 class _Findings:

@@ -17,7 +17,9 @@ expectations = Table(
     # … in this stream or super stream.
     Column("follows", Text, nullable=False),
     Column("within_s", Double, nullable=False),
+    Column("grace_s", Double, nullable=False, server_default="1"),
     made_at("created_at"),
     UniqueConstraint("vhost", "name", name="expectations_name"),
     CheckConstraint("within_s > 0", name="expectations_within"),
+    CheckConstraint("grace_s >= 0", name="expectations_grace"),
 )

@@ -70,6 +70,7 @@ class ExpectationRow:
     follows: str
     follows_href: str
     within_s: float
+    grace_s: float
     status: Literal["found", "absent", "not_recorded_yet", "unproven", "failed"]
     words: str
     checked: int | None
@@ -142,6 +143,7 @@ def _row(site: Site, expectation: Expectation, span: str, report: MissingReport 
         follows=expectation.follows,
         follows_href=site.links.stream(expectation.follows),
         within_s=expectation.within_s,
+        grace_s=expectation.grace_s,
         status="failed" if report is None else report.status.value,  # type: ignore[arg-type]
         words=words,
         checked=None if report is None else report.checked,
