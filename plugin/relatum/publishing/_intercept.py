@@ -9,7 +9,8 @@ from relatum.checks import checked_names
 from relatum.errors import ConfigurationError, RelatumError
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.publishing._interception import Interception, Options, RecorderChoice, interception_of
-from relatum.publishing._publisher_statistics import PublisherStatistics
+from relatum.publishing._process_interceptions import ProcessInterceptions
+from relatum.publishing._publisher_statistics import PublisherCounts, PublisherStatistics
 from relatum.publishing._stamp import OnInvalid
 from relatum.publishing.clients._known_clients import client_of
 
@@ -27,6 +28,7 @@ def intercept(
     broker_url: str | None = None,
     stream_url: str | None = None,
     confirm_timeout_s: float | None = None,
+    copy_to: str | None = None,
 ) -> _Connection:
     """The same connection, publishing messages that Relatum can relate.
 
@@ -42,8 +44,10 @@ def intercept(
     Calling it again with the same options changes nothing.
 
     Args:
-        connection: A pika BlockingConnection, a pika callback connection (SelectConnection and its like), or an
-            aio-pika connection, robust or not.
+        connection: A pika BlockingConnection, a pika callback connection (SelectConnection and its like), an aio-pika
+            connection, robust or not; or a kombu connection, one of its pools, or a Celery app. With those three
+            nothing is opened now: what is said here of recorders and errors is so once a process publishes, and each
+            process that is forked off has its own.
         database: URL or SQLAlchemy engine of the PostgreSQL database. None (default): messages are stamped and
             checked, nothing is recorded here.
         keys: Names of headers, or definitions.
@@ -59,13 +63,16 @@ def intercept(
         stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
         confirm_timeout_s: aio-pika: seconds to wait for a confirm where `publish` is given no `timeout`; then the
             outcome is unknown. None (default): until the connection is found lost, about two heartbeats.
+        copy_to: kombu and Celery: a stream that gets a copy of each message to the default exchange, by which Celery's
+            tasks go to their queues. It is declared like a tap's, 5 GB and 7 days, where it is not there.
 
     Returns:
         The connection itself.
 
     Raises:
         ConfigurationError: not such a connection, or intercepted already with other options.
-        UsedAfterFork: intercepted before a fork: a connection belongs to the process that opened it.
+        UsedAfterFork: a connection of pika or aio-pika intercepted before a fork: it belongs to the process that opened
+            it.
         InvalidKeyDefinition: one of `keys` cannot be a key, or there are too many in the database.
         KeyDefinitionConflict: the database defines one of `keys` otherwise. Where that is not known yet, since the
             database is away, or an event loop must not wait, later publishes raise it, before anything is sent. With
@@ -80,6 +87,7 @@ def intercept(
         broker_url=broker_url,
         stream_url=stream_url,
         confirm_timeout_s=confirm_timeout_s,
+        copy_to=copy_to,
     )
     return _intercepted(connection, options)
 
@@ -90,7 +98,14 @@ def _intercepted(connection: _Connection, options: Options) -> _Connection:
     present = interception_of(connection)
     if present is not None:
         present.check_usable()
-    if present is None:
+    if present is None and client.IS_OF_PROCESSES:
+        client.intercept(connection, ProcessInterceptions(options, client.NAME))
+    elif present is None:
+        if options.copy_to is not None:
+            raise ConfigurationError(
+                f"copy_to= is for kombu and Celery, not for {client.NAME}: publish to the stream, or `relatum tap` the "
+                "exchange"
+            )
         interception = Interception(options, connection, client.NAME)
         try:
             # An event loop must not wait: the first publishes do, or the next ones raise it.
@@ -131,4 +146,5 @@ def statistics(connection: object) -> PublisherStatistics:
     present = interception_of(connection)
     if present is None:
         raise ConfigurationError("this connection is not intercepted: relatum.intercept(connection, …)")
-    return present.counts.statistics()
+    counts: PublisherCounts = present.counts
+    return counts.statistics()

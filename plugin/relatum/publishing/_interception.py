@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from sqlalchemy import URL, Engine
 
 from relatum import metrics
-from relatum.checks import as_options, checked_choice, checked_names, checked_seconds
+from relatum.checks import as_options, checked_choice, checked_name, checked_names, checked_seconds
 from relatum.closing import close_when_dropped
 from relatum.keys import AGREE_S, KeyAgreement, KeyDefinition
 from relatum.processes import of_one_process
@@ -54,6 +54,7 @@ class Options:
     broker_url: str | None
     stream_url: str | None
     confirm_timeout_s: float | None
+    copy_to: str | None = None
 
     def __post_init__(self) -> None:
         with as_options():
@@ -62,6 +63,8 @@ class Options:
             checked_names("streams", self.streams)
             if self.confirm_timeout_s is not None:
                 checked_seconds("confirm_timeout_s", self.confirm_timeout_s, zero=False)
+            if self.copy_to is not None:
+                checked_name("copy_to", self.copy_to)
         for url in (self.broker_url, self.stream_url):
             if url is not None:
                 BrokerAddress.of(url)
@@ -207,7 +210,7 @@ class Interception:
         closing.join(RELEASE_S)
 
 
-def interception_of(connection: object) -> Interception | None:
-    """The interception in force on a connection, or None."""
+def interception_of(connection: object) -> Any:
+    """The interception in force on a connection, or None. Some have one for all processes: `ProcessInterceptions`."""
     interception = getattr(connection, ATTRIBUTE, None)
-    return interception if isinstance(interception, Interception) and interception.active else None
+    return interception if interception is not None and interception.active else None

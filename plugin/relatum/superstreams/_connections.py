@@ -29,7 +29,8 @@ def address_of(source: Any, stream_url: str | None = None) -> BrokerAddress:
     """The address of the broker that is meant, and how to log in to it: as the connection that is given does.
 
     Args:
-        source: A URL or an address, a pika connection or channel of any kind, or an aio-pika or aiormq connection.
+        source: A URL or an address, a pika connection or channel of any kind, an aio-pika or aiormq connection,
+            or a kombu connection.
         stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port. An address says so
             itself.
 
@@ -44,6 +45,8 @@ def address_of(source: Any, stream_url: str | None = None) -> BrokerAddress:
         url, login = _of_pika(source)
     elif hasattr(source, "url"):
         url, login = _of_aio_pika(source)
+    elif hasattr(source, "transport_options"):
+        url, login = _of_kombu(source)
     else:
         kind = type(source).__name__
         raise ConfigurationError(f"broker is a URL, or a connection or channel of a client, not {kind}")
@@ -83,6 +86,25 @@ def _of_aio_pika(connection: Any) -> tuple[str, BrokerLogin]:
     context = getattr(connection, "ssl_context", None) or getattr(connection, "kwargs", {}).get("context")
     login = login_of_query(parts.query, ssl_context=context, is_lenient=True)
     return url, login
+
+
+def _of_kombu(connection: Any) -> tuple[str, BrokerLogin]:
+    """The URL of the broker a kombu connection is to, credentials in it, and how it logs in. With TLS it is opened."""
+    user, password = connection.userid or "guest", connection.password or "guest"
+    if callable(password):
+        password = password()
+    host, vhost = connection.hostname or "localhost", quote(connection.virtual_host or "/", safe="")
+    host = f"[{host}]" if ":" in host else host
+    port = connection.port or (5671 if connection.ssl else 5672)
+    where = f"{quote(user, safe='')}:{quote(password, safe='')}@{host}:{port}/{vhost}"
+    if not connection.ssl:
+        return f"amqp://{where}", BrokerLogin()
+    named = connection.connection.sock.server_hostname
+    return f"amqps://{where}", BrokerLogin(
+        mechanism="EXTERNAL" if connection.login_method == "EXTERNAL" else "PLAIN",
+        ssl_context=connection.connection.sock.context,
+        server_name=named if named and named != connection.hostname else None,
+    )
 
 
 def vhost_of(channel: Any) -> str:

@@ -14,7 +14,7 @@ from pika.exceptions import ChannelClosedByBroker
 from relatum.errors import AccessRefused, ConfigurationError, InvalidInput, NotFound, StreamNotFound
 from relatum.headers import BROKERS_OWN
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.superstreams import StreamOptions, exchange_exists, queue_exists
+from relatum.superstreams import StreamOptions, blocking_connection, exchange_exists, queue_exists
 from relatum.tapping._kept_taps import Tap
 
 KEPT: Final = StreamOptions(max_length_bytes=5_000_000_000, max_age=timedelta(days=7), segment_bytes_max=50_000_000)
@@ -103,6 +103,19 @@ def declare_stream(connection: BlockingConnection, stream: str, options: StreamO
             raise
         raise ConfigurationError(f"Stream {stream!r} cannot be declared so: {error.reply_text}") from error
     channel.close()
+
+
+def ensure_stream(address: BrokerAddress, stream: str, options: StreamOptions = KEPT) -> None:
+    """See that there is a stream; one that is there stays as it is, else it is declared like a tap's.
+
+    Raises:
+        NotAStream: it is another kind of queue.
+        AccessRefused: this user may not read, or not declare it.
+        BrokerUnavailable: the broker does not answer.
+    """
+    with blocking_connection(address, address) as connection:
+        if not stream_exists(connection, address, stream):
+            declare_stream(connection, stream, options)
 
 
 def bind(connection: BlockingConnection, tap: Tap) -> None:

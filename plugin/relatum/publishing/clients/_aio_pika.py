@@ -30,6 +30,9 @@ from relatum.publishing._stamp import Stamp, Stamper
 NAME: Final = "aio-pika"
 """The client, as metrics name it."""
 
+IS_OF_PROCESSES: Final = False
+"""Whether what is intercepted is used in processes that are forked off later."""
+
 CHANNEL_ATTRIBUTE: Final = "_relatum_interception"
 """Where an intercepted channel keeps the connection's interception."""
 

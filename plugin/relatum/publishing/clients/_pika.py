@@ -30,12 +30,16 @@ from relatum.publishing._publish_errors import outcome
 from relatum.publishing._refusals import BLOCKING, MALFORMED, refuses_message
 from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp
+from relatum.publishing.clients._attributes import Replacement, Wrapper, put, put_back
 from relatum.publishing.clients._pika_properties import OwnProperties, copy_with
 from relatum.publishing.clients._pika_returns import Returns, strip_returned
 from relatum.superstreams import Target
 
 NAME: Final = "pika"
 """The client, as metrics name it."""
+
+IS_OF_PROCESSES: Final = False
+"""Whether what is intercepted is used in processes that are forked off later."""
 
 PUBLISHER: Final = "_relatum_publisher"
 """Where an intercepted channel keeps its publisher: `basic_publish` itself may have been wrapped by others."""
@@ -44,7 +48,7 @@ _NOTHING: Final = object()
 """In the place of an argument that was not given."""
 
 
-class Publisher:
+class Publisher(Replacement):
     """Stands in for `basic_publish` on one channel."""
 
     def __init__(
@@ -54,8 +58,6 @@ class Publisher:
         self.interception = interception
         self.connection = connection
         self.__wrapped__ = wrapped
-        self.replaced: Any = None
-        """What the channel's own attribute was before; None: there was none."""
         self.__name__ = "basic_publish"
         self.__doc__ = wrapped.__doc__
         self._stamper = interception.stamper(connection.params.frame_max, integer=long)
@@ -182,27 +184,10 @@ class CountingPublisher(Publisher):
             self.replaced = earlier.replaced
 
 
-class _Wrapper:
-    """Stands in for another method of a connection or channel: calls it, then does `after` with what it returned."""
-
-    def __init__(self, wrapped: Callable[..., Any], interception: Interception, after: Callable[[Any], None]) -> None:
-        self.__wrapped__ = wrapped
-        self.replaced: Any = None
-        self.__doc__ = wrapped.__doc__
-        self._interception = interception
-        self._after = after
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = self.__wrapped__(*args, **kwargs)
-        if self._interception.active:
-            self._after(result)
-        return result
-
-
 def intercept(connection: "BlockingConnection | Connection", interception: Interception) -> None:
     """Publish through the interception on all channels the connection has and will have."""
     setattr(connection, ATTRIBUTE, interception)
-    _put(connection, "channel", _Wrapper(_current(connection, "channel"), interception, _intercept_channel(connection)))
+    put(connection, "channel", Wrapper(_current(connection, "channel"), interception, _intercept_channel(connection)))
     for channel in _channels(connection):
         _intercept_channel(connection)(channel)
 
@@ -220,10 +205,10 @@ def release(connection: "BlockingConnection | Connection") -> None:
         if isinstance(publisher, CountingPublisher) and publisher.delivery_tag is not None:
             # Stays, passes everything through and counts: the tags of later confirms could not be known otherwise.
             continue
-        _put_back(channel, "basic_publish")
-        _put_back(channel, "confirm_delivery")
+        put_back(channel, "basic_publish")
+        put_back(channel, "confirm_delivery")
         vars(channel).pop(PUBLISHER, None)
-    _put_back(connection, "channel")
+    put_back(connection, "channel")
     delattr(connection, ATTRIBUTE)
 
 
@@ -238,12 +223,12 @@ def _intercept_channel(connection: "BlockingConnection | Connection") -> Callabl
     interception: Interception = getattr(connection, ATTRIBUTE)
     implementation = _implementation(connection)
 
-    def put(channel: "BlockingChannel | Channel") -> None:
+    def publish_through(channel: "BlockingChannel | Channel") -> None:
         kind = CountingPublisher if isinstance(channel, Channel) else Publisher
         publisher = kind(channel, _current(channel, "basic_publish"), interception, implementation)
         earlier = vars(channel).get(PUBLISHER)
         setattr(channel, PUBLISHER, publisher)
-        _put(channel, "basic_publish", publisher)
+        put(channel, "basic_publish", publisher)
         if isinstance(publisher, CountingPublisher):
             if isinstance(earlier, CountingPublisher):
                 publisher.take_over(earlier)
@@ -252,13 +237,13 @@ def _intercept_channel(connection: "BlockingConnection | Connection") -> Callabl
             def begin_counting(_result: Any, publisher: CountingPublisher = publisher) -> None:
                 publisher.delivery_tag = publisher.delivery_tag or 0
 
-            _put(
+            put(
                 channel,
                 "confirm_delivery",
-                _Wrapper(_current(channel, "confirm_delivery"), interception, begin_counting),
+                Wrapper(_current(channel, "confirm_delivery"), interception, begin_counting),
             )
 
-    return put
+    return publish_through
 
 
 def implementation_of(channel: "BlockingChannel | Channel") -> Channel:
@@ -297,21 +282,6 @@ def _current(owner: Any, name: str) -> Callable[..., Any]:
 
     of_class.__doc__ = getattr(type(owner), name).__doc__
     return of_class
-
-
-def _put(owner: Any, name: str, replacement: "Publisher | _Wrapper") -> None:
-    replacement.replaced = vars(owner).get(name)
-    setattr(owner, name, replacement)
-
-
-def _put_back(owner: Any, name: str) -> None:
-    present = vars(owner).get(name)
-    if not isinstance(present, (Publisher, _Wrapper)):
-        return
-    if present.replaced is None:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, present.replaced)
 
 
 def _is_stampable(properties: Any) -> bool:

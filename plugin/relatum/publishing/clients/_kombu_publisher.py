@@ -1,0 +1,235 @@
+"""Publishing on one channel of py-amqp, as kombu's transport `pyamqp` does."""
+
+import copy
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Final
+
+from amqp import spec
+from amqp.basic_message import Message
+from amqp.exceptions import AMQPError, ChannelError, MessageNacked
+from amqp.exceptions import ConnectionError as AMQPConnectionError
+
+from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
+from relatum.headers import TIME_HEADER
+from relatum.processes import of_one_process
+from relatum.publishing._interception import Interception
+from relatum.publishing._locate import Sent
+from relatum.publishing._process_interceptions import ProcessInterceptions
+from relatum.publishing._publish_errors import outcome
+from relatum.publishing._refusals import MALFORMED, refuses_publish
+from relatum.publishing._settle import Unsettled, final_at
+from relatum.publishing._stamp import Stamp, Stamper
+from relatum.publishing.clients._attributes import Replacement
+
+HEADERS: Final = "application_headers"
+"""The name that py-amqp has for the property `headers`."""
+
+COPIES: Final = "BCC"
+"""The header with more routing keys, which the broker takes out before anybody gets the message.
+
+Source: https://www.rabbitmq.com/docs/sender-selected
+"""
+
+RETURNED: Final = frozenset({312, 313})
+"""Reply codes of `basic.return`: no route, no consumers."""
+
+ANSWER_S: Final = 10.0
+"""Seconds to wait for the confirm of a message that came back; the broker sends it right behind."""
+
+REMEMBERED_MAX: Final = 1000
+"""Mandatory messages remembered on a channel: one of them may come back."""
+
+
+class _OwnMessage(Message):  # type: ignore[misc]  # amqp has no types
+    """A message of ours, which knows whether it got as far as the socket."""
+
+    is_encoded = False
+
+    def _serialize_properties(self) -> Any:
+        encoded = super()._serialize_properties()
+        self.is_encoded = True
+        return encoded
+
+
+class Returns:
+    """Stands in for what a channel calls for a message that came back: what was added is taken out before."""
+
+    def __init__(self, wrapped: Callable[..., Any]) -> None:
+        self.__wrapped__ = wrapped
+        self._stamps: OrderedDict[tuple[Any, Any], Stamp] = OrderedDict()
+        self.last: tuple[Any, Any] = (None, None)
+        """What the message that came back last is known by."""
+
+    def expect(self, stamp: Stamp) -> None:
+        """Remember what was added to a message that may come back."""
+        self._stamps[_known_by(stamp.message_id, stamp.headers)] = stamp._replace(headers=None)
+        if len(self._stamps) > REMEMBERED_MAX:
+            self._stamps.popitem(last=False)
+
+    def is_of(self, stamp: Stamp) -> bool:
+        """Whether it was this message that came back last."""
+        return self.last == _known_by(stamp.message_id, stamp.headers)
+
+    def put_back(self, channel: Any) -> None:
+        """Leave the channel as it was."""
+        if channel._callbacks.get(spec.Basic.Return) is self:
+            channel._callbacks[spec.Basic.Return] = self.__wrapped__
+
+    def __call__(self, code: Any, text: Any, exchange: Any, routing_key: Any, message: Any) -> Any:
+        properties = message.properties
+        headers = properties.get(HEADERS)
+        self.last = _known_by(properties.get("message_id"), headers)
+        stamp = self._stamps.pop(self.last, None)
+        if stamp is not None:
+            if stamp.names_message:
+                del properties["message_id"]
+            for name in stamp.added:
+                headers.pop(name, None)
+            if not headers and not stamp.had_headers:
+                properties.pop(HEADERS, None)
+        return self.__wrapped__(code, text, exchange, routing_key, message)
+
+
+def _known_by(message_id: Any, headers: Any) -> tuple[Any, Any]:
+    return message_id, (headers or {}).get(TIME_HEADER)
+
+
+class Publisher(Replacement):
+    """Stands in for `basic_publish` on one channel."""
+
+    def __init__(
+        self, channel: Any, wrapped: Callable[..., Any], interceptions: ProcessInterceptions, returns: Returns
+    ) -> None:
+        self.channel = channel
+        self.interceptions = interceptions
+        self.returns = returns
+        self.__wrapped__ = wrapped
+        self.__name__ = "basic_publish"
+        self.__doc__ = wrapped.__doc__
+        self._begun: tuple[Interception, Stamper] | None = None
+        of_one_process(self, "an intercepted channel of kombu")
+
+    def __call__(
+        self, msg: Any, exchange: Any = "", routing_key: Any = "", mandatory: Any = False, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Publish with what is missing added. Arguments, result and what is raised before sending are py-amqp's."""
+        if not self.interceptions.active or self.channel.connection is None or not _is_stampable(msg):
+            # Released; or closed, or not a call py-amqp takes: let it say so.
+            return self.__wrapped__(msg, exchange, routing_key, mandatory, *args, **kwargs)
+        interception, stamper = self._begun or self._begin()
+        properties = msg.properties
+        headers = properties.get(HEADERS)
+        copy_to = self.interceptions.options.copy_to
+        if copy_to is not None and exchange == "" and routing_key != copy_to:
+            headers = _with_copy(headers, copy_to)
+        stamp = stamper.stamp(headers, properties.get("message_id"), properties.get("timestamp"), properties, msg.body)
+        own = _stamped(msg, stamp)
+        if mandatory:
+            self.returns.expect(stamp)
+        interception.watch(exchange, routing_key)
+        began_s = monotonic()
+        try:
+            result = self.__wrapped__(own, exchange, routing_key, mandatory, *args, **kwargs)
+        except Exception as error:
+            if not _may_be_sent(error, own):
+                raise
+            ended = self._outcome(interception, error, exchange, routing_key, own, stamp, began_s)
+            if isinstance(ended, PublishUnroutable):
+                self._take_confirm(kwargs)
+            with self.interceptions.lock:
+                interception.counts.published += 1
+                interception.counts.failed(ended)
+            raise ended from error
+        with self.interceptions.lock:
+            interception.counts.published += 1
+        return result
+
+    def _begin(self) -> tuple[Interception, Stamper]:
+        """What this process stamps by; the channel's connection is open by now."""
+        connection = self.channel.connection
+        interception = self.interceptions.current(connection.client)
+        stamper = interception.stamper(connection.frame_max, read_property=_read_property)
+        self._begun = interception, stamper
+        return self._begun
+
+    def _outcome(
+        self,
+        interception: Interception,
+        error: Exception,
+        exchange: Any,
+        routing_key: Any,
+        own: Any,
+        stamp: Stamp,
+        began_s: float,
+    ) -> PublishError:
+        """The error of a publish that was sent, as what it says about the message."""
+        if isinstance(error, MessageNacked):
+            # One of several queues can refuse what another has taken.
+            is_nowhere = exchange == "" and self.interceptions.options.copy_to is None
+            return outcome(PublishNacked, error, in_stream=False if is_nowhere else None)
+        if isinstance(error, ChannelError):
+            if error.reply_code in RETURNED and self.returns.is_of(stamp):
+                return outcome(PublishUnroutable, error, in_stream=False)
+            if refuses_publish(str(error.reply_text), exchange):
+                return outcome(PublishRejected, error, in_stream=False)
+        announced = isinstance(error, AMQPError) and bool(error.method_sig)
+        if isinstance(error, AMQPConnectionError) and announced and error.reply_code in MALFORMED:
+            return outcome(PublishRejected, error, in_stream=False)
+        sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, own.body, monotonic_s=began_s)
+        connection = self.channel.connection
+        heartbeat = 0 if connection is None else int(connection.heartbeat or 0)
+        # After a mere time-out the connection lives on, and what was sent may still arrive at any time.
+        until = None if isinstance(error, TimeoutError) else final_at(heartbeat, announced=announced)
+        unsettled = Unsettled(sent, interception.locator, until)
+        return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=unsettled.settle)
+
+    def _take_confirm(self, kwargs: dict[str, Any]) -> None:
+        """Take the confirm that follows a message that came back; py-amqp would take it for the next message's."""
+        if self.channel._confirm_selected:
+            timeout = kwargs.get("confirm_timeout") or kwargs.get("timeout") or ANSWER_S
+            with suppress(AMQPError, OSError):
+                self.channel.wait([spec.Basic.Ack, spec.Basic.Nack], timeout=timeout)
+
+
+def _is_stampable(message: Any) -> bool:
+    """Whether py-amqp would take this as a message; otherwise it shall raise its own error."""
+    if not isinstance(message, Message):
+        return False
+    headers = message.properties.get(HEADERS)
+    return headers is None or hasattr(headers, "items")
+
+
+def _with_copy(headers: Any, stream: str) -> dict[str, Any]:
+    """Headers by which the broker puts a copy into a stream, beside the copies that the caller wants."""
+    copies = (headers or {}).get(COPIES, [])
+    return {**(headers or {}), COPIES: [*copies, stream] if isinstance(copies, list | tuple) else copies}
+
+
+def _stamped(message: Any, stamp: Stamp) -> Any:
+    """A copy of the caller's message with what is missing added."""
+    properties = {**message.properties, "message_id": stamp.message_id}
+    if stamp.headers is not None:
+        properties[HEADERS] = stamp.headers
+    if type(message) is Message:
+        own = _OwnMessage(message.body, channel=message.channel, **properties)
+    else:
+        own = copy.copy(message)
+        own.properties = properties
+    return own
+
+
+def _may_be_sent(error: Exception, own: Any) -> bool:
+    """Whether a publish that raised this may have reached the broker.
+
+    py-amqp first reads what the broker has to say, of earlier messages too; then it encodes properties and frames, and
+    hands them to the socket.
+    """
+    return getattr(own, "is_encoded", True) and not isinstance(error, (TypeError, ValueError, struct.error))
+
+
+def _read_property(properties: Any, name: str) -> Any:
+    return properties.get(name)
