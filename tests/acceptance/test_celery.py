@@ -1,0 +1,193 @@
+"""A Celery app as its users write it, with one line more or one command more: what belongs to a task?"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relatum.local import LocalRabbitMQ
+from tests.acceptance._command import LIMIT_S, Relatum
+from tests.support import START_S, unique_name, wait_until
+from tests.support.rabbitmq_tools import run_tool
+
+PLAIN, LINE = "tests.acceptance._celery_shop", "tests.acceptance._celery_shop_line"
+
+ORDERS: list[dict[str, Any]] = [
+    {"id": "scarce", "items": ["chair", "table"], "is_scarce": True},
+    {"id": "plain", "items": ["chair", "table", "lamp"]},
+    {"id": "killing", "items": ["bed", "lamp"], "kills": True},
+    {"id": "refused", "items": ["chair", "bed"], "is_refused": True},
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
+    """A broker of this module, whose firehose is on."""
+    directory = tmp_path_factory.mktemp("rabbitmq")
+    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
+        run_tool(server, "rabbitmqctl", "trace_on")
+        yield server
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def relatum(server: LocalRabbitMQ, database_url: str) -> Relatum:
+    """The command on that broker."""
+    return Relatum(server.broker_url, server.stream_url, database_url)
+
+
+class Shop:
+    """The app of one test, its worker, and what Celery itself says became of the tasks."""
+
+    def __init__(self, relatum: Relatum, directory: Path, module: str, **settings: str) -> None:
+        self.module, self.results = module, directory / "results"
+        self.results.mkdir()
+        urls = {"SHOP_BROKER": relatum.broker_url, "SHOP_DATABASE": relatum.database_url}
+        where = {"SHOP_RESULTS": str(self.results), "SHOP_QUEUE": unique_name("shop")}
+        self.environment = {**os.environ, **urls, **where, **settings}
+        self.log = directory / "worker.log"
+
+    @contextmanager
+    def worker(self) -> Iterator[None]:
+        """A worker of two processes."""
+        command = [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            self.module,
+            "worker",
+            "-P",
+            "prefork",
+            "-c",
+            "2",
+            "-l",
+            "INFO",
+        ]
+        with self.log.open("a") as log:
+            process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+            try:
+                yield
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(LIMIT_S) == 0, self.log.read_text()
+            finally:
+                process.kill()
+                process.wait()
+
+    def place(self, orders: list[dict[str, Any]]) -> dict[str, Any]:
+        """Place orders in a process of their own, and wait until they are done."""
+        command = [sys.executable, "-m", self.module, json.dumps(orders)]
+        ended = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=LIMIT_S)
+        assert ended.returncode == 0, f"{ended.stderr}\n{self.log.read_text()}"
+        return dict(json.loads(ended.stdout))
+
+    def tree(self, root: str) -> set[tuple[str, str]]:
+        """The pairs of task and child under a first task, as Celery's own results have them."""
+        metas = [json.loads(path.read_text()) for path in self.results.glob("celery-task-meta-*")]
+        pairs = {(meta["parent_id"], meta["task_id"]) for meta in metas if meta.get("parent_id")}
+        for meta in metas:
+            # A child is ((id, parent), None), a group of them ((id, parent), children).
+            for (child, _), members in meta["children"]:
+                found = [child] if members is None else [each[0][0] for each in members]
+                pairs.update((meta["task_id"], each) for each in found)
+        under, added = {root}, 1
+        while added:
+            more = {child for parent, child in pairs if parent in under} - under
+            under |= more
+            added = len(more)
+        return {(parent, child) for parent, child in pairs if parent in under and parent != child}
+
+
+@contextmanager
+def one_command(relatum: Relatum, tmp_path: Path) -> Iterator[str]:
+    """The firehose is carried into a stream and recorded; gives the stream."""
+    stream = unique_name("hose")
+    relatum.ok("keys", "add", "--preset", "celery")
+    with ExitStack() as stack:
+        for words in (("tap", "--firehose", "--stream", stream), ("record", stream)):
+            process = relatum.start(*words, stderr=tmp_path / f"{words[0]}.log")
+            stack.callback(process.communicate, timeout=LIMIT_S)
+            stack.callback(process.kill)
+        # It is, once the carrier has made its stream, and the queue that it carries from.
+        wait_until(lambda: relatum.run("status", stream).returncode == 0, LIMIT_S, what="the recorder")
+        yield stream
+
+
+@contextmanager
+def one_line(relatum: Relatum, tmp_path: Path) -> Iterator[str]:
+    """Nothing more: the app's processes record what they publish."""
+    yield "celery.tasks"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("module", "way"), [(LINE, one_line), (PLAIN, one_command)], ids=["line", "command"])
+def test_what_belongs_to_a_task(relatum: Relatum, tmp_path: Path, module: str, way: Any) -> None:
+    """Chains, chords, groups, retries and a killed child: trace and related say what Celery's results say."""
+    shop = Shop(relatum, tmp_path, module)
+    with way(relatum, tmp_path) as stream:
+        with shop.worker():
+            told = shop.place(ORDERS[:2])
+        with shop.worker():
+            again = shop.place(ORDERS[2:])
+        relatum.await_recorded(stream)
+        for name, root in {**told["orders"], **again["orders"]}.items():
+            check_trace(relatum, shop, root, retries=2 if name == "scarce" else 0)
+        for audits in (told["audits"], again["audits"]):
+            (start,) = relatum.json("find", "celery_id", audits[0])["messages"]
+            related = relatum.json("related", stream, str(start["offset"]), "--by", "celery_group")
+            assert {each["headers"]["id"] for each in related["messages"]} == set(audits[1:])
+
+
+def check_trace(relatum: Relatum, shop: Shop, root: str, *, retries: int) -> None:
+    """All messages of an order are found by its first task, with the arrows that Celery's results have."""
+    trace = relatum.json("trace", "celery_id", root)
+    assert trace["status"] == "found"
+    ids = {(each["stream"], each["offset"]): each["headers"]["id"] for each in trace["messages"]}
+    edges = {
+        (ids[tuple(edge["cause"].values())], ids[tuple(edge["effect"].values())])
+        for edge in trace["edges"]
+        if edge["cause"] is not None
+    }
+    expected = shop.tree(root)
+    assert expected, "a task at least came of the first"
+    assert {pair for pair in edges if pair[0] != pair[1]} == expected
+    assert set(ids.values()) == {root} | {child for _, child in expected}
+    assert list(ids.values()).count(root) == 1 + retries
+
+
+@pytest.mark.timeout(900)
+def test_what_is_missing(relatum: Relatum, server: LocalRabbitMQ, tmp_path: Path) -> None:
+    """With an exchange of its own, nothing is changed at all: each charge should be followed by its shipping."""
+    exchange = unique_name("work")
+    shop = Shop(relatum, tmp_path, PLAIN, SHOP_EXCHANGE=exchange)
+    with shop.worker():
+        shop.place(ORDERS[1:2])
+        till, dock = f"{exchange}.charged", f"{exchange}.shipped"
+        relatum.ok("tap", exchange, "--binding-key", "till", "--stream", till)
+        relatum.ok("tap", exchange, "--binding-key", "dock", "--stream", dock)
+        relatum.ok("keys", "add", "--preset", "celery")
+        recorder = relatum.start("record", till, dock, stderr=tmp_path / "record.log")
+        try:
+            told = shop.place(ORDERS)["orders"]
+            for stream in (till, dock):
+                relatum.await_recorded(stream)
+        finally:
+            recorder.kill()
+            recorder.communicate(timeout=LIMIT_S)
+    relatum.ok("expect", "add", "shipped", "--of", till, "--by", "celery_root", "--follows", dock, "--within", "1s")
+
+    def missing() -> set[str] | None:
+        (report,) = relatum.json("missing", "shipped")
+        return {each["value"] for each in report["missing"]} if not report["not_known_count"] else None
+
+    assert wait_until(missing, LIMIT_S, what="all to be due") == {told["refused"]}
+    till_of = {each["headers"]["root_id"] for each in relatum.json("find", "celery_root", told["plain"])["messages"]}
+    assert till_of == {told["plain"]}
