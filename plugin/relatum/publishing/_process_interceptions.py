@@ -10,8 +10,7 @@ from relatum.processes import after_fork, leave_to_parent
 from relatum.publishing._interception import Interception, Options
 from relatum.publishing._publisher_statistics import PublisherCounts
 from relatum.publishing.clients._attributes import Replacement, put, put_back
-from relatum.superstreams import address_of
-from relatum.tapping import ensure_stream
+from relatum.superstreams import address_of, ensure_stream
 
 
 class ProcessInterceptions:

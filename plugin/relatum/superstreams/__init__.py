@@ -15,10 +15,12 @@ from relatum.superstreams._handle import AffinityHandle
 from relatum.superstreams._layout import Layout, Partition, checked_stream_name
 from relatum.superstreams._protocol import Outgoing, Target, TargetExchange, channel_of
 from relatum.superstreams._routing import partition_of
+from relatum.superstreams._single_streams import KEPT, declare_stream, ensure_stream, stream_exists
 from relatum.superstreams._stream_options import StreamOptions
 from relatum.superstreams._target import SuperStream
 
 __all__ = [
+    "KEPT",
     "AffinityHandle",
     "Balance",
     "BalanceName",
@@ -37,12 +39,15 @@ __all__ = [
     "blocking_connection",
     "channel_of",
     "checked_stream_name",
+    "declare_stream",
     "declare_super_stream",
     "delete_super_stream",
     "describe_super_stream",
+    "ensure_stream",
     "exchange_exists",
     "partition_of",
     "queue_exists",
+    "stream_exists",
     "unbind_partition",
     "vhost_of",
 ]

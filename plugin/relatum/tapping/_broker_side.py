@@ -5,24 +5,15 @@ Each question takes a channel of its own: the broker closes the channel where th
 
 import re
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any, Final
 
 from pika import BlockingConnection
 from pika.exceptions import ChannelClosedByBroker
 
-from relatum.errors import AccessRefused, ConfigurationError, InvalidInput, NotFound, StreamNotFound
+from relatum.errors import AccessRefused, InvalidInput, NotFound
 from relatum.headers import BROKERS_OWN
-from relatum.reading import BrokerAddress, StreamReader
-from relatum.superstreams import StreamOptions, blocking_connection, exchange_exists, queue_exists
+from relatum.superstreams import exchange_exists, queue_exists
 from relatum.tapping._kept_taps import Tap
-
-KEPT: Final = StreamOptions(max_length_bytes=5_000_000_000, max_age=timedelta(days=7), segment_bytes_max=50_000_000)
-"""What a tap's stream keeps where nothing else is asked for.
-
-Retention drops whole segments, and looks when a new one begins: with the broker's own 500 MB a quiet stream would keep
-its messages for years.
-"""
 
 MARK: Final = "x-relatum"
 """Argument of a tap's bindings: another's binding by the same key is another binding, and stays when the tap goes.
@@ -70,52 +61,6 @@ def kind_of(connection: BlockingConnection, exchange: str) -> str | None:
         return "direct" if found is None else found[1]
     channel.close()
     return "direct"
-
-
-def stream_exists(connection: BlockingConnection, address: BrokerAddress, stream: str) -> bool:
-    """Whether there is a stream of that name.
-
-    Raises:
-        NotAStream: it is another kind of queue.
-        AccessRefused: nobody can say, since this user may not read it.
-    """
-    if not queue_exists(connection, stream):
-        return False
-    with StreamReader.open(address) as reader:
-        try:
-            reader.bounds(stream)
-        except StreamNotFound:
-            return False
-    return True
-
-
-def declare_stream(connection: BlockingConnection, stream: str, options: StreamOptions) -> None:
-    """Declare a stream that is not there.
-
-    Raises:
-        ConfigurationError: the broker knows no such options, or somebody has just declared another one of that name.
-    """
-    channel = connection.channel()
-    try:
-        channel.queue_declare(stream, durable=True, arguments=options.arguments())
-    except ChannelClosedByBroker as error:
-        if error.reply_code != _PRECONDITION_FAILED:
-            raise
-        raise ConfigurationError(f"Stream {stream!r} cannot be declared so: {error.reply_text}") from error
-    channel.close()
-
-
-def ensure_stream(address: BrokerAddress, stream: str, options: StreamOptions = KEPT) -> None:
-    """See that there is a stream; one that is there stays as it is, else it is declared like a tap's.
-
-    Raises:
-        NotAStream: it is another kind of queue.
-        AccessRefused: this user may not read, or not declare it.
-        BrokerUnavailable: the broker does not answer.
-    """
-    with blocking_connection(address, address) as connection:
-        if not stream_exists(connection, address, stream):
-            declare_stream(connection, stream, options)
 
 
 def bind(connection: BlockingConnection, tap: Tap) -> None:

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from relatum.superstreams import StreamOptions
-from relatum.tapping._broker_side import KEPT
+from relatum.superstreams import KEPT, StreamOptions
 from relatum.tapping._firehose import Firehose
 from relatum.tapping._kept_taps import Tap, defined_taps
 from relatum.tapping._tapping import FIREHOSE_STREAM, tap_firehose, untap_firehose

@@ -14,9 +14,16 @@ from relatum.errors import Conflict, InvalidInput, NotFound
 from relatum.headers import NAME_BYTES_MAX
 from relatum.reading import BrokerAddress
 from relatum.store import as_engine
-from relatum.superstreams import StreamOptions, blocking_connection, checked_stream_name
+from relatum.superstreams import (
+    KEPT,
+    StreamOptions,
+    blocking_connection,
+    checked_stream_name,
+    declare_stream,
+    stream_exists,
+)
 from relatum.tapping import _broker_side as broker_side
-from relatum.tapping._broker_side import KEPT, SHARING
+from relatum.tapping._broker_side import SHARING
 from relatum.tapping._firehose_queue import PUBLISHED, check_free, make_way, take_away
 from relatum.tapping._kept_taps import DEFAULT_EXCHANGE, Tap, as_json, stored, strike_out, write_down
 
@@ -260,7 +267,7 @@ def _tapped(
     if not isinstance(options, StreamOptions):
         raise InvalidInput(f"options= takes StreamOptions, not {shown(options)}")
     streams = dict.fromkeys(each.stream for each in wanted)
-    lacking = [name for name in streams if not broker_side.stream_exists(connection, address, name)]
+    lacking = [name for name in streams if not stream_exists(connection, address, name)]
     known = stored(engine, address.vhost).values()
     ours = {*lacking, *(each.stream for each in known if each.made_stream)}
     wanted = [replace(each, made_stream=each.stream in ours) for each in wanted]
@@ -268,7 +275,7 @@ def _tapped(
     declared: list[str] = []
     try:
         for name in lacking:
-            broker_side.declare_stream(connection, name, options)
+            declare_stream(connection, name, options)
             declared.append(name)
         for each in wanted:
             make(connection, each)
