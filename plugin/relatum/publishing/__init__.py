@@ -1,4 +1,4 @@
-"""The publish path: connections of pika and aio-pika whose messages can be related afterwards."""
+"""The publish path: clients' connections and producers whose messages can be related afterwards."""
 
 from typing import TYPE_CHECKING
 

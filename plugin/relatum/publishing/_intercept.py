@@ -30,7 +30,7 @@ def intercept(
     confirm_timeout_s: float | None = None,
     copy_to: str | None = None,
 ) -> _Connection:
-    """The same connection, publishing messages that Relatum can relate.
+    """The same connection or producer, publishing messages that Relatum can relate.
 
     Each message gets what it lacks: a `message_id`, a UUIDv7 that says the message's time. One that has an id, or is to
     have a receipt, gets the header `relatum_time` instead (microseconds since 1970, UTC; not where the property
@@ -38,14 +38,15 @@ def intercept(
     are not changed. All channels publish so, those open already too.
 
     After sending, an error is of the client's class and of ours at once: `PublishUnroutable`, `PublishNacked`, or
-    `PublishOutcomeUnknown`, whose `settle(timeout_s)` finds out by reading the streams (to be awaited where it came
-    from aio-pika). What is raised before sending is the client's own.
+    `PublishOutcomeUnknown`, whose `settle(timeout_s)` finds out by reading the streams (to be awaited where the
+    publish was). What is raised before sending is the client's own.
 
     Calling it again with the same options changes nothing.
 
     Args:
         connection: A pika BlockingConnection, a pika callback connection (SelectConnection and its like), an aio-pika
-            connection, robust or not; or a kombu connection, one of its pools, or a Celery app. With those three
+            connection, robust or not; a Producer or SuperStreamProducer of rstream; a Connection or AsyncConnection of
+            rabbitmq-amqp-python-client; or a kombu connection, one of its pools, or a Celery app. With those three
             nothing is opened now: what is said here of recorders and errors is so once a process publishes, and each
             process that is forked off has its own.
         database: URL or SQLAlchemy engine of the PostgreSQL database. None (default): messages are stamped and

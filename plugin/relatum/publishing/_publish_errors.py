@@ -11,6 +11,8 @@ from relatum.errors import PublishError
 
 _Outcome = TypeVar("_Outcome", bound=PublishError)
 
+_OF_THE_PROCESS = frozenset({"settle", "link", "connection"})
+
 _classes: dict[tuple[type[PublishError], type[Exception]], type[PublishError]] = {}
 
 
@@ -69,5 +71,5 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _picklable(error: Exception) -> dict[str, Any]:
-    """The attributes without the function that settles the outcome: it holds connections of this process."""
-    return {name: value for name, value in _attributes(error).items() if name != "settle"}
+    """The attributes without what is of this process: what settles the outcome, links and connections."""
+    return {name: value for name, value in _attributes(error).items() if name not in _OF_THE_PROCESS}

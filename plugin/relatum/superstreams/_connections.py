@@ -15,7 +15,7 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from relatum.client_logs import own_connection
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost
-from relatum.reading import HEARTBEAT_S, BrokerAddress, BrokerLogin, login_of_query
+from relatum.reading import HEARTBEAT_S, AuthMechanism, BrokerAddress, BrokerLogin, login_of_query
 from relatum.reading import blocking_connection as new_connection
 
 TIMEOUT_S: Final = 10.0
@@ -29,8 +29,8 @@ def address_of(source: Any, stream_url: str | None = None) -> BrokerAddress:
     """The address of the broker that is meant, and how to log in to it: as the connection that is given does.
 
     Args:
-        source: A URL or an address, a pika connection or channel of any kind, an aio-pika or aiormq connection,
-            or a kombu connection.
+        source: A URL or an address, a pika connection or channel of any kind, an aio-pika or aiormq connection, a kombu
+            connection, a producer of rstream, or a connection of rabbitmq-amqp-python-client.
         stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port. An address says so
             itself.
 
@@ -43,6 +43,10 @@ def address_of(source: Any, stream_url: str | None = None) -> BrokerAddress:
         source = source.connection
     if isinstance(source, BlockingConnection | Connection):
         url, login = _of_pika(source)
+    elif _is_of(source, "rstream"):
+        url, login = _of_rstream(source._pool)
+    elif _is_of(source, "rabbitmq_amqp_python_client"):
+        url, login = _of_amqp10(getattr(source, "_connection", source))
     elif hasattr(source, "url"):
         url, login = _of_aio_pika(source)
     elif hasattr(source, "transport_options"):
@@ -58,13 +62,10 @@ def _of_pika(connection: "BlockingConnection | Connection") -> tuple[str, Broker
     """The URL of the broker a pika connection is to, credentials in it, and how it logged in."""
     parameters = _parameters(connection)
     credentials = parameters.credentials
-    user = quote(getattr(credentials, "username", "guest"), safe="")
-    password = quote(getattr(credentials, "password", "guest"), safe="")
+    user, password = getattr(credentials, "username", "guest"), getattr(credentials, "password", "guest")
     options = parameters.ssl_options
     scheme = "amqps" if options is not None else "amqp"
-    vhost = quote(parameters.virtual_host, safe="")
-    host = f"[{parameters.host}]" if ":" in parameters.host else parameters.host
-    url = f"{scheme}://{user}:{password}@{host}:{parameters.port}/{vhost}"
+    url = _url(scheme, user, password, parameters.host, parameters.port, parameters.virtual_host)
     if options is None:
         return url, BrokerLogin()
     named = options.server_hostname
@@ -74,6 +75,11 @@ def _of_pika(connection: "BlockingConnection | Connection") -> tuple[str, Broker
         # The host's own name is left to each node of a cluster.
         server_name=named if named and named != parameters.host else None,
     )
+
+
+def _url(scheme: str, user: str, password: str, host: str, port: int, vhost: str) -> str:
+    user, password, vhost = (quote(text, safe="") for text in (user, password, vhost))
+    return f"{scheme}://{user}:{password}@{f'[{host}]' if ':' in host else host}:{port}/{vhost}"
 
 
 def _of_aio_pika(connection: Any) -> tuple[str, BrokerLogin]:
@@ -93,17 +99,57 @@ def _of_kombu(connection: Any) -> tuple[str, BrokerLogin]:
     user, password = connection.userid or "guest", connection.password or "guest"
     if callable(password):
         password = password()
-    host, vhost = connection.hostname or "localhost", quote(connection.virtual_host or "/", safe="")
-    host = f"[{host}]" if ":" in host else host
+    host, vhost = connection.hostname or "localhost", connection.virtual_host or "/"
     port = connection.port or (5671 if connection.ssl else 5672)
-    where = f"{quote(user, safe='')}:{quote(password, safe='')}@{host}:{port}/{vhost}"
+    url = _url("amqps" if connection.ssl else "amqp", user, password, host, port, vhost)
     if not connection.ssl:
-        return f"amqp://{where}", BrokerLogin()
+        return url, BrokerLogin()
     named = connection.connection.sock.server_hostname
-    return f"amqps://{where}", BrokerLogin(
+    return url, BrokerLogin(
         mechanism="EXTERNAL" if connection.login_method == "EXTERNAL" else "PLAIN",
         ssl_context=connection.connection.sock.context,
         server_name=named if named and named != connection.hostname else None,
+    )
+
+
+def _is_of(source: Any, package: str) -> bool:
+    """Whether an object is of that package's classes; nobody need have it."""
+    return any(kind.__module__.partition(".")[0] == package for kind in type(source).__mro__)
+
+
+def _of_rstream(pool: Any) -> tuple[str, BrokerLogin]:
+    """The URL of the broker whose connections a producer of rstream has, credentials in it, and how it logs in."""
+    context = pool.ssl_context
+    scheme = "rabbitmq-stream" if context is None else "rabbitmq-stream+tls"
+    url = _url(scheme, pool.username, pool.password, pool.addr.host, pool.addr.port, pool.vhost)
+    is_external = context is not None and pool._sasl_configuration_mechanism.value == "EXTERNAL"
+    return url, BrokerLogin(mechanism="EXTERNAL" if is_external else "PLAIN", ssl_context=context)
+
+
+def _of_amqp10(connection: Any) -> tuple[str, BrokerLogin]:
+    """The URL of the broker an AMQP 1.0 connection is to, or is to be to, credentials in it, and how it logs in."""
+    url = connection._addr or connection._addrs[0]
+    token = getattr(connection._oauth2_options, "token", None)
+    if token is not None:
+        # RabbitMQ takes a token for a password, whatever the user's name is.
+        parts = urlsplit(url)
+        at = parts.netloc.rpartition("@")[2]
+        url = urlunsplit(parts._replace(netloc=f"token:{quote(token, safe='')}@{at}"))
+    asked = connection._conf_ssl_context
+    if asked is None:
+        return url, BrokerLogin()
+    if not isinstance(asked.ca_cert if hasattr(asked, "ca_cert") else None, str):
+        raise ConfigurationError("certificates out of a store of Windows: say where streams are read by broker_url=")
+    own = asked.client_cert
+    if own is None:
+        return url, BrokerLogin(ca=asked.ca_cert)
+    mechanism: AuthMechanism = "PLAIN" if urlsplit(url).username else "EXTERNAL"
+    return url, BrokerLogin(
+        mechanism=mechanism,
+        ca=asked.ca_cert,
+        certificate=own.client_cert,
+        key=own.client_key,
+        key_password=own.password,
     )
 
 

@@ -1,32 +1,37 @@
 """Which client a connection is of."""
 
+from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import pika
 
 from relatum.errors import ConfigurationError
 from relatum.publishing.clients import _pika as _pika
 
+_OTHERS: Final = {
+    "aio_pika": "relatum.publishing.clients._aio_pika",
+    "celery.app.base": "relatum.publishing.clients._celery",
+    "kombu.connection": "relatum.publishing.clients._kombu",
+    "kombu.pools": "relatum.publishing.clients._kombu",
+    "rstream.producer": "relatum.publishing.clients._rstream",
+    "rstream.superstream_producer": "relatum.publishing.clients._rstream",
+    "rabbitmq_amqp_python_client.connection": "relatum.publishing.clients._amqp10",
+    "rabbitmq_amqp_python_client.asyncio.connection": "relatum.publishing.clients._amqp10",
+}
+"""By the module that has the connection's class, or a package of it. Imported only then: whoever has one has those."""
+
 
 def client_of(connection: Any) -> ModuleType:
     """The module that knows this kind of connection: `intercept`, `release`, `may_wait`, `NAME`, `IS_OF_PROCESSES`."""
     if isinstance(connection, (pika.BlockingConnection, pika.connection.Connection)):
         return _pika
-    # Only now: these are optional, and whoever has such a connection has imported it. Of its class, as proxies say it.
-    modules = {kind.__module__ for kind in connection.__class__.__mro__}
-    if any(module.partition(".")[0] == "aio_pika" for module in modules):
-        from relatum.publishing.clients import _aio_pika as _aio_pika
-
-        return _aio_pika
-    if "celery.app.base" in modules:
-        from relatum.publishing.clients import _celery as _celery
-
-        return _celery
-    if not modules.isdisjoint(("kombu.connection", "kombu.pools")):
-        from relatum.publishing.clients import _kombu as _kombu
-
-        return _kombu
+    # Of its class, as proxies say it.
+    for kind in connection.__class__.__mro__:
+        known = _OTHERS.get(kind.__module__) or _OTHERS.get(kind.__module__.partition(".")[0])
+        if known is not None:
+            return import_module(known)
     raise ConfigurationError(
-        f"{type(connection).__qualname__} is no connection of pika, aio-pika or kombu, no pool of kombu, no Celery app"
+        f"{type(connection).__qualname__} is no connection of pika, aio-pika, kombu or rabbitmq-amqp-python-client, no "
+        "producer of rstream, no pool of kombu, and no Celery app"
     )

@@ -1,0 +1,265 @@
+"""rstream: the only module that imports it, and only once somebody has such a producer.
+
+A producer's `send`, `send_wait`, `send_batch` and `send_sub_entry` are stood in for, as attributes of the very
+producer. They hand on a stand-in for each message, whose bytes are the stamped ones and whose publishing id is the
+caller's message's own: rstream writes it there. A super stream's producer makes a producer of its own when it first
+sends, which is intercepted then; routing and its functions see the caller's message.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from time import monotonic
+from typing import Any, Final
+
+from rstream import AMQPMessage, Producer, SuperStreamProducer
+from rstream.exceptions import ServerError
+from rstream.utils import RawMessage
+
+from relatum.errors import PublishError, PublishOutcomeUnknown, PublishRejected
+from relatum.ids import MessageId
+from relatum.processes import of_one_process
+from relatum.publishing._interception import ATTRIBUTE, Interception
+from relatum.publishing._locate import Sent
+from relatum.publishing._publish_errors import outcome
+from relatum.publishing._settle import Unsettled, final_at
+from relatum.publishing.clients._attributes import Replacement, put, put_back
+from relatum.publishing.clients._encoded_messages import Ready, ready
+
+NAME: Final = "rstream"
+"""The client, as metrics name it."""
+
+IS_OF_PROCESSES: Final = False
+"""Whether it is made before processes are forked off that publish."""
+
+_ONE: Final = {"send": "message", "send_wait": "message"}
+_MANY: Final = {"send_batch": "batch", "send_sub_entry": "sub_entry_messages"}
+_SENDS: Final = {**_ONE, **_MANY}
+"""What sends, and the name of the argument that holds what is sent; the stream comes before it."""
+
+_PRODUCER_OF: Final = "_get_producer"
+_EXTRACTOR: Final = "_filter_value_extractor"
+
+_routed: ContextVar[dict[int, Ready] | None] = ContextVar("relatum_rstream_routed", default=None)
+"""The message that a super stream's producer sends now: with one stamp, to however many partitions."""
+
+
+class Stamped:
+    """Stands in for a message on its way: the caller's own, but for its bytes."""
+
+    def __init__(self, given: Any, ready: Ready) -> None:
+        self.given = given
+        self.ready = ready
+        self.is_taken = False
+        """Whether the client has taken the bytes to send them."""
+
+    @property
+    def publishing_id(self) -> Any:
+        """The caller's, or what rstream has given the caller's message."""
+        return self.given.publishing_id
+
+    @publishing_id.setter
+    def publishing_id(self, value: Any) -> None:
+        self.given.publishing_id = value
+
+    def __bytes__(self) -> bytes:
+        self.is_taken = True
+        return self.ready.raw
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.given, name)
+
+
+class _Send(Replacement):
+    """Stands in for one of a producer's methods that send."""
+
+    def __init__(self, producer: Producer, name: str, interception: Interception) -> None:
+        self._producer = producer
+        self._name = name
+        self._interception = interception
+        self.__doc__ = getattr(type(producer), name).__doc__
+        of_one_process(self, "an intercepted producer")
+
+    def belongs_to(self, interception: Interception) -> bool:
+        """Whether it is one of that interception."""
+        return self._interception is interception
+
+    @property
+    def __wrapped__(self) -> Any:
+        # Looked up now: instrumentation may have been put on the class meanwhile.
+        return self.replaced or getattr(type(self._producer), self._name).__get__(self._producer)
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Send with what is missing added; arguments, result and what is raised before sending are rstream's."""
+        interception = self._interception
+        given, stream = _argument(args, kwargs, 1, _SENDS[self._name]), _argument(args, kwargs, 0, "stream")
+        messages = [given] if self._name in _ONE else given
+        if not interception.active or not isinstance(stream, str) or not _can_be_sent(messages):
+            # Released; or not a call rstream takes: let rstream say so.
+            return await self.__wrapped__(*args, **kwargs)
+        if not interception.has_agreed:
+            await interception.agreed()
+        stamped = [stamp(interception, message) for message in messages]
+        args, kwargs = _with_argument(args, kwargs, stamped[0] if self._name in _ONE else stamped, _SENDS[self._name])
+        return await self.send(stream, stamped, args, kwargs)
+
+    async def send(self, stream: str, stamped: list[Stamped], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call rstream with what stands in for the messages."""
+        interception = self._interception
+        interception.watch("", stream)
+        began_s = monotonic()
+        try:
+            result = await self.__wrapped__(*args, **kwargs)
+        except Exception as error:
+            # Where nothing was encoded yet, nothing was sent: there is no such stream, or no connection.
+            if not all(each.is_taken for each in stamped) or self._name == "send_sub_entry":
+                raise
+            ended = self._outcome(error, stream, stamped, began_s)
+            interception.counts.published += len(stamped)
+            interception.counts.failed(ended)
+            raise ended from error
+        interception.counts.published += len(stamped)
+        return result
+
+    def _outcome(self, error: Exception, stream: str, stamped: list[Stamped], began_s: float) -> PublishError:
+        with _registry_kept():
+            if isinstance(error, ServerError) and type(error) is not ServerError:
+                return outcome(PublishRejected, error, in_stream=False)
+            # What ends a connection is a ServerError without a code. After a mere time-out the connection lives on, and
+            # what was sent may still arrive at any time.
+            is_late = isinstance(error, TimeoutError)
+            until = None if is_late else final_at(self._producer._pool._heartbeat, announced=False)
+            sent = [each.ready.sent("", stream, began_s) for each in stamped]
+            settle = _Settling(self._interception, [each for each in sent if each is not None], until).settle
+            return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=settle)
+
+
+class _Settling:
+    """Finds out what became of messages that were sent together."""
+
+    def __init__(self, interception: Interception, sent: list[Sent], final_at: float | None) -> None:
+        self._unsettled = [Unsettled(each, interception.locator, final_at) for each in sent]
+
+    async def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
+        """The places of all of them, as `settle` of one: the first that is in no stream, or not found, ends it."""
+        places: list[MessageId] = []
+        for each in self._unsettled:
+            places += await each.settle_async(timeout_s, streams=streams)
+        return tuple(places)
+
+
+class _RoutedSend(Replacement):
+    """Stands in for a super stream producer's `send`: a message that goes to several partitions is stamped once."""
+
+    def __init__(self, producer: SuperStreamProducer) -> None:
+        self._producer = producer
+        self.__doc__ = type(producer).send.__doc__
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        token = _routed.set({})
+        try:
+            return await (self.replaced or type(self._producer).send.__get__(self._producer))(*args, **kwargs)
+        finally:
+            _routed.reset(token)
+
+
+class _ProducerGetter(Replacement):
+    """Stands in for what gives a super stream's producer the producer that it sends with."""
+
+    def __init__(self, producer: SuperStreamProducer, interception: Interception) -> None:
+        self._producer = producer
+        self._interception = interception
+
+    async def __call__(self) -> Producer:
+        owner = self._producer
+        found: Producer = await (self.replaced or type(owner)._get_producer.__get__(owner))()
+        if self._interception.active:
+            _intercept_producer(found, self._interception)
+        return found
+
+
+class _Extractor(Replacement):
+    """Stands in for the caller's function that gives a filter's value: it sees the caller's message."""
+
+    async def __call__(self, message: Any) -> Any:
+        return await self.replaced(message.given if isinstance(message, Stamped) else message)
+
+
+def intercept(producer: Any, interception: Interception) -> None:
+    """Send through the interception whatever the producer sends."""
+    setattr(producer, ATTRIBUTE, interception)
+    if isinstance(producer, Producer):
+        _intercept_producer(producer, interception)
+        return
+    put(producer, "send", _RoutedSend(producer))
+    put(producer, _PRODUCER_OF, _ProducerGetter(producer, interception))
+    if producer._producer is not None:
+        _intercept_producer(producer._producer, interception)
+
+
+def may_wait(_producer: Any) -> bool:
+    """Whether its thread may wait for a server: never, it runs an event loop."""
+    return False
+
+
+def release(producer: Any) -> None:
+    """Put back what was there before. What somebody else has wrapped since stays, and passes everything through."""
+    if isinstance(producer, SuperStreamProducer):
+        put_back(producer, "send")
+        put_back(producer, _PRODUCER_OF)
+    sending = producer if isinstance(producer, Producer) else producer._producer
+    if sending is not None:
+        for name in (*_SENDS, _EXTRACTOR):
+            put_back(sending, name)
+    delattr(producer, ATTRIBUTE)
+
+
+def stamp(interception: Interception, given: Any, *, asks: bool = False) -> Stamped:
+    """What stands in for a message."""
+    if isinstance(given, Stamped):
+        return given
+    routed = _routed.get()
+    made = routed.get(id(given)) if routed is not None else None
+    if made is None:
+        made = ready(interception, bytes(given), is_message=isinstance(given, AMQPMessage), asks=asks)
+    if routed is not None:
+        routed[id(given)] = made
+    return Stamped(RawMessage(given) if isinstance(given, bytes) else given, made)
+
+
+def _intercept_producer(producer: Producer, interception: Interception) -> None:
+    present = [vars(producer).get(name) for name in _SENDS]
+    if any(isinstance(each, _Send) and each.belongs_to(interception) for each in present):
+        return
+    for name in _SENDS:
+        put(producer, name, _Send(producer, name, interception))
+    if producer._filter_value_extractor is not None:
+        put(producer, _EXTRACTOR, _Extractor())
+
+
+def _can_be_sent(messages: Any) -> bool:
+    return isinstance(messages, Sequence) and bool(messages) and all(hasattr(each, "__bytes__") for each in messages)
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name)
+
+
+def _with_argument(
+    args: tuple[Any, ...], kwargs: dict[str, Any], value: Any, name: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with another message, the second of them."""
+    if len(args) > 1:
+        return (args[0], value, *args[2:]), kwargs
+    return args, {**kwargs, name: value}
+
+
+@contextmanager
+def _registry_kept() -> Iterator[None]:
+    """Make an error's class beside rstream's without rstream taking it for its own: it enters each in a table."""
+    known = dict(ServerError._registry)
+    try:
+        yield
+    finally:
+        ServerError._registry.clear()
+        ServerError._registry.update(known)
