@@ -39,6 +39,8 @@ LAST_S: Final = 2.0
 _NOT_FOUND: Final = 404
 _FORCED: Final = 320
 """The reply code of a broker that is stopped: no message is at fault."""
+_NOT_ACKNOWLEDGED: Final = "delivery acknowledgement"
+"""In the words of a broker that ends a channel for acknowledging nothing for long: the stream confirms nothing."""
 _SETTLED: Final = 0
 
 
@@ -115,8 +117,7 @@ class Firehose:
                 f"--firehose --stream {self._stream} makes it."
             ) from error
         is_under_way = self._way is not None and len(self._way.pending) > 0
-        is_closed = isinstance(closed, ChannelClosedByBroker | ConnectionClosedByBroker)
-        if is_under_way and is_closed and getattr(closed, "reply_code", _FORCED) != _FORCED:
+        if is_under_way and _is_refusal(closed):
             self._passes_first = self._one_by_one > 0
             self._one_by_one = PENDING_MAX
         return may_repeat(error) or isinstance(error, PublishNacked)
@@ -199,6 +200,15 @@ class Firehose:
         except AMQPChannelError:
             self._may_ask, self._asked_at = False, None
             logger.info("whether the firehose is on is not known: this user may not publish to the default exchange")
+
+
+def _is_refusal(closed: BaseException | None) -> bool:
+    """Whether a broker ended a channel or a connection for what was published there."""
+    return (
+        isinstance(closed, ChannelClosedByBroker | ConnectionClosedByBroker)
+        and closed.reply_code != _FORCED
+        and _NOT_ACKNOWLEDGED not in closed.reply_text
+    )
 
 
 class _Way:
