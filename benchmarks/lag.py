@@ -40,13 +40,13 @@ def measure(context: Context) -> Iterator[Row]:
     context.say(f"publishing {RATE:,} messages a second beside a recorder")
     receiver, sender = multiprocessing.Pipe(duplex=False)
     publisher = multiprocessing.get_context("spawn").Process(
-        target=_publish, args=(context.broker_url, stream, count, sender)
+        target=publish_steadily, args=(context.broker_url, stream, count, sender)
     )
     with (
         psycopg.connect(database, autocommit=True) as connection,
         recorder(context.broker_url, context.stream_url, database, stream),
     ):
-        _wait_opened(connection, stream)
+        wait_opened(connection, stream)
         publisher.start()
         seen = _watch(connection, stream, count)
         published = receiver.recv()
@@ -71,7 +71,7 @@ def _row(lags: list[float], rate: float) -> Row:
     )
 
 
-def _publish(broker_url: str, stream: str, count: int, sender: Connection) -> None:
+def publish_steadily(broker_url: str, stream: str, count: int, sender: Connection) -> None:
     """In a process of its own: publish at a steady pace; send back when each publish was called."""
     moments: list[float] = []
     with streams.connected(broker_url) as connection:
@@ -88,7 +88,8 @@ def _publish(broker_url: str, stream: str, count: int, sender: Connection) -> No
     sender.send(moments)
 
 
-def _wait_opened(connection: psycopg.Connection[tuple[int]], stream: str) -> None:
+def wait_opened(connection: psycopg.Connection[tuple[int]], stream: str) -> None:
+    """Wait until a recorder has opened a stream."""
     limit = time.monotonic() + LIMIT_S
     while connection.execute(COVERAGE, [stream], prepare=True).fetchone() is None:
         assert time.monotonic() < limit, "the recorder did not open the stream"

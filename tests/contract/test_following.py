@@ -78,6 +78,14 @@ def test_all_of_a_stream_is_given_in_order_and_then_what_is_published(
     assert taker.follower.transport == transport
 
 
+@pytest.mark.parametrize("transport", ["stream"], indirect=True)
+def test_many_lone_messages_are_held_for_a_taker_who_looks_seldom(taker: Taker, amqp_url: str, stream: str) -> None:
+    """A thousand chunks of one message each, though the taker is done with none: a page looks five times a second."""
+    publish_plain(amqp_url, stream, [b"%d" % number for number in range(1_000)])
+    taker.follower.follow(stream, 0)
+    wait_until(lambda: taker.follower.statistics().held >= 1_000, what="all of them")
+
+
 def test_a_stream_goes_on_behind_what_is_known(
     taker: Taker, address: BrokerAddress, amqp_url: str, stream: str
 ) -> None:

@@ -3,7 +3,8 @@
 import threading
 
 from relatum.following import CaughtUp, Event, Records
-from relatum.following._followed import WINDOW_BYTES, WINDOW_MAX, Followed
+from relatum.following._followed import WINDOW_MAX, Followed
+from relatum.following._follower import WINDOW_BYTES
 from relatum.following._gathering import BYTES, STREAMS, Gathering
 from relatum.following._held import HeldDeliveries
 from relatum.following._shelf import TAKE_BYTES, Shelf, Shelves
@@ -155,7 +156,7 @@ def test_reading_pauses_where_little_comes_of_many_streams() -> None:
     def pause_s(count: int, bytes_: int, gather_s: float = 1.0) -> float:
         gathering = Gathering(gather_s)
         for number in range(count):
-            followed = Followed(str(number), number, 0, None)
+            followed = Followed(str(number), number, 0, None, WINDOW_BYTES)
             gathering.came(followed, bytes_)
             gathering.came(followed, bytes_)
         return gathering.pause_s()
@@ -168,7 +169,7 @@ def test_reading_pauses_where_little_comes_of_many_streams() -> None:
 
 def test_a_quiet_stream_is_granted_credit_when_half_of_it_is_used_up() -> None:
     """Before it was seen to be quiet, with each chunk: a question goes with it."""
-    followed = Followed("s", 1, 0, None)
+    followed = Followed("s", 1, 0, None, WINDOW_BYTES)
     followed.begin()
     granted = []
     for number in range(4 * WINDOW_MAX):
@@ -184,7 +185,7 @@ def test_a_quiet_stream_is_granted_credit_when_half_of_it_is_used_up() -> None:
 def test_what_came_says_at_once_how_much_may_be_under_way() -> None:
     """Of small chunks as many as may be, of large ones as many as fit, of one that is larger still, the next."""
     for size, granted in ((10, WINDOW_MAX), (WINDOW_BYTES // 4, 4), (2 * WINDOW_BYTES, 1)):
-        followed = Followed("s", 1, 0, None)
+        followed = Followed("s", 1, 0, None, WINDOW_BYTES)
         followed.begin()
         item = held(0, size)
         followed.came(item)

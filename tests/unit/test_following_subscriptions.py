@@ -3,6 +3,7 @@
 import pytest
 
 from relatum.following._followed import Followed
+from relatum.following._follower import WINDOW_BYTES
 from relatum.following._subscriptions import CROWD, Subscriptions
 from relatum.wire import Login, StreamSession
 
@@ -15,7 +16,7 @@ def test_a_connection_is_crowded_where_the_broker_waits_for_each_stream(version:
     session = StreamSession(Login("user", "password"))
     session.server_properties = {"version": version}
     subscriptions = Subscriptions(session)
-    all_followed = [Followed(f"s{number}", number, 0, None) for number in range(CROWD)]
+    all_followed = [Followed(f"s{number}", number, 0, None, WINDOW_BYTES) for number in range(CROWD)]
     for followed in all_followed:
         assert not subscriptions.is_crowded
         subscriptions.add(followed, 0)

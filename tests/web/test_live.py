@@ -14,9 +14,20 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from relatum.following import FollowerOptions
 from relatum.store import make_engine
 from relatum_consumer.web import WebServer, _access, _server, hash_password
-from tests.support import LIMIT_S, declare_stream, delete_stream, publish_plain, recording, unique_name, wait_until
+from relatum_consumer.web._live import _intake, _seen
+from tests.support import (
+    LIMIT_S,
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    recording,
+    unique_name,
+    wait_recorded,
+    wait_until,
+)
 from tests.support.proxy import Proxy
 from tests.web.conftest import KEYS, World
 
@@ -186,15 +197,16 @@ def test_the_page_shows_the_latest_without_scripts(url: str, amqp_url: str, stre
 
 def test_who_comes_back_is_told_what_was_missed(url: str, amqp_url: str, stream: str) -> None:
     """The messages where the server still has them; else since when nobody looked."""
-    with looking(url, f"stream={stream}") as watch, looking(url, f"stream={stream}") as one:
-        publish_plain(amqp_url, stream, [(b"seen", {})])
+    query = f"stream={stream}&key=host&value=back"
+    with looking(url, query) as watch, looking(url, query) as one:
+        publish_plain(amqp_url, stream, [(b"seen", {"host": "back"})])
         wait_until(lambda: len(one.messages) == 1, what="the first")
         last_id = one.last_id
-        publish_plain(amqp_url, stream, [(b"missed", {})] * 3)
+        publish_plain(amqp_url, stream, [(b"missed", {"host": "back"})] * 3)
         wait_until(lambda: len(watch.messages) == 4, what="those that are missed")
-        with looking(url, f"stream={stream}", headers={"Last-Event-ID": last_id}) as again:
+        with looking(url, query, headers={"Last-Event-ID": last_id}) as again:
             wait_until(lambda: len(again.messages) == 3, what="what was missed")
-        with looking(url, f"stream={stream}&after=00ff-17-1700000000000") as late:
+        with looking(url, f"{query}&after=00ff-17-1700000000000") as late:
             assert late.told("missed") == [{"since": "2023-11-14T22:13:20.000+00:00"}]
         with looking(url, f"after={'9' * 4000}") as nonsense:
             assert nonsense.told("missed") == [{"since": "1970-01-01T00:00:00.000+00:00"}]
@@ -304,6 +316,56 @@ def test_what_nobody_records_is_said_to_wait(lively: World, amqp_url: str, recor
         wait_until(lambda: looks.state == "behind", what="being behind")
         assert lively.orders in looks.told("state")[-1]["words"]
         assert "waits" not in [row["preview"] for row in looks.messages]
+
+
+def test_what_waits_takes_no_room_of_others(
+    lively: World, amqp_url: str, stream: str, recorded: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream whose recorder is gone may have more than is held at all; it is told once that gets on."""
+    monkeypatch.setattr(_intake, "_FOLLOWING", FollowerOptions(bytes_max=1 << 20))
+    abandoned = unique_name("abandoned")
+    declare_stream(amqp_url, abandoned)
+    query = f"stream={stream}&stream={abandoned}&key=host"
+    with recording(amqp_url, recorded, abandoned, keys=KEYS):
+        wait_recorded(amqp_url, recorded, abandoned)
+    with WebServer(lively.page(port=0)) as server, looking(server.url, query) as looks:
+        publish_plain(amqp_url, abandoned, [(b"x" * 300_000, {"host": f"late-{n}"}) for n in range(10)])
+        wait_until(lambda: looks.state == "behind", what="being behind")
+        publish_plain(amqp_url, stream, [(b"others", {"host": "others"})])
+        wait_until(lambda: looks.messages, what="the other stream's message")
+        with recording(amqp_url, recorded, abandoned, keys=KEYS):
+            wait_until(lambda: len(looks.messages) == 11, what="those that waited")
+            wait_until(lambda: looks.state == "live", what="being live again")
+    assert [row["stream"] for row in looks.messages] == [stream] + 10 * [abandoned]
+    delete_stream(amqp_url, abandoned)
+
+
+def test_a_defect_ends_all_who_look_and_the_next_begin_anew(
+    lively: World,
+    amqp_url: str,
+    stream: str,
+    recorded: sa.Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log says why, who comes back is told that something was missed, and no follower of before goes on."""
+    with WebServer(lively.page(port=0)) as server:
+        with looking(server.url, f"stream={stream}") as one, monkeypatch.context() as broken:
+            publish_plain(amqp_url, stream, [(b"works", {})])
+            wait_until(lambda: one.last_id, what="the first message")
+            broken.setattr(_seen, "message_row", None)
+            publish_plain(amqp_url, stream, [(b"breaks", {})])
+            one.join()
+        assert one.told("end") == [{"why": "stopping"}]
+        (line,) = [each for each in caplog.records if each.name == "relatum_consumer.web._live._hub"]
+        assert "has a defect" in line.getMessage()
+        assert line.exc_info
+        with looking(server.url, f"stream={stream}", headers={"Last-Event-ID": one.last_id}) as again:
+            publish_plain(amqp_url, stream, [(b"works again", {})])
+            wait_until(lambda: again.messages, what="the next message")
+            assert len(again.told("missed")) == 1
+            followers = [each for each in threading.enumerate() if each.name == "relatum-follower"]
+            assert len(followers) <= 2, "the recorder's, and one of the live view"
 
 
 def test_who_does_not_read_holds_up_nobody_and_is_given_up(

@@ -12,11 +12,9 @@ from relatum.waiting import Pauses
 if TYPE_CHECKING:
     from relatum.following._held import Held
 
-WINDOW_MAX: Final = 64
-"""Chunks that a stream has under way and held, at most: of one message each where it is published to slowly."""
-
-WINDOW_BYTES: Final = 1 << 20
-"""Bytes of chunks that a stream has under way and held, about: as much as one large chunk."""
+WINDOW_MAX: Final = 1024
+"""Chunks that a stream has under way and held, at most: of one message each where they are published one by one. A
+taker who is done with what came five times a second keeps up with 5,000 of them."""
 
 SETTLED_S: Final = 5.0
 """Seconds that a stream is followed, at least, or something came of it, before the pauses after failures begin anew."""
@@ -30,6 +28,7 @@ class Followed:
         number: The following's number.
         next_offset: Where it begins.
         known: What is known of the stream.
+        window_bytes: Bytes of chunks that are under way and held, about.
 
     Attributes:
         course: How far it is, and whether the stream is known.
@@ -45,7 +44,7 @@ class Followed:
         window: The last of `Gathering`'s windows in which something came.
     """
 
-    def __init__(self, stream: str, number: int, next_offset: int, known: Position | None) -> None:
+    def __init__(self, stream: str, number: int, next_offset: int, known: Position | None, window_bytes: int) -> None:
         self.stream = stream
         self.number = number
         self.course = Course(next_offset, known)
@@ -60,6 +59,7 @@ class Followed:
         self.round = self.window = 0
         self._under_way = self._held = 0
         self._window = 1
+        self._window_bytes = window_bytes
         self._pauses = Pauses()
         self._begun_at = 0.0
         self._has_given = False
@@ -76,7 +76,7 @@ class Followed:
         held.round = self.round
         self._under_way -= 1
         self._held += 1
-        self._window = min(WINDOW_MAX, WINDOW_BYTES // (held.bytes or 1) or 1)
+        self._window = min(WINDOW_MAX, self._window_bytes // (held.bytes or 1) or 1)
 
     def gave(self) -> None:
         """Something was given to the taker: the next failure is a new one."""

@@ -37,6 +37,9 @@ _NOBODY.disabled = True
 BYTES_MIN: Final = 1 << 20
 """The least bound on what is held: one chunk."""
 
+WINDOW_BYTES: Final = 1 << 20
+"""Bytes of one stream by default: as much as one large chunk."""
+
 CLOSE_S: Final = 10.0
 """Seconds that closing waits by default."""
 
@@ -51,6 +54,8 @@ class FollowerOptions:
     Attributes:
         bytes_max: Bytes of what was read that are held until the taker is done with them, of all streams together;
             past that, nothing is read. From 1 MiB on. What chunks unpack to comes to it, of pieces that were taken.
+        window_bytes: Bytes of one stream that are under way and held, about, and one chunk at least. Default 1 MiB:
+            enough where the taker is soon done with what it takes.
         connections_max: Connections that streams are followed over: each takes 256. Questions have their own.
         timeout_s: Seconds for connecting, and for the answer to a question.
         heartbeat_s: Seconds of heartbeat asked for: a connection that is silent for 1.5 times that is given up.
@@ -59,6 +64,7 @@ class FollowerOptions:
     """
 
     bytes_max: int = 64 << 20
+    window_bytes: int = WINDOW_BYTES
     connections_max: int = 32
     timeout_s: float = 10.0
     heartbeat_s: int = 10
@@ -66,6 +72,7 @@ class FollowerOptions:
 
     def __post_init__(self) -> None:
         checked_count("bytes_max", self.bytes_max, least=BYTES_MIN)
+        checked_count("window_bytes", self.window_bytes, least=1)
         checked_count("connections_max", self.connections_max, least=1)
         checked_seconds("timeout_s", self.timeout_s)
         checked_count("heartbeat_s", self.heartbeat_s, least=0)
@@ -204,7 +211,7 @@ class Follower:
         with self._lock:
             if self._is_closing:
                 raise UsedAfterClose("the follower was closed: open another one")
-            followed = Followed(stream, next(self._numbers), next_offset, known)
+            followed = Followed(stream, next(self._numbers), next_offset, known, self._options.window_bytes)
             self._leave(stream)
             self._current[stream] = followed
         self._loop.add_callback(lambda: self._desk.follow(followed))

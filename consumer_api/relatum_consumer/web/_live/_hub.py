@@ -74,6 +74,7 @@ class Live:
         self._kept: deque[Seen] = deque(maxlen=KEPT_MAX)
         self._definitions: Definitions = {}
         self._is_away = False
+        self._names: frozenset[str] = frozenset()
 
     # --- who looks ------------------------------------------------------------------------------------------
 
@@ -160,9 +161,11 @@ class Live:
                 client.say("away", str(error))
             return
         filters = {client.by for client in self._clients}
-        is_all = any(not each.streams for each in filters)
-        names = frozenset[str]() if is_all else frozenset[str]().union(*(each.streams for each in filters))
-        done = await self._in_thread(lambda: self._work(intake.come(names), filters, definitions))
+        if filters:
+            # Where nobody looks any more, those of before go on.
+            is_all = any(not each.streams for each in filters)
+            self._names = frozenset() if is_all else frozenset[str]().union(*(each.streams for each in filters))
+        done = await self._in_thread(lambda: self._work(intake.come(self._names), filters, definitions))
         self._definitions, self._number = definitions, done.last
         self._kept.extend(done.seen)
         self._is_away = bool(done.came.away)

@@ -21,6 +21,9 @@ LOOKED_MAX: Final = 1_000
 BYTES_MAX: Final = 32 << 20
 """Bytes that are read and held, of all streams together."""
 
+WINDOW_BYTES: Final = 8 << 20
+"""Bytes of one stream that are read from one round to the next: 40 MiB a second."""
+
 TAKEN_MAX: Final = 16 << 20
 """Bytes taken in one round, about."""
 
@@ -28,10 +31,12 @@ ENDS_S: Final = 1.0
 """Seconds between two looks at how far streams are recorded, where nothing waits for it: new ones are found so."""
 
 BEHIND_S: Final = 5.0
-"""Seconds that something waits to be recorded until it is said."""
+"""Seconds that something waits to be recorded, or to be read, until it is said."""
 
 GATHER_S: Final = 0.05
 """Seconds that the follower lets little chunks gather."""
+
+_FOLLOWING: Final = FollowerOptions(bytes_max=BYTES_MAX, window_bytes=WINDOW_BYTES, gather_s=GATHER_S)
 
 
 @dataclass(slots=True)
@@ -40,10 +45,13 @@ class _Followed:
 
     Attributes:
         end: How far it is recorded.
-        following: The number of its following; 0 where it was found to be another one.
+        following: The number of its following; 0 where it was found to be another one, or is parked.
         pending: What was read; the recorder may not have come so far.
         begin: How much of the first of them was given.
         given_at: When something was given last, or nothing waited.
+        due: How far it was recorded at a moment, and that moment: what lies before is to be given soon after.
+        is_late: Whether it was not.
+        is_parked: Whether nothing of it is read until its recorder gets on: what waits takes the room of others.
         error: Why it cannot be read now; "" where it was deleted.
     """
 
@@ -52,6 +60,9 @@ class _Followed:
     pending: deque[Records] = field(default_factory=deque)
     begin: int = 0
     given_at: float = 0.0
+    due: tuple[int, float] = (0, 0.0)
+    is_late: bool = False
+    is_parked: bool = False
     error: str | None = None
 
 
@@ -66,6 +77,7 @@ class Came:
         away: What broker or database say, where they do not answer.
         failed: Streams that cannot be read now, and why; deleted ones, whose rows are still there, say "".
         waiting: Streams of which something waits to be recorded.
+        late: Streams of which something recorded waits to be read.
     """
 
     messages: list[Message]
@@ -74,6 +86,7 @@ class Came:
     away: str
     failed: dict[str, str]
     waiting: list[str]
+    late: list[str]
 
     def state_for(self, by: Filter) -> tuple[str, str]:
         """How it stands for who wants this: `live`, `behind`, `partly` or `away`; and the same for a person."""
@@ -85,9 +98,10 @@ class Came:
             return "partly", f"cannot be read now: {_listed(said)}: {next(iter(said.values()))}"
         if failed and by.streams:
             return "partly", f"deleted: {_listed(failed)}"
-        waiting = [name for name in self.waiting if by.has_stream(name, self.super_streams[name])]
-        if waiting:
-            return "behind", f"published, and not recorded yet: messages of {_listed(waiting)}"
+        for names, words in ((self.waiting, "published, and not recorded"), (self.late, "recorded, and not read")):
+            wanted = [name for name in names if by.has_stream(name, self.super_streams[name])]
+            if wanted:
+                return "behind", f"{words} yet: messages of {_listed(wanted)}"
         return "live", ""
 
 
@@ -102,7 +116,7 @@ class Intake:
     def __init__(self, address: BrokerAddress, engine: sa.Engine) -> None:
         self._vhost = address.vhost
         self._engine = engine
-        self._follower = Follower(address, options=FollowerOptions(bytes_max=BYTES_MAX, gather_s=GATHER_S)).open()
+        self._follower = Follower(address, options=_FOLLOWING).open()
         self._followed: dict[str, _Followed] = {}
         self._names: frozenset[str] = frozenset()
         self._ends_at = 0.0
@@ -132,7 +146,10 @@ class Intake:
         messages.sort(key=lambda message: (message.time_us is None, message.time_us))
         failed = {name: each.error for name, each in self._followed.items() if each.error is not None}
         waiting = [name for name, each in self._followed.items() if now - each.given_at > BEHIND_S]
-        return Came(messages, passed, supers, self._database or self._broker, failed, waiting)
+        for name in waiting:
+            self._park(name, self._followed[name])
+        late = [name for name, each in self._followed.items() if each.is_late]
+        return Came(messages, passed, supers, self._database or self._broker, failed, waiting, late)
 
     # --- how far it is recorded -----------------------------------------------------------------------------
 
@@ -152,14 +169,25 @@ class Intake:
                 self._leave(name)
                 number = self._follower.follow(name, end.next_offset, known=end.position)
                 self._followed[name] = _Followed(end, number, given_at=now)
-            else:
-                followed.end = end
+                continue
+            if followed.is_parked and end != followed.end:
+                followed.following = self._follower.follow(name, followed.end.next_offset, known=followed.end.position)
+                followed.is_parked = False
+            followed.end = end
 
     def _leave(self, name: str) -> None:
         followed = self._followed.pop(name, None)
         if followed is not None:
             self._follower.leave(name)
             self._follower.done(*followed.pending)
+
+    def _park(self, name: str, followed: _Followed) -> None:
+        if followed.is_parked:
+            return
+        self._follower.leave(name)
+        self._follower.done(*followed.pending)
+        followed.pending.clear()
+        followed.begin, followed.following, followed.is_parked = 0, 0, True
 
     # --- what was read --------------------------------------------------------------------------------------
 
@@ -196,11 +224,14 @@ class Intake:
 
     def _recorded(self, followed: _Followed, now: float) -> Iterator[tuple[RecordBatch, int, int]]:
         """What of the stream's records is recorded: a batch, and from where to where in it."""
+        if followed.is_parked:
+            return
         while followed.pending:
             event = followed.pending[0]
             end = bisect_left(event.batch.offsets, followed.end.next_offset)
             if end > followed.begin:
                 followed.given_at = now
+                _note_given(followed, event.batch.offsets[end - 1] + 1, now)
                 yield event.batch, followed.begin, end
             followed.begin = end
             if end < len(event.batch):
@@ -214,7 +245,15 @@ def _is_other(followed: _Followed, end: RecordedEnd) -> bool:
     """Whether the stream was declared anew, or its end was lost, and its recorder has seen that."""
     if followed.end.stream_id != end.stream_id or end.next_offset < followed.end.next_offset:
         return True
-    return not followed.following and end != followed.end
+    return not (followed.following or followed.is_parked) and end != followed.end
+
+
+def _note_given(followed: _Followed, next_offset: int, now: float) -> None:
+    """Judge whether what is given keeps up with what is recorded."""
+    due, since = followed.due
+    followed.is_late = next_offset < due and now - since > BEHIND_S
+    if next_offset >= due:
+        followed.due = followed.end.next_offset, now
 
 
 def _listed(names: Iterable[str]) -> str:
