@@ -68,6 +68,7 @@ from relatum_consumer.lookups import (
     explanation_now,
     health,
     in_time,
+    look_up,
     reached,
 )
 
@@ -132,14 +133,14 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         self._watching = Watching(self._address.vhost)
         self._together = Flights()
 
-    def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0) -> _Result:
+    def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0, called: str = "") -> _Result:
         explanation = explanation_now()
-        with within(self._timeout_s + waits_s), self._counts.counted():
+        with within(self._timeout_s + waits_s), look_up(steps, called) as told, self._counts.counted():
             if explanation is None:
-                return run(steps, self._carry_out)
+                return told(run(steps, self._carry_out))
             found = run(steps, partial(self._carry_out_noting, explanation))
             self._note_scan(explanation, getattr(found, "streams", ()))
-            return found
+            return told(found)
 
     def _carry_out_noting(self, explanation: Explanation, request: LookupRequest) -> Any:
         """Carry out a request, and note it; what would be shared with others is asked for by itself, to be seen."""
@@ -259,7 +260,7 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         """
         relations = cls(broker, database, **options)
         try:
-            relations._run(reached())
+            relations._run(reached(), called="open")
         except BaseException:
             relations.close()
             raise

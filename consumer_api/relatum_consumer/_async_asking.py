@@ -68,6 +68,7 @@ from relatum_consumer.lookups import (
     explanation_now,
     health,
     in_time,
+    look_up,
     reached,
 )
 
@@ -136,14 +137,14 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         self._watching = AsyncWatching(self._address.vhost)
         self._together = AsyncFlights()
 
-    async def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0) -> _Result:
+    async def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0, called: str = "") -> _Result:
         explanation = explanation_now()
-        with within(self._timeout_s + waits_s), self._counts.counted():
+        with within(self._timeout_s + waits_s), look_up(steps, called) as told, self._counts.counted():
             if explanation is None:
-                return await async_run(steps, self._carry_out)
+                return told(await async_run(steps, self._carry_out))
             found = await async_run(steps, partial(self._carry_out_noting, explanation))
             await self._note_scan(explanation, getattr(found, "streams", ()))
-            return found
+            return told(found)
 
     async def _carry_out_noting(self, explanation: Explanation, request: LookupRequest) -> Any:
         """Carry out a request, and note it; what would be shared with others is asked for by itself, to be seen."""
@@ -276,7 +277,7 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         """
         relations = cls(broker, database, **options)
         try:
-            await relations._run(reached())
+            await relations._run(reached(), called="open")
         except BaseException:
             await relations.close()
             raise

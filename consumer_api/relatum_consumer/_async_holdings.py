@@ -9,6 +9,7 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum_consumer._async_asking import AsyncAsking
+from relatum_consumer.lookups import look_up_in
 
 
 class AsyncHoldings(AsyncAsking):
@@ -24,8 +25,9 @@ class AsyncHoldings(AsyncAsking):
             OffsetNotFound: the stream ends before it, or the broker used the offset itself.
             StreamNotFound: there is no such stream.
         """
-        reader = await self._open_reader()
-        return await reader.read(stream, offset)
+        with look_up_in(stream, "read"):
+            reader = await self._open_reader()
+            return await reader.read(stream, offset)
 
     async def read_many(
         self, ids: Iterable[MessageId | tuple[str, int]]

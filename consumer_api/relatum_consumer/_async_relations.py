@@ -284,7 +284,7 @@ class AsyncRelations(AsyncHoldings):
             InvalidInput: an argument is wrong, or the message has no time.
         """
         return await self._run(
-            self._lookups.beside("after", moment, stream, by, inclusive=inclusive, complete=complete)
+            self._lookups.beside("after", moment, stream, by, inclusive=inclusive, complete=complete), called="after"
         )
 
     async def before(
@@ -301,7 +301,7 @@ class AsyncRelations(AsyncHoldings):
         With `inclusive`, of several messages of an equal time it is the one with the highest offset.
         """
         return await self._run(
-            self._lookups.beside("before", moment, stream, by, inclusive=inclusive, complete=complete)
+            self._lookups.beside("before", moment, stream, by, inclusive=inclusive, complete=complete), called="before"
         )
 
     async def nearest(
@@ -313,7 +313,8 @@ class AsyncRelations(AsyncHoldings):
         moment, or at it, the one with the highest offset: what `before(…, inclusive=True)` gives. Arguments, result
         and errors are those of `after`.
         """
-        return await self._run(self._lookups.beside("nearest", moment, stream, by, complete=complete))
+        steps = self._lookups.beside("nearest", moment, stream, by, complete=complete)
+        return await self._run(steps, called="nearest")
 
     async def window(
         self,

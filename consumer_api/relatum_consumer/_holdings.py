@@ -8,6 +8,7 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum_consumer._asking import Asking
+from relatum_consumer.lookups import look_up_in
 
 
 class Holdings(Asking):
@@ -23,8 +24,9 @@ class Holdings(Asking):
             OffsetNotFound: the stream ends before it, or the broker used the offset itself.
             StreamNotFound: there is no such stream.
         """
-        reader = self._open_reader()
-        return reader.read(stream, offset)
+        with look_up_in(stream, "read"):
+            reader = self._open_reader()
+            return reader.read(stream, offset)
 
     def read_many(
         self, ids: Iterable[MessageId | tuple[str, int]]

@@ -283,7 +283,9 @@ class Relations(Holdings):
             StreamNotFound: neither the database nor the broker knows the stream, or it was deleted.
             InvalidInput: an argument is wrong, or the message has no time.
         """
-        return self._run(self._lookups.beside("after", moment, stream, by, inclusive=inclusive, complete=complete))
+        return self._run(
+            self._lookups.beside("after", moment, stream, by, inclusive=inclusive, complete=complete), called="after"
+        )
 
     def before(
         self,
@@ -298,7 +300,9 @@ class Relations(Holdings):
 
         With `inclusive`, of several messages of an equal time it is the one with the highest offset.
         """
-        return self._run(self._lookups.beside("before", moment, stream, by, inclusive=inclusive, complete=complete))
+        return self._run(
+            self._lookups.beside("before", moment, stream, by, inclusive=inclusive, complete=complete), called="before"
+        )
 
     def nearest(
         self, moment: Message | datetime, stream: str, *, by: str | None = None, complete: bool = False
@@ -309,7 +313,8 @@ class Relations(Holdings):
         moment, or at it, the one with the highest offset: what `before(…, inclusive=True)` gives. Arguments, result
         and errors are those of `after`.
         """
-        return self._run(self._lookups.beside("nearest", moment, stream, by, complete=complete))
+        steps = self._lookups.beside("nearest", moment, stream, by, complete=complete)
+        return self._run(steps, called="nearest")
 
     def window(
         self,

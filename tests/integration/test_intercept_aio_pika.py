@@ -1,7 +1,7 @@
 """Intercepted aio-pika connections against a real broker."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import aio_pika
@@ -10,6 +10,8 @@ import wrapt
 from aio_pika.exceptions import AMQPConnectionError, DeliveryError, PublishError
 from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import ChannelClosed
+from opentelemetry.instrumentation.aio_pika import AioPikaInstrumentor
+from opentelemetry.trace import SpanKind
 
 import relatum
 from relatum.errors import (
@@ -23,6 +25,7 @@ from relatum.errors import (
 from relatum.uuid7 import time_us_of
 from tests.support import unique_name
 from tests.support.proxy import Proxy
+from tests.support.spans import Spans, collected_spans
 
 CONNECT = [aio_pika.connect, aio_pika.connect_robust]
 
@@ -403,3 +406,75 @@ def test_instrumentation_of_the_class_composes(amqp_url: str, ours_first: bool) 
                 aio_pika.Exchange.publish = original
 
     run(scenario)
+
+
+@pytest.fixture
+def spans() -> Iterator[Spans]:
+    """Where OpenTelemetry's spans go."""
+    with collected_spans() as spans:
+        yield spans
+    if AioPikaInstrumentor().is_instrumented_by_opentelemetry:
+        AioPikaInstrumentor().uninstrument()
+
+
+@pytest.mark.parametrize("connect", CONNECT)
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_opentelemetry_composes_in_either_order(amqp_url: str, spans: Spans, connect: Any, ours_first: bool) -> None:
+    """Instrumented before or after us, a message has a span and our id; either may go, the other stays."""
+
+    async def scenario() -> None:
+        async with await connect(amqp_url) as connection:
+            if ours_first:
+                relatum.intercept(connection)
+            AioPikaInstrumentor().instrument()
+            relatum.intercept(connection)
+            channel = await connection.channel()
+            exchange, queue = channel.default_exchange, await queue_of(channel)
+            received: asyncio.Queue[Any] = asyncio.Queue()
+            await queue.consume(received.put, no_ack=True)
+
+            async def sent(body: bytes) -> Any:
+                spans.clear()
+                await exchange.publish(aio_pika.Message(body), queue.name)
+                return await received.get()
+
+            got = await sent(b"1")
+            assert time_us_of(got.message_id)
+            await until(lambda: len(spans.all) == 2)
+            send, receive = sorted(spans.all, key=lambda each: each.kind.value)
+            assert (send.kind, receive.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
+            assert f"{send.context.span_id:016x}" in got.headers["traceparent"]
+            assert receive.parent.span_id == send.context.span_id
+            AioPikaInstrumentor().uninstrument()
+            got = await sent(b"2")
+            assert time_us_of(got.message_id)
+            assert not got.headers
+            assert not [each for each in spans.all if each.kind is SpanKind.PRODUCER]
+            AioPikaInstrumentor().instrument()
+            relatum.release(connection)
+            got = await sent(b"3")
+            assert not time_us_of(got.message_id)
+            assert "traceparent" in got.headers
+
+    run(scenario)
+
+
+def test_receipts_have_one_span_and_link_to_nothing_twice(
+    amqp_url: str, database_url: str, stream_name: str, spans: Spans
+) -> None:
+    """Published with a receipt, a message has the instrumentation's span, and the recorder's links to that."""
+    AioPikaInstrumentor().instrument()
+
+    async def scenario() -> None:
+        async with await aio_pika.connect(amqp_url) as connection:
+            relatum.intercept(connection, database=database_url, keys=["order_id"])
+            exchange = (await connection.channel()).default_exchange
+            message = aio_pika.Message(b"", headers={"order_id": "1"})
+            receipt = await relatum.publish_async(exchange, message, stream_name)
+            await receipt.wait(90)
+
+    run(scenario)
+    sends = [each for each in spans.all if each.kind is SpanKind.PRODUCER]
+    assert len(sends) == 1
+    (recorded,) = [each for each in spans.ours if each.name == f"record {stream_name}"]
+    assert [each.context.span_id for each in recorded.links] == [sends[0].context.span_id]

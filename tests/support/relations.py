@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from inspect import isasyncgen, iscoroutine
 from typing import Any
 
@@ -23,9 +24,11 @@ class OnLoop:
 
         def call(*args: Any, **options: Any) -> Any:
             result = method(*args, **options)
+            # In the caller's context, as a blocking call is.
+            here = copy_context()
             if isasyncgen(result):
-                return self._runner.run(_collected(result))
-            return self._runner.run(result) if iscoroutine(result) else result
+                return self._runner.run(_collected(result), context=here)
+            return self._runner.run(result, context=here) if iscoroutine(result) else result
 
         return call
 

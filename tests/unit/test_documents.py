@@ -25,6 +25,7 @@ RUN = {
     "docs/contexts.md": ["integration/test_contexts_publishing_page.py", "integration/test_contexts_consuming_page.py"],
     "docs/groups.md": ["integration/test_groups_page.py", "integration/test_groups_getting_page.py"],
     "docs/metrics.md": ["integration/test_metrics_told.py"],
+    "docs/opentelemetry.md": ["integration/test_otel_page.py"],
     "docs/spark.md": ["integration/spark/test_page.py"],
     "docs/sql.md": ["integration/spark/test_relationships.py"],
     "docs/super-streams.md": ["integration/test_super_streams_page.py"],

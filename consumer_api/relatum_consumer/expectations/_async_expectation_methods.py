@@ -26,14 +26,14 @@ class AsyncExpectationMethods(ABC):
     _address: BrokerAddress
 
     @abstractmethod
-    async def _run(self, steps: Steps[_Result]) -> _Result: ...
+    async def _run(self, steps: Steps[_Result], *, called: str = "") -> _Result: ...
 
     @abstractmethod
     async def _carry_out(self, request: Any) -> Any: ...
 
     async def expectations(self) -> tuple[Expectation, ...]:
         """The expectations that are defined for this virtual host, in the order of their names."""
-        return await self._run(look_ups.defined(self._catalog))
+        return await self._run(look_ups.defined(self._catalog), called="expectations")
 
     async def missing(
         self,
@@ -97,7 +97,7 @@ class AsyncExpectationMethods(ABC):
             while True:
                 found: list[Unmet] = []
                 try:
-                    found = await self._run(following.step())
+                    found = await self._run(following.step(), called="watch_missing")
                 except RelatumError as error:
                     # A recorder puts right what is said of a stream that was declared again.
                     if not may_repeat(error) and not isinstance(error, StreamReplaced):

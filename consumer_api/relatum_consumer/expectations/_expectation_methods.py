@@ -26,14 +26,14 @@ class ExpectationMethods(ABC):
     _address: BrokerAddress
 
     @abstractmethod
-    def _run(self, steps: Steps[_Result]) -> _Result: ...
+    def _run(self, steps: Steps[_Result], *, called: str = "") -> _Result: ...
 
     @abstractmethod
     def _carry_out(self, request: Any) -> Any: ...
 
     def expectations(self) -> tuple[Expectation, ...]:
         """The expectations that are defined for this virtual host, in the order of their names."""
-        return self._run(look_ups.defined(self._catalog))
+        return self._run(look_ups.defined(self._catalog), called="expectations")
 
     def missing(
         self,
@@ -97,7 +97,7 @@ class ExpectationMethods(ABC):
             while True:
                 found: list[Unmet] = []
                 try:
-                    found = self._run(following.step())
+                    found = self._run(following.step(), called="watch_missing")
                 except RelatumError as error:
                     # A recorder puts right what is said of a stream that was declared again.
                     if not may_repeat(error) and not isinstance(error, StreamReplaced):

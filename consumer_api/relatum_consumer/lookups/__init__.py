@@ -45,6 +45,7 @@ from relatum_consumer.lookups._requests import (
     Together,
     Watch,
 )
+from relatum_consumer.lookups._spans import look_up, look_up_in
 from relatum_consumer.lookups._time_index import offsets_within
 from relatum_consumer.lookups._times import Times, TimeSpan
 from relatum_consumer.lookups._waiting import in_time
@@ -111,6 +112,8 @@ __all__ = [
     "health",
     "in_time",
     "is_of_all",
+    "look_up",
+    "look_up_in",
     "meant_streams",
     "named",
     "names_of",

@@ -15,6 +15,7 @@ from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import Lacking
 from relatum_consumer.lookups._limits import CATALOG_AGE_S
 from relatum_consumer.lookups._requests import Bounds, Partitions, Reach, Select, Steps
+from relatum_consumer.lookups._spans import note_sought
 
 
 class PresentStream(NamedTuple):
@@ -156,19 +157,28 @@ class Catalog:
         definitions = yield from self.definitions(keys)
         base_of = bases_of(message)
         found = [_look(definition, base_of) for definition in definitions]
-        return Values(
+        values = Values(
             tuple(wanted for each in found if not isinstance(each, Lacking) for wanted in each),
             tuple(each for each in found if isinstance(each, Lacking)),
         )
+        self._note(values.wanted)
+        return values
 
     def value_sought(self, key: str, value: Any) -> Steps[Wanted]:
         """A value someone asks for."""
         definition = yield from self.definition(key)
         try:
-            return Wanted(definition, definition.canonical_query(value))
+            wanted = Wanted(definition, definition.canonical_query(value))
         except InvalidValue as error:
             message = f"no message can carry this value of the key {key!r}: {error.reason}"
             raise InvalidRelationshipKey(message, key=key, reason=error.reason.value) from error
+        self._note((wanted,))
+        return wanted
+
+    def _note(self, wanted: Sequence[Wanted]) -> None:
+        """Tell the look-up's span what is sought."""
+        definitions = {} if self._snapshot is None else self._snapshot.definitions
+        note_sought([(each.definition, each.value) for each in wanted], definitions)
 
     def check_names(self, names: Sequence[str] | None) -> Steps[None]:
         """See that each name is a stream or super stream, recorded or not."""

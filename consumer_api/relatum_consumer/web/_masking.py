@@ -10,7 +10,16 @@ import hmac
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from relatum.keys import Component, InvalidValue, KeyDefinition, KeyType, Place, bases_of, canonical
+from relatum.keys import (
+    InvalidValue,
+    KeyDefinition,
+    KeyType,
+    Place,
+    bases_of,
+    canonical,
+    masked_places,
+    units_of,
+)
 from relatum.reading import Message
 
 _DIGITS: Final = 10
@@ -48,13 +57,13 @@ class Masking:
     def take(self, definitions: tuple[KeyDefinition, ...]) -> None:
         """Go by these definitions from now on."""
         if definitions != self._definitions:
-            self._places = _masked_places(definitions, self._keys)
+            self._places = masked_places(definitions, self._keys)
             self._definitions = definitions
 
     def is_masked(self, definition: KeyDefinition) -> bool:
         """Whether a key's values are masked: by itself, or since they come from where those of a masked key do."""
         assert self._definitions is not None, "definitions come from `Site.keys`"
-        return not self._places.keys().isdisjoint(_units(*definition.components))
+        return not self._places.keys().isdisjoint(units_of(definition.components))
 
     def is_masked_place(self, kind: str, name: str) -> bool:
         """Whether a header, or a property, is masked."""
@@ -112,34 +121,3 @@ def sought(definition: KeyDefinition, values: Sequence[str]) -> str:
         return definition.canonical_query(values[0] if len(values) == 1 else tuple(values))
     except (InvalidValue, ValueError):
         return " + ".join(values)
-
-
-def _masked_places(definitions: Iterable[KeyDefinition], names: frozenset[str]) -> dict[Place, KeyType]:
-    """Where masked keys' values come from; and those of keys that name them, which have the same."""
-    by_name = {each.name: each for each in definitions}
-    masked = [each for each in by_name.values() if each.masked or each.name in names]
-    places = {unit: each.value_type for each in masked for unit in _units(*each.components)}
-    pairs = [
-        (_units(*pair), each.value_type)
-        for each in by_name.values()
-        if each.names in by_name
-        for pair in zip(each.components, by_name[each.names].components, strict=False)
-    ]
-    count = -1
-    while count != len(places):
-        count = len(places)
-        for pair, value_type in pairs:
-            if not places.keys().isdisjoint(pair):
-                places |= dict.fromkeys(pair, value_type)
-    return places
-
-
-def _units(*components: Component) -> tuple[Place, ...]:
-    """What is masked with a value: all of a header or property; of a body, the path, in each item of an array."""
-    places = (place for component in components for place in component.places)
-    return tuple(
-        Place(each.kind, each.name, tuple(None if isinstance(step, int) else step for step in each.path))
-        if each.kind == "body"
-        else Place(each.kind, each.name)
-        for each in places
-    )

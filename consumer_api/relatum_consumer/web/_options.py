@@ -7,6 +7,7 @@ from typing import Final
 from relatum.checks import checked_count, checked_seconds
 from relatum.errors import ConfigurationError
 from relatum_consumer.web._passwords import check_hash
+from relatum_consumer.web._traces_elsewhere import check_trace_url
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """What a browser on this machine may call it; a page of elsewhere whose name was turned to 127.0.0.1 is refused."""
@@ -39,6 +40,8 @@ class WebOptions:
         mask_bodies: Whether bodies are not shown at all.
         show_bodies: Whether bodies are shown of messages that have a masked value, too: they may hold it.
         mcp: Whether tools for agents are there, too, at `/mcp`. Default False; needs the extra `mcp`.
+        trace_url: The URL of a trace elsewhere, with `{trace_id}` in it: a message's page links to it where the message
+            carries a trace's id (`traceparent`, `b3`); None for no link.
         audit_path: A file that a line of JSON is added to for each request; None for the log `relatum.web.audit`.
         requests_per_s: Requests a second of one client, over time. Default 20.
         requests_burst: Requests of one client in a moment. Default 100.
@@ -70,6 +73,7 @@ class WebOptions:
     mask_bodies: bool = False
     show_bodies: bool = False
     mcp: bool = False
+    trace_url: str | None = None
     audit_path: str | None = None
     requests_per_s: int = 20
     requests_burst: int = 100
@@ -95,6 +99,8 @@ class WebOptions:
             raise ConfigurationError("bodies are masked (--mask-bodies) or shown (--show-bodies), not both")
         for network in self.trusted_proxies:
             self._check_network(network)
+        if self.trace_url is not None:
+            check_trace_url(self.trace_url)
         if (self.trust_header is None) != (not self.trusted_proxies):
             raise ConfigurationError(
                 "a header is trusted of a proxy that is named: --trust-header with --trusted-proxy"

@@ -64,6 +64,14 @@ class Shown:
     show_bodies: Annotated[
         bool, typer.Option("--show-bodies", help="Show bodies of messages that have a masked value, too.")
     ] = False
+    trace_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Link messages to their traces: as https://jaeger.example/trace/{trace_id}.",
+            metavar="URL",
+            show_default=False,
+        ),
+    ] = None
     audit: Annotated[
         Path | None,
         typer.Option(help="Write who looked at what to this file; to the log where left out.", show_default=False),
@@ -76,6 +84,7 @@ class Shown:
             "masked_keys": tuple(self.mask or ()),
             "mask_bodies": self.mask_bodies,
             "show_bodies": self.show_bodies,
+            "trace_url": self.trace_url,
             "audit_path": None if self.audit is None else str(self.audit),
         }
 

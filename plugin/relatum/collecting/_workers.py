@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from relatum.collecting._bulk import Bulk, Executor
+from relatum.collecting._bulk_span import BulkSpan, consuming
 from relatum.collecting._bulk_steps import (
     Bury,
     Consumed,
@@ -69,6 +70,7 @@ class Worker:
         self._open_reader = open_reader
         self._dead_letters = dead_letters
         self._reader: StreamReader | None = None
+        self._span = BulkSpan(None)
         self.thread = threading.Thread(target=self._run, name=f"relatum-{type}", daemon=True)
 
     def _run(self) -> None:
@@ -98,11 +100,12 @@ class Worker:
     def _consume(self, bulk: Bulk) -> None:
         began, consumed = time.monotonic(), Consumed([], None)
         # What is abandoned stays forwarded in the store: another member takes it over.
-        with suppress(Abandoned):
+        with suppress(Abandoned), consuming(self._shared.store.name, bulk) as self._span:
             try:
                 consumed = self._consumed(bulk)
             except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
                 undecided(bulk, error)
+            self._span.settled(consumed)
         self._shared.settle(bulk, consumed, began)
 
     def _consumed(self, bulk: Bulk) -> Consumed:
@@ -129,9 +132,9 @@ class Worker:
                 forward = partial(shared.store.forward, member, bulk_id, places)
                 return shared.persist(forward, doing("forwarding a bulk"))
             case Execute(of):
-                return call(self._executor, of)
+                return call(self._span.noting(self._executor), of)
             case Join():
-                run = JoinedRun(shared.store, member, step, self._executor, self._bury)
+                run = JoinedRun(shared.store, member, step, self._span.noting(self._executor), self._bury)
                 return shared.persist(run.run, doing("committing results"))
             case Bury(letters):
                 assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
@@ -168,6 +171,7 @@ class Worker:
             self._reader.close()
             self._reader = None
             raise
+        self._span.read(found.values())
         return not_refused(found)
 
 

@@ -19,6 +19,7 @@ from relatum.keys._canonical import (
 from relatum.keys._component import PLACES_MAX, PROPERTIES, Component, Place
 from relatum.keys._content import Content
 from relatum.keys._definition import BodyFunction, KeyDefinition, Readable, Source, as_definitions, bases, bases_of
+from relatum.keys._masked import masked_places, units_of
 from relatum.keys._path import path_text
 from relatum.keys._presets import PRESETS, preset
 
@@ -44,9 +45,11 @@ __all__ = [
     "canonical",
     "checked_text",
     "join_components",
+    "masked_places",
     "microseconds",
     "moment",
     "path_text",
     "preset",
     "timestamp_us",
+    "units_of",
 ]

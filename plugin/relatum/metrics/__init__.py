@@ -9,7 +9,8 @@ components at that moment; until then counting is an addition to a number.
     prometheus_client.REGISTRY.register(collector())         beside the application's own metrics
 
 Public, too, is what rooms declare and report with: `reported`, `Counter`, `Gauge`, `Distribution`, `Each`, `Histogram`,
-`report`, `retire`. docs/metrics.md has the list of all metrics.
+`report`, `retire`; and what `relatum.otel` makes instruments of: `told`, `when_reported`. docs/metrics.md has the list
+of all metrics.
 """
 
 from relatum.metrics._declaring import (
@@ -26,7 +27,7 @@ from relatum.metrics._declaring import (
 )
 from relatum.metrics._exposing import collector, exposition, registry, serve
 from relatum.metrics._histogram import Histogram, Observed
-from relatum.metrics._reporting import report, retire
+from relatum.metrics._reporting import report, retire, told, when_reported
 
 __all__ = [
     "Counter",
@@ -47,4 +48,6 @@ __all__ = [
     "reported",
     "retire",
     "serve",
+    "told",
+    "when_reported",
 ]

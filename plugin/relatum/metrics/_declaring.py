@@ -145,7 +145,7 @@ def reported(component: str, *labels: str) -> Callable[[_Statistics], _Statistic
 
 def declared() -> list[Metric]:
     """All metrics of the rooms that this process has imported, by name."""
-    each = (_metrics_of(statistics, *declaration) for statistics, declaration in _declared.items())
+    each = (_metrics_of(statistics, *declaration) for statistics, declaration in list(_declared.items()))
     return sorted(chain.from_iterable(each), key=lambda metric: metric.name)
 
 

@@ -134,6 +134,13 @@ class _Registry:
 
 _registry: Final = _Registry()
 
+_listening: Final[list[Callable[[], None]]] = []
+
+
+def when_reported(call: Callable[[], None]) -> None:
+    """Call this whenever a component begins to be told of, which may be of a room that was imported just now."""
+    _listening.append(call)
+
 
 def report(source: Reports, *, owner: object | None = None, **labels: str) -> None:
     """Tell of a component from now on.
@@ -146,6 +153,8 @@ def report(source: Reports, *, owner: object | None = None, **labels: str) -> No
         labels: The values of the labels that its statistics were declared with.
     """
     _registry.report(source, owner, labels)
+    for call in _listening:
+        call()
 
 
 def retire(source: Reports) -> None:

@@ -48,6 +48,8 @@ class Batch:
         self.receipts: list[tuple[str, int]] = []
         self.skips: dict[tuple[int, int, str], int] = {}
         """How many values were not recorded, by stream, key and reason."""
+        self.links: list[object] = []
+        """To the spans that sent its messages, the first of them; none where nobody wants spans."""
         self.last_offset = -1
         self.last_chunk_ms: int | None = None
         self.oldest_at: float | None = None

@@ -8,8 +8,10 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.errors import CoverageConflict, DatabaseUnavailable
+from relatum.otel import Span, failed
 from relatum.recording._commit import Share, commit_shares
 from relatum.recording._metrics import RecorderMetrics
+from relatum.recording._recording_span import recording
 from relatum.recording._writer import Writer
 
 HELD_UP_S: Final = 0.05
@@ -75,7 +77,8 @@ class Committer:
                 continue
             self._committing = len(pairs)
             begun = time.perf_counter()
-            more = self._commit(pairs)
+            with recording([(writer.stream, share) for writer, share in pairs]) as span:
+                more = self._commit(pairs, span)
             self._metrics.batch_s.observe(time.perf_counter() - begun)
             if more:
                 with self._changed:
@@ -96,17 +99,19 @@ class Committer:
                     return []
                 self._changed.wait(pause_s)
 
-    def _commit(self, pairs: Sequence[tuple[Writer, Share]]) -> list[Writer]:
+    def _commit(self, pairs: Sequence[tuple[Writer, Share]], span: Span | None) -> list[Writer]:
         """Commit writers' shares; gives the writers that have more already."""
         try:
             commit_shares(self._engine, [share for _, share in pairs])
         except DatabaseUnavailable as error:
+            failed(span, error)
             for writer, _ in pairs:
                 writer.end(error)
             return []
         except Exception as error:  # noqa: BLE001 - handed to the stream at fault, which tells it
             if len(pairs) > 1:
-                return [writer for pair in pairs for writer in self._commit([pair])]
+                return [writer for pair in pairs for writer in self._commit([pair], span)]
+            failed(span, error)
             pairs[0][0].end(error)
             return []
         more = []
@@ -119,7 +124,9 @@ class Committer:
                     self._held_up.append(writer)
                     self._held_up_at = time.monotonic() + HELD_UP_S
             else:
-                writer.end(_lost(writer.stream, share))
+                lost = _lost(writer.stream, share)
+                failed(span, lost)
+                writer.end(lost)
         return more
 
 

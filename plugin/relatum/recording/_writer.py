@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from relatum.following import Records
+from relatum.otel import Part, is_on
 from relatum.reading import RecordBatch
 from relatum.recording._batch import BATCH_BYTES_MAX, Batch
 from relatum.recording._commit import CHECKPOINT_OFFSETS, Share
 from relatum.recording._extract import Extractor
 from relatum.recording._opening import Opened
 from relatum.recording._progress import Progress
+from relatum.recording._recording_span import add_links
 
 RecordedListener = Callable[[str, list[tuple[str, int]]], None]
 """Called after a commit with the stream's name and the (AMQP `message_id`, offset) pairs somebody waits for."""
@@ -92,6 +94,8 @@ class Writer:
                 # Extraction happens under the lock: the committer only takes it for a moment, to swap batches.
                 for part in parts:
                     self._filling.add(part)
+                if is_on(Part.RECORDER):
+                    add_links(self._filling, parts)
                 is_new, self._is_submitted = not self._is_submitted, True
                 has_room = not self._is_full()
                 if not has_room:

@@ -23,7 +23,7 @@ from relatum_consumer.groups.reading._whole_groups import whole_groups
 from relatum_consumer.groups.sharing._shared_groups import SharedGroups
 from relatum_consumer.groups.sharing._sharing_options import GroupConsumer, SharedOptions, consumer_of
 from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, consumer_names, consumer_status
-from relatum_consumer.lookups import Answer, Catalog, Names, names_of
+from relatum_consumer.lookups import Answer, Catalog, Names, look_up, names_of
 
 _Result = TypeVar("_Result")
 
@@ -156,7 +156,9 @@ class GroupMethods(ABC):
             KeyNotDefined, StreamNotFound: as for `groups`.
             InvalidInput: an argument is wrong, or there are more than 100,000.
         """
-        return self._run_out(look_ups.incomplete(self._catalog, streams, older_than))
+        steps = look_ups.incomplete(self._catalog, streams, older_than)
+        with look_up(steps, "incomplete_groups") as told:
+            return told(self._run_out(steps))
 
     # --- one group ----------------------------------------------------------------------------------------
 
@@ -216,13 +218,14 @@ class GroupMethods(ABC):
             InvalidGroup: that is no group's id.
             KeyNotDefined, StreamNotFound: as for `groups`.
         """
-        return self._finish(look_ups.position(self._catalog, group_id, streams, complete=complete))
+        steps = look_ups.position(self._catalog, group_id, streams, complete=complete)
+        return self._finish(steps, called="group_position")
 
     # --- sharing groups -----------------------------------------------------------------------------------
 
     def group_consumers(self) -> tuple[str, ...]:
         """The names of the consumers that share groups in this virtual host, in order."""
-        return self._finish(consumer_names(self._catalog))
+        return self._finish(consumer_names(self._catalog), called="group_consumers")
 
     def group_consumer_status(self, name: str) -> GroupConsumerStatus:
         """What is known of a consumer that shares groups: its groups by state, its members, its streams with their lag.
@@ -235,7 +238,7 @@ class GroupMethods(ABC):
         Raises:
             NotFound: nobody has read under that name.
         """
-        return self._finish(consumer_status(self._catalog, name))
+        return self._finish(consumer_status(self._catalog, name), called="group_consumer_status")
 
     def _share(self, options: SharedOptions) -> SharedGroups:
         shared = SharedGroups(self._run_out, self._catalog, self._address, options)
@@ -244,10 +247,10 @@ class GroupMethods(ABC):
 
     # --- carrying out -------------------------------------------------------------------------------------
 
-    def _finish(self, steps: GroupSteps[_Result]) -> _Result:
+    def _finish(self, steps: GroupSteps[_Result], *, called: str = "") -> _Result:
         """Take the steps of one call to their end, in its time; what they return."""
-        with within(self._timeout_s):
-            return self._run_out(steps)
+        with within(self._timeout_s), look_up(steps, called) as told:
+            return told(self._run_out(steps))
 
     def _run_out(self, steps: GroupSteps[_Result]) -> _Result:
         """Take steps that give nothing on the way to their end; what they return."""

@@ -37,6 +37,7 @@ from relatum_consumer.web._bodies import (
 from relatum_consumer.web._endpoint import Endpoint, problem_met
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
+from relatum_consumer.web._traces_elsewhere import trace_href
 
 RELATED_SHOWN: Final = 6
 """Messages of each key up to which all are shown; of more, those nearest in time, and a link leads to the others."""
@@ -112,7 +113,7 @@ class RelatedByKey:
 
 @dataclass(frozen=True, slots=True)
 class MessageAnswer:
-    """A message. `chunk_time` is when the broker wrote it; None over AMQP 0.9.1."""
+    """A message. `chunk_time` is when the broker wrote it; None over AMQP 0.9.1. `trace_href` leads to another page."""
 
     stream: str
     offset: int
@@ -126,6 +127,7 @@ class MessageAnswer:
     body: Body
     keys: tuple[KeyValue, ...]
     related: tuple[RelatedByKey, ...]
+    trace_href: str | None
     previous: Neighbour | None
     next: Neighbour | None
     took_ms: float
@@ -169,6 +171,7 @@ async def message(site: Site, asked: MessageAsked | MessageAskedByQuery) -> Mess
         keys=keys,
         # What few share says more.
         related=tuple(sorted((each for each in related if each is not None), key=lambda each: each.has_more)),
+        trace_href=trace_href(site.options.trace_url, site.masking, found),
         previous=beside[0],
         next=beside[1],
         took_ms=round(1e3 * (time.perf_counter() - began), 2),

@@ -4,8 +4,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
+from relatum import otel
 from relatum.contexts.placement._model import MoveInfo
 from relatum.contexts.serial.moving._controls import ControlStreams
 from relatum.contexts.serial.moving._move_steps import (
@@ -27,6 +29,7 @@ from relatum.contexts.serial.moving._move_steps import (
 )
 from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.errors import PublishNacked, PublishUnroutable, RelatumError, Transient
+from relatum.otel import Description, Part
 from relatum.processes import new_holder
 from relatum.steps import run
 from relatum.store import LEASE_S, renewal_s
@@ -84,13 +87,14 @@ class Mover:
             RelatumError: what stopped it. A move that had begun stands as it was; its number is in the message and in
                 the field `move_id`.
         """
-        try:
-            with self._attending():
-                return run(steps, self._perform)
-        except RelatumError as error:
-            if self._known is None or self._known.state.is_ended:
-                raise
-            raise _stopped(self._known, error) from error
+        with otel.span(Part.MOVES, lambda: Description("relatum move")):
+            try:
+                with self._attending():
+                    return run(steps, self._perform)
+            except RelatumError as error:
+                if self._known is None or self._known.state.is_ended:
+                    raise
+                raise _stopped(self._known, error) from error
 
     def _perform(self, request: MoveRequest) -> Any:
         answer = self._persist(request)
@@ -153,7 +157,19 @@ class Mover:
         is_further = self._known is None or found.state is not self._known.state
         self._known = found
         if is_further:
+            otel.note(Part.MOVES, partial(_told_of, found))
             self._tell(self._store.move(found.move_id))
+
+
+def _told_of(move: MoveStep) -> dict[str, str | int]:
+    """What a span tells of a move: not what its contexts are called, which are values of messages."""
+    return {
+        "relatum.move.id": move.move_id,
+        "relatum.move.state": move.state.value,
+        "relatum.move.source": move.source,
+        "relatum.move.target": move.target,
+        "relatum.move.contexts": len(move.contexts),
+    }
 
 
 def _stopped(move: MoveStep, error: RelatumError) -> RelatumError:

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from itertools import islice
 from typing import Final, NamedTuple
 
+from relatum import otel
 from relatum.contexts.placement._model import Placement
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.serial.moving import _move_steps as moving
@@ -15,6 +16,7 @@ from relatum.contexts.serial.moving._controls import ControlStreams
 from relatum.contexts.serial.moving._move_store import MoveStore, NothingToMove, logger
 from relatum.contexts.serial.moving._mover import Mover
 from relatum.errors import Conflict, MoveConflict, RelatumError
+from relatum.otel import Part
 from relatum.waiting import log_failure
 
 MOVES_AT_ONCE: Final = 4
@@ -116,8 +118,9 @@ class Movers:
 
         Gives each move, None where it did not begin, with those of its contexts that were elsewhere by then.
         """
+        perform = otel.carried(Part.MOVES, self._perform_one)
         with ThreadPoolExecutor(self._at_once, "relatum-move") as pool:
-            futures = [pool.submit(self._perform_one, each, call) for each in wanted]
+            futures = [pool.submit(perform, each, call) for each in wanted]
             try:
                 return [future.result() for future in futures]
             except BaseException:

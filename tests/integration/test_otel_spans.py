@@ -1,0 +1,359 @@
+"""Spans of look-ups, recorders, collectors and moves on real servers, and what they link to."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pika
+import pytest
+import sqlalchemy as sa
+from opentelemetry import propagate, trace
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode
+
+from relatum import otel
+from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCollector
+from relatum.contexts import SerializationContexts
+from relatum.errors import DatabaseUnavailable, OffsetNotFound
+from relatum.keys import KeyDefinition
+from relatum.superstreams import declare_super_stream, delete_super_stream
+from relatum_consumer import AsyncRelations, Relations
+from relatum_consumer.expectations import Expectation
+from tests.support import publish_plain, recording, unique_name, wait_recorded, wait_until
+from tests.support.collectors import a_loop
+from tests.support.relations import FACES, open_relations
+from tests.support.spans import Spans, collected_spans
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def spans() -> Iterator[Spans]:
+    """A provider that the application has set."""
+    with collected_spans() as spans:
+        yield spans
+    otel.configure()
+
+
+@pytest.fixture(params=FACES)
+def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) -> Iterator[Relations]:
+    """Look-ups through each face."""
+    with open_relations(request.param, amqp_url, database_url) as relations:
+        yield relations
+
+
+def sender(spans: Spans, name: str = "send") -> tuple[SpanContext, dict[str, Any]]:
+    """A span that sends a message, and the headers it gives that."""
+    headers: dict[str, Any] = {}
+    with spans.provider.get_tracer("app").start_as_current_span(name) as span:
+        propagate.inject(headers)
+    return span.get_span_context(), headers
+
+
+def linked(span: ReadableSpan) -> list[int]:
+    """The ids of the spans that a span links to."""
+    return [link.context.span_id for link in span.links]
+
+
+# --- look-ups -------------------------------------------------------------------------------------------------
+
+
+def test_each_look_up_is_a_span_of_its_name(
+    amqp_url: str, engine: sa.Engine, stream_name: str, relations: Relations, spans: Spans
+) -> None:
+    """By whichever face; with what came of it, below the span that is current, and above those of what it asks."""
+    headers = {"order_id": "zebra-9", "relatum_time": round(NOW.timestamp() * 1e6)}
+    publish_plain(amqp_url, stream_name, [(b"", headers)])
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+    spans.clear()
+    message = relations.read(stream_name, 0)
+    later = NOW + timedelta(seconds=1)
+    expectation = Expectation("shipped", stream_name, "order_id", stream_name, 1)
+    calls: dict[str, Callable[[], Any]] = {
+        "keys": relations.keys,
+        "streams": relations.streams,
+        "values": lambda: relations.values("order_id"),
+        "related": lambda: relations.related(message),
+        "find": lambda: relations.find("order_id", "zebra-9"),
+        "times": lambda: relations.times("order_id", "zebra-9"),
+        "wait_related": lambda: relations.wait_related(message, timeout_s=0),
+        "trace": lambda: relations.trace(message),
+        "after": lambda: relations.after(NOW, stream_name),
+        "before": lambda: relations.before(later, stream_name),
+        "nearest": lambda: relations.nearest(later, stream_name),
+        "window": lambda: relations.window(NOW, stream_name, after_s=1),
+        "around": lambda: relations.around(NOW, after_s=1),
+        "expectations": relations.expectations,
+        "missing": lambda: relations.missing(expectation, since=NOW, until=later),
+        "group_consumers": relations.group_consumers,
+    }
+    with spans.provider.get_tracer("app").start_as_current_span("request") as request:
+        for call in calls.values():
+            call()
+    assert spans.names == ["relatum read", *(f"relatum {name}" for name in calls)]
+    by_name = {each.attributes["relatum.lookup"]: each for each in spans.ours}
+    assert {each.parent.span_id for each in spans.ours[1:]} == {request.get_span_context().span_id}
+    assert by_name["find"].kind is SpanKind.INTERNAL
+    assert by_name["find"].attributes == {
+        "messaging.system": "rabbitmq",
+        "messaging.destination.name": stream_name,
+        "messaging.batch.message_count": 1,
+        "relatum.lookup": "find",
+        "relatum.keys": ("order_id",),
+        "relatum.status": "found",
+    }
+    assert by_name["related"].attributes["relatum.status"] == "absent"
+    assert by_name["read"].attributes["messaging.destination.name"] == stream_name
+    assert "zebra-9" not in repr([each.to_json() for each in spans.ours])
+
+
+def test_a_look_up_that_fails_says_by_what(amqp_url: str, database_url: str, stream_name: str, spans: Spans) -> None:
+    """Its error's class; what was away in words."""
+    with Relations(amqp_url, database_url) as relations, pytest.raises(OffsetNotFound):
+        relations.read(stream_name, 7)
+    with Relations(amqp_url, "postgresql://nobody@127.0.0.1:1/none") as relations, pytest.raises(DatabaseUnavailable):
+        relations.keys()
+    read, keys = spans.ours
+    assert read.attributes["error.type"] == "relatum.errors.OffsetNotFound"
+    assert read.status.description is None
+    assert keys.attributes["error.type"] == "relatum.errors.DatabaseUnavailable"
+    assert keys.status.status_code is StatusCode.ERROR
+    assert "127.0.0.1" in (keys.status.description or "")
+
+
+def test_look_ups_of_many_tasks_belong_to_their_own_requests(amqp_url: str, database_url: str, spans: Spans) -> None:
+    """What tasks ask at the same time by one object has each task's span as parent."""
+
+    async def request(relations: AsyncRelations) -> tuple[int, int]:
+        with spans.provider.get_tracer("app").start_as_current_span("request") as span:
+            await asyncio.gather(relations.keys(), relations.streams())
+        return span.get_span_context().span_id, 2
+
+    async def scenario() -> dict[int, int]:
+        async with AsyncRelations(amqp_url, database_url) as relations:
+            return dict(await asyncio.gather(*[request(relations) for _ in range(5)]))
+
+    wanted = asyncio.run(scenario())
+    found = [each.parent.span_id for each in spans.ours]
+    assert {parent: found.count(parent) for parent in found} == wanted
+
+
+# --- recorders ------------------------------------------------------------------------------------------------
+
+
+def test_a_recorders_transaction_links_to_who_published(
+    amqp_url: str, engine: sa.Engine, stream_name: str, spans: Spans
+) -> None:
+    """A span for each transaction: how much it wrote, and a link to the span of each message, up to 128."""
+    senders = [sender(spans) for _ in range(200)]
+    publish_plain(amqp_url, stream_name, [(b"", headers | {"order_id": "zebra-9"}) for _, headers in senders])
+    publish_plain(amqp_url, stream_name, [(b"", {"order_id": "none sent this"})])
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+    recorded = [each for each in spans.ours if each.name == f"record {stream_name}"]
+    assert sum(each.attributes["messaging.batch.message_count"] for each in recorded) == 201
+    assert sum(each.attributes["relatum.rows"] for each in recorded) == 201
+    first = recorded[0]
+    count = min(first.attributes["messaging.batch.message_count"], 128)
+    assert linked(first) == [each.span_id for each, _ in senders[:count]]
+    assert first.kind is SpanKind.CONSUMER
+    assert first.parent is None
+    attributes = dict(first.attributes)
+    del attributes["messaging.batch.message_count"], attributes["relatum.rows"]
+    assert attributes == {
+        "messaging.system": "rabbitmq",
+        "messaging.operation.name": "record",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": stream_name,
+        "relatum.stream_count": 1,
+        "db.system.name": "postgresql",
+        "db.operation.name": "COPY",
+    }
+    assert "zebra-9" not in repr([each.to_json() for each in spans.ours])
+
+
+# --- collectors -----------------------------------------------------------------------------------------------
+
+
+def published(amqp_url: str, stream: str, spans: Spans, count: int) -> list[SpanContext]:
+    """Publish messages for a collector, each sent by a span."""
+    senders = [sender(spans) for _ in range(count)]
+    messages = [
+        (b"x" * 1000, pika.BasicProperties(type="order", message_id=f"m-{n}", correlation_id="c", headers=headers))
+        for n, (_, headers) in enumerate(senders)
+    ]
+    publish_plain(amqp_url, stream, messages)
+    return [each for each, _ in senders]
+
+
+def bulks(spans: Spans) -> list[ReadableSpan]:
+    """The spans of bulks."""
+    return [each for each in spans.ours if "relatum.bulk.type" in each.attributes]
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_bulk_is_a_span_above_what_its_executor_does(
+    amqp_url: str, database_url: str, stream_name: str, spans: Spans, joins: bool
+) -> None:
+    """With links to those who sent its messages, and what became of them; the executor's own spans belong to it."""
+    senders = published(amqp_url, stream_name, spans, 3)
+    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+
+    def execute(bulk: Any) -> None:
+        with spans.provider.get_tracer("app").start_as_current_span("charge"):
+            bulk.failed(bulk.messages[0], "no money", retry=False)
+
+    collector.register_executor("order", execute, ExecutorOptions(bulk_messages=3, joins_transaction=joins))
+    with collector:
+        wait_until(lambda: bulks(spans), what="a bulk")
+    (bulk,) = bulks(spans)
+    (charge,) = [each for each in spans.all if each.name == "charge"]
+    assert charge.parent.span_id == bulk.context.span_id
+    assert linked(bulk) == [each.span_id for each in senders]
+    assert (bulk.name, bulk.kind) == (f"process {stream_name}", SpanKind.CONSUMER)
+    assert bulk.attributes == {
+        "messaging.system": "rabbitmq",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.batch.message_count": 3,
+        "messaging.destination.name": stream_name,
+        "messaging.consumer.group.name": "billing",
+        "relatum.bulk.type": "order",
+        "relatum.bulk.reason": "messages",
+        "relatum.bulk.succeeded": 2,
+        "relatum.bulk.failed": 1,
+        "relatum.bulk.dead": 0,
+    }
+    assert bulk.status.status_code is StatusCode.UNSET
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_an_executor_that_raises_is_the_bulks_error(
+    amqp_url: str, database_url: str, stream_name: str, spans: Spans, joins: bool
+) -> None:
+    """By the class: what it says may be anything."""
+    published(amqp_url, stream_name, spans, 1)
+    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+
+    def execute(bulk: Any) -> None:
+        raise ValueError("card zebra-9")
+
+    options = ExecutorOptions(bulk_messages=1, attempts=1, joins_transaction=joins)
+    collector.register_executor("order", execute, options)
+    with collector:
+        wait_until(lambda: bulks(spans), what="a bulk")
+    (bulk,) = bulks(spans)
+    assert bulk.attributes["error.type"] == "ValueError"
+    assert bulk.status.status_code is StatusCode.ERROR
+    assert "zebra-9" not in bulk.to_json()
+
+
+def test_an_executor_of_asyncio_is_below_its_bulk(
+    amqp_url: str, database_url: str, stream_name: str, spans: Spans
+) -> None:
+    """A coroutine function in the collector's loop has the bulk's span as its own."""
+    published(amqp_url, stream_name, spans, 1)
+    seen: list[int] = []
+
+    async def execute(bulk: Any) -> None:
+        await asyncio.sleep(0)
+        seen.append(trace.get_current_span().get_span_context().span_id)
+
+    async def scenario() -> None:
+        collector = AsyncMessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+        collector.register_executor("order", execute, ExecutorOptions(bulk_messages=1))
+        async with collector:
+            await asyncio.to_thread(wait_until, lambda: bulks(spans), what="a bulk")
+
+    with a_loop() as loop:
+        loop.run(scenario())
+    assert seen == [bulks(spans)[0].context.span_id]
+
+
+def test_messages_that_were_left_in_their_stream_are_linked_once_they_are_read(
+    amqp_url: str, database_url: str, stream_name: str, spans: Spans
+) -> None:
+    """What a collector has no memory for is read when its turn comes: then it is known who sent it."""
+    senders = published(amqp_url, stream_name, spans, 12)
+    gate = threading.Event()
+
+    def execute(bulk: Any) -> None:
+        assert gate.wait(90)
+
+    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+    options = ExecutorOptions(bulk_messages=2, queue_bulks=1, when_full="spill")
+    collector.register_executor("order", execute, options)
+    with collector:
+        try:
+            wait_until(lambda: collector.held_messages == 12, what="all messages taken")
+            wait_until(lambda: collector.held_bytes < 12 * 1000, what="bodies left in the stream")
+        finally:
+            gate.set()
+        wait_until(lambda: len(bulks(spans)) == 6, what="all bulks")
+    assert [each for bulk in bulks(spans) for each in linked(bulk)] == [each.span_id for each in senders]
+
+
+# --- moves ----------------------------------------------------------------------------------------------------
+
+
+def test_a_move_is_a_span_that_names_no_context(
+    amqp_url: str, stream_url: str, database_url: str, spans: Spans
+) -> None:
+    """Where from, where to, how many, and how it ended: what contexts are called are values of messages."""
+    name = unique_name("contexts")
+    streams = declare_super_stream(amqp_url, name, 2)
+    try:
+        with SerializationContexts(name, database_url, broker=amqp_url, stream_url=stream_url) as contexts:
+            contexts.assign(["zebra-9", "zebra-8"], f"{name}-0")
+            with spans.provider.get_tracer("app").start_as_current_span("deploy") as deploy:
+                (move,) = contexts.move(["zebra-9", "zebra-8"], f"{name}-1")
+    finally:
+        delete_super_stream(amqp_url, name)
+    del streams
+    (span,) = spans.ours
+    assert span.name == "relatum move"
+    assert span.parent.span_id == deploy.get_span_context().span_id
+    assert span.attributes == {
+        "relatum.move.id": move.move_id,
+        "relatum.move.state": "switched",
+        "relatum.move.source": f"{name}-0",
+        "relatum.move.target": f"{name}-1",
+        "relatum.move.contexts": 2,
+    }
+
+
+# --- conversations --------------------------------------------------------------------------------------------
+
+
+def test_ids_are_told_of_links_where_that_was_allowed(
+    amqp_url: str, database_url: str, stream_name: str, spans: Spans
+) -> None:
+    """Then a conversation is found by its id, which is the `correlation_id` of its messages."""
+    otel.configure(ids=True)
+    published(amqp_url, stream_name, spans, 1)
+    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+    collector.register_executor("order", lambda bulk: None, ExecutorOptions(bulk_messages=1))
+    with collector:
+        wait_until(lambda: bulks(spans), what="a bulk")
+    (link,) = bulks(spans)[0].links
+    assert link.attributes["messaging.message.id"] == "m-0"
+    assert link.attributes["messaging.message.conversation_id"] == "c"
+
+
+def test_values_of_masked_keys_are_told_nowhere(
+    amqp_url: str, engine: sa.Engine, stream_name: str, relations: Relations, spans: Spans
+) -> None:
+    """Also where somebody allowed the key."""
+    otel.configure(values_of=["person", "order_id"])
+    publish_plain(amqp_url, stream_name, [(b"", {"person": "zebra-9", "order_id": "17"})])
+    keys = [KeyDefinition("person", masked=True), "order_id"]
+    with recording(amqp_url, engine, stream_name, keys=keys):
+        wait_recorded(amqp_url, engine, stream_name)
+    relations.related(relations.read(stream_name, 0))
+    relations.find("person", "zebra-9")
+    told = repr([each.to_json() for each in spans.ours])
+    assert "zebra-9" not in told
+    assert spans.ours[-2].attributes["relatum.key.order_id"] == ("17",)

@@ -1,0 +1,72 @@
+"""OpenTelemetry in a test: providers that are the application's for as long as the test lasts."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import _internal as metrics_internal
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.util._once import Once
+
+
+class Spans:
+    """The spans that ended while this was the application's.
+
+    Attributes:
+        provider: Their provider.
+    """
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+
+    @property
+    def all(self) -> list[ReadableSpan]:
+        """All of them, as they ended."""
+        return list(self._exporter.get_finished_spans())
+
+    @property
+    def ours(self) -> list[ReadableSpan]:
+        """Those that Relatum made."""
+        return [each for each in self.all if each.instrumentation_scope.name == "relatum"]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of those."""
+        return [each.name for each in self.ours]
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._exporter.clear()
+
+
+@contextmanager
+def collected_spans() -> Iterator[Spans]:
+    """Have all spans of this process for the block."""
+    spans = Spans()
+    # Set once for a process, by the API: the next test has its own.
+    trace.set_tracer_provider(spans.provider)
+    try:
+        yield spans
+    finally:
+        trace._TRACER_PROVIDER, trace._TRACER_PROVIDER_SET_ONCE = None, Once()
+        spans.provider.shutdown()
+
+
+@contextmanager
+def collected_metrics() -> Iterator[InMemoryMetricReader]:
+    """Have all metrics of this process for the block."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    metrics.set_meter_provider(provider)
+    try:
+        yield reader
+    finally:
+        metrics_internal._METER_PROVIDER, metrics_internal._METER_PROVIDER_SET_ONCE = None, Once()
+        metrics_internal._PROXY_METER_PROVIDER = metrics_internal._ProxyMeterProvider()
+        provider.shutdown()

@@ -1,0 +1,189 @@
+"""The metrics as OpenTelemetry collects them: the same names and values as Prometheus has."""
+
+import threading
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricsData
+
+from relatum import metrics, otel
+from relatum.metrics import Counter, Distribution, Gauge, Histogram, Least, Observed
+from relatum.otel import _instruments
+from tests.support import wait_until
+from tests.support.spans import collected_metrics, collected_spans
+
+Series = dict[tuple[str, tuple[tuple[str, Any], ...]], float]
+
+
+@metrics.reported("tried thing", "name")
+@dataclass(frozen=True, slots=True)
+class ThingStatistics:
+    """What is told of a thing."""
+
+    done: Annotated[int, Counter("relatum_tried_otel_done_total", "Done")]
+    held: Annotated[int, Gauge("relatum_tried_otel_held_bytes", "Held")]
+    up: Annotated[bool, Least("relatum_tried_otel_up", "Up")]
+    spent: Annotated[Observed, Distribution("relatum_tried_otel_spent_seconds", "Spent")]
+    by: Annotated[Mapping[str, int], Counter("relatum_tried_otel_errors_total", "Errors", by="error")]
+
+
+class Thing:
+    """A component that is asked under a lock of its own."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.asked = 0
+        self.spent = Histogram((0.1, 1.0))
+
+    def statistics(self) -> ThingStatistics:
+        """What it has counted."""
+        with self.lock:
+            self.asked += 1
+            return ThingStatistics(3, 4096, True, self.spent.observed(), {"ReadTimeout": 2})
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
+    """Where metrics are collected; what is reported to it ends with the test."""
+    monkeypatch.setattr(_instruments, "_told_to", {})
+    monkeypatch.setattr(metrics._reporting, "_listening", [])
+    with collected_metrics() as reader:
+        yield reader
+
+
+@pytest.fixture
+def thing(request: pytest.FixtureRequest) -> Iterator[Thing]:
+    """A component that is told of."""
+    thing = Thing()
+    metrics.report(thing, name=request.node.name)
+    yield thing
+    metrics.retire(thing)
+
+
+def collected(reader: InMemoryMetricReader) -> tuple[Series, dict[str, tuple[str, str]]]:
+    """What is collected: values by name and attributes; type and unit by name."""
+    data: MetricsData | None = reader.get_metrics_data()
+    values: Series = {}
+    kinds: dict[str, tuple[str, str]] = {}
+    for resource in [] if data is None else data.resource_metrics:
+        for scope in resource.scope_metrics:
+            assert scope.scope.name == "relatum"
+            for metric in scope.metrics:
+                kinds[metric.name] = type(metric.data).__name__, metric.unit
+                for point in metric.data.data_points:
+                    values[metric.name, tuple(sorted(point.attributes.items()))] = point.value
+    return values, kinds
+
+
+def test_names_values_and_units_are_those_of_prometheus(
+    reader: InMemoryMetricReader, thing: Thing, request: Any
+) -> None:
+    """Counters are monotonous sums, gauges are gauges; of a histogram each bucket, the sum and the count are sums."""
+    thing.spent.observe(0.5)
+    thing.spent.observe(7)
+    otel.report_metrics()
+    values, kinds = collected(reader)
+    of = ("name", request.node.name)
+    assert {key: value for key, value in values.items() if of in key[1]} == {
+        ("relatum_tried_otel_done_total", (of,)): 3,
+        ("relatum_tried_otel_held_bytes", (of,)): 4096,
+        ("relatum_tried_otel_up", (of,)): 1,
+        ("relatum_tried_otel_errors_total", (("error", "ReadTimeout"), of)): 2,
+        ("relatum_tried_otel_spent_seconds_bucket", (("le", "0.1"), of)): 0,
+        ("relatum_tried_otel_spent_seconds_bucket", (("le", "1.0"), of)): 1,
+        ("relatum_tried_otel_spent_seconds_bucket", (("le", "+Inf"), of)): 2,
+        ("relatum_tried_otel_spent_seconds_count", (of,)): 2,
+        ("relatum_tried_otel_spent_seconds_sum", (of,)): 7.5,
+    }
+    assert kinds["relatum_tried_otel_done_total"] == ("Sum", "")
+    assert kinds["relatum_tried_otel_held_bytes"] == ("Gauge", "By")
+    assert kinds["relatum_tried_otel_spent_seconds_sum"] == ("Sum", "s")
+    assert kinds["relatum_tried_otel_spent_seconds_count"] == ("Sum", "")
+
+
+def test_all_that_prometheus_shows_is_collected(reader: InMemoryMetricReader, thing: Thing) -> None:
+    """One list of metrics: no series is known to one of the two alone."""
+    otel.report_metrics()
+    shown = {line.split("{")[0].split(" ")[0] for line in metrics.exposition().splitlines() if line[0] != "#"}
+    assert shown == {name for name, _ in collected(reader)[0]}
+
+
+def test_a_collection_asks_each_component_once(reader: InMemoryMetricReader, thing: Thing) -> None:
+    """However many metrics there are; and a second call to report them changes nothing."""
+    otel.report_metrics()
+    otel.report_metrics()
+    for count in (1, 2, 3):
+        collected(reader)
+        assert thing.asked == count
+
+
+def test_two_readers_are_told_the_same(thing: Thing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each collection asks anew, whoever collects."""
+    monkeypatch.setattr(_instruments, "_told_to", {})
+    monkeypatch.setattr(metrics._reporting, "_listening", [])
+    readers = [InMemoryMetricReader(), InMemoryMetricReader()]
+    provider = MeterProvider(readers)
+    otel.report_metrics(provider)
+    thing.spent.observe(1)
+    one, other = (collected(reader)[0] for reader in readers)
+    assert one == other
+    assert thing.asked == 2
+    provider.shutdown()
+
+
+def test_what_comes_later_is_collected(reader: InMemoryMetricReader) -> None:
+    """Of rooms imported after the call, and also where who reports holds the lock by which it answers."""
+    otel.report_metrics()
+
+    @metrics.reported("late thing")
+    @dataclass(frozen=True, slots=True)
+    class LateStatistics:
+        done: Annotated[int, Counter("relatum_tried_otel_late_total", "Done")]
+
+    class Late:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+            with self.lock:
+                metrics.report(self)
+
+        def statistics(self) -> LateStatistics:
+            with self.lock:
+                return LateStatistics(1)
+
+    # Resolved by name in the module, as those of rooms are.
+    globals()["LateStatistics"] = LateStatistics
+    late = Late()
+    wait_until(lambda: ("relatum_tried_otel_late_total", ()) in collected(reader)[0], what="a metric that came later")
+    metrics.retire(late)
+    assert collected(reader)[0]["relatum_tried_otel_late_total", ()] == 1
+
+
+def test_a_provider_may_be_set_later(thing: Thing, monkeypatch: pytest.MonkeyPatch, request: Any) -> None:
+    """Reported before the application has set up OpenTelemetry, they are collected once it has."""
+    monkeypatch.setattr(_instruments, "_told_to", {})
+    monkeypatch.setattr(metrics._reporting, "_listening", [])
+    otel.report_metrics()
+    with collected_metrics() as reader:
+        otel.report_metrics()
+        assert collected(reader)[0]["relatum_tried_otel_done_total", (("name", request.node.name),)] == 3
+
+
+def test_opentelemetry_instrument_finds_it(reader: InMemoryMetricReader, thing: Thing) -> None:
+    """By the entry point, with the arguments it gives; told to go, there are no spans any more."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["opentelemetry_instrumentor"]["relatum"].partition(":")
+    instrumentor = getattr(import_module(module), name)()
+    instrumentor.instrument(skip_dep_check=True)
+    assert "relatum_tried_otel_done_total" in {name for name, _ in collected(reader)[0]}
+    instrumentor.uninstrument()
+    try:
+        with collected_spans():
+            assert not any(map(otel.is_on, otel.Part))
+    finally:
+        otel.configure()
