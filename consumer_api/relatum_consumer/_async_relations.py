@@ -7,6 +7,7 @@ from typing import Any
 from relatum.checks import checked_seconds
 from relatum.reading import Message
 from relatum_consumer._async_holdings import AsyncHoldings
+from relatum_consumer.consumed import Consumed
 from relatum_consumer.lookups import Answer, Names, Order, Times
 from relatum_consumer.traces import Start, Trace, trace
 
@@ -53,7 +54,7 @@ class AsyncRelations(AsyncHoldings):
 
     async def related(
         self,
-        message: Message,
+        message: Message | Consumed,
         to: Names = None,
         *,
         by: Names = None,
@@ -64,7 +65,8 @@ class AsyncRelations(AsyncHoldings):
         """The messages that share a key's value with a message, and never the message itself.
 
         Args:
-            message: A message read from a stream.
+            message: A message read from a stream, or as a client gave it to its consumer (docs/consumed.md). Where that
+                does not say where it lies, its copies in streams are left out, and named in `answer.itself`.
             to: The stream, super stream or streams to look in; None for all that are recorded. A super stream stands
                 for its partitions.
             by: The key or keys; a message that shares one of them is meant, and its hit names all that it shares.
@@ -154,7 +156,7 @@ class AsyncRelations(AsyncHoldings):
 
     async def wait_related(
         self,
-        message: Message,
+        message: Message | Consumed,
         to: Names = None,
         *,
         by: Names = None,
@@ -168,7 +170,7 @@ class AsyncRelations(AsyncHoldings):
         intervals of up to 50 ms, of twice as long as it takes at least.
 
         Args:
-            message: A message read from a stream.
+            message: As for `related`.
             to: As for `related`.
             by: As for `related`.
             timeout_s: Seconds to wait; 0 looks once, as `related` does.
@@ -209,7 +211,7 @@ class AsyncRelations(AsyncHoldings):
         (`KeyDefinition(…, names=)`), the trace tells what came from what; other values are shared.
 
         Args:
-            start: A message read from a stream, recorded or not, or a key's name and a value as a tuple.
+            start: A message read or consumed, recorded or not, or a key's name and a value as a tuple.
             by: The key or keys to follow, and what they name; None for every key defined.
             streams: The streams and super streams to look in; None for all that are recorded. The start may lie
                 elsewhere.
@@ -252,7 +254,7 @@ class AsyncRelations(AsyncHoldings):
 
     async def after(
         self,
-        moment: Message | datetime,
+        moment: Message | Consumed | datetime,
         stream: str,
         *,
         by: str | None = None,
@@ -266,7 +268,8 @@ class AsyncRelations(AsyncHoldings):
         the next message is strictly later.
 
         Args:
-            moment: A message read from a stream, for its time; or a `datetime`, without a zone UTC.
+            moment: A message read or consumed, for its time; or a `datetime`, without a zone UTC. Of one consumed that
+                does not say where it lies nothing but the time counts: its own copies are found, too.
             stream: The stream or super stream to look in.
             by: A key: only messages that share its value with the message. Needs a message.
             inclusive: True takes an equal time in another stream as next, too: the one with the lowest offset.
@@ -289,7 +292,7 @@ class AsyncRelations(AsyncHoldings):
 
     async def before(
         self,
-        moment: Message | datetime,
+        moment: Message | Consumed | datetime,
         stream: str,
         *,
         by: str | None = None,
@@ -305,7 +308,7 @@ class AsyncRelations(AsyncHoldings):
         )
 
     async def nearest(
-        self, moment: Message | datetime, stream: str, *, by: str | None = None, complete: bool = False
+        self, moment: Message | Consumed | datetime, stream: str, *, by: str | None = None, complete: bool = False
     ) -> Answer:
         """The message nearest in time in a stream, and never the message itself.
 
@@ -318,7 +321,7 @@ class AsyncRelations(AsyncHoldings):
 
     async def window(
         self,
-        moment: Message | datetime,
+        moment: Message | Consumed | datetime,
         stream: str,
         *,
         before_s: float = 0.0,
@@ -344,7 +347,7 @@ class AsyncRelations(AsyncHoldings):
 
     async def around(
         self,
-        moment: Message | datetime,
+        moment: Message | Consumed | datetime,
         streams: Names = None,
         *,
         before_s: float = 0.0,
@@ -355,7 +358,7 @@ class AsyncRelations(AsyncHoldings):
         """All messages of several streams around a moment, merged by time: what happened then.
 
         Args:
-            moment: A `datetime`, without a zone UTC; or a message read from a stream, for its time: it is found, too.
+            moment: A `datetime`, without a zone UTC; or a message read or consumed, for its time: it is found, too.
             streams: The streams and super streams to look in; None for all that are recorded, with their times.
             before_s: As for `window`.
             after_s: As for `window`.

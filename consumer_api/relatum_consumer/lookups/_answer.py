@@ -98,6 +98,8 @@ class Answer(Sequence[Message]):
         unread: Where messages lie that the index names and that could not be read, without a proof that they are gone.
         left_out: Recorded streams that this user may not read, where none was named: the answer does not hold over
             them, and where they could hold one it is unproven.
+        itself: Where the message in hand lies itself, where a client gave it and did not say so: the copies of it that
+            were met. They are not among the hits.
         lacking: The keys asked by, each with the reason, where the message in hand has no value of any of them: then
             nothing was looked for, and `ABSENT` says no more than that no message can share what is not there.
         unattended: With `NOT_RECORDED_YET`, the streams of which a part is not recorded and that nobody records now:
@@ -110,6 +112,7 @@ class Answer(Sequence[Message]):
     streams: tuple[str, ...] = field(default=(), kw_only=True)
     unread: tuple[MessageId, ...] = field(default=(), kw_only=True)
     left_out: tuple[LeftOut, ...] = field(default=(), kw_only=True)
+    itself: tuple[MessageId, ...] = field(default=(), kw_only=True)
     lacking: tuple[Lacking, ...] = field(default=(), kw_only=True)
     unattended: tuple[str, ...] = field(default=(), kw_only=True)
 

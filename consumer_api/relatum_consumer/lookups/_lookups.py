@@ -12,12 +12,13 @@ from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, KeyDefinition, timestamp_us
 from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX
 from relatum.reading import Message
+from relatum_consumer.consumed import Consumed, in_hand
 from relatum_consumer.lookups._answer import Answer
 from relatum_consumer.lookups._catalog import Catalog, Values
 from relatum_consumer.lookups._limits import TIMES_SPANS_MAX, VALUES_MAX
 from relatum_consumer.lookups._lookup_statements import Order
 from relatum_consumer.lookups._moments import beside, window
-from relatum_consumer.lookups._related import Question, answer, without_values
+from relatum_consumer.lookups._related import Itself, Question, answer, without_values
 from relatum_consumer.lookups._requests import Select, Steps
 from relatum_consumer.lookups._time_search import Moment, Search, Side, Window
 from relatum_consumer.lookups._times import Times, times
@@ -66,14 +67,14 @@ class Lookups:
         return tuple(value for (value,) in (yield from Select(values_of_key(), parameters)))
 
     def related(
-        self, message: Message, to: Names, by: Names, limit: int | None, order: Order, *, complete: bool
+        self, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order, *, complete: bool
     ) -> Steps[Answer]:
         """Messages that share a key's value with a message."""
         question = yield from self._question(message, to, by, limit, order)
         return (yield from answer(self.catalog, question, complete=complete))
 
     def wait_related(
-        self, message: Message, to: Names, by: Names, limit: int | None, order: Order, timeout_s: float
+        self, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order, timeout_s: float
     ) -> Steps[Answer]:
         """The same, waiting for the first of them."""
         checked_seconds("timeout_s", timeout_s)
@@ -84,12 +85,14 @@ class Lookups:
         question = yield from asked_at_least(until, steps)
         return (yield from wait(self.catalog, question, until, timeout_s))
 
-    def _question(self, message: Message, to: Names, by: Names, limit: int | None, order: Order) -> Steps[Question]:
-        _check_message(message)
+    def _question(
+        self, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order
+    ) -> Steps[Question]:
+        held = in_hand(message)
         names, keys = names_of("to", to), names_of("by", by)
         _check_limit(limit, order)
-        wanted, lacking = yield from self.catalog.values_of(message, keys)
-        return Question(wanted, names, order, limit, beside=message.id, lacking=lacking)
+        wanted, lacking = yield from self.catalog.values_of(held.message, keys)
+        return Question(wanted, names, order, limit, itself=Itself(held), lacking=lacking)
 
     def find(
         self,
@@ -133,7 +136,7 @@ class Lookups:
     def beside(
         self,
         where: Beside,
-        moment: Message | datetime,
+        moment: Message | Consumed | datetime,
         stream: str,
         by: str | None,
         *,
@@ -150,7 +153,7 @@ class Lookups:
 
     def window(
         self,
-        moment: Message | datetime,
+        moment: Message | Consumed | datetime,
         stream: str,
         before_s: float,
         after_s: float,
@@ -171,7 +174,7 @@ class Lookups:
 
     def around(
         self,
-        moment: Message | datetime,
+        moment: Message | Consumed | datetime,
         streams: Names,
         before_s: float,
         after_s: float,
@@ -190,7 +193,7 @@ class Lookups:
         search = Search(self.catalog, names)
         return (yield from window(search, span, complete=complete, nearest=at.time_us, limit=limit))
 
-    def _search(self, moment: Message | datetime, stream: str, by: str | None) -> Steps[Search | Values]:
+    def _search(self, moment: Message | Consumed | datetime, stream: str, by: str | None) -> Steps[Search | Values]:
         """Where to look; the lack of values where the message has none of the key."""
         if not isinstance(stream, str):
             raise InvalidInput("a look-up by time takes the name of one stream or super stream")
@@ -199,9 +202,9 @@ class Lookups:
             return Search(self.catalog, (stream,))
         if not isinstance(by, str):
             raise InvalidInput("a look-up by time takes one key by its name")
-        if not isinstance(moment, Message):
+        if isinstance(moment, datetime):
             raise InvalidInput("by= takes the value from a message; with a datetime, use find(…, since=, until=)")
-        values: Values = yield from self.catalog.values_of(moment, [by])
+        values: Values = yield from self.catalog.values_of(in_hand(moment).message, [by])
         if len(values.wanted) > 1:
             raise InvalidInput(
                 f"the message has {len(values.wanted)} values of the key {by!r}, and by= takes one: "
@@ -238,15 +241,6 @@ def _is_beginning(prefix: str) -> bool:
         return len(prefix.encode()) <= KEY_VALUE_BYTES_MAX and "\0" not in prefix
     except UnicodeEncodeError:
         return False
-
-
-def _check_message(message: Any) -> None:
-    if not isinstance(message, Message):
-        raise InvalidInput(
-            f"a message read from a stream is needed, not {type(message).__name__}: "
-            "Message.from_amqp(stream, offset, properties, body) of relatum.reading makes one of a delivery, "
-            "relations.read(stream, offset) reads one"
-        )
 
 
 def _check_limit(limit: int | None, order: Order) -> None:
@@ -287,8 +281,10 @@ def _bound(argument: str, moment: datetime | None) -> int | None:
 
 
 def _moment(moment: Any) -> Moment:
-    if not isinstance(moment, Message):
+    if isinstance(moment, datetime):
         return Moment(time_us_of(moment))
-    if moment.time_us is None:
-        raise InvalidInput(f"the message at {moment.id} has no time; ask with a datetime")
-    return Moment(moment.time_us, moment.id)
+    held = in_hand(moment, "a datetime or a message")
+    if held.message.time_us is None:
+        where = f" at {held.id}" if held.id else ""
+        raise InvalidInput(f"the message{where} has no time; ask with a datetime")
+    return Moment(held.message.time_us, held.id)

@@ -19,6 +19,7 @@ from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import KeptChunks, Message
 from relatum.store import TIME, Either
+from relatum_consumer.consumed import InHand
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, Status
 from relatum_consumer.lookups._answering import Found, answered
@@ -36,9 +37,35 @@ _Result = TypeVar("_Result")
 _ADVICE: Final = "ask with limit=, or for a span of time (since=, until=)"
 
 
+class Itself:
+    """Where the message in hand lies itself: in one place, or wherever a copy of it is met while messages are read."""
+
+    def __init__(self, held: InHand | None = None) -> None:
+        self._is_copy = None if held is None else held.is_copy
+        self.ids: set[MessageId] = set() if held is None or held.id is None else {held.id}
+
+    @property
+    def first(self) -> MessageId | None:
+        """One of the places."""
+        return min(self.ids, default=None)
+
+    @property
+    def copies(self) -> tuple[MessageId, ...]:
+        """The places that only reading told, in order."""
+        return () if self._is_copy is None else tuple(sorted(self.ids))
+
+    def holds(self, message: Message) -> bool:
+        """Whether a message that was read is the one in hand."""
+        if self._is_copy is None:
+            return bool(self.ids) and message.id in self.ids
+        if message.id not in self.ids and self._is_copy(message):
+            self.ids.add(message.id)
+        return message.id in self.ids
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is sought by key: messages that carry one of the values, but not the one they are to lie beside.
+    """What is sought by key: messages that carry one of the values, but not the one in hand itself.
 
     Names of None are all streams that are recorded; times, microseconds since 1970, are from `since` to before `until`.
     """
@@ -49,7 +76,7 @@ class Question:
     limit: int | None = None
     since: int | None = None
     until: int | None = None
-    beside: MessageId | None = None
+    itself: "Itself" = field(default_factory=lambda: Itself())
     lacking: tuple[Lacking, ...] = ()
 
     @property
@@ -60,15 +87,20 @@ class Question:
     @property
     def most(self) -> int:
         """Rows to probe for in each stream: one more than asked, for the message itself or to notice too many."""
-        return 1 + (ANSWER_MESSAGES_MAX if self.limit is None else self.limit)
+        return max(1, len(self.itself.ids)) + (ANSWER_MESSAGES_MAX if self.limit is None else self.limit)
 
     def watch(self, until: float) -> Watch:
         """Wait for a message that is sought, no longer than to a moment, as of `time.monotonic`."""
-        return Watch(self.names, tuple((each.key_id, each.value) for each in self.wanted), self.beside, until)
+        return Watch(self.names, tuple((each.key_id, each.value) for each in self.wanted), self.itself.first, until)
+
+    def named(self, answer: Answer) -> Answer:
+        """The answer, which names where the message in hand lies itself, if that had to be found out."""
+        copies = self.itself.copies
+        return replace(answer, itself=copies) if copies else answer
 
     def is_meant(self, message: Message) -> bool:
         """Whether a message read from a stream is sought."""
-        if message.id == self.beside or not any(each.is_of(message) for each in self.wanted):
+        if not any(each.is_of(message) for each in self.wanted) or self.itself.holds(message):
             return False
         return not self.is_bounded or self._is_in_time(message.time_us)
 
@@ -115,7 +147,8 @@ def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> S
         return (yield from without_values(catalog, question.names, question.lacking))
     key_ids = [wanted.key_id for wanted in question.wanted] + ([TIME] if question.is_bounded else [])
     find = partial(_find, catalog, question)
-    return (yield from answered(catalog, question.names, key_ids, find, complete=complete))
+    found = yield from answered(catalog, question.names, key_ids, find, complete=complete)
+    return question.named(found)
 
 
 def without_values(catalog: Catalog, names: Sequence[str] | None, lacking: tuple[Lacking, ...]) -> Steps[Answer]:
@@ -158,18 +191,21 @@ def _keys_of(wanted: Sequence[Wanted], message: Message) -> tuple[str, ...]:
 def probe(catalog: Catalog, question: Question) -> Steps[Found]:
     """What the index names, read and checked.
 
-    Where retention has dropped some of it and the limit may have hidden what comes after, the index is asked again
-    for what is retained. Each round knows a stream's first offset better, so they end.
+    Where retention has dropped some of it, or some are the message in hand itself, and the limit may have hidden what
+    comes after, the index is asked again. Each round knows a stream's first offset or those places better, so they end.
     """
     floors: dict[str, int] = {}
     expired: dict[MessageId, bool] = {}
     while True:
+        known = len(question.itself.ids)
         probed = yield from Select(*_probe(catalog, question, floors))
         rows = yield from _merged(question, probed)
-        hits, gone = yield from verified(question.wanted, rows, is_named=question.names is not None)
+        read, gone = yield from verified(question.wanted, rows, is_named=question.names is not None)
+        hits = tuple(hit for hit in read if not question.itself.holds(hit.message))
         expired.update({where: each.is_sure for where, each in gone.items()})
         floors.update({where.stream: each.first for where, each in gone.items()})
-        if not gone or question.limit is None or len(rows) < question.limit:
+        is_whole = not gone and len(question.itself.ids) == known
+        if is_whole or question.limit is None or len(rows) < question.limit:
             sure = tuple(where for where, is_sure in expired.items() if is_sure)
             return Found(hits, sure, tuple(where for where, is_sure in expired.items() if not is_sure))
 
@@ -202,7 +238,7 @@ def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int
         if not count % SLICE_ROWS:
             yield from Breathe()
         where = MessageId(stream, offset)
-        if where != question.beside:
+        if where not in question.itself.ids:
             rows.setdefault(where, Row(where, time_us)).key_ids.add(key_id)
     if len(rows) == 1:
         return list(rows.values())

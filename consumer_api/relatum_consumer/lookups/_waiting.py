@@ -89,10 +89,10 @@ def wait(catalog: Catalog, question: Question, until: float, timeout_s: float) -
     """Probe the index until it names a message or the time is over; then say what is known."""
     waiting = _Waiting(catalog, question, until, timeout_s)
     try:
-        answer: Answer = yield from InTime(waiting.run(), until + GRACE_S)
+        answer: Answer = question.named((yield from InTime(waiting.run(), until + GRACE_S)))
     except OutOfTime as out:
         waiting.note_proof()
-        return waiting.out_of_time(out)
+        return question.named(waiting.out_of_time(out))
     if catalog.is_news(answer.unattended):
         logger.warning("waited in vain for what is not recorded: %s", answer.explanation)
     return answer

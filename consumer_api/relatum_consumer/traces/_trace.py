@@ -94,7 +94,8 @@ class Trace:
 
     Attributes:
         messages: All of them, the start among them, by time, stream and offset; each was read and checked.
-        hops: How many hops each message is from the start: 0 for the message itself.
+        hops: How many hops each message is from the start: 0 for the message itself, and for its copies where a client
+            gave it without a place. One that has no copy in a stream is not among the messages.
         edges: Who named whom, in the order of the messages.
         shared: Values that messages share, in the order of their first messages.
         stopped: What bounds left out; empty where nothing was.

@@ -13,6 +13,7 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import KeptChunks, Message
 from relatum.store import TIME
+from relatum_consumer.consumed import Consumed, InHand, in_hand
 from relatum_consumer.lookups import (
     ANSWER_MESSAGES_MAX,
     Breathe,
@@ -44,8 +45,8 @@ FAN_OUT_MAX: Final = 10_000
 _SLICE_ROWS: Final = 1_000
 """Rows of the index that are put in order in one go, where others share the thread: about 3 ms."""
 
-Start: TypeAlias = "Message | tuple[str, Any]"
-"""A message that was read, or a key's name and a value."""
+Start: TypeAlias = "Message | Consumed | tuple[str, Any]"
+"""A message that was read or consumed, or a key's name and a value."""
 
 Places: TypeAlias = dict[MessageId, int | None]
 """Where messages lie, with their times as far as they are known."""
@@ -93,23 +94,22 @@ def trace(
     bounds = _Bounds(hops, limit, fan_out, *span_of(since, until))
     names, meant = names_of("by", by), names_of("streams", streams)
     yield from catalog.check_names(meant)
-    if isinstance(start, Message):
-        definitions = yield from _keys(catalog, names)
-        begin = partial(_Course, catalog, Directions(definitions), bounds, meant, start, ())
-        values = yield from catalog.values_of(start, [key.name for key in definitions])
-        if not values.wanted:
-            return Trace((start,), {start.id: 0}, lacking=values.lacking)
-    else:
-        if not isinstance(start, tuple) or isinstance(start, MessageId) or len(start) != 2:
-            raise InvalidInput(
-                "a trace starts with a message, or with a key's name and a value as a tuple; of a place read the "
-                "message first: relations.read(stream, offset)"
-            )
+    if isinstance(start, MessageId):
+        raise InvalidInput("a trace starts with a message, not with its place: relations.read(stream, offset) first")
+    if isinstance(start, tuple) and len(start) == 2 and isinstance(start[0], str):
         wanted = yield from catalog.value_sought(*start)
         definitions = yield from _keys(catalog, None if names is None else (*names, start[0]))
         begin = partial(
             _Course, catalog, Directions(definitions), bounds, meant, None, ((wanted.key_id, wanted.value),)
         )
+    else:
+        held = in_hand(start, "a message, or a key's name and a value as a tuple,")
+        definitions = yield from _keys(catalog, names)
+        begin = partial(_Course, catalog, Directions(definitions), bounds, meant, held, ())
+        values = yield from catalog.values_of(held.message, [key.name for key in definitions])
+        if not values.wanted:
+            alone = () if held.id is None else (held.message,)
+            return Trace(alone, {message.id: 0 for message in alone}, lacking=values.lacking)
     return (yield from again_if_replaced(lambda: begin().trace(complete=complete)))
 
 
@@ -132,7 +132,7 @@ class _Course:
         directions: Directions,
         bounds: _Bounds,
         names: tuple[str, ...] | None,
-        start: Message | None,
+        start: InHand | None,
         values: Sequence[Value],
     ) -> None:
         self._catalog = catalog
@@ -153,8 +153,11 @@ class _Course:
         self._frontier: list[Value] = list(values)
         # Hops meet the same chunks again and again: messages that belong together were published together.
         self._kept = KeptChunks()
-        if start is not None:
-            self._take(start.id, start, start.time_us, 0, directions.values_of(start))
+        self._is_copy = None if start is None else start.is_copy
+        if start is not None and start.id is not None:
+            self._take(start.id, start.message, start.message.time_us, 0, directions.values_of(start.message))
+        elif start is not None:
+            self._frontier += directions.values_of(start.message)
 
     def trace(self, *, complete: bool) -> Steps[Trace]:
         """Go to the end, or to a bound."""
@@ -189,7 +192,7 @@ class _Course:
         self._messages[where] = message
         self._values[where] = values
         self._times[where] = time_us
-        self._hops[where] = hop
+        self._hops[where] = 0 if self._is_copy is not None and self._is_copy(message) else hop
         self._frontier += values
 
     # --- one hop ------------------------------------------------------------------------------------------
@@ -209,7 +212,8 @@ class _Course:
         before, lost = len(self._messages), len(self._expired)
         was_whole = not self._unread
         yield from self._read(rows, hop, by_value, unrecorded, known)
-        found = len(self._messages) - before
+        # The start's own copies are no finding.
+        found = sum(1 for hops in list(self._hops.values())[before:] if hops)
         status = known.status(
             is_found=bool(found or cut > 0),
             was_read=complete,

@@ -15,7 +15,7 @@ from relatum.reading._leading import OUT_OF_REACH_S
 from relatum.reading._login import AuthMechanism, BrokerLogin
 from relatum.reading._login_query import login_of_query
 from relatum.reading._message import Message, type_and_id_of
-from relatum.reading._message_parts import header_value, is_header, property_text, reply_to_text
+from relatum.reading._message_parts import header_value, is_header, parts_of_delivery, property_text, reply_to_text
 from relatum.reading._message_time import message_time
 from relatum.reading._message_values import Properties, TimeSource
 from relatum.reading._opening import HEARTBEAT_S, SILENCE_HEARTBEATS, login_for
@@ -81,6 +81,7 @@ __all__ = [
     "moved",
     "offset_of",
     "other_nodes",
+    "parts_of_delivery",
     "pika_parameters",
     "position_of",
     "property_text",

@@ -1,0 +1,207 @@
+"""Consumers of others, as their users write them: each hands what its client gives to a look-up, and prints the answer.
+
+Arguments: a client of `CONSUMERS`, URLs of the broker and the database, and what it consumes. They have processes of
+their own, since they leave sockets and threads.
+"""
+
+import asyncio
+import json
+import sys
+from queue import Queue
+from typing import Any
+from urllib.parse import urlsplit
+
+from relatum_consumer import AsyncRelations, Relations
+
+
+def told(answer: Any, trace: Any) -> dict[str, Any]:
+    """What look-ups said of a message."""
+    return {
+        "status": str(answer.status),
+        "hits": [list(place) for place in answer.ids],
+        "keys": [list(hit.keys) for hit in answer.hits],
+        "itself": [list(place) for place in answer.itself],
+        "lacking": [list(each) for each in answer.lacking],
+        "trace": sorted([*place, hops] for place, hops in trace.hops.items()),
+    }
+
+
+def asked(broker: str, database: str, message: Any) -> dict[str, Any]:
+    """What blocking look-ups say."""
+    with Relations(broker, database) as relations:
+        return told(relations.related(message), relations.trace(message))
+
+
+async def asked_async(broker: str, database: str, message: Any) -> dict[str, Any]:
+    """What asyncio's say."""
+    async with AsyncRelations(broker, database) as relations:
+        return told(await relations.related(message), await relations.trace(message))
+
+
+def pika(broker: str, database: str, queue: str, *arguments: str) -> dict[str, Any]:
+    """`basic_consume` of a queue or a stream."""
+    import pika
+
+    answers = []
+
+    def on_message(channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        answers.append(asked(broker, database, (method, properties, body)))
+
+    with pika.BlockingConnection(pika.URLParameters(broker)) as connection:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=1)
+        channel.basic_consume(queue, on_message, arguments=dict.fromkeys(arguments, "first"))
+        while not answers:
+            connection.process_data_events(time_limit=None)
+    return dict(answers[0])
+
+
+def pika_get(broker: str, database: str, queue: str) -> dict[str, Any]:
+    """`basic_get` of a queue."""
+    import pika
+
+    with pika.BlockingConnection(pika.URLParameters(broker)) as connection:
+        return asked(broker, database, connection.channel().basic_get(queue, auto_ack=True))
+
+
+def aio_pika(broker: str, database: str, queue: str, *arguments: str) -> dict[str, Any]:
+    """A queue's call-back."""
+    import aio_pika
+
+    async def consume() -> dict[str, Any]:
+        async with await aio_pika.connect_robust(broker) as connection:
+            channel = await connection.channel()
+            await channel.set_qos(prefetch_count=1)
+            answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+            async def on_message(message: aio_pika.abc.AbstractIncomingMessage) -> None:
+                if not answer.done():
+                    answer.set_result(await asked_async(broker, database, message))
+
+            await (await channel.get_queue(queue)).consume(on_message, arguments=dict.fromkeys(arguments, "first"))
+            return await answer
+
+    return asyncio.run(consume())
+
+
+def faststream(broker: str, database: str, queue: str) -> dict[str, Any]:
+    """A subscriber's message."""
+    from faststream import FastStream
+    from faststream.rabbit import RabbitBroker, RabbitMessage, RabbitQueue
+
+    rabbit, answers = RabbitBroker(broker, logger=None), []
+    app = FastStream(rabbit, logger=None)
+
+    @rabbit.subscriber(RabbitQueue(queue, declare=False))
+    async def handle(body: Any, message: RabbitMessage) -> None:
+        # Several are handled at the same time.
+        if message.message_id == "m-0":
+            answers.append(await asked_async(broker, database, message))
+            app.exit()
+
+    asyncio.run(app.run())
+    return dict(answers[0])
+
+
+def kombu(broker: str, database: str, queue: str) -> dict[str, Any]:
+    """A consumer's message."""
+    from kombu import Connection
+    from kombu import Queue as Declared
+
+    answers = []
+
+    def on_message(message: Any) -> None:
+        answers.append(asked(broker, database, message))
+        message.ack()
+
+    with (
+        Connection(broker) as connection,
+        connection.Consumer(Declared(queue, no_declare=True), on_message=on_message, accept=["json", "text/plain"]),
+    ):
+        connection.drain_events(timeout=120)
+    return dict(answers[0])
+
+
+def celery(broker: str, database: str, queue: str, *numbers: str) -> dict[str, Any]:
+    """A task's own request, in a worker; with numbers, only send a task for each."""
+    from celery import Celery
+    from celery.contrib.testing.worker import start_worker
+
+    app = Celery("tests", broker=broker, backend="cache+memory://")
+    app.conf.update(
+        task_default_queue=queue,
+        task_default_exchange=queue,
+        task_default_exchange_type="topic",
+        broker_connection_retry_on_startup=True,
+    )
+    answers: Queue[dict[str, Any]] = Queue()
+
+    @app.task(name="ask", bind=True)
+    def ask(self: Any, number: str) -> None:
+        answers.put(asked(broker, database, self.request))
+
+    if numbers:
+        return {"ids": [ask.delay(number).id for number in numbers]}
+    with start_worker(app, pool="solo", perform_ping_check=False, loglevel="ERROR", shutdown_timeout=120):
+        return answers.get(timeout=240)
+
+
+def dramatiq(broker: str, database: str, queue: str) -> dict[str, Any]:
+    """The message that an actor works on."""
+    import dramatiq
+    from dramatiq.brokers.rabbitmq import RabbitmqBroker
+    from dramatiq.middleware import CurrentMessage
+
+    rabbit = RabbitmqBroker(url=broker)
+    answers: Queue[dict[str, Any]] = Queue()
+    rabbit.add_middleware(CurrentMessage())
+    dramatiq.set_broker(rabbit)
+
+    @dramatiq.actor(queue_name=queue)
+    def charge(order: str) -> None:
+        answers.put(asked(broker, database, CurrentMessage.get_current_message()))
+
+    worker = dramatiq.Worker(rabbit, worker_threads=1)
+    worker.start()
+    answer = answers.get(timeout=240)
+    worker.stop()
+    rabbit.close()
+    return answer
+
+
+def rstream(broker: str, database: str, stream: str, stream_url: str) -> dict[str, Any]:
+    """A consumer's message and its context, of a stream."""
+    from rstream import AMQPMessage, Consumer, ConsumerOffsetSpecification, MessageContext, OffsetType, amqp_decoder
+
+    answers: list[dict[str, Any]] = []
+
+    async def consume() -> None:
+        url = urlsplit(stream_url)
+        consumer = Consumer(
+            url.hostname or "", url.port or 5552, username=url.username or "guest", password=url.password or "guest"
+        )
+
+        async def on_message(message: AMQPMessage, context: MessageContext) -> None:
+            if not answers:
+                answers.append(await asked_async(broker, database, (message, context)))
+                consumer.stop()
+
+        await consumer.start()
+        await consumer.subscribe(
+            stream,
+            on_message,
+            decoder=amqp_decoder,
+            offset_specification=ConsumerOffsetSpecification(OffsetType.FIRST),
+        )
+        await consumer.run()
+        await consumer.close()
+
+    asyncio.run(consume())
+    return answers[0]
+
+
+CONSUMERS = (pika, pika_get, aio_pika, faststream, kombu, celery, dramatiq, rstream)
+
+if __name__ == "__main__":
+    consume = {each.__name__: each for each in CONSUMERS}[sys.argv[1]]
+    print(json.dumps(consume(*sys.argv[2:])))
