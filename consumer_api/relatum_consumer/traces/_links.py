@@ -27,6 +27,7 @@ class Directions:
         self._namers: dict[int, list[int]] = defaultdict(list)
         for key_id, named in self._named.items():
             self._namers[named].append(key_id)
+        self._are_plain = all(key.is_plain for key in definitions)
         self._led_to = {key_id: self._leads_to(key_id) for key_id in self.definitions}
 
     def _leads_to(self, key_id: int) -> tuple[int, ...]:
@@ -39,6 +40,9 @@ class Directions:
 
     def values_of(self, message: Message) -> tuple[Value, ...]:
         """A message's values, in the order of the keys; what cannot be one is not recorded either."""
+        if self._are_plain:
+            return tuple((key_id, text) for key_id, key in self.definitions.items() for text in key.values_of(message))
+        # A body is parsed once for all keys.
         base_of = bases_of(message)
         return tuple((key_id, text) for key_id, key in self.definitions.items() for text in key.read(base_of)[0])
 

@@ -7,7 +7,7 @@ round trip without a time-out, and many may be in flight. That nothing came is n
 see `_leading`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -56,6 +56,9 @@ evaluates it in the process of the connection, with an empty message. Versions b
 
 BOUNDS_AT_ONCE: Final = 8
 """Streams whose ends are asked for in one write: two chunks come of each."""
+
+BOUNDS_OF_LANE: Final = 2
+"""Of so many of them the ends are asked for over one connection, where others can be had: it is two attaches each."""
 
 PLACES_AT_ONCE: Final = 128
 """Streams of one question where they lie: 33 kB of names at most."""
@@ -178,14 +181,17 @@ class StreamOperations:
             return StreamBounds(None, None, is_proven=True)
         raise not_settled(last, may_be_empty=not first.chunks)
 
+    def ask_bounds(self, streams: Sequence[str]) -> dict[str, tuple[Attach, Attach]]:
+        """Ask for the ends of a few streams; does not wait: see `all_bounds`."""
+        return {stream: (self.attach(stream, FIRST), self._attach_at_end(stream)) for stream in streams}
+
     def all_bounds(
-        self, streams: Sequence[str], keep: Callable[[str, Chunk], object]
+        self, pairs: Mapping[str, tuple[Attach, Attach]], keep: Callable[[str, Chunk], object]
     ) -> Steps[dict[str, StreamBounds]]:
-        """The first and the last offset of those of a few streams that this node leads and that have messages to show.
+        """The first and the last offset of those of the streams that this node leads and that have messages to show.
 
         All in one round trip. `keep` is shown the chunks that came.
         """
-        pairs = {stream: (self.attach(stream, FIRST), self._attach_at_end(stream)) for stream in streams}
         yield from self._until_barriers(*(attach for pair in pairs.values() for attach in pair))
         found: dict[str, StreamBounds] = {}
         for stream, (first, last) in pairs.items():

@@ -2,6 +2,7 @@
 """Reading streams over the stream protocol, blocking."""
 
 import contextlib
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -27,10 +28,10 @@ from relatum.reading._leading import (
     OutOfReach,
     Pause,
 )
-from relatum.reading._many import ExchangeOn, ManyReader, ManyRequest, Settle, Take
+from relatum.reading._many import LANES_MAX, ExchangeOn, ManyReader, ManyRequest, Settle, Take
 from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
-from relatum.reading._operations import BOUNDS_AT_ONCE, StreamOperations
+from relatum.reading._operations import BOUNDS_AT_ONCE, BOUNDS_OF_LANE, StreamOperations
 from relatum.reading._scan import Scan, Watch, batches_of
 from relatum.reading._socket import SocketConnection
 from relatum.reading._stream_errors import is_inside, not_there, proven_not_there
@@ -124,16 +125,29 @@ class Streams(StreamNodes):
             by_node[self._leaders.of(stream)].append(stream)
         found: dict[str, StreamBounds] = {}
         for node, led in by_node.items():
-            for part in (led[start : start + BOUNDS_AT_ONCE] for start in range(0, len(led), BOUNDS_AT_ONCE)):
-
-                def ask(operations: StreamOperations, part: list[str] = part) -> Steps[dict[str, StreamBounds]]:
-                    return operations.all_bounds(part, kept.keep)
-
-                # Whoever asks for one alone has the patience that it takes, and asks other nodes.
-                with contextlib.suppress(StreamUnavailable, OutOfReach):
-                    shown = self._reach(node)._ask(ask)
-                    for stream, bounds in shown.items():
+            # Whoever asks for one alone has the patience that it takes, and asks other nodes.
+            with contextlib.suppress(StreamUnavailable, OutOfReach):
+                there = self._reach(node)
+                for part in (led[start : start + BOUNDS_AT_ONCE] for start in range(0, len(led), BOUNDS_AT_ONCE)):
+                    for stream, bounds in there._bounds_here(part, kept).items():
                         found[stream] = self._leaders.noted(stream, node, bounds)
+        return found
+
+    def _bounds_here(self, streams: Sequence[str], kept: KeptChunks) -> dict[str, StreamBounds]:
+        """The same of a few streams by this node, over a connection for each two of them where there are so many."""
+        found: dict[str, StreamBounds] = {}
+        with contextlib.ExitStack() as stack:
+            lanes = _Lanes(self, stack, Use.ANSWER)
+            asked = []
+            for lane in range(min(LANES_MAX, math.ceil(len(streams) / BOUNDS_OF_LANE))):
+                operations = lanes.take(lane)
+                if operations is None:
+                    break
+                asked.append(operations)
+            pairs = [operations.ask_bounds(streams[lane :: len(asked)]) for lane, operations in enumerate(asked)]
+            for lane, operations in enumerate(asked):
+                steps = operations.all_bounds(pairs[lane], kept.keep)
+                found |= run(steps, lambda _, lane=lane: lanes.exchange(lane))
         return found
 
     def _bounds_at(self, broker: Broker | None, stream: str, *, any_node: bool) -> StreamBounds:
