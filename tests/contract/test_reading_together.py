@@ -68,7 +68,7 @@ def test_many_attaches_go_over_several_connections(face: Face, streams: list[str
     assert [each.id for each in face.read_all(ids)] == ids
 
 
-@pytest.mark.parametrize(("most", "lets_in", "opened"), [(16, True, 3), (16, False, 1), (2, True, 1)])
+@pytest.mark.parametrize(("most", "lets_in", "opened"), [(16, True, 4), (16, False, 1), (2, True, 1)])
 def test_connections_for_attaches_are_those_that_can_be_had(
     amqp_url: str, stream_url: str, streams: list[str], most: int, lets_in: bool, opened: int
 ) -> None:

@@ -85,6 +85,10 @@ class _Lanes:
         await self.send(beside=lane)
         return await self._taken[lane][1].exchange(time.monotonic() + self._nodes.limit_s)
 
+    async def run(self, lane: int, steps: Steps[_Result]) -> _Result:
+        """Take steps of a lane to their end."""
+        return await async_run(steps, lambda _: self.exchange(lane))
+
     async def send(self, beside: int | None = None) -> None:
         """Send what there is to send, on all lanes but one."""
         for lane, (_, connection) in self._taken.items():
@@ -152,8 +156,7 @@ class AsyncStreams(AsyncStreamNodes):
                 asked.append(operations)
             pairs = [operations.ask_bounds(streams[lane :: len(asked)]) for lane, operations in enumerate(asked)]
             for lane, operations in enumerate(asked):
-                steps = operations.all_bounds(pairs[lane], kept.keep)
-                found |= await async_run(steps, lambda _, lane=lane: lanes.exchange(lane))
+                found |= await lanes.run(lane, operations.all_bounds(pairs[lane], kept.keep))
         return found
 
     async def _bounds_at(self, broker: Broker | None, stream: str, *, any_node: bool) -> StreamBounds:

@@ -79,6 +79,10 @@ class _Lanes:
         self.send(beside=lane)
         return self._taken[lane][1].exchange(time.monotonic() + self._nodes.limit_s)
 
+    def run(self, lane: int, steps: Steps[_Result]) -> _Result:
+        """Take steps of a lane to their end."""
+        return run(steps, lambda _: self.exchange(lane))
+
     def send(self, beside: int | None = None) -> None:
         """Send what there is to send, on all lanes but one."""
         for lane, (_, connection) in self._taken.items():
@@ -146,8 +150,7 @@ class Streams(StreamNodes):
                 asked.append(operations)
             pairs = [operations.ask_bounds(streams[lane :: len(asked)]) for lane, operations in enumerate(asked)]
             for lane, operations in enumerate(asked):
-                steps = operations.all_bounds(pairs[lane], kept.keep)
-                found |= run(steps, lambda _, lane=lane: lanes.exchange(lane))
+                found |= lanes.run(lane, operations.all_bounds(pairs[lane], kept.keep))
         return found
 
     def _bounds_at(self, broker: Broker | None, stream: str, *, any_node: bool) -> StreamBounds:
