@@ -7,6 +7,7 @@ from typing import Final
 from benchmarks import (
     affinity,
     bloom,
+    clients,
     collecting,
     contexts,
     following,
@@ -41,6 +42,7 @@ GROUPS: Final = {
         group_reading,
         tracing,
         publishing,
+        clients,
         tapping,
         affinity,
         contexts,

@@ -28,6 +28,7 @@ from rabbitmq_amqp_python_client.qpid.proton._utils import SendException
 
 import relatum
 from relatum.errors import (
+    ConfigurationError,
     HeadersRefused,
     InvalidRelationshipKey,
     PublishNacked,
@@ -310,6 +311,34 @@ def test_asyncio_is_the_same(
     assert time_us_of(one.properties.message_id or "")
     assert bare.properties.message_id is None
     assert rows_of(engine, stream_name) == [("order_id", "1", 0)]
+
+
+def test_a_receipt_tells_the_place(amqp_url: str, database_url: str, stream_name: str) -> None:
+    """Of a message without an id, and of one whose id was used before; blocking and with asyncio."""
+
+    async def scenario() -> None:
+        async with AsyncEnvironment(uri=amqp_url) as environment, await environment.connection() as connection:
+            relatum.intercept(connection, database=database_url)
+            publisher = await connection.publisher(to(stream_name))
+            receipt = await relatum.publish_async(publisher, Message(body=b"", id="mine"))
+            (place,) = await receipt.wait(90)
+            assert (place.stream, place.offset) == (stream_name, 2)
+            await asyncio.to_thread(relatum.release, connection)
+
+    with connected(amqp_url) as connection:
+        publisher = connection.publisher(to(stream_name))
+        relatum.intercept(connection)
+        with pytest.raises(ConfigurationError, match="database="):
+            relatum.publish(publisher, Message(body=b""))
+        relatum.release(connection)
+        with pytest.raises(ConfigurationError):
+            relatum.publish(publisher, Message(body=b""))
+        relatum.intercept(connection, database=database_url)
+        for offset, message in enumerate((Message(body=b"plain"), Message(body=b"own", id="mine"))):
+            (place,) = relatum.publish(publisher, message).wait(90)
+            assert (place.stream, place.offset) == (stream_name, offset)
+        relatum.release(connection)
+    asyncio.run(scenario())
 
 
 def test_a_reconnected_publisher_stays_intercepted(amqp_url: str, stream_name: str) -> None:

@@ -452,6 +452,31 @@ def test_a_refusal_of_the_brokers_is_a_rejection(stream_url: str) -> None:
     run(scenario)
 
 
+def test_a_receipt_tells_the_place(stream_url: str, database_url: str, stream_name: str) -> None:
+    """Of a message without an id, and of one whose id was used before; without a database nothing is sent."""
+
+    async def scenario() -> None:
+        async with producing(stream_url) as producer:
+            with pytest.raises(ConfigurationError):
+                await relatum.publish_async(producer, AMQPMessage(body=b""), stream_name)
+            relatum.intercept(producer)
+            with pytest.raises(ConfigurationError, match="database="):
+                await relatum.publish_async(producer, AMQPMessage(body=b""), stream_name)
+            relatum.release(producer)
+            relatum.intercept(producer, database=database_url)
+            with pytest.raises(InvalidInput):
+                await relatum.publish_async(producer, RawMessage(b"raw"), stream_name)  # type: ignore[arg-type]
+            own = AMQPMessage(body=b"own", properties=SentProperties(message_id="mine"))
+            for offset, message in enumerate((AMQPMessage(body=b"plain"), own, own, AMQPMessage(body=b""))):
+                message.publishing_id = None
+                receipt = await relatum.publish_async(producer, message, stream_name, timeout=90)
+                (place,) = await receipt.wait(90)
+                assert (place.stream, place.offset) == (stream_name, offset)
+            await asyncio.to_thread(relatum.release, producer)
+
+    run(scenario)
+
+
 def test_a_consumer_is_no_producer(stream_url: str) -> None:
     """The error names what can be intercepted."""
     from rstream import Consumer

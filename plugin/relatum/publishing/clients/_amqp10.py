@@ -5,6 +5,7 @@ with asyncio's connections, whose publishers publish by one of these in a thread
 message: the client asks it to send itself, and it sends the stamped bytes. Consumers are not touched.
 """
 
+import asyncio
 from collections.abc import Iterator
 from time import monotonic
 from typing import Any, Final
@@ -18,7 +19,9 @@ from rabbitmq_amqp_python_client.qpid.proton._utils import LinkDetached, SendExc
 from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
 from relatum.processes import of_one_process
 from relatum.publishing._interception import ATTRIBUTE, Interception
+from relatum.publishing._locate import Locator, Sent
 from relatum.publishing._publish_errors import outcome
+from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing.clients._attributes import Replacement, put, put_back
 from relatum.publishing.clients._encoded_messages import Ready, ready
@@ -116,6 +119,22 @@ class Publisher(Replacement):
             raise ended from error
         interception.counts.published += 1
         return delivery, outgoing
+
+    def with_receipt(self, publisher: Any, message: Any, _routing_key: str = "") -> Any:
+        """Publish and wait for the confirm; what gives the places. To be awaited with asyncio's publishers."""
+        return self._with_receipt_async(publisher, message) if self._is_async else Receipt(*self._sent(message))
+
+    async def _with_receipt_async(self, publisher: Any, message: Any) -> AsyncReceipt:
+        # As the client's own `publish` does: its connection is not safe between threads.
+        async with publisher._connection_lock:
+            return AsyncReceipt(*await asyncio.to_thread(self._sent, message))
+
+    def _sent(self, message: Any) -> tuple[Sent, Locator]:
+        _, outgoing = self.publish(message, asks=True)
+        assert outgoing.ready is not None, "it was sent"
+        sent = outgoing.ready.sent(outgoing.exchange, outgoing.routing_key)
+        assert sent is not None, "it was stamped"
+        return sent, self.interception.locator
 
     def _outcome(self, error: Exception, outgoing: Outgoing, sent_as: Ready, began_s: float) -> PublishError:
         if isinstance(error, AmqpMessageRejectedException):

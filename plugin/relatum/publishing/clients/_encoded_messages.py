@@ -11,9 +11,10 @@ from relatum.publishing._interception import Interception
 from relatum.publishing._locate import Sent
 from relatum.publishing._stamp import Stamp, Stamper
 from relatum.publishing.clients._publish import receipt_header
-from relatum.reading import Message
+from relatum.reading import Message, Properties
 from relatum.wire import amqp10, with_added
 
+_NO_PROPERTIES: Final = Properties()
 _NO_ID: Final = 0x40
 """The constructor of a null."""
 
@@ -39,9 +40,18 @@ class Ready(NamedTuple):
         return Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, self.body, monotonic_s=began_s)
 
 
-def ready(interception: Interception, raw: bytes, *, is_message: bool = True, asks: bool = False) -> Ready:
+def ready(
+    interception: Interception,
+    raw: bytes,
+    *,
+    known: "tuple[dict[str, Any], bytes] | None" = None,
+    is_message: bool = True,
+    asks: bool = False,
+) -> Ready:
     """The message to send for one that was given.
 
+    - `known`: Its headers and its body, where it has no properties and these are what a reader will see. It need not be
+      decoded then, which is most of what this costs.
     - `is_message`: Whether nothing at all is a message, too: rstream encodes one of an empty body so.
     - `asks`: Whether the recorder is to give a receipt for it.
 
@@ -51,7 +61,10 @@ def ready(interception: Interception, raw: bytes, *, is_message: bool = True, as
     """
     stamper = interception.stamper(0, keeps_tables=True)
     try:
-        return _ready(stamper, raw, [] if is_message and not raw else amqp10.find_sections(raw), asks)
+        sections = [] if is_message and not raw else amqp10.find_sections(raw)
+        if known is None or asks:
+            return _ready(stamper, raw, sections, asks)
+        return _plainly_ready(stamper, raw, sections, *known)
     except UndecodableMessage as error:
         if not asks and stamper.takes_what_is_no_message():
             return Ready(raw, None, raw)
@@ -60,6 +73,18 @@ def ready(interception: Interception, raw: bytes, *, is_message: bool = True, as
             "them: publish rstream.AMQPMessage(body=…), or intercept(…, on_invalid='skip') to send them as they are; "
             "nothing was sent"
         ) from error
+
+
+def _plainly_ready(
+    stamper: Stamper, raw: bytes, sections: list[amqp10.Section], headers: dict[str, Any], body: bytes
+) -> Ready:
+    stamp = stamper.stamp(headers or None, None, None, _NO_PROPERTIES, body)
+    return Ready(with_added(raw, sections, stamp.message_id, _added(stamp)), stamp, body)
+
+
+def _added(stamp: Stamp) -> dict[str, Any]:
+    sent = stamp.headers or {}
+    return {name: sent[name] for name in stamp.added}
 
 
 def _ready(stamper: Stamper, raw: bytes, sections: list[amqp10.Section], asks: bool) -> Ready:
@@ -74,10 +99,8 @@ def _ready(stamper: Stamper, raw: bytes, sections: list[amqp10.Section], asks: b
         message_id = ""
     receipt = receipt_header(message_id) if asks else None
     stamp = stamper.stamp(headers or None, message_id, properties.timestamp, properties, body, receipt)
-    sent = stamp.headers or {}
-    added = {name: sent[name] for name in stamp.added}
     message_id = stamp.message_id if stamp.names_message else None
-    return Ready(with_added(raw, sections, message_id, added), stamp, body)
+    return Ready(with_added(raw, sections, message_id, _added(stamp)), stamp, body)
 
 
 def _has_id(raw: bytes, sections: list[amqp10.Section]) -> bool:

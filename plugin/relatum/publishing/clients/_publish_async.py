@@ -7,33 +7,37 @@ from relatum.errors import ConfigurationError, PublishUnroutable
 from relatum.publishing._interception import Interception
 from relatum.publishing._locate import Sent
 from relatum.publishing._receipt import AsyncReceipt
-from relatum.publishing.clients._publish import receipt_header, require_database
+from relatum.publishing.clients._publish import receipt_giver, receipt_header, require_database
 from relatum.superstreams import TargetExchange
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
+    from rabbitmq_amqp_python_client import AsyncPublisher, Message
+    from rstream import AMQPMessage, Producer
 
 
 async def publish_async(
-    target: "AbstractExchange | AbstractChannel | TargetExchange",
-    message: "AbstractMessage",
-    routing_key: str,
+    target: "AbstractExchange | AbstractChannel | TargetExchange | Producer | AsyncPublisher",
+    message: "AbstractMessage | AMQPMessage | Message",
+    routing_key: str = "",
     *,
     mandatory: bool = True,
     **kwargs: Any,
 ) -> AsyncReceipt:
     """Publish with a confirm and get a receipt, which gives the message's offsets once they are recorded.
 
-    The twin of `relatum.publish` for aio-pika, with its errors; its arguments are those of `Exchange.publish`.
+    The twin of `relatum.publish` for aio-pika, with its errors; its arguments are those of `Exchange.publish`. With
+    rstream those of `send_wait`, with AMQP 1.0 none but the message.
 
     Args:
         target: An exchange of an intercepted connection, or a channel, which means its default exchange; or
-            `SuperStream.exchange(channel)`.
-        message: An aio-pika message; not changed.
-        routing_key: The routing key.
+            `SuperStream.exchange(channel)`. Or an intercepted producer of rstream; or an AsyncPublisher of an
+            intercepted AMQP 1.0 connection.
+        message: The client's message; not changed.
+        routing_key: The routing key; with rstream the stream.
         mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`, whatever the channel's
             `on_return_raises`. False: the broker drops it and confirms.
-        kwargs: Further arguments of `Exchange.publish`, such as `timeout`.
+        kwargs: Further arguments of `Exchange.publish` or `send_wait`, such as `timeout`.
 
     Returns:
         The receipt: `await receipt.wait(timeout_s)`.
@@ -41,8 +45,19 @@ async def publish_async(
     Raises:
         ConfigurationError: as for `publish`, or the channel was opened with `publisher_confirms=False`; nothing was
             sent.
+        InvalidInput: with rstream: bytes that are no AMQP 1.0 message; nothing was sent.
         PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; `await error.settle()`.
     """
+    with_receipt = receipt_giver(target)
+    if with_receipt is not None:
+        receipt: AsyncReceipt = await with_receipt(target, message, routing_key, **kwargs)
+        return receipt
+    return await _of_aio_pika(target, message, routing_key, mandatory, kwargs)
+
+
+async def _of_aio_pika(
+    target: Any, message: Any, routing_key: str, mandatory: bool, kwargs: dict[str, Any]
+) -> AsyncReceipt:
     from relatum.publishing.clients import _aio_pika as _aio_pika
 
     if isinstance(target, TargetExchange):

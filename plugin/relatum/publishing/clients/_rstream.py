@@ -22,6 +22,7 @@ from relatum.processes import of_one_process
 from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
 from relatum.publishing._publish_errors import outcome
+from relatum.publishing._receipt import AsyncReceipt
 from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing.clients._attributes import Replacement, put, put_back
 from relatum.publishing.clients._encoded_messages import Ready, ready
@@ -36,6 +37,13 @@ _ONE: Final = {"send": "message", "send_wait": "message"}
 _MANY: Final = {"send_batch": "batch", "send_sub_entry": "sub_entry_messages"}
 _SENDS: Final = {**_ONE, **_MANY}
 """What sends, and the name of the argument that holds what is sent; the stream comes before it."""
+
+_PROPERTIES_END: Final = 4
+_BODY: Final = 5
+"""Places in rstream's message: header, annotations and properties come first, then headers and the body."""
+
+_PLAIN: Final = frozenset({str, int, bool})
+_TEXT: Final = frozenset({str})
 
 _PRODUCER_OF: Final = "_get_producer"
 _EXTRACTOR: Final = "_filter_value_extractor"
@@ -76,13 +84,11 @@ class _Send(Replacement):
     def __init__(self, producer: Producer, name: str, interception: Interception) -> None:
         self._producer = producer
         self._name = name
-        self._interception = interception
+        self._payload = _SENDS[name]
+        self._is_of_one = name in _ONE
+        self.interception = interception
         self.__doc__ = getattr(type(producer), name).__doc__
         of_one_process(self, "an intercepted producer")
-
-    def belongs_to(self, interception: Interception) -> bool:
-        """Whether it is one of that interception."""
-        return self._interception is interception
 
     @property
     def __wrapped__(self) -> Any:
@@ -91,21 +97,34 @@ class _Send(Replacement):
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Send with what is missing added; arguments, result and what is raised before sending are rstream's."""
-        interception = self._interception
-        given, stream = _argument(args, kwargs, 1, _SENDS[self._name]), _argument(args, kwargs, 0, "stream")
-        messages = [given] if self._name in _ONE else given
-        if not interception.active or not isinstance(stream, str) or not _can_be_sent(messages):
+        interception = self.interception
+        given = args[1] if len(args) > 1 else kwargs.get(self._payload)
+        stream = args[0] if args else kwargs.get("stream")
+        messages = _messages_of(given, self._is_of_one)
+        if not interception.active or not isinstance(stream, str) or not messages:
             # Released; or not a call rstream takes: let rstream say so.
             return await self.__wrapped__(*args, **kwargs)
         if not interception.has_agreed:
             await interception.agreed()
         stamped = [stamp(interception, message) for message in messages]
-        args, kwargs = _with_argument(args, kwargs, stamped[0] if self._name in _ONE else stamped, _SENDS[self._name])
-        return await self.send(stream, stamped, args, kwargs)
+        sent = stamped[0] if self._is_of_one else stamped
+        if len(args) > 1:
+            return await self.send(stream, stamped, (stream, sent, *args[2:]), kwargs)
+        return await self.send(stream, stamped, args, {**kwargs, self._payload: sent})
+
+    async def with_receipt(self, _producer: Any, message: Any, stream: str, **kwargs: Any) -> AsyncReceipt:
+        """Send a message and wait for its confirm; what gives its place."""
+        interception = self.interception
+        await interception.agreed()
+        stamped = stamp(interception, message, asks=True)
+        await self.send(stream, [stamped], (stream, stamped), kwargs)
+        sent = stamped.ready.sent("", stream)
+        assert sent is not None, "what is no message was refused"
+        return AsyncReceipt(sent, interception.locator)
 
     async def send(self, stream: str, stamped: list[Stamped], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call rstream with what stands in for the messages."""
-        interception = self._interception
+        interception = self.interception
         interception.watch("", stream)
         began_s = monotonic()
         try:
@@ -130,7 +149,7 @@ class _Send(Replacement):
             is_late = isinstance(error, TimeoutError)
             until = None if is_late else final_at(self._producer._pool._heartbeat, announced=False)
             sent = [each.ready.sent("", stream, began_s) for each in stamped]
-            settle = _Settling(self._interception, [each for each in sent if each is not None], until).settle
+            settle = _Settling(self.interception, [each for each in sent if each is not None], until).settle
             return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=settle)
 
 
@@ -221,15 +240,28 @@ def stamp(interception: Interception, given: Any, *, asks: bool = False) -> Stam
     routed = _routed.get()
     made = routed.get(id(given)) if routed is not None else None
     if made is None:
-        made = ready(interception, bytes(given), is_message=isinstance(given, AMQPMessage), asks=asks)
+        # Not isinstance: it asks after a protocol, which takes as long as all else.
+        is_message = AMQPMessage in type(given).__mro__
+        known = _known(given) if type(given) is AMQPMessage else None
+        made = ready(interception, bytes(given), known=known, is_message=is_message, asks=asks)
     if routed is not None:
         routed[id(given)] = made
     return Stamped(RawMessage(given) if isinstance(given, bytes) else given, made)
 
 
+def _known(message: Any) -> tuple[dict[str, Any], bytes] | None:
+    """Headers and body as a reader will see them, where that is sure: plain values, and nothing else."""
+    headers = message.application_properties or {}
+    if any(message[:_PROPERTIES_END]) or any(message[_BODY + 1 :]) or type(message.body) is not bytes:
+        return None
+    if not (_PLAIN.issuperset(map(type, headers.values())) and _TEXT.issuperset(map(type, headers))):
+        return None
+    return None if any(name.startswith("x-") for name in headers) else (headers, message.body)
+
+
 def _intercept_producer(producer: Producer, interception: Interception) -> None:
     present = [vars(producer).get(name) for name in _SENDS]
-    if any(isinstance(each, _Send) and each.belongs_to(interception) for each in present):
+    if any(isinstance(each, _Send) and each.interception is interception for each in present):
         return
     for name in _SENDS:
         put(producer, name, _Send(producer, name, interception))
@@ -237,21 +269,11 @@ def _intercept_producer(producer: Producer, interception: Interception) -> None:
         put(producer, _EXTRACTOR, _Extractor())
 
 
-def _can_be_sent(messages: Any) -> bool:
-    return isinstance(messages, Sequence) and bool(messages) and all(hasattr(each, "__bytes__") for each in messages)
-
-
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
-    return args[place] if len(args) > place else kwargs.get(name)
-
-
-def _with_argument(
-    args: tuple[Any, ...], kwargs: dict[str, Any], value: Any, name: str
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with another message, the second of them."""
-    if len(args) > 1:
-        return (args[0], value, *args[2:]), kwargs
-    return args, {**kwargs, name: value}
+def _messages_of(given: Any, is_one: bool) -> Sequence[Any]:
+    """What a call is to send; nothing, where rstream would not take it."""
+    if is_one:
+        return (given,) if hasattr(given, "__bytes__") else ()
+    return given if isinstance(given, Sequence) and all(hasattr(each, "__bytes__") for each in given) else ()
 
 
 @contextmanager
