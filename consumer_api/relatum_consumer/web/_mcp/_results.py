@@ -12,10 +12,27 @@ ANSWER_CHARACTERS_MAX: Final = 40_000
 _SHORTER: Final = ((400, 60), (200, 20), (80, 8), (40, 3))
 """Characters of a text, and items of a list, to which an answer is cut that is too long even with one message."""
 
+_CHARACTERS_KEPT: Final = 10_000
+
 _WHOLE: Final = frozenset({"next", "stream", "part"})
 """Texts that are of no use in part, or bounded by themselves."""
 
 _FOR_PAGES: Final = frozenset({"href", "hue", "bar", "label", "tree", "took_ms"})
+
+
+class _Visible(dict[int, str]):
+    """Characters as they are shown, each found out once."""
+
+    def __missing__(self, code: int) -> str:
+        if len(self) >= _CHARACTERS_KEPT:
+            self.clear()
+        character = chr(code)
+        is_seen = character.isprintable() or character in "\n\t"
+        self[code] = shown = character if is_seen else f"⟨{code:x}⟩"
+        return shown
+
+
+_VISIBLE: Final = _Visible()
 
 
 def is_for_pages(name: str) -> bool:
@@ -38,9 +55,7 @@ def plain(value: Any) -> Any:
 
 def visible(text: str) -> str:
     """Text of others: what would not be seen, or turn what follows around, is written as its number."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() or each in "\n\t" else f"⟨{ord(each):x}⟩" for each in text)
+    return text if text.isprintable() else text.translate(_VISIBLE)
 
 
 def text_of(value: Any) -> str:
