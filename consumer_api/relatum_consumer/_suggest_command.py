@@ -51,6 +51,7 @@ def _document(each: Suggestion) -> dict[str, Any]:
     return {
         "name": each.definition.name,
         "source": each.definition.sources,
+        "names": each.definition.names,
         "found": [asdict(one) for one in each.found],
         "overlap": round(each.overlap, 3),
         "bytes_per_message": round(each.bytes_per_message, 1),
@@ -64,6 +65,7 @@ def _table(found: list[Suggestion]) -> Table:
         places = "\n".join(f"{one.stream}: {one.share:.0%}, {one.distinct:,}" for one in each.found)
         shared = f"{each.overlap:.0%}" if each.overlap else "–"
         source = each.definition.sources[0]
-        cells = (each.definition.name, source, places, shared, f"{each.bytes_per_message:,.0f}")
+        names = f"\nnames {each.definition.names}" if each.definition.names else ""
+        cells = (f"{each.definition.name}{names}", source, places, shared, f"{each.bytes_per_message:,.0f}")
         table.add_row(*map(plain_text, cells))
     return table

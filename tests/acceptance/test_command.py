@@ -163,6 +163,15 @@ def test_keys_are_suggested_and_defined(relatum: Relatum, amqp_url: str, stream_
     assert "Defined" in relatum.ok("suggest", stream_name, "--apply")
     assert [key["source"] for key in relatum.json("keys", "list")] == [["body:$.order.id"]]
     assert "Nothing" in relatum.ok("suggest", stream_name, "--messages", "1")
+    ids = [f"event-{number:04}" for number in range(60)]
+    led = [{"id": each, **({"cause": ids[number // 2]} if number else {})} for number, each in enumerate(ids)]
+    publish_plain(amqp_url, stream_name, [(b"", headers) for headers in led])
+    assert "names id_2" in relatum.ok("suggest", stream_name, "--apply")
+    assert {key["name"]: key["names"] for key in relatum.json("keys", "list")} == {
+        "id": None,
+        "id_2": None,
+        "cause": "id_2",
+    }
     assert relatum.run("suggest", "no-such-stream").returncode == ExitCode.NOT_THERE
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -119,6 +120,61 @@ def test_a_value_that_comes_again_is_a_key_of_one_stream(chance: random.Random) 
     devices = [f"device-{number}" for number in range(100)]
     found = suggest([sampled("readings", [({"device": chance.choice(devices)}, {"t": 20.5}) for _ in range(1_000)])])
     assert [(each.definition.name, each.overlap) for each in found] == [("device", 0.0)]
+
+
+def chained(chance: random.Random) -> list[tuple[dict[str, Any], Any]]:
+    """Events, most of which say which one led to them; and a message has its own id in its body, too."""
+    ids = [f"e-{chance.randrange(10**9):09}" for _ in range(400)]
+    return [
+        (
+            {"id": each, **({"causation": ids[chance.randrange(max(0, n - 9), n)]} if n % 7 else {})},
+            {"self": each, "n": n, "other": f"u-{chance.randrange(10**9):09}"},
+        )
+        for n, each in enumerate(ids)
+    ]
+
+
+def test_ids_of_messages_that_others_of_their_stream_name_are_keys(chance: random.Random) -> None:
+    """The id though it is unique, and what names it, with its direction; both can be defined as they stand."""
+    found = suggest([sampled("events", chained(chance))])
+    assert [(each.definition.name, each.definition.names) for each in found] == [("id", None), ("causation", "id")]
+    assert found[1].overlap > 0.9
+    assert found[0].overlap == 0
+    as_definitions([each.definition for each in found])
+
+
+def test_a_reply_s_correlation_names_its_request_s_id(chance: random.Random) -> None:
+    """In another stream, whose messages have ids of their own in the same place."""
+    ids = [f"m-{chance.randrange(10**9):09}" for _ in range(200)]
+    requests, replies = Sample("requests"), Sample("replies")
+    for n, each in enumerate(ids):
+        requests.add(Message.from_amqp("requests", n, Properties({"relatum_time": 10 * n}, message_id=each), b""))
+        given = Properties({"relatum_time": 10 * n + 5}, message_id=f"r-{each}", correlation_id=each)
+        replies.add(Message.from_amqp("replies", n, given, b""))
+    found = suggest([requests, replies])
+    assert [(*each.definition.sources, each.definition.names) for each in found] == [
+        ("property:message_id", None),
+        ("property:correlation_id", "message_id"),
+    ]
+
+
+def test_what_only_looks_as_if_it_named_a_message_does_not(chance: random.Random) -> None:
+    """The same id twice in a message, small numbers, and a conversation that all share: the first of it, too."""
+    ids = [f"e-{chance.randrange(10**9):09}" for _ in range(300)]
+    twice = [({"id": each}, {"copy": each}) for each in ids]
+    numbers = [({"number": n}, {"before": max(0, n - 1)}) for n in range(300)]
+    shared = [({"id": each, "conversation": ids[n - n % 3]}, {}) for n, each in enumerate(ids)]
+    for messages in (twice, numbers):
+        assert suggest([sampled("one", messages)]) == [], messages[0]
+    (found,) = suggest([sampled("one", shared)])
+    assert (found.definition.name, found.definition.names) == ("conversation", None)
+
+
+def test_a_message_that_says_which_comes_next_is_what_that_one_came_from(chance: random.Random) -> None:
+    """The direction is that of time: the id names the message in which it was announced."""
+    ids = [f"e-{chance.randrange(10**9):09}" for _ in range(300)]
+    found = suggest([sampled("one", [({"id": each}, {"next": following}) for each, following in pairwise(ids)])])
+    assert [(each.definition.name, each.definition.names) for each in found] == [("next", None), ("id", "next")]
 
 
 def test_bodies_whose_members_are_called_after_values_stay_bounded() -> None:

@@ -30,12 +30,14 @@ class Field:
         messages: How many have it.
         invalid: How many of its values cannot be a key's.
         values: How often each value is there.
+        first: When each value was first there, by time, then by place in the sample.
     """
 
     source: str
     messages: int = 0
     invalid: int = 0
     values: Counter[str] = field(default_factory=Counter)
+    first: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -74,9 +76,9 @@ class Sample:
             found.setdefault(source, []).append(value)
         for source, values in found.items():
             if source in self.fields or len(self.fields) < FIELDS_MAX:
-                self._note(self.fields.setdefault(source, Field(source)), values)
+                self._note(self.fields.setdefault(source, Field(source)), values, (message.time_us or 0, self.messages))
 
-    def _note(self, known: Field, values: list[Any]) -> None:
+    def _note(self, known: Field, values: list[Any], moment: tuple[int, int]) -> None:
         texts = set()
         for value in values:
             try:
@@ -85,6 +87,8 @@ class Sample:
                 known.invalid += 1
         known.messages += bool(texts)
         known.values.update(texts)
+        for text in texts:
+            known.first.setdefault(text, moment)
 
 
 def _places(message: Message) -> Iterator[tuple[str, Any]]:

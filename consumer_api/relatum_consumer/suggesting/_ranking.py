@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from relatum.keys import PLACES_MAX, KeyDefinition
 from relatum_consumer.suggesting._fields import Field, Sample
+from relatum_consumer.suggesting._naming import namings
 
 ROW_BYTES: Final = 80
 """Bytes of a row of a short value, with its entry in the index, once its part is closed: docs/scale.md."""
@@ -21,6 +22,7 @@ SELECTIVE: Final = 0.98
 """How likely two messages must have different values where a key stays in one stream: 1 of 50 shares one, at most."""
 
 _INVALID_MAX: Final = 0.1
+_LESS: Final = 1e-6
 _TELLING: Final = 6
 """Characters of values from which on the same value in places of different names is no chance."""
 
@@ -53,8 +55,8 @@ class Suggestion:
     Attributes:
         definition: The key.
         found: Where it was found, the stream with most of it first.
-        overlap: Of the values of one stream, those that are in another, too; the greatest share. 0 where it is in one
-            stream alone.
+        overlap: Of the values of one stream, those that are in another, too; the greatest share. Of a key that names
+            another, its values that were found as that one's. 0 where it is in one stream alone.
         bytes_per_message: What a message of these streams would cost in PostgreSQL, on average.
         score: By which suggestions are ranked.
     """
@@ -100,7 +102,33 @@ def suggest(samples: Sequence[Sample]) -> list[Suggestion]:
     candidates = [each for sample in samples for each in _candidates(sample)]
     groups = _groups(candidates, {(sample.stream, source) for sample in samples for source in sample.fields})
     found = [each for group in groups if (each := _judged(group, samples)) is not None]
-    return sorted(_named_apart(found), key=lambda each: (-each.score, each.definition.name))
+    return sorted(_with_names(found, candidates, samples), key=lambda each: (-each.score, each.definition.name))
+
+
+def _with_names(
+    found: list[Suggestion], candidates: Sequence[_Candidate], samples: Sequence[Sample]
+) -> list[Suggestion]:
+    """The same, with those that name messages, and the ids that they name, which come before them."""
+    named = namings(each.field for each in candidates)
+    known = {one.source for each in found for one in each.found}
+    for each in named:
+        for source in (each.id_source, each.source):
+            if source not in known:
+                known.add(source)
+                group = [one for one in candidates if one.field.source == source]
+                found.append(_suggested(group, samples, 0.0, 1 + 2 * each.share))
+    apart = _named_apart(found)
+    place = {one.source: number for number, each in enumerate(apart) for one in each.found}
+    for each in sorted(named, key=lambda each: -each.share):
+        here, there = place[each.source], place[each.id_source]
+        naming, ids = apart[here], apart[there]
+        # One key for both, or one that names what names it, has no direction.
+        if here != there and naming.definition.names is None and ids.definition.names != naming.definition.name:
+            definition = replace(naming.definition, names=ids.definition.name)
+            score = min(naming.score, ids.score * (1 - _LESS))
+            overlap = max(naming.overlap, each.share)
+            apart[here] = replace(naming, definition=definition, overlap=overlap, score=score)
+    return apart
 
 
 def _candidates(sample: Sample) -> list[_Candidate]:
@@ -167,6 +195,12 @@ def _judged(group: Sequence[_Candidate], samples: Sequence[Sample]) -> Suggestio
         is_worth = weight == 1 and differs >= SELECTIVE and times >= 1.2 and not best.is_moment
     if not is_worth:
         return None
+    return _suggested(group, samples, float(overlap), score)
+
+
+def _suggested(group: Sequence[_Candidate], samples: Sequence[Sample], overlap: float, score: float) -> Suggestion:
+    """A key of fields of different streams."""
+    best = max(group, key=lambda each: (each.share, each.field.count))
     sources = dict.fromkeys(each.field.source for each in sorted(group, key=lambda each: -each.share))
     definition = KeyDefinition(_key_name(best.field.name), source=" or ".join(list(sources)[:PLACES_MAX]))
     read = {sample.stream: sample.messages for sample in samples}
@@ -178,7 +212,7 @@ def _judged(group: Sequence[_Candidate], samples: Sequence[Sample]) -> Suggestio
     )
     messages = sum(read[each.stream] for each in group)
     share = rows / messages
-    return Suggestion(definition, found, float(overlap), size / messages, score * min(1.0, share))
+    return Suggestion(definition, found, overlap, size / messages, score * min(1.0, share))
 
 
 def _key_name(name: str) -> str:
