@@ -18,6 +18,8 @@ from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCo
 from relatum.contexts import SerializationContexts
 from relatum.errors import DatabaseUnavailable, OffsetNotFound
 from relatum.keys import KeyDefinition
+from relatum.recording import Recorder, backfill
+from relatum.store import add_keys
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import AsyncRelations, Relations
 from relatum_consumer.expectations import Expectation
@@ -173,6 +175,37 @@ def test_a_recorders_transaction_links_to_who_published(
         "db.operation.name": "COPY",
     }
     assert "zebra-9" not in repr([each.to_json() for each in spans.ours])
+
+
+def test_a_back_fill_has_spans_of_its_own(amqp_url: str, engine: sa.Engine, stream_name: str, spans: Spans) -> None:
+    """By another name, and without links: what it writes was sent long ago."""
+    publish_plain(amqp_url, stream_name, [(b"", sender(spans)[1] | {"order_id": str(n)}) for n in range(5)])
+    add_keys(engine, ["order_id"])
+    backfill(amqp_url, engine, stream_name)
+    (span,) = [each for each in spans.ours if each.name == f"backfill {stream_name}"]
+    assert span.attributes["messaging.operation.name"] == "backfill"
+    assert span.attributes["messaging.batch.message_count"] == 5
+    assert not span.links
+
+
+def test_what_postgresql_refuses_is_the_transactions_error(
+    amqp_url: str, engine: sa.Engine, stream_name: str, spans: Spans
+) -> None:
+    """By its class; the refused row is not told."""
+    publish_plain(amqp_url, stream_name, [(b"", {"order_id": "zebra-9"})])
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE relatum.relationships ADD CHECK (value <> 'zebra-9')"))
+    recorder, stop = Recorder(amqp_url, engine, [stream_name], keys=["order_id"]), threading.Event()
+    thread = threading.Thread(target=recorder.run, args=[stop])
+    thread.start()
+    try:
+        wait_until(lambda: spans.ours, what="a transaction")
+    finally:
+        stop.set()
+        thread.join(90)
+    assert spans.ours[0].attributes["error.type"] == "relatum.errors.RowRefused"
+    assert spans.ours[0].status.status_code is StatusCode.ERROR
+    assert "zebra-9" not in spans.ours[0].to_json()
 
 
 # --- collectors -----------------------------------------------------------------------------------------------

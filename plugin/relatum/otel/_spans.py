@@ -76,11 +76,15 @@ def tracer_of(part: Part) -> Tracer | None:
 def _made(trace: Any, provider: Any) -> Tracer | None:
     global _known
     # Slow to import, and wanted by few.
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
     tracer: Tracer | None = None
     if not isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
-        tracer = provider.get_tracer("relatum", version("relatum"), schema_url=SCHEMA)
+        try:
+            ours = version("relatum")
+        except PackageNotFoundError:
+            ours = None  # Imported from a folder.
+        tracer = provider.get_tracer("relatum", ours, schema_url=SCHEMA)
     _known = provider, None if isinstance(tracer, trace.NoOpTracer) else tracer
     return _known[1]
 

@@ -77,7 +77,7 @@ class Committer:
                 continue
             self._committing = len(pairs)
             begun = time.perf_counter()
-            with recording([(writer.stream, share) for writer, share in pairs]) as span:
+            with recording([(writer.stream, share.batch) for writer, share in pairs]) as span:
                 more = self._commit(pairs, span)
             self._metrics.batch_s.observe(time.perf_counter() - begun)
             if more:

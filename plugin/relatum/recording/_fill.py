@@ -22,6 +22,7 @@ from relatum.recording._extract import Extractor
 from relatum.recording._losing import is_same, note
 from relatum.recording._part_tender import TURN_S
 from relatum.recording._ranges import Segment, unrecorded
+from relatum.recording._recording_span import recording
 from relatum.store import (
     TIME,
     CoverageRow,
@@ -294,7 +295,8 @@ class Filler:
         batch, stream_id = work.batch, work.stream_id
         part = Segment(work.done_to, to_offset, work.key_ids)
         batch.receipts.clear()  # Nobody waits for the receipt of a message that was recorded long ago.
-        with translated_errors(), self._engine.begin() as connection:
+        span = recording([(self._stream.name, batch)], "backfill")
+        with span, translated_errors(), self._engine.begin() as connection:
             write_rows(connection, [(batch, None)])
             lock_stream(connection, stream_id)
             rows = coverage_of(connection, [stream_id])

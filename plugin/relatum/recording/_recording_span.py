@@ -1,4 +1,4 @@
-"""The span of a recorder's transaction, which processes messages of some streams."""
+"""The span of a transaction that writes rows: it processes messages of some streams."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -9,7 +9,6 @@ from relatum import otel
 from relatum.otel import LINKS_MAX, Description, Part, Span
 from relatum.reading import Message, RecordBatch
 from relatum.recording._batch import Batch
-from relatum.recording._commit import Share
 
 
 def add_links(batch: Batch, parts: Sequence[RecordBatch]) -> None:
@@ -28,25 +27,31 @@ def _messages_of(part: RecordBatch) -> Iterator[Message]:
             yield Message.from_record(part.stream, offset, raw)
 
 
-def recording(shares: Sequence[tuple[str, Share]]) -> AbstractContextManager[Span | None]:
-    """A span around the transaction of some streams' shares, where somebody wants spans."""
+def recording(named: Sequence[tuple[str, Batch]], name: str = "record") -> AbstractContextManager[Span | None]:
+    """A span around the transaction that writes batches, where somebody wants spans.
+
+    Args:
+        named: Each batch, with its stream's name.
+        name: Of what is done: "record" (default), or "backfill".
+    """
 
     def describe() -> Description:
-        batches = [share.batch for _, share in shares]
+        batches = [batch for _, batch in named]
         links: list[Any] = list(chain.from_iterable(batch.links for batch in batches))
         attributes: dict[str, str | int] = {
             "messaging.system": "rabbitmq",
-            "messaging.operation.name": "record",
+            "messaging.operation.name": name,
             "messaging.operation.type": "process",
             "messaging.batch.message_count": sum(batch.messages for batch in batches),
             "relatum.rows": sum(batch.rows for batch in batches),
-            "relatum.stream_count": len(shares),
+            "relatum.stream_count": len(named),
             "db.system.name": "postgresql",
             "db.operation.name": "COPY",
         }
-        if len(shares) == 1:
-            attributes["messaging.destination.name"] = shares[0][0]
-        name = f"record {shares[0][0]}" if len(shares) == 1 else "record"
-        return Description(name, attributes, "consumer", links[:LINKS_MAX])
+        if len(named) > 1:
+            return Description(name, attributes, "consumer", links[:LINKS_MAX])
+        stream = named[0][0]
+        attributes["messaging.destination.name"] = stream
+        return Description(f"{name} {stream}", attributes, "consumer", links)
 
     return otel.span(Part.RECORDER, describe)
