@@ -136,3 +136,22 @@ def test_what_many_at_once_have_opened_is_kept_for_the_next() -> None:
             kept += connections.put(None, Nothing(), Use.ANSWER)
             connections.leave(line, Use.ANSWER)
         assert kept == connections.statistics().idle == CONNECTIONS_MAX
+
+
+@pytest.mark.parametrize(
+    ("limit", "use", "most"),
+    [(16, Use.ANSWER, 8), (16, Use.LENT, 4), (4, Use.ANSWER, 2), (4, Use.LENT, 1), (2, Use.ANSWER, 1)],
+)
+def test_who_has_a_connection_may_have_others_while_there_are_plenty(limit: int, use: Use, most: int) -> None:
+    """Up to half of them, a quarter by iterations; and none while somebody waits."""
+    connections = Connections[Any](limit)
+    line = connections.enter(use, 0.0)
+    while connections.has_plenty(use):
+        connections.enter(use, 0.0)
+    assert line.in_use == most
+    for _ in range(most - 1):
+        connections.leave(line, use)
+    while line.enter_at_once(Use.ANSWER):
+        pass
+    assert line.enter(Use.ANSWER, lambda: None) is not None
+    assert not connections.has_plenty(use)

@@ -178,10 +178,9 @@ class AsyncStreamNodes:
         """Seconds that an answer may take; less where the call has less left."""
         return self._timeout_s
 
-    @property
-    def has_plenty(self) -> bool:
+    def has_plenty(self, use: Use) -> bool:
         """Whether who has a connection may have another beside it."""
-        return self._connections.has_plenty
+        return self._connections.has_plenty(use)
 
     def statistics(self) -> ReaderStatistics:
         """The connections, of all nodes."""

@@ -46,10 +46,13 @@ class _Kept(Generic[_Connection]):
         """Those that are idle."""
         return [connection for _, connection in self._idle]
 
-    @property
-    def has_plenty(self) -> bool:
-        """Whether less than half of them are in use, and nobody waits: who has one may have another beside it."""
-        return 2 * self._line.in_use < self._line.limit and not self._line.waiting
+    def has_plenty(self, use: Use) -> bool:
+        """Whether less than half of them are in use, and nobody waits: who has one may have another beside it.
+
+        Less than a quarter, where it is lent: an iteration may stand still for ever, and others are to have theirs.
+        """
+        share = 4 if use is Use.LENT else 2
+        return share * self._line.in_use < self._line.limit and not self._line.waiting
 
     def statistics(self) -> ReaderStatistics:
         """How it stands now."""

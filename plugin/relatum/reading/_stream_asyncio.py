@@ -66,7 +66,7 @@ class _Lanes:
         """See `Take`."""
         if lane in self._taken:
             await self._taken.pop(lane)[0].aclose()
-        if lane and not self._nodes.has_plenty:
+        if lane and not self._nodes.has_plenty(self._use):
             return None
         # Others have something to do meanwhile.
         await self.send()

@@ -60,7 +60,7 @@ class _Lanes:
         """See `Take`."""
         if lane in self._taken:
             self._taken.pop(lane)[0].close()
-        if lane and not self._nodes.has_plenty:
+        if lane and not self._nodes.has_plenty(self._use):
             return None
         # Others have something to do meanwhile.
         self.send()
