@@ -1,12 +1,13 @@
-"""Publishing: an intercepted pika connection beside a bare one."""
+"""Publishing: an intercepted connection of pika, and one of kombu, beside a bare one."""
 
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+import kombu
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
@@ -32,25 +33,32 @@ WAYS: Final = ("bare", "ours", "by hand")
 """The third shows what the broker and pika need for one more field, whoever adds it."""
 
 
+CLIENTS: Final = ("pika", "kombu")
+
+
 def measure(context: Context) -> Iterator[Row]:
     """The rows about publishing."""
-    context.say("publishing by pika, bare and intercepted")
-    yield _compare(context, "a confirm each", *CONFIRMED, CONFIRMED_AIM, has_confirms=True)
-    yield _compare(context, "no confirms", *UNCONFIRMED, UNCONFIRMED_AIM, has_confirms=False)
+    for client in CLIENTS:
+        context.say(f"publishing by {client}, bare and intercepted")
+        yield _compare(context, client, "a confirm each", *CONFIRMED, CONFIRMED_AIM, has_confirms=True)
+        yield _compare(context, client, "no confirms", *UNCONFIRMED, UNCONFIRMED_AIM, has_confirms=False)
 
 
-def _compare(context: Context, how: str, count: int, rounds: int, aim: float, *, has_confirms: bool) -> Row:
-    stream = context.empty_stream(f"published-{'with' if has_confirms else 'without'}-confirms")
+def _compare(
+    context: Context, client: str, how: str, count: int, rounds: int, aim: float, *, has_confirms: bool
+) -> Row:
+    stream = context.empty_stream(f"published-by-{client}-{'with' if has_confirms else 'without'}-confirms")
     rounds = context.rounds(rounds)
     with ExitStack() as stack:
-        connections = {name: stack.enter_context(streams.connected(context.broker_url)) for name in WAYS}
+        connections = {name: stack.enter_context(_connected(context, client, has_confirms)) for name in WAYS}
         relatum.intercept(connections["ours"], keys=KEYS, recorder="external")
         channels = {name: connection.channel() for name, connection in connections.items()}
-        if has_confirms:
+        if has_confirms and client == "pika":
             for channel in channels.values():
                 channel.confirm_delivery()
+        publish = _by_pika if client == "pika" else _by_kombu
         actions: dict[str, Callable[[], None]] = {
-            name: partial(_publish, channel, stream, count, is_stamped=name == "by hand")
+            name: partial(publish, channel, stream, count, is_stamped=name == "by hand")
             for name, channel in channels.items()
         }
 
@@ -66,9 +74,9 @@ def _compare(context: Context, how: str, count: int, rounds: int, aim: float, *,
     bare, ours, by_hand = (count / median(taken[name]) for name in WAYS)
     return Row(
         GROUP,
-        f"intercepted pika publish, {how}, 2 keys",
+        f"intercepted {client} publish, {how}, 2 keys",
         per_second(ours),
-        f"{per_second(bare)}: bare pika ({per_second(by_hand)} with an id added by hand)",
+        f"{per_second(bare)}: bare {client} ({per_second(by_hand)} with an id added by hand)",
         ours / bare,
         f"≥ {aim:g} ×",
         ours / bare >= aim,
@@ -83,14 +91,33 @@ def _compare(context: Context, how: str, count: int, rounds: int, aim: float, *,
     )
 
 
-def _publish(channel: BlockingChannel, stream: str, count: int, *, is_stamped: bool) -> None:
+def _connected(context: Context, client: str, has_confirms: bool) -> AbstractContextManager[Any]:
+    if client == "pika":
+        return streams.connected(context.broker_url)
+    return kombu.Connection(context.broker_url, transport_options={"confirm_publish": has_confirms})
+
+
+def _headers(number: int) -> dict[str, object]:
+    return {"order_id": streams.order_id(number), "host": streams.host(number)}
+
+
+def _by_pika(channel: BlockingChannel, stream: str, count: int, *, is_stamped: bool) -> None:
     """Publish orders; stamped ones with an id, as an intercepted connection adds it."""
     for number in range(count):
-        headers: dict[str, object] = {"order_id": streams.order_id(number), "host": streams.host(number)}
-        properties = pika.BasicProperties(headers=headers)
+        properties = pika.BasicProperties(headers=_headers(number))
         if is_stamped:
             properties.message_id = str(uuid.uuid4())
         channel.basic_publish("", stream, streams.body(number), properties)
+
+
+def _by_kombu(channel: Any, stream: str, count: int, *, is_stamped: bool) -> None:
+    """The same by a producer, which encodes no body."""
+    producer = kombu.Producer(channel)
+    for number in range(count):
+        options: dict[str, Any] = {"headers": _headers(number), "content_type": "application/octet-stream"}
+        if is_stamped:
+            options["message_id"] = str(uuid.uuid4())
+        producer.publish(streams.body(number), routing_key=stream, **options)
 
 
 def _check(context: Context, stream: str, each: int) -> None:

@@ -110,6 +110,7 @@ class Publisher(Replacement):
         self.__wrapped__ = wrapped
         self.__name__ = "basic_publish"
         self.__doc__ = wrapped.__doc__
+        self._copy_to = interceptions.options.copy_to
         self._begun: tuple[Interception, Stamper] | None = None
         of_one_process(self, "an intercepted channel of kombu")
 
@@ -117,15 +118,16 @@ class Publisher(Replacement):
         self, msg: Any, exchange: Any = "", routing_key: Any = "", mandatory: Any = False, *args: Any, **kwargs: Any
     ) -> Any:
         """Publish with what is missing added. Arguments, result and what is raised before sending are py-amqp's."""
-        if not self.interceptions.active or self.channel.connection is None or not _is_stampable(msg):
+        if not self.interceptions.active or self.channel.connection is None or not isinstance(msg, Message):
             # Released; or closed, or not a call py-amqp takes: let it say so.
             return self.__wrapped__(msg, exchange, routing_key, mandatory, *args, **kwargs)
-        interception, stamper = self._begun or self._begin()
         properties = msg.properties
         headers = properties.get(HEADERS)
-        copy_to = self.interceptions.options.copy_to
-        if copy_to is not None and exchange == "" and routing_key != copy_to:
-            headers = _with_copy(headers, copy_to)
+        if type(headers) is not dict and headers is not None and not hasattr(headers, "items"):
+            return self.__wrapped__(msg, exchange, routing_key, mandatory, *args, **kwargs)
+        interception, stamper = self._begun or self._begin()
+        if self._copy_to is not None and exchange == "" and routing_key != self._copy_to:
+            headers = _with_copy(headers, self._copy_to)
         stamp = stamper.stamp(headers, properties.get("message_id"), properties.get("timestamp"), properties, msg.body)
         own = _stamped(msg, stamp)
         if mandatory:
@@ -169,7 +171,7 @@ class Publisher(Replacement):
         """The error of a publish that was sent, as what it says about the message."""
         if isinstance(error, MessageNacked):
             # One of several queues can refuse what another has taken.
-            is_nowhere = exchange == "" and self.interceptions.options.copy_to is None
+            is_nowhere = exchange == "" and self._copy_to is None
             return outcome(PublishNacked, error, in_stream=False if is_nowhere else None)
         if isinstance(error, ChannelError):
             if error.reply_code in RETURNED and self.returns.is_of(stamp):
@@ -195,14 +197,6 @@ class Publisher(Replacement):
                 self.channel.wait([spec.Basic.Ack, spec.Basic.Nack], timeout=timeout)
 
 
-def _is_stampable(message: Any) -> bool:
-    """Whether py-amqp would take this as a message; otherwise it shall raise its own error."""
-    if not isinstance(message, Message):
-        return False
-    headers = message.properties.get(HEADERS)
-    return headers is None or hasattr(headers, "items")
-
-
 def _with_copy(headers: Any, stream: str) -> dict[str, Any]:
     """Headers by which the broker puts a copy into a stream, beside the copies that the caller wants."""
     copies = (headers or {}).get(COPIES, [])
@@ -211,14 +205,17 @@ def _with_copy(headers: Any, stream: str) -> dict[str, Any]:
 
 def _stamped(message: Any, stamp: Stamp) -> Any:
     """A copy of the caller's message with what is missing added."""
-    properties = {**message.properties, "message_id": stamp.message_id}
+    properties = dict(message.properties)
+    properties["message_id"] = stamp.message_id
     if stamp.headers is not None:
         properties[HEADERS] = stamp.headers
-    if type(message) is Message:
-        own = _OwnMessage(message.body, channel=message.channel, **properties)
-    else:
+    if type(message) is not Message:
         own = copy.copy(message)
-        own.properties = properties
+    else:
+        # Without what only a message that is being received has: this is the publish path.
+        own = _OwnMessage.__new__(_OwnMessage)
+        own.body, own.channel, own.delivery_info = message.body, message.channel, message.delivery_info
+    own.properties = properties
     return own
 
 
