@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aio_pika
+import kombu
 import pika
 import psycopg
 import pytest
@@ -348,6 +349,25 @@ def test_an_intercepted_aio_pika_connection(world: World, way: str) -> None:
                 await asyncio.to_thread(relatum.release, connection)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("way", ["ca", "client", "external", "other-name"])
+def test_an_intercepted_kombu_connection(world: World, way: str) -> None:
+    """As with pika; kombu makes the context itself, out of names of files."""
+    tls = world.tls
+    port = tls.elsewhere if way == "other-name" else tls.secure
+    options: dict[str, Any] = {"ca_certs": str(tls.file("authority.pem")), "cert_reqs": ssl.CERT_REQUIRED}
+    options["server_hostname"] = "broker.example" if way == "other-name" else "localhost"
+    if way in ("client", "external"):
+        options |= {"certfile": str(tls.file("relatum.pem")), "keyfile": str(tls.file("relatum.key"))}
+    user, _, password = tls.credentials.partition(":")
+    login = {"login_method": "EXTERNAL"} if way == "external" else {"userid": user, "password": password}
+    with kombu.Connection("localhost", port=port.amqp, ssl=options, **login) as connection:
+        relatum.intercept(connection, database=world.database, keys=["order_id"])
+        kombu.Producer(connection).publish("by kombu", routing_key=STREAM, headers={"order_id": f"kombu-{way}"})
+        with Relations(tls.server.broker_url, world.database) as relations:
+            wait_until(lambda: relations.find("order_id", f"kombu-{way}").messages, WAIT_S)
+        relatum.release(connection)
 
 
 COMPONENTS: dict[str, Callable[[World, str, dict[str, Any]], None]] = {
