@@ -1,0 +1,139 @@
+"""Intercepted Celery apps against a real broker: what their processes publish, and what others do beside them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import billiard
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+from kombu import Connection, pools
+
+import relatum
+from relatum.errors import KeyDefinitionConflict
+from relatum.keys import preset
+from relatum_consumer import Relations
+from tests.support import unique_name, wait_recorded
+from tests.support.forking import in_child
+
+
+@pytest.fixture
+def queue(amqp_url: str) -> Iterator[str]:
+    """The name of a queue for tasks, which nobody works off."""
+    name = unique_name("celery")
+    yield name
+    with Connection(amqp_url) as connection:
+        connection.default_channel.queue_delete(name)
+        connection.default_channel.exchange_delete(name)
+    pools.reset()
+
+
+def new_app(queue: str, url: str | None) -> Celery:
+    """An app with one task, `add`."""
+    app = Celery("tests", broker=url, set_as_current=False)
+    app.conf.update(task_default_queue=queue, broker_transport_options={"confirm_publish": True})
+
+    @app.task(name="add", shared=False)
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    return app
+
+
+def send(app: Celery) -> str:
+    """Send a task; gives its id."""
+    return str(app.tasks["add"].delay(1, 2).id)
+
+
+def taken(url: str, queue: str) -> Any:
+    """The next task message, as it lies in its queue."""
+    with Connection(url) as connection:
+        message = connection.default_channel.basic_get(queue, no_ack=True)
+        assert message is not None
+        return message
+
+
+def test_an_app_is_intercepted_before_it_has_settings(amqp_url: str, queue: str) -> None:
+    """Nothing is opened by the line itself; what the app publishes then has an id, and else is as Celery made it."""
+    app = new_app(queue, None)
+    assert relatum.intercept(app) is app
+    assert type(app) is Celery
+    app.conf.broker_url = amqp_url
+    task = send(app)
+    message = taken(amqp_url, queue)
+    assert message.headers["id"] == message.properties["correlation_id"] == task
+    assert message.properties["message_id"]
+    assert "BCC" not in message.headers
+    assert relatum.statistics(app).published == 1
+    relatum.release(app)
+
+
+def test_another_app_of_the_process_publishes_bare(amqp_url: str, queue: str) -> None:
+    """Equal settings have one pool in Celery; an intercepted app has pools of its own, until it is released."""
+    ours, others = new_app(queue, amqp_url), new_app(queue, amqp_url)
+
+    def are_stamped() -> list[bool]:
+        stamped = []
+        for app in (ours, others, ours):
+            send(app)
+            stamped.append("message_id" in taken(amqp_url, queue).properties)
+        return stamped
+
+    assert are_stamped() == [False, False, False]
+    before = set(vars(ours))
+    relatum.intercept(ours)
+    assert are_stamped() == [True, False, True]
+    assert relatum.release(ours) is ours
+    assert set(vars(ours)) == before
+    assert are_stamped() == [False, False, False]
+    assert ours.pool is others.pool
+
+
+def test_a_broker_in_memory_is_left_alone(queue: str) -> None:
+    """An app's own tests go on as they were."""
+    app = relatum.intercept(new_app(queue, "memory://"), copy_to="celery.tasks")
+    app.conf.broker_transport_options = {}
+    assert send(app)
+    relatum.release(app)
+
+
+def test_other_definitions_in_the_database_are_told_before_a_task_is_sent(
+    amqp_url: str, database_url: str, engine: sa.Engine, queue: str
+) -> None:
+    """Each publish says so, and the queue stays empty."""
+    first = relatum.intercept(new_app(queue, amqp_url), database=database_url, keys=["id"])
+    send(first)
+    relatum.release(first)
+    taken(amqp_url, queue)
+    other = relatum.KeyDefinition("id", "property:correlation_id")
+    app = relatum.intercept(new_app(queue, amqp_url), database=database_url, keys=[other])
+    for _ in range(2):
+        with pytest.raises(KeyDefinitionConflict):
+            send(app)
+    relatum.release(app)
+    with Connection(amqp_url) as connection:
+        assert connection.default_channel.basic_get(queue) is None
+
+
+def test_each_process_records_what_it_publishes(
+    amqp_url: str, database_url: str, engine: sa.Engine, queue: str
+) -> None:
+    """A child goes on with the app that its parent intercepted and used; both find all tasks."""
+    stream = unique_name("tasks")
+    app = relatum.intercept(new_app(queue, amqp_url), database=database_url, keys=preset("celery"), copy_to=stream)
+    tasks = [in_child(lambda: send(app)), send(app), unique_name("task")]
+    # As a worker forks: Celery then drops its pools in the child.
+    child = billiard.Process(target=app.tasks["add"].apply_async, args=((1, 2),), kwargs={"task_id": tasks[-1]})
+    child.start()
+    child.join(90)
+    assert child.exitcode == 0
+    tasks.append(send(app))
+    with pytest.raises(AssertionError, match="UsedAfterFork"):
+        in_child(lambda: send(app))
+    wait_recorded(amqp_url, engine, stream)
+    with Relations(amqp_url, engine) as relations:
+        for offset, task in enumerate(tasks):
+            assert [message.offset for message in relations.find("celery_id", task)] == [offset]
+    relatum.release(app)
+    with Connection(amqp_url) as connection:
+        connection.default_channel.queue_delete(stream)
