@@ -364,6 +364,7 @@ def test_what_was_asked_for_an_answer_is_told(
     assert explanation.scan_bytes >= 4 * explanation.bytes > 0
     assert explanation.coverage == {}
     assert "relationships" in explanation.asked[-2].about
+    assert {each.about.split()[0] for each in explanation.asked if each.kind == "statement"} <= {"SELECT", "WITH"}
     assert explanation.ms > 0
     with explaining() as explanation:
         assert relations.find("order_id", "none").status is Status.ABSENT

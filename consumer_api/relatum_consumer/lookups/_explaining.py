@@ -130,7 +130,9 @@ class Explanation:
         ms = (time.perf_counter() - began) * 1e3
         kind, size = _KINDS[type(request)], 0
         if isinstance(request, Select):
-            about, count = str(request.sql), len(answer or ())
+            # Of one that has two forms, the one that says what is asked for.
+            about = request.sql if isinstance(request.sql, str) else request.sql.prepared
+            count = len(answer or ())
         elif isinstance(request, Read | Sift):
             found = [each for each in answer or () if isinstance(each, Message)]
             size = sum(len(each.raw) for each in found if isinstance(each.raw, bytes))
