@@ -1,9 +1,11 @@
 """Intercepted kombu connections and pools against a real broker."""
 
 import copy
+import gc
 import logging
 import select
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -327,6 +329,22 @@ def test_release_leaves_no_trace(amqp_url: str, queue: str, confirms: bool) -> N
             one.basic_publish(amqp.Message(""), routing_key=queue)
             assert "message_id" not in get(connection, queue).properties
         relatum.release(connection)
+
+
+def test_channels_and_connections_that_ended_are_not_kept(connection: Connection, queue: str) -> None:
+    """A program may open one for each message, for months."""
+    relatum.intercept(connection)
+    ended = []
+    for _ in range(3):
+        with connection.channel() as channel:
+            channel.basic_publish(amqp.Message(""), routing_key=queue)
+            ended.append(weakref.ref(channel))
+    with connection.clone() as clone:
+        Producer(clone).publish("", routing_key=queue)
+        ended += [weakref.ref(clone), weakref.ref(clone.connection)]
+    del channel, clone
+    gc.collect()
+    assert [reference() for reference in ended] == [None] * len(ended)
 
 
 def test_pools_and_clones_are_covered_and_others_are_not(connection: Connection, queue: str) -> None:

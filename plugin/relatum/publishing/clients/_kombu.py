@@ -148,5 +148,5 @@ def _cover_channel(channel: Any, interceptions: ProcessInterceptions) -> None:
     told = channel._callbacks
     returns = Returns(told[spec.Basic.Return])
     told[spec.Basic.Return] = returns
-    interceptions.at_release(channel, returns.put_back)
+    interceptions.at_release(channel, Returns.put_back)
     interceptions.put(channel, "basic_publish", Publisher(channel, channel.basic_publish, interceptions, returns))

@@ -74,10 +74,12 @@ class Returns:
         """Whether it was this message that came back last."""
         return self.last == _known_by(stamp.message_id, stamp.headers)
 
-    def put_back(self, channel: Any) -> None:
+    @staticmethod
+    def put_back(channel: Any) -> None:
         """Leave the channel as it was."""
-        if channel._callbacks.get(spec.Basic.Return) is self:
-            channel._callbacks[spec.Basic.Return] = self.__wrapped__
+        present = channel._callbacks.get(spec.Basic.Return)
+        if isinstance(present, Returns):
+            channel._callbacks[spec.Basic.Return] = present.__wrapped__
 
     def __call__(self, code: Any, text: Any, exchange: Any, routing_key: Any, message: Any) -> Any:
         properties = message.properties
