@@ -46,7 +46,8 @@ def intercept(
     Args:
         connection: A pika BlockingConnection, a pika callback connection (SelectConnection and its like), an aio-pika
             connection, robust or not; a Producer or SuperStreamProducer of rstream; a Connection or AsyncConnection of
-            rabbitmq-amqp-python-client; or a kombu connection, one of its pools, or a Celery app. With those three
+            rabbitmq-amqp-python-client; a kombu connection, one of its pools, or a Celery app; or the RabbitmqBroker
+            of dramatiq or the RabbitBroker of FastStream. With those of kombu, Celery, dramatiq and FastStream
             nothing is opened now: what is said here of recorders and errors is so once a process publishes, and each
             process that is forked off has its own.
         database: URL or SQLAlchemy engine of the PostgreSQL database. None (default): messages are stamped and
@@ -64,7 +65,7 @@ def intercept(
         stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
         confirm_timeout_s: aio-pika: seconds to wait for a confirm where `publish` is given no `timeout`; then the
             outcome is unknown. None (default): until the connection is found lost, about two heartbeats.
-        copy_to: kombu and Celery: a stream that gets a copy of each message to the default exchange, by which Celery's
+        copy_to: kombu, Celery and dramatiq: a stream that gets a copy of each message to the default exchange, by which
             tasks go to their queues. It is declared like a tap's, 5 GB and 7 days, where it is not there.
 
     Returns:
@@ -104,8 +105,8 @@ def _intercepted(connection: _Connection, options: Options) -> _Connection:
     elif present is None:
         if options.copy_to is not None:
             raise ConfigurationError(
-                f"copy_to= is for kombu and Celery, not for {client.NAME}: publish to the stream, or `relatum tap` the "
-                "exchange"
+                f"copy_to= is for kombu, Celery and dramatiq, not for {client.NAME}: publish to the stream, or "
+                "`relatum tap` the exchange"
             )
         interception = Interception(options, connection, client.NAME)
         try:

@@ -14,7 +14,7 @@ from relatum.superstreams import address_of, ensure_stream
 
 
 class ProcessInterceptions:
-    """What an intercepted kombu connection, pool or Celery app keeps, and all that is made of it shares.
+    """What an intercepted kombu connection, pool, Celery app or broker keeps, and all that is made of it shares.
 
     Where it is made, nothing may be known of the broker yet, and a worker has not forked its children. So there is no
     recorder and no connection until a process publishes.
@@ -49,7 +49,7 @@ class ProcessInterceptions:
     def check_usable(self) -> None:
         """Nothing: it is of all processes."""
 
-    def current(self, connection: Any) -> Interception:
+    def current(self, connection: Any, *, may_wait: bool = True) -> Interception:
         """The interception of this process, made with the first connection that publishes.
 
         Raises:
@@ -67,7 +67,7 @@ class ProcessInterceptions:
                     self._present.watch("", stream)
             present = self._present
         # Each channel's first publish waits for what is left of that second.
-        present.await_agreement(may_wait=True)
+        present.await_agreement(may_wait=may_wait)
         return present
 
     def put(self, owner: Any, name: str, replacement: Replacement) -> None:

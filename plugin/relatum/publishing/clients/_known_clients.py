@@ -12,6 +12,8 @@ from relatum.publishing.clients import _pika as _pika
 _OTHERS: Final = {
     "aio_pika": "relatum.publishing.clients._aio_pika",
     "celery.app.base": "relatum.publishing.clients._celery",
+    "dramatiq.brokers.rabbitmq": "relatum.publishing.clients._dramatiq",
+    "faststream.rabbit.broker.broker": "relatum.publishing.clients._faststream",
     "kombu.connection": "relatum.publishing.clients._kombu",
     "kombu.pools": "relatum.publishing.clients._kombu",
     "rstream.producer": "relatum.publishing.clients._rstream",
@@ -33,5 +35,5 @@ def client_of(connection: Any) -> ModuleType:
             return import_module(known)
     raise ConfigurationError(
         f"{type(connection).__qualname__} is no connection of pika, aio-pika, kombu or rabbitmq-amqp-python-client, no "
-        "producer of rstream, no pool of kombu, and no Celery app"
+        "producer of rstream, no pool of kombu, no Celery app, and no broker of dramatiq or faststream.rabbit"
     )

@@ -188,7 +188,7 @@ def intercept(connection: "BlockingConnection | Connection", interception: Inter
     """Publish through the interception on all channels the connection has and will have."""
     setattr(connection, ATTRIBUTE, interception)
     put(connection, "channel", Wrapper(_current(connection, "channel"), interception, _intercept_channel(connection)))
-    for channel in _channels(connection):
+    for channel in channels_of(connection):
         _intercept_channel(connection)(channel)
 
 
@@ -199,7 +199,7 @@ def may_wait(connection: "BlockingConnection | Connection") -> bool:
 
 def release(connection: "BlockingConnection | Connection") -> None:
     """Put back what was there before. What somebody else has wrapped since stays, and passes everything through."""
-    for channel in _channels(connection):
+    for channel in channels_of(connection):
         Returns.put_back(implementation_of(channel))
         publisher = vars(channel).get(PUBLISHER)
         if isinstance(publisher, CountingPublisher) and publisher.delivery_tag is not None:
@@ -257,7 +257,7 @@ def _implementation(connection: "BlockingConnection | Connection") -> Connection
     return implementation
 
 
-def _channels(connection: "BlockingConnection | Connection") -> Iterator[Any]:
+def channels_of(connection: "BlockingConnection | Connection") -> Iterator[Any]:
     """The channels that are open now, as the caller knows them."""
     for channel in list(_implementation(connection)._channels.values()):
         if isinstance(connection, BlockingConnection):

@@ -1,0 +1,101 @@
+"""dramatiq: a RabbitMQ broker, of which every thread has a connection of pika's. Imported only with such a broker.
+
+The broker makes a thread's connection when that needs one, in each process anew, and puts it into its set of
+connections before it is used. So that set is watched.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from pika import BlockingConnection
+
+from relatum.errors import ConfigurationError, RelatumError
+from relatum.publishing._interception import ATTRIBUTE
+from relatum.publishing._process_interceptions import ProcessInterceptions
+from relatum.publishing.clients import _pika as pika_connections
+from relatum.publishing.clients._attributes import Replacement, Wrapper
+from relatum.publishing.clients._pika_properties import copy_with
+
+NAME: Final = "dramatiq"
+"""The client, as metrics name it."""
+
+IS_OF_PROCESSES: Final = True
+"""Whether what is intercepted is used in processes that are forked off later."""
+
+_COPIES: Final = "BCC"
+"""The header with more routing keys. Source: https://www.rabbitmq.com/docs/sender-selected"""
+
+
+class _Connections(set[Any]):
+    """A broker's connections, each of which publishes through the interception once it is in."""
+
+    def __init__(self, present: Iterable[Any], interceptions: ProcessInterceptions) -> None:
+        super().__init__(present)
+        self._interceptions = interceptions
+
+    def add(self, connection: Any) -> None:
+        super().add(connection)
+        try:
+            _cover(connection, self._interceptions)
+        except RelatumError:
+            # The thread keeps it: open, it would publish as it is the next time.
+            connection.close()
+            raise
+
+
+class _Copying(Replacement):
+    """Stands in for a channel's `basic_publish`: messages to the default exchange get a copy in a stream."""
+
+    def __init__(self, channel: Any, interceptions: ProcessInterceptions) -> None:
+        self.__wrapped__ = channel.basic_publish
+        self.__doc__ = self.__wrapped__.__doc__
+        self._interceptions = interceptions
+
+    def __call__(self, exchange: str, routing_key: str, body: bytes, properties: Any, mandatory: bool = False) -> Any:
+        if exchange == "" and self._interceptions.active:
+            headers = {**(properties.headers or {}), _COPIES: [self._interceptions.options.copy_to]}
+            properties = copy_with(properties, headers, properties.message_id)
+        return self.__wrapped__(exchange, routing_key, body, properties, mandatory)
+
+
+def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
+    """Publish through the interception on all connections that the broker has and will have."""
+    if interceptions.options.copy_to is not None and broker.confirm_delivery:
+        raise ConfigurationError(
+            "copy_to= with confirm_delivery=True is refused: a message whose queue is gone would count as delivered, "
+            "for its copy, and dramatiq would not declare the queue again. `relatum tap --firehose` copies them"
+        )
+    for connection in list(broker.connections):
+        _cover(connection, interceptions)
+    broker.connections = _Connections(broker.connections, interceptions)
+    setattr(broker, ATTRIBUTE, interceptions)
+
+
+def may_wait(_broker: Any) -> bool:
+    """Whether its thread may wait for a server: dramatiq always blocks."""
+    return True
+
+
+def release(broker: Any) -> None:
+    """Put back what was there before: of the connections `ProcessInterceptions.release` does it."""
+    if isinstance(broker.connections, _Connections):
+        broker.connections = set(broker.connections)
+    delattr(broker, ATTRIBUTE)
+
+
+def _cover(connection: Any, interceptions: ProcessInterceptions) -> None:
+    """Have a connection publish through this process's interception."""
+    if not isinstance(connection, BlockingConnection) or not connection.is_open or interceptions.covers(connection):
+        return
+    # Threads share its counts: an addition is one step of the interpreter.
+    pika_connections.intercept(connection, interceptions.current(connection))
+    interceptions.at_release(connection, pika_connections.release)
+    if interceptions.options.copy_to is None:
+        return
+
+    def made(channel: Any) -> None:
+        interceptions.put(channel, "basic_publish", _Copying(channel, interceptions))
+
+    interceptions.put(connection, "channel", Wrapper(connection.channel, interceptions, made))
+    for channel in pika_connections.channels_of(connection):
+        made(channel)

@@ -1,0 +1,74 @@
+"""FastStream: a RabbitMQ broker, which has one connection of aio-pika's at a time. Imported only with such a broker.
+
+The broker connects when it is started, and again when it is started once more. So what connects is watched, and each
+connection is intercepted before anybody publishes on it.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from aio_pika.abc import AbstractConnection
+
+from relatum.errors import ConfigurationError, RelatumError
+from relatum.publishing._interception import ATTRIBUTE
+from relatum.publishing._process_interceptions import ProcessInterceptions
+from relatum.publishing.clients import _aio_pika as aio_pika_connections
+from relatum.publishing.clients._attributes import Replacement
+
+NAME: Final = "faststream"
+"""The client, as metrics name it."""
+
+IS_OF_PROCESSES: Final = True
+"""Whether what is intercepted is used in processes that are forked off later."""
+
+
+class _Connect(Replacement):
+    """Stands in for a broker's `_connect`."""
+
+    def __init__(self, wrapped: Callable[[], Awaitable[Any]], interceptions: ProcessInterceptions) -> None:
+        self.__wrapped__ = wrapped
+        self._interceptions = interceptions
+
+    async def __call__(self) -> Any:
+        connection = await self.__wrapped__()
+        try:
+            if self._interceptions.active:
+                _cover(connection, self._interceptions)
+        except RelatumError:
+            await connection.close()
+            raise
+        return connection
+
+
+def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
+    """Publish through the interception on the connection that the broker has, and on those it will have."""
+    if interceptions.options.copy_to is not None:
+        raise ConfigurationError(
+            "copy_to= is for kombu, Celery and dramatiq: FastStream publishes as mandatory, and a message whose queue "
+            "is gone would count as delivered, for its copy. `relatum tap` the exchange, or `relatum tap --firehose`"
+        )
+    _cover(broker._connection, interceptions)
+    interceptions.put(broker, "_connect", _Connect(broker._connect, interceptions))
+    setattr(broker, ATTRIBUTE, interceptions)
+
+
+def may_wait(_broker: Any) -> bool:
+    """Whether its thread may wait for a server: never, it runs an event loop."""
+    return False
+
+
+def release(broker: Any) -> None:
+    """Put back what was there before: `ProcessInterceptions.release` does it."""
+    delattr(broker, ATTRIBUTE)
+
+
+def _cover(connection: Any, interceptions: ProcessInterceptions) -> None:
+    """Have a connection publish through this process's interception; FastStream's own tests have none."""
+    if isinstance(connection, AbstractConnection) and not interceptions.covers(connection):
+        aio_pika_connections.intercept(connection, interceptions.current(connection, may_wait=False))
+        interceptions.at_release(connection, _uncover)
+
+
+def _uncover(connection: Any) -> None:
+    if getattr(connection, ATTRIBUTE, None) is not None:
+        aio_pika_connections.release(connection)
