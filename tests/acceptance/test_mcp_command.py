@@ -8,6 +8,7 @@ import pytest
 
 from tests.acceptance._command import LIMIT_S, Relatum
 from tests.support import publish_plain
+from tests.support.agents import over_http
 
 HELLO = {
     "protocolVersion": "2025-06-18",
@@ -69,3 +70,20 @@ def test_without_servers_it_says_which_it_lacks(relatum: Relatum) -> None:
     ended = Relatum("", "", relatum.database_url).run("mcp")
     assert (ended.returncode, ended.stdout) == (3, "")
     assert "RELATUM_BROKER_URL" in ended.stderr
+
+
+def test_the_page_s_command_serves_them_beside_it(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
+    """`relatum web --mcp`: one address for both, which it tells."""
+    publish_plain(amqp_url, stream_name, [b"one"])
+    with relatum.start("web", "--port", "0", "--mcp") as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip().removeprefix("RELATUM_WEB_URL=")
+            with over_http(url) as agent:
+                assert agent.answer("read", stream=stream_name, offset=0)["body"]["part"] == "one"
+        finally:
+            process.terminate()
+        said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, said
+    assert f"Tools for agents are at {url}mcp\n" in said[1]
+    assert "Traceback" not in said[1]

@@ -51,6 +51,8 @@ def serve(options: "WebOptions", begin: tuple[str, int] | None = None) -> None:
             typer.echo(f"RELATUM_WEB_URL={server.url}")
             where = "" if begin is None else f" Begin at {server.url}{Links().message(*begin)[1:]}"
             typer.echo(f"The page is served.{where} (Ctrl-C stops it)", err=True)
+            if options.mcp:
+                typer.echo(f"Tools for agents are at {server.url}mcp", err=True)
             while not stopped.wait(WATCH_S):
                 if not server.is_running:
                     raise ServerStartFailed("the page ended by itself: the log says why")
