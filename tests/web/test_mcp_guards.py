@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,21 @@ def test_a_client_waits_for_its_turn_and_is_refused_what_is_too_much(world: Worl
         assert [each.status_code for each in answers][:3] == [200] * 3
         assert answers[-1].status_code == 429
         assert answers[-1].headers["retry-after"]
+
+
+def test_a_call_that_does_not_come_holds_no_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client is told, and the connection is closed; others of it that wait are answered."""
+    monkeypatch.setattr("relatum_consumer.web._application.CALL_COMES_S", 1.0)
+    with WebServer(world.page(port=0, mcp=True, requests_at_once=1)) as server:
+        port = int(server.url.rsplit(":", 1)[1].strip("/"))
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as slow:
+            head = f"POST /mcp HTTP/1.1\r\nHost: localhost:{port}\r\nContent-Length: 99\r\n"
+            slow.sendall(f"{head}Content-Type: application/json\r\nAccept: {WAYS['Accept']}\r\n\r\n{{".encode())
+            with over_http(server.url) as agent:
+                assert agent.answer("keys")["keys"]
+            said = b"".join(iter(lambda: slow.recv(4096), b""))
+    assert said.startswith(b"HTTP/1.1 408")
+    assert b"too_slow" in said
 
 
 def test_without_the_option_there_are_no_tools(world: World) -> None:

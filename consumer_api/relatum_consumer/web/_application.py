@@ -6,8 +6,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from importlib.metadata import version as version_of_package
+from typing import Final
 from urllib.parse import quote, unquote
 
+import anyio
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
@@ -15,7 +17,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relatum_consumer.web._access import Access
 from relatum_consumer.web._api import ENDPOINTS, EVENTS, MESSAGE, MESSAGE_BY_QUERY
@@ -33,6 +35,9 @@ from relatum_consumer.web._problems import Problem
 from relatum_consumer.web._rendering import Rendering, StaticFile, static_files, version_of
 from relatum_consumer.web._serving import of_extra
 from relatum_consumer.web._site import Site
+
+CALL_COMES_S: Final = 10.0
+"""Seconds for a call of a tool to come: its client waits for its turn with others."""
 
 
 class _Name(Convertor[str]):
@@ -129,10 +134,27 @@ class _Tools:
         self._rendering = rendering
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] == "POST":
-            await scope["app"].state.mcp(scope, receive, send)
-            return
         problem = Problem(405, "method_not_allowed", "tools are called by POST", "", {"Allow": "POST"})
+        if scope["method"] == "POST":
+            until, is_whole = anyio.current_time() + CALL_COMES_S, False
+
+            async def receive_soon() -> Message:
+                nonlocal is_whole
+                if is_whole:
+                    return await receive()
+                with anyio.fail_after(until - anyio.current_time()):
+                    message = await receive()
+                is_whole = not message.get("more_body", False)
+                return message
+
+            try:
+                await scope["app"].state.mcp(scope, receive_soon, send)
+            except TimeoutError:
+                if is_whole:
+                    raise
+                problem = Problem(408, "too_slow", "the call did not come in time", "", {"Connection": "close"})
+            else:
+                return
         await self._rendering.problem(problem, scope)(scope, receive, send)
 
 
