@@ -10,7 +10,7 @@ from rstream._pyamqp.message import Header, Properties  # type: ignore[attr-defi
 
 from relatum.reading import Message
 from relatum.uuid7 import uuid7
-from relatum.wire import amqp10, with_added
+from relatum.wire import amqp10, id_section, with_added
 
 ID = uuid7(1_700_000_000_123_456_789)
 
@@ -61,3 +61,9 @@ def test_a_message_without_a_body_gets_an_empty_one(message: AMQPMessage) -> Non
     out = with_added(raw, amqp10.find_sections(raw) if raw else [], ID, {})
     assert [code for code, _, _ in amqp10.find_sections(out)] == [amqp10.PROPERTIES, amqp10.DATA]
     assert Message.from_record("", 0, out).body == b""
+
+
+def test_an_id_comes_before_what_has_no_properties() -> None:
+    """In the same bytes as where the sections are looked at."""
+    raw = bytes(AMQPMessage(body=b"body", application_properties={"a": "b"}))
+    assert id_section(ID) + raw == with_added(raw, amqp10.find_sections(raw), ID, {})

@@ -6,7 +6,7 @@ Three modules are public as they are, for who needs many of their names: `amqp10
 from relatum.wire import _amqp10 as amqp10
 from relatum.wire import _frames as frames
 from relatum.wire import _publishing as publishing
-from relatum.wire._adding import with_added
+from relatum.wire._adding import id_section, with_added
 from relatum.wire._amqp10 import pick, pick_list
 from relatum.wire._chunk import Chunk, UnreadableRecord, record_at, records_at, small_records, split
 from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
@@ -84,6 +84,7 @@ __all__ = [
     "fingerprint",
     "frames",
     "hint",
+    "id_section",
     "is_another",
     "is_before",
     "pick",

@@ -10,9 +10,6 @@ _LIST8: Final = 0xC0
 _LIST32: Final = 0xD0
 _MAP8: Final = 0xC1
 _MAP32: Final = 0xD1
-_ID_LENGTH: Final = 36
-_ID_ALONE: Final = b"\x00\x53\x73\xc0\x27\x01\xa1\x24"
-"""What comes before an id of that length, in a section of properties that has nothing else."""
 _NO_BODY: Final = b"\xa0\0"
 _SMALL_MAX: Final = 0xFF
 _LARGE: Final = Struct(">BII").pack
@@ -37,17 +34,6 @@ def with_added(
     Raises:
         UndecodableMessage: the section that is to take them is broken.
     """
-    if message_id is not None and not headers and len(message_id) == _ID_LENGTH:
-        # As it is with most: an id of ours alone, and no properties beside it.
-        before = 0
-        for code, _, end in sections:
-            if code > amqp10.PROPERTIES:
-                if amqp10.DATA in (code, sections[-1][0]):
-                    return raw[:before] + _ID_ALONE + message_id.encode() + raw[before:]
-                break
-            if code == amqp10.PROPERTIES:
-                break
-            before = end
     if message_id is not None:
         raw, sections = _with_section(raw, sections, amqp10.PROPERTIES, _properties(raw, sections, message_id))
     if headers:
@@ -56,6 +42,11 @@ def with_added(
     if not any(amqp10.DATA <= code <= amqp10.VALUE for code, _, _ in sections):
         raw, _ = _with_section(raw, sections, amqp10.DATA, _NO_BODY)
     return raw
+
+
+def id_section(message_id: str) -> bytes:
+    """A section of properties that has nothing but an id: what a message without any begins with then."""
+    return b"\0\x53%c" % amqp10.PROPERTIES + _compound(_LIST8, 1, _encoded(message_id))
 
 
 def _with_section(

@@ -12,8 +12,9 @@ from relatum.publishing._locate import Sent
 from relatum.publishing._stamp import Stamp, Stamper
 from relatum.publishing.clients._publish import receipt_header
 from relatum.reading import Message, Properties
-from relatum.wire import amqp10, with_added
+from relatum.wire import amqp10, id_section, with_added
 
+_new_tuple: Final = tuple.__new__
 _NO_PROPERTIES: Final = Properties()
 _NO_ID: Final = 0x40
 """The constructor of a null."""
@@ -44,14 +45,11 @@ def ready(
     interception: Interception,
     raw: bytes,
     *,
-    known: "tuple[dict[str, Any], bytes] | None" = None,
     is_message: bool = True,
     asks: bool = False,
 ) -> Ready:
     """The message to send for one that was given.
 
-    - `known`: Its headers and its body, where it has no properties and these are what a reader will see. It need not be
-      decoded then, which is most of what this costs.
     - `is_message`: Whether nothing at all is a message, too: rstream encodes one of an empty body so.
     - `asks`: Whether the recorder is to give a receipt for it.
 
@@ -61,10 +59,7 @@ def ready(
     """
     stamper = interception.stamper(0, keeps_tables=True)
     try:
-        sections = [] if is_message and not raw else amqp10.find_sections(raw)
-        if known is None or asks:
-            return _ready(stamper, raw, sections, asks)
-        return _plainly_ready(stamper, raw, sections, *known)
+        return _ready(stamper, raw, [] if is_message and not raw else amqp10.find_sections(raw), asks)
     except UndecodableMessage as error:
         if not asks and stamper.takes_what_is_no_message():
             return Ready(raw, None, raw)
@@ -75,11 +70,15 @@ def ready(
         ) from error
 
 
-def _plainly_ready(
-    stamper: Stamper, raw: bytes, sections: list[amqp10.Section], headers: dict[str, Any], body: bytes
-) -> Ready:
-    stamp = stamper.stamp(headers or None, None, None, _NO_PROPERTIES, body)
-    return Ready(with_added(raw, sections, stamp.message_id, _added(stamp)), stamp, body)
+def plainly_ready(interception: Interception, raw: bytes, headers: dict[str, Any], body: bytes) -> Ready:
+    """As `ready`, of a message that is nothing but these headers, as a reader will see them, and a body.
+
+    It need not be decoded, nor its sections be found, which is most of what stamping costs.
+    """
+    stamp = interception.stamper(0, keeps_tables=True).stamp(headers or None, None, None, _NO_PROPERTIES, body)
+    if stamp.added:
+        return Ready(with_added(raw, amqp10.find_sections(raw), stamp.message_id, _added(stamp)), stamp, body)
+    return _new_tuple(Ready, (id_section(stamp.message_id) + raw, stamp, body))
 
 
 def _added(stamp: Stamp) -> dict[str, Any]:

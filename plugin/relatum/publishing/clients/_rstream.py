@@ -25,7 +25,7 @@ from relatum.publishing._publish_errors import outcome
 from relatum.publishing._receipt import AsyncReceipt
 from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing.clients._attributes import Replacement, put, put_back
-from relatum.publishing.clients._encoded_messages import Ready, ready
+from relatum.publishing.clients._encoded_messages import Ready, plainly_ready, ready
 
 NAME: Final = "rstream"
 """The client, as metrics name it."""
@@ -239,11 +239,12 @@ def stamp(interception: Interception, given: Any, *, asks: bool = False) -> Stam
         return given
     routed = _routed.get()
     made = routed.get(id(given)) if routed is not None else None
+    if made is None and not asks and type(given) is AMQPMessage and (known := _known(given)) is not None:
+        made = plainly_ready(interception, bytes(given), *known)
     if made is None:
         # Not isinstance: it asks after a protocol, which takes as long as all else.
         is_message = AMQPMessage in type(given).__mro__
-        known = _known(given) if type(given) is AMQPMessage else None
-        made = ready(interception, bytes(given), known=known, is_message=is_message, asks=asks)
+        made = ready(interception, bytes(given), is_message=is_message, asks=asks)
     if routed is not None:
         routed[id(given)] = made
     return Stamped(RawMessage(given) if isinstance(given, bytes) else given, made)
@@ -252,11 +253,13 @@ def stamp(interception: Interception, given: Any, *, asks: bool = False) -> Stam
 def _known(message: Any) -> tuple[dict[str, Any], bytes] | None:
     """Headers and body as a reader will see them, where that is sure: plain values, and nothing else."""
     headers = message.application_properties or {}
-    if any(message[:_PROPERTIES_END]) or any(message[_BODY + 1 :]) or type(message.body) is not bytes:
+    body = message[_BODY]
+    if type(body) is not bytes or not body or any(message[:_PROPERTIES_END]) or any(message[_BODY + 1 :]):
         return None
     if not (_PLAIN.issuperset(map(type, headers.values())) and _TEXT.issuperset(map(type, headers))):
         return None
-    return None if any(name.startswith("x-") for name in headers) else (headers, message.body)
+    # Readers take some of these for the broker's.
+    return None if ",x-" in "," + ",".join(headers) else (headers, body)
 
 
 def _intercept_producer(producer: Producer, interception: Interception) -> None:
