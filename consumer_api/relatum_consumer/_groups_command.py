@@ -18,12 +18,13 @@ from relatum.terminal import (
     console,
     moment_text,
     parse_span,
+    plain_text,
     print_facts,
     print_json,
     spread,
 )
 from relatum_consumer.command import open_relations
-from relatum_consumer.groups import Group, GroupConsumerStatus, IncompleteGroupReport
+from relatum_consumer.groups import Group, GroupConsumerStatus, GroupPage, GroupReport
 
 __all__ = ["groups"]
 
@@ -55,29 +56,45 @@ def groups(
     consumer: Annotated[
         str | None, typer.Option("--consumer", metavar="NAME", help="Show this consumer instead.", show_default=False)
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="List all groups instead, as they are recorded, the newest first.")
+    ] = False,
+    before: Annotated[
+        str | None, typer.Option(metavar="ID", help="With --all: those that are older than it.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="With --all: at most so many.", min=1, max=1_000)] = 20,
+    recorded: Annotated[
+        bool, typer.Option("--recorded", help="Look at what is recorded alone, however much of the streams is not.")
+    ] = False,
     *,
     servers: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """List the groups that are not complete, or contradict themselves; or show one group, or a consumer of groups.
+    """List the groups that are not complete, or contradict themselves, or all; show one, or a consumer of groups.
 
     The list ends with 0, whatever is in it. `--group` ends with 0 (complete), 6 (nothing of it is there), 7 (it
     contradicts itself, or has lost a message) or 8 (not complete); `--consumer` with 0 or 6 (no such consumer).
-    `--json` prints one document: the list, the group, or the consumer.
+    `--json` prints one document: the list, the page of all, the group, or the consumer.
     """
-    if sum(each is not None for each in (older_than, group, consumer)) > 1:
-        raise typer.BadParameter("--older-than, --group and --consumer show different things: give one of them")
+    if sum((older_than is not None, group is not None, consumer is not None, every)) > 1:
+        raise typer.BadParameter("--older-than, --group, --consumer and --all show different things: give one of them")
+    if before is not None and not every:
+        raise typer.BadParameter("--before is for --all")
     if consumer is not None and streams:
         raise typer.BadParameter("--consumer shows all streams of the consumer: name none")
     with open_relations(servers) as relations:
         if consumer is not None:
             _print_consumer(relations.group_consumer_status(consumer), as_json)
         elif group is not None:
-            _print_group(relations.group(group, streams=streams or None), as_json)
+            _print_group(relations.group(group, streams=streams or None, complete=not recorded), as_json)
+        elif every:
+            _print_page(relations.newest_groups(streams or None, before=before, limit=limit), as_json)
         else:
             _print_list(
                 relations.incomplete_groups(
-                    streams or None, older_than=OLDER_THAN_S if older_than is None else older_than
+                    streams or None,
+                    older_than=OLDER_THAN_S if older_than is None else older_than,
+                    complete=not recorded,
                 ),
                 as_json,
             )
@@ -86,25 +103,49 @@ def groups(
 # --- the list ---------------------------------------------------------------------------------------------
 
 
-def _print_list(found: Sequence[IncompleteGroupReport], as_json: bool) -> None:
+def _print_list(found: Sequence[GroupReport], as_json: bool) -> None:
     if as_json:
         print_json([_report_document(each) for each in found])
-        return
-    if not found:
+    elif not found:
         console.print("No group of that age is incomplete.")
+    else:
+        _print_table(found)
+
+
+def _print_page(page: GroupPage, as_json: bool) -> None:
+    if as_json:
+        unrecorded = [asdict(each) for each in page.unrecorded]
+        groups = [_report_document(each) for each in page.groups]
+        print_json({"groups": groups, "next": page.next, "unrecorded": unrecorded})
         return
-    table = Table("group", "there", "missing", "last", "first seen", "last seen", "lies in")
+    if page.groups:
+        _print_table(page.groups)
+    for each in page.unrecorded:
+        part = f"{each.stream} from {each.start:,} to {each.stop - 1:,}"
+        console.print(plain_text(f"{part} is not recorded by the key of groups: relatum backfill {each.stream}"))
+    console.print("No more groups." if page.next is None else f"Older ones: relatum groups --all --before {page.next}")
+
+
+def _print_table(found: Sequence[GroupReport]) -> None:
+    table = Table("group", "complete", "there", "missing", "last", "first seen", "last seen", "lies in")
     for each in found:
         place = each.position
         lies_in = ", ".join(sorted({message.stream for message in each.places}))
         seen = moment_text(each.first_seen), moment_text(each.last_seen)
         wrong = "".join(f", {anomaly}" for anomaly in place.anomalies)
-        cells = (each.group_id, f"{place.seen:,}{wrong}", _ranges(place.missing, RANGES_SHOWN), _last(place))
+        is_complete = "yes" if place.is_complete else "no"
+        cells = (
+            each.group_id,
+            is_complete,
+            f"{place.seen:,}{wrong}",
+            _ranges(place.missing, RANGES_SHOWN),
+            _last(place),
+        )
         table.add_row(*(Text(cell, overflow="fold") for cell in (*cells, *seen, lies_in)))
     console.print(table)
 
 
-def _report_document(report: IncompleteGroupReport) -> dict[str, Any]:
+def _report_document(report: GroupReport) -> dict[str, Any]:
     return {
         **_position_document(report.position),
         "first_seen": report.first_seen,

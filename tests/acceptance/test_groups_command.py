@@ -62,6 +62,22 @@ def test_incomplete_groups_are_listed(relatum: Relatum, stream: str) -> None:
     assert group_id(LACKING) in shown
     assert "2–3" in shown
     assert relatum.run("groups", "nobody-knows-it").returncode == ExitCode.NOT_THERE
+    assert relatum.json("groups", "--older-than", "0", "--recorded") == every
+
+
+def test_all_groups_are_listed(relatum: Relatum, stream: str) -> None:
+    """Complete ones, too, the newest first, page by page."""
+    page = relatum.json("groups", "--all", "--limit", "3")
+    assert [(each["group_id"], each["is_complete"]) for each in page["groups"]] == [
+        (group_id(SECOND), True),
+        (group_id(UNSOUND), True),
+        (group_id(LACKING), False),
+    ]
+    rest = relatum.json("groups", "--all", "--before", page["next"])
+    assert ([each["group_id"] for each in rest["groups"]], rest["next"]) == ([group_id(WHOLE)], None)
+    assert f"--before {page['next']}" in relatum.ok("groups", stream, "--all", "-n", "3")
+    assert relatum.run("groups", "--all", "--older-than", "1h").returncode == ExitCode.USAGE
+    assert relatum.run("groups", "--before", page["next"]).returncode == ExitCode.USAGE
 
 
 def test_one_group_is_shown(relatum: Relatum, stream: str) -> None:

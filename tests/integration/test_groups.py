@@ -449,6 +449,61 @@ def test_a_group_that_retention_took_from_is_never_given_smaller(
         delete_stream(amqp_url, other)
 
 
+def test_all_groups_are_listed_the_newest_first(
+    amqp_url: str, streams: list[str], record: Record, relations: Relations
+) -> None:
+    """Complete ones, too, page by page; of named streams those that lie there; what others set as headers is none."""
+    hostile = [
+        (b"", {"relatum_group": text, "relatum_group_sequence": 1}) for text in ("", "abc", "f" * 48, "~", "a|b")
+    ]
+    publish_plain(amqp_url, streams[0], [*whole_group(1, 2), of_group(2, 1), *hostile])
+    publish_plain(amqp_url, streams[1], [*whole_group(3, 1), of_group(2, 2, last=True), of_group(4, 2)])
+    record(*streams)
+    page = relations.newest_groups()
+    assert [(each.group_id, each.position.is_complete) for each in page.groups] == [
+        (group_id(4), False),
+        (group_id(3), True),
+        (group_id(2), True),
+        (group_id(1), True),
+    ]
+    assert page.groups[2].places in (((streams[0], 2), (streams[1], 1)), ((streams[1], 1), (streams[0], 2)))
+    assert (page.next, page.unrecorded) == (None, ())
+    found, before = [], None
+    for _ in range(10):
+        part = relations.newest_groups(before=before, limit=1)
+        found += [each.group_id for each in part.groups]
+        if (before := part.next) is None:
+            break
+    assert found == [each.group_id for each in page.groups]
+    assert [each.group_id for each in relations.newest_groups(streams[1]).groups] == [group_id(n) for n in (4, 3, 2)]
+    for wrong in ({"limit": 0}, {"limit": 1_001}, {"before": 1}, {"before": "\0"}):
+        with pytest.raises(InvalidInput):
+            relations.newest_groups(**wrong)  # type: ignore[arg-type]
+
+
+def test_what_lies_before_the_key_was_defined_is_named_and_not_read(
+    amqp_url: str, engine: sa.Engine, streams: list[str], relations: Relations
+) -> None:
+    """A list of what is recorded reads no stream, and says what that leaves out; a back-fill has it."""
+    publish_plain(amqp_url, streams[0], [*whole_group(1, 2), of_group(2, 1)])
+    with recording(amqp_url, engine, streams[0], keys=["order_id"]):
+        wait_recorded(amqp_url, engine, streams[0])
+    add_keys(engine, [GROUP_KEY])
+    publish_plain(amqp_url, streams[0], [of_group(2, 2, last=True), of_group(3, 2)])
+    with recording(amqp_url, engine, streams[0]):
+        wait_recorded(amqp_url, engine, streams[0])
+    page = relations.newest_groups()
+    assert [(each.group_id, each.position.is_complete) for each in page.groups] == [
+        (group_id(3), False),
+        (group_id(2), False),
+    ]
+    (gap,) = page.unrecorded
+    assert (gap.stream, gap.start) == (streams[0], 0)
+    as_recorded = relations.incomplete_groups(older_than=0, complete=False)
+    assert {each.group_id for each in as_recorded} == {group_id(2), group_id(3)}
+    assert [each.group_id for each in relations.incomplete_groups(older_than=0)] == [group_id(3)]
+
+
 def test_groups_that_are_not_complete_are_listed_with_what_is_missing(
     amqp_url: str, streams: list[str], record: Record, relations: Relations
 ) -> None:

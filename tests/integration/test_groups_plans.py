@@ -70,6 +70,24 @@ def test_each_statement_of_groups_uses_its_index(filled: psycopg.Connection[Any]
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < PAGES[name], plan
 
 
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("before", ["g", f"{ROWS // SIZE // 2:048x}"])
+def test_the_newest_groups_are_a_probe_of_each_part_each(
+    filled: psycopg.Connection[Any], before: str, mode: str
+) -> None:
+    """A hundred of a hundred thousand, from the end and from the middle: no row is read but theirs."""
+    parameters = {"key_id": 1, "before": before, "most": 100}
+    last = ROWS // SIZE if before == "g" else ROWS // SIZE // 2
+    found = [group_id for (group_id,) in filled.execute(statements.newest(), parameters)]
+    assert found == [f"{last - 1 - n:048x}" for n in range(100)]
+    plan = plan_of(filled, mode, statements.newest(), parameters)
+    assert scanned_in(plan) <= CATALOG, plan
+    reads = [node for node in nodes_of(plan) if node.get("Relation Name") == "relationships"]
+    assert {node["Node Type"] for node in reads} <= {"Index Only Scan", "Index Scan"}, plan
+    assert max(node["Actual Rows"] for node in reads) <= 1, plan
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 101 * 5 * PARTS, plan
+
+
 def test_groups_that_are_not_whole_are_found_in_one_pass(filled: psycopg.Connection[Any]) -> None:
     """The rows of the key are read once, however many groups they are of."""
     parameters = {"key_id": 1, "stream_ids": [1, 2], "floors": [0, 0], "before": 2**62, "limit": 100}

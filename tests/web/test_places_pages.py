@@ -7,8 +7,11 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.collecting import _collected_listing as listing
-from relatum.store import collected_messages, collector_sources, collectors
-from tests.support.groups import group_id
+from relatum.membership import GROUP_KEY
+from relatum.store import add_keys, collected_messages, collector_sources, collectors
+from relatum_consumer.web._api import _groups
+from tests.support import publish_plain, recording, wait_recorded
+from tests.support.groups import group_id, of_group, whole_group
 from tests.support.web import Asking, asking
 from tests.web.conftest import FAILED, HOSTILE, TAKEN, World
 from tests.web.test_api import harmless, hostile_names
@@ -46,6 +49,41 @@ def test_groups_that_are_not_whole_say_what_they_lack(page: Asking, world: World
         assert page.get(each["places"][0]["href"]).status_code == 200
     rows = pages(page, "/groups", "groups", limit=2)
     assert [row["group"]["group_id"] for row in rows] == [each["group_id"] for each in facts]
+
+
+@pytest.mark.parametrize("masked", [(), ("message_group",)])
+def test_all_groups_are_listed_the_newest_first(world: World, masked: tuple[str, ...]) -> None:
+    """Whole ones, too, page by page, also where no id may be in a link."""
+    with asking(world.page(masked_keys=masked)) as page:
+        rows = pages(page, "/groups", "groups", show="all", limit=2)
+        assert [row["group"]["state"] for row in rows] == ["incomplete", "unsound", "incomplete", "complete"]
+        text = page.get("/groups?show=all&limit=2").text
+        harmless(text)
+        assert ("000000" in text) == (not masked)
+
+
+def test_what_is_not_recorded_by_the_key_of_groups_is_named_and_not_read(
+    world: World, amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that was defined after the streams were recorded: the page says so, and how to have the rest."""
+    monkeypatch.setattr(_groups, "UNRECORDED_READ", 10)
+    publish_plain(amqp_url, stream_name, [*whole_group(1, 20), of_group(2, 1)])
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+    add_keys(engine, [GROUP_KEY])
+    publish_plain(amqp_url, stream_name, [of_group(2, 3)])
+    with recording(amqp_url, engine, stream_name):
+        wait_recorded(amqp_url, engine, stream_name)
+    with asking(world.page(database=database_url)) as page:
+        for show in ("unfinished", "all"):
+            answer = page.get(f"/api/groups?older_s=0&show={show}").json()
+            assert [row["group"]["group_id"] for row in answer["groups"]] == [group_id(2)]
+            assert [(each["stream"], each["start"]) for each in answer["unrecorded"]] == [(stream_name, 0)]
+            text = page.get(f"/groups?older_s=0&show={show}").text
+            assert "relatum backfill" in text
+            harmless(text)
+        shown = page.get(f"/api/groups/group?id={group_id(2)}").json()
+        assert (len(shown["results"]), shown["is_proven"]) == (1, False)
 
 
 def test_a_group_is_shown_by_number(page: Asking, world: World) -> None:

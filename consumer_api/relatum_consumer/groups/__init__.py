@@ -1,13 +1,13 @@
 """Reading message groups: whole, in order, found through the table whatever order their messages lie in.
 
 The methods are those of `Relations` and `AsyncRelations`: `groups`, `group`, `grouped`, `group_position`,
-`incomplete_groups`, `group_consumer_status`.
+`incomplete_groups`, `newest_groups`, `group_consumer_status`.
 """
 
 from relatum_consumer.groups.reading._assembly import GroupOrder
 from relatum_consumer.groups.reading._async_groups import AsyncGroupMethods, AsyncOpenGroup
 from relatum_consumer.groups.reading._group_options import OnConflict, OnDuplicate
-from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
+from relatum_consumer.groups.reading._group_values import Group, GroupPage, GroupReport, IncompleteGroupReport
 from relatum_consumer.groups.reading._groups import GroupMethods, OpenGroup
 from relatum_consumer.groups.sharing._async_shared_groups import AsyncSharedGroup, AsyncSharedGroups
 from relatum_consumer.groups.sharing._shared_groups import SharedGroup, SharedGroups
@@ -26,6 +26,8 @@ __all__ = [
     "GroupMemberStatus",
     "GroupMethods",
     "GroupOrder",
+    "GroupPage",
+    "GroupReport",
     "GroupSourceStatus",
     "IncompleteGroupReport",
     "OnConflict",

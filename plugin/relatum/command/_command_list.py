@@ -19,7 +19,7 @@ HELP: Final[Mapping[str, str]] = {
     ),
     "trace": "Show all messages that are connected with one, or with a key's value, and what came from what.",
     "groups": (
-        "List the groups that are not complete, or contradict themselves; or show one group, or a consumer of groups."
+        "List the groups that are not complete, or contradict themselves, or all; show one, or a consumer of groups."
     ),
     "expect": "Define what is to follow messages, list it and remove it: what `relatum missing` looks for.",
     "missing": (

@@ -6,8 +6,9 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import islice
+from typing import TypeVar
 
-from relatum.checks import checked_seconds
+from relatum.checks import checked_count, checked_name, checked_seconds
 from relatum.errors import InvalidInput
 from relatum.keys import moment
 from relatum.limits import INTEGER_MAX
@@ -34,7 +35,7 @@ from relatum_consumer.groups.reading._delivery import (
 )
 from relatum_consumer.groups.reading._group_options import check_order
 from relatum_consumer.groups.reading._group_requests import GroupSteps
-from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
+from relatum_consumer.groups.reading._group_values import Group, GroupPage, GroupReport, IncompleteGroupReport
 from relatum_consumer.groups.reading._streams_view import View, group_key, look, member_of
 from relatum_consumer.lookups import (
     ANSWER_MESSAGES_MAX,
@@ -55,9 +56,16 @@ from relatum_consumer.lookups import (
 )
 
 _Names = tuple[str, ...] | None
+_Report = TypeVar("_Report", bound=GroupReport)
 
 _IDS_AT_ONCE = 1_000
 """Groups whose rows are asked for at once for a report."""
+
+_ROUNDS = 5
+"""How often a page is filled up."""
+
+_BEHIND_ALL = "g"
+"""Sorts behind all ids, which are hexadecimal digits."""
 
 
 # --- one group --------------------------------------------------------------------------------------------
@@ -178,13 +186,13 @@ def grouped(catalog: Catalog, group_id: str, sequence: int, streams: Names, *, c
 
 
 def incomplete(
-    catalog: Catalog, streams: Names, older_than: timedelta | float
+    catalog: Catalog, streams: Names, older_than: timedelta | float, *, complete: bool
 ) -> GroupSteps[list[IncompleteGroupReport]]:
     """The groups that are not complete, or not sound, and whose first message is old enough; oldest first."""
     seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
     names, age_s = names_of("streams", streams), checked_seconds("older_than", seconds)
     before = time.time_ns() // 1_000 - round(age_s * 1_000_000)
-    view = yield from look(catalog, names, complete=True)
+    view = yield from look(catalog, names, complete=complete)
     ids = iter((yield from _suspects(view, before)))
     reports: list[IncompleteGroupReport] = []
     while part := list(islice(ids, _IDS_AT_ONCE)):
@@ -193,8 +201,33 @@ def incomplete(
             found = assemble(group_id, rows, "physical", view.floors)
             if _is_due(found, before):
                 place = yield from settled(found, is_named=names is not None)
-                reports.append(report(group_id, place, found))
+                reports.append(report(group_id, place, found, IncompleteGroupReport))
     return sorted(reports, key=lambda each: (each.first_seen is not None, each.first_seen, each.group_id))
+
+
+def newest(catalog: Catalog, streams: Names, before: str | None, limit: int) -> GroupSteps[GroupPage]:
+    """Groups as they are recorded, the newest first."""
+    names = names_of("streams", streams)
+    most = checked_count("limit", limit, most=_IDS_AT_ONCE)
+    at: str | None = _BEHIND_ALL if before is None else checked_name("before", before)
+    view = yield from look(catalog, names, complete=False)
+    reports: list[GroupReport] = []
+    # Groups of other streams and virtual hosts come among them; a page ends after so many, however few are meant.
+    for _ in range(_ROUNDS):
+        wanted = most - len(reports)
+        rows = yield from Select(statements.newest(), {"key_id": view.key_id, "before": at, "most": wanted})
+        ids = [group_id for (group_id,) in rows]
+        members = yield from view.members_of(ids)
+        for group_id in ids:
+            found = assemble(group_id, members.get(group_id, ()), "physical", view.floors)
+            # What is gone altogether is none any more.
+            if found.members:
+                place = yield from settled(found, is_named=names is not None)
+                reports.append(report(group_id, place, found, GroupReport))
+        at = (ids[-1] or None) if len(ids) == wanted else None
+        if at is None or len(reports) == most:
+            break
+    return GroupPage(tuple(reports), at, view.gaps)
 
 
 def _suspects(view: View, before: int) -> GroupSteps[list[str]]:
@@ -228,9 +261,9 @@ def _times(found: Assembled) -> list[int]:
     return [member.time_us for member in rows if member.time_us is not None]
 
 
-def report(group_id: str, place: GroupPosition, found: Assembled) -> IncompleteGroupReport:
-    """What is known of a group that is not complete, or not sound."""
+def report(group_id: str, place: GroupPosition, found: Assembled, kind: type[_Report]) -> _Report:
+    """What is known of a group."""
     times = _times(found)
     first, last = (moment(min(times)), moment(max(times))) if times else (None, None)
     lying = sorted((*found.members, *found.duplicates), key=lambda each: (each.time_us or 0, each.stream, each.offset))
-    return IncompleteGroupReport(group_id, place, first, last, tuple(member.id for member in lying))
+    return kind(group_id, place, first, last, tuple(member.id for member in lying))

@@ -74,6 +74,37 @@ def members() -> str:
 
 
 @lru_cache
+def newest() -> str:
+    """Ids of groups that come before `before` in the order of ids, which is that of time, the last first: `most`.
+
+    Each takes one probe of each part's index: the greatest value before all of the group that was found last.
+    """
+    rows = relationships.c
+    start: Any = sa.select(
+        sa.cast(sa.bindparam("before"), sa.Text).collate("C").label("group_id"), sa.literal_column("0").label("step")
+    )
+    walk = start.cte("walk", recursive=True)
+    group_id = sa.func.split_part(rows.value, _BAR, sa.literal_column("1")).collate("C").label("group_id")
+    # By the id alone: what lies between it and its values is no group's.
+    last = (
+        sa.select(group_id)
+        .where(
+            rows.key_id == _KEY_ID,
+            rows.value < walk.c.group_id,
+            may_hold_values(_KEY_ID, sa.literal_column("''"), walk.c.group_id),
+        )
+        .order_by(rows.value.desc())
+        .limit(sa.literal_column("1"))
+        .lateral("last")
+    )
+    most = sa.bindparam("most", type_=sa.BigInteger)
+    step = sa.select(last.c.group_id, walk.c.step + sa.literal_column("1"))
+    walk = walk.union_all(step.select_from(walk.join(last, sa.true())).where(walk.c.step < most))
+    found = sa.select(walk.c.group_id).where(walk.c.step > sa.literal_column("0")).order_by(walk.c.step)
+    return compiled(found)
+
+
+@lru_cache
 def unfinished() -> str:
     """Ids of the groups in the streams `stream_ids` that are not whole, or not sound: at most `limit`, oldest first.
 

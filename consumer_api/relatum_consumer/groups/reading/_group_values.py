@@ -8,6 +8,7 @@ from typing import overload
 from relatum.ids import MessageId
 from relatum.membership import GroupPosition, GroupStatus, group_status, membership
 from relatum.reading import Message
+from relatum_consumer.lookups import Uncovered
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,8 +70,8 @@ def sequence_of(message: Message) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class IncompleteGroupReport:
-    """A group that is not complete, or not sound.
+class GroupReport:
+    """A group, without its messages.
 
     Attributes:
         group_id: Its id.
@@ -85,3 +86,25 @@ class IncompleteGroupReport:
     first_seen: datetime | None
     last_seen: datetime | None
     places: tuple[MessageId, ...]
+
+
+class IncompleteGroupReport(GroupReport):
+    """A group that is not complete, or not sound."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPage:
+    """Groups as they are recorded, the newest first.
+
+    Attributes:
+        groups: They, complete or not, by their ids, which begin with the time they were made at.
+        next: What to give as `before` for those that are older; None where there are none.
+        unrecorded: What the streams retain and is not recorded by the key of groups: groups of which a part lies there
+            show as not complete, and those that lie there wholly are not listed.
+    """
+
+    groups: tuple[GroupReport, ...]
+    next: str | None
+    unrecorded: tuple[Uncovered, ...] = ()

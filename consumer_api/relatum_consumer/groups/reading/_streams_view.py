@@ -38,6 +38,7 @@ class View:
         stops: The offset by stream before which messages count.
         unrecorded: Members that are in the streams and not in the table, by stream, in the order of offsets.
         unrecorded_groups: The same by group.
+        gaps: What is retained and not in the table.
     """
 
     key_id: int
@@ -46,6 +47,7 @@ class View:
     stops: dict[str, int]
     unrecorded: dict[str, list[Member]] = field(default_factory=dict)
     unrecorded_groups: dict[str, list[Member]] = field(default_factory=dict)
+    gaps: tuple[Uncovered, ...] = ()
 
     def hold(self, members: Iterable[Member]) -> None:
         """Count members that are not in the table."""
@@ -120,6 +122,7 @@ def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> 
         {stream: 0 if ends.last is None else ends.last + 1 for stream, ends in bounds.items()},
     )
     gaps = [gap for gap in known.uncovered if gap.stream in bounds]
+    view.gaps = tuple(gaps)
     if complete:
         view.hold((yield from _unrecorded(view, gaps)))
     else:

@@ -1,18 +1,19 @@
 """Message groups: those that are not whole, what each lacks, the consumers that share them, and one group."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeAlias
 
 from relatum.errors import InvalidInput, KeyNotDefined, RelatumError, Transient
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, membership
 from relatum.waiting import within
-from relatum_consumer.groups import GroupConsumerStatus, IncompleteGroupReport
+from relatum_consumer.groups import GroupConsumerStatus, GroupPage, GroupReport
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
 from relatum_consumer.web._api._shown import MessageRow, Place, message_row
 from relatum_consumer.web._endpoint import Endpoint, problem_met
@@ -26,6 +27,10 @@ GROUPS_KEPT_S: Final = 10.0
 CONSUMERS_LISTED: Final = 10
 CONSUMERS_S: Final = 3.0
 """Seconds for all consumers of the page together: what they know of their groups is counted."""
+
+UNRECORDED_READ: Final = 20_000
+"""Offsets that are not recorded by the key of groups and are read all the same: some 100 ms. A recorder that is a
+little behind so leaves nothing open; where there are more, what is recorded is told, and what is not is named."""
 
 _PLACES_LISTED: Final = 5
 _RANGES_LISTED: Final = 20
@@ -47,13 +52,22 @@ _WRONG: Final = {
 
 @dataclass(frozen=True, slots=True)
 class GroupsAsked:
-    """Which groups that are not whole, page by page."""
+    """Which groups, page by page."""
+
+    show: Annotated[
+        str, Parameter("Those that are not whole; or all, the newest first.", choices=("unfinished", "all"))
+    ] = "unfinished"
 
     stream: Annotated[
         tuple[str, ...], Parameter("Streams and super streams; all that are recorded where left out.")
     ] = ()
     older_s: Annotated[
-        int, Parameter("Only groups whose first message is so many seconds old.", least=0, most=3650 * _DAY_S)
+        int,
+        Parameter(
+            "Of those that are not whole: only groups whose first message is so many seconds old.",
+            least=0,
+            most=3650 * _DAY_S,
+        ),
     ] = 3_600
     limit: Annotated[int, Parameter("Groups of a page.", least=1, most=500)] = 50
     cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
@@ -83,7 +97,7 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A group that is not whole; `places` are the first messages of `places_count`."""
+    """A group; `places` are the first messages of `places_count`."""
 
     group: GroupFacts
     first_seen: datetime | None
@@ -124,16 +138,31 @@ class GroupConsumerRow:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupsAnswer:
-    """A page of groups that are not whole: incomplete ones first, then unsound ones, the oldest first of each.
+class Unrecorded:
+    """Offsets from `start` to before `stop` of a stream that are not recorded by the key of groups."""
 
-    `consumers` are the first ten of `consumers_count`.
+    stream: str
+    start: int
+    stop: int
+    href: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsAnswer:
+    """A page of groups: all, the newest first; or those that are not whole, with how many there are.
+
+    Of those that are not whole the incomplete ones come first, then the unsound ones, the oldest first of each.
+    What is told is as recorded where there is much that is not: the first twenty such parts are `unrecorded`, of
+    `unrecorded_count`. A group of which a part lies there may be whole. `consumers` are the first ten of
+    `consumers_count`.
     """
 
     groups: tuple[GroupRow, ...]
-    incomplete: int
-    unsound: int
+    incomplete: int | None
+    unsound: int | None
     older_s: int
+    unrecorded: tuple[Unrecorded, ...]
+    unrecorded_count: int
     consumers: tuple[GroupConsumerRow, ...]
     consumers_count: int
     next: str | None
@@ -145,22 +174,23 @@ async def groups(site: Site, asked: GroupsAsked) -> GroupsAnswer:
     """Answer one page."""
     began = time.perf_counter()
     definitions = await site.keys()
-    after = read_cursor(asked.cursor, int, str, str, int)
-    ask = partial(_incomplete, site, asked)
-    reports = await site.lately(("groups", asked.stream, asked.older_s), GROUPS_KEPT_S, ask)
-    found = sorted(((_rank(each), each) for each in reports), key=lambda each: each[0])
-    left = [each for each in found if after is None or each[0] > tuple(after)]
-    page = left[: asked.limit]
-    cursor = cursor_of(*page[-1][0]) if len(left) > len(page) else None
-    unsound = sum(_is_unsound(each.position) for each in reports)
+    with _words(site):
+        page, cursor, recorded, counts = await (_newest if asked.show == "all" else _unfinished)(site, asked)
+    unrecorded = () if recorded is None else recorded.unrecorded
     names, consumers = await _consumers(site)
-    given: dict[str, object] = {"stream": asked.stream, "older_s": None if asked.older_s == 3_600 else asked.older_s}
+    given: dict[str, object] = {"show": None if asked.show == "unfinished" else asked.show}
+    given |= {"stream": asked.stream, "older_s": None if asked.older_s == 3_600 else asked.older_s}
     given |= {"limit": None if asked.limit == 50 else asked.limit}
     return GroupsAnswer(
-        groups=tuple(_group_row(site, definitions, each) for _, each in page),
-        incomplete=len(reports) - unsound,
-        unsound=unsound,
+        groups=tuple(_group_row(site, definitions, each) for each in page),
+        incomplete=None if counts is None else counts[0],
+        unsound=None if counts is None else counts[1],
         older_s=asked.older_s,
+        unrecorded=tuple(
+            Unrecorded(each.stream, each.start, each.stop, site.links.stream(each.stream))
+            for each in unrecorded[:_RANGES_LISTED]
+        ),
+        unrecorded_count=len(unrecorded),
         consumers=consumers,
         consumers_count=names,
         next=cursor,
@@ -169,10 +199,60 @@ async def groups(site: Site, asked: GroupsAsked) -> GroupsAnswer:
     )
 
 
-async def _incomplete(site: Site, asked: GroupsAsked) -> list[IncompleteGroupReport]:
+_Page: TypeAlias = tuple[Sequence[GroupReport], str | None, GroupPage | None, tuple[int, int] | None]
+"""Groups, the next page's cursor, what says what is not recorded, and how many there are, incomplete and unsound."""
+
+
+async def _newest(site: Site, asked: GroupsAsked) -> _Page:
+    after = read_cursor(asked.cursor, str, str, int)
+    before = None
+    if after is not None:
+        group_id, stream, offset = after
+        before = group_id or await _id_at(site, MessageId(stream, offset))
+    found = await site.relations.newest_groups(asked.stream or None, before=before, limit=asked.limit)
+    cursor = None
+    if found.next is not None and not await _is_masked(site):
+        cursor = cursor_of(found.next, "", 0)
+    elif found.next is not None and found.groups:
+        # An id that is secret is none of a link: the last group goes by a message.
+        cursor = cursor_of("", *found.groups[-1].places[0])
+    return found.groups, cursor, found, None
+
+
+async def _unfinished(site: Site, asked: GroupsAsked) -> _Page:
+    after = read_cursor(asked.cursor, int, str, str, int)
+    recorded = await _recorded(site, asked.stream)
+    complete = not _is_much(recorded)
+    ask = partial(site.relations.incomplete_groups, asked.stream or None, older_than=asked.older_s, complete=complete)
+    with within(site.options.timeout_s):
+        reports = await site.lately(("groups", asked.stream, asked.older_s, complete), GROUPS_KEPT_S, ask)
+    found = sorted(((_rank(each), each) for each in reports), key=lambda each: each[0])
+    left = [each for each in found if after is None or each[0] > tuple(after)]
+    page = left[: asked.limit]
+    cursor = cursor_of(*page[-1][0]) if len(left) > len(page) else None
+    unsound = sum(_is_unsound(each.position) for each in reports)
+    told = None if complete else recorded
+    return [each for _, each in page], cursor, told, (len(reports) - unsound, unsound)
+
+
+async def _recorded(site: Site, streams: tuple[str, ...]) -> GroupPage:
+    """A page of one group, which says what is not recorded by the key of groups."""
+    return await site.relations.newest_groups(streams or None, limit=1)
+
+
+def _is_much(recorded: GroupPage) -> bool:
+    return sum(each.stop - each.start for each in recorded.unrecorded) > UNRECORDED_READ
+
+
+async def _is_masked(site: Site) -> bool:
+    return any(each.name == GROUP_KEY.name and site.masking.is_masked(each) for each in await site.keys())
+
+
+@contextmanager
+def _words(site: Site) -> Iterator[None]:
+    """What a person is told who cannot be answered."""
     try:
-        with within(site.options.timeout_s):
-            return await site.relations.incomplete_groups(asked.stream or None, older_than=float(asked.older_s))
+        yield
     except KeyNotDefined as error:
         raise Refused(Problem(404, "key_not_defined", str(error), _DEFINE)) from error
     except Transient as error:
@@ -185,14 +265,14 @@ def _is_unsound(position: GroupPosition) -> bool:
     return any(each is not Anomaly.DUPLICATE for each in position.anomalies)
 
 
-def _rank(report: IncompleteGroupReport) -> tuple[int, str, str, int]:
+def _rank(report: GroupReport) -> tuple[int, str, str, int]:
     """A group's place in the list; one without a time counts as old."""
     first = "" if report.first_seen is None else report.first_seen.astimezone(UTC).isoformat(timespec="microseconds")
     place = report.places[0] if report.places else MessageId("", 0)
     return int(_is_unsound(report.position)), first, place.stream, place.offset
 
 
-def _group_row(site: Site, definitions: Sequence[KeyDefinition], report: IncompleteGroupReport) -> GroupRow:
+def _group_row(site: Site, definitions: Sequence[KeyDefinition], report: GroupReport) -> GroupRow:
     place = report.places[0] if report.places else None
     return GroupRow(
         group=_facts(site, definitions, report.position, place),
@@ -311,10 +391,10 @@ async def group(site: Site, asked: GroupAsked) -> GroupAnswer:
     definitions = await site.keys()
     after = read_cursor(asked.cursor, int, str, int)
     place = None if asked.of_offset is None else MessageId(asked.of_stream, asked.of_offset)
-    try:
-        found = await site.relations.group(await _id(site, asked, place))
-    except KeyNotDefined as error:
-        raise Refused(Problem(404, "key_not_defined", str(error), _DEFINE)) from error
+    with _words(site):
+        group_id = await _id(site, asked, place)
+        complete = not _is_much(await _recorded(site, ()))
+        found = await site.relations.group(group_id, complete=complete)
     assert found.position is not None, "it was asked for by its id"
     numbered = []
     for each, is_duplicate in (*((each, False) for each in found), *((each, True) for each in found.duplicates)):
@@ -347,6 +427,10 @@ async def _id(site: Site, asked: GroupAsked, place: MessageId | None) -> str:
         if not asked.id:
             raise InvalidInput("id is missing: the group's id, 48 hexadecimal digits")
         return asked.id
+    return await _id_at(site, place)
+
+
+async def _id_at(site: Site, place: MessageId) -> str:
     message = await site.relations.read(*place)
     number = membership(message.headers)
     if number is None:
@@ -356,7 +440,7 @@ async def _id(site: Site, asked: GroupAsked, place: MessageId | None) -> str:
 
 GROUPS = Endpoint(
     "/groups",
-    "Message groups that are not whole, what they lack, and the consumers that share groups.",
+    "Message groups that are not whole and what they lack, or all of them; and the consumers that share groups.",
     GroupsAsked,
     GroupsAnswer,
     groups,
