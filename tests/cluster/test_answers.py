@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import pika
@@ -72,6 +73,10 @@ def test_a_lagging_replica_makes_no_answer_wrong(cluster: Cluster, engine: sa.En
             assert relations.related(first).ids == ((stream, 2),)
             assert relations.after(first, stream).ids == ((stream, 1),)
             assert relations.window(first, stream, after_s=60).ids == ((stream, 1), (stream, 2))
+            assert relations.around(first, stream, after_s=60).ids == ((stream, 0), (stream, 1), (stream, 2))
+            traced = relations.trace(first, by="order_id", complete=True)
+            assert [each.id for each in traced] == [(stream, 0), (stream, 2)]
+            assert traced.status is Status.FOUND
             assert relations.find("order_id", "z").status is Status.ABSENT
         finally:
             cluster.follow()
@@ -91,6 +96,11 @@ def test_what_a_lagging_replica_does_not_show_is_not_absent(cluster: Cluster, en
             assert relations.find("order_id", "b").status is Status.NOT_RECORDED_YET
             assert relations.find("order_id", "b", complete=True).ids == ((stream, 1),)
             assert relations.find("order_id", "z", complete=True).status is Status.ABSENT
+            assert relations.trace(("order_id", "b")).status is Status.NOT_RECORDED_YET
+            assert [each.id for each in relations.trace(("order_id", "b"), complete=True)] == [(stream, 1)]
+            moment = datetime.fromtimestamp(1.5, UTC)
+            assert relations.around(moment, stream, after_s=60).status is Status.NOT_RECORDED_YET
+            assert relations.around(moment, stream, after_s=60, complete=True).ids == ((stream, 1),)
         with on_node(2, transport="amqp") as relations:
             for complete in (False, True):
                 answer = ended(lambda complete=complete: relations.find("order_id", "b", complete=complete))

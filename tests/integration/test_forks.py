@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from typing import Any
 from urllib.request import urlopen
 
@@ -26,8 +27,8 @@ from relatum.publishing._embedded import EmbeddedRecorders
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.recording import Recorder
 from relatum.superstreams import Layout
-from relatum_consumer import Relations
-from tests.support import publish_plain, rows_of, wait_until
+from relatum_consumer import Expectation, Relations
+from tests.support import publish_plain, recording, rows_of, wait_recorded, wait_until
 from tests.support.forking import in_child, publish_in_child, publishing, put
 from tests.support.super_streams import super_stream
 
@@ -64,10 +65,12 @@ def test_a_child_records_what_it_publishes(
 
 @pytest.mark.parametrize("database", ["url", "engine"])
 def test_what_only_asks_works_in_a_child(
-    amqp_url: str, stream_url: str, database_url: str, stream_name: str, database: str
+    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str, database: str
 ) -> None:
     """Readers, relations and outcomes open connections of their own; the parent goes on over its own."""
-    publish_plain(amqp_url, stream_name, [b"0", b"1"])
+    publish_plain(amqp_url, stream_name, [(b"0", {"order_id": 1}), (b"1", {"order_id": 1})])
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
     with ExitStack() as stack:
         named: Any = database_url
         if database == "engine":
@@ -85,6 +88,11 @@ def test_what_only_asks_works_in_a_child(
                 over_streams.read(stream_name, 1).body,
                 over_amqp.read(stream_name, 1).body,
                 relations.read(stream_name, 0).body,
+                relations.around(datetime.now(UTC), stream_name, before_s=60).status,
+                relations.values("order_id"),
+                relations.times("order_id", 1).count,
+                relations.trace(("order_id", 1)).status,
+                relations.missing(Expectation("paid", stream_name, "order_id", stream_name, 60)).status,
                 outcomes.of("nobody").status.value,
                 orders.partition_of("", "k").stream,
             ]
