@@ -330,7 +330,7 @@ async def _consumers(site: Site) -> tuple[int, tuple[GroupConsumerRow, ...]]:
                 rows.append(_consumer_row(await site.lately(("group consumer", name), GROUPS_KEPT_S, ask)))
             except RelatumError as error:
                 said = problem_met(error)
-                rows.append(GroupConsumerRow(name, f"{said.message}. {said.hint}", (), None, None, 0, ()))
+                rows.append(GroupConsumerRow(name, f"{said.message.rstrip('.')}. {said.hint}", (), None, None, 0, ()))
     return len(names), tuple(rows)
 
 

@@ -128,7 +128,9 @@ async def _counted(site: Site, expectation: Expectation, span: str) -> Expectati
         report = await site.lately(("missing", expectation, span), COUNTS_KEPT_S, ask)
     except RelatumError as error:
         problem = problem_met(error)
-        words = f"could not be counted: {problem.message}. {_TOO_LONG if problem.is_passing else problem.hint}"
+        words = (
+            f"could not be counted: {problem.message.rstrip('.')}. {_TOO_LONG if problem.is_passing else problem.hint}"
+        )
         return _row(site, expectation, span, None, words)
     return _row(site, expectation, span, report, report.words)
 
