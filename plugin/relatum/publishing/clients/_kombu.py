@@ -45,24 +45,22 @@ class _OwnPools(Replacement):
 
 def intercept(given: Any, interceptions: ProcessInterceptions) -> None:
     """Publish through the interception on all channels that a connection or a pool has and will have."""
-    if isinstance(given, ProducerPool):
-        # The producers' connections: whoever has the pool may have no other way to them.
-        given_pool: Any = given.connections
-    elif isinstance(given, Connection | ConnectionPool):
-        given_pool = given
-    else:
+    # A pool of producers takes their connections out of another.
+    owner: Any = given.connections if isinstance(given, ProducerPool) else given
+    if not isinstance(owner, Connection | ConnectionPool):
         raise ConfigurationError(
             f"{type(given).__qualname__} of kombu cannot be intercepted: give its connection, or a pool of connections "
             "or producers"
         )
-    source = given_pool if isinstance(given_pool, Connection) else given_pool.connection
+    is_pool = isinstance(owner, ConnectionPool)
+    source: Any = owner.connection if is_pool else owner
     transport = source.get_transport_cls()
     if not issubclass(transport, Transport):
         raise ConfigurationError(
             f"the transport {transport.__module__}.{transport.__qualname__} is not kombu's pyamqp: only RabbitMQ has "
             "streams, and only pyamqp can be intercepted"
         )
-    (cover if isinstance(given_pool, Connection) else _cover_pool)(given_pool, interceptions)
+    (_cover_pool if is_pool else cover)(owner, interceptions)
     setattr(given, ATTRIBUTE, interceptions)
 
 
