@@ -77,9 +77,11 @@ document.querySelector("[data-zone]")?.addEventListener("click", () => {
 });
 
 // A browser scrolls there and may leave the focus behind.
-document.querySelector(".skip").addEventListener("click", (event) => {
+document.addEventListener("click", (event) => {
+  const skip = event.target.closest?.(".skip");
+  if (!skip) return;
   event.preventDefault();
-  document.querySelector("#main").focus();
+  document.querySelector(skip.hash).focus();
 });
 
 const isTyping = (target) => target.closest?.("input, textarea, select, [contenteditable]");
