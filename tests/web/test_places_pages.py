@@ -46,7 +46,10 @@ def test_groups_that_are_not_whole_say_what_they_lack(page: Asking, world: World
     harmless(text)
     for each in answer["groups"]:
         assert each["group"]["words"] in text
-        assert page.get(each["places"][0]["href"]).status_code == 200
+        shown = page.get(each["places"][0]["href"])
+        assert "Its message group" in shown.text
+        group_href = page.get(f"/api{each['places'][0]['href']}").json()["group_href"]
+        assert page.get(f"/api{group_href}").json()["group"]["group_id"] == each["group"]["group_id"]
     rows = pages(page, "/groups", "groups", limit=2)
     assert [row["group"]["group_id"] for row in rows] == [each["group_id"] for each in facts]
 

@@ -12,6 +12,7 @@ import anyio
 
 from relatum.errors import RelatumError
 from relatum.keys import KeyDefinition
+from relatum.membership import membership
 from relatum.reading import Message
 from relatum_consumer.web._api._neighbours import Neighbour, following, preceding
 from relatum_consumer.web._api._shown import (
@@ -113,7 +114,11 @@ class RelatedByKey:
 
 @dataclass(frozen=True, slots=True)
 class MessageAnswer:
-    """A message. `chunk_time` is when the broker wrote it; None over AMQP 0.9.1. `trace_href` leads to another page."""
+    """A message.
+
+    `chunk_time` is when the broker wrote it; None over AMQP 0.9.1. `trace_href` leads to another page, and
+    `group_href` to the group that it is in; None where there is none.
+    """
 
     stream: str
     offset: int
@@ -128,6 +133,7 @@ class MessageAnswer:
     keys: tuple[KeyValue, ...]
     related: tuple[RelatedByKey, ...]
     trace_href: str | None
+    group_href: str | None
     previous: Neighbour | None
     next: Neighbour | None
     took_ms: float
@@ -172,10 +178,16 @@ async def message(site: Site, asked: MessageAsked | MessageAskedByQuery) -> Mess
         # What few share says more.
         related=tuple(sorted((each for each in related if each is not None), key=lambda each: each.has_more)),
         trace_href=trace_href(site.options.trace_url, site.masking, found),
+        group_href=None if membership(found.headers) is None else _group_href(site, found),
         previous=beside[0],
         next=beside[1],
         took_ms=round(1e3 * (time.perf_counter() - began), 2),
     )
+
+
+def _group_href(site: Site, found: Message) -> str:
+    """By the message: the group's id may be masked."""
+    return site.links.to("/groups/group", of_stream=found.stream, of_offset=str(found.offset))
 
 
 async def _related(site: Site, definitions: Sequence[KeyDefinition], found: Message, key: KeyValue) -> RelatedByKey:
