@@ -96,4 +96,6 @@ def test_the_audit_log_has_digests(
         assert told(page, f"value={SECRET}&key=card&limit=1") == f"key=card&limit=1&value={digest}"
         assert told(page, f"key=card&prefix={SECRET[:4]}").startswith("key=card&prefix=~")
         assert told(page, "key=shop&value=north") == "key=shop&value=north"
+        assert told(page, f"id={SECRET}") == f"id={digest}", "so may be a header's value"
+        assert told(page, f"limit=1&context={SECRET}") == f"limit=1&context={digest}"
     assert SECRET not in caplog.text

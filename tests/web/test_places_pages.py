@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from relatum.collecting import _collected_listing as listing
 from relatum.membership import GROUP_KEY
 from relatum.store import add_keys, collected_messages, collector_sources, collectors
-from relatum_consumer.web._api import _groups
+from relatum_consumer.web._api import _group_facts
 from tests.support import publish_plain, recording, wait_recorded
 from tests.support.groups import group_id, of_group, whole_group
 from tests.support.web import Asking, asking
@@ -69,7 +69,7 @@ def test_what_is_not_recorded_by_the_key_of_groups_is_named_and_not_read(
     world: World, amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key that was defined after the streams were recorded: the page says so, and how to have the rest."""
-    monkeypatch.setattr(_groups, "UNRECORDED_READ", 10)
+    monkeypatch.setattr(_group_facts, "UNRECORDED_READ", 10)
     publish_plain(amqp_url, stream_name, [*whole_group(1, 20), of_group(2, 1)])
     with recording(amqp_url, engine, stream_name, keys=["order_id"]):
         wait_recorded(amqp_url, engine, stream_name)

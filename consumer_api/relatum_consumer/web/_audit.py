@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relatum_consumer.web._limits import client_of
-from relatum_consumer.web._masking import NOT_SAID, VALUES
+from relatum_consumer.web._masking import NAMES, NOT_SAID, VALUES
 from relatum_consumer.web._site import Site
 
 log = logging.getLogger("relatum.web.audit")
@@ -97,8 +97,13 @@ class Audit:
 def told(query: str, site: Site | None) -> str:
     """A query as it is written down: with digests for values of masked keys."""
     given = parse_qsl(query, keep_blank_values=True)
-    if VALUES.isdisjoint(name for name, _ in given):
+    if (VALUES | NAMES).isdisjoint(name for name, _ in given):
         return query
+
+    def named(value: str) -> str:
+        return NOT_SAID if site is None else site.masking.told_name(value)
+
+    given = [(name, named(value) if name in NAMES else value) for name, value in given]
     key = next((value for name, value in given if name == "key"), "")
     shown = [pair for pair in given if pair[0] not in VALUES]
     for name in sorted(VALUES):

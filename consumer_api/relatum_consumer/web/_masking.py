@@ -28,6 +28,9 @@ _DIGITS: Final = 10
 VALUES: Final = frozenset({"value", "prefix"})
 """The parameters of a query that hold a key's value, beside `key`."""
 
+NAMES: Final = frozenset({"id", "context"})
+"""Those that hold the id of a message or a group, or a context's name: values of headers or properties."""
+
 NOT_SAID: Final = "~"
 """What is written down of a value of which nobody knows whether it is masked."""
 
@@ -104,6 +107,12 @@ class Masking:
             return self.digest(canonical(value, self._places[Place(kind, name)]))
         except InvalidValue:
             return self.digest(text)
+
+    def told_name(self, value: str) -> str:
+        """An id, or a context's name, as it is written down: a digest once anything is masked: it may be that."""
+        if self._definitions is None:
+            return NOT_SAID
+        return self.digest(value) if self._places else value
 
     def told(self, key: str, values: Sequence[str]) -> list[str]:
         """Values of a key, by its name, as they are written down: digests, where they may be masked."""

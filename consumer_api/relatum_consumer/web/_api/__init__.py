@@ -2,7 +2,8 @@
 
 from relatum_consumer.web._api._collectors import COLLECTOR, COLLECTORS, OUTCOME
 from relatum_consumer.web._api._contexts import CONTEXTS, SUPER_STREAM
-from relatum_consumer.web._api._groups import GROUP, GROUPS
+from relatum_consumer.web._api._group import GROUP
+from relatum_consumer.web._api._groups import GROUPS
 from relatum_consumer.web._api._health import HEALTH
 from relatum_consumer.web._api._keys import KEYS
 from relatum_consumer.web._api._latest import LATEST

@@ -1,24 +1,31 @@
 """Message groups: those that are not whole, what each lacks, the consumers that share them, and one group."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
-from relatum.errors import InvalidInput, KeyNotDefined, RelatumError, Transient
+from relatum.errors import RelatumError
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
-from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, membership
+from relatum.membership import GROUP_KEY
 from relatum.waiting import within
 from relatum_consumer.groups import GroupConsumerStatus, GroupPage, GroupReport
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
-from relatum_consumer.web._api._shown import MessageRow, Place, message_row
+from relatum_consumer.web._api._group_facts import (
+    GroupFacts,
+    answered,
+    group_facts,
+    id_at,
+    is_much,
+    is_unsound,
+    recorded_by_key,
+)
+from relatum_consumer.web._api._shown import Place
 from relatum_consumer.web._endpoint import Endpoint, problem_met
 from relatum_consumer.web._parameters import Parameter
-from relatum_consumer.web._problems import Problem, Refused
 from relatum_consumer.web._site import Site
 
 GROUPS_KEPT_S: Final = 10.0
@@ -28,26 +35,9 @@ CONSUMERS_LISTED: Final = 10
 CONSUMERS_S: Final = 3.0
 """Seconds for all consumers of the page together: what they know of their groups is counted."""
 
-UNRECORDED_READ: Final = 20_000
-"""Offsets that are not recorded by the key of groups and are read all the same: some 100 ms. A recorder that is a
-little behind so leaves nothing open; where there are more, what is recorded is told, and what is not is named."""
-
 _PLACES_LISTED: Final = 5
 _RANGES_LISTED: Final = 20
 _DAY_S: Final = 86_400
-
-_DEFINE: Final = (
-    f"Groups are found by a key: relatum keys add {GROUP_KEY.name} "
-    + " ".join(f"--source {each}" for each in GROUP_KEY.sources)
-    + ". What lies in the streams already is found once they are back-filled."
-)
-
-_WRONG: Final = {
-    Anomaly.DUPLICATE: "a number is there twice",
-    Anomaly.TWO_LASTS: "two messages say that they are the last",
-    Anomaly.PAST_LAST: "a number lies behind the last",
-    Anomaly.EXPIRED: "retention has taken a message",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +61,6 @@ class GroupsAsked:
     ] = 3_600
     limit: Annotated[int, Parameter("Groups of a page.", least=1, most=500)] = 50
     cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupFacts:
-    """A group. `group_id` is a digest where the key of groups is masked; `href` leads to it all the same.
-
-    `state` is complete, incomplete (a number, or the last, is missing), unsound (no message can make it whole any more:
-    it contradicts itself, or has lost one), or none; `words` says what is missing or wrong. `missing` are ranges of
-    numbers, the first twenty of `missing_count`.
-    """
-
-    group_id: str
-    is_masked: bool
-    href: str
-    state: Literal["complete", "incomplete", "unsound", "none"]
-    words: str
-    seen: int
-    highest: int
-    last: int | None
-    next_sequence: int
-    missing: tuple[tuple[int, int], ...]
-    missing_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +142,7 @@ async def groups(site: Site, asked: GroupsAsked) -> GroupsAnswer:
     """Answer one page."""
     began = time.perf_counter()
     definitions = await site.keys()
-    with _words(site):
+    with answered(site):
         page, cursor, recorded, counts = await (_newest if asked.show == "all" else _unfinished)(site, asked)
     unrecorded = () if recorded is None else recorded.unrecorded
     names, consumers = await _consumers(site)
@@ -208,7 +176,7 @@ async def _newest(site: Site, asked: GroupsAsked) -> _Page:
     before = None
     if after is not None:
         group_id, stream, offset = after
-        before = group_id or await _id_at(site, MessageId(stream, offset))
+        before = group_id or await id_at(site, MessageId(stream, offset))
     found = await site.relations.newest_groups(asked.stream or None, before=before, limit=asked.limit)
     cursor = None
     if found.next is not None and not await _is_masked(site):
@@ -221,8 +189,8 @@ async def _newest(site: Site, asked: GroupsAsked) -> _Page:
 
 async def _unfinished(site: Site, asked: GroupsAsked) -> _Page:
     after = read_cursor(asked.cursor, int, str, str, int)
-    recorded = await _recorded(site, asked.stream)
-    complete = not _is_much(recorded)
+    recorded = await recorded_by_key(site, asked.stream)
+    complete = not is_much(recorded)
     ask = partial(site.relations.incomplete_groups, asked.stream or None, older_than=asked.older_s, complete=complete)
     with within(site.options.timeout_s):
         reports = await site.lately(("groups", asked.stream, asked.older_s, complete), GROUPS_KEPT_S, ask)
@@ -230,94 +198,31 @@ async def _unfinished(site: Site, asked: GroupsAsked) -> _Page:
     left = [each for each in found if after is None or each[0] > tuple(after)]
     page = left[: asked.limit]
     cursor = cursor_of(*page[-1][0]) if len(left) > len(page) else None
-    unsound = sum(_is_unsound(each.position) for each in reports)
+    unsound = sum(is_unsound(each.position) for each in reports)
     told = None if complete else recorded
     return [each for _, each in page], cursor, told, (len(reports) - unsound, unsound)
-
-
-async def _recorded(site: Site, streams: tuple[str, ...]) -> GroupPage:
-    """A page of one group, which says what is not recorded by the key of groups."""
-    return await site.relations.newest_groups(streams or None, limit=1)
-
-
-def _is_much(recorded: GroupPage) -> bool:
-    return sum(each.stop - each.start for each in recorded.unrecorded) > UNRECORDED_READ
 
 
 async def _is_masked(site: Site) -> bool:
     return any(each.name == GROUP_KEY.name and site.masking.is_masked(each) for each in await site.keys())
 
 
-@contextmanager
-def _words(site: Site) -> Iterator[None]:
-    """What a person is told who cannot be answered."""
-    try:
-        yield
-    except KeyNotDefined as error:
-        raise Refused(Problem(404, "key_not_defined", str(error), _DEFINE)) from error
-    except Transient as error:
-        hint = "Every row of the key is looked at: name one stream, or ask for older groups. It may pass, too."
-        raise Refused(Problem(503, "no_answer_in_time", str(error), hint, {"Retry-After": "1"})) from error
-
-
-def _is_unsound(position: GroupPosition) -> bool:
-    """A duplicate is no contradiction: the first counts."""
-    return any(each is not Anomaly.DUPLICATE for each in position.anomalies)
-
-
 def _rank(report: GroupReport) -> tuple[int, str, str, int]:
     """A group's place in the list; one without a time counts as old."""
     first = "" if report.first_seen is None else report.first_seen.astimezone(UTC).isoformat(timespec="microseconds")
     place = report.places[0] if report.places else MessageId("", 0)
-    return int(_is_unsound(report.position)), first, place.stream, place.offset
+    return int(is_unsound(report.position)), first, place.stream, place.offset
 
 
 def _group_row(site: Site, definitions: Sequence[KeyDefinition], report: GroupReport) -> GroupRow:
     place = report.places[0] if report.places else None
     return GroupRow(
-        group=_facts(site, definitions, report.position, place),
+        group=group_facts(site, definitions, report.position, place),
         first_seen=report.first_seen,
         last_seen=report.last_seen,
         places=tuple(Place(*each, site.links.message(*each)) for each in report.places[:_PLACES_LISTED]),
         places_count=len(report.places),
     )
-
-
-def _facts(
-    site: Site, definitions: Sequence[KeyDefinition], position: GroupPosition, place: MessageId | None
-) -> GroupFacts:
-    is_masked = any(each.name == GROUP_KEY.name and site.masking.is_masked(each) for each in definitions)
-    href = site.links.to("/groups/group", id=position.group_id)
-    if is_masked and place is not None:
-        href = site.links.to("/groups/group", of_stream=place.stream, of_offset=str(place.offset))
-    state, words = _state(position)
-    return GroupFacts(
-        group_id=site.masking.digest(position.group_id) if is_masked else position.group_id,
-        is_masked=is_masked,
-        href=href,
-        state=state,
-        words=words,
-        seen=position.seen,
-        highest=position.highest,
-        last=position.last_sequence,
-        next_sequence=position.next_sequence,
-        missing=tuple(position.missing[:_RANGES_LISTED]),
-        missing_count=len(position.missing),
-    )
-
-
-def _state(position: GroupPosition) -> tuple[Literal["complete", "incomplete", "unsound", "none"], str]:
-    wrong = "; ".join(_WRONG[each] for each in position.anomalies)
-    if not position.seen and not position.anomalies:
-        return "none", "nothing of it is there"
-    if _is_unsound(position):
-        return "unsound", wrong
-    if position.is_complete:
-        return "complete", f"complete; {wrong}" if wrong else "complete"
-    lacking = "the last message is not there" if position.last_sequence is None else ""
-    if position.missing:
-        lacking = "; ".join(filter(None, ("numbers are missing", lacking)))
-    return "incomplete", "; ".join(filter(None, (lacking, wrong)))
 
 
 async def _consumers(site: Site) -> tuple[int, tuple[GroupConsumerRow, ...]]:
@@ -348,96 +253,6 @@ def _consumer_row(status: GroupConsumerStatus) -> GroupConsumerRow:
     )
 
 
-# --- one group --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class GroupAsked:
-    """Which group, and from which number on."""
-
-    id: Annotated[str, Parameter("Its id, 48 hexadecimal digits.")] = ""
-    of_stream: Annotated[str, Parameter("Instead of an id: the stream of a message of the group …")] = ""
-    of_offset: Annotated[int | None, Parameter("… and its offset.")] = None
-    limit: Annotated[int, Parameter("Messages of a page.", least=1, most=1_000)] = 100
-    cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupMessage:
-    """A message of a group, with its number."""
-
-    sequence: int
-    is_last: bool
-    is_duplicate: bool
-    message: MessageRow
-
-
-@dataclass(frozen=True, slots=True)
-class GroupAnswer:
-    """A group, and a page of its messages by number; `expired` is where some lay that retention has taken."""
-
-    group: GroupFacts
-    results: tuple[GroupMessage, ...]
-    expired: tuple[Place, ...]
-    is_proven: bool
-    next: str | None
-    next_href: str | None
-    took_ms: float
-
-
-async def group(site: Site, asked: GroupAsked) -> GroupAnswer:
-    """Answer one page."""
-    began = time.perf_counter()
-    definitions = await site.keys()
-    after = read_cursor(asked.cursor, int, str, int)
-    place = None if asked.of_offset is None else MessageId(asked.of_stream, asked.of_offset)
-    with _words(site):
-        group_id = await _id(site, asked, place)
-        complete = not _is_much(await _recorded(site, ()))
-        found = await site.relations.group(group_id, complete=complete)
-    assert found.position is not None, "it was asked for by its id"
-    numbered = []
-    for each, is_duplicate in (*((each, False) for each in found), *((each, True) for each in found.duplicates)):
-        number = membership(each.headers)
-        assert number is not None, "it is in a group"
-        numbered.append(((number.sequence, *each.id), number.last, is_duplicate, each))
-    numbered.sort(key=lambda each: each[0])
-    left = [each for each in numbered if after is None or each[0] > tuple(after)]
-    page = left[: asked.limit]
-    cursor = cursor_of(*page[-1][0]) if len(left) > len(page) else None
-    given: dict[str, object] = {"id": asked.id, "of_stream": asked.of_stream}
-    given |= {"of_offset": None if asked.of_offset is None else str(asked.of_offset)}
-    given |= {"limit": None if asked.limit == 100 else asked.limit}
-    return GroupAnswer(
-        group=_facts(site, definitions, found.position, place or (numbered[0][3].id if numbered else None)),
-        results=tuple(
-            GroupMessage(key[0], is_last, is_duplicate, message_row(site, definitions, each))
-            for key, is_last, is_duplicate, each in page
-        ),
-        expired=tuple(Place(*each, site.links.message(*each)) for each in found.expired[:100]),
-        is_proven=found.position.is_proven,
-        next=cursor,
-        next_href=cursor and site.links.to("/groups/group", **given, cursor=cursor),
-        took_ms=round(1e3 * (time.perf_counter() - began), 2),
-    )
-
-
-async def _id(site: Site, asked: GroupAsked, place: MessageId | None) -> str:
-    if place is None:
-        if not asked.id:
-            raise InvalidInput("id is missing: the group's id, 48 hexadecimal digits")
-        return asked.id
-    return await _id_at(site, place)
-
-
-async def _id_at(site: Site, place: MessageId) -> str:
-    message = await site.relations.read(*place)
-    number = membership(message.headers)
-    if number is None:
-        raise InvalidInput(f"the message {message.id} is in no group")
-    return number.group_id
-
-
 GROUPS = Endpoint(
     "/groups",
     "Message groups that are not whole and what they lack, or all of them; and the consumers that share groups.",
@@ -446,15 +261,4 @@ GROUPS = Endpoint(
     groups,
     template="groups.html",
     page="groups",
-)
-
-GROUP = Endpoint(
-    "/groups/group",
-    "A message group, with its messages by number.",
-    GroupAsked,
-    GroupAnswer,
-    group,
-    template="group.html",
-    page="groups",
-    messages=lambda answer: len(answer.results),
 )
