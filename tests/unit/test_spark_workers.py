@@ -27,8 +27,11 @@ def test_a_worker_that_is_used_again_collects_only_what_is_new(monkeypatch: pyte
     frozen = gc.get_freeze_count()
     assert frozen > before
     assert len(gc.get_objects()) < frozen - before
+    new = [[number] for number in range(1_000)]
     spare_collections()
-    assert gc.get_freeze_count() == frozen
+    # What was frozen may be freed.
+    assert gc.get_freeze_count() <= frozen
+    assert any(each is new for each in gc.get_objects())
 
 
 @pytest.mark.usefixtures("thawed")
