@@ -82,6 +82,18 @@ def test_one_client_has_not_all_connections(address: tuple[str, int], monkeypatc
     wait_until(lambda: said(address, ALIVE).startswith(b"HTTP/1.1 200 OK"), what="there is room again")
 
 
+def test_no_answer_waits_for_an_acknowledgement() -> None:
+    """A kept connection gets both parts of an answer at once: else 40 ms lie between them."""
+    with WebServer(WebOptions(*NOWHERE, port=0)) as server:
+        host, _, port = server.url.split("/")[2].rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            connection.sendall(ALIVE.replace(b"Connection: close\r\n", b""))
+            assert connection.recv(100).startswith(b"HTTP/1.1 200 OK")
+            (taken,) = server._server.server_state.connections
+            link = taken.transport.get_extra_info("socket")
+            assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_a_request_within_another_is_none(address: tuple[str, int]) -> None:
     """A body whose length could be told in two ways is refused, and what follows it is not read."""
     lengths = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
