@@ -433,6 +433,8 @@ def test_copies_of_messages_to_queues_lie_in_a_stream(
     producer.publish("task", routing_key=queue, headers=headers)
     producer.publish("not copied", exchange=Exchange("amq.direct"), routing_key=queue)
     producer.publish("only once", routing_key=stream)
+    with pytest.raises(PublishUnroutable):
+        producer.publish("to nobody", routing_key=unique_name(), mandatory=True)
     message = get(connection, queue)
     assert message.headers == {"order_id": "1"}
     wait_recorded(amqp_url, engine, stream)

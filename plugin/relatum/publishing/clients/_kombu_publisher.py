@@ -128,7 +128,8 @@ class Publisher(Replacement):
         if type(headers) is not dict and headers is not None and not hasattr(headers, "items"):
             return self.__wrapped__(msg, exchange, routing_key, mandatory, *args, **kwargs)
         interception, stamper = self._begun or self._begin()
-        if self._copy_to is not None and exchange == "" and routing_key != self._copy_to:
+        # No copy of what is to come back where its queue is gone: the copy's stream would take it.
+        if self._copy_to is not None and exchange == "" and routing_key != self._copy_to and not mandatory:
             headers = _with_copy(headers, self._copy_to)
         stamp = stamper.stamp(headers, properties.get("message_id"), properties.get("timestamp"), properties, msg.body)
         own = _stamped(msg, stamp)
