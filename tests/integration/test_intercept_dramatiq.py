@@ -8,10 +8,12 @@ import dramatiq
 import pytest
 import sqlalchemy as sa
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from pika import BasicProperties
 
 import relatum
 from relatum.errors import ConfigurationError, InvalidRelationshipKey
 from relatum.keys import KeyDefinition, preset
+from relatum.reading import StreamReader
 from relatum_consumer import Relations
 from tests.support import broker_connection, delete_stream, unique_name, wait_recorded, wait_until
 from tests.support.forking import in_child
@@ -167,6 +169,27 @@ def test_copies_make_messages_found(
         assert relations.related(first, by="order").ids == answer.ids
         assert relations.find("dramatiq_id", second.message_id).ids == answer.ids
     relatum.release(rabbitmq)
+    delete_stream(amqp_url, stream)
+
+
+@pytest.mark.parametrize("rabbitmq", [False], indirect=True)
+def test_copies_of_the_callers_own_stay(rabbitmq: RabbitmqBroker, amqp_url: str, database_url: str, queue: str) -> None:
+    """A list of more routing keys is kept; what goes to the stream itself lies there once."""
+    stream, another = unique_name("copies"), unique_name("another")
+    relatum.intercept(rabbitmq, database=database_url, copy_to=stream)
+    channel = rabbitmq.connection.channel()
+    channel.queue_declare(queue, durable=True)
+    channel.queue_declare(another)
+    properties = BasicProperties(headers={"BCC": [another]})
+    channel.basic_publish("", queue, b"to three", properties)
+    assert properties.headers == {"BCC": [another]}
+    channel.basic_publish("", stream, b"once")
+    assert [got(amqp_url, each)[1] for each in (queue, another)] == [b"to three"] * 2
+    with StreamReader.open(amqp_url) as reader:
+        wait_until(lambda: reader.bounds(stream).last == 1, what="both")
+        assert [each.body for each in reader.iterate(stream)] == [b"to three", b"once"]
+    relatum.release(rabbitmq)
+    channel.queue_delete(another)
     delete_stream(amqp_url, stream)
 
 

@@ -7,13 +7,14 @@ connections before it is used. So that set is watched.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from pika import BlockingConnection
+from pika import BasicProperties, BlockingConnection
 
 from relatum.errors import ConfigurationError, RelatumError
 from relatum.publishing._interception import ATTRIBUTE
 from relatum.publishing._process_interceptions import ProcessInterceptions
 from relatum.publishing.clients import _pika as pika_connections
 from relatum.publishing.clients._attributes import Replacement, Wrapper
+from relatum.publishing.clients._copies import is_copied, with_copy
 from relatum.publishing.clients._pika_properties import copy_with
 
 NAME: Final = "dramatiq"
@@ -21,9 +22,6 @@ NAME: Final = "dramatiq"
 
 IS_OF_PROCESSES: Final = True
 """Whether what is intercepted is used in processes that are forked off later."""
-
-_COPIES: Final = "BCC"
-"""The header with more routing keys. Source: https://www.rabbitmq.com/docs/sender-selected"""
 
 
 class _Connections(set[Any]):
@@ -46,15 +44,18 @@ class _Connections(set[Any]):
 class _Copying(Replacement):
     """Stands in for a channel's `basic_publish`: messages to the default exchange get a copy in a stream."""
 
-    def __init__(self, channel: Any, interceptions: ProcessInterceptions) -> None:
+    def __init__(self, channel: Any, interceptions: ProcessInterceptions, stream: str) -> None:
         self.__wrapped__ = channel.basic_publish
         self.__doc__ = self.__wrapped__.__doc__
         self._interceptions = interceptions
+        self._stream = stream
 
-    def __call__(self, exchange: str, routing_key: str, body: bytes, properties: Any, mandatory: bool = False) -> Any:
-        if exchange == "" and self._interceptions.active:
-            headers = {**(properties.headers or {}), _COPIES: [self._interceptions.options.copy_to]}
-            properties = copy_with(properties, headers, properties.message_id)
+    def __call__(
+        self, exchange: str, routing_key: str, body: bytes, properties: Any = None, mandatory: bool = False
+    ) -> Any:
+        if self._interceptions.active and is_copied(self._stream, exchange, routing_key, mandatory):
+            given = properties or BasicProperties()
+            properties = copy_with(given, with_copy(given.headers, self._stream), given.message_id)
         return self.__wrapped__(exchange, routing_key, body, properties, mandatory)
 
 
@@ -90,11 +91,12 @@ def _cover(connection: Any, interceptions: ProcessInterceptions) -> None:
     # Threads share its counts: an addition is one step of the interpreter.
     pika_connections.intercept(connection, interceptions.current(connection))
     interceptions.at_release(connection, pika_connections.release)
-    if interceptions.options.copy_to is None:
+    stream = interceptions.options.copy_to
+    if stream is None:
         return
 
     def made(channel: Any) -> None:
-        interceptions.put(channel, "basic_publish", _Copying(channel, interceptions))
+        interceptions.put(channel, "basic_publish", _Copying(channel, interceptions, stream))
 
     interceptions.put(connection, "channel", Wrapper(connection.channel, interceptions, made))
     for channel in pika_connections.channels_of(connection):

@@ -24,15 +24,10 @@ from relatum.publishing._refusals import MALFORMED, refuses_publish
 from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp, Stamper
 from relatum.publishing.clients._attributes import Replacement
+from relatum.publishing.clients._copies import is_copied, with_copy
 
 HEADERS: Final = "application_headers"
 """The name that py-amqp has for the property `headers`."""
-
-COPIES: Final = "BCC"
-"""The header with more routing keys, which the broker takes out before anybody gets the message.
-
-Source: https://www.rabbitmq.com/docs/sender-selected
-"""
 
 RETURNED: Final = frozenset({312, 313})
 """Reply codes of `basic.return`: no route, no consumers."""
@@ -128,9 +123,8 @@ class Publisher(Replacement):
         if type(headers) is not dict and headers is not None and not hasattr(headers, "items"):
             return self.__wrapped__(msg, exchange, routing_key, mandatory, *args, **kwargs)
         interception, stamper = self._begun or self._begin()
-        # No copy of what is to come back where its queue is gone: the copy's stream would take it.
-        if self._copy_to is not None and exchange == "" and routing_key != self._copy_to and not mandatory:
-            headers = _with_copy(headers, self._copy_to)
+        if self._copy_to is not None and is_copied(self._copy_to, exchange, routing_key, mandatory):
+            headers = with_copy(headers, self._copy_to)
         stamp = stamper.stamp(headers, properties.get("message_id"), properties.get("timestamp"), properties, msg.body)
         own = _stamped(msg, stamp)
         if mandatory:
@@ -198,12 +192,6 @@ class Publisher(Replacement):
             timeout = kwargs.get("confirm_timeout") or kwargs.get("timeout") or ANSWER_S
             with suppress(AMQPError, OSError):
                 self.channel.wait([spec.Basic.Ack, spec.Basic.Nack], timeout=timeout)
-
-
-def _with_copy(headers: Any, stream: str) -> dict[str, Any]:
-    """Headers by which the broker puts a copy into a stream, beside the copies that the caller wants."""
-    copies = (headers or {}).get(COPIES, [])
-    return {**(headers or {}), COPIES: [*copies, stream] if isinstance(copies, list | tuple) else copies}
 
 
 def _stamped(message: Any, stamp: Stamp) -> Any:
