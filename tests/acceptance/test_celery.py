@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +14,8 @@ import pytest
 
 from relatum.local import LocalRabbitMQ
 from tests.acceptance._command import LIMIT_S, Relatum
-from tests.support import START_S, unique_name, wait_until
-from tests.support.rabbitmq_tools import run_tool
+from tests.support import unique_name, wait_until
+from tests.support.rabbitmq_tools import traced_broker
 
 PLAIN, LINE = "tests.acceptance._celery_shop", "tests.acceptance._celery_shop_line"
 
@@ -31,11 +30,8 @@ ORDERS: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
     """A broker of this module, whose firehose is on."""
-    directory = tmp_path_factory.mktemp("rabbitmq")
-    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
-        run_tool(server, "rabbitmqctl", "trace_on")
+    with traced_broker(tmp_path_factory.mktemp("rabbitmq")) as server:
         yield server
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """`relatum tap` and `relatum untap`: two commands, and the messages of an exchange are found."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,18 +10,15 @@ from pika import BasicProperties
 from relatum.local import LocalRabbitMQ
 from relatum.terminal import ExitCode
 from tests.acceptance._command import LIMIT_S, Relatum
-from tests.support import START_S, broker_connection, unique_name, wait_until
-from tests.support.rabbitmq_tools import run_tool
+from tests.support import broker_connection, unique_name, wait_until
+from tests.support.rabbitmq_tools import traced_broker
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
     """A broker of this module, whose firehose is on."""
-    directory = tmp_path_factory.mktemp("rabbitmq")
-    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
-        run_tool(server, "rabbitmqctl", "trace_on")
+    with traced_broker(tmp_path_factory.mktemp("rabbitmq")) as server:
         yield server
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

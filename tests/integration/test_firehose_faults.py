@@ -2,7 +2,6 @@
 
 import multiprocessing
 import random
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +14,9 @@ from relatum.reading import StreamReader
 from relatum.superstreams import StreamOptions, _connections
 from relatum.tapping import Firehose, tap_firehose
 from relatum.tapping._firehose import PENDING_MAX
-from tests.support import START_S, broker_connection, unique_name, wait_until
+from tests.support import broker_connection, unique_name, wait_until
 from tests.support.proxy import Proxy
-from tests.support.rabbitmq_tools import run_tool
+from tests.support.rabbitmq_tools import run_tool, traced_broker
 from tests.support.tapped import carrying
 
 SMALL = StreamOptions(max_length_bytes=100_000_000)
@@ -28,11 +27,8 @@ A_TURN = 20
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
     """A broker of this module, whose firehose is on."""
-    directory = tmp_path_factory.mktemp("rabbitmq")
-    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
-        run_tool(server, "rabbitmqctl", "trace_on")
+    with traced_broker(tmp_path_factory.mktemp("rabbitmq")) as server:
         yield server
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from relatum.reading import StreamReader
 from relatum.superstreams import StreamOptions
 from relatum.tapping import tap, tap_firehose
 from relatum_consumer import Relations
-from tests.support import START_S, broker_connection, recording, unique_name, wait_recorded, wait_until
-from tests.support.rabbitmq_tools import run_tool
+from tests.support import broker_connection, recording, unique_name, wait_recorded, wait_until
+from tests.support.rabbitmq_tools import traced_broker
 from tests.support.tapped import carrying
 
 SMALL = StreamOptions(max_length_bytes=10_000_000)
@@ -34,11 +34,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
     """A broker of this module, whose firehose is on."""
-    directory = tmp_path_factory.mktemp("rabbitmq")
-    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
-        run_tool(server, "rabbitmqctl", "trace_on")
+    with traced_broker(tmp_path_factory.mktemp("rabbitmq")) as server:
         yield server
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def publish(url: str, exchange: str, routing_key: str) -> None:

@@ -1,10 +1,14 @@
 """RabbitMQ's own tools, run on a private broker."""
 
+import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from relatum.local import LocalRabbitMQ
 from relatum.local._rabbitmq import DISTRIBUTION_OFFSET
+from tests.support._waiting import START_S
 
 
 def run_tool(server: LocalRabbitMQ, name: str, *arguments: str) -> str:
@@ -22,3 +26,12 @@ def run_tool(server: LocalRabbitMQ, name: str, *arguments: str) -> str:
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
+
+
+@contextmanager
+def traced_broker(directory: Path) -> Iterator[LocalRabbitMQ]:
+    """A private broker whose firehose is on; its directory goes with it."""
+    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
+        run_tool(server, "rabbitmqctl", "trace_on")
+        yield server
+    shutil.rmtree(directory, ignore_errors=True)
