@@ -56,7 +56,7 @@ test-pure: $(spark)
 	RELATUM_PURE=1 $(bin)/python -m pytest $(or $(TEST),$(addprefix tests/unit/test_,$(PURE)))
 
 test-docker: $(classes) compiled java pgbouncer chromium
-	$(bin)/python -m pytest --docker --override-ini timeout=900 $(TEST)
+	$(bin)/python -m pytest --docker --override-ini timeout=900 --override-ini faulthandler_timeout=0 $(TEST)
 
 check: $(spark)
 	$(bin)/ruff check .

@@ -84,11 +84,7 @@ def parsed(
 
 
 def run(
-    prog: str,
-    groups: Mapping[str, Group],
-    results: Path,
-    short: Sequence[str] = (),
-    arguments: list[str] | None = None,
+    prog: str, groups: Mapping[str, Group], results: Path, short: Sequence[str] = (), arguments: list[str] | None = None
 ) -> int:
     """Run the groups asked for.
 
@@ -134,11 +130,7 @@ def run(
 
 
 def _measure(
-    options: argparse.Namespace,
-    groups: Mapping[str, Group],
-    console: Console,
-    rows: list[Row],
-    facts: dict[str, Any],
+    options: argparse.Namespace, groups: Mapping[str, Group], console: Console, rows: list[Row], facts: dict[str, Any]
 ) -> None:
     """Measure; what was is in `rows` and `facts` then, also where it is broken off."""
     started = time.monotonic()

@@ -64,12 +64,7 @@ def _unconfirmed(context: Context, name: str) -> Row:
 
 
 def _compare(
-    context: Context,
-    stack: ExitStack,
-    targets: dict[str, Any],
-    how: str,
-    sizes: tuple[int, int],
-    aim: float | None,
+    context: Context, stack: ExitStack, targets: dict[str, Any], how: str, sizes: tuple[int, int], aim: float | None
 ) -> Row:
     messages, rounds = sizes
     rounds = context.rounds(rounds)

@@ -1,13 +1,17 @@
-"""Publishing by rstream and by AMQP 1.0: intercepted ones beside bare ones, each message or batch confirmed."""
+"""Publishing by other clients than pika: intercepted beside bare ones, with confirms and as each is by default."""
 
 import asyncio
-import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
 
+import dramatiq
+import kombu
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from faststream.rabbit import RabbitBroker
+from pika import BasicProperties
 from rabbitmq_amqp_python_client import Environment, Message
 from rstream import AMQPMessage, ConfirmationStatus, Producer
 from rstream._pyamqp.message import Properties  # type: ignore[attr-defined]
@@ -15,20 +19,17 @@ from rstream._pyamqp.message import Properties  # type: ignore[attr-defined]
 import relatum
 from benchmarks import _streams as streams
 from benchmarks._context import KEYS, Context
+from benchmarks._published import CONFIRMED, UNCONFIRMED, WAYS, compared, headers, ids_in
 from benchmarks._results import Row
-from benchmarks._timing import in_turns, median, no_collection, per_second
-from relatum.reading import StreamReader, TimeSource
+from relatum.keys import preset
 
 GROUP: Final = "clients"
 
-AIM: Final = 0.95
-SINGLY: Final = (100, 60)
-BATCHED: Final = (500, 60)
-"""Messages in a round, and rounds."""
+CONFIRMED_AIM: Final = 0.95
+UNCONFIRMED_AIM: Final = 0.92
 
-WARM_UP_ROUNDS: Final = 3
-WAYS: Final = ("bare", "ours", "by hand")
-"""The third shows what the client needs for an id that somebody else adds."""
+BATCHED: Final = (500, 60)
+"""Messages in a round, and rounds, where many are under way at once."""
 
 AMQP10_SINCE: Final = 4
 """RabbitMQ's version that the AMQP 1.0 client speaks to."""
@@ -36,18 +37,168 @@ AMQP10_SINCE: Final = 4
 
 def measure(context: Context) -> Iterator[Row]:
     """The rows about these clients; AMQP 1.0 where the broker is new enough."""
-    context.say("publishing by rstream, bare and intercepted")
+    context.say("publishing by kombu, bare and intercepted")
+    yield _kombu(context, "a confirm each", CONFIRMED, CONFIRMED_AIM, has_confirms=True)
+    yield _kombu(context, "no confirms", UNCONFIRMED, UNCONFIRMED_AIM, has_confirms=False)
+    context.say("publishing by dramatiq, bare and intercepted")
+    yield _dramatiq(context, "a confirm each", CONFIRMED, CONFIRMED_AIM, has_confirms=True)
+    yield _dramatiq(context, "no confirms", UNCONFIRMED, UNCONFIRMED_AIM)
+    yield _dramatiq(context, "no confirms, a copy in a stream", UNCONFIRMED, UNCONFIRMED_AIM, has_copies=True)
     with asyncio.Runner() as runner:
-        yield _rstream(context, runner, "send_wait", *SINGLY)
-        yield _rstream(context, runner, "send_batch", *BATCHED)
+        context.say("publishing by FastStream, bare and intercepted")
+        yield _faststream(context, runner, "a confirm each", CONFIRMED)
+        yield _faststream(context, runner, "100 at once, confirmed", CONFIRMED, at_once=True)
+        context.say("publishing by rstream, bare and intercepted")
+        yield _rstream(context, runner, "send_wait", CONFIRMED)
+        yield _rstream(context, runner, "send_batch", BATCHED)
     with streams.connected(context.broker_url) as connection:
         version: str = connection._impl.server_properties["version"]
     if int(version.partition(".")[0]) >= AMQP10_SINCE:
         context.say("publishing by AMQP 1.0, bare and intercepted")
-        yield _amqp10(context, *SINGLY)
+        yield _amqp10(context, CONFIRMED)
 
 
-def _rstream(context: Context, runner: asyncio.Runner, how: str, count: int, rounds: int) -> Row:
+def _kombu(context: Context, how: str, sizes: tuple[int, int], aim: float, *, has_confirms: bool) -> Row:
+    stream = context.empty_stream(f"kombu-{'with' if has_confirms else 'without'}-confirms")
+    options = {"confirm_publish": has_confirms}
+    with ExitStack() as stack:
+        connections = {
+            name: stack.enter_context(kombu.Connection(context.broker_url, transport_options=options)) for name in WAYS
+        }
+        relatum.intercept(connections["ours"], keys=KEYS, recorder="external")
+        channels = {name: connection.channel() for name, connection in connections.items()}
+
+        def publish(name: str) -> None:
+            producer = kombu.Producer(channels[name])
+            for number in range(sizes[0]):
+                given: dict[str, Any] = {"headers": headers(number), "content_type": "application/octet-stream"}
+                if name == "by hand":
+                    given["message_id"] = str(uuid.uuid4())
+                producer.publish(streams.body(number), routing_key=stream, **given)
+
+        def drain() -> None:
+            for channel in channels.values():
+                channel.queue_declare(stream, passive=True)
+
+        actions = {name: partial(publish, name) for name in WAYS}
+        what = f"kombu publish, {how}, 2 keys"
+        return compared(context, GROUP, what, actions, ids_in(context, stream), sizes, aim, drain)
+
+
+def _dramatiq(
+    context: Context,
+    how: str,
+    sizes: tuple[int, int],
+    aim: float,
+    *,
+    has_confirms: bool = False,
+    has_copies: bool = False,
+) -> Row:
+    """Tasks that nobody works on: they stay in their queue; by hand, the header for the copy is added, too."""
+    queue = f"relatum-bench-dramatiq-{uuid.uuid4().hex[:8]}"
+    stream = context.empty_stream("dramatiq-copies") if has_copies else None
+    with ExitStack() as stack:
+        brokers = {name: stack.enter_context(_dramatiq_broker(context, queue, has_confirms)) for name in WAYS}
+        relatum.intercept(brokers["ours"], keys=preset("dramatiq"), recorder="external", copy_to=stream)
+        _add_by_hand(brokers["by hand"].channel, stream)
+
+        def order(number: int, body: str) -> None:
+            """What the tasks are of; nobody does it."""
+
+        orders = {
+            name: dramatiq.actor(order, broker=broker, queue_name=queue, actor_name=f"order_{name.replace(' ', '_')}")
+            for name, broker in brokers.items()
+        }
+
+        def publish(name: str) -> None:
+            for number in range(sizes[0]):
+                orders[name].send(number, streams.body(number).decode())
+
+        def drain() -> None:
+            for broker in brokers.values():
+                broker.channel.queue_declare(queue, passive=True)
+
+        actions = {name: partial(publish, name) for name in WAYS}
+        ids: list[Any] = []
+
+        def ids_so_far() -> list[Any]:
+            ids.extend(_ids_taken(context, queue))
+            return ids
+
+        return compared(context, GROUP, f"dramatiq send, {how}", actions, ids_so_far, sizes, aim, drain)
+
+
+@contextmanager
+def _dramatiq_broker(context: Context, queue: str, has_confirms: bool) -> Iterator[RabbitmqBroker]:
+    """A broker with its queue, which goes with it."""
+    broker = RabbitmqBroker(url=context.broker_url, confirm_delivery=has_confirms)
+    broker.declare_queue(queue, ensure=True)
+    try:
+        yield broker
+    finally:
+        for each in (queue, f"{queue}.DQ", f"{queue}.XQ"):
+            broker.channel.queue_delete(each)
+        broker.close()
+
+
+def _add_by_hand(channel: Any, stream: str | None) -> None:
+    """Have a channel of dramatiq's send an id, and the header by which the broker makes a copy."""
+    bare = channel.basic_publish
+
+    def publish(*, properties: BasicProperties, **given: Any) -> None:
+        properties.message_id = str(uuid.uuid4())
+        if stream is not None:
+            properties.headers = {"BCC": [stream]}
+        bare(properties=properties, **given)
+
+    channel.basic_publish = publish
+
+
+def _ids_taken(context: Context, queue: str) -> Iterator[Any]:
+    """The ids of all messages in a queue, which is empty then."""
+    with streams.connected(context.broker_url) as connection:
+        for method, properties, _ in connection.channel().consume(queue, auto_ack=True, inactivity_timeout=1.0):
+            if method is None:
+                return
+            yield properties.message_id
+
+
+def _faststream(
+    context: Context, runner: asyncio.Runner, how: str, sizes: tuple[int, int], *, at_once: bool = False
+) -> Row:
+    stream = context.empty_stream(f"faststream-{'at-once' if at_once else 'singly'}")
+    brokers = {name: RabbitBroker(context.broker_url, logger=None) for name in WAYS}
+    relatum.intercept(brokers["ours"], keys=KEYS, recorder="external")
+
+    async def publish(name: str) -> None:
+        broker = brokers[name]
+        for_each = [
+            broker.publish(
+                streams.body(number),
+                stream,
+                headers=headers(number),
+                message_id=str(uuid.uuid4()) if name == "by hand" else None,
+            )
+            for number in range(sizes[0])
+        ]
+        if at_once:
+            await asyncio.gather(*for_each)
+        else:
+            for each in for_each:
+                await each
+
+    for broker in brokers.values():
+        runner.run(broker.start())
+    try:
+        actions = {name: lambda name=name: runner.run(publish(name)) for name in WAYS}
+        what = f"FastStream publish, {how}, 2 keys"
+        return compared(context, GROUP, what, actions, ids_in(context, stream), sizes, CONFIRMED_AIM)
+    finally:
+        for broker in brokers.values():
+            runner.run(broker.stop())
+
+
+def _rstream(context: Context, runner: asyncio.Runner, how: str, sizes: tuple[int, int]) -> Row:
     stream = context.empty_stream(f"rstream-{how.replace('_', '-')}")
     address = context.address
     producers = {
@@ -65,12 +216,14 @@ def _rstream(context: Context, runner: asyncio.Runner, how: str, count: int, rou
     send = _singly if how == "send_wait" else _in_a_batch
 
     def publish(name: str) -> None:
-        runner.run(send(producers[name], stream, count, name == "by hand"))
+        runner.run(send(producers[name], stream, sizes[0], name == "by hand"))
 
     for producer in producers.values():
         runner.run(producer.start())
     try:
-        return _compared(context, f"rstream {how}", stream, count, rounds, {n: partial(publish, n) for n in WAYS})
+        actions = {name: partial(publish, name) for name in WAYS}
+        what = f"rstream {how}, confirmed, 2 keys"
+        return compared(context, GROUP, what, actions, ids_in(context, stream), sizes, CONFIRMED_AIM)
     finally:
         for producer in producers.values():
             runner.run(producer.close())
@@ -78,7 +231,7 @@ def _rstream(context: Context, runner: asyncio.Runner, how: str, count: int, rou
 
 def _order(number: int, has_id: bool) -> Any:
     properties = Properties(message_id=str(uuid.uuid4())) if has_id else None
-    return AMQPMessage(body=streams.body(number), application_properties=_headers(number), properties=properties)
+    return AMQPMessage(body=streams.body(number), application_properties=headers(number), properties=properties)
 
 
 async def _singly(producer: Producer, stream: str, count: int, has_id: bool) -> None:
@@ -101,7 +254,7 @@ async def _in_a_batch(producer: Producer, stream: str, count: int, has_id: bool)
     await done.wait()
 
 
-def _amqp10(context: Context, count: int, rounds: int) -> Row:
+def _amqp10(context: Context, sizes: tuple[int, int]) -> Row:
     stream = context.empty_stream("amqp10")
     with ExitStack() as stack:
         actions: dict[str, Callable[[], None]] = {}
@@ -112,57 +265,14 @@ def _amqp10(context: Context, count: int, rounds: int) -> Row:
             if name == "ours":
                 relatum.intercept(connection, keys=KEYS, recorder="external")
             publisher = connection.publisher(f"/queues/{stream}")
-            actions[name] = partial(_publish, publisher, count, has_id=name == "by hand")
-        return _compared(context, "AMQP 1.0 publish", stream, count, rounds, actions)
+            actions[name] = partial(_publish, publisher, sizes[0], has_id=name == "by hand")
+        what = "AMQP 1.0 publish, confirmed, 2 keys"
+        return compared(context, GROUP, what, actions, ids_in(context, stream), sizes, CONFIRMED_AIM)
 
 
 def _publish(publisher: Any, count: int, *, has_id: bool) -> None:
     for number in range(count):
-        message = Message(body=streams.body(number), application_properties=_headers(number))
+        message = Message(body=streams.body(number), application_properties=headers(number))
         if has_id:
             message.id = str(uuid.uuid4())
         publisher.publish(message)
-
-
-def _headers(number: int) -> dict[str, Any]:
-    return {"order_id": streams.order_id(number), "host": streams.host(number)}
-
-
-def _compared(
-    context: Context, what: str, stream: str, count: int, rounds: int, actions: dict[str, Callable[[], None]]
-) -> Row:
-    rounds = context.rounds(rounds)
-    in_turns(actions, WARM_UP_ROUNDS)
-    with no_collection():
-        taken = in_turns(actions, rounds)
-    _check(context, stream, count * (rounds + WARM_UP_ROUNDS))
-    bare, ours, by_hand = (count / median(taken[name]) for name in WAYS)
-    return Row(
-        GROUP,
-        f"intercepted {what}, confirmed, 2 keys",
-        per_second(ours),
-        f"{per_second(bare)}: bare ({per_second(by_hand)} with an id added by hand)",
-        ours / bare,
-        f"≥ {AIM:g} ×",
-        ours / bare >= AIM,
-        figures={
-            "ours_per_s": ours,
-            "bare_per_s": bare,
-            "by_hand_per_s": by_hand,
-            "median_of_ratios": median([b / o for b, o in zip(taken["bare"], taken["ours"], strict=True)]),
-            "rounds": rounds,
-            "round_messages": count,
-        },
-    )
-
-
-def _check(context: Context, stream: str, each: int) -> None:
-    """All published everything, and the intercepted messages have an id that says their time."""
-    limit = time.monotonic() + streams.SETTLE_S
-    with StreamReader.open(context.address) as reader:
-        while True:
-            messages = list(reader.iterate(stream))
-            if len(messages) == len(WAYS) * each:
-                break
-            assert time.monotonic() < limit, f"{len(messages)} instead of {len(WAYS) * each} messages were published"
-    assert sum(message.time_source is TimeSource.MESSAGE_ID for message in messages) == each

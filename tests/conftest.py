@@ -5,6 +5,7 @@ RELATUM_TEST_DATABASE_URL; one from docker/compose.yaml with `--docker`; else a 
 Each starts when the first test asks for it. One that is missing fails those tests, with the reason.
 """
 
+import inspect
 import os
 import random
 import secrets
@@ -12,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 from urllib.parse import urlsplit, urlunsplit
 
 import hypothesis
@@ -21,15 +22,16 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from pika import BlockingConnection
-from psycopg import sql
 
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 from relatum.local._identity import free_port
 from relatum.store import make_engine
 from relatum_migrations import upgrade
-from tests.support import START_S, make_streams_survive, server_version, unique_name
-from tests.support.cluster import Cluster, newer_server
+from tests.support import START_S, in_a_loop, make_streams_survive, server_version, unique_name
+from tests.support.cluster import Cluster, NewerRabbitMQ, newer_server
+from tests.support.databases import NEW, Databases, administer, clear, database_name, named
 from tests.support.leases import LEASE_S
+from tests.support.rabbitmq_tools import evaluate, renew
 from tests.support.sharing_out import BySharedFixtures, longest_first
 from tests.support.threads import Threads
 
@@ -42,9 +44,6 @@ SEED = 12
 
 STREAM_OFFSET = -120
 """From a broker's AMQP port to its stream port: 5672 to 5552."""
-
-NEW_DATABASE = "CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C' "
-"""The same on any server, whatever its own encoding and locale are."""
 
 DOCKER_PASSWORD = "relatum"
 
@@ -101,6 +100,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> BySharedFixt
     return BySharedFixtures(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(report: pytest.TestReport) -> None:
+    """Say of a process that died what else that means."""
+    report.longrepr = f"{report.longrepr}: its other tests, and files that had not begun, were not run"
+
+
 @pytest.fixture(scope="session")
 def is_long(pytestconfig: pytest.Config) -> bool:
     """Whether tests shall run their long form: thousands of rounds instead of a few."""
@@ -123,6 +128,15 @@ def replays(is_long: bool) -> int:
 def chance(request: pytest.FixtureRequest) -> random.Random:
     """What decides who dies, and when: of the run's seed and the test's name, so that it can be had again."""
     return random.Random(f"{request.config.getoption('--seed')} {request.node.name}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function in a loop of its own, with a limit. Its fixtures are made outside it."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    in_a_loop(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
 
 
 @pytest.fixture(autouse=True)
@@ -238,6 +252,18 @@ def broker_version(broker: Broker) -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="session")
+def newer_broker(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A RabbitMQ 4: the broker of this run, or a private one of the server script that `NEWER_VARIABLE` names."""
+    if server_version(broker.amqp_url) >= (4,):
+        yield broker
+        return
+    server = newer_server()
+    for directory in _directory(tmp_path_factory, "rabbitmq4"):
+        with NewerRabbitMQ(server, directory) as newer:
+            yield Broker(newer.broker_url, newer.stream_url)
+
+
+@pytest.fixture(scope="session")
 def database_server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A database of the PostgreSQL of this run, whose user may create others."""
     named = os.environ.get("RELATUM_TEST_DATABASE_URL")
@@ -254,15 +280,6 @@ def database_server_url(request: pytest.FixtureRequest) -> Iterator[str]:
             yield server.database_url
 
 
-def _named(url: str, database: str) -> str:
-    return urlunsplit(urlsplit(url)._replace(path=f"/{database}"))
-
-
-def _administer(server_url: str, statement: str, *names: str) -> None:
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
-
-
 @pytest.fixture(scope="session")
 def _copying(database_server_url: str) -> str:
     """How databases are copied: where the server can, as files, which is quicker than through its log."""
@@ -272,32 +289,38 @@ def _copying(database_server_url: str) -> str:
 
 @pytest.fixture(scope="session")
 def _migrated_template(database_server_url: str) -> Iterator[str]:
-    """The name of a database with the newest schema, which is copied for each test."""
-    name = unique_name("relatum_template").replace("-", "_")
-    _administer(database_server_url, NEW_DATABASE, name)
+    """The name of a database with the newest schema, which is copied for tests."""
+    name = database_name("relatum_template")
+    administer(database_server_url, NEW, name)
     try:
-        upgrade(_named(database_server_url, name))
+        upgrade(named(database_server_url, name))
         yield name
     finally:
-        _administer(database_server_url, "DROP DATABASE {} WITH (FORCE)", name)
+        administer(database_server_url, "DROP DATABASE {} WITH (FORCE)", name)
+
+
+@pytest.fixture(scope="session")
+def _databases(database_server_url: str, _migrated_template: str, _copying: LiteralString) -> Iterator[Databases]:
+    databases = Databases(database_server_url, _migrated_template, _copying)
+    yield databases
+    databases.close()
 
 
 @pytest.fixture
-def empty_database_url(database_server_url: str, _copying: str) -> Iterator[str]:
+def empty_database_url(database_server_url: str, _copying: LiteralString) -> Iterator[str]:
     """The URL of a new database with nothing in it."""
-    name = unique_name("relatum_test").replace("-", "_")
-    _administer(database_server_url, NEW_DATABASE + _copying, name)
-    yield _named(database_server_url, name)
-    _administer(database_server_url, "DROP DATABASE {} WITH (FORCE)", name)
+    name = database_name()
+    administer(database_server_url, NEW + _copying, name)
+    yield named(database_server_url, name)
+    administer(database_server_url, "DROP DATABASE {} WITH (FORCE)", name)
 
 
 @pytest.fixture
-def database_url(database_server_url: str, _migrated_template: str, _copying: str) -> Iterator[str]:
-    """The URL of a new database with the newest schema."""
-    name = unique_name("relatum_test").replace("-", "_")
-    _administer(database_server_url, "CREATE DATABASE {} TEMPLATE {} " + _copying, name, _migrated_template)
-    yield _named(database_server_url, name)
-    _administer(database_server_url, "DROP DATABASE {} WITH (FORCE)", name)
+def database_url(_databases: Databases) -> Iterator[str]:
+    """The URL of a database with the newest schema, as new."""
+    url = _databases.take()
+    yield url
+    _databases.give_back(url)
 
 
 @pytest.fixture
@@ -350,26 +373,68 @@ def _close_clusters(clusters: dict[str, Cluster]) -> None:
 
 
 @pytest.fixture
+def cluster_version(request: pytest.FixtureRequest) -> str:
+    """Which RabbitMQ runs on the three nodes; `on_each_cluster` asks for two, one after the other."""
+    return getattr(request, "param", "installed")
+
+
+@pytest.fixture
 def cluster(
-    request: pytest.FixtureRequest, _clusters: dict[str, Cluster], tmp_path_factory: pytest.TempPathFactory
+    cluster_version: str, _clusters: dict[str, Cluster], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """Three nodes, whole when the test begins. See `tests.support.cluster`; `on_each_cluster` asks for two versions."""
-    version = getattr(request, "param", "installed")
-    server = newer_server() if version == "newer" else None
-    if version not in _clusters:
+    """Three nodes, whole when the test begins, and healed when it ends. See `tests.support.cluster`."""
+    server = newer_server() if cluster_version == "newer" else None
+    if cluster_version not in _clusters:
         # One at a time: beside a cluster of 3.10, nodes of 4.3 did not find each other.
         _close_clusters(_clusters)
-        _clusters[version] = Cluster(tmp_path_factory.mktemp("cluster"), server).__enter__()
-    started = _clusters[version]
+        _clusters[cluster_version] = Cluster(tmp_path_factory.mktemp("cluster"), server).__enter__()
+    started = _clusters[cluster_version]
     started.heal()
     yield started
     started.heal()
 
 
-@pytest.fixture
-def private_servers(tmp_path: Path) -> Iterator[LocalServers]:
-    """A RabbitMQ and a PostgreSQL of this test's own, to be killed, frozen and restarted, whatever the others are."""
-    with LocalServers(tmp_path / "servers", durable=False, start_timeout_s=START_S) as servers:
+@pytest.fixture(scope="session")
+def _own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
+    plugins = ("rabbitmq_stream", "rabbitmq_consistent_hash_exchange")
+    for directory in _directory(tmp_path_factory, "rabbitmq-own"):
+        with LocalRabbitMQ(directory, plugins=plugins, start_timeout_s=START_S) as server:
+            yield server
+
+
+@pytest.fixture(scope="module")
+def own_broker(_own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
+    """A private RabbitMQ, as new for each file of tests: its users, virtual hosts and settings are theirs."""
+    _own_broker.start()
+    renew(_own_broker)
+    return _own_broker
+
+
+@pytest.fixture(scope="module")
+def traced_broker(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
+    """The same, with its firehose on."""
+    evaluate(own_broker, 'rabbit_trace:start(<<"/">>)')
+    return own_broker
+
+
+@pytest.fixture(scope="module")
+def _private_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServers]:
+    directory = tmp_path_factory.mktemp("private") / "servers"
+    with LocalServers(directory, durable=False, start_timeout_s=START_S) as servers:
         make_streams_survive(servers.rabbitmq)
         yield servers
-    shutil.rmtree(servers.directory, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def private_servers(_private_servers: LocalServers) -> Iterator[LocalServers]:
+    """A RabbitMQ and a PostgreSQL to be killed, frozen and restarted, whatever the others are.
+
+    They run when the test begins, and the database is empty. Streams of the file's earlier tests may be there: a start
+    costs three seconds of a processor.
+    """
+    _private_servers.start()
+    clear(_private_servers.database_url)
+    yield _private_servers
+    _private_servers.rabbitmq.thaw()
+    _private_servers.postgresql.thaw()

@@ -92,6 +92,7 @@ def _build(place: Path) -> None:
         target_dir=str(place / "c"),
         group_name="relatum",
         debug_level="0",
+        opt_level=os.environ.get("MYPYC_OPT_LEVEL", "3"),
     )
     command = Distribution({"name": "relatum", "ext_modules": extensions}).get_command_obj("build_ext")
     command.build_lib, command.build_temp = str(place / "made"), str(place / "objects")

@@ -163,7 +163,7 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         reader = self._open_reader()
         for stream in streams[:STREAMS_MAX]:
             with suppress(RelatumError):
-                explanation.note_ends(reader.bounds(stream))
+                explanation.note_ends(stream, reader.bounds(stream))
 
     def _carry_out(self, request: LookupRequest) -> Any:
         if type(request) is Select:
@@ -202,7 +202,7 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         if type(request) is Bounds:
             return reader.bounds(request.stream)
         if type(request) is AllBounds:
-            return reader.all_bounds(request.streams, request.kept)
+            return reader.all_bounds(request.streams, request.kept, request.lasts)
         if type(request) is Missing:
             return reader.missing(request.streams)
         if type(request) is Partitions:

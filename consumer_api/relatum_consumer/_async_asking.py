@@ -167,7 +167,7 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         reader = await self._open_reader()
         for stream in streams[:STREAMS_MAX]:
             with suppress(RelatumError):
-                explanation.note_ends(await reader.bounds(stream))
+                explanation.note_ends(stream, await reader.bounds(stream))
 
     async def _carry_out(self, request: LookupRequest) -> Any:
         if type(request) is Select:
@@ -211,7 +211,7 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         if type(request) is Bounds:
             return await reader.bounds(request.stream)
         if type(request) is AllBounds:
-            return await reader.all_bounds(request.streams, request.kept)
+            return await reader.all_bounds(request.streams, request.kept, request.lasts)
         if type(request) is Missing:
             return await reader.missing(request.streams)
         if type(request) is Partitions:

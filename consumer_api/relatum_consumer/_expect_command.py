@@ -64,7 +64,7 @@ def add(
     if as_json:
         print_json(asdict(wanted))
     else:
-        console.print(f"{name}: {wanted.meaning}", markup=False)
+        console.print(f"{name}: {wanted.meaning}")
 
 
 @expect.command("list")
@@ -90,7 +90,7 @@ def list_expectations(vhost: VhostOption = None, *, servers: ServerOptions, as_j
 def remove(name: NameArgument, vhost: VhostOption = None, *, servers: ServerOptions) -> None:
     """Take an expectation back; code 6 where there is none of that name."""
     remove_expectation(servers.database_url, name, vhost=_vhost(servers, vhost))
-    console.print(f"{name} is expected no longer.", markup=False)
+    console.print(f"{name} is expected no longer.")
 
 
 def _vhost(servers: ServerOptions, vhost: str | None) -> str:

@@ -313,8 +313,9 @@ class Relations(Holdings):
         """The message nearest in time in a stream, and never the message itself.
 
         An equal time is nearest of all. Of two equally near it is the earlier; of several of one time before the
-        moment, or at it, the one with the highest offset: what `before(…, inclusive=True)` gives. Arguments, result
-        and errors are those of `after`.
+        moment, or at it, the one with the highest offset: what `before(…, inclusive=True)` gives. In the message's own
+        stream those of its time that come after it are later: the first of them, where none comes before. Arguments,
+        result and errors are those of `after`.
         """
         steps = self._lookups.beside("nearest", moment, stream, by, complete=complete)
         return self._run(steps, called="nearest")
@@ -356,6 +357,8 @@ class Relations(Holdings):
         complete: bool = False,
     ) -> Answer:
         """All messages of several streams around a moment, merged by time: what happened then.
+
+        Of one time they come by stream, shorter names first (`r-2` before `r-10`), and offset.
 
         Args:
             moment: A `datetime`, without a zone UTC; or a message read or consumed, for its time: it is found, too.

@@ -42,9 +42,10 @@ def suggest(
     elif found:
         console.print(_table(found))
         done = "Defined." if apply else "`--apply` defines them; `relatum keys add NAME --source SOURCE` defines one."
-        console.print(f"{done} Older messages: relatum backfill STREAM", markup=False)
+        console.print(f"{done} Older messages: relatum backfill STREAM")
     else:
-        console.print("Nothing there tells messages apart and comes again. Name streams together that belong together.")
+        console.print("Nothing there tells messages apart and comes again. Name streams together that belong together,")
+        console.print("or define what you know: relatum keys add NAME --source header:NAME, or 'body:$.NAME'.")
 
 
 def _document(each: Suggestion) -> dict[str, Any]:

@@ -22,7 +22,15 @@ from relatum.terminal import (
     print_json,
     spread,
 )
-from relatum_consumer.command import CODES, LOOK_IN, CompleteOption, ExplainOption, explained, open_relations, some
+from relatum_consumer.command import (
+    CODES,
+    CompleteOption,
+    ExplainOption,
+    StreamsOption,
+    explained,
+    open_relations,
+    some,
+)
 
 if TYPE_CHECKING:
     from relatum_consumer import Relations, Trace
@@ -62,10 +70,7 @@ def trace(
             "--by", "-b", metavar="KEY", help="Follow this key; repeatable. Any key where left out.", show_default=False
         ),
     ] = None,
-    streams: Annotated[
-        list[str] | None,
-        typer.Option("--streams", "-s", metavar="STREAM", help=LOOK_IN, show_default=False),
-    ] = None,
+    streams: StreamsOption = None,
     hops: Annotated[int, typer.Option(help="Hops from the start at most.", min=1)] = 8,
     limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many messages.", min=1)] = 1_000,
     fan_out: Annotated[int, typer.Option(help="Follow values that at most so many messages have.", min=1)] = 200,
@@ -100,7 +105,7 @@ def trace(
         console.print(tree(found, start))
     if not as_json:
         where = errors if as_dot or as_mermaid else console
-        where.print(*_told(found), sep="\n", markup=False, highlight=False, soft_wrap=True)
+        where.print(*_told(found), sep="\n", soft_wrap=True)
     code = CODES[found.status]
     if code:
         raise typer.Exit(code)
@@ -118,7 +123,8 @@ def _traced(relations: "Relations", name: str, value: list[str], options: dict[s
 
 def _told(found: "Trace") -> list[str]:
     """How many messages there are, where it stopped, and how sure that is."""
-    lines = [f"{len(found):,} messages, {max(found.hops.values(), default=0)} hops"]
+    hops = max(found.hops.values(), default=0)
+    lines = [f"{len(found):,} message{'' if len(found) == 1 else 's'}, {hops} hop{'' if hops == 1 else 's'}"]
     lines += [
         _STOPS[stop.reason].format(value=f"{stop.key} = {stop.value}", count=stop.count)
         for stop in found.stopped[:_STOPS_SHOWN]

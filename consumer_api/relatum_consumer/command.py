@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CODES",
-    "LOOK_IN",
     "CompleteOption",
     "ExplainOption",
+    "StreamsOption",
     "around",
     "explained",
     "find",
@@ -70,7 +71,9 @@ class InTime(StrEnum):
 
 LOOK_IN: Final = "Look in this stream or super stream; repeatable. All where left out."
 
-LimitOption = Annotated[int, typer.Option("--limit", "-n", help="At most so many messages.", min=1)]
+StreamsOption = Annotated[
+    list[str] | None, typer.Option("--streams", "-s", metavar="STREAM", help=LOOK_IN, show_default=False)
+]
 ABOUT_SHOWN: Final = 120
 """Characters of a statement that `--explain` shows."""
 
@@ -82,6 +85,15 @@ CompleteOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """How much of an answer is wanted, and how sure; see `spread`."""
+
+    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many messages.", min=1)] = 20
+    complete: CompleteOption = False
+    explain: ExplainOption = False
+
+
 @spread
 def find(
     key: Annotated[str, typer.Argument(help="The key's name.", show_default=False)],
@@ -89,17 +101,12 @@ def find(
         list[str],
         typer.Argument(metavar="VALUE…", help="Its value; a composite's values in order.", show_default=False),
     ],
-    streams: Annotated[
-        list[str] | None,
-        typer.Option("--streams", "-s", metavar="STREAM", help=LOOK_IN, show_default=False),
-    ] = None,
+    streams: StreamsOption = None,
     to: Annotated[list[str] | None, typer.Option("--to", "-t", hidden=True, help="Before 0.5: --streams.")] = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    limit: LimitOption = 20,
-    complete: CompleteOption = False,
-    explain: ExplainOption = False,
     *,
+    options: AnswerOptions,
     servers: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
@@ -108,15 +115,15 @@ def find(
     Ends with 0 (found), 6 (absent, or expired), 8 (not recorded yet) or 11 (unproven). `--json` prints one document:
     status, messages, streams.
     """
-    with open_relations(servers) as relations, explained(explain):
+    with open_relations(servers) as relations, explained(options.explain):
         answer = relations.find(
             key,
             value[0] if len(value) == 1 else tuple(value),
             streams=[*(streams or ()), *(to or ())] or None,
             since=since,
             until=until,
-            limit=limit,
-            complete=complete,
+            limit=options.limit,
+            complete=options.complete,
         )
     _print(answer, as_json)
 
@@ -143,10 +150,8 @@ def related(
             show_default=False,
         ),
     ] = None,
-    limit: LimitOption = 20,
-    complete: CompleteOption = False,
-    explain: ExplainOption = False,
     *,
+    options: AnswerOptions,
     servers: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
@@ -159,22 +164,19 @@ def related(
         raise typer.BadParameter("--time looks in one stream: give --to once")
     if in_time and len(by or ()) > 1:
         raise typer.BadParameter("--time takes one key at most: give --by once")
-    with open_relations(servers) as relations, explained(explain):
+    with open_relations(servers) as relations, explained(options.explain):
         message = relations.read(stream, offset)
         if in_time and to:
-            answer = getattr(relations, in_time)(message, to[0], by=by[0] if by else None, complete=complete)
+            answer = getattr(relations, in_time)(message, to[0], by=by[0] if by else None, complete=options.complete)
         else:
-            answer = relations.related(message, to=to, by=by, limit=limit, complete=complete)
+            answer = relations.related(message, to=to, by=by, limit=options.limit, complete=options.complete)
     _print(answer, as_json)
 
 
 @spread
 def around(
     moment: Annotated[datetime, typer.Argument(parser=parse_moment, help=f"{FORMS}.", show_default=False)],
-    streams: Annotated[
-        list[str] | None,
-        typer.Option("--streams", "-s", metavar="STREAM", help=LOOK_IN, show_default=False),
-    ] = None,
+    streams: StreamsOption = None,
     span: Annotated[
         str, typer.Option("--for", metavar="SPAN", help="So long before and after it: 30s, 5m, 2h.")
     ] = "30s",
@@ -184,10 +186,8 @@ def around(
     after: Annotated[
         str | None, typer.Option(metavar="SPAN", help="So long after it, instead.", show_default=False)
     ] = None,
-    limit: LimitOption = 20,
-    complete: CompleteOption = False,
-    explain: ExplainOption = False,
     *,
+    options: AnswerOptions,
     servers: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
@@ -197,8 +197,10 @@ def around(
     status, messages, streams.
     """
     before_s, after_s = (parse_span(span if given is None else given) for given in (before, after))
-    with open_relations(servers) as relations, explained(explain):
-        answer = relations.around(moment, streams, before_s=before_s, after_s=after_s, limit=limit, complete=complete)
+    with open_relations(servers) as relations, explained(options.explain):
+        answer = relations.around(
+            moment, streams, before_s=before_s, after_s=after_s, limit=options.limit, complete=options.complete
+        )
     _print(answer, as_json)
 
 
@@ -224,7 +226,7 @@ def explained(wanted: bool) -> Iterator[None]:
         table.add_row(*map(plain_text, (*cells, *came, f"{each.ms:.2f}")))
     errors.print(table)
     for line in _summary(explanation):
-        errors.print(plain_text(line), markup=False, highlight=False, soft_wrap=True)
+        errors.print(plain_text(line), soft_wrap=True)
 
 
 def _summary(explanation: "Explanation") -> Iterator[str]:
@@ -261,14 +263,14 @@ def _print(answer: "Answer", as_json: bool) -> None:
             console.print("unproven: there may be more, which nobody can prove or rule out")
         elif not answer:
             nothing = f"absent: {answer.explanation}" if answer.lacking else _words_of(answer.status)
-            console.print(nothing, markup=False)
+            console.print(nothing)
             if answer.unattended:
-                console.print(answer.explanation, markup=False)
+                console.print(answer.explanation)
         if answer.unread:
-            console.print(f"could not be read: {some([str(place) for place in answer.unread])}", markup=False)
+            console.print(f"could not be read: {some([str(place) for place in answer.unread])}")
         for each in answer.left_out:
-            console.print(f"left out: {each.stream}: {each.reason}", markup=False)
-        console.print(f"in {some(answer.streams)}", markup=False)
+            console.print(f"left out: {each.stream}: {each.reason}")
+        console.print(f"in {some(answer.streams)}")
     code = CODES[answer.status]
     if code:
         raise typer.Exit(code)

@@ -41,7 +41,7 @@ def migrate(
         print_json({"revision": revision, "head": head()})
         return
     newest = "the newest" if revision == head() else f"the newest is {head()}"
-    console.print(f"revision {revision} ({newest})" if revision else f"no schema `relatum` ({newest})", markup=False)
+    console.print(f"revision {revision} ({newest})" if revision else f"no schema `relatum` ({newest})")
 
 
 def _warn_of(roles: list[str]) -> None:

@@ -5,6 +5,7 @@ import weakref
 from _thread import start_new_thread
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -22,6 +23,18 @@ def close_when_dropped(owner: object, close: Callable[[], None]) -> None:
     weakref.finalize(owner, _close_apart, close)
 
 
+def close_within(close: Callable[[], None], timeout_s: float, *, name: str) -> None:
+    """Call `close` in a thread of its own, and wait so many seconds: a frozen server keeps who takes leave of it.
+
+    Where no thread can be started any more, as at the end of the interpreter with Python 3.12, it is not called: what
+    would be closed ends with the process.
+    """
+    closing = threading.Thread(target=close, name=name, daemon=True)
+    with suppress(RuntimeError):
+        closing.start()
+        closing.join(timeout_s)
+
+
 def _close_apart(close: Callable[[], None]) -> None:
     if threading.main_thread().is_alive():
         # Not a `Thread`, which takes locks to start and waits until it has.
@@ -35,7 +48,7 @@ class Closing(ABC):
     """A context manager that closes itself."""
 
     @abstractmethod
-    def close(self) -> None:
+    def close(self) -> object:
         """Close it."""
 
     def __enter__(self) -> Self:
@@ -51,7 +64,7 @@ class AsyncClosing(ABC):
     """The asyncio twin of `Closing`."""
 
     @abstractmethod
-    async def close(self) -> None:
+    async def close(self) -> object:
         """Close it."""
 
     async def __aenter__(self) -> Self:

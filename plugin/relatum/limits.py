@@ -35,6 +35,10 @@ INTEGER_MIN: Final = -(2**63)
 INTEGER_MAX: Final = 2**63 - 1
 """The largest value of an integer key."""
 
+RECORDER_CONNECTIONS_MAX: Final = 4
+"""Connections to PostgreSQL of a recorder, unless it is told otherwise: a dozen recorders fit into its default of 100.
+"""
+
 TIME_BLOCK_MESSAGES_MAX: Final = 128
 """Messages one entry of the time index covers: about what is read in the time of one attach."""
 

@@ -1,7 +1,7 @@
 """Which broker and which database a Spark job talks to: from arguments, else from the environment."""
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from relatum.errors import ConfigurationError
@@ -76,7 +76,7 @@ class Broker:
             "mechanism": self.auth_mechanism and self.auth_mechanism.upper(),
         }
         asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return replace(self.address, login=replace(self.address.login, **asked)) if asked else self.address
+        return self.address.logging_in(**asked)
 
 
 def database_url(database: str | None) -> str:

@@ -73,7 +73,7 @@ def _carry_out(request: LookupRequest, reader: StreamReader, connection: sa.Conn
     if isinstance(request, Bounds):
         return reader.bounds(request.stream)
     if isinstance(request, AllBounds):
-        return reader.all_bounds(request.streams, request.kept)
+        return reader.all_bounds(request.streams, request.kept, request.lasts)
     if isinstance(request, Partitions):
         return reader.partitions(request.super_stream)
     if isinstance(request, Pause):

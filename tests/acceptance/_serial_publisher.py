@@ -68,15 +68,7 @@ class Publisher:
     """
 
     def __init__(
-        self,
-        name: str,
-        line: str,
-        broker: str,
-        database: str,
-        super_stream: str,
-        ledger: str,
-        contexts: str,
-        rate: str,
+        self, name: str, line: str, broker: str, database: str, super_stream: str, ledger: str, contexts: str, rate: str
     ) -> None:
         self.line = line
         self.broker = broker

@@ -11,6 +11,7 @@ import pytest
 
 from tests.acceptance._amqp10_shop import ORDERS, UNPAID
 from tests.acceptance._command import LIMIT_S, Relatum
+from tests.conftest import Broker
 from tests.support import broker_connection, unique_name, wait_until
 
 KEYS = [
@@ -22,11 +23,9 @@ KEYS = [
 
 
 @pytest.fixture
-def relatum(amqp_url: str, stream_url: str, database_url: str, broker_version: tuple[int, ...]) -> Relatum:
+def relatum(newer_broker: Broker, database_url: str) -> Relatum:
     """The command on a RabbitMQ 4."""
-    if broker_version < (4,):
-        pytest.skip("the client speaks to RabbitMQ 4 alone: name one in RELATUM_TEST_AMQP_URL")
-    return Relatum(amqp_url, stream_url, database_url)
+    return Relatum(newer_broker.amqp_url, newer_broker.stream_url, database_url)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 from relatum.local import LocalRabbitMQ
 from tests.acceptance._command import LIMIT_S, Relatum
 from tests.support import unique_name, wait_until
-from tests.support.rabbitmq_tools import traced_broker
 
 PLAIN, LINE = "tests.acceptance._celery_shop", "tests.acceptance._celery_shop_line"
 
@@ -27,11 +26,10 @@ ORDERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
+@pytest.fixture
+def server(traced_broker: LocalRabbitMQ) -> LocalRabbitMQ:
     """A broker of this module, whose firehose is on."""
-    with traced_broker(tmp_path_factory.mktemp("rabbitmq")) as server:
-        yield server
+    return traced_broker
 
 
 @pytest.fixture

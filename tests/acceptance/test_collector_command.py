@@ -15,12 +15,6 @@ BULK = 7
 
 
 @pytest.fixture
-def relatum(amqp_url: str, stream_url: str, database_url: str) -> Relatum:
-    """The command on this test's database."""
-    return Relatum(amqp_url, stream_url, database_url)
-
-
-@pytest.fixture
 def stream(amqp_url: str, stream_name: str) -> str:
     """A stream with ten messages."""
     publish_plain(amqp_url, stream_name, [b"%d" % n for n in range(10)])
@@ -38,7 +32,11 @@ def collected(engine: sa.Engine, stream: str) -> CollectorStore:
     store.add(member, [*entries, Entry(MessageId(stream, 9), "other", "invoice", 1)])
     store.add(member, [], Advance(stream, 0, 6, passed_over=1))
     store.forward(member, BULK, [entry.place for entry in entries[:4]])
-    results = [Result(entry.place, OutcomeStatus(entry.message_id)) for entry in entries[:3]]
+    reasons = (None, "no such customer", "took too long")
+    results = [
+        Result(entry.place, OutcomeStatus(entry.message_id), reason)
+        for entry, reason in zip(entries[:3], reasons, strict=True)
+    ]
     store.finish(member, BULK, results)
     return store
 

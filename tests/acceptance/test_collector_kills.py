@@ -10,7 +10,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from relatum import Outcome, Outcomes, OutcomeStatus
 from relatum.local import LocalServers
 from relatum.local._identity import free_port
 from tests.support import all_plain, declare_stream, delete_stream, stream_available, unique_name, wait_until
+from tests.support.publishing import StubbornLoad
 
 # A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
 pytestmark = [
@@ -99,35 +99,12 @@ class Servers:
         return subprocess.Popen([sys.executable, "-I", "-S", LEDGER, str(self.port), self.ledger])
 
 
-class Load:
-    """Publishes numbered messages in a thread, through whatever happens to the broker."""
+class Load(StubbornLoad):
+    """Publishes numbered messages, through whatever happens to the broker."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="load")
-        self.published = 0
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Publish no more."""
-        self._stop.set()
-        self._thread.join(90)
-        assert not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            with suppress(pika.exceptions.AMQPError, OSError):
-                connection = pika.BlockingConnection(pika.URLParameters(self._servers.broker_url))
-                self._publish(connection)
-                connection.close()
-            self._stop.wait(0.1)
+        super().__init__(servers.broker_url)
 
     def _publish(self, connection: pika.BlockingConnection) -> None:
         channel = connection.channel()

@@ -13,12 +13,6 @@ from tests.support import broker_connection, delete_stream, unique_name, wait_un
 PLAIN, LINE = "tests.acceptance._faststream_shop", "tests.acceptance._faststream_shop_line"
 
 
-@pytest.fixture
-def relatum(amqp_url: str, stream_url: str, database_url: str) -> Relatum:
-    """The command on this test's database."""
-    return Relatum(amqp_url, stream_url, database_url)
-
-
 @pytest.mark.parametrize("program", [PLAIN, LINE], ids=["a command", "a line"])
 def test_requests_replies_and_what_is_missing(relatum: Relatum, amqp_url: str, program: str) -> None:
     """Each request leads to its reply, and the one without is named."""

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.support import (
     broker_connection,
     declare_stream,
     publish_plain,
+    record,
     recorded_to,
     recording,
     stream_available,
@@ -33,6 +33,7 @@ from tests.support import (
     wait_until,
 )
 from tests.support.groups import Plain, group_id, of_group, whole_group
+from tests.support.publishing import Load
 
 MEMBERS = 3
 GROUPS_A_SECOND = 60
@@ -43,24 +44,14 @@ EACH_INCOMPLETE = 10
 MEMBER = Path(__file__).with_name("_group_member.py")
 
 
-class Load:
-    """Publishes groups, mixed with one another, in a thread, until it is told to stop."""
+class GroupLoad(Load):
+    """Publishes groups, mixed with one another."""
 
     def __init__(self, broker_url: str, stream: str) -> None:
         self._url, self._stream = broker_url, stream
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="load")
         self.complete: set[str] = set()
         self.incomplete: set[str] = set()
-
-    def __enter__(self) -> "Load":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(90)
-        assert not self._thread.is_alive()
+        super().__init__()
 
     def _run(self) -> None:
         chance, number = random.Random(3), 0
@@ -132,7 +123,7 @@ def test_members_killed_at_random_moments_lose_and_double_nothing(
     members = Members(amqp_url, database_url, stream_name, tmp_path)
     try:
         with recording(amqp_url, engine, stream_name, keys=[GROUP_KEY]):
-            with Load(amqp_url, stream_name) as load:
+            with GroupLoad(amqp_url, stream_name) as load:
                 kill_at_random(members, kills, chance)
                 wait_until(lambda: len(load.complete) > 100, what="groups enough")
             wait_recorded(amqp_url, engine, stream_name)
@@ -175,15 +166,13 @@ def test_groups_of_a_tail_that_was_lost_are_looked_for_again(private_servers: Lo
     declare_stream(url, stream)
     engine = make_engine(servers.database_url)
     publish_plain(url, stream, [*whole_group(1, 2), of_group(2, 1)])
-    with recording(url, engine, stream, keys=[GROUP_KEY]):
-        wait_recorded(url, engine, stream)
+    record(url, engine, stream, keys=[GROUP_KEY])
     servers.rabbitmq.stop()
     older = servers.directory / "older"
     shutil.copytree(servers.rabbitmq.data, older, symlinks=True)
     restart_broker(servers, stream)
     publish_plain(url, stream, [of_group(2, 2, last=True), *whole_group(3, 3), *whole_group(4, 2)])
-    with recording(url, engine, stream):
-        wait_recorded(url, engine, stream)
+    record(url, engine, stream)
     with Relations(url, servers.database_url) as relations:
         assert bodies_given(relations, stream, acknowledge=(1, 4)) == ["1-1 1-2", "2-1 2-2", "3-1 3-2 3-3", "4-1 4-2"]
 
@@ -199,8 +188,7 @@ def test_groups_of_a_tail_that_was_lost_are_looked_for_again(private_servers: Lo
     with Relations(url, servers.database_url) as relations:
         assert bodies_given(relations, stream, acknowledge=(3, 5)) == ["5-1 5-2", "3-1 3-2"]
         publish_plain(url, stream, [of_group(2, 2, last=True)])
-        with recording(url, engine, stream):
-            wait_recorded(url, engine, stream)
+        record(url, engine, stream)
         assert bodies_given(relations, stream, acknowledge=(2,)) == ["2-1 2-2"]
         assert bodies_given(relations, stream) == []
         (source,) = relations.group_consumer_status("billing").sources

@@ -9,7 +9,7 @@ from relatum.membership import GROUP_KEY
 from relatum.terminal import ExitCode
 from relatum_consumer import GroupConsumer, Relations
 from tests.acceptance._command import Relatum
-from tests.support import publish_plain, recording, wait_recorded
+from tests.support import publish_plain, record
 from tests.support.groups import group_id, of_group, whole_group
 
 WHOLE, LACKING, UNSOUND, SECOND, UNKNOWN = 1, 2, 3, 4, 5
@@ -26,17 +26,10 @@ MESSAGES = [
 
 
 @pytest.fixture
-def relatum(amqp_url: str, stream_url: str, database_url: str) -> Relatum:
-    """The command on this test's database."""
-    return Relatum(amqp_url, stream_url, database_url)
-
-
-@pytest.fixture
 def stream(amqp_url: str, engine: sa.Engine, stream_name: str) -> str:
     """A recorded stream with two sound groups, one that lacks messages, and one with a number past its last."""
     publish_plain(amqp_url, stream_name, MESSAGES)
-    with recording(amqp_url, engine, stream_name, keys=[GROUP_KEY]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=[GROUP_KEY])
     return stream_name
 
 

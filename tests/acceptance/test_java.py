@@ -20,12 +20,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def relatum(amqp_url: str, stream_url: str, database_url: str) -> Relatum:
-    """The command on this test's database."""
-    return Relatum(amqp_url, stream_url, database_url)
-
-
 def publish(amqp_url: str, exchange: str, routing_key: str, count: int) -> None:
     """Run the publisher: orders 0 to before `count`."""
     command = ["java", "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(map(str, JARS)), str(PROGRAM)]

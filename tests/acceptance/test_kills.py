@@ -9,10 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from tests.support import (
     declare_stream,
     delete_stream,
     publish_plain,
+    record,
     recorded_to,
     recording,
     rows_of,
@@ -41,6 +41,7 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
+from tests.support.publishing import StubbornLoad
 
 # A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
@@ -51,31 +52,8 @@ STREAM = "orders"
 PUBLISHED_A_SECOND = 2_000
 
 
-class Load:
-    """Publishes numbered orders in a thread, through whatever happens to the broker."""
-
-    def __init__(self, broker_url: str) -> None:
-        self._url = broker_url
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="load")
-        self.published = 0
-
-    def __enter__(self) -> "Load":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(90)
-        assert not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            with suppress(pika.exceptions.AMQPError, OSError):
-                connection = pika.BlockingConnection(pika.URLParameters(self._url))
-                self._publish(connection)
-                connection.close()
-            self._stop.wait(0.1)
+class Load(StubbornLoad):
+    """Publishes numbered orders, through whatever happens to the broker."""
 
     def _publish(self, connection: pika.BlockingConnection) -> None:
         channel = connection.channel()
@@ -129,6 +107,7 @@ class Servers:
 def servers(private_servers: LocalServers) -> LocalServers:
     """Servers of this test's own, with the schema and one stream."""
     relatum_migrations.upgrade(private_servers.database_url)
+    delete_stream(private_servers.broker_url, STREAM)
     declare_stream(private_servers.broker_url, STREAM)
     return private_servers
 
@@ -207,8 +186,7 @@ def test_a_broker_killed_again_and_again_loses_and_doubles_no_row(servers: Local
             servers.rabbitmq.restart()
         before = recorded_to(engine, STREAM)
         wait_until(lambda: recorded_to(engine, STREAM) > before, limit_s=120, what="it records again")
-    with recording(servers.broker_url, engine, STREAM):
-        wait_recorded(servers.broker_url, engine, STREAM)
+    record(servers.broker_url, engine, STREAM)
     engine.dispose()
     assert assert_equal(servers) > 0
 
@@ -229,8 +207,7 @@ def test_a_database_killed_again_and_again_loses_and_doubles_no_row(
             restart_database(postgresql, engine)
         before = recorded_to(engine, STREAM)
         wait_until(lambda: recorded_to(engine, STREAM) > before, what="it records again")
-    with recording(servers.broker_url, engine, STREAM):
-        wait_recorded(servers.broker_url, engine, STREAM)
+    record(servers.broker_url, engine, STREAM)
     engine.dispose()
     assert assert_equal(servers) > 0
 
@@ -240,15 +217,13 @@ def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(server
     engine = make_engine(servers.database_url)
     url = servers.broker_url
     publish_plain(url, STREAM, orders("kept", 3_000), confirm=False)
-    with recording(url, engine, STREAM, keys=["order_id"]):
-        wait_recorded(url, engine, STREAM)
+    record(url, engine, STREAM, keys=["order_id"])
     servers.rabbitmq.stop()
     older = servers.directory / "older"
     shutil.copytree(servers.rabbitmq.data, older, symlinks=True)
     restart_broker(servers)
     publish_plain(url, STREAM, orders("lost", 1_000), confirm=False)
-    with recording(url, engine, STREAM):
-        wait_recorded(url, engine, STREAM)
+    record(url, engine, STREAM)
     assert len(rows_of(engine, STREAM)) == 4_000
 
     servers.rabbitmq.stop()

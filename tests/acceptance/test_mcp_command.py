@@ -3,11 +3,12 @@
 import json
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.acceptance._command import LIMIT_S, Relatum
-from tests.support import publish_plain
+from tests.support import publish_plain, wait_until
 from tests.support.agents import over_http
 
 HELLO = {
@@ -17,22 +18,19 @@ HELLO = {
 }
 
 
-@pytest.fixture
-def relatum(amqp_url: str, stream_url: str, database_url: str) -> Relatum:
-    """The command with this test's servers."""
-    return Relatum(amqp_url, stream_url, database_url)
-
-
 def _ask(process: "subprocess.Popen[str]", **message: object) -> None:
     assert process.stdin is not None
     process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
     process.stdin.flush()
 
 
-def test_stdout_has_the_protocol_and_nothing_else(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
+def test_stdout_has_the_protocol_and_nothing_else(
+    relatum: Relatum, amqp_url: str, stream_name: str, tmp_path: Path
+) -> None:
     """Each line is an answer, logs are on stderr, and the end of stdin ends it with 0."""
     publish_plain(amqp_url, stream_name, [b"one"])
-    with relatum.start("mcp", stdin=subprocess.PIPE) as process:
+    logged = tmp_path / "stderr"
+    with relatum.start("mcp", stdin=subprocess.PIPE, stderr=logged) as process:
         assert process.stdout is not None
         _ask(process, id=1, method="initialize", params=HELLO)
         first = json.loads(process.stdout.readline())
@@ -46,10 +44,48 @@ def test_stdout_has_the_protocol_and_nothing_else(relatum: Relatum, amqp_url: st
         failed = json.loads(process.stdout.readline())["result"]
         assert failed["isError"]
         assert failed["content"][0]["text"].endswith("No key is defined.")
-        rest, logged = process.communicate(timeout=LIMIT_S)
+        # The rights are asked for beside the questions, which may all be answered before.
+        wait_until(lambda: "its sessions are read-only" in logged.read_text(), LIMIT_S, what="the warning")
+        rest, _ = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, rest) == (0, "")
-    assert "Traceback" not in logged
-    assert "its sessions are read-only" in logged
+    assert "Traceback" not in logged.read_text()
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["9" * 5_000, '"half of a letter: \\ud83d"', "[" * 1_000 + "]" * 1_000, "1e400", "NaN"],
+    ids=lambda value: value[:20],
+)
+def test_what_cannot_be_read_is_answered(relatum: Relatum, value: str) -> None:
+    """The SDK says nothing to what is no JSON by its rules: who asked would wait for ever."""
+    with relatum.start("mcp", stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        _ask(process, id=1, method="initialize", params=HELLO)
+        process.stdout.readline()
+        asked = f'{{"name": "find", "arguments": {{"key": "k", "value": {value}}}}}'
+        process.stdin.write(f'\n{{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {asked}}}\n')
+        process.stdin.flush()
+        answer = json.loads(process.stdout.readline())
+        assert answer["id"] == 7
+        assert "error" in answer or answer["result"]["isError"]
+        process.communicate(timeout=LIMIT_S)
+
+
+@pytest.mark.parametrize("length", [300_000, 50_000_000])
+def test_a_line_without_end_is_refused_and_not_kept(relatum: Relatum, length: int) -> None:
+    """What is longer than a request over HTTP may be is answered as too long, and the next question as ever."""
+    with relatum.start("mcp", stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        _ask(process, id=1, method="initialize", params=HELLO)
+        process.stdout.readline()
+        _ask(process, id=7, method="tools/call", params={"name": "find", "arguments": {"value": "x" * length}})
+        answer = json.loads(process.stdout.readline())
+        assert (answer["id"], answer["error"]["message"]) == (7, "a request has 262,144 characters at most")
+        _ask(process, id=8, method="tools/list")
+        assert len(json.loads(process.stdout.readline())["result"]["tools"]) == 10
+        process.communicate(timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -87,3 +123,13 @@ def test_the_page_s_command_serves_them_beside_it(relatum: Relatum, amqp_url: st
     assert process.returncode == 0, said
     assert f"Tools for agents are at {url}mcp\n" in said[1]
     assert "Traceback" not in said[1]
+
+
+def test_it_ends_when_nobody_reads_its_answers_any_more(relatum: Relatum) -> None:
+    """It ends with 0 though its stdin is held open, as by a client whose reader died."""
+    with relatum.start("mcp", stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        _ask(process, id=1, method="initialize", params=HELLO)
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=LIMIT_S) == 0

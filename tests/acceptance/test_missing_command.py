@@ -3,20 +3,13 @@
 import json
 import time
 
-import pytest
 import sqlalchemy as sa
 
 from relatum.terminal import ExitCode
 from tests.acceptance._command import Relatum
-from tests.support import declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
+from tests.support import declare_stream, delete_stream, publish_plain, record, recording, unique_name, wait_recorded
 
 BASE_US = (time.time_ns() // 1_000_000_000 - 7_200) * 1_000_000
-
-
-@pytest.fixture
-def relatum(amqp_url: str, stream_url: str, database_url: str) -> Relatum:
-    """The command on this test's database."""
-    return Relatum(amqp_url, stream_url, database_url)
 
 
 def publish(amqp_url: str, stream: str, *values: str, time_us: int = BASE_US) -> None:
@@ -48,8 +41,7 @@ def test_what_is_expected_is_defined_and_what_is_missing_is_told(
         behind = relatum.run("missing")
         assert behind.returncode == ExitCode.NOT_YET
         assert f"nobody records {stream_name}" in behind.stdout
-        with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-            wait_recorded(amqp_url, engine, stream_name)
+        record(amqp_url, engine, stream_name, keys=["order_id"])
         shown = relatum.run("missing", "paid")
         assert shown.returncode == ExitCode.UNSUCCESSFUL
         assert f"missing\t{stream_name}\t1\tb" in shown.stdout

@@ -12,7 +12,13 @@ import sqlalchemy as sa
 
 from relatum.recording import verify
 from tests.acceptance._command import Relatum
-from tests.support import declare_stream, delete_stream, publish_plain, rows_of, unique_name, wait_recorded, wait_until
+from tests.support import (
+    new_streams,
+    publish_plain,
+    rows_of,
+    wait_recorded,
+    wait_until,
+)
 
 STREAMS = 4
 KEY = "order_id"
@@ -21,13 +27,8 @@ KEY = "order_id"
 @pytest.fixture
 def names(amqp_url: str) -> Iterator[list[str]]:
     """Some streams."""
-    prefix = unique_name("members")
-    names = [f"{prefix}-{n}" for n in range(STREAMS)]
-    for name in names:
-        declare_stream(amqp_url, name)
-    yield names
-    for name in names:
-        delete_stream(amqp_url, name)
+    with new_streams(amqp_url, STREAMS) as names:
+        yield names
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """`relatum tap` and `relatum untap`: two commands, and the messages of an exchange are found."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,12 @@ from relatum.local import LocalRabbitMQ
 from relatum.terminal import ExitCode
 from tests.acceptance._command import LIMIT_S, Relatum
 from tests.support import broker_connection, unique_name, wait_until
-from tests.support.rabbitmq_tools import traced_broker
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
+@pytest.fixture
+def server(traced_broker: LocalRabbitMQ) -> LocalRabbitMQ:
     """A broker of this module, whose firehose is on."""
-    with traced_broker(tmp_path_factory.mktemp("rabbitmq")) as server:
-        yield server
+    return traced_broker
 
 
 @pytest.fixture

@@ -14,12 +14,6 @@ from tests.support import publish_plain
 ADDRESS = "RELATUM_WEB_URL="
 
 
-@pytest.fixture
-def relatum(amqp_url: str, stream_url: str, database_url: str) -> Relatum:
-    """The command with this test's servers."""
-    return Relatum(amqp_url, stream_url, database_url)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_until_it_is_told_to_stop(
     relatum: Relatum, amqp_url: str, stream_name: str, number: signal.Signals

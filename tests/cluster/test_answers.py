@@ -5,7 +5,6 @@ Whatever goes wrong, an answer is right or an error that says to repeat it: a me
 """
 
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from relatum_consumer import Answer, Relations, Status
 from tests.support import (
     broker_connection,
     publish_plain,
+    record,
     recorded_to,
     recording,
     unique_name,
@@ -28,6 +28,7 @@ from tests.support import (
     wait_until,
 )
 from tests.support.cluster import NODES, Cluster, on_each_cluster
+from tests.support.publishing import Load
 from tests.support.relations import FACES, open_relations
 
 pytestmark = on_each_cluster
@@ -87,8 +88,7 @@ def test_what_a_lagging_replica_does_not_show_is_not_absent(cluster: Cluster, en
     stream = unique_name()
     cluster.declare(stream, leader=1)
     publish_plain(cluster.amqp_url(1), stream, [order("a", 1_000_000)])
-    with recording(cluster.amqp_url(1), engine, stream, keys=["order_id"]):
-        wait_recorded(cluster.amqp_url(1), engine, stream)
+    record(cluster.amqp_url(1), engine, stream, keys=["order_id"])
     cluster.lag(2)
     try:
         publish_plain(cluster.amqp_url(1), stream, [order("b", 2_000_000)])
@@ -125,31 +125,21 @@ def ended(ask: Callable[[], Answer]) -> str:
     return str(answer.status)
 
 
-class Publisher:
-    """Publishes values one after the other, each confirmed, until it is told to end."""
+class Publisher(Load):
+    """Publishes values one after the other, each confirmed."""
 
     def __init__(self, url: str, stream: str) -> None:
-        self.confirmed = 0
         self._url, self._stream = url, stream
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        super().__init__()
 
     def _run(self) -> None:
         with broker_connection(self._url) as connection:
             channel = connection.channel()
             channel.confirm_delivery()
             while not self._stop.is_set():
-                headers = {"order_id": f"n{self.confirmed}"}
+                headers = {"order_id": f"n{self.published}"}
                 channel.basic_publish("", self._stream, b"", pika.BasicProperties(headers=headers))
-                self.confirmed += 1
-
-    def __enter__(self) -> "Publisher":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+                self.published += 1
 
 
 def test_what_is_confirmed_is_found_while_more_is_published(
@@ -163,14 +153,14 @@ def test_what_is_confirmed_is_found_while_more_is_published(
         recording(cluster.amqp_url(1), engine, stream, keys=["order_id"]),
         Publisher(cluster.amqp_url(1), stream) as it,
     ):
-        wait_until(lambda: it.confirmed > 10 and recorded_to(engine, stream) > 0, what="recorded messages")
+        wait_until(lambda: it.published > 10 and recorded_to(engine, stream) > 0, what="recorded messages")
         with on_node(1) as first, on_node(2) as second, on_node(3) as third:
             for number in range(5_000 if is_long else 150):
-                relations, value = chance.choice([first, second, third]), f"n{it.confirmed - 1}"
+                relations, value = chance.choice([first, second, third]), f"n{it.published - 1}"
                 complete = number % 3 > 0
                 how = ended(lambda: relations.find("order_id", value, complete=complete))  # noqa: B023
                 told[f"{how}, complete" if complete else how] += 1
-    print(f"\n{dict(told)}, {it.confirmed} published")
+    print(f"\n{dict(told)}, {it.published} published")
     assert set(told) <= {"found", "found, complete", "not_recorded_yet"}, told
 
 
@@ -183,8 +173,7 @@ def test_kills_under_questions_make_no_answer_wrong(cluster: Cluster, engine: sa
     cluster.declare(stream, leader=1)
     values = [f"v{n}" for n in range(25)]
     publish_plain(cluster.amqp_url(1), stream, [order(value, n) for n in range(SHARED) for value in values])
-    with recording(cluster.amqp_url(1), engine, stream, keys=["order_id"]):
-        wait_recorded(cluster.amqp_url(1), engine, stream)
+    record(cluster.amqp_url(1), engine, stream, keys=["order_id"])
     told: Counter[str] = Counter()
 
     def ask(number: int, transport: Any) -> str:

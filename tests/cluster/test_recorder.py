@@ -10,8 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from relatum.reading import BrokerAddress
+from relatum.reading import Agreement, BrokerAddress, Position, StreamReader, agreement
 from relatum.recording import Recorder, StreamStatus, status
+from relatum.wire._identity import fingerprint
 from tests.support import publish_plain, unique_name, wait_until
 from tests.support.cluster import Cluster
 
@@ -82,6 +83,33 @@ def test_a_recorder_at_a_lagging_node_loses_and_doubles_nothing(
     with psycopg.connect(database_url) as connection:
         rows = connection.execute("SELECT value FROM relatum.relationships ORDER BY stream_offset").fetchall()
     assert [value for (value,) in rows] == [f"o{n}" for n in range(150)]
+
+
+def test_a_leader_that_shows_nothing_for_long_is_no_other_stream(cluster: Cluster, database_url: str) -> None:
+    """A leader shows nothing until its replicas answer, for as long as that takes; nothing is concluded from it."""
+    stream = unique_name()
+    cluster.declare(stream, leader=1)
+
+    def is_recorded(count: int) -> bool:
+        seen = seen_at(cluster, database_url, stream)
+        return seen is not None and (seen.recorded_to, seen.lag_offsets) == (count, 0)
+
+    publish_plain(cluster.amqp_url(1), stream, orders(50))
+    with recording_at(cluster, 1, database_url, stream):
+        wait_until(lambda: is_recorded(50), what="recorded")
+    cluster.silence(stream)
+    position = Position(49, fingerprint(None, b"49"), None)
+    with StreamReader.open(cluster.stream_url(2)) as reader:
+        assert reader.bounds(stream) == (None, None)
+        assert agreement(reader, stream, position) is Agreement.UNKNOWN
+    with recording_at(cluster, 2, database_url, stream) as recorder:
+        reconnects = partial(recorder.metrics.get_sample_value, "relatum_reconnects_total", {"stream": stream})
+        wait_until(reconnects, limit_s=120, what="a try that concludes nothing")
+        publish_plain(cluster.amqp_url(1), stream, orders(50, start=50))
+        wait_until(lambda: is_recorded(100), limit_s=120, what="recorded")
+    seen = seen_at(cluster, database_url, stream)
+    assert seen is not None
+    assert (seen.events, seen.generation, seen.gaps) == ([], 1, [])
 
 
 def is_held(database_url: str, stream: str) -> bool:

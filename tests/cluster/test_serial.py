@@ -58,9 +58,7 @@ def test_a_replica_that_is_behind_is_waited_for(cluster: Cluster, database_url: 
             assert second.next_batch(0.5) is None
 
 
-def test_a_router_finds_a_stray_that_a_replica_does_not_have_yet(
-    cluster: Cluster, database_url: str, engine: sa.Engine
-) -> None:
+def test_a_router_finds_a_stray_that_a_replica_does_not_have_yet(cluster: Cluster, engine: sa.Engine) -> None:
     """A message behind a fence is a stray by its leader's word, and without that word nothing is concluded."""
     name = unique_name()
     stream = f"{name}-0"

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from itertools import islice
 from typing import Any, Protocol, TypeVar
@@ -36,7 +36,9 @@ class Face(Protocol):
     def follow(self, stream: str, each: Callable[[Message], object], **options: Any) -> None: ...
     def batches(self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any) -> list[Any]: ...
     def bounds(self, stream: str) -> StreamBounds: ...
-    def all_bounds(self, streams: Sequence[str], kept: KeptChunks | None = None) -> dict[str, StreamBounds]: ...
+    def all_bounds(
+        self, streams: Sequence[str], kept: KeptChunks | None = None, lasts: Collection[str] = ()
+    ) -> dict[str, StreamBounds]: ...
     def read_all(self, ids: Iterable[MessageId], *, kept: KeptChunks | None = None) -> list[Any]: ...
     def partitions(self, super_stream: str) -> list[str]: ...
     def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
@@ -53,6 +55,7 @@ class BlockingFace:
         self.all_bounds = reader.all_bounds
         self.read_all = reader.read_all
         self.partitions = reader.partitions
+        self.bound = reader.bound
         self.routes = reader.routes
 
     def read_many(self, ids: Iterable[MessageId], *, take: int | None = None, **options: Any) -> list[Any]:
@@ -93,14 +96,19 @@ class AsyncFace:
     def bounds(self, stream: str) -> StreamBounds:
         return self._run(self._reader.bounds(stream))
 
-    def all_bounds(self, streams: Sequence[str], kept: KeptChunks | None = None) -> dict[str, StreamBounds]:
-        return self._run(self._reader.all_bounds(streams, kept))
+    def all_bounds(
+        self, streams: Sequence[str], kept: KeptChunks | None = None, lasts: Collection[str] = ()
+    ) -> dict[str, StreamBounds]:
+        return self._run(self._reader.all_bounds(streams, kept, lasts))
 
     def read_all(self, ids: Iterable[MessageId], *, kept: KeptChunks | None = None) -> list[Any]:
         return self._run(self._reader.read_all(ids, kept=kept))
 
     def partitions(self, super_stream: str) -> list[str]:
         return self._run(self._reader.partitions(super_stream))
+
+    def bound(self, exchange: str) -> list[str]:
+        return self._run(self._reader.bound(exchange))
 
     def routes(self, exchange: str, routing_key: str) -> list[str] | None:
         return self._run(self._reader.routes(exchange, routing_key))

@@ -1,4 +1,4 @@
-"""A node of the stream protocol that has no replica of any stream, and says that another has."""
+"""Nodes of the stream protocol that answer logins, and have nothing to show."""
 
 import contextlib
 import socket
@@ -12,6 +12,9 @@ from relatum.wire._frames import Code, Command
 
 class EmptyNode:
     """Answers logins, refuses every subscription, and names another broker's port in Metadata. A context manager."""
+
+    _leader = 1
+    """Who leads in Metadata: 0 for itself, 1 for the other."""
 
     def __init__(self, other_port: int) -> None:
         self._other_port = other_port
@@ -54,7 +57,7 @@ class EmptyNode:
         nodes = struct.pack(">I", 2)
         for reference, port in ((0, self.port), (1, self._other_port)):
             nodes += struct.pack(">H", reference) + frames.string("127.0.0.1") + struct.pack(">I", port)
-        places = struct.pack(">I", 1) + frames.string(stream) + struct.pack(">HHIHH", Code.OK, 1, 2, 0, 1)
+        places = struct.pack(">I", 1) + frames.string(stream) + struct.pack(">HHIHH", Code.OK, self._leader, 2, 0, 1)
         answer = struct.pack(">HHI", Command.METADATA | frames.RESPONSE_BIT, 1, correlation) + nodes + places
         return struct.pack(">I", len(answer)) + answer
 
@@ -66,3 +69,30 @@ class EmptyNode:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
+
+
+class SilentLeader(EmptyNode):
+    """A RabbitMQ 4 that leads every stream and shows no message of it: nothing is committed since it was elected.
+
+    Args:
+        first_chunk: What StreamStats says: -1 where nothing is written.
+    """
+
+    _leader = 0
+
+    def __init__(self, first_chunk: int) -> None:
+        self._first_chunk = first_chunk
+        super().__init__(1)
+
+    def _answer(self, key: int, body: bytes) -> bytes:
+        stats = struct.pack(">I", 1) + frames.string("first_chunk_id") + struct.pack(">q", self._first_chunk)
+        rest = {
+            Command.PEER_PROPERTIES: frames.table({"version": "4.3.0"}),
+            Command.SUBSCRIBE: b"",
+            Command.STREAM_STATS: stats,
+        }.get(Command(key))
+        if rest is None:
+            return super()._answer(key, body)
+        (correlation,) = struct.unpack_from(">I", body)
+        answer = struct.pack(">HHIH", key | frames.RESPONSE_BIT, 1, correlation, Code.OK) + rest
+        return struct.pack(">I", len(answer)) + answer

@@ -6,7 +6,7 @@ import pytest
 
 from relatum.errors import StreamUnavailable
 from tests.contract._faces import open_face
-from tests.contract._node import EmptyNode
+from tests.contract._node import EmptyNode, SilentLeader
 from tests.support import publish_plain
 
 STREAM_FACES = ["blocking-stream", "asyncio-stream"]
@@ -36,3 +36,16 @@ def test_a_node_that_cannot_be_reached(name: str, stream_url: str, stream_name: 
         for attempt in (lambda: face.read(stream_name, 0), lambda: face.iterate(stream_name)):
             with pytest.raises(StreamUnavailable):
                 attempt()
+
+
+@pytest.mark.parametrize("name", STREAM_FACES)
+def test_a_leader_that_shows_nothing_of_what_is_written(name: str, stream_url: str, stream_name: str) -> None:
+    """It is waited for as long as may be, and its stream never taken for empty; one that has nothing written is."""
+    with (
+        SilentLeader(0) as node,
+        open_face(name, through(stream_url, node.port), timeout_s=6) as face,
+        pytest.raises(StreamUnavailable),
+    ):
+        face.bounds(stream_name)
+    with SilentLeader(-1) as node, open_face(name, through(stream_url, node.port)) as face:
+        assert face.bounds(stream_name) == (None, None)

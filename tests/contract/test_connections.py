@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import functools
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
@@ -49,16 +48,6 @@ def stream(amqp_url: str, stream_name: str) -> str:
     """A stream of ten messages."""
     publish_plain(amqp_url, stream_name, [str(n).encode() for n in range(10)])
     return stream_name
-
-
-def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test on an event loop."""
-
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(test(**fixtures))
-
-    return run
 
 
 def all_ways(reader: StreamReader, stream: str, number: int) -> Any:
@@ -112,7 +101,6 @@ def test_all_ways_to_read_share_one_limit(address: BrokerAddress, stream: str, t
         assert statistics.opened == proxy.opened
 
 
-@on_a_loop
 async def test_all_ways_to_read_share_one_limit_with_asyncio(
     address: BrokerAddress, stream: str, transport: str, proxy: Proxy
 ) -> None:
@@ -155,7 +143,6 @@ def test_no_connection_in_time_is_an_error_of_its_own(address: BrokerAddress, st
         assert reader.statistics().in_use == 0
 
 
-@on_a_loop
 async def test_a_cancelled_call_gives_its_place_back(address: BrokerAddress, stream: str, transport: str) -> None:
     """Whether it waits or reads: afterwards nothing is in use, and others go on."""
     options: Any = {"transport": transport, "connections_max": 2}

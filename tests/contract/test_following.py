@@ -1,5 +1,6 @@
 """What a follower tells of streams, over both transports."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from urllib.parse import urlsplit
@@ -7,8 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from relatum.errors import NotAStream, StreamNotFound, UsedAfterFork
-from relatum.following import Attached, CaughtUp, Failed, Follower, FollowerOptions, Hole, Records, Replaced
-from relatum.reading import Agreement, BrokerAddress, Position, StreamReader, position_of
+from relatum.following import Attached, CaughtUp, Event, Failed, Follower, FollowerOptions, Hole, Records, Replaced
+from relatum.reading import QUIET_S, Agreement, BrokerAddress, Position, StreamReader, position_of
 from tests.support import broker_connection, declare_stream, delete_stream, publish_plain, unique_name, wait_until
 from tests.support.following import Taker
 from tests.support.forking import in_child
@@ -76,6 +77,34 @@ def test_all_of_a_stream_is_given_in_order_and_then_what_is_published(
     assert taker.kinds(stream)[0] is Attached
     assert set(taker.kinds(stream)) == {Attached, Records, CaughtUp}
     assert taker.follower.transport == transport
+
+
+def test_a_stream_is_caught_up_behind_what_came_larger_than_before(taker: Taker, amqp_url: str, stream: str) -> None:
+    """By a small chunk many more may come; the large one behind it leaves no room for another: nothing is asked for."""
+    publish_plain(amqp_url, stream, [b"small"])
+    publish_plain(amqp_url, stream, [b"large" * 40_000])
+    taker.follower.follow(stream, 0)
+    assert taker.wait_event(stream, CaughtUp).next_offset == 2
+
+
+def test_a_stream_is_not_caught_up_as_long_as_the_taker_holds_up_the_rest(
+    address: BrokerAddress, amqp_url: str, stream: str
+) -> None:
+    """The broker has more of it, which may not come yet."""
+    publish_plain(amqp_url, stream, [b"%d" % number * 1_000 for number in range(200)])
+    options = FollowerOptions(heartbeat_s=1, timeout_s=2.0, window_bytes=4_000)
+    with Taker(Follower(address, options=options)) as taker:
+        taker.follower.follow(stream, 0)
+        held = list[Event]()
+        wait_until(
+            lambda: held.extend(taker.follower.take(0.2)) or any(type(each) is Records for each in held), what="records"
+        )
+        until = time.monotonic() + 4 * QUIET_S
+        while time.monotonic() < until:
+            held.extend(taker.follower.take(0.2))
+        assert CaughtUp not in {type(each) for each in held}
+        taker.follower.done(*held)
+        assert taker.wait_event(stream, CaughtUp).next_offset == 200
 
 
 @pytest.mark.parametrize("transport", ["stream"], indirect=True)

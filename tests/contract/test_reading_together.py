@@ -40,6 +40,16 @@ def test_the_ends_of_many_streams(face: Face, amqp_url: str, streams: list[str],
     assert face.all_bounds([]) == {}
 
 
+def test_the_last_offsets_of_many_streams(face: Face, streams: list[str]) -> None:
+    """Asked for alone they are the same; the first is 0 for want of a question."""
+    found = face.all_bounds(streams, lasts=streams[1:])
+    if face.name.endswith("amqp"):
+        assert found == {}
+        return
+    assert found == face.all_bounds(streams)
+    assert all(bounds.is_proven for bounds in found.values())
+
+
 def test_what_is_kept_is_not_asked_for_again(face: Face, amqp_url: str, stream_name: str) -> None:
     """Neither by another order nor beside what is new: also when the stream is gone, its chunks are there."""
     fill(amqp_url, stream_name, 50)
@@ -58,6 +68,20 @@ def test_what_is_kept_is_not_asked_for_again(face: Face, amqp_url: str, stream_n
     delete_stream(amqp_url, stream_name)
     assert {type(each) for each in face.read_all(ids, kept=kept)} == {Message}
     assert {type(each) for each in face.read_all(ids)} == {StreamNotFound}
+
+
+def test_a_stream_that_was_visited_is_read_ahead(face: Face, amqp_url: str, stream_name: str) -> None:
+    """So that the next round finds there what follows, without asking the broker."""
+    fill(amqp_url, stream_name, 40)
+    kept = KeptChunks()
+    ids = [message.id for message in face.iterate(stream_name)]
+    face.read_all(ids[:1], kept=kept)
+    kept.visited.add(stream_name)
+    face.read_all(ids[20:21], kept=kept)
+    if face.name.endswith("amqp"):
+        return  # It has no chunks.
+    delete_stream(amqp_url, stream_name)
+    assert [each.id for each in face.read_all(ids[21:32], kept=kept)] == ids[21:32]
 
 
 def test_many_attaches_go_over_several_connections(face: Face, streams: list[str]) -> None:

@@ -72,14 +72,15 @@ def aio_pika(broker: str, database: str, queue: str, *arguments: str) -> dict[st
         async with await aio_pika.connect_robust(broker) as connection:
             channel = await connection.channel()
             await channel.set_qos(prefetch_count=1)
-            answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+            first: asyncio.Future[aio_pika.abc.AbstractIncomingMessage] = asyncio.get_running_loop().create_future()
 
             async def on_message(message: aio_pika.abc.AbstractIncomingMessage) -> None:
-                if not answer.done():
-                    answer.set_result(await asked_async(broker, database, message))
+                # Each of a stream's chunk has a task of its own, whatever the prefetch: the first is begun first.
+                if not first.done():
+                    first.set_result(message)
 
             await (await channel.get_queue(queue)).consume(on_message, arguments=dict.fromkeys(arguments, "first"))
-            return await answer
+            return await asked_async(broker, database, await first)
 
     return asyncio.run(consume())
 

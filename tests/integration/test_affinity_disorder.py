@@ -7,7 +7,6 @@ import asyncio
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,7 +32,6 @@ from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import placements, super_stream_partitions
 from relatum.superstreams import Layout
 from tests.support import broker_connection
-from tests.support.super_streams import super_stream
 
 MESSAGES: Final = 200
 """Messages of each publisher."""
@@ -45,13 +43,6 @@ OWN: Final = 3
 SETTLE_S: Final = 20.0
 
 NOT_SENT: Final = (ContextMoving, DatabaseUnavailable)
-
-
-@pytest.fixture
-def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
-    """A new super stream of three partitions."""
-    with super_stream(amqp_url, stream_url, 3) as made:
-        yield made
 
 
 @dataclass

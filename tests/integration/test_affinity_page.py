@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import aio_pika
@@ -14,16 +13,8 @@ from relatum.contexts import AffinityOptions
 from relatum.superstreams import Layout
 from tests.support import broker_connection
 from tests.support.affinity import Partitions
-from tests.support.super_streams import super_stream
 
 PAGE = (Path(__file__).parents[2] / "docs" / "affinity.md").read_text()
-
-
-@pytest.fixture
-def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
-    """A new super stream of three partitions."""
-    with super_stream(amqp_url, stream_url, 3) as made:
-        yield made
 
 
 def test_what_the_page_shows_works(

@@ -1,6 +1,5 @@
 """The plan of the look-up of predecessors at 300,000 rows, whatever the planner knows of the parameters."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -8,7 +7,7 @@ import pytest
 from sqlalchemy.dialects import postgresql
 
 from relatum.contexts.affinity._predecessors import recorded_places
-from tests.support.plans import MAKE_PARTS, PARTS, filled_database, nodes_of, plan_of
+from tests.support.plans import MAKE_PARTS, PARTS, nodes_of, plan_of
 
 FILL = f"""
 {MAKE_PARTS}
@@ -18,14 +17,7 @@ INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, va
   SELECT n / 50, n * 1000::bigint, 1 + n % 50, 1 + n % 2, 'm' || n, n * {PARTS} / 300000
   FROM generate_series(0, 299999) AS n;
 """
-"""Fifty partitions, two keys, an id for each message."""
-
-
-@pytest.fixture(scope="module")
-def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a database with the rows of 300,000 messages."""
-    with filled_database(database_server_url, _migrated_template, FILL) as connection:
-        yield connection
+"""The rows of 300,000 messages: fifty partitions, two keys, an id for each message."""
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])

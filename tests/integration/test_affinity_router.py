@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,14 +30,9 @@ from relatum.superstreams import Layout, unbind_partition
 from tests.support import broker_connection, recording, until_answered, wait_recorded, wait_until
 from tests.support.affinity import Faces, Partitions
 from tests.support.proxy import Proxy
-from tests.support.super_streams import super_stream
 
-
-@pytest.fixture
-def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
-    """A new super stream of three partitions."""
-    with super_stream(amqp_url, stream_url, 3) as made:
-        yield made
+IDLE_S = 4.0
+"""Seconds for which no process is to stand still, lest a set that is in use be idle."""
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
@@ -95,21 +89,17 @@ def test_routers_agree_on_a_set_they_begin_together(layout: Layout, database_url
         assert sorted(bodies) == [b"0", b"1", b"2", b"3"]
 
 
-def test_tasks_publish_a_set_in_the_order_they_began(
+async def test_tasks_publish_a_set_in_the_order_they_began(
     layout: Layout, database_url: str, amqp_url: str, partitions: Partitions
 ) -> None:
     """Of many publishes under way at once, those of one set come in their order, in one partition."""
-
-    async def publish() -> None:
-        connection = await aio_pika.connect(amqp_url)
-        async with connection, relatum.AsyncAffinityRouter(layout.super_stream, database_url) as router:
-            invoices = router.exchange(await connection.channel())
-            messages = [
-                aio_pika.Message(b"%02d" % number, headers={"affinity_set": f"s{number % 4}"}) for number in range(80)
-            ]
-            await asyncio.gather(*(invoices.publish(message) for message in messages))
-
-    asyncio.run(publish())
+    connection = await aio_pika.connect(amqp_url)
+    async with connection, relatum.AsyncAffinityRouter(layout.super_stream, database_url) as router:
+        invoices = router.exchange(await connection.channel())
+        messages = [
+            aio_pika.Message(b"%02d" % number, headers={"affinity_set": f"s{number % 4}"}) for number in range(80)
+        ]
+        await asyncio.gather(*(invoices.publish(message) for message in messages))
     for name in range(4):
         (bodies,) = partitions.of_set(f"s{name}").values()
         assert bodies == [b"%02d" % number for number in range(name, 80, 4)]
@@ -216,7 +206,7 @@ def test_idle_sets_are_closed_and_used_ones_are_not(
     faces: Faces, layout: Layout, database_url: str, amqp_url: str
 ) -> None:
     """A set nobody publishes to is closed after `idle_s`; one that is published to stays."""
-    with faces.opened(idle_s=0.8) as router:
+    with faces.opened(idle_s=IDLE_S) as router:
         router.publish(b"", "quiet")
         router.publish(b"", "busy")
         with relatum.AffinitySets(layout.super_stream, database_url, broker=amqp_url) as sets:
@@ -226,24 +216,23 @@ def test_idle_sets_are_closed_and_used_ones_are_not(
                 router.publish(b"", "busy")
                 return not sets.list("quiet")
 
-            wait_until(is_closed, what="the end of the quiet set")
+            wait_until(is_closed, what="the end of the quiet set", every_s=0.2)
             assert sets.inspect("busy").epoch == epoch
 
 
 def test_a_router_that_waits_shorter_closes_no_set_in_use(faces: Faces, sets: relatum.AffinitySets) -> None:
     """A set that another router uses keeps its partition, though that one was told nothing of `idle_s`."""
-    with faces.opened() as long, faces.opened(idle_s=0.4) as short:
+    with faces.opened() as long, faces.opened(idle_s=IDLE_S) as short:
         long.publish(b"", "busy")
         epoch = sets.inspect("busy").epoch
         short.publish(b"", "its own")
-        until = time.monotonic() + 2.5
 
-        def is_over() -> bool:
+        def is_closed() -> bool:
             long.publish(b"", "busy")
-            assert sets.inspect("busy").epoch == epoch
-            return time.monotonic() > until
+            return not sets.list("its own")
 
-        wait_until(is_over, every_s=0.1)
+        wait_until(is_closed, what="the end of the other's set", every_s=0.2)
+        assert sets.inspect("busy").epoch == epoch
 
 
 def test_sets_of_a_super_stream_are_closed_after_one_time(faces: Faces, sets: relatum.AffinitySets) -> None:

@@ -15,16 +15,8 @@ from relatum.superstreams import Layout
 from tests.support import broker_connection
 from tests.support.affinity import Partitions
 from tests.support.routing import consumed
-from tests.support.super_streams import super_stream
 
 NAMES = ["a1", "a2", "b1", "b2", "b3", "c1"]
-
-
-@pytest.fixture
-def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
-    """A new super stream of three partitions."""
-    with super_stream(amqp_url, stream_url, 3) as made:
-        yield made
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from relatum.reading import Message
 from relatum.store import Database
 from relatum_consumer import Answer, AsyncRelations, Relations, Status
 from relatum_consumer.lookups._watching import watched
-from tests.support import publish_plain, recording, wait_recorded, wait_until
+from tests.support import publish_plain, record, recording, wait_until
 from tests.support.relations import FACES
 
 WAITS = 40
@@ -51,8 +51,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 def messages(amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str) -> list[Message]:
     """Recorded messages, each with a value of its own."""
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": str(number)}) for number in range(WAITS)])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     with Relations(amqp_url, database_url) as relations:
         return [relations.read(stream_name, number) for number in range(WAITS)]
 
@@ -154,7 +153,7 @@ def test_a_message_that_cannot_be_read_does_not_make_a_wait_ask_all_the_time(
         face,
         amqp_url,
         database_url,
-        lambda relations, message: relations.wait_related(message, timeout_s=1.0),
+        lambda relations, message: relations.wait_related(message, timeout_s=5.0),
         messages[:1],
     ) as futures:
         [answer] = answers_of(futures)

@@ -2,9 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
-from functools import wraps
 from typing import Any
 
 import pytest
@@ -30,16 +29,6 @@ def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
         yield bed
 
 
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test in an event loop of its own."""
-
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
 def consumer(bed: SerialBed, database_url: str, amqp_url: str, **options: Any) -> AsyncSerialConsumer:
     """A consumer of the name "test"."""
     told = SerialOptions(**{"lease_s": LEASE_S, **options})
@@ -58,7 +47,6 @@ async def consume(consumer: AsyncSerialConsumer, count: int) -> list[str]:
     return found
 
 
-@in_loop
 async def test_a_moved_context_waits_for_its_source(bed: SerialBed, database_url: str, amqp_url: str) -> None:
     """What a context has in its target comes when its source is consumed; other contexts do not wait."""
     told: list[str] = []
@@ -78,7 +66,6 @@ async def test_a_moved_context_waits_for_its_source(bed: SerialBed, database_url
         assert len(member.pauses) == 1
 
 
-@in_loop
 async def test_what_is_written_in_the_transaction_is_written_once(
     bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
 ) -> None:
@@ -106,7 +93,6 @@ async def test_what_is_written_in_the_transaction_is_written_once(
         assert list(connection.scalars(sa.select(written.c.body))) == ["a1"]
 
 
-@in_loop
 async def test_a_cancelled_transaction_is_rolled_back(
     bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
 ) -> None:
@@ -134,7 +120,6 @@ async def test_a_cancelled_transaction_is_rolled_back(
         assert connection.scalar(sa.select(sa.func.count()).select_from(written)) == 0
 
 
-@in_loop
 async def test_a_member_that_lost_its_partition_writes_nothing(
     bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
 ) -> None:
@@ -154,7 +139,6 @@ async def test_a_member_that_lost_its_partition_writes_nothing(
                 pass
 
 
-@in_loop
 async def test_messages_are_acknowledged_as_the_next_are_asked_for(
     bed: SerialBed, database_url: str, amqp_url: str
 ) -> None:
@@ -170,7 +154,6 @@ async def test_messages_are_acknowledged_as_the_next_are_asked_for(
         assert await member.next_batch(0.1) is None
 
 
-@in_loop
 async def test_run_hands_batches_to_a_coroutine_function(bed: SerialBed, database_url: str, amqp_url: str) -> None:
     """`run` acknowledges what its function did, and ends when it is told to."""
     bed.publish(0, "a", "a1")
@@ -185,7 +168,6 @@ async def test_run_hands_batches_to_a_coroutine_function(bed: SerialBed, databas
     assert seen == [b"a1"]
 
 
-@in_loop
 async def test_tasks_share_a_consumer(bed: SerialBed, database_url: str, amqp_url: str) -> None:
     """Tasks that wait side by side get batches of different partitions; a cancelled one has taken none."""
     async with consumer(bed, database_url, amqp_url) as member:
@@ -199,7 +181,6 @@ async def test_tasks_share_a_consumer(bed: SerialBed, database_url: str, amqp_ur
         assert sorted(message.body for batch in batches if batch for message in batch) == [b"a1", b"b1"]
 
 
-@in_loop
 async def test_a_start_that_is_cancelled_leaves_no_member(
     bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
 ) -> None:
@@ -219,7 +200,6 @@ async def test_a_start_that_is_cancelled_leaves_no_member(
         assert await consume(other, 1) == ["1"]
 
 
-@in_loop
 async def test_a_transaction_that_is_cancelled_as_it_begins_is_ended(
     bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
 ) -> None:

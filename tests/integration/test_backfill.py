@@ -18,6 +18,7 @@ from tests.support import (
     declare_stream,
     delete_stream,
     publish_plain,
+    record,
     recording,
     rows_of,
     unique_name,
@@ -71,9 +72,7 @@ def together(*calls: Callable[[], object]) -> list[BaseException]:
     return raised
 
 
-def test_slices_filled_in_any_order_by_many_leave_one_range(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_slices_filled_in_any_order_by_many_leave_one_range(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """Eight fillers take twenty slices twice each, while a recorder and a whole back-fill run: each row once."""
     publish_plain(amqp_url, stream_name, orders(2000), confirm=False)
     add_keys(engine, ["order_id", "host"])
@@ -106,7 +105,7 @@ def test_slices_filled_in_any_order_by_many_leave_one_range(
 
 
 def test_a_part_that_another_covered_meanwhile_is_not_written_again(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """Two fillers have read the same messages; who commits second rolls its rows back and finds nothing left."""
     publish_plain(amqp_url, stream_name, orders(50))
@@ -120,9 +119,7 @@ def test_a_part_that_another_covered_meanwhile_is_not_written_again(
     assert skipped(engine) == 5
 
 
-def test_new_streams_back_filled_at_once_get_one_tail(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_new_streams_back_filled_at_once_get_one_tail(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """Back-fills that all find a stream nobody recorded agree on its tail."""
     publish_plain(amqp_url, stream_name, orders(20))
     add_keys(engine, ["order_id"])
@@ -132,9 +129,7 @@ def test_new_streams_back_filled_at_once_get_one_tail(
     assert len(rows_of(engine, stream_name)) == 18
 
 
-def test_retention_that_overtakes_a_back_fill_is_recorded_as_a_hole(
-    amqp_url: str, engine: sa.Engine, database_url: str
-) -> None:
+def test_retention_that_overtakes_a_back_fill_is_recorded_as_a_hole(amqp_url: str, engine: sa.Engine) -> None:
     """What was planned and is gone when it is read is not recorded, and said so; the rest is."""
     name = unique_name()
     declare_stream(amqp_url, name, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
@@ -150,8 +145,7 @@ def test_retention_that_overtakes_a_back_fill_is_recorded_as_a_hole(
         assert [row for row in coverage_rows(engine) if not row[3]] == [(0, 10, 0, False, "hole")]
         (seen,) = status(amqp_url, engine, [name])
         assert [event.kind for event in seen.events] == ["hole"]
-        with recording(amqp_url, engine, name):
-            wait_recorded(amqp_url, engine, name)
+        record(amqp_url, engine, name)
         backfill(amqp_url, engine, name)
         assert verify(amqp_url, engine, [name]).ok
     finally:
@@ -160,7 +154,7 @@ def test_retention_that_overtakes_a_back_fill_is_recorded_as_a_hole(
 
 @pytest.mark.differs
 def test_a_stream_that_was_replaced_between_plan_and_fill_is_refused(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """The rows of one stream are never written in the name of another."""
     publish_plain(amqp_url, stream_name, orders(10))
@@ -177,9 +171,7 @@ def test_a_stream_that_was_replaced_between_plan_and_fill_is_refused(
     assert {key for key, _, _ in rows_of(engine, stream_name)} == {"order_id"}
 
 
-def test_partitions_are_known_by_their_super_stream(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_partitions_are_known_by_their_super_stream(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """Look-ups by the super stream's name find what was back-filled."""
     publish_plain(amqp_url, stream_name, orders(3))
     add_keys(engine, ["order_id"])
@@ -188,9 +180,7 @@ def test_partitions_are_known_by_their_super_stream(
         assert [row.name for row in streams_named(connection, "/", ["all orders"])] == [stream_name]
 
 
-def test_a_repeated_back_fill_reaches_the_streams_end(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_a_repeated_back_fill_reaches_the_streams_end(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """Without a recorder each run records what was published since; a recorder that starts goes on behind it."""
     add_keys(engine, ["order_id"])
     assert backfill(amqp_url, engine, stream_name).messages == 0
@@ -198,15 +188,12 @@ def test_a_repeated_back_fill_reaches_the_streams_end(
         publish_plain(amqp_url, stream_name, [(b"", {"order_id": f"o{n}"}) for n in range(start, start + 10)])
         assert backfill(amqp_url, engine, stream_name).messages == 10
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": "o30"})])
-    with recording(amqp_url, engine, stream_name):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name)
     assert rows_of(engine, stream_name) == [("order_id", f"o{n}", n) for n in range(31)]
     assert [row[:2] for row in coverage_rows(engine)] == [(0, 30), (30, 31)]
 
 
-def test_a_back_fill_leaves_the_end_to_a_recorder_that_runs(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_a_back_fill_leaves_the_end_to_a_recorder_that_runs(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """While somebody holds the stream's lease, its tail stays where it is; so it does where only one key is asked."""
     add_keys(engine, ["order_id"])
     with recording(amqp_url, engine, stream_name):

@@ -1,9 +1,5 @@
 """What users of the broker may do, and need, where contexts are published, moved and consumed."""
 
-import shutil
-from collections.abc import Iterator
-from urllib.parse import urlsplit
-
 import pytest
 from pika import BasicProperties
 
@@ -12,9 +8,9 @@ from relatum.contexts import SerializationContexts, verify
 from relatum.errors import AccessRefused, PublishOutcomeUnknown
 from relatum.local import LocalRabbitMQ
 from relatum.superstreams import declare_super_stream
-from tests.support import START_S, broker_connection
-from tests.support.rabbitmq_tools import run_tool
+from tests.support import broker_connection
 from tests.support.routing import consumed, sleeping
+from tests.support.tapped import add_users, as_user
 
 USERS = {
     "publisher": ("^(moved|slept)$", "^$"),
@@ -30,28 +26,13 @@ Urls = dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Urls]:
+def urls(own_broker: LocalRabbitMQ) -> Urls:
     """URLs of a broker of this module, by user; "owner" may do all."""
-    directory = tmp_path_factory.mktemp("rabbitmq")
-    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
-        for name in ("moved", "slept"):
-            declare_super_stream(server.broker_url, name, 2)
-        rows = ",".join(f'{{<<"{name}">>,<<"{write}">>,<<"{read}">>}}' for name, (write, read) in USERS.items())
-        # One call for all: each start of the tool takes seconds.
-        made = (
-            "[begin ok = rabbit_auth_backend_internal:add_user(U, <<'secret'>>, <<'x'>>),"
-            " ok = rabbit_auth_backend_internal:set_permissions(U, <<'/'>>, <<'^$'>>, W, R, <<'x'>>) end"
-            " || {U, W, R} <- [ROWS]]."
-        )
-        quoted = made.replace("<<'", '<<"').replace("'>>", '">>').replace("ROWS", rows.replace("\\", "\\\\"))
-        run_tool(server, "rabbitmqctl", "eval", quoted)
-        url = urlsplit(server.broker_url)
-        address = f"{url.hostname}:{url.port}"
-        yield {
-            "owner": server.broker_url,
-            **{name: url._replace(netloc=f"{name}:secret@{address}").geturl() for name in USERS},
-        }
-    shutil.rmtree(directory, ignore_errors=True)
+    owner = own_broker.broker_url
+    for name in ("moved", "slept"):
+        declare_super_stream(owner, name, 2)
+    add_users(own_broker, {name: ("^$", *rights) for name, rights in USERS.items()})
+    return {"owner": owner, **{name: as_user(owner, name) for name in USERS}}
 
 
 def other_than(super_stream: str, partition: str) -> str:

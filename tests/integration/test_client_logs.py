@@ -50,20 +50,16 @@ def test_nothing_is_logged_of_own_connections_that_fail(said: Callable[[], list[
     assert said() == []
 
 
-def test_nothing_is_logged_of_own_connections_that_end(
+async def test_nothing_is_logged_of_own_connections_that_end(
     said: Callable[[], list[str]], proxy: Proxy, amqp_url: str, stream_name: str
 ) -> None:
     """A stream that is not there, and a connection that is lost in the middle, are told by errors alone."""
     url = proxy.url(amqp_url)
-
-    async def look() -> None:
-        async with await AsyncStreamReader.open(url, transport="amqp") as reader:
-            with pytest.raises(StreamNotFound):
-                await reader.bounds("relatum-test-nowhere")
-            proxy.reset()
-            assert (await reader.bounds(stream_name)).last is None
-
-    asyncio.run(look())
+    async with await AsyncStreamReader.open(url, transport="amqp") as reader:
+        with pytest.raises(StreamNotFound):
+            await reader.bounds("relatum-test-nowhere")
+        proxy.reset()
+        assert (await reader.bounds(stream_name)).last is None
     with StreamReader.open(url, transport="amqp") as reader:
         with pytest.raises(StreamNotFound):
             reader.bounds("relatum-test-nowhere")
@@ -77,21 +73,17 @@ def test_nothing_is_logged_of_own_connections_that_end(
     assert said() == []
 
 
-def test_all_is_logged_of_an_applications_connections(said: Callable[[], list[str]]) -> None:
+async def test_all_is_logged_of_an_applications_connections(said: Callable[[], list[str]]) -> None:
     """Also beside connections of Relatum's own, in the same thread and the same loop."""
     with pytest.raises(BrokerUnavailable):
         StreamReader.open(AWAY, transport="amqp")
     with pytest.raises(pika.exceptions.AMQPConnectionError):
         pika.BlockingConnection(pika.URLParameters(AWAY + "?connection_attempts=1"))
     assert any("Connection refused" in line for line in said())
-
-    async def both() -> None:
-        own = asyncio.create_task(AsyncStreamReader.open(AWAY, transport="amqp"))
-        theirs = asyncio.create_task(aiormq.connect(AWAY))
-        found = await asyncio.gather(own, theirs, return_exceptions=True)
-        assert all(isinstance(each, Exception) for each in found)
-
-    asyncio.run(both())
+    own = asyncio.create_task(AsyncStreamReader.open(AWAY, transport="amqp"))
+    theirs = asyncio.create_task(aiormq.connect(AWAY))
+    found = await asyncio.gather(own, theirs, return_exceptions=True)
+    assert all(isinstance(each, Exception) for each in found)
     assert len(said()) == 1
 
 

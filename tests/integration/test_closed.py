@@ -1,7 +1,6 @@
 """What was closed says so, whatever it is asked: neither that a server is away, nor that it is safe to repeat."""
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +10,10 @@ from relatum import AsyncOutcomes, MessageId, Outcomes
 from relatum.contexts import AffinitySets, SerializationContexts
 from relatum.errors import Transient, UsedAfterClose
 from relatum.reading import AsyncStreamReader, StreamReader
-from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import AsyncRelations, Relations
-from tests.support import publish_plain, unique_name
+from tests.support import publish_plain
+
+PARTITIONS = 1
 
 
 def _first(items: Any) -> Any:
@@ -33,7 +33,7 @@ RELATIONS: dict[str, Callable[[Any, str], Any]] = {
 
 
 @pytest.mark.parametrize("question", RELATIONS)
-def test_closed_relations_say_that_they_are_closed(
+async def test_closed_relations_say_that_they_are_closed(
     question: str, amqp_url: str, database_url: str, stream_name: str
 ) -> None:
     """Each question to closed relations, blocking and asyncio, ends as `UsedAfterClose`, which nobody repeats."""
@@ -45,19 +45,15 @@ def test_closed_relations_say_that_they_are_closed(
     with pytest.raises(UsedAfterClose, match="closed") as caught:
         ask(relations, stream_name)
     assert not isinstance(caught.value, Transient)
-
-    async def asking() -> None:
-        async with AsyncRelations(broker=amqp_url, database=database_url) as relations:
-            await relations.read(stream_name, 0)
-        relations.message = message  # type: ignore[attr-defined]
-        with pytest.raises(UsedAfterClose, match="closed"):
-            await ask(relations, stream_name)
-
-    asyncio.run(asking())
+    async with AsyncRelations(broker=amqp_url, database=database_url) as relations:
+        await relations.read(stream_name, 0)
+    relations.message = message  # type: ignore[attr-defined]
+    with pytest.raises(UsedAfterClose, match="closed"):
+        await ask(relations, stream_name)
 
 
 @pytest.mark.parametrize("transport", ["stream", "amqp"])
-def test_closed_readers_say_that_they_are_closed(transport: Any, amqp_url: str, stream_name: str) -> None:
+async def test_closed_readers_say_that_they_are_closed(transport: Any, amqp_url: str, stream_name: str) -> None:
     """Each question to a closed reader, blocking and asyncio, over both transports, ends as `UsedAfterClose`."""
     with StreamReader.open(amqp_url, transport=transport) as reader:
         reader.bounds(stream_name)
@@ -69,45 +65,28 @@ def test_closed_readers_say_that_they_are_closed(transport: Any, amqp_url: str, 
     ):
         with pytest.raises(UsedAfterClose):
             ask()
-
-    async def asking() -> None:
-        async with await AsyncStreamReader.open(amqp_url, transport=transport) as reader:
-            await reader.bounds(stream_name)
-        for ask in (
-            lambda: reader.read(stream_name, 0),
-            lambda: reader.bounds(stream_name),
-            lambda: _first_async(reader.read_many([MessageId(stream_name, 0)])),
-            lambda: _first_async(reader.iterate(stream_name)),
-        ):
-            with pytest.raises(UsedAfterClose):
-                await ask()
-
-    asyncio.run(asking())
+    async with await AsyncStreamReader.open(amqp_url, transport=transport) as reader:
+        await reader.bounds(stream_name)
+    for ask in (
+        lambda: reader.read(stream_name, 0),
+        lambda: reader.bounds(stream_name),
+        lambda: _first_async(reader.read_many([MessageId(stream_name, 0)])),
+        lambda: _first_async(reader.iterate(stream_name)),
+    ):
+        with pytest.raises(UsedAfterClose):
+            await ask()
 
 
-def test_closed_outcomes_say_that_they_are_closed(database_url: str) -> None:
+async def test_closed_outcomes_say_that_they_are_closed(database_url: str) -> None:
     """Outcomes that were closed end as `UsedAfterClose`."""
     with Outcomes(database_url) as outcomes:
         outcomes.of("nothing")
     with pytest.raises(UsedAfterClose):
         outcomes.of("nothing")
-
-    async def asking() -> None:
-        async with AsyncOutcomes(database_url) as outcomes:
-            await outcomes.of("nothing")
-        with pytest.raises(UsedAfterClose):
-            await outcomes.of("nothing")
-
-    asyncio.run(asking())
-
-
-@pytest.fixture
-def super_stream(amqp_url: str) -> Iterator[str]:
-    """A super stream of one partition."""
-    name = unique_name()
-    declare_super_stream(amqp_url, name, partitions=1)
-    yield name
-    delete_super_stream(amqp_url, name)
+    async with AsyncOutcomes(database_url) as outcomes:
+        await outcomes.of("nothing")
+    with pytest.raises(UsedAfterClose):
+        await outcomes.of("nothing")
 
 
 def test_what_keeps_contexts_and_sets_says_that_it_is_closed(

@@ -631,7 +631,6 @@ def test_a_joined_transaction_whose_connection_is_lost_is_done_again(
 
 def test_a_joined_executor_whose_messages_were_taken_over_writes_nothing(
     amqp_url: str,
-    database_url: str,
     engine: sa.Engine,
     stream_name: str,
     collector_of: Callable[..., MessageCollector],
@@ -674,11 +673,7 @@ def test_the_position_is_durable(
 
 @pytest.mark.parametrize(("start", "expected"), [("first", "abcd"), ("next", "d"), (2, "cd")])
 def test_a_stream_is_followed_from_where_it_is_told(
-    amqp_url: str,
-    stream_name: str,
-    collector_of: Callable[..., MessageCollector],
-    start: Any,
-    expected: str,
+    amqp_url: str, stream_name: str, collector_of: Callable[..., MessageCollector], start: Any, expected: str
 ) -> None:
     """A stream that was never followed is followed from its first message, from now on, or from an offset."""
     publish(amqp_url, stream_name, *"abc")
@@ -771,11 +766,7 @@ def test_members_may_have_executors_of_different_types(
 
 @pytest.mark.usefixtures("quick_rhythm")
 def test_messages_of_a_dead_member_are_taken_over(
-    amqp_url: str,
-    database_url: str,
-    engine: sa.Engine,
-    stream_name: str,
-    collector_of: Callable[..., MessageCollector],
+    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str, collector_of: Callable[..., MessageCollector]
 ) -> None:
     """What a member that died had collected or handed on is read again and consumed; what retention took failed."""
     publish(amqp_url, stream_name, *"abc")
@@ -981,10 +972,7 @@ def test_a_dead_letter_stream_that_is_missing_is_noticed_at_the_start(
 
 
 def test_a_queue_is_not_followed(
-    amqp_url: str,
-    stream_name: str,
-    collector_of: Callable[..., MessageCollector],
-    caplog: pytest.LogCaptureFixture,
+    amqp_url: str, stream_name: str, collector_of: Callable[..., MessageCollector], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It never becomes a stream; a stream that is missing may, so it is waited for, which is logged with its name."""
     queue, missing = unique_name("queue"), unique_name("missing")

@@ -1,6 +1,5 @@
 """The plans of a collector's statements at 100,000 messages: each finds its rows by an index, whatever is known."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +12,7 @@ from relatum.collecting import _collector_statements as statements
 from relatum.collecting import _collector_status_statements as status_statements
 from relatum.collecting import _member_statements as member_statements
 from relatum.outcomes._outcome_statements import outcomes_by_id
-from tests.support.plans import filled_database, nodes_of, plan_of
+from tests.support.plans import nodes_of, plan_of
 
 ROWS = 100_000
 WAITING = 20_000
@@ -56,6 +55,7 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "remove members": (member_statements.remove_members, {"lapsed": [DEAD_MEMBER]}),
     "listed up to": (status_statements.floor, {**LISTED, "looked": 500}),
     "listed finished": (status_statements.finished_before, {**LISTED, "floor": NOW - timedelta(seconds=1500)}),
+    "listed unsuccessful": (status_statements.unsuccessful_before, LISTED),
     "listed waiting": (status_statements.unfinished_after, {**LISTED, "states": ["collected", "forwarded"]}),
     "forget": (statements.forget, {"of_source": 1, "older_s": 3600.0, "most": 500}),
 }
@@ -65,6 +65,7 @@ INDEXES = {
     "collected_messages_id",
     "collected_messages_unfinished",
     "collected_messages_finished",
+    "collected_messages_unsuccessful",
 }
 
 FILL = f"""
@@ -79,14 +80,7 @@ INSERT INTO relatum.collected_messages
     CASE WHEN n < {ROWS} - 500 THEN now() - make_interval(secs => {ROWS} - n) END
   FROM generate_series(0, {ROWS} - 1) AS n;
 """
-"""All but the last 500 messages are finished."""
-
-
-@pytest.fixture(scope="module")
-def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a database with 100,000 collected messages."""
-    with filled_database(database_server_url, _migrated_template, FILL) as connection:
-        yield connection
+"""100,000 collected messages: all but the last 500 messages are finished."""
 
 
 def _plan(connection: psycopg.Connection[Any], mode: str, statement: Any, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -107,6 +101,30 @@ def test_each_statement_finds_its_messages_by_an_index(filled: psycopg.Connectio
     assert used <= INDEXES, plan
     read = max(node["Actual Rows"] * node["Actual Loops"] for node in of_messages)
     assert read <= 2_000, plan
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_failures_are_found_among_successes_of_which_postgresql_knows_nothing(
+    filled: psycopg.Connection[Any], mode: str
+) -> None:
+    """A page of failures, one in a thousand messages, before anything was analysed, reads no more than a page."""
+    with filled.transaction(force_rollback=True):
+        filled.execute("CREATE TABLE unknown (LIKE relatum.collected_messages INCLUDING ALL)")
+        filled.execute(
+            "INSERT INTO unknown (source_id, stream_offset, message_id, type, size, state, finished_at, reason) "
+            "SELECT 1, n, 'id-' || n, 'order', 1, CASE WHEN n % 1000 = 0 THEN 'dead' ELSE 'succeeded' END, "
+            "now() - make_interval(secs => n), CASE WHEN n % 1000 = 0 THEN 'why' END "
+            f"FROM generate_series(1, {ROWS}) AS n"
+        )
+        filled.execute("ALTER TABLE relatum.collected_messages RENAME TO full_table")
+        filled.execute("ALTER TABLE unknown SET SCHEMA relatum")
+        filled.execute("ALTER TABLE relatum.unknown RENAME TO collected_messages")
+        plan = _plan(filled, mode, status_statements.unsuccessful_before, LISTED)
+    of_messages = [node for node in nodes_of(plan) if node.get("Relation Name") == "collected_messages"]
+    seen = ("Actual Rows", "Rows Removed by Filter")
+    assert of_messages, plan
+    assert max(sum(node.get(key, 0) for key in seen) * node["Actual Loops"] for node in of_messages) <= 2_000, plan
+    assert sum(node["Actual Rows"] for node in of_messages), plan
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])

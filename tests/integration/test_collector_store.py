@@ -56,7 +56,9 @@ def places(*offsets: int, stream: str = "orders") -> frozenset[MessageId]:
 
 
 def results(status: OutcomeStatus, *offsets: int, reason: str | None = None, retry_in_s: float | None = None) -> list:
-    """The same result for several messages."""
+    """The same result for several messages; one that is none of success has a reason."""
+    if status in (OutcomeStatus.FAILED, OutcomeStatus.DEAD):
+        reason = reason or "it failed"
     return [Result(MessageId("orders", offset), status, reason, retry_in_s) for offset in offsets]
 
 

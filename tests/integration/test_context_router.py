@@ -27,19 +27,11 @@ from relatum.errors import (
     SuperStreamNotFound,
 )
 from relatum.headers import PLACED_HEADER
-from relatum.reading import Message, StreamReader, TimeSource
+from relatum.reading import TimeSource
 from relatum.superstreams import Layout
 from tests.support import broker_connection, unique_name
 from tests.support.proxy import Proxy
-from tests.support.routing import HeldMove, consumed, of_context, sleeping
-from tests.support.super_streams import super_stream
-
-
-@pytest.fixture
-def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
-    """A new super stream of three partitions."""
-    with super_stream(amqp_url, stream_url, 3) as made:
-        yield made
+from tests.support.routing import HeldMove, consumed, in_partitions, of_context, other_than, sleeping
 
 
 @pytest.fixture
@@ -55,17 +47,6 @@ def contexts(layout: Layout, database_url: str, amqp_url: str, router: relatum.C
     router.open(amqp_url)
     with SerializationContexts(layout.super_stream, database_url, broker=amqp_url) as opened:
         yield opened
-
-
-def in_partitions(amqp_url: str, layout: Layout) -> dict[str, list[Message]]:
-    """The messages in each partition."""
-    with StreamReader.open(amqp_url) as reader:
-        return {each.stream: list(reader.iterate(each.stream)) for each in layout}
-
-
-def other_than(layout: Layout, stream: str) -> str:
-    """Another partition."""
-    return next(each.stream for each in layout if each.stream != stream)
 
 
 def unreachable(url: str) -> str:

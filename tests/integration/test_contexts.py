@@ -26,8 +26,7 @@ from relatum.errors import (
     StreamNotFound,
 )
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.superstreams import declare_super_stream, delete_super_stream
-from tests.support import declare_stream, delete_stream, unique_name
+from tests.support import declare_stream, delete_stream
 
 STEPS = 13
 """The steps of a move that nothing interrupts; the third begins it."""
@@ -51,15 +50,6 @@ def crashing(steps: moving.Steps, after: int) -> moving.Steps:
             ended: moving.MoveStep = end.value
             return ended
     raise Crash
-
-
-@pytest.fixture
-def super_stream(amqp_url: str) -> Iterator[str]:
-    """A super stream of three partitions."""
-    name = unique_name("contexts")
-    declare_super_stream(amqp_url, name, 3)
-    yield name
-    delete_super_stream(amqp_url, name)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A move whose mover is gone is gone on with by whoever is there: routers, consumers, movers; by one of them."""
 
-import asyncio
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,21 +21,12 @@ from relatum.headers import CONTEXT_HEADER
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress
 from relatum.store import context_moves
-from relatum.superstreams import declare_super_stream, delete_super_stream
-from tests.support import broker_connection, unique_name, wait_until
+from tests.support import broker_connection, wait_until
 from tests.support.leases import LEASE_S
 
 AGO = sa.func.now() - sa.text("interval '1 s'")
+PARTITIONS = 2
 TAKEN = "is gone on with: its mover is gone"
-
-
-@pytest.fixture
-def super_stream(amqp_url: str) -> Iterator[str]:
-    """A super stream of two partitions."""
-    name = unique_name("abandoned")
-    declare_super_stream(amqp_url, name, 2)
-    yield name
-    delete_super_stream(amqp_url, name)
 
 
 @pytest.fixture
@@ -90,7 +80,7 @@ def test_a_router_goes_on_with_a_move_its_message_waits_for(
     assert contexts.assignment_of("c").partition == f"{super_stream}-1"
 
 
-def test_an_asyncio_router_does_so_too(
+async def test_an_asyncio_router_does_so_too(
     contexts: SerializationContexts,
     super_stream: str,
     amqp_url: str,
@@ -100,14 +90,10 @@ def test_an_asyncio_router_does_so_too(
 ) -> None:
     """The asyncio face goes on with it, in a thread: its loop is not held up."""
     move_id = leave(contexts, amqp_url, stream_url, engine)
-
-    async def publish() -> None:
-        connection = await aio_pika.connect(amqp_url)
-        async with connection, AsyncContextRouter(super_stream, database_url, broker=amqp_url) as router:
-            channel = await connection.channel(publisher_confirms=True)
-            await router.publish(channel, aio_pika.Message(b"c1", headers={CONTEXT_HEADER: "c"}))
-
-    asyncio.run(publish())
+    connection = await aio_pika.connect(amqp_url)
+    async with connection, AsyncContextRouter(super_stream, database_url, broker=amqp_url) as router:
+        channel = await connection.channel(publisher_confirms=True)
+        await router.publish(channel, aio_pika.Message(b"c1", headers={CONTEXT_HEADER: "c"}))
     assert contexts._moves.move(move_id).state is MoveState.SWITCHED
 
 

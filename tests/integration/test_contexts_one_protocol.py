@@ -15,6 +15,9 @@ from tests.support.proxy import Proxy
 from tests.support.routing import consumed, of_context, sleeping
 from tests.support.super_streams import super_stream
 
+PARTITIONS = 2
+"""Of the fixture `layout`."""
+
 
 @pytest.fixture
 def alone(amqp_url: str) -> Iterator[str]:
@@ -24,13 +27,6 @@ def alone(amqp_url: str) -> Iterator[str]:
         with StreamReader.open(url) as reader:
             assert reader.transport == "amqp"
         yield url
-
-
-@pytest.fixture
-def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
-    """A super stream of two partitions."""
-    with super_stream(amqp_url, stream_url, 2) as made:
-        yield made
 
 
 @pytest.fixture

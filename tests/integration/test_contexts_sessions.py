@@ -14,17 +14,12 @@ from relatum.contexts.placement._session import DRIFT
 from relatum.superstreams import Layout
 from tests.support import wait_until
 from tests.support.routing import HeldMove, consumed, of_context
-from tests.support.super_streams import super_stream
+
+PARTITIONS = 2
+"""Of the fixture `layout`."""
 
 SESSION_S = 60.0
 """Longer than a move may take here: one that ends was told by its publisher."""
-
-
-@pytest.fixture
-def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
-    """A new super stream of two partitions."""
-    with super_stream(amqp_url, stream_url, 2) as made:
-        yield made
 
 
 @pytest.fixture

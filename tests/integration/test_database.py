@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from threading import Barrier
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
 from relatum.errors import ConfigurationError, DatabaseUnavailable, RowRefused, UsedAfterClose
-from relatum.store import AsyncDatabase, Database, compiled, keys
+from relatum.store import AsyncDatabase, Database, compiled, keys, make_engine
 from tests.support import wait_until
 
 ADD = (
@@ -133,58 +135,58 @@ def test_another_driver_is_refused() -> None:
     engine.dispose()
 
 
-def test_tasks_have_all_rows(engine: sa.Engine, database_url: str) -> None:
+async def test_tasks_have_all_rows(engine: sa.Engine, database_url: str) -> None:
     """Of an own pool and of a caller's, and more than are taken over at a time; without an open transaction after."""
-
-    async def ask() -> list[int]:
-        counts = []
-        for given in (engine, database_url):
-            database = AsyncDatabase(given)
-            for count in (0, 1, 2_500):
-                rows = await database.rows(sa.select(sa.func.generate_series(1, sa.bindparam("n"))), {"n": count})
-                assert [row[0] for row in rows] == list(range(1, count + 1))
-                counts.append(len(rows))
-            assert await database.rows("SET LOCAL search_path TO public", {}) == []
-            await database.close()
-        return counts
-
-    assert asyncio.run(ask()) == [0, 1, 2_500] * 2
-
-
-def test_tasks_repeat_what_was_dead_in_the_pool(database_url: str) -> None:
-    """As threads do."""
-
-    async def ask() -> None:
-        database = AsyncDatabase(database_url, pool_size=2)
-        await asyncio.gather(*(database.rows(SLOW, {}) for _ in range(4)))
-        await asyncio.to_thread(end_all_connections, database_url)
-        assert await asyncio.gather(*(database.rows(NAMES, {}) for _ in range(4))) == [[]] * 4
-        with pytest.raises(RowRefused):
-            await database.rows(ADD, {"named": "a\0"})
-        assert await database.rows(NAMES, {}) == []
+    counts = []
+    for given in (engine, database_url):
+        database = AsyncDatabase(given)
+        for count in (0, 1, 2_500):
+            rows = await database.rows(sa.select(sa.func.generate_series(1, sa.bindparam("n"))), {"n": count})
+            assert [row[0] for row in rows] == list(range(1, count + 1))
+            counts.append(len(rows))
+        assert await database.rows("SET LOCAL search_path TO public", {}) == []
         await database.close()
-        with pytest.raises(UsedAfterClose):
-            await database.rows(NAMES, {})
-
-    asyncio.run(ask())
+    assert counts == [0, 1, 2_500] * 2
 
 
-def test_a_task_that_waits_for_a_connection_no_more_leaves_it_to_others(database_url: str) -> None:
+async def test_tasks_repeat_what_was_dead_in_the_pool(database_url: str) -> None:
+    """As threads do."""
+    database = AsyncDatabase(database_url, pool_size=2)
+    await asyncio.gather(*(database.rows(SLOW, {}) for _ in range(4)))
+    await asyncio.to_thread(end_all_connections, database_url)
+    assert await asyncio.gather(*(database.rows(NAMES, {}) for _ in range(4))) == [[]] * 4
+    with pytest.raises(RowRefused):
+        await database.rows(ADD, {"named": "a\0"})
+    assert await database.rows(NAMES, {}) == []
+    await database.close()
+    with pytest.raises(UsedAfterClose):
+        await database.rows(NAMES, {})
+
+
+async def test_a_task_that_waits_for_a_connection_no_more_leaves_it_to_others(database_url: str) -> None:
     """Cancelled while a thread of its own waits for the only one of a caller's pool."""
     url = sa.make_url(database_url).set(drivername="postgresql+psycopg")
     engine = sa.create_engine(url, pool_size=1, max_overflow=0)
-
-    async def ask() -> None:
-        database = AsyncDatabase(engine)
-        with engine.connect():
-            task = asyncio.create_task(database.rows(NAMES, {}))
-            await asyncio.to_thread(wait_until, lambda: database._kept._waiting == 1, what="a thread waits")
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        assert await database.rows(NAMES, {}) == []
-        await database.close()
-        assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-
-    asyncio.run(ask())
+    database = AsyncDatabase(engine)
+    with engine.connect():
+        task = asyncio.create_task(database.rows(NAMES, {}))
+        await asyncio.to_thread(wait_until, lambda: database._kept._waiting == 1, what="a thread waits")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await database.rows(NAMES, {}) == []
+    await database.close()
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     engine.dispose()
+
+
+@pytest.mark.parametrize("style", ["German", "SQL, DMY"])
+def test_moments_are_read_whatever_style_the_database_has(database_url: str, style: str) -> None:
+    """Of sessions that are not told otherwise, as `ALTER DATABASE … SET DateStyle` has them."""
+    engine = make_engine(f"{database_url}?options={quote(f'-cDateStyle={style}'.replace(' ', ''))}")
+    try:
+        with engine.connect() as connection:
+            found = connection.execute(sa.text("SELECT timestamptz '2026-11-23 18:00:00.5+00'")).scalar_one()
+        assert found == datetime(2026, 11, 23, 18, 0, 0, 500_000, UTC)
+    finally:
+        engine.dispose()

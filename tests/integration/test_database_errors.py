@@ -1,6 +1,7 @@
 """What is said of a database that cannot be used: its cause, whether waiting helps, and never a password."""
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -14,6 +15,7 @@ import relatum
 from relatum.command import complete_app
 from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, RelatumError, SchemaMissing
 from relatum.local._account import Account
+from relatum.recording import Recorder
 from relatum.store import as_engine, key_definitions, translated_errors
 from relatum.terminal import exit_code_of
 from relatum_consumer import Relations
@@ -82,7 +84,7 @@ def role(database_url: str) -> Iterator[str]:
         ("ALTER ROLE {} NOLOGIN", AccessRefused, None, "not permitted to log in"),
         ("ALTER ROLE {} CONNECTION LIMIT 0", DatabaseUnavailable, "connections", "too many connections for role"),
         ("GRANT USAGE ON SCHEMA public TO {}", AccessRefused, None, "permission denied"),
-        ("GRANT USAGE ON SCHEMA relatum TO {}", AccessRefused, None, "permission denied"),
+        ("GRANT USAGE ON SCHEMA relatum TO {}", AccessRefused, None, "relatum_router places"),
     ],
 )
 def test_what_a_user_may_not_do_is_named(
@@ -94,12 +96,37 @@ def test_what_a_user_may_not_do_is_named(
     check(changed(database_url, user=role), kind, reason, said)
 
 
+@pytest.mark.parametrize("granted", ["relatum_consumer", "relatum_reader"])
+def test_who_may_only_read_records_nothing_and_is_told(
+    amqp_url: str, stream_name: str, database_url: str, role: str, granted: str
+) -> None:
+    """A recorder does not warn for ever of what waiting cannot cure: it ends, and says which role is missing."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("GRANT {} TO {}").format(sql.Identifier(granted), sql.Identifier(role)))
+    stop = threading.Event()
+    limit = threading.Timer(90, stop.set)
+    limit.start()
+    try:
+        with pytest.raises(AccessRefused, match="GRANT relatum_recorder") as refused:
+            Recorder(amqp_url, changed(database_url, user=role), [stream_name]).run(stop)
+    finally:
+        limit.cancel()
+        limit.join()
+    assert exit_code_of(refused.value) == 3
+
+
 def test_who_may_not_connect_to_the_database_is_refused(database_url: str, role: str) -> None:
     """CONNECT was taken away."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         name = sql.Identifier(str(connection.info.dbname))
         connection.execute(sql.SQL("REVOKE CONNECT ON DATABASE {} FROM PUBLIC").format(name))
     check(changed(database_url, user=role), AccessRefused, None, "permission denied for database")
+
+
+def test_who_may_not_migrate_is_told_who_may(empty_database_url: str, role: str) -> None:
+    """Somebody's own user, where the owner's is needed."""
+    with pytest.raises(AccessRefused, match="run by the owner"):
+        upgrade(changed(empty_database_url, user=role))
 
 
 WAYS: dict[str, tuple[Callable[[str], str], type[RelatumError], str | None, str]] = {

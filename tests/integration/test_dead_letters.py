@@ -1,7 +1,5 @@
 """Dead letters: what was given up lies in another stream as it was, with the reason beside it."""
 
-from collections.abc import Iterator
-
 import pika
 import pytest
 
@@ -9,15 +7,6 @@ from relatum.errors import BrokerUnavailable, ConfigurationError, PublishUnrouta
 from relatum.publishing._dead_letters import DeadLetters
 from relatum.reading import BrokerAddress, StreamReader
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name
-
-
-@pytest.fixture
-def dead_stream(amqp_url: str) -> Iterator[str]:
-    """The name of a new stream for dead letters."""
-    name = unique_name("dead")
-    declare_stream(amqp_url, name)
-    yield name
-    delete_stream(amqp_url, name)
 
 
 def test_a_dead_letter_is_the_message_and_why(amqp_url: str, stream_name: str, dead_stream: str) -> None:

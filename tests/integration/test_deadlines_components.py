@@ -82,20 +82,16 @@ def _message(context: str) -> aio_pika.Message:
     return aio_pika.Message(b"1", headers=dict(of_context(context).headers))
 
 
-def test_a_cancelled_publication_lets_go_of_the_database(name: str, amqp_url: str, database_url: str) -> None:
+async def test_a_cancelled_publication_lets_go_of_the_database(name: str, amqp_url: str, database_url: str) -> None:
     """A task that is cancelled while its context is placed leaves no statement that waits for a lock."""
-
-    async def publish() -> None:
-        connection = await aio_pika.connect(amqp_url)
-        async with connection, relatum.AsyncContextRouter(name, database_url) as router:
-            channel = await connection.channel()
-            await router.publish(channel, _message("known"))
-            with locked(database_url, "placements"):
-                with in_time(TIMEOUT_S), pytest.raises(TimeoutError):
-                    await asyncio.wait_for(router.publish(channel, _message("new")), TIMEOUT_S)
-                await asyncio.to_thread(nobody_waits, database_url)
-
-    asyncio.run(publish())
+    connection = await aio_pika.connect(amqp_url)
+    async with connection, relatum.AsyncContextRouter(name, database_url) as router:
+        channel = await connection.channel()
+        await router.publish(channel, _message("known"))
+        with locked(database_url, "placements"):
+            with in_time(TIMEOUT_S), pytest.raises(TimeoutError):
+                await asyncio.wait_for(router.publish(channel, _message("new")), TIMEOUT_S)
+            await asyncio.to_thread(nobody_waits, database_url)
 
 
 # --- receipts and outcomes ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from relatum.errors import DatabaseUnavailable, KeyNotDefined, Transient
 from relatum.keys import KeyDefinition
 from relatum.store import add_keys
 from relatum_consumer import AsyncRelations, Expectation, Relations, Status
-from tests.support import publish_plain, recording, until_answered, wait_recorded, wait_until
+from tests.support import publish_plain, record, until_answered, wait_until
 from tests.support.proxy import Proxy
 from tests.support.relations import FACES, open_relations
 from tests.support.standstill import in_time, locked, nobody_waits, silent_database
@@ -31,8 +31,7 @@ def face(request: pytest.FixtureRequest) -> str:
 def recorded(amqp_url: str, engine: sa.Engine, stream_name: str) -> str:
     """A stream with a recorded message of the order 1."""
     publish_plain(amqp_url, stream_name, [(b"order", {"order_id": 1})])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     return stream_name
 
 
@@ -108,40 +107,32 @@ def test_look_ups_that_hang_let_others_fail_in_time(amqp_url: str, database_url:
         assert until_answered(lambda: _find(relations)) is Status.FOUND
 
 
-def test_a_cancelled_look_up_gives_its_thread_and_connection_back(
+async def test_a_cancelled_look_up_gives_its_thread_and_connection_back(
     amqp_url: str, database_url: str, recorded: str
 ) -> None:
     """With the default time-out, a cancelled call leaves no thread, no connection and no statement behind."""
-
-    async def ask() -> None:
-        async with AsyncRelations(amqp_url, database_url, max_connections=1) as relations:
-            assert (await relations.find("order_id", 1)).status is Status.FOUND
-            with locked(database_url, "relationships"):
-                with in_time(0.2), pytest.raises(TimeoutError):
-                    await asyncio.wait_for(relations.find("order_id", 1), 0.2)
-                with in_time(0.5), pytest.raises(KeyNotDefined):
-                    await relations.find("nobody_defined_it", 1)
-                await asyncio.to_thread(nobody_waits, database_url)
-            assert (await relations.find("order_id", 1)).status is Status.FOUND
-
-    asyncio.run(ask())
-
-
-def test_closing_ends_what_waits_for_the_database(amqp_url: str, database_url: str, recorded: str) -> None:
-    """`close` does not wait for look-ups on a locked table, which end as `DatabaseUnavailable`."""
-
-    async def ask() -> None:
-        relations = AsyncRelations(amqp_url, database_url)
+    async with AsyncRelations(amqp_url, database_url, max_connections=1) as relations:
         assert (await relations.find("order_id", 1)).status is Status.FOUND
-        with locked(database_url, "relationships") as session:
-            call = asyncio.create_task(relations.find("order_id", 1))
-            await asyncio.to_thread(wait_until, lambda: _is_waited_for(session), what="the look-up waits")
-            with in_time(0.5):
-                await relations.close()
-            with pytest.raises(DatabaseUnavailable):
-                await call
+        with locked(database_url, "relationships"):
+            with in_time(0.2), pytest.raises(TimeoutError):
+                await asyncio.wait_for(relations.find("order_id", 1), 0.2)
+            with in_time(0.5), pytest.raises(KeyNotDefined):
+                await relations.find("nobody_defined_it", 1)
+            await asyncio.to_thread(nobody_waits, database_url)
+        assert (await relations.find("order_id", 1)).status is Status.FOUND
 
-    asyncio.run(ask())
+
+async def test_closing_ends_what_waits_for_the_database(amqp_url: str, database_url: str, recorded: str) -> None:
+    """`close` does not wait for look-ups on a locked table, which end as `DatabaseUnavailable`."""
+    relations = AsyncRelations(amqp_url, database_url)
+    assert (await relations.find("order_id", 1)).status is Status.FOUND
+    with locked(database_url, "relationships") as session:
+        call = asyncio.create_task(relations.find("order_id", 1))
+        await asyncio.to_thread(wait_until, lambda: _is_waited_for(session), what="the look-up waits")
+        with in_time(0.5):
+            await relations.close()
+        with pytest.raises(DatabaseUnavailable):
+            await call
 
 
 def _is_waited_for(session: object) -> bool:
@@ -174,7 +165,7 @@ def told(look: Callable[[], Any]) -> None:
 
 
 def test_a_broker_that_stands_still_has_no_more_than_the_calls_time(
-    face: str, amqp_url: str, stream_url: str, database_url: str, recorded: str
+    face: str, stream_url: str, database_url: str, recorded: str
 ) -> None:
     """Database and broker have one time together: a look-up of many questions to the broker takes it once."""
     with (

@@ -1,7 +1,6 @@
 """The firehose is carried into a stream: each copy as the message itself, for publishers to the default exchange."""
 
 import logging
-import shutil
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -20,7 +19,6 @@ from relatum.superstreams import StreamOptions
 from relatum.tapping import Firehose, defined_taps, tap_firehose, untap_firehose
 from relatum_consumer import Relations
 from tests.support import (
-    START_S,
     broker_connection,
     declare_stream,
     recording,
@@ -28,7 +26,7 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
-from tests.support.rabbitmq_tools import run_tool
+from tests.support.rabbitmq_tools import evaluate, run_tool
 from tests.support.tapped import add_users, as_user, carrying
 
 SMALL = StreamOptions(max_length_bytes=10_000_000)
@@ -41,14 +39,10 @@ USERS = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
+def server(traced_broker: LocalRabbitMQ) -> LocalRabbitMQ:
     """A broker of this module, whose firehose is on."""
-    directory = tmp_path_factory.mktemp("rabbitmq")
-    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
-        add_users(server, USERS)
-        run_tool(server, "rabbitmqctl", "trace_on")
-        yield server
-    shutil.rmtree(directory, ignore_errors=True)
+    add_users(traced_broker, USERS)
+    return traced_broker
 
 
 @pytest.fixture
@@ -158,25 +152,21 @@ def test_a_copy_that_a_stream_refuses_stops_no_other(server: LocalRabbitMQ, url:
             body = bytes(200_000) if number == 17 else b"%d" % number
             channel.basic_publish("", queue, body, BasicProperties(headers={"to": queue}))
     # Where 3.10 has it, and where 4 has it.
-    size = "application:set_env(rabbit, max_message_size, {0}), persistent_term:put(max_message_size, {0})."
-    run_tool(server, "rabbitmqctl", "eval", size.format(100_000))
+    size = "application:set_env(rabbit, max_message_size, {0}), persistent_term:put(max_message_size, {0})"
+    evaluate(server, size.format(100_000))
     try:
         with carrying(url, stream) as firehose:
             wait_until(lambda: messages(server, stream)[-1:] and messages(server, stream)[-1].body == b"29", what="all")
             assert firehose.counts().refused == 1
     finally:
-        run_tool(server, "rabbitmqctl", "eval", size.format(134_217_728))
+        evaluate(server, size.format(134_217_728))
     # Those before the refused one may be there twice.
     first_seen = list(dict.fromkeys(each.body for each in messages(server, stream)))
     assert first_seen == [b"%d" % number for number in range(30) if number != 17]
 
 
 def test_it_is_said_whether_the_firehose_is_on(
-    server: LocalRabbitMQ,
-    url: str,
-    stream: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    server: LocalRabbitMQ, url: str, stream: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One warning where it is off, with what turns it on; a line once it is on; no question of it lies there."""
     monkeypatch.setattr("relatum.tapping._firehose.ASK_S", 0.2)

@@ -16,7 +16,8 @@ from relatum.tapping import Firehose, tap_firehose
 from relatum.tapping._firehose import PENDING_MAX
 from tests.support import broker_connection, unique_name, wait_until
 from tests.support.proxy import Proxy
-from tests.support.rabbitmq_tools import run_tool, traced_broker
+from tests.support.publishing import Load
+from tests.support.rabbitmq_tools import evaluate
 from tests.support.tapped import carrying
 
 SMALL = StreamOptions(max_length_bytes=100_000_000)
@@ -24,11 +25,10 @@ A_TURN = 20
 """Messages that are published between two looks."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
+@pytest.fixture
+def server(traced_broker: LocalRabbitMQ) -> LocalRabbitMQ:
     """A broker of this module, whose firehose is on."""
-    with traced_broker(tmp_path_factory.mktemp("rabbitmq")) as server:
-        yield server
+    return traced_broker
 
 
 @pytest.fixture
@@ -45,23 +45,12 @@ def stream(url: str, database_url: str) -> str:
     return name
 
 
-class Publishing:
-    """Publishes numbers to the default exchange, each with a confirm, until its block is left."""
+class Publishing(Load):
+    """Publishes numbers to the default exchange, each with a confirm."""
 
     def __init__(self, url: str) -> None:
-        self.published = 0
         self._url = url
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> "Publishing":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(90)
-        assert not self._thread.is_alive()
+        super().__init__()
 
     def _run(self) -> None:
         with broker_connection(self._url) as connection:
@@ -159,16 +148,16 @@ def test_no_message_is_blamed_for_a_stream_that_confirms_nothing(
 ) -> None:
     """A broker ends channels that do not acknowledge for long, in the words of a refusal; all is carried afterwards."""
     named = "{{consumer_timeout, {0}}}, {{channel_tick_interval, {1}}}"
-    limits = f"[application:set_env(rabbit, N, V) || {{{{N, V}}}} <- [{named}]]."
-    writers = "[sys:{0}(P) || {{_, P, _, _}} <- supervisor:which_children(osiris_server_sup), is_pid(P)]."
-    run_tool(server, "rabbitmqctl", "eval", limits.format(500, 500))
+    limits = f"[application:set_env(rabbit, N, V) || {{{{N, V}}}} <- [{named}]]"
+    writers = "[sys:{0}(P) || {{_, P, _, _}} <- supervisor:which_children(osiris_server_sup), is_pid(P)]"
+    evaluate(server, limits.format(500, 500))
     stream = unique_name("hose")
     tap_firehose(url, database_url, stream=stream, options=SMALL)
     try:
         with broker_connection(url) as connection:
             for number in range(3):
                 connection.channel().basic_publish("", "nowhere", b"", BasicProperties(headers={"number": number}))
-        run_tool(server, "rabbitmqctl", "eval", writers.format("suspend"))
+        evaluate(server, writers.format("suspend"))
         ways: set[object] = set()
         with carrying(url, stream) as firehose:
 
@@ -177,11 +166,11 @@ def test_no_message_is_blamed_for_a_stream_that_confirms_nothing(
                 return len(ways)
 
             wait_until(lambda: ended() > 4, what="channels that were ended")
-            run_tool(server, "rabbitmqctl", "eval", writers.format("resume"))
+            evaluate(server, writers.format("resume"))
             wait_until(lambda: firehose.counts().carried >= 3, what="all of them")
             assert firehose.counts().refused == 0
     finally:
-        run_tool(server, "rabbitmqctl", "eval", limits.format(1_800_000, 60_000))
+        evaluate(server, limits.format(1_800_000, 60_000))
     assert first_seen(numbers(server, stream)) == [0, 1, 2]
 
 
@@ -197,7 +186,7 @@ def test_a_broker_that_stops_takes_the_waiting_copies_with_it(server: LocalRabbi
     with carrying(url, stream):
         server.restart()
         wait_until(lambda: consumers(url, stream), what="the carrier")
-        run_tool(server, "rabbitmqctl", "trace_on")
+        evaluate(server, 'rabbit_trace:start(<<"/">>)')
         with broker_connection(url) as connection:
             connection.channel().basic_publish("", "nowhere", b"", BasicProperties(headers={"number": -1}))
         wait_until(lambda: numbers(server, stream)[-1] == -1, what="what comes afterwards")

@@ -9,7 +9,7 @@ import pytest
 from relatum.following import CaughtUp, Failed, Follower
 from relatum.following import _subscriptions as subscriptions
 from relatum.reading import BrokerAddress
-from tests.support import declare_stream, delete_stream, server_version, unique_name
+from tests.support import new_streams, server_version
 from tests.support.following import Taker
 from tests.support.proxy import Proxy
 
@@ -19,12 +19,8 @@ STREAMS = 5
 @pytest.fixture
 def streams(amqp_url: str) -> Iterator[list[str]]:
     """New streams."""
-    names = [unique_name() for _ in range(STREAMS)]
-    for name in names:
-        declare_stream(amqp_url, name)
-    yield names
-    for name in names:
-        delete_stream(amqp_url, name)
+    with new_streams(amqp_url, STREAMS) as names:
+        yield names
 
 
 @pytest.fixture

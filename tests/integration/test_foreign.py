@@ -14,10 +14,10 @@ import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
-from relatum.recording import backfill, status
-from relatum.store import add_keys, ensure_stream, open_range
+from relatum.recording import backfill, status, verify
+from relatum.store import NewTail, add_keys, ensure_stream, open_tail
 from relatum_consumer import Relations, Status
-from tests.support import publish_plain, recording, rows_of, wait_recorded
+from tests.support import publish_plain, record, rows_of, wait_until
 from tests.support._raw_publisher import Batch, RawPublisher, uncompressed
 
 NULL = b"\x40"
@@ -64,8 +64,7 @@ def zipped(batch: Batch) -> Batch:
 
 def recorded_values(amqp_url: str, engine: sa.Engine, stream: str) -> dict[int, str]:
     """Record the stream to its end with the key `order_id`; each offset that has a row, once, with its value."""
-    with recording(amqp_url, engine, stream, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream)
+    record(amqp_url, engine, stream, keys=["order_id"])
     rows = [(offset, value) for key, value, offset in rows_of(engine, stream) if key == "order_id"]
     assert len({offset for offset, _ in rows}) == len(rows)
     return dict(rows)
@@ -172,6 +171,40 @@ def test_sub_entry_batches_and_single_messages_mixed(
     assert found.skipped[""] == {"undecodable_message": 3}
 
 
+NO_RECORD: Batch = (0, 0, 0, b"")
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_batches_of_no_record(
+    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str, before: int
+) -> None:
+    """The broker takes them and gives them no offset: who reads passes over them, first, last, and among others."""
+    values = [f"v{n}" for n in range(before + 4)]
+    with RawPublisher(stream_url, stream_name) as publisher, StreamReader.open(stream_url) as reader:
+        for value in values[:before]:
+            publisher.publish(headed(text(value)))
+        publisher.publish(NO_RECORD)
+        last = before - 1 if before else None
+        assert reader.bounds(stream_name).last == last
+        assert [message.offset for message in reader.iterate(stream_name)] == list(range(before))
+        assert recorded_values(amqp_url, engine, stream_name) == dict(enumerate(values[:before]))
+        publisher.publish(NO_RECORD, NO_RECORD, awaits=False)
+        publisher.publish(in_batch(values[before : before + 2]), NO_RECORD, awaits=False)
+        publisher.publish(NO_RECORD, headed(text(values[-2])), headed(text(values[-1])), awaits=False)
+        publisher.publish(NO_RECORD, awaits=False)
+        wait_until(lambda: reader.bounds(stream_name).last == len(values) - 1, what="all messages")
+        expected = dict(enumerate(values))
+        assert recorded_values(amqp_url, engine, stream_name) == expected
+        assert [message.offset for message in reader.iterate(stream_name)] == list(expected)
+        assert [reader.read(stream_name, offset).headers["order_id"] for offset in expected] == values
+        places = [(stream_name, offset) for offset in reversed(expected)]
+        assert [message.offset for message in reader.read_many(places)] == list(reversed(expected))
+    assert verify(amqp_url, engine, [stream_name]).ok
+    with Relations(amqp_url, engine) as relations:
+        assert [relations.find("order_id", value).ids for value in values] == [((stream_name, n),) for n in expected]
+        assert relations.find("order_id", "nobody's").status is Status.ABSENT
+
+
 @pytest.mark.parametrize("start", [1, 25, 49, 50, 51, 99])
 def test_recording_begins_inside_a_sub_entry_batch(
     amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str, start: int
@@ -183,7 +216,7 @@ def test_recording_begins_inside_a_sub_entry_batch(
     (key,) = add_keys(engine, ["order_id"])
     with engine.begin() as connection:
         stream_id = ensure_stream(connection, "/", stream_name).stream_id
-        open_range(connection, stream_id, start, [key.key_id], with_time=True, is_tail=True)
+        open_tail(connection, NewTail(stream_id, start, True), [key.key_id])
     expected = dict(enumerate(values))
     assert recorded_values(amqp_url, engine, stream_name) == {n: expected[n] for n in range(start, 100)}
     assert backfill(amqp_url, engine, stream_name).messages == start
@@ -228,8 +261,7 @@ def test_a_receipt_by_a_message_id_of_20_kilobytes(
     with RawPublisher(stream_url, stream_name) as publisher:
         publisher.publish(message)
     keys = ["order_id", KeyDefinition("by_id", source="property:message_id")]
-    with recording(amqp_url, engine, stream_name, keys=keys):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=keys)
     assert rows_of(engine, stream_name) == [("order_id", "v", 0)]
 
 

@@ -7,11 +7,12 @@ import relatum
 from relatum.errors import CoverageConflict, NothingRecorded, StreamInUse, StreamNotFound
 from relatum.membership import GROUP_KEY
 from relatum.recording import ForgottenStream, backfill, forget, prune, status
+from relatum.recording._commit import add_checkpoints
 from relatum.recording._opening import open_streams
-from relatum.store import Position, TailMove, add_keys, advance_all, current_stream, lock_stream, metadata
+from relatum.store import Position, TailMove, add_keys, advance_all, current_stream, lock_stream, metadata, receipts
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import GroupConsumer, Relations
-from tests.support import publish_plain, recording, rows_of, unique_name, wait_recorded
+from tests.support import publish_plain, record, recording, rows_of, unique_name, wait_recorded
 from tests.support.groups import whole_group
 
 
@@ -29,8 +30,7 @@ def fill(amqp_url: str, engine: sa.Engine, stream: str, count: int = 60) -> None
     """Record a stream, with a row in each table that is derived from streams."""
     publish_plain(amqp_url, stream, [(b"", {"order_id": f"o{n}", "relatum_receipt": f"r{n}"}) for n in range(count)])
     publish_plain(amqp_url, stream, [(b"", {"order_id": "x" * 1025}), *whole_group(1, 3)])
-    with recording(amqp_url, engine, stream, keys=["order_id", GROUP_KEY]):
-        wait_recorded(amqp_url, engine, stream)
+    record(amqp_url, engine, stream, keys=["order_id", GROUP_KEY])
     with engine.begin() as connection:
         row = current_stream(connection, "/", stream)
         assert row is not None
@@ -76,8 +76,7 @@ def test_everything_derived_is_deleted_and_other_streams_are_left_alone(
         assert rows_by_table(engine) == {}
         with pytest.raises(NothingRecorded):
             relations.find("order_id", "o1")
-    with recording(amqp_url, engine, stream_name):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name)
     assert len(rows_of(engine, stream_name)) == 63
 
 
@@ -151,6 +150,32 @@ def test_who_was_about_to_write_is_refused(amqp_url: str, engine: sa.Engine, str
             set(),
             set(),
         )
+
+
+@pytest.mark.differs
+def test_what_a_recorder_commits_in_its_midst_is_deleted(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+    """A recorder that stood still for longer than its lease, and goes on before the coverage goes, leaves nothing."""
+    fill(amqp_url, engine, stream_name)
+    with engine.begin() as connection:
+        row = current_stream(connection, "/", stream_name)
+    assert row is not None
+    (opened,) = open_streams(engine, [row], over_amqp=False)
+    tail = opened.tail
+
+    def go_on(done: ForgottenStream) -> None:
+        if done.rows["events"] and not done.rows["coverage"]:
+            with engine.begin() as connection:
+                move = TailMove(tail, tail.to_offset + 1, Position(tail.to_offset, 0, None))
+                if advance_all(connection, [move])[0]:
+                    add_checkpoints(connection, [move])
+                    receipt = {"message_id": "late", "stream_id": tail.stream_id, "stream_offset": tail.to_offset}
+                    connection.execute(sa.insert(receipts), [receipt])
+                    gone_on.append(1)
+
+    gone_on: list[int] = []
+    forget(engine, [stream_name], progress=go_on)
+    assert gone_on
+    assert rows_by_table(engine) == {}
 
 
 @pytest.mark.differs

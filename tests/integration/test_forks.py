@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
@@ -28,9 +28,11 @@ from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.recording import Recorder
 from relatum.superstreams import Layout
 from relatum_consumer import Expectation, Relations
-from tests.support import publish_plain, recording, rows_of, wait_recorded, wait_until
+from tests.support import publish_plain, record, rows_of, wait_until
 from tests.support.forking import in_child, publish_in_child, publishing, put
-from tests.support.super_streams import super_stream
+
+PARTITIONS = 2
+"""Of the fixture `layout`."""
 
 VALUES = [f"v{number}" for number in range(10)]
 
@@ -69,8 +71,7 @@ def test_what_only_asks_works_in_a_child(
 ) -> None:
     """Readers, relations and outcomes open connections of their own; the parent goes on over its own."""
     publish_plain(amqp_url, stream_name, [(b"0", {"order_id": 1}), (b"1", {"order_id": 1})])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     with ExitStack() as stack:
         named: Any = database_url
         if database == "engine":
@@ -115,13 +116,6 @@ def test_what_only_asks_works_in_a_child(
         # The very connections: none was ended by a child.
         assert transport._connections.idle == idle
         assert handle.partition is None
-
-
-@pytest.fixture
-def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
-    """A super stream."""
-    with super_stream(amqp_url, stream_url, 2) as layout:
-        yield layout
 
 
 def refused(*uses: Callable[[], Any]) -> Callable[[], list[bool]]:

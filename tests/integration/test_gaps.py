@@ -20,6 +20,7 @@ from tests.support import (
     declare_stream,
     delete_stream,
     publish_plain,
+    record,
     recording,
     rows_of,
     wait_recorded,
@@ -35,12 +36,11 @@ def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def test_a_gap_that_an_interrupted_back_fill_left_is_shown_and_closed(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """Killed after it moved the tail to the stream's end: lag and status say so, and the next recorder closes it."""
     publish_plain(amqp_url, stream_name, orders(60))
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     publish_plain(amqp_url, stream_name, orders(100, start=60))
     with StreamReader.open(amqp_url) as reader:
         plan_backfill(engine, reader, "/", stream_name, None)
@@ -55,12 +55,7 @@ def test_a_gap_that_an_interrupted_back_fill_left_is_shown_and_closed(
 
 
 def test_what_amqp_recorded_is_read_again_once_the_stream_protocol_answers(
-    amqp_url: str,
-    stream_url: str,
-    engine: sa.Engine,
-    database_url: str,
-    stream_name: str,
-    broker_version: tuple[int, ...],
+    amqp_url: str, stream_url: str, engine: sa.Engine, stream_name: str, broker_version: tuple[int, ...]
 ) -> None:
     """A recorder that began while the stream port refused goes over to it by itself, and misses no compressed batch."""
     # RabbitMQ 4 leaves compressed batches out over AMQP 0.9.1; before, it ends the consumer's connection there.
@@ -105,12 +100,7 @@ def marks(engine: sa.Engine, stream: str) -> set[bool]:
 
 
 def test_a_batch_that_cannot_be_unpacked_is_not_covered_until_it_can(
-    amqp_url: str,
-    stream_url: str,
-    engine: sa.Engine,
-    database_url: str,
-    stream_name: str,
-    monkeypatch: pytest.MonkeyPatch,
+    amqp_url: str, stream_url: str, engine: sa.Engine, stream_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its codec a batch stops nobody and proves nothing absent; with it, the recorder closes the gap."""
     _, count, size, content = in_batch(["b", "c"])
@@ -139,21 +129,18 @@ def test_a_batch_that_cannot_be_unpacked_is_not_covered_until_it_can(
     assert [value for _, value, _ in rows_of(engine, stream_name)] == ["a", "b", "c", "d"]
 
 
-def test_a_broken_batch_stops_nobody(
-    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_a_broken_batch_stops_nobody(amqp_url: str, stream_url: str, engine: sa.Engine, stream_name: str) -> None:
     """What nobody can ever unpack is counted as skipped, and what comes behind it is recorded."""
     with RawPublisher(stream_url, stream_name) as publisher:
         publisher.publish(headed(text("a")), (1, 2, 10, b"no gzip"), headed(text("d")))
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     assert [value for _, value, _ in rows_of(engine, stream_name)] == ["a", "d"]
     (seen,) = status(amqp_url, engine, [stream_name])
     assert (seen.gaps, seen.skipped) == ([], {"": {"undecodable_message": 2}})
 
 
 def test_a_gap_that_cannot_be_closed_keeps_nobody_from_another_streams(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """PostgreSQL refuses what was left of the first stream, again and again; the second one's gap is closed."""
     second = f"{stream_name}-second"
@@ -161,9 +148,7 @@ def test_a_gap_that_cannot_be_closed_keeps_nobody_from_another_streams(
     names = [stream_name, second]
     for name in names:
         publish_plain(amqp_url, name, orders(5))
-    with recording(amqp_url, engine, *names, keys=["order_id"]):
-        for name in names:
-            wait_recorded(amqp_url, engine, name)
+    record(amqp_url, engine, *names, keys=["order_id"])
     for name in names:
         publish_plain(amqp_url, name, orders(5, start=5))
     with StreamReader.open(amqp_url) as reader:

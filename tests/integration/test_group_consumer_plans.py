@@ -1,13 +1,12 @@
 """The plans of shared groups at 100,000 done ones: what is still to do is found by an index of its own."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
 from relatum_consumer.groups.sharing import _sharing_statements as statements
-from tests.support.plans import filled_database, nodes_of, plan_of
+from tests.support.plans import nodes_of, plan_of
 
 DONE = 100_000
 READY = 50
@@ -61,13 +60,7 @@ INSERT INTO relatum.group_states (rank, first_offset, consumer_id, stream_id, st
   SELECT n, n, 1, 1, 'open', lpad(to_hex(n), 48, '0'), now() - interval '1 hour'
   FROM generate_series({DONE + READY}, {DONE + 2 * READY} - 1) AS n;
 """
-
-
-@pytest.fixture(scope="module")
-def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a database with 100,000 groups that are done, fifty to be given and fifty incomplete."""
-    with filled_database(database_server_url, _migrated_template, FILL) as connection:
-        yield connection
+"""100,000 groups that are done, fifty to be given and fifty incomplete."""
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ from relatum.store import make_engine
 from relatum_consumer import AsyncRelations, Relations
 from relatum_consumer.groups import GroupConsumer, IncompleteGroupReport, SharedGroup
 from relatum_consumer.groups.sharing import _unrecorded
+from tests import support
 from tests.support import (
     broker_connection,
     declare_stream,
     delete_stream,
+    new_streams,
     publish_plain,
     recording,
     unique_name,
@@ -61,24 +64,14 @@ def relations(amqp_url: str, database_url: str) -> Iterator[Relations]:
 @pytest.fixture
 def record(amqp_url: str, engine: sa.Engine) -> Record:
     """Records all that is in streams by now."""
-
-    def run(*streams: str) -> None:
-        with recording(amqp_url, engine, *streams, keys=[GROUP_KEY]):
-            for stream in streams:
-                wait_recorded(amqp_url, engine, stream)
-
-    return run
+    return partial(support.record, amqp_url, engine, keys=[GROUP_KEY])
 
 
 @pytest.fixture
 def streams(amqp_url: str) -> Iterator[list[str]]:
     """The names of two new streams, ascending."""
-    names = sorted(unique_name() for _ in range(2))
-    for name in names:
-        declare_stream(amqp_url, name)
-    yield names
-    for name in names:
-        delete_stream(amqp_url, name)
+    with new_streams(amqp_url, 2) as names:
+        yield names
 
 
 def ids(*numbers: int) -> list[str]:
@@ -323,7 +316,7 @@ def test_a_member_gets_back_what_it_had(
         assert given(again, stream_name, consumer) == ids(1)
 
 
-def test_members_must_agree(relations: Relations, amqp_url: str, streams: list[str], record: Record) -> None:
+def test_members_must_agree(relations: Relations, streams: list[str], record: Record) -> None:
     """A consumer reads the same streams in the same order, whoever asks."""
     record(*streams)
     assert given(relations, streams) == []
@@ -473,27 +466,23 @@ def test_following_gives_what_comes_later(
     assert set(states(engine).values()) == {"done"}
 
 
-def test_the_asyncio_face_shares_with_the_blocking_one(
+async def test_the_asyncio_face_shares_with_the_blocking_one(
     amqp_url: str, database_url: str, stream_name: str, record: Record
 ) -> None:
     """Both are members of one consumer, and acknowledge alike."""
     publish_plain(amqp_url, stream_name, [m for n in range(1, 5) for m in whole_group(n, 2)])
     record(stream_name)
-
-    async def work() -> list[str]:
-        found = []
-        async with AsyncRelations(amqp_url, database_url) as relations:
-            async with relations.groups(stream_name, consumer=GroupConsumer("billing", prefetch=1)) as groups:
-                async for group in groups:
-                    found.append(group.group_id)
-                    if len(found) == 2:
-                        break
-                    await group.acknowledge()
-            with pytest.raises(ClaimLost):
+    found = []
+    async with AsyncRelations(amqp_url, database_url) as relations:
+        async with relations.groups(stream_name, consumer=GroupConsumer("billing", prefetch=1)) as groups:
+            async for group in groups:
+                found.append(group.group_id)
+                if len(found) == 2:
+                    break
                 await group.acknowledge()
-        return found
-
-    assert asyncio.run(work()) == ids(1, 2)
+        with pytest.raises(ClaimLost):
+            await group.acknowledge()
+    assert found == ids(1, 2)
     with Relations(amqp_url, database_url) as relations:
         assert given(relations, stream_name) == ids(2, 3, 4)
 
@@ -520,7 +509,9 @@ def test_somebody_is_told_of_groups_that_do_not_complete(
     assert len(told) == 1
 
 
-def test_what_is_told_of_may_be_awaited(amqp_url: str, database_url: str, stream_name: str, record: Record) -> None:
+async def test_what_is_told_of_may_be_awaited(
+    amqp_url: str, database_url: str, stream_name: str, record: Record
+) -> None:
     """The asyncio face takes a coroutine function."""
     publish_plain(amqp_url, stream_name, [of_group(1, 1)])
     record(stream_name)
@@ -530,14 +521,11 @@ def test_what_is_told_of_may_be_awaited(amqp_url: str, database_url: str, stream
         await asyncio.sleep(0)
         told.append(report.group_id)
 
-    async def work() -> None:
-        consumer = GroupConsumer("billing", incomplete_after_s=0.1, on_incomplete=tell)
-        async with AsyncRelations(amqp_url, database_url) as relations:
-            while not told:
-                groups = relations.groups(stream_name, consumer=consumer, follow=True, idle_timeout_s=1)
-                assert [group async for group in groups] == []
-
-    asyncio.run(work())
+    consumer = GroupConsumer("billing", incomplete_after_s=0.1, on_incomplete=tell)
+    async with AsyncRelations(amqp_url, database_url) as relations:
+        while not told:
+            groups = relations.groups(stream_name, consumer=consumer, follow=True, idle_timeout_s=1)
+            assert [group async for group in groups] == []
     assert told == ids(1)
 
 
@@ -654,7 +642,7 @@ def test_who_follows_waits_with_dead_letters_for_the_broker(
         back.join()
 
 
-def test_what_fails_when_told_is_told_again(
+async def test_what_fails_when_told_is_told_again(
     relations: Relations, amqp_url: str, database_url: str, stream_name: str, record: Record
 ) -> None:
     """The error ends the iteration, and the report is any member's next, at once."""
@@ -664,21 +652,18 @@ def test_what_fails_when_told_is_told_again(
     async def fail_once(report: IncompleteGroupReport) -> None:
         raise ValueError(report.group_id)
 
-    async def work() -> None:
-        consumer = GroupConsumer("billing", incomplete_after_s=0.1, on_incomplete=fail_once)
-        async with AsyncRelations(amqp_url, database_url) as asynchronous:
-            groups = asynchronous.groups(stream_name, consumer=consumer, follow=True)
-            with pytest.raises(ValueError, match=group_id(1)):
-                await anext(groups)
-            told: list[str] = []
-            telling = GroupConsumer(
-                "billing", incomplete_after_s=0.1, on_incomplete=lambda report: told.append(report.group_id)
-            )
-            assert await asyncio.to_thread(given_until, lambda: told, relations, stream_name, telling) == []
-            assert told == ids(1)
-            await groups.aclose()
-
-    asyncio.run(work())
+    consumer = GroupConsumer("billing", incomplete_after_s=0.1, on_incomplete=fail_once)
+    async with AsyncRelations(amqp_url, database_url) as asynchronous:
+        groups = asynchronous.groups(stream_name, consumer=consumer, follow=True)
+        with pytest.raises(ValueError, match=group_id(1)):
+            await anext(groups)
+        told: list[str] = []
+        telling = GroupConsumer(
+            "billing", incomplete_after_s=0.1, on_incomplete=lambda report: told.append(report.group_id)
+        )
+        assert await asyncio.to_thread(given_until, lambda: told, relations, stream_name, telling) == []
+        assert told == ids(1)
+        await groups.aclose()
 
 
 def fail(relations: Relations, stream: str, consumer: GroupConsumer) -> list[str | None]:
@@ -708,13 +693,13 @@ def test_a_group_that_ends_its_members_is_dead_after_so_many_deliveries(
     assert fail(relations, stream_name, consumer) == ids(1, 2)
     assert fail(relations, stream_name, consumer) == ids(2)
     assert states(engine) == {group_id(1): "done", group_id(2): "ready", group_id(3): "ready"}
-    assert not caplog.records
+    assert not told(caplog)
     with relations.groups(stream_name, consumer=consumer) as groups:
         (third,) = groups
         assert (third.group_id, third.deliveries) == (group_id(3), 3)
-    (told,) = caplog.records
-    assert group_id(2) in told.getMessage()
-    assert "2 times" in told.getMessage()
+    (line,) = told(caplog)
+    assert group_id(2) in line
+    assert "2 times" in line
     assert states(engine) == {group_id(1): "done", group_id(2): "dead", group_id(3): "ready"}
     assert given(relations, stream_name) == ids(3)
     with engine.begin() as connection:

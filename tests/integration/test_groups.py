@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -29,11 +30,14 @@ from relatum.keys import moment
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, GroupStatus
 from relatum.recording import prune
 from relatum.store import add_keys, ensure_stream
-from relatum_consumer import AsyncRelations, Relations, Status
+from relatum_consumer import AsyncRelations, Relations, Status, explaining
+from relatum_consumer.groups import GroupPage
+from tests import support
 from tests.support import (
     broker_connection,
     declare_stream,
     delete_stream,
+    new_streams,
     publish_plain,
     recording,
     unique_name,
@@ -42,27 +46,16 @@ from tests.support import (
 )
 from tests.support.groups import Naive, group_id, of_group, shuffled, whole_group
 from tests.support.proxy import Proxy
-from tests.support.relations import FACES, open_relations
+from tests.support.relations import FACES
 
 KEYS = [GROUP_KEY]
-
-
-@pytest.fixture(params=FACES)
-def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) -> Iterator[Relations]:
-    """Look-ups through each face."""
-    with open_relations(request.param, amqp_url, database_url) as relations:
-        yield relations
 
 
 @pytest.fixture
 def streams(amqp_url: str) -> Iterator[list[str]]:
     """The names of three new streams, ascending."""
-    names = sorted(unique_name() for _ in range(3))
-    for name in names:
-        declare_stream(amqp_url, name)
-    yield names
-    for name in names:
-        delete_stream(amqp_url, name)
+    with new_streams(amqp_url, 3) as names:
+        yield names
 
 
 Record = Callable[..., None]
@@ -71,13 +64,7 @@ Record = Callable[..., None]
 @pytest.fixture
 def record(amqp_url: str, engine: sa.Engine) -> Record:
     """Records all that is in streams by now."""
-
-    def run(*streams: str) -> None:
-        with recording(amqp_url, engine, *streams, keys=KEYS):
-            for stream in streams:
-                wait_recorded(amqp_url, engine, stream)
-
-    return run
+    return partial(support.record, amqp_url, engine, keys=KEYS)
 
 
 def places(groups: Any) -> list[list[tuple[str, int]]]:
@@ -476,7 +463,7 @@ def test_all_groups_are_listed_the_newest_first(
             break
     assert found == [each.group_id for each in page.groups]
     assert [each.group_id for each in relations.newest_groups(streams[1]).groups] == [group_id(n) for n in (4, 3, 2)]
-    for wrong in ({"limit": 0}, {"limit": 1_001}, {"before": 1}, {"before": "\0"}):
+    for wrong in ({"limit": -1}, {"limit": 1_001}, {"before": 1}, {"before": "\0"}):
         with pytest.raises(InvalidInput):
             relations.newest_groups(**wrong)  # type: ignore[arg-type]
 
@@ -499,6 +486,9 @@ def test_what_lies_before_the_key_was_defined_is_named_and_not_read(
     ]
     (gap,) = page.unrecorded
     assert (gap.stream, gap.start) == (streams[0], 0)
+    with explaining() as explanation:
+        assert relations.newest_groups(limit=0) == GroupPage((), None, page.unrecorded)
+    assert not any("walk" in each.about for each in explanation.asked), "no groups are looked for"
     as_recorded = relations.incomplete_groups(older_than=0, complete=False)
     assert {each.group_id for each in as_recorded} == {group_id(2), group_id(3)}
     assert [each.group_id for each in relations.incomplete_groups(older_than=0)] == [group_id(3)]
@@ -691,26 +681,22 @@ def test_what_does_not_come_in_time_is_an_incomplete_group(
         assert alone.group_id is None
 
 
-def test_groups_come_one_message_after_the_other_with_asyncio(
+async def test_groups_come_one_message_after_the_other_with_asyncio(
     amqp_url: str, stream_name: str, record: Record, database_url: str
 ) -> None:
     """The same through the other face."""
     publish_plain(amqp_url, stream_name, [*whole_group(1, 3), of_group(2, 1)])
     record(stream_name)
-
-    async def read() -> list[bytes]:
-        given = []
-        async with (
-            AsyncRelations(amqp_url, database_url) as relations,
-            aclosing(relations.groups(stream_name, complete_only=False, timeout_s=0)) as groups,
-        ):
-            async for group in groups:
-                with suppress(IncompleteGroup):
-                    given += [message.body async for message in group]
-                    given.append(b"end")
-        return given
-
-    assert asyncio.run(read()) == [b"1-1", b"1-2", b"1-3", b"end"]
+    given = []
+    async with (
+        AsyncRelations(amqp_url, database_url) as relations,
+        aclosing(relations.groups(stream_name, complete_only=False, timeout_s=0)) as groups,
+    ):
+        async for group in groups:
+            with suppress(IncompleteGroup):
+                given += [message.body async for message in group]
+                given.append(b"end")
+    assert given == [b"1-1", b"1-2", b"1-3", b"end"]
 
 
 # --- following --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from relatum.errors import IncompleteGroup
 from relatum.membership import GROUP_KEY
 from relatum_consumer import Relations
-from tests.support import publish_plain, recording, wait_recorded
+from tests.support import publish_plain, record
 from tests.support.groups import group_id, of_group, whole_group
 
 PAGE = (Path(__file__).parents[2] / "docs" / "groups.md").read_text()
@@ -21,8 +21,7 @@ def test_what_the_page_shows_of_getting_works(
 ) -> None:
     """A whole group and one that lacks a message: each block says so in its own way."""
     publish_plain(amqp_url, stream_name, [*whole_group(1, 2), of_group(2, 1, time_us=1), of_group(2, 3, last=True)])
-    with recording(amqp_url, engine, stream_name, keys=[GROUP_KEY]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=[GROUP_KEY])
     begin = PAGE.index("\n## Getting")
     blocks = re.findall(r"```python\n(.*?)```", PAGE[begin : PAGE.index("\n## ", begin + 1)], re.DOTALL)
     outputs = []

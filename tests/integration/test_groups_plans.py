@@ -1,13 +1,12 @@
 """The plans of the statements of groups at 1,000,000 rows, whatever the planner knows of the parameters."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
 from relatum_consumer.groups.reading import _group_statements as statements
-from tests.support.plans import CATALOG, CLOSE_PARTS, MAKE_PARTS, PARTS, filled_database, nodes_of, plan_of, scanned_in
+from tests.support.plans import CATALOG, CLOSE_PARTS, MAKE_PARTS, PARTS, nodes_of, plan_of, scanned_in
 
 ROWS = 1_000_000
 SIZE = 10
@@ -49,14 +48,7 @@ INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, va
   FROM generate_series(0, {ROWS} / 2) AS n;
 {CLOSE_PARTS}
 """
-"""Groups of ten whose messages lie among 10,000 of two streams, ids in the order of time; and rows of another key."""
-
-
-@pytest.fixture(scope="module")
-def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a database with the rows of 100,000 groups."""
-    with filled_database(database_server_url, _migrated_template, FILL) as connection:
-        yield connection
+"""100,000 groups of ten, whose messages lie among 10,000 of two streams, ids in the order of time; and another key."""
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])

@@ -1,5 +1,9 @@
 """Intercepted Celery apps against a real broker: what their processes publish, and what others do beside them."""
 
+import gc
+import subprocess
+import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,13 +11,14 @@ import billiard
 import pytest
 import sqlalchemy as sa
 from celery import Celery
+from celery.local import Proxy
 from kombu import Connection, pools
 
 import relatum
 from relatum.errors import KeyDefinitionConflict
 from relatum.keys import preset
 from relatum_consumer import Relations
-from tests.support import unique_name, wait_recorded
+from tests.support import unique_name, wait_recorded, wait_until
 from tests.support.forking import in_child
 
 
@@ -89,6 +94,27 @@ def test_another_app_of_the_process_publishes_bare(amqp_url: str, queue: str) ->
     assert ours.pool is others.pool
 
 
+@pytest.mark.parametrize("is_released", [True, False])
+def test_pools_end_with_the_app(amqp_url: str, queue: str, is_released: bool) -> None:
+    """A program may make an app for each message: neither pools nor their sockets are left, released or dropped."""
+    known = len(pools.connections), len(pools.producers)
+    app = relatum.intercept(new_app(queue, amqp_url))
+    send(app)
+    opened = [weakref.ref(each.connection) for each in app.pool._resource.queue if getattr(each, "connected", False)]
+    assert opened
+    if is_released:
+        relatum.release(app)
+    app.close()
+    del app
+
+    def are_gone() -> bool:
+        gc.collect()
+        return [reference() for reference in opened] == [None]
+
+    wait_until(are_gone, what="the end of the app's connections")
+    assert (len(pools.connections), len(pools.producers)) == known
+
+
 def test_a_broker_in_memory_is_left_alone(queue: str) -> None:
     """An app's own tests go on as they were."""
     app = relatum.intercept(new_app(queue, "memory://"), copy_to="celery.tasks")
@@ -113,6 +139,29 @@ def test_other_definitions_in_the_database_are_told_before_a_task_is_sent(
     relatum.release(app)
     with Connection(amqp_url) as connection:
         assert connection.default_channel.basic_get(queue) is None
+
+
+def test_the_current_app_is_intercepted(amqp_url: str, queue: str) -> None:
+    """Celery's `current_app` stands for the app: both are intercepted, and released."""
+    app = new_app(queue, amqp_url)
+    current = Proxy(lambda: app)
+    relatum.intercept(current)
+    send(app)
+    assert taken(amqp_url, queue).properties["message_id"]
+    assert relatum.statistics(current).published == relatum.statistics(app).published == 1
+    relatum.release(current)
+    send(app)
+    assert "message_id" not in taken(amqp_url, queue).properties
+
+
+def test_a_process_that_may_fork_has_imported_what_its_children_need() -> None:
+    """Else each child of a worker would take half a second for it, with the first task that it sends."""
+    program = (
+        "import sys, celery, relatum\n"
+        "relatum.intercept(celery.Celery(), database='postgresql://nobody@127.0.0.1:1/none')\n"
+        "assert 'relatum.recording' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=90)
 
 
 def test_each_process_records_what_it_publishes(

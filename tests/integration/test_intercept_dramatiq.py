@@ -1,5 +1,7 @@
 """Intercepted brokers of dramatiq against a real broker."""
 
+import gc
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +19,7 @@ from relatum.reading import StreamReader
 from relatum_consumer import Relations
 from tests.support import broker_connection, delete_stream, unique_name, wait_recorded, wait_until
 from tests.support.forking import in_child
+from tests.support.proxy import Proxy
 
 LIMIT_MS = 240_000
 
@@ -120,6 +123,47 @@ def test_a_connection_that_was_lost_is_replaced_by_an_intercepted_one(
     rabbitmq.connection.close()
     charge.send("o2")
     assert got(amqp_url, queue)[0].message_id is not None
+
+
+class TimeIsUp(BaseException):
+    """As dramatiq ends an actor that takes too long, wherever it is."""
+
+
+# pika leaves open what it was connecting then.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_ends_the_first_message_leaves_no_bare_connection(amqp_url: str, queue: str) -> None:
+    """The connection that was being intercepted is not used by the next message."""
+
+    def end(*_: object) -> None:
+        raise TimeIsUp
+
+    rabbitmq = RabbitmqBroker(url=amqp_url)
+    charge = actor(rabbitmq, queue)
+    before = signal.signal(signal.SIGALRM, end)
+    with Proxy.to(amqp_url) as proxy:
+        proxy.mode = "blackhole"
+        relatum.intercept(rabbitmq, broker_url=proxy.url(amqp_url), copy_to=f"{queue}-copies")
+        main = threading.main_thread().ident
+        assert main is not None
+
+        def interrupt() -> None:
+            wait_until(lambda: proxy.opened, what="a look at the stream of copies")
+            signal.pthread_kill(main, signal.SIGALRM)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(TimeIsUp):
+            charge.send("o1")
+        thread.join()
+        signal.signal(signal.SIGALRM, before)
+        proxy.mode = "pass"
+        charge.send("o2")
+        assert got(amqp_url, queue)[0].message_id is not None
+        relatum.release(rabbitmq)
+    rabbitmq.close()
+    delete_stream(amqp_url, f"{queue}-copies")
+    # What is left open is found now, and not in the midst of another test.
+    gc.collect()
 
 
 def test_each_process_has_its_own(amqp_url: str, rabbitmq: RabbitmqBroker, queue: str) -> None:

@@ -1,7 +1,6 @@
 """Intercepted brokers of FastStream against a real broker."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -14,16 +13,6 @@ from relatum.uuid7 import time_us_of
 from relatum_consumer import Relations
 from tests.support import unique_name, wait_recorded
 from tests.support.proxy import Proxy
-
-
-def run(scenario: Callable[[], Awaitable[Any]]) -> Any:
-    """Run a scenario in a loop of its own, with a limit."""
-
-    async def limited() -> Any:
-        async with asyncio.timeout(240):
-            return await scenario()
-
-    return asyncio.run(limited())
 
 
 def is_stamped(message: RabbitMessage) -> bool:
@@ -44,135 +33,113 @@ def talking(broker: RabbitBroker, queue: str) -> asyncio.Queue[RabbitMessage]:
 
 
 @pytest.mark.parametrize("when", ["bare", "before", "after"])
-def test_requests_and_replies_go_as_ever(amqp_url: str, when: str) -> None:
+async def test_requests_and_replies_go_as_ever(amqp_url: str, when: str) -> None:
     """Bare or intercepted, before or after the start: the same bodies; intercepted, each has a header with its time."""
-
-    async def scenario() -> None:
-        broker = RabbitBroker(amqp_url, logger=None)
-        queue = unique_name()
-        came = talking(broker, queue)
-        if when == "before":
-            assert relatum.intercept(broker, keys=["order_id"]) is broker
-        await broker.start()
-        if when == "after":
-            relatum.intercept(broker, keys=["order_id"])
-        try:
-            reply = await broker.request({"id": "o1"}, queue, headers={"order_id": "o1"}, timeout=120)
-            request = await came.get()
-            assert await reply.decode() == {"answered": "o1"}
-            assert request.headers["order_id"] == "o1"
-            assert reply.correlation_id == request.correlation_id
-            for message in (request, reply):
-                assert is_stamped(message) is (when != "bare")
-            if when != "bare":
-                assert relatum.statistics(broker).published == 2
-        finally:
-            await broker.stop()
-            relatum.release(broker)
-
-    run(scenario)
+    broker = RabbitBroker(amqp_url, logger=None)
+    queue = unique_name()
+    came = talking(broker, queue)
+    if when == "before":
+        assert relatum.intercept(broker, keys=["order_id"]) is broker
+    await broker.start()
+    if when == "after":
+        relatum.intercept(broker, keys=["order_id"])
+    try:
+        reply = await broker.request({"id": "o1"}, queue, headers={"order_id": "o1"}, timeout=120)
+        request = await came.get()
+        assert await reply.decode() == {"answered": "o1"}
+        assert request.headers["order_id"] == "o1"
+        assert reply.correlation_id == request.correlation_id
+        for message in (request, reply):
+            assert is_stamped(message) is (when != "bare")
+        if when != "bare":
+            assert relatum.statistics(broker).published == 2
+    finally:
+        await broker.stop()
+        relatum.release(broker)
 
 
-def test_what_cannot_be_recorded_or_routed_is_told(amqp_url: str) -> None:
+async def test_what_cannot_be_recorded_or_routed_is_told(amqp_url: str) -> None:
     """A bad value is an error before anything is sent; a message without a queue is one of both kinds."""
-
-    async def scenario() -> None:
-        strict = RabbitBroker(amqp_url, logger=None, default_channel=Channel(on_return_raises=True))
-        async with relatum.intercept(strict, keys=["order_id"]) as broker:
-            await broker.start()
-            with pytest.raises(InvalidRelationshipKey):
-                await broker.publish("x", "nowhere", headers={"order_id": 1.5})
-            with pytest.raises(PublishUnroutable):
-                await broker.publish("x", unique_name("nowhere"), mandatory=True)
-            relatum.release(broker)
-
-    run(scenario)
-
-
-def test_started_again_it_is_still_intercepted_and_released_it_is_bare(amqp_url: str) -> None:
-    """Each connection is, the one made after a stop too; afterwards nothing is left, and a broker beside it is bare."""
-
-    async def scenario() -> None:
-        broker, beside = RabbitBroker(amqp_url, logger=None), RabbitBroker(amqp_url, logger=None)
-        queue = unique_name()
-        came = talking(broker, queue)
-        before = set(vars(broker))
-        relatum.intercept(broker)
-        await beside.start()
-        for _ in range(2):
-            await broker.start()
-            await broker.publish({"id": 1}, queue)
-            assert is_stamped(await came.get())
-            await beside.publish({"id": 2}, queue)
-            assert not is_stamped(await came.get())
-            await broker.stop()
+    strict = RabbitBroker(amqp_url, logger=None, default_channel=Channel(on_return_raises=True))
+    async with relatum.intercept(strict, keys=["order_id"]) as broker:
         await broker.start()
-        assert relatum.release(broker) is broker
-        assert set(vars(broker)) == before
-        await broker.publish({"id": 3}, queue)
+        with pytest.raises(InvalidRelationshipKey):
+            await broker.publish("x", "nowhere", headers={"order_id": 1.5})
+        with pytest.raises(PublishUnroutable):
+            await broker.publish("x", unique_name("nowhere"), mandatory=True)
+        relatum.release(broker)
+
+
+async def test_started_again_it_is_still_intercepted_and_released_it_is_bare(amqp_url: str) -> None:
+    """Each connection is, the one made after a stop too; afterwards nothing is left, and a broker beside it is bare."""
+    broker, beside = RabbitBroker(amqp_url, logger=None), RabbitBroker(amqp_url, logger=None)
+    queue = unique_name()
+    came = talking(broker, queue)
+    before = set(vars(broker))
+    relatum.intercept(broker)
+    await beside.start()
+    for _ in range(2):
+        await broker.start()
+        await broker.publish({"id": 1}, queue)
+        assert is_stamped(await came.get())
+        await beside.publish({"id": 2}, queue)
         assert not is_stamped(await came.get())
         await broker.stop()
-        await beside.stop()
+    await broker.start()
+    assert relatum.release(broker) is broker
+    assert set(vars(broker)) == before
+    await broker.publish({"id": 3}, queue)
+    assert not is_stamped(await came.get())
+    await broker.stop()
+    await beside.stop()
 
-    run(scenario)
 
-
-def test_after_a_reconnect_it_is_still_intercepted(amqp_url: str) -> None:
+async def test_after_a_reconnect_it_is_still_intercepted(amqp_url: str) -> None:
     """aio-pika connects again by itself, and publishes through us again."""
-
-    async def scenario() -> None:
-        with Proxy.to(amqp_url) as proxy:
-            broker = relatum.intercept(RabbitBroker(proxy.url(amqp_url), logger=None, reconnect_interval=0.1))
-            reader = RabbitBroker(amqp_url, logger=None)
-            queue = unique_name()
-            came = talking(reader, queue)
-            await reader.start()
-            await broker.start()
-            await broker.publish({"id": 1}, queue)
-            assert is_stamped(await came.get())
-            proxy.cut()
-            while True:
-                try:
-                    await broker.publish({"id": 2}, queue, timeout=5)
-                    break
-                except Exception:
-                    await asyncio.sleep(0)
-            assert is_stamped(await came.get())
-            relatum.release(broker)
-            await broker.stop()
-            await reader.stop()
-
-    run(scenario)
+    with Proxy.to(amqp_url) as proxy:
+        broker = relatum.intercept(RabbitBroker(proxy.url(amqp_url), logger=None, reconnect_interval=0.1))
+        reader = RabbitBroker(amqp_url, logger=None)
+        queue = unique_name()
+        came = talking(reader, queue)
+        await reader.start()
+        await broker.start()
+        await broker.publish({"id": 1}, queue)
+        assert is_stamped(await came.get())
+        proxy.cut()
+        while True:
+            try:
+                await broker.publish({"id": 2}, queue, timeout=5)
+                break
+            except Exception:
+                await asyncio.sleep(0)
+        assert is_stamped(await came.get())
+        relatum.release(broker)
+        await broker.stop()
+        await reader.stop()
 
 
-def test_what_it_publishes_is_recorded(amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str) -> None:
+async def test_what_it_publishes_is_recorded(
+    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str
+) -> None:
     """The recorder is in its process, begins with the connection, and finds what is published to a stream."""
-
-    async def scenario() -> None:
-        broker = relatum.intercept(RabbitBroker(amqp_url, logger=None), database=database_url, keys=["order_id"])
-        async with broker:
-            await broker.start()
-            await broker.publish({"id": 1}, stream_name, headers={"order_id": "o1"})
-            await asyncio.to_thread(wait_recorded, amqp_url, engine, stream_name)
-            await asyncio.to_thread(relatum.release, broker)
-
-    run(scenario)
+    broker = relatum.intercept(RabbitBroker(amqp_url, logger=None), database=database_url, keys=["order_id"])
+    async with broker:
+        await broker.start()
+        await broker.publish({"id": 1}, stream_name, headers={"order_id": "o1"})
+        await asyncio.to_thread(wait_recorded, amqp_url, engine, stream_name)
+        await asyncio.to_thread(relatum.release, broker)
     with Relations(amqp_url, database_url) as relations:
         assert relations.find("order_id", "o1").ids == ((stream_name, 0),)
 
 
-def test_its_own_test_broker_goes_on(amqp_url: str) -> None:
+async def test_its_own_test_broker_goes_on(amqp_url: str) -> None:
     """FastStream's tests connect nowhere: handlers run as they do bare."""
-
-    async def scenario() -> None:
-        broker = relatum.intercept(RabbitBroker(amqp_url, logger=None))
-        came = talking(broker, "orders")
-        async with TestRabbitBroker(broker):
-            await broker.publish({"id": 1}, "orders")
-            assert not is_stamped(await came.get())
-        relatum.release(broker)
-
-    run(scenario)
+    broker = relatum.intercept(RabbitBroker(amqp_url, logger=None))
+    came = talking(broker, "orders")
+    async with TestRabbitBroker(broker):
+        await broker.publish({"id": 1}, "orders")
+        assert not is_stamped(await came.get())
+    relatum.release(broker)
 
 
 def test_copies_are_refused(amqp_url: str) -> None:

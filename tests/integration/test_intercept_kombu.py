@@ -4,9 +4,11 @@ import copy
 import gc
 import logging
 import select
+import threading
 import time
 import weakref
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import amqp
@@ -28,6 +30,7 @@ from relatum.errors import (
     PublishUnroutable,
     UsedAfterFork,
 )
+from relatum.ids import MessageId
 from relatum.reading import StreamReader
 from relatum.uuid7 import time_us_of
 from relatum_consumer import Relations
@@ -36,6 +39,9 @@ from tests.support.forking import in_child
 from tests.support.proxy import Proxy
 
 CONFIRMS = {"confirm_publish": True}
+
+TOO_LARGE = 1 << 46
+"""Bytes that no machine has for the stack of a thread: none is started."""
 
 
 @pytest.fixture
@@ -298,6 +304,28 @@ def test_a_lost_confirm_leaves_the_outcome_unknown(amqp_url: str, stream_url: st
         relatum.release(connection)
 
 
+def test_an_unknown_outcome_is_settled_from_the_copy(amqp_url: str, stream_url: str, queue: str) -> None:
+    """The stream of copies tells that it arrived; what the stream lacks may be in the queue all the same."""
+    stream = unique_name()
+    options = {"broker_url": amqp_url, "stream_url": stream_url, "copy_to": stream}
+    with Proxy.to(amqp_url) as proxy, Connection(proxy.url(amqp_url), transport_options=CONFIRMS) as connection:
+        producer = Producer(relatum.intercept(connection, **options))
+        producer.publish("first", routing_key=queue)
+        errors = []
+        for mode in ("blackhole_replies", "blackhole"):
+            proxy.mode = mode
+            with pytest.raises(PublishOutcomeUnknown) as caught:
+                producer.publish(mode, routing_key=queue, confirm_timeout=0.5)
+            errors.append(caught.value)
+        proxy.mode = "pass"
+        assert errors[0].settle() == (MessageId(stream, 1),)
+        with pytest.raises(PublishOutcomeUnknown, match="where it is not looked for"):
+            errors[1].settle(0.5)
+        relatum.release(connection)
+    with broker_connection(amqp_url) as other:
+        other.channel().queue_delete(stream)
+
+
 def test_intercepting_twice_is_once(connection: Connection) -> None:
     """The same options again change nothing; other options are an error."""
     channel = relatum.intercept(connection, keys=["a"]).channel()
@@ -457,6 +485,43 @@ def test_copies_into_what_is_no_stream_are_refused(connection: Connection, queue
     relatum.release(connection)
     with pytest.raises(ConfigurationError, match="copy_to"):
         relatum.intercept(connection, copy_to="")
+
+
+def test_copies_of_decimal_numbers_are_refused(connection: Connection, queue: str) -> None:
+    """RabbitMQ would end the connection, after the queue had the message; another goes on after that."""
+    stream = unique_name()
+    producer = Producer(relatum.intercept(connection, copy_to=stream))
+    with pytest.raises(HeadersRefused, match="'price' is a decimal number") as refused:
+        producer.publish("", routing_key=queue, headers={"price": Decimal("1.5")})
+    assert refused.value.reason == "decimal"
+    producer.publish("next", routing_key=queue, headers={"price": "1.5"})
+    assert get(connection, queue).payload == "next"
+    relatum.release(connection)
+    connection.default_channel.queue_delete(stream)
+
+
+def test_it_publishes_where_no_thread_can_be_started(
+    connection: Connection,
+    amqp_url: str,
+    database_url: str,
+    engine: sa.Engine,
+    stream_name: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As at the end of the interpreter, with Python 3.12: it is said, `release` ends, and the next recorder does it."""
+    relatum.intercept(connection, database=database_url, keys=["order_id"])
+    usual = threading.stack_size(TOO_LARGE)
+    try:
+        Producer(connection).publish("", routing_key=stream_name, headers={"order_id": "1"})
+        relatum.release(connection)
+    finally:
+        threading.stack_size(usual)
+    assert "this process publishes and records nothing" in caplog.text
+    relatum.intercept(connection, database=database_url, keys=["order_id"])
+    Producer(connection).publish("", routing_key=stream_name, headers={"order_id": "1"})
+    wait_recorded(amqp_url, engine, stream_name)
+    with Relations(amqp_url, engine) as relations:
+        assert [message.offset for message in relations.find("order_id", "1")] == [0, 1]
 
 
 def test_a_child_has_an_interception_of_its_own(

@@ -428,10 +428,7 @@ def spans() -> Iterator[tuple[TracerProvider, InMemorySpanExporter]]:
 
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_opentelemetry_composes_in_either_order(
-    connection: BlockingConnection,
-    queue: str,
-    spans: tuple[TracerProvider, InMemorySpanExporter],
-    ours_first: bool,
+    connection: BlockingConnection, queue: str, spans: tuple[TracerProvider, InMemorySpanExporter], ours_first: bool
 ) -> None:
     """Instrumented before or after us, a message has a span and our id; either may go and the other stays."""
     provider, exporter = spans
@@ -457,10 +454,7 @@ def test_opentelemetry_composes_in_either_order(
 
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_opentelemetry_stays_when_we_go(
-    connection: BlockingConnection,
-    queue: str,
-    spans: tuple[TracerProvider, InMemorySpanExporter],
-    ours_first: bool,
+    connection: BlockingConnection, queue: str, spans: tuple[TracerProvider, InMemorySpanExporter], ours_first: bool
 ) -> None:
     """Released, we pass everything through, also from under an instrumentation that wrapped us."""
     provider, exporter = spans

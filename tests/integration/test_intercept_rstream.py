@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import pickle
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -35,21 +35,11 @@ from relatum.keys import KeyDefinition
 from relatum.reading import Message, StreamReader, TimeSource
 from relatum.uuid7 import time_us_of
 from relatum_consumer import Relations
-from tests.support import broker_connection, rows_of, unique_name, wait_recorded, wait_until
+from tests.support import broker_connection, in_a_loop, rows_of, unique_name, wait_recorded, wait_until
 from tests.support.proxy import Proxy
 from tests.support.super_streams import super_stream
 
 SENDS = ["send", "send_wait", "send_batch", "send_sub_entry"]
-
-
-def run(scenario: Callable[[], Awaitable[Any]]) -> Any:
-    """Run a scenario in a loop of its own, with a limit."""
-
-    async def limited() -> Any:
-        async with asyncio.timeout(240):
-            return await scenario()
-
-    return asyncio.run(limited())
 
 
 def place_of(stream_url: str) -> dict[str, Any]:
@@ -105,30 +95,26 @@ def read(stream_url: str, stream: str, count: int) -> list[Message]:
 
 
 @pytest.mark.parametrize("way", SENDS)
-def test_messages_get_what_they_lack(stream_url: str, stream_name: str, way: str) -> None:
+async def test_messages_get_what_they_lack(stream_url: str, stream_name: str, way: str) -> None:
     """A message arrives with an id and a time; the caller's stays as it was, but for rstream's own publishing id."""
-
-    async def scenario() -> None:
-        async with producing(stream_url) as producer:
-            kind = type(producer)
-            assert relatum.intercept(producer, keys=["order_id"]) is producer
-            assert type(producer) is kind
-            plain = AMQPMessage(body=b"plain")
-            keyed = AMQPMessage(
-                body=b"keyed",
-                application_properties={"order_id": "1", "n": 3},
-                message_annotations={"x-a": 1},
-                properties=SentProperties(correlation_id="c"),
-            )
-            own = AMQPMessage(body=b"own", properties=SentProperties(message_id="mine"))
-            before = copy.deepcopy((plain, keyed, own))
-            await send(producer, way, stream_name, [plain, keyed, own])
-            assert (plain, keyed, own) == before
-            bare = Producer(**place_of(stream_url))
-            assert relatum.statistics(producer).published == 3
-            assert set(vars(bare)) == set(vars(relatum.release(producer)))
-
-    run(scenario)
+    async with producing(stream_url) as producer:
+        kind = type(producer)
+        assert relatum.intercept(producer, keys=["order_id"]) is producer
+        assert type(producer) is kind
+        plain = AMQPMessage(body=b"plain")
+        keyed = AMQPMessage(
+            body=b"keyed",
+            application_properties={"order_id": "1", "n": 3},
+            message_annotations={"x-a": 1},
+            properties=SentProperties(correlation_id="c"),
+        )
+        own = AMQPMessage(body=b"own", properties=SentProperties(message_id="mine"))
+        before = copy.deepcopy((plain, keyed, own))
+        await send(producer, way, stream_name, [plain, keyed, own])
+        assert (plain, keyed, own) == before
+        bare = Producer(**place_of(stream_url))
+        assert relatum.statistics(producer).published == 3
+        assert set(vars(bare)) == set(vars(relatum.release(producer)))
     plain, keyed, own = read(stream_url, stream_name, 3)
     assert [message.body for message in (plain, keyed, own)] == [b"plain", b"keyed", b"own"]
     assert time_us_of(plain.properties.message_id or "")
@@ -146,30 +132,26 @@ def test_messages_get_what_they_lack(stream_url: str, stream_name: str, way: str
 
 
 @pytest.mark.parametrize("compression", [CompressionType.No, CompressionType.Gzip])
-def test_sub_entry_batches_are_recorded(
+async def test_sub_entry_batches_are_recorded(
     stream_url: str, amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str, compression: CompressionType
 ) -> None:
     """Each message of a batch is stamped, recorded by the recorder beside the producer, and found."""
-
-    async def scenario() -> None:
-        async with producing(stream_url) as producer:
-            relatum.intercept(producer, database=database_url, keys=["order_id"])
-            messages = [
-                AMQPMessage(body=b"%d" % number, application_properties={"order_id": f"o{number % 3}"})
-                for number in range(30)
-            ]
-            await send(producer, "send_sub_entry", stream_name, messages, compression_type=compression)
-            await asyncio.to_thread(wait_recorded, amqp_url, engine, stream_name)
-            await asyncio.to_thread(relatum.release, producer)
-
-    run(scenario)
+    async with producing(stream_url) as producer:
+        relatum.intercept(producer, database=database_url, keys=["order_id"])
+        messages = [
+            AMQPMessage(body=b"%d" % number, application_properties={"order_id": f"o{number % 3}"})
+            for number in range(30)
+        ]
+        await send(producer, "send_sub_entry", stream_name, messages, compression_type=compression)
+        await asyncio.to_thread(wait_recorded, amqp_url, engine, stream_name)
+        await asyncio.to_thread(relatum.release, producer)
     with Relations(stream_url, database_url) as relations:
         found = relations.find("order_id", "o1").messages
         assert [message.body for message in found] == [b"%d" % number for number in range(1, 30, 3)]
         assert len(list(relations.related(found[0]))) == 9
 
 
-def test_keys_have_the_values_that_are_recorded(
+async def test_keys_have_the_values_that_are_recorded(
     stream_url: str, amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """Headers, annotations, properties, tables, bodies and functions of bodies: what is checked is what is recorded."""
@@ -181,22 +163,18 @@ def test_keys_have_the_values_that_are_recorded(
         KeyDefinition("sku", source="body:$.order.sku"),
         KeyDefinition("customer", source=lambda body: body.decode().partition("customer ")[2] or None),
     ]
-
-    async def scenario() -> None:
-        async with producing(stream_url) as producer:
-            relatum.intercept(producer, database=database_url, keys=keys)
-            message = AMQPMessage(
-                body=b'{"order": {"sku": 7}}',
-                application_properties={"order_id": 42, "table": {"items": ["i1"]}},
-                message_annotations={"x-device": "d1"},
-                properties=SentProperties(correlation_id="c1"),
-            )
-            await producer.send_wait(stream_name, message, timeout=90)
-            await producer.send_wait(stream_name, AMQPMessage(body=b"customer Ada"), timeout=90)
-            await asyncio.to_thread(wait_recorded, amqp_url, engine, stream_name)
-            await asyncio.to_thread(relatum.release, producer)
-
-    run(scenario)
+    async with producing(stream_url) as producer:
+        relatum.intercept(producer, database=database_url, keys=keys)
+        message = AMQPMessage(
+            body=b'{"order": {"sku": 7}}',
+            application_properties={"order_id": 42, "table": {"items": ["i1"]}},
+            message_annotations={"x-device": "d1"},
+            properties=SentProperties(correlation_id="c1"),
+        )
+        await producer.send_wait(stream_name, message, timeout=90)
+        await producer.send_wait(stream_name, AMQPMessage(body=b"customer Ada"), timeout=90)
+        await asyncio.to_thread(wait_recorded, amqp_url, engine, stream_name)
+        await asyncio.to_thread(relatum.release, producer)
     assert set(rows_of(engine, stream_name)) == {
         ("order_id", "42", 0),
         ("device", "d1", 0),
@@ -209,39 +187,31 @@ def test_keys_have_the_values_that_are_recorded(
 
 @pytest.mark.parametrize("way", SENDS)
 @pytest.mark.parametrize("value", [1.5, datetime(2026, 1, 1, 0, 0, 0, 500_000, tzinfo=UTC)])
-def test_bad_keys_are_refused(stream_url: str, stream_name: str, way: str, value: object) -> None:
+async def test_bad_keys_are_refused(stream_url: str, stream_name: str, way: str, value: object) -> None:
     """Nothing of the call is sent, and the producer stays usable."""
-
-    async def scenario() -> None:
-        async with producing(stream_url) as producer:
-            relatum.intercept(producer, keys=["order_id"])
-            bad = AMQPMessage(body=b"bad", application_properties={"order_id": value})
-            with pytest.raises(InvalidRelationshipKey):
-                await send(producer, way, stream_name, [AMQPMessage(body=b"beside")] * (way in SENDS[2:]) + [bad])
-            await send(producer, way, stream_name, [AMQPMessage(body=b"good")])
-
-    run(scenario)
+    async with producing(stream_url) as producer:
+        relatum.intercept(producer, keys=["order_id"])
+        bad = AMQPMessage(body=b"bad", application_properties={"order_id": value})
+        with pytest.raises(InvalidRelationshipKey):
+            await send(producer, way, stream_name, [AMQPMessage(body=b"beside")] * (way in SENDS[2:]) + [bad])
+        await send(producer, way, stream_name, [AMQPMessage(body=b"good")])
     assert [message.body for message in read(stream_url, stream_name, 1)] == [b"good"]
 
 
 @pytest.mark.parametrize("way", SENDS)
-def test_bytes_that_are_no_message_are_refused_or_counted(stream_url: str, stream_name: str, way: str) -> None:
+async def test_bytes_that_are_no_message_are_refused_or_counted(stream_url: str, stream_name: str, way: str) -> None:
     """They have no place for a key: an error that says what to send; with on_invalid="skip" they go as they are."""
-
-    async def scenario() -> None:
-        async with producing(stream_url) as producer:
-            relatum.intercept(producer, keys=["order_id"])
-            for raw in (b"raw", RawMessage(b"raw"), b""):
-                with pytest.raises(InvalidInput, match="AMQPMessage"):
-                    await send(producer, way, stream_name, [raw])
-            relatum.release(producer)
-            relatum.intercept(producer, keys=["order_id"], on_invalid="skip")
-            await send(producer, way, stream_name, [b"raw", RawMessage(b"raw too")])
-            assert relatum.statistics(producer).skipped == {"undecodable_message": 2}
-            encoded = bytes(AMQPMessage(body=b"encoded", application_properties={"order_id": "1"}))
-            await send(producer, way, stream_name, [encoded])
-
-    run(scenario)
+    async with producing(stream_url) as producer:
+        relatum.intercept(producer, keys=["order_id"])
+        for raw in (b"raw", RawMessage(b"raw"), b""):
+            with pytest.raises(InvalidInput, match="AMQPMessage"):
+                await send(producer, way, stream_name, [raw])
+        relatum.release(producer)
+        relatum.intercept(producer, keys=["order_id"], on_invalid="skip")
+        await send(producer, way, stream_name, [b"raw", RawMessage(b"raw too")])
+        assert relatum.statistics(producer).skipped == {"undecodable_message": 2}
+        encoded = bytes(AMQPMessage(body=b"encoded", application_properties={"order_id": "1"}))
+        await send(producer, way, stream_name, [encoded])
     raw, too, encoded = read(stream_url, stream_name, 3)
     assert [(message.body, message.is_amqp) for message in (raw, too)] == [(b"raw", False), (b"raw too", False)]
     assert (encoded.body, encoded.headers["order_id"]) == (b"encoded", "1")
@@ -249,36 +219,62 @@ def test_bytes_that_are_no_message_are_refused_or_counted(stream_url: str, strea
 
 
 @pytest.mark.parametrize("is_intercepted", [False, True])
-def test_deduplication_goes_by_the_callers_publishing_ids(
+async def test_deduplication_goes_by_the_callers_publishing_ids(
     stream_url: str, stream_name: str, is_intercepted: bool
 ) -> None:
     """A named producer's ids are the caller's, given or written into the message; the broker drops the same ones."""
-
-    async def scenario() -> None:
-        async with producing(stream_url) as producer:
-            if is_intercepted:
-                relatum.intercept(producer)
-            for publishing_id in (1, 2, 3, 2, 3, 4):
-                message = AMQPMessage(body=b"%d" % publishing_id)
-                message.publishing_id = publishing_id
-                sent = await producer.send_wait(stream_name, message, publisher_name="named", timeout=90)
-                assert sent == publishing_id
-        async with producing(stream_url) as producer:
-            if is_intercepted:
-                relatum.intercept(producer)
-            again = AMQPMessage(body=b"again")
-            for _ in range(2):
-                # rstream numbers on from what the broker has, in the caller's message: it is the same one then.
-                assert await producer.send_wait(stream_name, again, publisher_name="named", timeout=90) == 5
-            assert again.publishing_id == 5
-
-    run(scenario)
+    async with producing(stream_url) as producer:
+        if is_intercepted:
+            relatum.intercept(producer)
+        for publishing_id in (1, 2, 3, 2, 3, 4):
+            message = AMQPMessage(body=b"%d" % publishing_id)
+            message.publishing_id = publishing_id
+            sent = await producer.send_wait(stream_name, message, publisher_name="named", timeout=90)
+            assert sent == publishing_id
+    async with producing(stream_url) as producer:
+        if is_intercepted:
+            relatum.intercept(producer)
+        again = AMQPMessage(body=b"again")
+        for _ in range(2):
+            # rstream numbers on from what the broker has, in the caller's message: it is the same one then.
+            assert await producer.send_wait(stream_name, again, publisher_name="named", timeout=90) == 5
+        assert again.publishing_id == 5
     bodies = [message.body for message in read(stream_url, stream_name, 5)]
     assert bodies == [b"1", b"2", b"3", b"4", b"again"]
 
 
+FRAME = 1 << 20
+"""Bytes of the largest frame that RabbitMQ takes by default; a larger one ends the connection."""
+
+
+async def test_what_fits_without_an_id_is_confirmed_with_one(stream_url: str, stream_name: str) -> None:
+    """A batch that is a frame long, as rstream alone sends it at one go, and the longest message."""
+    async with producing(stream_url) as producer:
+        relatum.intercept(producer)
+        batch = [AMQPMessage(body=b"%04d" % number + bytes(1000)) for number in range(FRAME // 1040)]
+        await send(producer, "send_batch", stream_name, batch)
+        assert [message.publishing_id for message in batch] == list(range(1, len(batch) + 1))
+        assert relatum.statistics(producer).published == len(batch)
+        await send(producer, "send_wait", stream_name, [AMQPMessage(body=bytes(FRAME - 100))])
+    messages = read(stream_url, stream_name, FRAME // 1040 + 1)
+    assert [int(message.body[:4]) for message in messages[:-1]] == list(range(FRAME // 1040))
+
+
+@pytest.mark.parametrize("way", SENDS)
+async def test_what_no_frame_takes_is_refused(stream_url: str, stream_name: str, way: str) -> None:
+    """Nothing of it is sent, and what was sent before is confirmed: RabbitMQ would end the connection."""
+    async with producing(stream_url) as producer:
+        relatum.intercept(producer)
+        await send(producer, "send_wait", stream_name, [AMQPMessage(body=b"good")])
+        with pytest.raises(InvalidInput, match="1048576") as refused:
+            await send(producer, way, stream_name, [AMQPMessage(body=bytes(FRAME - 50))])
+        assert "nothing was sent" in str(refused.value)
+        await send(producer, way, stream_name, [AMQPMessage(body=b"good")])
+    assert [message.body for message in read(stream_url, stream_name, 2)] == [b"good"] * 2
+
+
 @pytest.mark.parametrize("is_intercepted", [False, True])
-def test_filters_see_the_callers_messages(
+async def test_filters_see_the_callers_messages(
     stream_url: str, stream_name: str, is_intercepted: bool, broker_version: tuple[int, ...]
 ) -> None:
     """The function that gives a filter's value is called with what rstream alone would call it with."""
@@ -290,18 +286,15 @@ def test_filters_see_the_callers_messages(
         seen.append(message)
         return "region"
 
-    async def scenario() -> None:
-        async with producing(stream_url, filter_value_extractor=extract) as producer:
-            if is_intercepted:
-                relatum.intercept(producer, on_invalid="skip")
-            message = AMQPMessage(body=b"")
-            await send(producer, "send_wait", stream_name, [message, b"raw"])
-            assert seen[0] is message
-            assert seen[1] == RawMessage(b"raw", publishing_id=2)
-            relatum.release(producer)
-            assert producer._filter_value_extractor is extract
-
-    run(scenario)
+    async with producing(stream_url, filter_value_extractor=extract) as producer:
+        if is_intercepted:
+            relatum.intercept(producer, on_invalid="skip")
+        message = AMQPMessage(body=b"")
+        await send(producer, "send_wait", stream_name, [message, b"raw"])
+        assert seen[0] is message
+        assert seen[1] == RawMessage(b"raw", publishing_id=2)
+        relatum.release(producer)
+        assert producer._filter_value_extractor is extract
     read(stream_url, stream_name, 2)
 
 
@@ -350,8 +343,8 @@ def test_super_streams_are_routed_by_the_callers_message(
         with broker_connection(amqp_url) as connection:
             if routing is RouteType.Key:
                 connection.channel().queue_bind(layout.partitions[2].stream, layout.super_stream, "o1")
-        run(lambda: scenario(layout.super_stream, is_intercepted=False))
-        run(lambda: scenario(layout.super_stream, is_intercepted=True))
+        in_a_loop(scenario(layout.super_stream, is_intercepted=False))
+        in_a_loop(scenario(layout.super_stream, is_intercepted=True))
         ids: list[str] = []
         for each in layout:
             messages = list(reader.iterate(each.stream))
@@ -366,115 +359,96 @@ def test_super_streams_are_routed_by_the_callers_message(
     assert (len(ids), len(set(ids))) == ((2, 1) if routing is RouteType.Key else (9, 9))
 
 
-def test_a_stream_that_is_not_there_is_rstreams_own_error(stream_url: str) -> None:
+async def test_a_stream_that_is_not_there_is_rstreams_own_error(stream_url: str) -> None:
     """Nothing was sent: the client's error as it is, and nothing counted."""
-
-    async def scenario() -> None:
-        async with producing(stream_url) as producer:
-            relatum.intercept(producer)
-            with pytest.raises(StreamDoesNotExist) as caught:
-                await producer.send_wait(unique_name(), AMQPMessage(body=b""), timeout=90)
-            assert type(caught.value) is StreamDoesNotExist
-            assert relatum.statistics(producer).published == 0
-
-    run(scenario)
+    async with producing(stream_url) as producer:
+        relatum.intercept(producer)
+        with pytest.raises(StreamDoesNotExist) as caught:
+            await producer.send_wait(unique_name(), AMQPMessage(body=b""), timeout=90)
+        assert type(caught.value) is StreamDoesNotExist
+        assert relatum.statistics(producer).published == 0
 
 
-def test_what_is_not_confirmed_in_time_is_an_unknown_outcome(stream_url: str, stream_name: str) -> None:
+async def test_what_is_not_confirmed_in_time_is_an_unknown_outcome(stream_url: str, stream_name: str) -> None:
     """Rstream's error and ours; the stream settles it. rstream's table of errors is as it was."""
-
-    async def scenario() -> None:
-        before = dict(ServerError._registry)
-        parts = urlsplit(stream_url)
-        with Proxy(parts.hostname or "", parts.port or 5552) as proxy:
-            place = place_of(stream_url) | {"port": urlsplit(proxy.url(stream_url)).port}
-            producer = Producer(**place)
-            relatum.intercept(producer, stream_url=None, broker_url=stream_url)
-            await producer.start()
-            # It goes to the leader's own port for streams: through the proxy likewise.
-            producer._clients[stream_name] = client = await producer._pool.get(
-                connection_name="proxied", stream=stream_name, connection_closed_handler=producer._on_connection_closed
-            )
-            assert client is not None
-            await producer.send_wait(stream_name, AMQPMessage(body=b"first"), timeout=90)
-            proxy.mode = "blackhole_replies"
-            with pytest.raises(PublishOutcomeUnknown) as caught:
-                await producer.send_wait(stream_name, AMQPMessage(body=b"second"), timeout=1)
-            assert isinstance(caught.value, TimeoutError)
-            unknown: Any = caught.value
-            (place_found,) = await unknown.settle()
-            assert place_found.stream == stream_name
-            lost = asyncio.create_task(producer.send_wait(stream_name, AMQPMessage(body=b"third"), timeout=90))
-            while not any(producer._waiting_for_confirm.values()):  # noqa: ASYNC110 - rstream signals nothing here
-                await asyncio.sleep(0)
-            proxy.reset()
-            with pytest.raises(PublishOutcomeUnknown) as ended:
-                await lost
-            assert isinstance(ended.value, ServerError)
-            assert isinstance(pickle.loads(pickle.dumps(ended.value)), PublishOutcomeUnknown)
-            assert relatum.statistics(producer).errors == {"unknown": 2}
-            assert ServerError._registry == before
-            producer._close_called = True
-
-    run(scenario)
-
-
-def test_what_is_cancelled_stays_cancelled(stream_url: str, stream_name: str) -> None:
-    """Who times a publish out gets what asyncio gives."""
-
-    async def scenario() -> None:
-        async with producing(stream_url) as producer:
-            relatum.intercept(producer)
-            await producer.send_wait(stream_name, AMQPMessage(body=b""), timeout=90)
-            task = asyncio.create_task(producer.send_wait(stream_name, AMQPMessage(body=b"")))
+    before = dict(ServerError._registry)
+    parts = urlsplit(stream_url)
+    with Proxy(parts.hostname or "", parts.port or 5552) as proxy:
+        place = place_of(stream_url) | {"port": urlsplit(proxy.url(stream_url)).port}
+        producer = Producer(**place)
+        relatum.intercept(producer, stream_url=None, broker_url=stream_url)
+        await producer.start()
+        # It goes to the leader's own port for streams: through the proxy likewise.
+        producer._clients[stream_name] = client = await producer._pool.get(
+            connection_name="proxied", stream=stream_name, connection_closed_handler=producer._on_connection_closed
+        )
+        assert client is not None
+        await producer.send_wait(stream_name, AMQPMessage(body=b"first"), timeout=90)
+        proxy.mode = "blackhole_replies"
+        with pytest.raises(PublishOutcomeUnknown) as caught:
+            await producer.send_wait(stream_name, AMQPMessage(body=b"second"), timeout=1)
+        assert isinstance(caught.value, TimeoutError)
+        unknown: Any = caught.value
+        (place_found,) = await unknown.settle()
+        assert place_found.stream == stream_name
+        lost = asyncio.create_task(producer.send_wait(stream_name, AMQPMessage(body=b"third"), timeout=90))
+        while not any(producer._waiting_for_confirm.values()):  # noqa: ASYNC110 - rstream signals nothing here
             await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+        proxy.reset()
+        with pytest.raises(PublishOutcomeUnknown) as ended:
+            await lost
+        assert isinstance(ended.value, ServerError)
+        assert isinstance(pickle.loads(pickle.dumps(ended.value)), PublishOutcomeUnknown)
+        assert relatum.statistics(producer).errors == {"unknown": 2}
+        assert ServerError._registry == before
+        producer._close_called = True
 
-    run(scenario)
+
+async def test_what_is_cancelled_stays_cancelled(stream_url: str, stream_name: str) -> None:
+    """Who times a publish out gets what asyncio gives."""
+    async with producing(stream_url) as producer:
+        relatum.intercept(producer)
+        await producer.send_wait(stream_name, AMQPMessage(body=b""), timeout=90)
+        task = asyncio.create_task(producer.send_wait(stream_name, AMQPMessage(body=b"")))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
-def test_a_refusal_of_the_brokers_is_a_rejection(stream_url: str) -> None:
+async def test_a_refusal_of_the_brokers_is_a_rejection(stream_url: str) -> None:
     """A publish error with a code says that the stream does not have it."""
     from relatum.publishing.clients import _rstream
 
-    async def scenario() -> None:
-        async with producing(stream_url) as producer:
-            relatum.intercept(producer)
-            before = dict(ServerError._registry)
-            error = vars(producer)["send_wait"]._outcome(StreamDoesNotExist(), "s", [], 0.0)
-            assert isinstance(error, PublishRejected)
-            assert isinstance(error, StreamDoesNotExist)
-            assert ServerError._registry == before
-            assert _rstream.NAME == "rstream"
-
-    run(scenario)
+    async with producing(stream_url) as producer:
+        relatum.intercept(producer)
+        before = dict(ServerError._registry)
+        error = vars(producer)["send_wait"]._outcome(StreamDoesNotExist(), "s", [], 0.0)
+        assert isinstance(error, PublishRejected)
+        assert isinstance(error, StreamDoesNotExist)
+        assert ServerError._registry == before
+        assert _rstream.NAME == "rstream"
 
 
-def test_a_receipt_tells_the_place(stream_url: str, database_url: str, stream_name: str) -> None:
+async def test_a_receipt_tells_the_place(stream_url: str, database_url: str, stream_name: str) -> None:
     """Of a message without an id, and of one whose id was used before; without a database nothing is sent."""
-
-    async def scenario() -> None:
-        async with producing(stream_url) as producer:
-            with pytest.raises(ConfigurationError):
-                await relatum.publish_async(producer, AMQPMessage(body=b""), stream_name)
-            relatum.intercept(producer)
-            with pytest.raises(ConfigurationError, match="database="):
-                await relatum.publish_async(producer, AMQPMessage(body=b""), stream_name)
-            relatum.release(producer)
-            relatum.intercept(producer, database=database_url)
-            with pytest.raises(InvalidInput):
-                await relatum.publish_async(producer, RawMessage(b"raw"), stream_name)  # type: ignore[arg-type]
-            own = AMQPMessage(body=b"own", properties=SentProperties(message_id="mine"))
-            for offset, message in enumerate((AMQPMessage(body=b"plain"), own, own, AMQPMessage(body=b""))):
-                message.publishing_id = None
-                receipt = await relatum.publish_async(producer, message, stream_name, timeout=90)
-                (place,) = await receipt.wait(90)
-                assert (place.stream, place.offset) == (stream_name, offset)
-            await asyncio.to_thread(relatum.release, producer)
-
-    run(scenario)
+    async with producing(stream_url) as producer:
+        with pytest.raises(ConfigurationError):
+            await relatum.publish_async(producer, AMQPMessage(body=b""), stream_name)
+        relatum.intercept(producer)
+        with pytest.raises(ConfigurationError, match="database="):
+            await relatum.publish_async(producer, AMQPMessage(body=b""), stream_name)
+        relatum.release(producer)
+        relatum.intercept(producer, database=database_url)
+        with pytest.raises(InvalidInput):
+            await relatum.publish_async(producer, RawMessage(b"raw"), stream_name)  # type: ignore[arg-type]
+        own = AMQPMessage(body=b"own", properties=SentProperties(message_id="mine"))
+        for offset, message in enumerate((AMQPMessage(body=b"plain"), own, own, AMQPMessage(body=b""))):
+            message.publishing_id = None
+            receipt = await relatum.publish_async(producer, message, stream_name, timeout=90)
+            (place,) = await receipt.wait(90)
+            assert (place.stream, place.offset) == (stream_name, offset)
+        await asyncio.to_thread(relatum.release, producer)
 
 
 def test_a_consumer_is_no_producer(stream_url: str) -> None:
@@ -486,34 +460,30 @@ def test_a_consumer_is_no_producer(stream_url: str) -> None:
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_instrumentation_composes(stream_url: str, stream_name: str, ours_first: bool) -> None:
+async def test_instrumentation_composes(stream_url: str, stream_name: str, ours_first: bool) -> None:
     """Whoever wraps the object's method first or last sees each message once; release leaves theirs."""
     seen: list[Any] = []
+    async with producing(stream_url) as producer:
 
-    async def scenario() -> None:
-        async with producing(stream_url) as producer:
+        def instrument() -> None:
+            wrapped = producer.send_wait
 
-            def instrument() -> None:
-                wrapped = producer.send_wait
+            async def traced(*args: Any, **kwargs: Any) -> Any:
+                seen.append(args[1])
+                return await wrapped(*args, **kwargs)
 
-                async def traced(*args: Any, **kwargs: Any) -> Any:
-                    seen.append(args[1])
-                    return await wrapped(*args, **kwargs)
+            producer.send_wait = traced  # type: ignore[method-assign]
 
-                producer.send_wait = traced  # type: ignore[method-assign]
-
-            if ours_first:
-                relatum.intercept(producer)
-            instrument()
-            theirs = producer.send_wait
+        if ours_first:
             relatum.intercept(producer)
-            await producer.send_wait(stream_name, AMQPMessage(body=b"one"), timeout=90)
-            relatum.release(producer)
-            assert producer.send_wait is theirs
-            await producer.send_wait(stream_name, AMQPMessage(body=b"two"), timeout=90)
-            assert len(seen) == 2
-
-    run(scenario)
+        instrument()
+        theirs = producer.send_wait
+        relatum.intercept(producer)
+        await producer.send_wait(stream_name, AMQPMessage(body=b"one"), timeout=90)
+        relatum.release(producer)
+        assert producer.send_wait is theirs
+        await producer.send_wait(stream_name, AMQPMessage(body=b"two"), timeout=90)
+        assert len(seen) == 2
     one, two = read(stream_url, stream_name, 2)
     assert time_us_of(one.properties.message_id or "")
     assert two.properties.message_id is None

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,7 @@ from relatum.reading import StreamReader
 from relatum.superstreams import StreamOptions
 from relatum.tapping import tap, tap_firehose
 from relatum_consumer import Relations
-from tests.support import broker_connection, recording, unique_name, wait_recorded, wait_until
-from tests.support.rabbitmq_tools import traced_broker
+from tests.support import broker_connection, record, unique_name, wait_until
 from tests.support.tapped import carrying
 
 SMALL = StreamOptions(max_length_bytes=10_000_000)
@@ -31,11 +29,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
+@pytest.fixture
+def server(traced_broker: LocalRabbitMQ) -> LocalRabbitMQ:
     """A broker of this module, whose firehose is on."""
-    with traced_broker(tmp_path_factory.mktemp("rabbitmq")) as server:
-        yield server
+    return traced_broker
 
 
 def publish(url: str, exchange: str, routing_key: str) -> None:
@@ -72,8 +69,7 @@ def test_a_java_publisher_is_found_as_it_is(
                     wait_until(lambda: reader.bounds(stream).last is not None, what="the first order")
                     wait_until(lambda: len(list(reader.iterate(stream))) == ORDERS, what="all orders")
         assert channel.queue_declare(name, passive=True).method.message_count == ORDERS
-    with recording(url, engine, stream, keys=keys):
-        wait_recorded(url, engine, stream)
+    record(url, engine, stream, keys=keys)
     with Relations(url, database_url) as relations:
         (order,) = relations.find("order_id", 7)
         assert (order.body, order.properties.correlation_id) == (b"order 7", "order-7")

@@ -57,43 +57,35 @@ def test_intercept_raises_over_a_blocking_connection(
 
 
 @pytest.mark.parametrize("connect", [aio_pika.connect, aio_pika.connect_robust])
-def test_the_first_publish_raises_through_aio_pika(
+async def test_the_first_publish_raises_through_aio_pika(
     amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str, connect: object
 ) -> None:
     """An event loop does not wait in `intercept`: the first publishes do, with a receipt or without one."""
-
-    async def scenario() -> None:
-        connection = await connect(amqp_url)  # type: ignore[operator]
-        async with connection:
-            relatum.intercept(connection, database=database_url, keys=[MINE])
-            channel = await connection.channel()
-            message = aio_pika.Message(b"x")
-            publishes = [channel.default_exchange.publish(message, stream_name) for _ in range(5)]
-            for ended in await asyncio.gather(*publishes, return_exceptions=True):
-                assert isinstance(ended, KeyDefinitionConflict)
-                assert "nothing was sent" in str(ended)
-            with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
-                await relatum.publish_async(channel, message, stream_name)
-            await asyncio.to_thread(relatum.release, connection)
-
-    asyncio.run(scenario())
+    connection = await connect(amqp_url)  # type: ignore[operator]
+    async with connection:
+        relatum.intercept(connection, database=database_url, keys=[MINE])
+        channel = await connection.channel()
+        message = aio_pika.Message(b"x")
+        publishes = [channel.default_exchange.publish(message, stream_name) for _ in range(5)]
+        for ended in await asyncio.gather(*publishes, return_exceptions=True):
+            assert isinstance(ended, KeyDefinitionConflict)
+            assert "nothing was sent" in str(ended)
+        with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
+            await relatum.publish_async(channel, message, stream_name)
+        await asyncio.to_thread(relatum.release, connection)
     assert bodies(amqp_url, stream_name) == []
 
 
-def test_publishes_through_aio_pika_keep_their_order_while_they_wait(
+async def test_publishes_through_aio_pika_keep_their_order_while_they_wait(
     amqp_url: str, database_url: str, stream_name: str
 ) -> None:
     """What is published at once, just behind `intercept`, arrives in the order it was published in."""
-
-    async def scenario() -> None:
-        async with await aio_pika.connect(amqp_url) as connection:
-            relatum.intercept(connection, database=database_url, keys=[MINE])
-            channel = await connection.channel()
-            messages = [aio_pika.Message(b"%d" % n) for n in range(200)]
-            await asyncio.gather(*(channel.default_exchange.publish(each, stream_name) for each in messages))
-            await asyncio.to_thread(relatum.release, connection)
-
-    asyncio.run(scenario())
+    async with await aio_pika.connect(amqp_url) as connection:
+        relatum.intercept(connection, database=database_url, keys=[MINE])
+        channel = await connection.channel()
+        messages = [aio_pika.Message(b"%d" % n) for n in range(200)]
+        await asyncio.gather(*(channel.default_exchange.publish(each, stream_name) for each in messages))
+        await asyncio.to_thread(relatum.release, connection)
     assert bodies(amqp_url, stream_name) == [b"%d" % n for n in range(200)]
 
 

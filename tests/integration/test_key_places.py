@@ -13,7 +13,7 @@ from relatum.keys import KeyDefinition
 from relatum.recording import backfill, status, verify
 from relatum.store import add_keys, key_definitions
 from relatum_consumer import Relations
-from tests.support import broker_connection, publish_plain, recording, rows_of, wait_recorded
+from tests.support import broker_connection, publish_plain, record, rows_of
 
 KEYS = [
     KeyDefinition("order", source="body:$.order.id or header:order_id"),
@@ -61,8 +61,7 @@ def test_rows_are_those_of_what_lies_at_the_path(
 ) -> None:
     """A body, a header instead of one, several values of an array; what cannot be a value is counted."""
     publish_plain(amqp_url, stream_name, MESSAGES)
-    with recording(amqp_url, engine, stream_name, keys=KEYS):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=KEYS)
     rows = rows_of(engine, stream_name)
     assert (set(rows), len(rows)) == (expected(broker_version), len(expected(broker_version)))
     (seen,) = status(amqp_url, engine, [stream_name])
@@ -79,8 +78,7 @@ def test_a_back_fill_reads_bodies_too(
 ) -> None:
     """Of messages that were recorded before a key came from their bodies."""
     publish_plain(amqp_url, stream_name, MESSAGES)
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     add_keys(engine, KEYS)
     backfill(amqp_url, engine, stream_name)
     assert set(rows_of(engine, stream_name)) - {("order_id", "o1", 2)} == expected(broker_version)
@@ -89,8 +87,7 @@ def test_a_back_fill_reads_bodies_too(
 def test_answers_follow_each_value(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """A message with several values of a key is related by each of them, and is one message all the same."""
     publish_plain(amqp_url, stream_name, MESSAGES)
-    with recording(amqp_url, engine, stream_name, keys=KEYS):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=KEYS)
     with Relations(amqp_url, engine) as relations:
         assert [each.offset for each in relations.find("sku", "b").messages] == [0, 1]
         assert [each.offset for each in relations.find("order", 2).messages] == [1]
@@ -111,8 +108,7 @@ def test_answers_follow_each_value(amqp_url: str, engine: sa.Engine, stream_name
 def test_what_is_not_recorded_yet_is_read_in_the_same_way(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """A complete answer reads bodies itself."""
     publish_plain(amqp_url, stream_name, MESSAGES[:1])
-    with recording(amqp_url, engine, stream_name, keys=KEYS):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=KEYS)
     publish_plain(amqp_url, stream_name, MESSAGES[1:])
     with Relations(amqp_url, engine) as relations:
         assert [each.offset for each in relations.find("sku", "b").messages] == [0]

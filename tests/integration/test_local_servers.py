@@ -55,9 +55,9 @@ def test_both_answer_and_listen_on_loopback_alone(private_servers: LocalServers)
 
 def test_killed_servers_come_back_with_their_data_on_the_same_ports(private_servers: LocalServers) -> None:
     """After SIGKILL no process is left, and a restart serves what was there at the same URLs."""
-    urls = (private_servers.broker_url, private_servers.database_url)
-    declare_stream(urls[0], "flights")
-    publish_plain(urls[0], "flights", [b"body"] * 5)
+    stream, urls = unique_name(), (private_servers.broker_url, private_servers.database_url)
+    declare_stream(urls[0], stream)
+    publish_plain(urls[0], stream, [b"body"] * 5)
     with psycopg.connect(urls[1]) as connection:
         connection.execute("CREATE TABLE planes AS SELECT 7 AS seats")
     pids = private_servers.pids
@@ -69,8 +69,8 @@ def test_killed_servers_come_back_with_their_data_on_the_same_ports(private_serv
     private_servers.postgresql.restart()
     assert (private_servers.broker_url, private_servers.database_url) == urls
     assert _one(urls[1], "SELECT seats FROM planes") == 7
-    wait_until(lambda: stream_available(urls[0], "flights"), what="the stream")
-    assert read_plain(urls[0], "flights", 5) == [b"body"] * 5
+    wait_until(lambda: stream_available(urls[0], stream), what="the stream")
+    assert read_plain(urls[0], stream, 5) == [b"body"] * 5
 
 
 def test_a_frozen_server_answers_nothing_until_thawed(private_servers: LocalServers) -> None:

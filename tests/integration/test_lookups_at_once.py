@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from relatum.reading import BrokerAddress
 from relatum_consumer import AsyncRelations, Relations
-from tests.support import publish_plain, recording, wait_recorded
+from tests.support import publish_plain, record
 from tests.support.proxy import Proxy
 from tests.support.relations import FACES
 
@@ -24,8 +24,7 @@ def test_answers_of_several_messages_stay_within_the_limit(
 ) -> None:
     """500 at once are all answered, over 16 connections at most."""
     publish_plain(amqp_url, stream_name, [(b"x", {"order_id": "a"})] * MESSAGES)
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     with Proxy.to(stream_url) as proxy:
         address = BrokerAddress.parse(amqp_url, proxy.url(stream_url))
         if face == "blocking":

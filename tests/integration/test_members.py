@@ -1,6 +1,6 @@
 """Members that share things: one lease each, even shares, takeovers; and their plans."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,13 +11,14 @@ from sqlalchemy.dialects.postgresql import psycopg as dialect
 
 from relatum.store import RECORDERS, Member, Share, ensure_stream, holders_of, recorder_members, streams
 from tests.support.leases import let_lapse
-from tests.support.plans import filled_database, nodes_of, plan_of
+from tests.support.plans import nodes_of, plan_of
 
 FILL = """
 INSERT INTO relatum.streams (name, lease_holder) SELECT 's' || n, 'm' || n % 2000 FROM generate_series(1, 50000) n;
 INSERT INTO relatum.recorder_members (name, holder, lease_expires_at)
   SELECT 'n' || n % 500, 'm' || n, now() + interval '1 hour' FROM generate_series(1, 10000) n;
 """
+"""Many recorders and streams."""
 
 
 @pytest.fixture
@@ -169,13 +170,6 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "holders": (RECORDERS.holders, {"keys": KEYS}),
     "leave": (RECORDERS.leave, ME),
 }
-
-
-@pytest.fixture(scope="module")
-def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a database with many recorders and streams."""
-    with filled_database(database_server_url, _migrated_template, FILL) as connection:
-        yield connection
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])

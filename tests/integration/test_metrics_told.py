@@ -25,13 +25,15 @@ from relatum.local._identity import free_port
 from relatum.reading import Message
 from relatum.superstreams import Layout
 from relatum_consumer import Expectation, Relations
-from tests.support import broker_connection, publish_plain, recording, unique_name, wait_recorded, wait_until
+from tests.support import broker_connection, publish_plain, record, recording, unique_name, wait_recorded, wait_until
 from tests.support.callbacks import open_channel, running
 from tests.support.following import Taker
 from tests.support.groups import whole_group
 from tests.support.relations import FACES, open_relations
 from tests.support.serial_consuming import SerialBed, serial_bed
-from tests.support.super_streams import super_stream
+
+PARTITIONS = 2
+"""Of the fixture `layout`."""
 
 LONG_AGO_US = 1_700_000_000_000_000
 """When a message was sent that nothing followed."""
@@ -115,32 +117,21 @@ def test_a_callback_connection_counts_what_the_broker_answers(
         assert (seen.published, seen.errors) == (2, {"unroutable": 1})
 
 
-def test_aio_pika_counts_likewise(amqp_url: str, stream_name: str) -> None:
+async def test_aio_pika_counts_likewise(amqp_url: str, stream_name: str) -> None:
     """Whether a message that comes back raises or is the result, it is counted."""
     growth = Growth(client="aio-pika")
-
-    async def scenario() -> None:
-        async with await aio_pika.connect(amqp_url) as connection:
-            relatum.intercept(connection)
-            exchange = (await connection.channel(on_return_raises=True)).default_exchange
-            await exchange.publish(aio_pika.Message(b""), stream_name)
-            with pytest.raises(PublishUnroutable):
-                await exchange.publish(aio_pika.Message(b""), unique_name())
-            quiet = (await connection.channel()).default_exchange
-            await quiet.publish(aio_pika.Message(b""), unique_name())
-            seen = relatum.statistics(connection)
-            assert (seen.published, seen.errors) == (3, {"unroutable": 2})
-            await asyncio.to_thread(relatum.release, connection)
-
-    asyncio.run(scenario())
+    async with await aio_pika.connect(amqp_url) as connection:
+        relatum.intercept(connection)
+        exchange = (await connection.channel(on_return_raises=True)).default_exchange
+        await exchange.publish(aio_pika.Message(b""), stream_name)
+        with pytest.raises(PublishUnroutable):
+            await exchange.publish(aio_pika.Message(b""), unique_name())
+        quiet = (await connection.channel()).default_exchange
+        await quiet.publish(aio_pika.Message(b""), unique_name())
+        seen = relatum.statistics(connection)
+        assert (seen.published, seen.errors) == (3, {"unroutable": 2})
+        await asyncio.to_thread(relatum.release, connection)
     assert growth.of("relatum_publisher_published_total") == 3
-
-
-@pytest.fixture
-def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
-    """A new super stream of two partitions."""
-    with super_stream(amqp_url, stream_url, 2) as made:
-        yield made
 
 
 def test_routers_count_by_super_stream(amqp_url: str, layout: Layout, database_url: str) -> None:
@@ -241,8 +232,7 @@ def test_lookups_count_what_was_asked(
     """Each look-up, how long it took, how it failed; the connections are the reader's to tell, once."""
     growth = Growth()
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": "1"})])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     with open_relations(face, amqp_url, database_url) as relations:
         assert len(relations.find("order_id", "1")) == 1
         with pytest.raises(KeyNotDefined):
@@ -262,8 +252,7 @@ def test_consumers_of_groups_count_groups(
     """Given, acknowledged once however often that is said, and held until then."""
     name = unique_name()
     publish_plain(amqp_url, stream_name, [*whole_group(1, 2), *whole_group(2, 2)])
-    with recording(amqp_url, engine, stream_name, keys=[GROUP_KEY]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=[GROUP_KEY])
     with Relations(amqp_url, database_url) as relations:
         with relations.groups(stream_name, consumer=name) as groups:
             first, _ = next(groups), next(groups)

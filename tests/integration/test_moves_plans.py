@@ -1,6 +1,5 @@
 """The plans of moves at 30,000 moves of 150,000 contexts: an index for each, whatever is known of the parameters."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -8,10 +7,12 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.contexts.serial.moving import _move_statements as statements
-from tests.integration.test_placement_plans import FILL, MOVES, SMALL, sql_of
-from tests.support.plans import filled_database, nodes_of, plan_of
+from tests.integration.test_placement_plans import FILL as PLACEMENTS
+from tests.integration.test_placement_plans import MOVES, SMALL, sql_of
+from tests.support.plans import nodes_of, plan_of
 
-BEGIN_SOME = f"""
+FILL = f"""
+{PLACEMENTS}
 INSERT INTO relatum.context_moves (super_stream_id, source_id, target_id, contexts, fence_epoch, epoch, scan_from,
     target_scan_from, generation)
   SELECT 1, 2, 4, 500, {MOVES} + n, {MOVES} + n, 0, 0, 0 FROM generate_series(1, 3) AS n;
@@ -20,7 +21,7 @@ INSERT INTO relatum.moved_contexts (move_id, name, from_epoch)
 UPDATE relatum.placements SET state = 'moving', move_id = {MOVES} + 1
   WHERE super_stream_id = 1 AND name = ANY (SELECT name FROM relatum.moved_contexts WHERE move_id = {MOVES} + 1);
 """
-"""Three moves of 500 contexts that are under way."""
+"""Many moves: three moves of 500 contexts that are under way."""
 
 OURS = {"of_super_stream": 1}
 NAMES = [f"n{2 * number}" for number in range(500)]
@@ -46,13 +47,6 @@ STATEMENTS: dict[str, tuple[sa.Executable, dict[str, Any]]] = {
     "placed in": (statements.placed_in, {"of_partition": 2}),
     "moves of": (statements.moves_of, OURS | {"of_partition": 2}),
 }
-
-
-@pytest.fixture(scope="module")
-def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a database with many moves."""
-    with filled_database(database_server_url, _migrated_template, FILL + BEGIN_SOME) as connection:
-        yield connection
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])

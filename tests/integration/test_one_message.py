@@ -19,11 +19,8 @@ from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum_consumer import AsyncRelations, Relations
 from relatum_consumer.groups import GroupConsumer
 from tests.support import (
-    declare_stream,
-    delete_stream,
     publish_plain,
     recording,
-    unique_name,
     wait_recorded,
     wait_until,
 )
@@ -36,15 +33,6 @@ SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, Outcome
 
 LARGE = {f"large-{number}": "x" * 32_000 for number in range(4)} | {"exact": "y" * 2_900, "small": 1}
 """Headers that fit into a frame of 131,072 bytes; with three more they do not."""
-
-
-@pytest.fixture
-def dead_stream(amqp_url: str) -> Iterator[str]:
-    """The name of a new stream for dead letters."""
-    name = unique_name("dead")
-    declare_stream(amqp_url, name)
-    yield name
-    delete_stream(amqp_url, name)
 
 
 @pytest.fixture(params=["threads", "asyncio"])
@@ -210,7 +198,7 @@ def test_a_message_that_no_dead_letter_stream_takes_has_failed(
 
 
 def test_a_message_id_that_no_index_holds_stops_no_collector(
-    amqp_url: str, stream_url: str, stream_name: str, collector_of: Callable[..., Any]
+    stream_url: str, stream_name: str, collector_of: Callable[..., Any]
 ) -> None:
     """The message is known by its place, is consumed, and so are the next ones."""
     long = secrets.token_urlsafe(2100)

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.support import publish_plain, recording, wait_recorded
+from tests.support import publish_plain, record
 
 PAGE = (Path(__file__).parents[2] / "docs" / "opentelemetry.md").read_text()
 
@@ -81,8 +81,7 @@ def receiving() -> Iterator[tuple[Receiver, str]]:
 def test_what_the_page_shows_is_exported(amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str) -> None:
     """The block of the page, then a look-up: its span and the metrics are at the other end of OTLP."""
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": "17"})])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     program = f"BROKER, DATABASE = {amqp_url!r}, {database_url!r}\n{block}{USE}"
     with receiving() as (receiver, url):

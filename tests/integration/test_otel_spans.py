@@ -10,12 +10,12 @@ import pika
 import pytest
 import sqlalchemy as sa
 from opentelemetry import propagate, trace
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from relatum import otel
 from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCollector
-from relatum.contexts import SerializationContexts
+from relatum.contexts import AsyncSerialConsumer, SerialConsumer, SerializationContexts
 from relatum.errors import DatabaseUnavailable, OffsetNotFound
 from relatum.keys import KeyDefinition
 from relatum.recording import Recorder, backfill
@@ -23,9 +23,10 @@ from relatum.store import add_keys
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import AsyncRelations, Relations
 from relatum_consumer.expectations import Expectation
-from tests.support import publish_plain, recording, unique_name, wait_recorded, wait_until
+from tests.support import publish_plain, record, unique_name, wait_until
 from tests.support.collectors import a_loop
-from tests.support.relations import FACES, open_relations
+from tests.support.relations import FACES
+from tests.support.serial_consuming import serial_bed
 from tests.support.spans import Spans, collected_spans
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -37,13 +38,6 @@ def spans() -> Iterator[Spans]:
     with collected_spans() as spans:
         yield spans
     otel.configure()
-
-
-@pytest.fixture(params=FACES)
-def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) -> Iterator[Relations]:
-    """Look-ups through each face."""
-    with open_relations(request.param, amqp_url, database_url) as relations:
-        yield relations
 
 
 def sender(spans: Spans, name: str = "send") -> tuple[SpanContext, dict[str, Any]]:
@@ -68,8 +62,7 @@ def test_each_look_up_is_a_span_of_its_name(
     """By whichever face; with what came of it, below the span that is current, and above those of what it asks."""
     headers = {"order_id": "zebra-9", "relatum_time": round(NOW.timestamp() * 1e6)}
     publish_plain(amqp_url, stream_name, [(b"", headers)])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     spans.clear()
     message = relations.read(stream_name, 0)
     later = NOW + timedelta(seconds=1)
@@ -126,7 +119,9 @@ def test_a_look_up_that_fails_says_by_what(amqp_url: str, database_url: str, str
     assert "127.0.0.1" in (keys.status.description or "")
 
 
-def test_look_ups_of_many_tasks_belong_to_their_own_requests(amqp_url: str, database_url: str, spans: Spans) -> None:
+async def test_look_ups_of_many_tasks_belong_to_their_own_requests(
+    amqp_url: str, database_url: str, spans: Spans
+) -> None:
     """What tasks ask at the same time by one object has each task's span as parent."""
 
     async def request(relations: AsyncRelations) -> tuple[int, int]:
@@ -134,11 +129,8 @@ def test_look_ups_of_many_tasks_belong_to_their_own_requests(amqp_url: str, data
             await asyncio.gather(relations.keys(), relations.streams())
         return span.get_span_context().span_id, 2
 
-    async def scenario() -> dict[int, int]:
-        async with AsyncRelations(amqp_url, database_url) as relations:
-            return dict(await asyncio.gather(*[request(relations) for _ in range(5)]))
-
-    wanted = asyncio.run(scenario())
+    async with AsyncRelations(amqp_url, database_url) as relations:
+        wanted = dict(await asyncio.gather(*[request(relations) for _ in range(5)]))
     found = [each.parent.span_id for each in spans.ours]
     assert {parent: found.count(parent) for parent in found} == wanted
 
@@ -153,8 +145,7 @@ def test_a_recorders_transaction_links_to_who_published(
     senders = [sender(spans) for _ in range(200)]
     publish_plain(amqp_url, stream_name, [(b"", headers | {"order_id": "zebra-9"}) for _, headers in senders])
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": "none sent this"})])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     recorded = [each for each in spans.ours if each.name == f"record {stream_name}"]
     assert sum(each.attributes["messaging.batch.message_count"] for each in recorded) == 201
     assert sum(each.attributes["relatum.rows"] for each in recorded) == 201
@@ -329,6 +320,53 @@ def test_messages_that_were_left_in_their_stream_are_linked_once_they_are_read(
     assert [each for bulk in bulks(spans) for each in linked(bulk)] == [each.span_id for each in senders]
 
 
+# --- serial consumers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_batch_that_a_function_is_given_is_a_span(
+    amqp_url: str, engine: sa.Engine, database_url: str, spans: Spans, face: str
+) -> None:
+    """Above what the function does, with links to those who sent its messages, and by what it raised."""
+    sent, headers = sender(spans)
+    with serial_bed(amqp_url, engine, 1) as bed:
+        publish_plain(amqp_url, bed.streams[0], [(b"zebra-9", headers)])
+
+        def handle(batch: Any) -> None:
+            with spans.provider.get_tracer("app").start_as_current_span("charge"):
+                raise KeyError(batch.messages[0].body)
+
+        async def handle_async(batch: Any) -> None:
+            handle(batch)
+
+        async def scenario() -> None:
+            async with AsyncSerialConsumer(bed.name, "till", database=database_url, broker=amqp_url) as consumer:
+                await consumer.run(handle_async)
+
+        def blocking() -> None:
+            with SerialConsumer(bed.name, "till", database=database_url, broker=amqp_url) as consumer:
+                consumer.run(handle)
+
+        with pytest.raises(KeyError, match="zebra-9"):
+            blocking() if face == "blocking" else asyncio.run(scenario())
+        (span,) = spans.ours
+        (charge,) = [each for each in spans.all if each.name == "charge"]
+        assert charge.parent.span_id == span.context.span_id
+        assert linked(span) == [sent.span_id]
+        assert (span.name, span.kind) == (f"process {bed.name}", SpanKind.CONSUMER)
+        assert span.attributes == {
+            "messaging.system": "rabbitmq",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.destination.name": bed.name,
+            "messaging.destination.partition.id": bed.streams[0],
+            "messaging.consumer.group.name": "till",
+            "messaging.batch.message_count": 1,
+            "error.type": "KeyError",
+        }
+        assert "zebra-9" not in span.to_json()
+
+
 # --- moves ----------------------------------------------------------------------------------------------------
 
 
@@ -383,10 +421,51 @@ def test_values_of_masked_keys_are_told_nowhere(
     otel.configure(values_of=["person", "order_id"])
     publish_plain(amqp_url, stream_name, [(b"", {"person": "zebra-9", "order_id": "17"})])
     keys = [KeyDefinition("person", masked=True), "order_id"]
-    with recording(amqp_url, engine, stream_name, keys=keys):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=keys)
     relations.related(relations.read(stream_name, 0))
     relations.find("person", "zebra-9")
     told = repr([each.to_json() for each in spans.ours])
     assert "zebra-9" not in told
     assert spans.ours[-2].attributes["relatum.key.order_id"] == ("17",)
+
+
+# --- what the application set raises --------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["sampler", "on_start", "on_end", "propagator"])
+def broken(request: pytest.FixtureRequest, spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something of the application's that raises whenever it is called."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ValueError("broken")
+
+    if request.param == "sampler":
+        monkeypatch.setattr(spans.provider.sampler, "should_sample", fail, raising=True)
+    elif request.param == "propagator":
+        monkeypatch.setattr(propagate.get_global_textmap(), "extract", fail)
+    else:
+        processor = SpanProcessor()
+        monkeypatch.setattr(processor, request.param, fail)
+        spans.provider.add_span_processor(processor)
+
+
+@pytest.mark.usefixtures("broken")
+def test_no_row_no_answer_and_no_bulk_is_lost_to_what_raises_in_a_span(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, relations: Relations
+) -> None:
+    """Look-ups answer, a recorder records all, and a collector's bulks succeed, as without OpenTelemetry."""
+    carrier = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "order_id": "17"}
+    publish_plain(amqp_url, stream_name, [(b"", pika.BasicProperties(type="order", headers=carrier))] * 5)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
+    found = relations.find("order_id", "17")
+    assert [each.offset for each in found] == [0, 1, 2, 3, 4]
+    assert len(relations.trace(found[0])) == 5
+    with pytest.raises(OffsetNotFound):
+        relations.read(stream_name, 7)
+    done: list[int] = []
+    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+    executor = ExecutorOptions(bulk_messages=5)
+    collector.register_executor("order", lambda bulk: done.append(len(bulk)), executor)
+    with collector:
+        wait_until(lambda: collector.held_messages == 0 and done, what="a bulk")
+    assert done == [5]

@@ -220,7 +220,7 @@ def test_a_database_that_is_not_there_is_no_server_that_is_away(database_url: st
         collector.run(threading.Event())
 
 
-def test_arguments_are_checked_before_anything_is_asked() -> None:
+async def test_arguments_are_checked_before_anything_is_asked() -> None:
     """Nothing listens at this address: each is refused by its name all the same."""
     with Outcomes("postgresql://nobody@127.0.0.1:1/nothing") as asked:
         for timeout_s in (-1, "3", None, float("inf")):
@@ -234,37 +234,29 @@ def test_arguments_are_checked_before_anything_is_asked() -> None:
             asked.of("")
         with pytest.raises(InvalidInput, match="message_ids"):
             asked.of_many(None)  # type: ignore[arg-type]
-
-    async def misuse() -> None:
-        async with AsyncOutcomes("postgresql://nobody@127.0.0.1:1/nothing") as asked:
-            with pytest.raises(InvalidInput, match="timeout_s"):
-                await asked.wait("id", -1)
-            with pytest.raises(InvalidInput, match="handler"):
-                asked.register_result_handler(None, "id")  # type: ignore[arg-type]
-            with pytest.raises(InvalidInput, match="message_ids"):
-                await asked.of_many(None)  # type: ignore[arg-type]
-
-    asyncio.run(misuse())
+    async with AsyncOutcomes("postgresql://nobody@127.0.0.1:1/nothing") as asked:
+        with pytest.raises(InvalidInput, match="timeout_s"):
+            await asked.wait("id", -1)
+        with pytest.raises(InvalidInput, match="handler"):
+            asked.register_result_handler(None, "id")  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="message_ids"):
+            await asked.of_many(None)  # type: ignore[arg-type]
 
 
-def test_the_async_twin_answers_the_same(collecting: Collecting, database_url: str) -> None:
+async def test_the_async_twin_answers_the_same(collecting: Collecting, database_url: str) -> None:
     """One, many, waiting, waiting in vain, and a handler in the loop."""
-
-    async def ask() -> None:
-        async with AsyncOutcomes(database_url) as outcomes:
-            assert (await outcomes.of("id")).status is OutcomeStatus.UNKNOWN
-            with pytest.raises(NotFinishedInTime):
-                await outcomes.wait("id", 0.05)
-            seen: asyncio.Queue[Outcome] = asyncio.Queue()
-            outcomes.register_result_handler(seen.put_nowait, "id")
-            await asyncio.to_thread(collecting.all_at_once, "id", OutcomeStatus.SUCCEEDED)
-            assert (await outcomes.wait("id")).status is OutcomeStatus.SUCCEEDED
-            assert (await outcomes.of_many(["id"]))["id"].is_final
-            async with asyncio.timeout(240):
-                while (await seen.get()).status is not OutcomeStatus.SUCCEEDED:
-                    pass
-
-    asyncio.run(ask())
+    async with AsyncOutcomes(database_url) as outcomes:
+        assert (await outcomes.of("id")).status is OutcomeStatus.UNKNOWN
+        with pytest.raises(NotFinishedInTime):
+            await outcomes.wait("id", 0.05)
+        seen: asyncio.Queue[Outcome] = asyncio.Queue()
+        outcomes.register_result_handler(seen.put_nowait, "id")
+        await asyncio.to_thread(collecting.all_at_once, "id", OutcomeStatus.SUCCEEDED)
+        assert (await outcomes.wait("id")).status is OutcomeStatus.SUCCEEDED
+        assert (await outcomes.of_many(["id"]))["id"].is_final
+        async with asyncio.timeout(240):
+            while (await seen.get()).status is not OutcomeStatus.SUCCEEDED:
+                pass
 
 
 def collected_later(engine: sa.Engine, message_id: str, status: OutcomeStatus) -> threading.Thread:
@@ -301,27 +293,23 @@ def test_a_receipt_waits_for_the_outcome(
         relatum.release(connection)
 
 
-def test_an_async_receipt_waits_for_the_outcome(
+async def test_an_async_receipt_waits_for_the_outcome(
     amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """The asyncio twin, while the loop goes on."""
-
-    async def publish() -> None:
-        connection = await aio_pika.connect_robust(amqp_url)
-        async with connection:
-            relatum.intercept(connection, database=database_url, keys=["order_id"], stream_url=stream_url)
-            channel = await connection.channel()
-            message = aio_pika.Message(b"pay")
-            receipt = await relatum.publish_async(channel.default_exchange, message, stream_name)
-            with pytest.raises(NotFinishedInTime):
-                await receipt.outcome(timeout_s=0)
-            for call in (receipt.outcome, receipt.wait):
-                with pytest.raises(InvalidInput, match="timeout_s"):
-                    await call(-1)
-            thread = collected_later(engine, receipt.message_id, OutcomeStatus.SUCCEEDED)
-            assert (await receipt.outcome(timeout_s=90)).status is OutcomeStatus.SUCCEEDED
-            thread.join()
-            await receipt.wait()
-            relatum.release(connection)
-
-    asyncio.run(publish())
+    connection = await aio_pika.connect_robust(amqp_url)
+    async with connection:
+        relatum.intercept(connection, database=database_url, keys=["order_id"], stream_url=stream_url)
+        channel = await connection.channel()
+        message = aio_pika.Message(b"pay")
+        receipt = await relatum.publish_async(channel.default_exchange, message, stream_name)
+        with pytest.raises(NotFinishedInTime):
+            await receipt.outcome(timeout_s=0)
+        for call in (receipt.outcome, receipt.wait):
+            with pytest.raises(InvalidInput, match="timeout_s"):
+                await call(-1)
+        thread = collected_later(engine, receipt.message_id, OutcomeStatus.SUCCEEDED)
+        assert (await receipt.outcome(timeout_s=90)).status is OutcomeStatus.SUCCEEDED
+        thread.join()
+        await receipt.wait()
+        relatum.release(connection)

@@ -1,6 +1,5 @@
 """The plans of placements and moves at 300,000 rows: an index for each, whatever is known of the parameters."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -10,7 +9,7 @@ from sqlalchemy.dialects import registry
 
 from relatum.contexts.placement import _placement_prune_statements as prune_statements
 from relatum.contexts.placement import _placement_statements as statements
-from tests.support.plans import filled_database, nodes_of, plan_of
+from tests.support.plans import nodes_of, plan_of
 
 NAMES = 150_000
 MOVES = 30_000
@@ -36,7 +35,7 @@ INSERT INTO relatum.moved_contexts (move_id, name, from_epoch)
   SELECT m, 'n' || (m * 7 + n * 30000) % {NAMES}, 0 FROM generate_series(1, {MOVES}) AS m, generate_series(0, 4) AS n;
 SELECT setval('relatum.placement_epochs', {NOW});
 """
-"""Two super streams of a hundred partitions; each name was moved once or twice, half of all names is over."""
+"""300,000 placements in two super streams of a hundred partitions; each name moved once or twice, half are over."""
 
 STATEMENTS: dict[str, tuple[sa.Executable, dict[str, Any]]] = {
     "super stream": (statements.find_super_stream, {"of_vhost": "/", "of_name": "orders"}),
@@ -63,13 +62,6 @@ STATEMENTS: dict[str, tuple[sa.Executable, dict[str, Any]]] = {
 
 SMALL = {"super_streams", "super_stream_partitions", "publisher_sessions"}
 """Tables that may be scanned: one row a super stream, one a partition, and one a router that publishes."""
-
-
-@pytest.fixture(scope="module")
-def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a database with 300,000 placements."""
-    with filled_database(database_server_url, _migrated_template, FILL) as connection:
-        yield connection
 
 
 def sql_of(statement: Any) -> tuple[str, dict[str, Any]]:

@@ -1,6 +1,5 @@
 """The plans of look-ups at 1,000,000 rows in 30 parts: an index each, whatever the planner knows of the parameters."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -16,7 +15,7 @@ from relatum_consumer.lookups._probe_statement import probe_statement
 from relatum_consumer.lookups._value_statements import times_of_value, values_of_key, values_parameters
 from relatum_consumer.lookups._watching import parameters_of, watched
 from relatum_consumer.traces import _trace_statements as traces
-from tests.support.plans import CATALOG, CLOSE_PARTS, MAKE_PARTS, PARTS, filled_database, nodes_of, plan_of, scanned_in
+from tests.support.plans import CATALOG, CLOSE_PARTS, MAKE_PARTS, PARTS, nodes_of, plan_of, scanned_in
 
 ROWS = 1_000_000
 STREAMS = 2_000
@@ -146,14 +145,7 @@ INSERT INTO relatum.time_blocks (min_us, max_us, first_offset, last_offset, stre
   SELECT n * 1000::bigint, (n + 127) * 1000::bigint, n, n + 127, 1 + n / 128 % 2, 9
   FROM generate_series(0, {ROWS * 10}, 128) AS n;
 """
-"""No block is wider than 4**9 microseconds; half a million rows share one value in one stream."""
-
-
-@pytest.fixture(scope="module")
-def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a database with 1,000,000 rows."""
-    with filled_database(database_server_url, _migrated_template, FILL) as connection:
-        yield connection
+"""1,000,000 rows: no block is wider than 4**9 microseconds; half a million rows share one value in one stream."""
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])

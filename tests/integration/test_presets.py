@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from relatum.keys import preset
 from relatum.reading import StreamReader
 from relatum_consumer import Relations
-from tests.support import broker_connection, publish_plain, recording, unique_name, wait_recorded, wait_until
+from tests.support import broker_connection, publish_plain, record, unique_name, wait_until
 
 
 @pytest.fixture
@@ -40,8 +40,7 @@ def recorded(amqp_url: str, engine: sa.Engine, stream: str, name: str, *, count:
     """Record what lies in the stream by a preset's keys, once it is there."""
     with StreamReader.open(amqp_url) as reader:
         wait_until(lambda: reader.bounds(stream).last == count - 1, what=f"{count} messages")
-    with recording(amqp_url, engine, stream, keys=preset(name)):
-        wait_recorded(amqp_url, engine, stream)
+    record(amqp_url, engine, stream, keys=preset(name))
 
 
 def test_what_belongs_to_a_task_of_celery(amqp_url: str, engine: sa.Engine, stream_name: str, exchange: str) -> None:
@@ -99,3 +98,28 @@ def test_the_messages_of_faststream(amqp_url: str, engine: sa.Engine, stream_nam
         found = relations.find("faststream_correlation", told["correlation"]).messages
         assert [message.offset for message in found] == [0, 1]
         assert [m.offset for m in relations.find("faststream_id", found[1].properties.message_id)] == [1]
+
+
+def test_what_a_consumer_of_masstransit_sent(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+    """A request without a correlation is what its response came from: the initiator is then the request's id."""
+    envelopes = [
+        {"messageId": "m-1", "requestId": "r", "conversationId": "c"},
+        {"messageId": "m-2", "requestId": "r", "conversationId": "c", "initiatorId": "r"},
+    ]
+    properties = pika.BasicProperties(content_type="application/vnd.masstransit+json")
+    publish_plain(amqp_url, stream_name, [(json.dumps(each).encode(), properties) for each in envelopes])
+    record(amqp_url, engine, stream_name, keys=preset("masstransit"))
+    with Relations(amqp_url, engine) as relations:
+        (edge,) = relations.trace(relations.read(stream_name, 1)).edges
+        assert (edge.cause and edge.cause.offset, edge.effect.offset) == (0, 1)
+
+
+def test_the_reply_of_a_listener_of_spring(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+    """It belongs to its request by the correlation, and where that has none, by the request's id."""
+    sent = [{"message_id": "m-1"}, {"correlation_id": "c-2"}, {"correlation_id": "m-1"}, {"correlation_id": "c-2"}]
+    publish_plain(amqp_url, stream_name, [(b"{}", pika.BasicProperties(**each)) for each in sent])
+    record(amqp_url, engine, stream_name, keys=preset("spring"))
+    with Relations(amqp_url, engine) as relations:
+        for request, reply in ((0, 2), (1, 3)):
+            found = relations.related(relations.read(stream_name, request), stream_name)
+            assert [message.offset for message in found] == [reply]

@@ -3,15 +3,28 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from relatum.errors import DataError, StreamNotFound
 from relatum.local import LocalRabbitMQ
-from relatum.recording import backfill, prune
+from relatum.reading import StreamReader
+from relatum.recording import backfill, prune, set_record_time
 from relatum.store import add_keys
-from tests.support import START_S, declare_stream, publish_plain
+from tests.support import (
+    START_S,
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    recording,
+    rows_of,
+    unique_name,
+    wait_recorded,
+    wait_until,
+)
+from tests.support.parts import close, turn
 
 STREAMS = ("a-broken", "b-sound")
 
@@ -64,3 +77,66 @@ def test_a_name_that_is_not_recorded_is_refused_before_anything_is_deleted(
         prune(amqp_url, engine, [stream_name, "nope"])
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT count(*) FROM relatum.relationships")).scalar_one() == 1
+
+
+@pytest.fixture
+def dropped_front(amqp_url: str, engine: sa.Engine, database_url: str) -> Iterator[str]:
+    """A stream that is known, of which nothing is recorded and whose first messages retention has dropped."""
+    add_keys(engine, ["order_id"])
+    stream = unique_name()
+    declare_stream(amqp_url, stream, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
+    publish_plain(amqp_url, stream, ((b"x" * 10_000, {"order_id": 1}) for _ in range(60)))
+    with StreamReader.open(amqp_url) as reader:
+        wait_until(lambda: (reader.bounds(stream).first or 0) > len(ANEW), what="retention")
+    set_record_time(amqp_url, engine, stream, on=True)
+    yield stream
+    delete_stream(amqp_url, stream)
+
+
+ANEW = [(b"", {"order_id": number}) for number in range(3)]
+"""What is published once the stream was declared anew."""
+
+
+def declare_anew(amqp_url: str, engine: sa.Engine, stream: str) -> None:
+    """The stream deleted, declared again, and recorded."""
+    delete_stream(amqp_url, stream)
+    declare_stream(amqp_url, stream)
+    publish_plain(amqp_url, stream, ANEW)
+    with recording(amqp_url, engine, stream):
+        wait_recorded(amqp_url, engine, stream)
+
+
+@pytest.mark.differs
+def test_a_stream_that_is_declared_anew_in_its_midst_keeps_its_rows(
+    amqp_url: str, engine: sa.Engine, dropped_front: str
+) -> None:
+    """What a recorder took up after the broker was asked is not deleted by what another stream retained."""
+    done: list[str] = []
+
+    def declare(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("DELETE FROM relatum.relationships") and not done:
+            done.append(statement)
+            declare_anew(amqp_url, engine, dropped_front)
+
+    pruning = sa.create_engine(engine.url)
+    sa.event.listen(pruning, "before_cursor_execute", declare)
+    try:
+        prune(amqp_url, pruning)
+    finally:
+        pruning.dispose()
+    assert done
+    assert [offset for _, _, offset in rows_of(engine, dropped_front)] == [0, 1, 2]
+
+
+@pytest.mark.differs
+def test_a_part_of_a_stream_that_was_declared_anew_is_not_dropped(
+    amqp_url: str, engine: sa.Engine, dropped_front: str
+) -> None:
+    """What one stream retained says nothing of the next one of its name, of whose rows a part is full."""
+    prune(amqp_url, engine)
+    turn(engine)
+    declare_anew(amqp_url, engine, dropped_front)
+    turn(engine)
+    close(engine)
+    prune(amqp_url, engine)
+    assert [offset for _, _, offset in rows_of(engine, dropped_front)] == [0, 1, 2]

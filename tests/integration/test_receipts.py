@@ -268,49 +268,39 @@ def test_confirm_mode_from_before_cannot_be_counted(
 
 
 @pytest.mark.parametrize("connect", [aio_pika.connect, aio_pika.connect_robust])
-def test_receipts_can_be_awaited(
+async def test_receipts_can_be_awaited(
     amqp_url: str, stream_url: str, database_url: str, stream_name: str, connect: Any
 ) -> None:
     """Many at once through aio-pika, each with its own place; the caller's messages stay as they were."""
-
-    async def scenario() -> None:
-        async with await connect(amqp_url) as connection:
-            relatum.intercept(connection, database=database_url, stream_url=stream_url)
-            channel = await connection.channel()
-            messages = [aio_pika.Message(b"%d" % number) for number in range(50)]
-            receipts = await asyncio.gather(
-                *(relatum.publish_async(channel, message, stream_name) for message in messages)
-            )
-            places = await asyncio.gather(*(receipt.wait() for receipt in receipts))
-            for number, (place,) in enumerate(places):
-                assert body_at(stream_url, place) == b"%d" % number
-            assert all(message.message_id is None and message.headers == {} for message in messages)
-            assert await receipts[0].settle() == places[0]
-            exchange = channel.default_exchange
-            with pytest.raises(PublishUnroutable):
-                await relatum.publish_async(exchange, messages[0], unique_name())
-            await asyncio.to_thread(relatum.release, connection)
-
-    asyncio.run(scenario())
+    async with await connect(amqp_url) as connection:
+        relatum.intercept(connection, database=database_url, stream_url=stream_url)
+        channel = await connection.channel()
+        messages = [aio_pika.Message(b"%d" % number) for number in range(50)]
+        receipts = await asyncio.gather(*(relatum.publish_async(channel, message, stream_name) for message in messages))
+        places = await asyncio.gather(*(receipt.wait() for receipt in receipts))
+        for number, (place,) in enumerate(places):
+            assert body_at(stream_url, place) == b"%d" % number
+        assert all(message.message_id is None and message.headers == {} for message in messages)
+        assert await receipts[0].settle() == places[0]
+        exchange = channel.default_exchange
+        with pytest.raises(PublishUnroutable):
+            await relatum.publish_async(exchange, messages[0], unique_name())
+        await asyncio.to_thread(relatum.release, connection)
 
 
-def test_awaited_receipts_need_interception_confirms_and_a_database(amqp_url: str, database_url: str) -> None:
+async def test_awaited_receipts_need_interception_confirms_and_a_database(amqp_url: str, database_url: str) -> None:
     """Without one of them, nothing is sent, and the error says what is missing."""
-
-    async def scenario() -> None:
-        async with await aio_pika.connect(amqp_url) as connection:
-            message = aio_pika.Message(b"")
-            with pytest.raises(ConfigurationError, match="not intercepted"):
-                await relatum.publish_async(await connection.channel(), message, "x")
-            relatum.intercept(connection)
-            with pytest.raises(ConfigurationError, match="database"):
-                await relatum.publish_async(await connection.channel(), message, "x")
-            relatum.release(connection)
-            relatum.intercept(connection, database=database_url, recorder="external")
-            with pytest.raises(ConfigurationError, match="confirms"):
-                await relatum.publish_async(await connection.channel(publisher_confirms=False), message, "x")
-
-    asyncio.run(scenario())
+    async with await aio_pika.connect(amqp_url) as connection:
+        message = aio_pika.Message(b"")
+        with pytest.raises(ConfigurationError, match="not intercepted"):
+            await relatum.publish_async(await connection.channel(), message, "x")
+        relatum.intercept(connection)
+        with pytest.raises(ConfigurationError, match="database"):
+            await relatum.publish_async(await connection.channel(), message, "x")
+        relatum.release(connection)
+        relatum.intercept(connection, database=database_url, recorder="external")
+        with pytest.raises(ConfigurationError, match="confirms"):
+            await relatum.publish_async(await connection.channel(publisher_confirms=False), message, "x")
 
 
 def test_over_amqp_alone_receipts_come_too(amqp_url: str, database_url: str, stream_name: str, fanout: str) -> None:

@@ -22,7 +22,7 @@ from relatum.recording._embedded import DRAIN_S
 from relatum.recording._extract import Extractor
 from relatum.recording._losing import is_same
 from relatum.recording._ranges import gaps
-from relatum.store import add_keys, coverage_of, current_stream, ensure_stream, open_range, remove_key, tail_of
+from relatum.store import NewTail, add_keys, coverage_of, current_stream, ensure_stream, open_tail, remove_key, tail_of
 from relatum_consumer import Relations
 from tests.support import (
     broker_connection,
@@ -30,6 +30,7 @@ from tests.support import (
     delete_stream,
     in_a_try,
     publish_plain,
+    record,
     recorded_to,
     recording,
     rows_of,
@@ -46,7 +47,7 @@ def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def test_messages_published_before_and_after_the_start_are_recorded(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """The recorder catches up with what is there and goes on with what comes."""
     publish_plain(amqp_url, stream_name, orders(10))
@@ -60,37 +61,32 @@ def test_messages_published_before_and_after_the_start_are_recorded(
 
 
 def test_a_stop_commits_what_was_read_and_a_start_goes_on_there(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """Recording twice what was recorded once never happens."""
     for start in (0, 5, 10):
         publish_plain(amqp_url, stream_name, orders(5, start))
-        with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-            wait_recorded(amqp_url, engine, stream_name)
+        record(amqp_url, engine, stream_name, keys=["order_id"])
     assert len(rows_of(engine, stream_name)) == 15
 
 
-def test_what_is_derived_can_be_emptied_and_filled_again(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_what_is_derived_can_be_emptied_and_filled_again(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """The statement that the page on operations shows empties what is derived; a recorder fills it with the same."""
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     found = re.search(r"^TRUNCATE .*?;", page, re.DOTALL | re.MULTILINE)
     assert found
     publish_plain(amqp_url, stream_name, orders(20))
-    with recording(amqp_url, engine, stream_name, keys=["order_id", "host"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id", "host"])
     before = rows_of(engine, stream_name)
     with engine.begin() as connection:
         connection.exec_driver_sql(found[0])
     assert not rows_of(engine, stream_name)
-    with recording(amqp_url, engine, stream_name):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name)
     assert rows_of(engine, stream_name) == before
 
 
 def test_every_kind_of_message_is_covered_and_bad_values_are_counted(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """Values that cannot be keys are skipped for their reason; the message is covered, the recorder goes on."""
     headers: list[dict[str, Any]] = [
@@ -104,16 +100,13 @@ def test_every_kind_of_message_is_covered_and_bad_values_are_counted(
         {},
     ]
     publish_plain(amqp_url, stream_name, [(b"", header) for header in headers])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     assert [value for _, value, _ in rows_of(engine, stream_name)] == ["good", "1", "true", "a\tb\\c\nd"]
     (seen,) = status(amqp_url, engine, [stream_name])
     assert seen.skipped == {"order_id": {"too_long": 1, "unsupported_type": 1}}
 
 
-def test_keys_come_from_properties_x_headers_and_composites(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_keys_come_from_properties_x_headers_and_composites(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """RabbitMQ keeps these in four different places, depending on its version; a key finds them all."""
     names = ("correlation_id", "message_id", "type", "app_id", "user_id", "reply_to")
     keys = [KeyDefinition(name, source=f"property:{name}") for name in names]
@@ -121,14 +114,13 @@ def test_keys_come_from_properties_x_headers_and_composites(
     values = {name: f"the {name}" for name in names} | {"user_id": pika.URLParameters(amqp_url).credentials.username}
     properties = pika.BasicProperties(headers={"x-device": "d|1"}, **values)
     publish_plain(amqp_url, stream_name, [(b"", properties)])
-    with recording(amqp_url, engine, stream_name, keys=keys):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=keys)
     found = {key: value for key, value, _ in rows_of(engine, stream_name)}
     assert found == values | {"x-device": "d|1", "both": "d\\|1|the correlation_id"}
 
 
 def test_a_key_added_while_recording_is_recorded_from_then_on_and_back_filled(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """The coverage says where the new key begins; a back-fill covers the rest, once."""
     publish_plain(amqp_url, stream_name, orders(10))
@@ -152,9 +144,7 @@ def _tail_keys(engine: sa.Engine) -> int:
         return int(connection.execute(query).scalar_one())
 
 
-def test_two_back_fills_at_once_write_each_row_once(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_two_back_fills_at_once_write_each_row_once(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """Whoever commits first covers; the other plans anew."""
     publish_plain(amqp_url, stream_name, orders(500), confirm=False)
     add_keys(engine, ["order_id", "host"])
@@ -170,21 +160,18 @@ def test_two_back_fills_at_once_write_each_row_once(
 
 
 def test_a_recorder_continues_behind_a_back_fill_of_a_new_stream(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """The hand-over from back-fill to recorder leaves no hole and no row twice."""
     publish_plain(amqp_url, stream_name, orders(10))
     add_keys(engine, ["order_id"])
     backfill(amqp_url, engine, stream_name)
     publish_plain(amqp_url, stream_name, orders(10, start=10))
-    with recording(amqp_url, engine, stream_name):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name)
     assert len(rows_of(engine, stream_name)) == 20
 
 
-def test_two_recorders_write_each_row_once(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_two_recorders_write_each_row_once(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """One holds the lease; the other takes over when it is given back."""
     with recording(amqp_url, engine, stream_name, keys=["order_id"]):
         with recording(amqp_url, engine, stream_name):
@@ -195,15 +182,13 @@ def test_two_recorders_write_each_row_once(
     assert len(rows_of(engine, stream_name)) == 100
 
 
-def test_a_commit_that_lost_the_race_writes_nothing(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_a_commit_that_lost_the_race_writes_nothing(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """Two writers with no lease at all: the second one's transaction leaves no trace."""
     publish_plain(amqp_url, stream_name, orders(5))
     definitions = add_keys(engine, ["order_id"])
     with engine.begin() as connection:
         stream = ensure_stream(connection, "/", stream_name)
-        tail = open_range(connection, stream.stream_id, 0, [definitions[0].key_id], with_time=True, is_tail=True)
+        tail = open_tail(connection, NewTail(stream.stream_id, 0, True), [definitions[0].key_id])
     batch = Batch(stream.stream_id, Extractor(definitions), with_time=True)
     with StreamReader.open(amqp_url) as reader:
         for records in reader.batches(stream_name, follow=False):
@@ -217,19 +202,17 @@ def test_a_commit_that_lost_the_race_writes_nothing(
 
 
 def test_a_recorder_that_slept_while_another_closed_its_tail_writes_nothing(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """A tail closed for other keys keeps its end, so the end alone does not tell that the race is lost."""
     publish_plain(amqp_url, stream_name, orders(5))
     (order_id,) = add_keys(engine, ["order_id"])
-    with recording(amqp_url, engine, stream_name):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name)
     with engine.begin() as connection:
         asleep = tail_of(connection, ensure_stream(connection, "/", stream_name).stream_id)
     assert asleep is not None
     publish_plain(amqp_url, stream_name, orders(5, start=5))
-    with recording(amqp_url, engine, stream_name, keys=["host"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["host"])
     batch = Batch(asleep.stream_id, Extractor([order_id]), with_time=True)
     with StreamReader.open(amqp_url) as reader:
         for records in reader.batches(stream_name, asleep.to_offset, follow=False):
@@ -242,12 +225,11 @@ def test_a_recorder_that_slept_while_another_closed_its_tail_writes_nothing(
 
 
 def test_a_stream_is_the_same_whatever_was_published_since_its_bounds_were_asked(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """A position recorded meanwhile lies beyond bounds that were asked before; the stream itself tells."""
     publish_plain(amqp_url, stream_name, orders(3))
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     with engine.connect() as connection, StreamReader.open(amqp_url) as reader:
         tail = tail_of(connection, ensure_stream(connection, "/", stream_name).stream_id)
         assert tail is not None
@@ -257,7 +239,7 @@ def test_a_stream_is_the_same_whatever_was_published_since_its_bounds_were_asked
 
 
 def test_what_is_no_stream_is_waited_for_and_not_written(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, caplog: pytest.LogCaptureFixture
+    amqp_url: str, engine: sa.Engine, stream_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A misspelt name and a queue are named in the log, once; the table knows neither before it is a stream."""
     missing, queue = unique_name("missing"), unique_name("queue")
@@ -288,7 +270,7 @@ def test_what_is_no_stream_is_waited_for_and_not_written(
 
 
 def test_nothing_is_written_while_the_broker_is_away(
-    amqp_url: str, engine: sa.Engine, database_url: str, caplog: pytest.LogCaptureFixture
+    amqp_url: str, engine: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whether a name is a stream only the broker knows: it is waited for, and the table stays empty."""
     with recording(f"amqp://guest:guest@127.0.0.1:{free_port((0, -120))}", engine, unique_name()):
@@ -297,9 +279,7 @@ def test_nothing_is_written_while_the_broker_is_away(
             assert connection.execute(sa.text("SELECT count(*) FROM relatum.streams")).scalar_one() == 0
 
 
-def test_a_stream_declared_again_begins_a_new_generation(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_a_stream_declared_again_begins_a_new_generation(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """Offsets restart at 0; no row of the old stream stands for the new one."""
     publish_plain(amqp_url, stream_name, orders(10))
     with recording(amqp_url, engine, stream_name, keys=["order_id"]):
@@ -316,12 +296,11 @@ def test_a_stream_declared_again_begins_a_new_generation(
 
 @pytest.mark.parametrize("shorter", [True, False])
 def test_a_stream_declared_again_while_nobody_recorded_is_noticed(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, shorter: bool
+    amqp_url: str, engine: sa.Engine, stream_name: str, shorter: bool
 ) -> None:
     """Whether the new stream is shorter or longer than the old one: what lies at the offset tells."""
     publish_plain(amqp_url, stream_name, orders(10))
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     delete_stream(amqp_url, stream_name)
     declare_stream(amqp_url, stream_name)
     count = 3 if shorter else 30
@@ -333,7 +312,7 @@ def test_a_stream_declared_again_while_nobody_recorded_is_noticed(
 
 
 def test_a_stream_that_was_only_back_filled_and_declared_again_is_noticed(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """The tail a back-fill leaves holds no message to know the stream by; what was back-filled does."""
     publish_plain(amqp_url, stream_name, orders(5))
@@ -348,9 +327,7 @@ def test_a_stream_that_was_only_back_filled_and_declared_again_is_noticed(
         assert relations.find("order_id", "o101", streams=stream_name).ids == ((stream_name, 1),)
 
 
-def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(
-    amqp_url: str, engine: sa.Engine, database_url: str
-) -> None:
+def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(amqp_url: str, engine: sa.Engine) -> None:
     """RabbitMQ moves a reader forward without a word; the coverage says what was lost, and pruning forgets it."""
     name = unique_name()
     declare_stream(amqp_url, name, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
@@ -379,9 +356,7 @@ def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(
         delete_stream(amqp_url, name)
 
 
-def test_what_retention_had_dropped_before_recording_began_is_no_gap(
-    amqp_url: str, engine: sa.Engine, database_url: str
-) -> None:
+def test_what_retention_had_dropped_before_recording_began_is_no_gap(amqp_url: str, engine: sa.Engine) -> None:
     """Nobody has to close it, and it is no hole that was torn while somebody recorded."""
     name = unique_name()
     declare_stream(amqp_url, name, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
@@ -404,21 +379,18 @@ def test_what_retention_had_dropped_before_recording_began_is_no_gap(
         delete_stream(amqp_url, name)
 
 
-def test_times_switched_off_for_a_stream_are_not_recorded(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_times_switched_off_for_a_stream_are_not_recorded(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """The coverage says so too, so that nobody takes silence for an answer."""
     set_record_time(amqp_url, engine, stream_name, on=False)
     publish_plain(amqp_url, stream_name, orders(5))
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     (seen,) = status(amqp_url, engine, [stream_name])
     assert (seen.covered["time"], seen.covered["order_id"]) == ([], [(0, 5)])
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT count(*) FROM relatum.time_blocks")).scalar_one() == 0
 
 
-def test_the_partitions_of_a_super_stream_are_recorded(amqp_url: str, engine: sa.Engine, database_url: str) -> None:
+def test_the_partitions_of_a_super_stream_are_recorded(amqp_url: str, engine: sa.Engine) -> None:
     """A super stream's name stands for its partitions."""
     name = unique_name()
     partitions = [f"{name}-{n}" for n in range(2)]
@@ -442,12 +414,11 @@ def test_the_partitions_of_a_super_stream_are_recorded(amqp_url: str, engine: sa
 
 
 def test_verify_finds_each_kind_of_difference_and_repair_mends_it(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """A deleted row, an added row, a moved row, a changed value, a doubled row and a lost time are each named."""
     publish_plain(amqp_url, stream_name, orders(20))
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     damage = [
         "DELETE FROM relatum.relationships WHERE stream_offset = 1",
         "INSERT INTO relatum.relationships SELECT * FROM relatum.relationships WHERE stream_offset = 2",
@@ -470,14 +441,13 @@ def test_verify_finds_each_kind_of_difference_and_repair_mends_it(
 
 
 def test_verify_beside_a_back_fill_finds_no_difference(
-    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, stream_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """Rows and coverage are compared as of one moment: a repair must not delete what a back-fill writes meanwhile."""
     message = b"\0\x53\x74\xc1\x08\x02\xa1\x04host\xa1\x00" + b"\0\x53\x75\xa0\x00"
     with RawPublisher(stream_url, stream_name) as publisher:
         publisher.publish(*[uncompressed([message] * 1000)] * 21)
-    with recording(amqp_url, engine, stream_name, keys=[]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=[])
     add_keys(engine, ["host"])
     report = verify(
         amqp_url, engine, [stream_name], progress=lambda _: backfill(amqp_url, engine, stream_name) and None
@@ -485,9 +455,7 @@ def test_verify_beside_a_back_fill_finds_no_difference(
     assert report.ok, report.streams[0].differences[:3]
 
 
-def test_an_embedded_recorder_finds_streams_declared_after_the_first_publish(
-    amqp_url: str, engine: sa.Engine, database_url: str
-) -> None:
+def test_an_embedded_recorder_finds_streams_declared_after_the_first_publish(amqp_url: str, engine: sa.Engine) -> None:
     """A route that led nowhere is asked again while it is published to; partitions are known by their super stream."""
     super_stream = unique_name()
     partition = f"{super_stream}-0"
@@ -517,19 +485,45 @@ def test_an_embedded_recorder_finds_streams_declared_after_the_first_publish(
 
 
 def test_what_was_published_before_an_embedded_recorder_is_closed_is_recorded(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
-    """A publisher that lives for a moment leaves nothing to the next recorder."""
+    """A publisher that lives for a moment leaves nothing to the next recorder, where two seconds are enough for it."""
     add_keys(engine, ["order_id"])
-    recorder = EmbeddedRecorder(BrokerAddress.parse(amqp_url), engine)
+    published = 0
+
+    def leaves_nothing() -> bool:
+        nonlocal published
+        recorder = EmbeddedRecorder(BrokerAddress.parse(amqp_url), engine)
+        publish_plain(amqp_url, stream_name, orders(500, published))
+        published += 500
+        recorder.record(stream_name)
+        recorder.close()
+        return recorded_to(engine, stream_name) == published
+
+    in_a_try(leaves_nothing, what="recorded before the end")
+    assert [value for _, value, _ in rows_of(engine, stream_name)] == [f"o{n}" for n in range(published)]
+
+
+def test_what_an_embedded_recorder_leaves_the_next_one_records(
+    amqp_url: str, engine: sa.Engine, stream_name: str
+) -> None:
+    """Closed in the midst of a commit that PostgreSQL does not answer in time: nothing is lost, and nothing twice."""
+    add_keys(engine, ["order_id"])
     publish_plain(amqp_url, stream_name, orders(500))
-    recorder.record(stream_name)
-    recorder.close()
-    assert recorded_to(engine, stream_name) == 500
+    recorder = EmbeddedRecorder(BrokerAddress.parse(amqp_url), engine)
+    with engine.begin() as connection:
+        connection.execute(sa.text("LOCK TABLE relatum.relationships IN ACCESS EXCLUSIVE MODE"))
+        recorder.record(stream_name)
+        waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        wait_until(lambda: connection.execute(waiting).scalar_one(), what="a commit under way")
+        recorder.close()
+        assert not recorded_to(engine, stream_name)
+    record(amqp_url, engine, stream_name)
+    assert [value for _, value, _ in rows_of(engine, stream_name)] == [f"o{n}" for n in range(500)]
 
 
 def test_a_recorder_that_cannot_record_does_not_delay_its_end(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+    amqp_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
     """With the database away, or the stream in another's hands, closing waits for neither."""
     publish_plain(amqp_url, stream_name, orders(5))
@@ -547,9 +541,7 @@ def test_a_recorder_that_cannot_record_does_not_delay_its_end(
             in_a_try(is_closed_at_once, what="closed at once")
 
 
-def test_the_metrics_tell_what_was_recorded(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_the_metrics_tell_what_was_recorded(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """Prometheus sees messages, rows, skipped values and the last offset."""
     publish_plain(amqp_url, stream_name, [*orders(4), (b"", {"order_id": "x" * 2000})])
     with recording(amqp_url, engine, stream_name, keys=["order_id"]) as recorder:
@@ -563,9 +555,7 @@ def test_the_metrics_tell_what_was_recorded(
         wait_until(lambda: read("relatum_lag_offsets", labels) == 0, what="no lag")
 
 
-def test_recording_over_amqp_gives_the_same_rows(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_recording_over_amqp_gives_the_same_rows(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """Where the stream port does not answer, AMQP 0.9.1 serves."""
     address = BrokerAddress.parse(amqp_url)
     without_stream_port = BrokerAddress(
@@ -584,9 +574,7 @@ def test_recording_over_amqp_gives_the_same_rows(
     assert len(rows_of(engine, stream_name)) == 40
 
 
-def test_a_removed_key_is_recorded_no_more(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_a_removed_key_is_recorded_no_more(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """Its rows go away with the next prune."""
     publish_plain(amqp_url, stream_name, orders(5))
     with recording(amqp_url, engine, stream_name, keys=["order_id", "host"]):

@@ -13,16 +13,15 @@ from relatum.reading import RecordBatch
 from relatum.recording._batch import Batch
 from relatum.recording._commit import Share, commit_shares
 from relatum.recording._extract import Extractor
-from relatum.store import CoverageRow, _tails, add_keys, coverage_of, ensure_stream, open_range
+from relatum.store import CoverageRow, NewTail, _tails, add_keys, close_tails, coverage_of, ensure_stream, open_tail
 from tests.support import (
-    declare_stream,
-    delete_stream,
+    new_streams,
     publish_plain,
     recorded_to,
     recording,
     rows_of,
-    unique_name,
     wait_recorded,
+    wait_until,
 )
 
 COUNT = 5
@@ -42,9 +41,7 @@ def tails(engine: sa.Engine, definitions: list[KeyDefinition]) -> dict[str, Cove
     key_ids = [each.key_id for each in definitions]
     with engine.begin() as connection:
         rows = [ensure_stream(connection, "/", f"s{n}") for n in range(COUNT)]
-        return {
-            row.name: open_range(connection, row.stream_id, 0, key_ids, with_time=True, is_tail=True) for row in rows
-        }
+        return {row.name: open_tail(connection, NewTail(row.stream_id, 0, True), key_ids) for row in rows}
 
 
 def shares_of(tails: Sequence[CoverageRow], definitions: Sequence[KeyDefinition], messages: int = 3) -> list[Share]:
@@ -75,6 +72,29 @@ def test_who_lost_its_race_loses_only_its_own_rows(
     for share in (share for share in shares if share.is_committed):
         found = now[share.row.stream_id]
         assert (found.to_offset, found.position) == (share.row.to_offset, share.row.position), "as they are left"
+
+
+@pytest.mark.parametrize("has_moved", [False, True])
+def test_a_tail_that_took_the_id_of_another_is_not_moved(
+    engine: sa.Engine, tails: dict[str, CoverageRow], definitions: list[KeyDefinition], has_moved: bool
+) -> None:
+    """A standby that lacks the last commits gives their ids anew: to other streams, and to tails that end alike."""
+    shares = shares_of([tails["s2"]], definitions)
+    if has_moved:
+        commit_shares(engine, shares)
+        shares = shares_of([shares[0].row], definitions)
+    with engine.begin() as connection:
+        # What another one says in its place.
+        again = (
+            "UPDATE relatum.coverage SET recorded_at = clock_timestamp(), "
+            "last_fingerprint = last_fingerprint + 1 WHERE coverage_id = :id"
+        )
+        connection.execute(sa.text(again), {"id": tails["s2"].coverage_id})
+    with engine.connect() as connection:
+        assert not close_tails(connection, [shares[0].row])
+    commit_shares(engine, shares)
+    assert [(share.is_committed, share.is_held_up) for share in shares] == [(False, False)]
+    assert len(rows_of(engine, "s2")) == (3 if has_moved else 0)
 
 
 def test_a_stream_that_somebody_has_locked_holds_up_no_other(
@@ -111,13 +131,10 @@ def test_two_that_commit_the_same_streams_at_once_write_each_row_once(
 @pytest.fixture
 def three_streams(amqp_url: str) -> Iterator[list[str]]:
     """Three streams of one message each."""
-    names = [unique_name(f"many-{n}") for n in range(3)]
-    for name in names:
-        declare_stream(amqp_url, name)
-        publish_plain(amqp_url, name, [(b"", {"order": "good"})])
-    yield names
-    for name in names:
-        delete_stream(amqp_url, name)
+    with new_streams(amqp_url, 3) as names:
+        for name in names:
+            publish_plain(amqp_url, name, [(b"", {"order": "good"})])
+        yield names
 
 
 def test_a_row_that_postgresql_refuses_holds_up_its_own_stream_alone(
@@ -125,6 +142,11 @@ def test_a_row_that_postgresql_refuses_holds_up_its_own_stream_alone(
 ) -> None:
     """The others are recorded on and on; the one that is refused is named, and goes on once it is mended."""
     refused, *others = three_streams
+
+    def told(name: str) -> list[str]:
+        lines = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        return [line for line in lines if name in line]
+
     with recording(amqp_url, engine, *three_streams, keys=["order"]):
         for name in three_streams:
             wait_recorded(amqp_url, engine, name)
@@ -135,11 +157,12 @@ def test_a_row_that_postgresql_refuses_holds_up_its_own_stream_alone(
                 publish_plain(amqp_url, name, [(b"", {"order": "good"})])
                 wait_recorded(amqp_url, engine, name)
         assert recorded_to(engine, refused) == 1
+        wait_until(lambda: told(refused), what="the refusal is told")
         _execute(engine, "ALTER TABLE relatum.relationships DROP CONSTRAINT refusal")
         wait_recorded(amqp_url, engine, refused)
     assert [len(rows_of(engine, name)) for name in three_streams] == [2, 6, 6]
-    told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert [refused in line for line in told] == [True], told
+    assert len(told(refused)) == 1, caplog.text
+    assert not [name for name in others if told(name)], caplog.text
 
 
 def _execute(engine: sa.Engine, statement: str, **parameters: Any) -> None:
@@ -150,7 +173,7 @@ def _execute(engine: sa.Engine, statement: str, **parameters: Any) -> None:
 def test_what_moves_is_read_once_and_not_for_each_row(engine: sa.Engine) -> None:
     """Where nothing is prepared, as behind PgBouncer, a text that is cast would be cast anew for each row."""
     statement = "EXPLAIN (VERBOSE) " + str(_tails._ADVANCE_ALL.compile(dialect=engine.dialect))
-    given = dict.fromkeys(("ids", "expected", "ends", "offsets", "fingerprints", "chunks_ms"), "{1,2,NULL}")
+    given = dict.fromkeys(("ids", "expected", "marks", "ends", "offsets", "fingerprints", "chunks_ms"), "{1,2,NULL}")
     with engine.begin() as connection:
         plan = "\n".join(connection.exec_driver_sql(statement, given).scalars())
     assert "coverage_id = ANY" in plan

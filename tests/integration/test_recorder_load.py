@@ -16,9 +16,9 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import ConfigurationError
+from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.local import LocalServers
 from relatum.recording import Recorder
-from relatum.recording._recorder import DATABASE_CONNECTIONS_MAX
 from relatum.store import make_engine
 from relatum_migrations import upgrade
 from tests.support import (
@@ -77,14 +77,9 @@ def rest(seconds: float) -> float:
     return wait_until(lambda: (took := time.monotonic() - began) >= seconds and took, what="rest")
 
 
-@pytest.mark.parametrize("connections_max", [1, DATABASE_CONNECTIONS_MAX])
+@pytest.mark.parametrize("connections_max", [1, RECORDER_CONNECTIONS_MAX])
 def test_many_streams_need_few_connections(
-    amqp_url: str,
-    database_url: str,
-    engine: sa.Engine,
-    many_streams: list[str],
-    connections_max: int,
-    earlier: Threads,
+    amqp_url: str, database_url: str, engine: sa.Engine, many_streams: list[str], connections_max: int, earlier: Threads
 ) -> None:
     """Whatever the number of streams, a recorder opens as many connections as it may and waits for a free one."""
     role = unique_name("few").replace("-", "_")
@@ -93,7 +88,7 @@ def test_many_streams_need_few_connections(
         administrator.execute(f"GRANT relatum_recorder TO {role}")
     parts = urlsplit(database_url)
     url = parts._replace(netloc=f"{role}:p@{parts.netloc.rpartition('@')[2]}").geturl()
-    options = {} if connections_max == DATABASE_CONNECTIONS_MAX else {"database_connections_max": connections_max}
+    options = {} if connections_max == RECORDER_CONNECTIONS_MAX else {"database_connections_max": connections_max}
     recorder = Recorder(amqp_url, url, many_streams, **options)  # type: ignore[arg-type]
     try:
         with running(recorder):
@@ -125,7 +120,7 @@ def test_hundreds_of_streams_take_a_dozen_threads_and_a_handful_of_connections(
         wait_until(lambda: recorded(engine, many_streams) == 2 * MANY_STREAMS, what="all recorded again")
         assert len(earlier.begun()) <= THREADS_MAX
         pool: Any = recorder._engine.pool
-        assert pool.checkedin() + pool.checkedout() <= DATABASE_CONNECTIONS_MAX
+        assert pool.checkedin() + pool.checkedout() <= RECORDER_CONNECTIONS_MAX
         follower, reader = recorder._group.follower.statistics(), recorder._group.reader().statistics()
         assert (follower.followed, follower.attached) == (MANY_STREAMS, MANY_STREAMS)
         assert follower.connections + reader.idle + reader.in_use <= BROKER_CONNECTIONS_MAX

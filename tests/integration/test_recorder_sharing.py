@@ -8,10 +8,21 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import sqlalchemy as sa
 
+from relatum.local import LocalServers
 from relatum.recording import Recorder, verify
-from tests.support import declare_stream, delete_stream, publish_plain, rows_of, unique_name, wait_recorded, wait_until
+from tests.support import (
+    declare_stream,
+    new_streams,
+    publish_plain,
+    rows_of,
+    unique_name,
+    wait_recorded,
+    wait_until,
+)
 from tests.support.leases import LEASE_S, let_lapse, record_as
 from tests.support.proxy import Proxy
+from tests.support.rabbitmq_tools import run_tool
+from tests.support.tapped import PASSWORD, add_users, as_user
 
 STREAMS = 6
 KEY = "order_id"
@@ -22,13 +33,8 @@ pytestmark = pytest.mark.usefixtures("quick_rhythm")
 @pytest.fixture
 def names(amqp_url: str) -> Iterator[list[str]]:
     """Some streams."""
-    prefix = unique_name("shared")
-    names = [f"{prefix}-{n}" for n in range(STREAMS)]
-    for name in names:
-        declare_stream(amqp_url, name)
-    yield names
-    for name in names:
-        delete_stream(amqp_url, name)
+    with new_streams(amqp_url, STREAMS) as names:
+        yield names
 
 
 class Members:
@@ -172,6 +178,32 @@ def test_what_one_had_that_is_cut_off_from_the_broker_is_taken_over(
         wait_until(lambda: cut_off.statistics().is_broker_up, what="the broker is back")
         if streams > 1:
             members.wait_for(a=streams // 2, b=streams // 2)
+        members.publish()
+        members.check()
+
+
+def test_what_one_had_whose_password_is_refused_is_taken_over(
+    private_servers: LocalServers, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member whose password was changed keeps no stream from those whom the broker lets in, and comes back."""
+    monkeypatch.setattr("relatum.following._reach.CUT_OFF_S", 1.0)
+    monkeypatch.setattr("relatum.following._reach.RETURN_S", 0.5)
+    server, names = private_servers.rabbitmq, [unique_name("rotated") for _ in range(2)]
+    add_users(server, {names[0]: (".*", ".*", ".*")})
+    password = 'ok = rabbit_auth_backend_internal:change_password(<<"{}">>, <<"{}">>, <<"x">>).'
+    for name in names:
+        declare_stream(server.broker_url, name)
+    with Proxy.to(server.stream_url) as proxy, members_of(server.broker_url, engine, names) as members:
+        members.join("a", as_user(proxy.url(server.stream_url), names[0]))
+        members.wait_for(a=2)
+        members.join("b")
+        members.wait_for(a=1, b=1)
+        run_tool(server, "rabbitmqctl", "eval", password.format(names[0], "another"))
+        proxy.cut()
+        members.wait_for(b=2)
+        members.publish()
+        run_tool(server, "rabbitmqctl", "eval", password.format(names[0], PASSWORD))
+        members.wait_for(a=1, b=1)
         members.publish()
         members.check()
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pika
@@ -25,6 +26,7 @@ from relatum.keys import KeyDefinition
 from relatum.recording import backfill
 from relatum.store import add_keys, remove_key
 from relatum_consumer import AsyncRelations, Relations, Status
+from tests import support
 from tests.support import (
     broker_connection,
     declare_stream,
@@ -40,24 +42,14 @@ from tests.support.relations import FACES, open_relations
 KEYS = ["order_id", "host"]
 
 
-@pytest.fixture(params=FACES)
-def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) -> Iterator[Relations]:
-    """Look-ups through each face."""
-    with open_relations(request.param, amqp_url, database_url) as relations:
-        yield relations
-
-
 def order(number: Any, host: str = "h", time_us: int | None = None) -> tuple[bytes, dict[str, Any]]:
     """A message with two keys, and a time if given."""
     time = {} if time_us is None else {"relatum_time": time_us}
     return b"order", {"order_id": number, "host": host} | time
 
 
-def record(amqp_url: str, engine: sa.Engine, *streams: str, keys: Any = KEYS) -> None:
-    """Record all that is in the streams."""
-    with recording(amqp_url, engine, *streams, keys=keys):
-        for stream in streams:
-            wait_recorded(amqp_url, engine, stream)
+record = partial(support.record, keys=KEYS)
+"""Records all that is in some streams."""
 
 
 # --- what is found ----------------------------------------------------------------------------------------
@@ -237,7 +229,7 @@ def test_a_stream_that_was_never_recorded_is_no_absence(
         relations.find("order_id", "a")
 
 
-def test_an_empty_stream_is_absence(amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str) -> None:
+def test_an_empty_stream_is_absence(engine: sa.Engine, relations: Relations, stream_name: str) -> None:
     """It retains nothing, so that nothing is uncovered."""
     add_keys(engine, KEYS)
     assert relations.find("order_id", "a", streams=stream_name).status is Status.ABSENT
@@ -494,9 +486,7 @@ def test_a_connection_that_the_database_closed_is_replaced(
             )
 
 
-def test_an_engine_of_the_callers_stays_open(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_an_engine_of_the_callers_stays_open(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """It is used as it is, and not closed."""
     publish_plain(amqp_url, stream_name, [order("a")])
     record(amqp_url, engine, stream_name)
@@ -538,7 +528,7 @@ def test_threads_may_share_one(amqp_url: str, engine: sa.Engine, database_url: s
     assert not wrong
 
 
-def test_tasks_may_share_one_and_be_cancelled(
+async def test_tasks_may_share_one_and_be_cancelled(
     amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
 ) -> None:
     """Cancelling some at any moment harms none of the others."""
@@ -549,20 +539,17 @@ def test_tasks_may_share_one_and_be_cancelled(
         answer = await relations.find("order_id", f"o{number}")
         return [message.offset for message in answer]
 
-    async def main() -> None:
-        async with AsyncRelations(amqp_url, database_url) as relations:
-            for patience in range(20):
-                tasks = [asyncio.create_task(look_up(relations, number)) for number in range(10)]
-                for _ in range(patience):
-                    await asyncio.sleep(0)
-                for task in tasks[::2]:
-                    task.cancel()
-                results = await asyncio.gather(*tasks, return_exceptions=True)
-                for number, result in enumerate(results):
-                    if not isinstance(result, asyncio.CancelledError):
-                        assert result == list(range(number, 50, 10))
-
-    asyncio.run(main())
+    async with AsyncRelations(amqp_url, database_url) as relations:
+        for patience in range(20):
+            tasks = [asyncio.create_task(look_up(relations, number)) for number in range(10)]
+            for _ in range(patience):
+                await asyncio.sleep(0)
+            for task in tasks[::2]:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            for number, result in enumerate(results):
+                if not isinstance(result, asyncio.CancelledError):
+                    assert result == list(range(number, 50, 10))
 
 
 def test_reading_goes_through_both_faces(

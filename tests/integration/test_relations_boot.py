@@ -18,8 +18,7 @@ from tests.support import (
     declare_stream,
     make_streams_survive,
     publish_plain,
-    recording,
-    wait_recorded,
+    record,
     wait_until,
 )
 
@@ -44,9 +43,7 @@ def test_while_a_broker_boots_no_answer_is_a_part(server: LocalRabbitMQ, engine:
     for stream in STREAMS:
         declare_stream(server.broker_url, stream)
         publish_plain(server.broker_url, stream, [(stream.encode(), {"order_id": "a"})])
-    with recording(server.broker_url, engine, *STREAMS, keys=["order_id"]):
-        for stream in STREAMS:
-            wait_recorded(server.broker_url, engine, stream)
+    record(server.broker_url, engine, *STREAMS, keys=["order_id"])
     told: Counter[str] = Counter()
 
     def ask(transport: Any) -> bool:

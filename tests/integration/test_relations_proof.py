@@ -1,7 +1,7 @@
 """What it takes to say `absent`: streams that prove it, named in the answer; and what is said where nothing can."""
 
 import json
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,26 +11,17 @@ from relatum.errors import BrokerUnavailable, ConfigurationError, KeyNotDefined,
 from relatum.local import LocalRabbitMQ
 from relatum.store import add_keys, make_engine
 from relatum_consumer import Answer, Relations, Status
+from tests import support
 from tests.acceptance._command import Relatum
-from tests.support import START_S, declare_stream, delete_stream, publish_plain, recording, wait_recorded
+from tests.support import START_S, declare_stream, delete_stream, publish_plain
 from tests.support.relations import FACES, open_relations
 from tests.support.super_streams import super_stream
 
 NOBODY_LISTENS = "amqp://guest:guest@127.0.0.1:9/"
 
 
-@pytest.fixture(params=FACES)
-def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) -> Iterator[Relations]:
-    """Look-ups through each face."""
-    with open_relations(request.param, amqp_url, database_url) as relations:
-        yield relations
-
-
-def record(amqp_url: str, engine: sa.Engine, *streams: str) -> None:
-    """Record all that is in the streams."""
-    with recording(amqp_url, engine, *streams, keys=["order_id"]):
-        for stream in streams:
-            wait_recorded(amqp_url, engine, stream)
+record = partial(support.record, keys=["order_id"])
+"""Records all that is in some streams."""
 
 
 def order(number: Any) -> tuple[bytes, dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Look-ups by time against real streams and a real database."""
 
 import random
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -19,6 +19,7 @@ from relatum_consumer import Relations, Status
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._blocks import Block
 from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTH_CLASSES, WIDTHS_US
+from tests import support
 from tests.support import (
     broker_connection,
     declare_stream,
@@ -29,16 +30,8 @@ from tests.support import (
     wait_recorded,
 )
 from tests.support import times as slow
-from tests.support.relations import FACES, open_relations
 
 SECOND = 1_000_000
-
-
-@pytest.fixture(params=FACES)
-def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) -> Iterator[Relations]:
-    """Look-ups through each face."""
-    with open_relations(request.param, amqp_url, database_url) as relations:
-        yield relations
 
 
 def publish(amqp_url: str, stream: str, times: list[int], hosts: int = 3) -> None:
@@ -47,11 +40,8 @@ def publish(amqp_url: str, stream: str, times: list[int], hosts: int = 3) -> Non
     publish_plain(amqp_url, stream, messages, confirm=False)
 
 
-def record(amqp_url: str, engine: sa.Engine, *streams: str) -> None:
-    """Record all that is in the streams."""
-    with recording(amqp_url, engine, *streams, keys=["host"]):
-        for stream in streams:
-            wait_recorded(amqp_url, engine, stream)
+record = partial(support.record, keys=["host"])
+"""Records all that is in some streams."""
 
 
 def shapes() -> dict[str, list[int]]:

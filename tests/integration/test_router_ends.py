@@ -1,7 +1,6 @@
 """Routers that are closed, or lose a partition, while messages are under way."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import aio_pika
@@ -13,16 +12,11 @@ import relatum
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown
 from relatum.superstreams import Layout
 from tests.support import broker_connection
-from tests.support.super_streams import super_stream
+
+PARTITIONS = 2
+"""Of the fixture `layout`."""
 
 OF_A = pika.BasicProperties(headers={"serialization_context": "a"})
-
-
-@pytest.fixture
-def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
-    """A new super stream of two partitions."""
-    with super_stream(amqp_url, stream_url, 2) as made:
-        yield made
 
 
 def test_a_router_that_is_closed_meanwhile_does_not_know(layout: Layout, database_url: str, amqp_url: str) -> None:
@@ -56,27 +50,23 @@ def test_partitions_are_known_until_the_broker_was_asked_again(
         assert core.unnamed("x").stream in {each.stream for each in layout}
 
 
-def test_a_task_that_publishes_while_its_router_is_closed_is_told(
+async def test_a_task_that_publishes_while_its_router_is_closed_is_told(
     layout: Layout, database_url: str, amqp_url: str
 ) -> None:
     """Closing is no cancellation: a task that waits for a thread of the router gets an error it can catch."""
-
-    async def scenario() -> list[Any]:
-        router = relatum.AsyncContextRouter(layout.super_stream, database_url)
-        async with asyncio.timeout(240), await aio_pika.connect(amqp_url) as connection:
-            channel = await connection.channel()
-            await router.open(connection)
-            publishing = [
-                asyncio.create_task(
-                    router.publish(channel, aio_pika.Message(b"", headers={"serialization_context": f"c{number}"}))
-                )
-                for number in range(200)
-            ]
-            await asyncio.sleep(0)
-            await router.close()
-            return await asyncio.gather(*publishing, return_exceptions=True)
-
-    ends = asyncio.run(scenario())
+    router = relatum.AsyncContextRouter(layout.super_stream, database_url)
+    async with asyncio.timeout(240), await aio_pika.connect(amqp_url) as connection:
+        channel = await connection.channel()
+        await router.open(connection)
+        publishing = [
+            asyncio.create_task(
+                router.publish(channel, aio_pika.Message(b"", headers={"serialization_context": f"c{number}"}))
+            )
+            for number in range(200)
+        ]
+        await asyncio.sleep(0)
+        await router.close()
+        ends = await asyncio.gather(*publishing, return_exceptions=True)
     assert not [end for end in ends if isinstance(end, asyncio.CancelledError)]
     assert all(isinstance(end, ConfigurationError | PublishOutcomeUnknown | Basic.Ack) for end in ends), set(
         map(type, ends)

@@ -334,7 +334,9 @@ def test_a_commit_whose_answer_was_lost_counts(
             return int(connection.scalar(sa.select(sa.func.count()).select_from(written)) or 0)
 
     def lose_the_answer() -> None:
-        committing = sa.text("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND query = 'COMMIT'")
+        committing = sa.text(
+            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
+        )
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             wait_until(lambda: connection.execute(committing).first() is not None and not rows(), every_s=0.001)
         proxy.mode = "blackhole_replies"

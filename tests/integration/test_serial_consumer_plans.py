@@ -1,6 +1,5 @@
 """The plans of serial consumers' statements at many moves, consumers and partitions: rows are found by an index."""
 
-from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -11,7 +10,7 @@ from sqlalchemy.dialects.postgresql import psycopg as dialect
 
 from relatum.contexts.serial.consuming import _hold_statements as hold_statements
 from relatum.contexts.serial.consuming import _serial_statements as statements
-from tests.support.plans import filled_database, nodes_of, plan_of
+from tests.support.plans import nodes_of, plan_of
 
 MOVES = 20_000
 CONTEXTS = 5
@@ -44,6 +43,7 @@ INSERT INTO relatum.serial_holds
   SELECT c, (m + 1) % {PARTITIONS} + 1, m, m % {PARTITIONS} + 1, m, m, m, m
   FROM generate_series(1, {CONSUMERS}) c, generate_series(1, 40) m;
 """
+"""Many moves, consumers and partitions."""
 
 ME = {"of_consumer": 7, "of_partition": 8, "by": "m9"}
 MEMBER, KEYS = {"of_within": 7, "by": "m9"}, list(range(1, PARTITIONS + 1))
@@ -85,13 +85,6 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 LARGE = {"serial_positions", "serial_checkpoints", "serial_members", "serial_holds", "context_moves", "moved_contexts"}
 """The tables that are never read as a whole."""
-
-
-@pytest.fixture(scope="module")
-def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a database with many moves, consumers and partitions."""
-    with filled_database(database_server_url, _migrated_template, FILL) as connection:
-        yield connection
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])

@@ -1,6 +1,5 @@
 """The plans of serial consumers, and of pruning, among 30,000 moves: an index for each, whatever is known of values."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -9,10 +8,12 @@ import pytest
 from relatum.contexts.placement import _placement_prune_statements as prune
 from relatum.contexts.serial.consuming import _hold_statements as holding
 from relatum.contexts.serial.consuming import _serial_statements as consuming
-from tests.integration.test_placement_plans import FILL, MOVES, OURS, SMALL, sql_of
-from tests.support.plans import filled_database, nodes_of, plan_of
+from tests.integration.test_placement_plans import FILL as PLACEMENTS
+from tests.integration.test_placement_plans import MOVES, OURS, SMALL, sql_of
+from tests.support.plans import nodes_of, plan_of
 
-CONSUMERS = f"""
+FILL = f"""
+{PLACEMENTS}
 INSERT INTO relatum.serial_consumers (super_stream_id, name) SELECT 1 + n % 2, 'c' || n FROM generate_series(0, 9) AS n;
 INSERT INTO relatum.serial_positions (consumer_id, partition_id, position)
   SELECT c, p, {MOVES} FROM generate_series(1, 10) AS c, generate_series(1, 200) AS p;
@@ -22,6 +23,7 @@ INSERT INTO relatum.serial_holds (consumer_id, partition_id, source_id, move_id,
 UPDATE relatum.context_moves SET state = 'fencing', ended_at = NULL, fence_offset = NULL, marker_offset = NULL
   WHERE move_id > {MOVES - 20};
 """
+"""30,000 moves, and consumers that wait for every seventh."""
 
 OF_PARTITION = {"of_partition": 3}
 OF_CONSUMER = {"of_consumer": 1}
@@ -44,13 +46,6 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 ALL_OF_A_CONSUMER = SMALL | {"serial_consumers", "serial_positions", "serial_members"}
 """Tables that may be scanned: they have a row for each partition, at most."""
-
-
-@pytest.fixture(scope="module")
-def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a database with 30,000 moves, and consumers that wait for every seventh."""
-    with filled_database(database_server_url, _migrated_template, FILL + CONSUMERS) as connection:
-        yield connection
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])

@@ -1,10 +1,8 @@
 """The relationship table and contexts that move: look-ups by the context's header find both sides, in order."""
 
 import time
-from collections.abc import Iterator
 
 import pika
-import pytest
 import sqlalchemy as sa
 
 import relatum
@@ -12,22 +10,13 @@ from relatum import ContextRouter
 from relatum.contexts import SerializationContexts, verify
 from relatum.contexts.placement._entries import Adoption, encode
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import Relations
-from tests.support import publish_plain, recording, rows_of, unique_name, wait_recorded
+from tests.support import publish_plain, recording, rows_of, wait_recorded
 
+PARTITIONS = 2
 KEY = "serialization_context"
 MESSAGES = 6
 """Messages before each of the two moves and behind them."""
-
-
-@pytest.fixture
-def super_stream(amqp_url: str, stream_url: str) -> Iterator[str]:
-    """A super stream of two partitions."""
-    name = unique_name("related")
-    declare_super_stream(amqp_url, name, 2)
-    yield name
-    delete_super_stream(amqp_url, name, stream_url=stream_url)
 
 
 def test_look_ups_find_a_context_on_both_sides_of_its_moves(

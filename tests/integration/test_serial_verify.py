@@ -13,6 +13,7 @@ from relatum.contexts import FindingKind, history, verify
 from relatum.errors import InvalidInput, SuperStreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name, wait_until
+from tests.support.super_streams import declare_by_hand, delete_by_hand
 
 A = "a" * 16
 
@@ -27,15 +28,9 @@ def super_stream(amqp_url: str) -> Iterator[str]:
     """A super stream of two partitions, as RabbitMQ's own tools declare one."""
     name = unique_name("verify")
     with broker_connection(amqp_url) as connection:
-        channel = connection.channel()
-        channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
-        for place, stream in enumerate(partitions_of(name)):
-            channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
-            channel.queue_bind(stream, name, str(place), {"x-stream-partition-order": place})
-        yield name
-        for stream in partitions_of(name):
-            channel.queue_delete(stream)
-        channel.exchange_delete(name)
+        declare_by_hand(connection, name, ["0", "1"], partitions_of(name))
+    yield name
+    delete_by_hand(amqp_url, name, *partitions_of(name))
 
 
 def publish(amqp_url: str, stream: str, messages: Sequence[tuple[Mapping[str, Any], bytes]]) -> None:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from relatum.errors import BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, InvalidInput, UsedAfterClose
 from relatum_consumer import AsyncRelations, Health, Relations, Status
-from tests.support import in_a_try, publish_plain, recording, wait_recorded, wait_until
+from tests.support import in_a_try, publish_plain, record, wait_until
 from tests.support.relations import FACES, open_relations
 
 AT_ONCE = 30
@@ -25,8 +25,7 @@ NO_DATABASE = "postgresql://127.0.0.1:9/nobody"
 def recorded(amqp_url: str, engine: sa.Engine, stream_name: str) -> str:
     """A stream with one message that is recorded."""
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": "a"})])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     return stream_name
 
 
@@ -112,25 +111,21 @@ def test_closing_lets_what_is_under_way_end(
         closing.result(LONG_S)
 
 
-def test_closing_with_asyncio_lets_what_is_under_way_end(
+async def test_closing_with_asyncio_lets_what_is_under_way_end(
     amqp_url: str, database_url: str, recorded: str, lock: psycopg.Connection[Any]
 ) -> None:
     """The same in tasks."""
-
-    async def ask() -> Status:
-        relations = await AsyncRelations.open(amqp_url, database_url, timeout_s=LONG_S, max_connections=2)
-        under_way = asyncio.create_task(relations.find("order_id", "a"))
-        await asyncio.to_thread(wait_until, lambda: relations.statistics().asking == 1, what="a look-up under way")
-        closing = asyncio.create_task(relations.close(drain_s=LONG_S))
-        await asyncio.to_thread(wait_until, lambda: relations._counts._ended is not None, what="closing")
-        with pytest.raises(UsedAfterClose):
-            await relations.find("order_id", "a")
-        assert not closing.done()
-        await asyncio.to_thread(lock.rollback)
-        await closing
-        return (await under_way).status
-
-    assert asyncio.run(ask()) is Status.FOUND
+    relations = await AsyncRelations.open(amqp_url, database_url, timeout_s=LONG_S, max_connections=2)
+    under_way = asyncio.create_task(relations.find("order_id", "a"))
+    await asyncio.to_thread(wait_until, lambda: relations.statistics().asking == 1, what="a look-up under way")
+    closing = asyncio.create_task(relations.close(drain_s=LONG_S))
+    await asyncio.to_thread(wait_until, lambda: relations._counts._ended is not None, what="closing")
+    with pytest.raises(UsedAfterClose):
+        await relations.find("order_id", "a")
+    assert not closing.done()
+    await asyncio.to_thread(lock.rollback)
+    await closing
+    assert (await under_way).status is Status.FOUND
 
 
 @pytest.mark.parametrize("face", FACES)

@@ -72,28 +72,26 @@ def test_the_search_begins_before_the_send(amqp_url: str, stream_url: str, strea
     assert place.stream == stream_name
 
 
-def test_with_aio_pika_the_search_begins_before_the_send(amqp_url: str, stream_url: str, stream_name: str) -> None:
+async def test_with_aio_pika_the_search_begins_before_the_send(
+    amqp_url: str, stream_url: str, stream_name: str
+) -> None:
     """As with pika: after a time-out, too, the moment is that of the send."""
-
-    async def scenario() -> None:
-        with Proxy.to(amqp_url) as proxy:
-            connection = await aio_pika.connect(proxy.url(amqp_url))
-            relatum.intercept(connection, broker_url=amqp_url, stream_url=stream_url)
-            channel = await connection.channel()
-            await channel.default_exchange.publish(aio_pika.Message(b"first"), stream_name)
-            proxy.mode = "blackhole_replies"
-            with pytest.raises(PublishOutcomeUnknown) as caught:
-                await channel.default_exchange.publish(aio_pika.Message(b"second"), stream_name, timeout=0.5)
-            ended = time.monotonic()
-            settle: Any = caught.value.settle
-            unsettled = settle.__self__
-            assert unsettled.sent.monotonic_s <= ended - 0.5
-            (place,) = await settle()
-            assert place.stream == stream_name
-            proxy.mode = "pass"
-            await connection.close()
-
-    asyncio.run(scenario())
+    with Proxy.to(amqp_url) as proxy:
+        connection = await aio_pika.connect(proxy.url(amqp_url))
+        relatum.intercept(connection, broker_url=amqp_url, stream_url=stream_url)
+        channel = await connection.channel()
+        await channel.default_exchange.publish(aio_pika.Message(b"first"), stream_name)
+        proxy.mode = "blackhole_replies"
+        with pytest.raises(PublishOutcomeUnknown) as caught:
+            await channel.default_exchange.publish(aio_pika.Message(b"second"), stream_name, timeout=0.5)
+        ended = time.monotonic()
+        settle: Any = caught.value.settle
+        unsettled = settle.__self__
+        assert unsettled.sent.monotonic_s <= ended - 0.5
+        (place,) = await settle()
+        assert place.stream == stream_name
+        proxy.mode = "pass"
+        await connection.close()
 
 
 @pytest.mark.parametrize("ahead_s", [0, LATE_S, 3600, -3600])

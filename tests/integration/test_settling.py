@@ -83,9 +83,7 @@ def test_what_was_settled_as_rolled_back_comes_through_no_more(engine: sa.Engine
     assert rows(engine) == 0
 
 
-def test_a_transaction_ends_as_it_says(
-    database_url: str, engine: sa.Engine, lost_line: tuple[Proxy, sa.Engine]
-) -> None:
+def test_a_transaction_ends_as_it_says(engine: sa.Engine, lost_line: tuple[Proxy, sa.Engine]) -> None:
     """A commit whose answer was lost counts; and each token is removed by the step after it."""
     written.create(engine)
     with engine.begin() as connection:

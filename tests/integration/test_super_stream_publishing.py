@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from opentelemetry.instrumentation.pika import PikaInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from pika.adapters.blocking_connection import BlockingConnection
+from pika.exceptions import UnroutableError
 
 import relatum
 from relatum.errors import (
@@ -36,7 +37,7 @@ from relatum_consumer import Relations
 from tests.support import broker_connection, recorded_to, unique_name, wait_until
 from tests.support.callbacks import open_channel, running
 from tests.support.proxy import Proxy
-from tests.support.super_streams import bodies, super_stream, tail
+from tests.support.super_streams import bodies, tail
 
 KEYS = [f"hello{number}" for number in range(1, 6)]
 PLACES = [1, 0, 1, 2, 0]
@@ -44,13 +45,6 @@ PLACES = [1, 0, 1, 2, 0]
 
 EXPECTED = [[b"hello2", b"hello5"], [b"hello1", b"hello3"], [b"hello4"]]
 """The same by partition."""
-
-
-@pytest.fixture
-def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
-    """A super stream of three partitions."""
-    with super_stream(amqp_url, stream_url, 3) as layout:
-        yield layout
 
 
 @pytest.fixture
@@ -196,6 +190,24 @@ def test_the_broker_is_asked_once(
         channel.basic_publish(orders, lost, b"", mandatory=True)
 
 
+def test_a_partition_that_is_gone_is_an_error(
+    connection: BlockingConnection, orders: relatum.SuperStream, layout: Layout, stream_url: str
+) -> None:
+    """Nobody need ask for it: no message is confirmed and dropped, intercepted or not, unless it is published so."""
+    bare = connection.channel()
+    bare.confirm_delivery()
+    assert orders.layout(connection) == layout
+    unbind_partition(connection, layout.super_stream, layout.route("hello4").stream, delete=True, stream_url=stream_url)
+    with pytest.raises(UnroutableError):
+        orders.publish(bare, b"", tail("hello4"))
+    orders.publish(bare, b"", tail("hello4"), mandatory=False)
+    channel = relatum.intercept(connection).channel()
+    channel.confirm_delivery()
+    with pytest.raises(PublishUnroutable):
+        channel.basic_publish(orders, "", b"", tail("hello4"))
+    channel.basic_publish(orders, "", b"", tail("hello4"), False)
+
+
 def test_threads_share_one(amqp_url: str, orders: relatum.SuperStream, layout: Layout, stream_url: str) -> None:
     """Threads that begin together, each with its connection, agree, and no message is lost."""
     barrier = threading.Barrier(4)
@@ -280,80 +292,63 @@ def test_all_partitions_are_recorded(
 
 @pytest.mark.parametrize("connect", [aio_pika.connect, aio_pika.connect_robust])
 @pytest.mark.parametrize("intercepted", [False, True])
-def test_aio_pika_publishes_to_a_super_stream(
-    amqp_url: str,
-    orders: relatum.SuperStream,
-    layout: Layout,
-    stream_url: str,
-    connect: Any,
-    intercepted: bool,
+async def test_aio_pika_publishes_to_a_super_stream(
+    amqp_url: str, orders: relatum.SuperStream, layout: Layout, stream_url: str, connect: Any, intercepted: bool
 ) -> None:
     """In an exchange's place and called itself it routes; the result is aio-pika's; messages stay as they were."""
-
-    async def scenario() -> None:
-        async with asyncio.timeout(240), await connect(amqp_url) as connection:
-            if intercepted:
-                relatum.intercept(connection)
-            channel = await connection.channel()
-            exchange = orders.exchange(channel)
-            message = aio_pika.Message(b"hello1", headers={"tail": "hello1"})
-            assert type(await exchange.publish(message, "")).__name__ == "Ack"
-            assert (message.headers, message.message_id) == ({"tail": "hello1"}, None)
-            await exchange.publish(aio_pika.Message(b"hello2", headers={"tail": "hello2"}), mandatory=False)
-            await orders.publish_async(channel, aio_pika.Message(b"hello3", headers={"tail": "hello3"}))
-            await orders.publish_async(
-                channel.default_exchange, aio_pika.Message(b"hello4", headers={"tail": "hello4"}), timeout=90
-            )
-            by_body = relatum.SuperStream(orders.name, route_by=lambda made: made.body, partitions=3)
-            await by_body.exchange(channel).publish(aio_pika.Message(b"hello5"))
-            with pytest.raises(InvalidInput, match="'tail'"):
-                await exchange.publish(aio_pika.Message(b"lost"))
-
-    asyncio.run(scenario())
+    async with asyncio.timeout(240), await connect(amqp_url) as connection:
+        if intercepted:
+            relatum.intercept(connection)
+        channel = await connection.channel()
+        exchange = orders.exchange(channel)
+        message = aio_pika.Message(b"hello1", headers={"tail": "hello1"})
+        assert type(await exchange.publish(message, "")).__name__ == "Ack"
+        assert (message.headers, message.message_id) == ({"tail": "hello1"}, None)
+        await exchange.publish(aio_pika.Message(b"hello2", headers={"tail": "hello2"}), mandatory=False)
+        await orders.publish_async(channel, aio_pika.Message(b"hello3", headers={"tail": "hello3"}))
+        await orders.publish_async(
+            channel.default_exchange, aio_pika.Message(b"hello4", headers={"tail": "hello4"}), timeout=90
+        )
+        by_body = relatum.SuperStream(orders.name, route_by=lambda made: made.body, partitions=3)
+        await by_body.exchange(channel).publish(aio_pika.Message(b"hello5"))
+        with pytest.raises(InvalidInput, match="'tail'"):
+            await exchange.publish(aio_pika.Message(b"lost"))
     assert placed(stream_url, layout) == EXPECTED
 
 
-def test_a_set_goes_on_from_pika_to_aio_pika_by_its_token(
+async def test_a_set_goes_on_from_pika_to_aio_pika_by_its_token(
     amqp_url: str, orders: relatum.SuperStream, layout: Layout, stream_url: str
 ) -> None:
     """A handle places its set once, on a channel of either client; whoever has its token publishes there as well."""
     with broker_connection(amqp_url) as connection, orders.affinity() as handle:
         handle.publish(connection.channel(), b"0")
-
-    async def scenario() -> None:
-        async with asyncio.timeout(240), await aio_pika.connect(amqp_url) as connection:
-            channel = await connection.channel()
-            set_ = relatum.AffinityHandle.from_token(handle.token)
-            await set_.publish_async(channel, aio_pika.Message(b"1"))
-            await set_.publish_async(channel.default_exchange, aio_pika.Message(b"2"))
-            await set_.exchange(channel).publish(aio_pika.Message(b"3"))
-            await orders.affinity("hash", name="hello1").publish_async(channel, aio_pika.Message(b"other"))
-
-    asyncio.run(scenario())
+    async with asyncio.timeout(240), await aio_pika.connect(amqp_url) as connection:
+        channel = await connection.channel()
+        set_ = relatum.AffinityHandle.from_token(handle.token)
+        await set_.publish_async(channel, aio_pika.Message(b"1"))
+        await set_.publish_async(channel.default_exchange, aio_pika.Message(b"2"))
+        await set_.exchange(channel).publish(aio_pika.Message(b"3"))
+        await orders.affinity("hash", name="hello1").publish_async(channel, aio_pika.Message(b"other"))
     assert handle.partition is not None
     found = bodies(stream_url, layout)
     assert [body for body in found[handle.partition.stream] if body != b"other"] == [b"0", b"1", b"2", b"3"]
     assert b"other" in found[layout.partitions[1].stream]
 
 
-def test_aio_pika_gives_receipts(
+async def test_aio_pika_gives_receipts(
     amqp_url: str, orders: relatum.SuperStream, layout: Layout, database_url: str, stream_url: str
 ) -> None:
     """`relatum.publish_async` takes a super stream on a channel for an exchange."""
-
-    async def scenario() -> None:
-        async with asyncio.timeout(240), await aio_pika.connect_robust(amqp_url) as connection:
-            relatum.intercept(connection, database=database_url, keys=["tail"], stream_url=stream_url)
-            exchange = orders.exchange(await connection.channel())
-            receipts = [
-                await relatum.publish_async(exchange, aio_pika.Message(b"", headers={"tail": key}), "") for key in KEYS
-            ]
-            for receipt, place in zip(receipts, PLACES, strict=True):
-                (found,) = await receipt.wait(90)
-                assert found.stream == layout.partitions[place].stream
-            relatum.release(connection)
-
-    asyncio.run(scenario())
+    async with asyncio.timeout(240), await aio_pika.connect_robust(amqp_url) as connection:
+        relatum.intercept(connection, database=database_url, keys=["tail"], stream_url=stream_url)
+        exchange = orders.exchange(await connection.channel())
+        receipts = [
+            await relatum.publish_async(exchange, aio_pika.Message(b"", headers={"tail": key}), "") for key in KEYS
+        ]
+        for receipt, place in zip(receipts, PLACES, strict=True):
+            (found,) = await receipt.wait(90)
+            assert found.stream == layout.partitions[place].stream
+        relatum.release(connection)
 
 
 class Elsewhere(Target):

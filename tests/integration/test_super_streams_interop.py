@@ -1,7 +1,6 @@
 """Super streams of RabbitMQ's own tools and of the Java client's rule, beside ours, on a broker of this module."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -23,7 +22,7 @@ from relatum.superstreams import (
     describe_super_stream,
 )
 from relatum.superstreams._admin import _order
-from tests.support import QUICK_START, START_S, broker_connection, server_version, unique_name
+from tests.support import QUICK_START, broker_connection, server_version, unique_name
 from tests.support._raw_publisher import RawPublisher
 from tests.support.rabbitmq_tools import run_tool
 from tests.support.super_streams import bodies
@@ -35,12 +34,9 @@ Tool = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
+def server(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
     """A RabbitMQ whose tools this machine has: they must be of the broker's own version, on its own host."""
-    directory = tmp_path_factory.mktemp("rabbitmq")
-    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
-        yield server
-    shutil.rmtree(directory, ignore_errors=True)
+    return own_broker
 
 
 @pytest.fixture(scope="module")

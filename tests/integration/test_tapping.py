@@ -1,7 +1,6 @@
 """Exchanges of others are tapped: their publishers, queues and bindings notice nothing, and each message is found."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +14,11 @@ from pika.exceptions import ChannelClosedByBroker
 from relatum.errors import AccessRefused, Conflict, InvalidInput, NotAStream, NotFound, RelatumError
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader
+from relatum.recording import verify
 from relatum.superstreams import StreamOptions
 from relatum.tapping import defined_taps, tap, untap
 from relatum_consumer import Relations, Status
-from tests.support import START_S, broker_connection, recording, unique_name, wait_recorded, wait_until
+from tests.support import broker_connection, recording, unique_name, wait_recorded, wait_until
 from tests.support.rabbitmq_tools import run_tool
 from tests.support.tapped import add_users, as_user
 
@@ -28,14 +28,10 @@ TYPES = {"topic": (), "fanout": (), "headers": (), "direct": ("a.b",)}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
+def server(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
     """A broker of this module, with users that may do little."""
-    directory = tmp_path_factory.mktemp("rabbitmq")
-    plugins = ("rabbitmq_stream", "rabbitmq_consistent_hash_exchange")
-    with LocalRabbitMQ(directory, plugins=plugins, start_timeout_s=START_S) as server:
-        add_users(server, USERS)
-        yield server
-    shutil.rmtree(directory, ignore_errors=True)
+    add_users(own_broker, USERS)
+    return own_broker
 
 
 @pytest.fixture
@@ -82,6 +78,31 @@ def bodies(server: LocalRabbitMQ, stream: str, count: int) -> list[bytes]:
 
         wait_until(lambda: len(all_there()) >= count, what=f"{count} messages in {stream}")
         return all_there()
+
+
+@pytest.mark.parametrize("has_stream", [True, False])
+def test_the_name_of_a_tapped_exchange(
+    server: LocalRabbitMQ, url: str, channel: BlockingChannel, database_url: str, engine: sa.Engine, has_stream: bool
+) -> None:
+    """A stream of the very name is what it means; else the tap's stream, which is no partition of a super stream."""
+    name = unique_name("orders")
+    channel.exchange_declare(name, "topic", durable=True)
+    tap(url, database_url, name, options=SMALL)
+    publish(channel, name, b"copy", order="7")
+    if has_stream:
+        channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+        publish(channel, "", b"own", key=name, order="7")
+    meant = name if has_stream else f"tap.{name}"
+    with recording(url, engine, meant, keys=["order"]):
+        wait_recorded(url, engine, meant)
+    report = verify(url, engine, [name])
+    assert [(each.stream, each.differences) for each in report.streams] == [(meant, [])]
+    if has_stream:
+        publish(channel, "", b"more", key=name, order="7")
+        with recording(url, engine, name):
+            wait_recorded(url, engine, name)
+        with Relations(url, database_url) as relations:
+            assert [message.body for message in relations.find("order", "7", streams=name)] == [b"own", b"more"]
 
 
 def is_queue(connection: BlockingConnection, name: str) -> bool:
@@ -185,7 +206,7 @@ def test_what_cannot_be_tapped_is_one_error_and_makes_nothing(
     url: str, connection: BlockingConnection, channel: BlockingChannel, database_url: str
 ) -> None:
     """No such exchange, one that shares messages out, a direct one without keys, a stream's name that is a queue's."""
-    there, direct = exchange_of(channel, "topic"), exchange_of(channel, "direct")
+    there, direct, headers = (exchange_of(channel, kind) for kind in ("topic", "direct", "headers"))
     hashing = exchange_of(channel, "x-consistent-hash")
     stream = unique_name()
     cases: list[tuple[Any, dict[str, Any], type[RelatumError], str]] = [
@@ -196,14 +217,36 @@ def test_what_cannot_be_tapped_is_one_error_and_makes_nothing(
         ("amq.rabbitmq.trace", {}, InvalidInput, "the broker's own"),
         (there, {"arguments": {"format": "pdf"}}, InvalidInput, "no notice of arguments"),
         (there, {"arguments": {"format": 0.5}}, InvalidInput, "arguments="),
+        (headers, {"arguments": {"pages": 2**63}}, InvalidInput, "64 bits"),
+        (headers, {"arguments": {"x" * 300: "y"}}, InvalidInput, "255 bytes"),
+        (headers, {"arguments": {"half": "\ud83d"}}, InvalidInput, "surrogate"),
+        (headers, {"arguments": {"x-match": "most"}}, InvalidInput, "x-match"),
+        (there, {"binding_keys": "a.b"}, InvalidInput, "list of names"),
     ]
     for exchanges, options, error, words in cases:
         with pytest.raises(error, match=words):
             tap(url, database_url, exchanges, stream=stream, **options)
     with pytest.raises(NotAStream):
         tap(url, database_url, there, stream=there)
+    long = f"{unique_name()}-{'x' * 227}"
+    channel.exchange_declare(long, "topic", auto_delete=True)
+    with pytest.raises(InvalidInput, match="to be given by --stream"):
+        tap(url, database_url, long)
     assert not is_queue(connection, stream)
     assert defined_taps(database_url) == []
+
+
+def test_messages_without_a_routing_key_can_be_named(
+    server: LocalRabbitMQ, url: str, channel: BlockingChannel, database_url: str
+) -> None:
+    """An empty key is one, of a direct exchange, too."""
+    exchange = exchange_of(channel, "direct")
+    made = tap(url, database_url, exchange, binding_keys=["", "other", ""], options=SMALL)
+    assert [each.binding_key for each in made] == ["", "other"]
+    publish(channel, exchange, b"none", key="")
+    publish(channel, exchange, b"other", key="other")
+    publish(channel, exchange, b"left out", key="more")
+    assert bodies(server, f"tap.{exchange}", 2) == [b"none", b"other"]
 
 
 def test_a_policy_of_the_stream_holds(

@@ -33,7 +33,7 @@ from relatum.superstreams import declare_super_stream, describe_super_stream
 from relatum_consumer import AsyncRelations, Relations
 from relatum_spark.sink._publisher import connect
 from relatum_spark.source._options import broker_of
-from tests.support import declare_stream, publish_plain, recording, unique_name, wait_recorded, wait_until
+from tests.support import declare_stream, publish_plain, record, unique_name, wait_until
 from tests.support.tls import KEY_PASSWORD, TlsBroker
 
 STREAM, SUPER = "tls-stream", "tls-super"
@@ -68,8 +68,7 @@ def world(
         publish_plain(plain, STREAM, [(b"first", {"order_id": "o-1"})])
         publish_plain(plain, f"{SUPER}-0", [b"of the super stream"])
         engine = make_engine(database)
-        with recording(plain, engine, STREAM, keys=["order_id"]):
-            wait_recorded(plain, engine, STREAM)
+        record(plain, engine, STREAM, keys=["order_id"])
         engine.dispose()
         yield World(tls, database)
     administer("DROP DATABASE {} WITH (FORCE)", name)
@@ -328,7 +327,7 @@ def test_an_intercepted_pika_connection(world: World, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["ca", "client", "external", "ca-url", "external-url"])
-def test_an_intercepted_aio_pika_connection(world: World, way: str) -> None:
+async def test_an_intercepted_aio_pika_connection(world: World, way: str) -> None:
     """As with pika; aio-pika has its options in its URL, or a context."""
     tls = world.tls
     query = "auth=external" if way.startswith("external") else ""
@@ -336,19 +335,15 @@ def test_an_intercepted_aio_pika_connection(world: World, way: str) -> None:
         query += f"&{_ca(tls, 'cafile')}&{_client(tls, 'relatum')}"
     url = tls.amqp_url(tls.secure, query.lstrip("&"), login="external" not in way)
     context = None if way.endswith("url") else _context(tls, way)
-
-    async def main() -> None:
-        async with await aio_pika.connect(url, ssl_context=context) as connection:
-            relatum.intercept(connection, database=world.database, keys=["order_id"])
-            try:
-                channel = await connection.channel()
-                message = aio_pika.Message(b"by aio-pika", headers={"order_id": f"aio-{way}"})
-                receipt = await relatum.publish_async(channel.default_exchange, message, STREAM)
-                assert [place.stream for place in await receipt.wait(WAIT_S)] == [STREAM]
-            finally:
-                await asyncio.to_thread(relatum.release, connection)
-
-    asyncio.run(main())
+    async with await aio_pika.connect(url, ssl_context=context) as connection:
+        relatum.intercept(connection, database=world.database, keys=["order_id"])
+        try:
+            channel = await connection.channel()
+            message = aio_pika.Message(b"by aio-pika", headers={"order_id": f"aio-{way}"})
+            receipt = await relatum.publish_async(channel.default_exchange, message, STREAM)
+            assert [place.stream for place in await receipt.wait(WAIT_S)] == [STREAM]
+        finally:
+            await asyncio.to_thread(relatum.release, connection)
 
 
 @pytest.mark.parametrize("way", ["ca", "client", "external", "other-name"])

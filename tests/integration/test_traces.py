@@ -15,35 +15,32 @@ import sqlalchemy as sa
 from relatum import MessageId
 from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, NothingRecorded
 from relatum.keys import KeyDefinition, moment
-from relatum.reading import Message
+from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum.store import add_keys
 from relatum_consumer import AsyncRelations, Relations, Status, Trace, explaining
 from relatum_consumer.lookups import LookupRequest, Select, Uncovered
 from relatum_consumer.traces import Stop, StopReason
-from tests.support import declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
-from tests.support.relations import FACES, open_relations
+from tests.support import (
+    declare_stream,
+    delete_stream,
+    new_streams,
+    publish_plain,
+    record,
+    recording,
+    unique_name,
+    wait_recorded,
+)
 
 KEYS = ["order_id", "host", "id", KeyDefinition("cause", names="id")]
 LEADS_TO = {"order_id": ["order_id"], "host": ["host"], "id": ["id", "cause"], "cause": ["cause", "id"]}
 """By which keys messages are sought that a value leads to: another description of what `names=` means."""
 
 
-@pytest.fixture(params=FACES)
-def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) -> Iterator[Relations]:
-    """Look-ups through each face."""
-    with open_relations(request.param, amqp_url, database_url) as relations:
-        yield relations
-
-
 @pytest.fixture
 def streams(amqp_url: str) -> Iterator[list[str]]:
     """The names of three new streams."""
-    names = [unique_name() for _ in range(3)]
-    for name in names:
-        declare_stream(amqp_url, name)
-    yield names
-    for name in names:
-        delete_stream(amqp_url, name)
+    with new_streams(amqp_url, 3) as names:
+        yield names
 
 
 def said(at_us: int, **values: Any) -> tuple[bytes, dict[str, Any]]:
@@ -55,9 +52,7 @@ def publish(amqp_url: str, engine: sa.Engine, held: Mapping[str, list[Any]]) -> 
     """Publish messages to streams, and record them."""
     for stream, messages in held.items():
         publish_plain(amqp_url, stream, messages)
-    with recording(amqp_url, engine, *held, keys=KEYS):
-        for stream in held:
-            wait_recorded(amqp_url, engine, stream)
+    record(amqp_url, engine, *held, keys=KEYS)
 
 
 def reached(
@@ -330,23 +325,19 @@ def test_a_message_from_elsewhere_may_be_the_start(
     assert [each.stream for each in relations.trace(received)] == [streams[0], streams[2]]
 
 
-def test_what_was_asked_for_an_answer_is_told_with_asyncio(
+async def test_what_was_asked_for_an_answer_is_told_with_asyncio(
     amqp_url: str, database_url: str, engine: sa.Engine, streams: list[str]
 ) -> None:
     """Of the look-ups of this task, and not of another's beside it."""
     publish(amqp_url, engine, {streams[0]: [said(n, order_id="p") for n in range(3)]})
-
-    async def scenario() -> None:
-        async with AsyncRelations(amqp_url, database_url) as relations:
-            beside = asyncio.create_task(relations.find("order_id", "p"))
-            with explaining() as explanation:
-                assert len(await relations.trace(("order_id", "p"))) == 3
-            assert len(await beside) == 3
-        assert (explanation.messages, explanation.retained) == (3, 3)
-        # What came for others meanwhile is theirs.
-        assert explanation.traffic.attaches == sum(each.traffic.attaches for each in explanation.asked) > 0
-
-    asyncio.run(scenario())
+    async with AsyncRelations(amqp_url, database_url) as relations:
+        beside = asyncio.create_task(relations.find("order_id", "p"))
+        with explaining() as explanation:
+            assert len(await relations.trace(("order_id", "p"))) == 3
+        assert len(await beside) == 3
+    assert (explanation.messages, explanation.retained) == (3, 3)
+    # What came for others meanwhile is theirs.
+    assert explanation.traffic.attaches == sum(each.traffic.attaches for each in explanation.asked) > 0
 
 
 @pytest.mark.parametrize("relations", ["blocking"], indirect=True)
@@ -384,7 +375,7 @@ def test_what_was_asked_for_an_answer_is_told(
     relations.find("order_id", "p")
     assert len(explanation.asked) == asked
     with explaining() as explanation:
-        waited = relations.wait_related(relations.read(streams[0], 0), by="order_id", timeout_s=1)
+        waited = relations.wait_related(relations.read(streams[0], 0), by="order_id", timeout_s=60)
         trace = relations.trace(("order_id", "p"))
     assert (len(waited), len(trace)) == (2, 3)
     assert explanation.messages == 5
@@ -402,13 +393,58 @@ def test_each_question_is_told_in_words(
     asked = {each.kind: each for each in explanation.asked}
     assert {"statement", "ends", "identity"} <= set(asked) <= {"statement", "ends", "identity", "partitions", "gone"}
     assert asked["ends"].about == ", ".join(sorted(streams))
-    assert (asked["ends"].count, asked["ends"].traffic.attaches, asked["identity"].count) == (3, 6, 3)
+    assert (asked["ends"].count, asked["ends"].traffic.attaches, asked["identity"].count) == (3, 3, 3)
     assert explanation.coverage == {streams[0]: (5, 5), streams[1]: (10, 5), streams[2]: (5, 5)}
     with explaining() as explanation:
         assert len(relations.find("order_id", "late", complete=True)) == 5
     (scan,) = [each for each in explanation.asked if each.kind == "scan"]
     assert scan.count >= 5
     assert scan.traffic.attaches >= 1
+
+
+@pytest.mark.parametrize("relations", ["blocking"], indirect=True)
+def test_where_a_stream_begins_is_asked_only_where_a_proof_needs_it(
+    amqp_url: str, stream_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
+) -> None:
+    """Of several streams: not where all is recorded, nor for a tail; what retention took is never called unrecorded."""
+    short = unique_name()
+    declare_stream(amqp_url, short, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
+    try:
+        held = [short, *streams[:2]]
+        for stream in held[1:]:
+            publish_plain(amqp_url, stream, [said(1, order_id="o")])
+        with recording(amqp_url, engine, *held, keys=KEYS):
+            publish_plain(amqp_url, short, [said(1, order_id="o")])
+            wait_recorded(amqp_url, engine, short)
+            publish_plain(amqp_url, short, [(b"x" * 10_000, {})] * 60)
+            for stream in held:
+                wait_recorded(amqp_url, engine, stream)
+        with StreamReader.open(BrokerAddress.parse(amqp_url, stream_url)) as reader:
+            first, last = reader.bounds(short)
+        assert first is not None
+        assert last is not None
+        assert first > 0
+        with explaining() as explanation:
+            assert relations.find("order_id", "none").status is Status.ABSENT
+        assert explanation.coverage == {short: (last - first + 1,) * 2, streams[0]: (1, 1), streams[1]: (1, 1)}
+        with explaining() as explanation:
+            assert relations.find("order_id", "none", streams=streams[:2]).status is Status.ABSENT
+        assert [each.traffic.attaches for each in explanation.asked if each.kind == "ends"] == [2]
+
+        publish_plain(amqp_url, streams[0], [said(2, order_id="late")])
+        with explaining() as explanation:
+            assert relations.find("order_id", "none", streams=streams[:2]).status is Status.NOT_RECORDED_YET
+        assert [each.traffic.attaches for each in explanation.asked if each.kind == "ends"] == [2]
+
+        add_keys(engine, ["another"])
+        with explaining() as explanation:
+            found = relations.trace(("another", "a"))
+        ends = {short: (first, last + 1), streams[0]: (0, 2), streams[1]: (0, 1)}
+        assert set(found.uncovered) == {Uncovered(stream, *each) for stream, each in ends.items()}
+        assert [each.traffic.attaches for each in explanation.asked if each.kind == "ends"] == [3, 6]
+        assert explanation.coverage == {stream: (stop - start, 0) for stream, (start, stop) in ends.items()}
+    finally:
+        delete_stream(amqp_url, short)
 
 
 def test_what_the_page_shows_works(

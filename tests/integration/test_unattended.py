@@ -4,7 +4,6 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
@@ -14,16 +13,8 @@ from relatum.recording import status
 from relatum.store import add_keys
 from relatum_consumer import Relations, Status
 from tests.acceptance._command import Relatum
-from tests.support import publish_plain, recording, wait_recorded
+from tests.support import publish_plain, record, recording, wait_recorded
 from tests.support.leases import record_as
-from tests.support.relations import FACES, open_relations
-
-
-@pytest.fixture(params=FACES)
-def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) -> Iterator[Relations]:
-    """Look-ups through each face."""
-    with open_relations(request.param, amqp_url, database_url) as relations:
-        yield relations
 
 
 @pytest.fixture
@@ -32,8 +23,7 @@ def recorded(amqp_url: str, engine: sa.Engine, stream_name: str) -> str:
     publish_plain(
         amqp_url, stream_name, [(b"", {"order_id": "a"}), (b"", {"ordr_id": "a"}), (b"", {"order_id": "x" * 2000})]
     )
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     return stream_name
 
 
@@ -166,6 +156,6 @@ def test_a_process_says_what_it_leaves_unrecorded(
         told = publish("close")
     assert "the process ends with messages that are not recorded" in told
     assert repr(stream_name) in told
-    assert "relatum.release(connection)" in told
+    assert "relatum.release(…)" in told
     assert publish("wait") == ""
     assert publish("release") == ""

@@ -1,6 +1,5 @@
 """The values that a key has, and when messages had one; through both faces."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,17 +12,9 @@ from relatum_consumer import Relations
 from relatum_consumer.lookups import Times
 from relatum_consumer.lookups._limits import TIMES_ROWS_MAX
 from tests.support import publish_plain, recording, wait_recorded
-from tests.support.relations import FACES, open_relations
 
 KEYS = [KeyDefinition("order_id"), KeyDefinition("number", type="integer"), KeyDefinition("at", source=("a", "b"))]
 ORDERS = ["a", "a", "ab", "ab%", "ab_", "abc", "aé", "a\U0001f600", "b", "東", "ab", "B"]
-
-
-@pytest.fixture(params=FACES)
-def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) -> Iterator[Relations]:
-    """Look-ups through each face."""
-    with open_relations(request.param, amqp_url, database_url) as relations:
-        yield relations
 
 
 @pytest.fixture

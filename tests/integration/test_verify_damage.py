@@ -16,7 +16,7 @@ from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.membership import GROUP_KEY
 from relatum.recording import StreamVerified, backfill, repair, verify
 from relatum.store import add_keys
-from tests.support import publish_plain, recording, wait_recorded
+from tests.support import publish_plain, record, recording, wait_recorded
 from tests.support._raw_publisher import RawPublisher, uncompressed
 
 MESSAGES = 300
@@ -101,11 +101,9 @@ def world(amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str)
     """A stream recorded in two sessions with different keys, back-filled in between, and scanned by a consumer."""
     publish_plain(amqp_url, stream_name, map(message, range(MESSAGES // 2)))
     add_keys(engine, [GROUP_KEY])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     publish_plain(amqp_url, stream_name, map(message, range(MESSAGES // 2, MESSAGES)))
-    with recording(amqp_url, engine, stream_name, keys=["host"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["host"])
     backfill(amqp_url, engine, stream_name)
     with psycopg.connect(database_url) as connection:
         connection.execute(
@@ -443,7 +441,7 @@ def test_rows_of_a_key_that_is_gone_are_deleted(world: World) -> None:
 
 
 def test_a_million_sound_rows_give_no_false_alarm(
-    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str, is_long: bool
+    amqp_url: str, stream_url: str, engine: sa.Engine, stream_name: str, is_long: bool
 ) -> None:
     """Whatever the number of windows; fewer rows unless `--long`."""
     chunks = 1000 if is_long else 50

@@ -1,7 +1,5 @@
 """A super stream of one name in two virtual hosts, with one database: nothing of them may mix."""
 
-import asyncio
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -16,26 +14,25 @@ from relatum.contexts import SerializationContexts, history, verify
 from relatum.errors import ConfigurationError
 from relatum.local import LocalRabbitMQ
 from relatum.superstreams import declare_super_stream, describe_super_stream
-from tests.support import START_S, broker_connection
-from tests.support.rabbitmq_tools import run_tool
+from tests.support import broker_connection
+from tests.support.rabbitmq_tools import evaluate
 from tests.support.routing import consumed, of_context, sleeping
 
 NAME = "accounts"
 
 
 @pytest.fixture(scope="module")
-def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def urls(own_broker: LocalRabbitMQ) -> tuple[str, str]:
     """URLs of two virtual hosts of a broker of this module, one with a name that URLs have to quote."""
-    directory = tmp_path_factory.mktemp("rabbitmq")
-    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
-        run_tool(server, "rabbitmqctl", "add_vhost", "north/east")
-        user = urlsplit(server.broker_url).username or "guest"
-        run_tool(server, "rabbitmqctl", "set_permissions", "-p", "north/east", user, ".*", ".*", ".*")
-        other = urlsplit(server.broker_url)._replace(path="/north%2Feast").geturl()
-        declare_super_stream(server.broker_url, NAME, 2)
-        declare_super_stream(other, NAME, binding_keys=["1", "0", "x"])
-        yield server.broker_url, other
-    shutil.rmtree(directory, ignore_errors=True)
+    here = own_broker.broker_url
+    host, user = '<<"north/east">>', f'<<"{urlsplit(here).username}">>'
+    evaluate(own_broker, f'ok = rabbit_vhost:add({host}, <<"x">>)')
+    rights = ", ".join(['<<".*">>'] * 3)
+    evaluate(own_broker, f'ok = rabbit_auth_backend_internal:set_permissions({user}, {host}, {rights}, <<"x">>)')
+    other = urlsplit(here)._replace(path="/north%2Feast").geturl()
+    declare_super_stream(here, NAME, 2)
+    declare_super_stream(other, NAME, binding_keys=["1", "0", "x"])
+    return here, other
 
 
 @pytest.fixture
@@ -97,17 +94,13 @@ def test_a_router_is_of_one_virtual_host(
             router.publish(others, b"theirs", of_context("d"))
 
 
-def test_an_asyncio_router_is_of_one_virtual_host(urls: tuple[str, str], database_url: str) -> None:
+async def test_an_asyncio_router_is_of_one_virtual_host(urls: tuple[str, str], database_url: str) -> None:
     """It refuses channels of another as its twin does."""
-
-    async def publish() -> None:
-        ours, others = [await aio_pika.connect(url) for url in urls]
-        message = aio_pika.Message(b"1", headers={"serialization_context": "e"})
-        async with ours, others, relatum.AsyncContextRouter(NAME, database_url) as router:
-            await router.publish(await ours.channel(), message)
-            channel = await others.channel()
-            for each in (message, aio_pika.Message(b"1")):
-                with pytest.raises(ConfigurationError, match="north/east"):
-                    await router.publish(channel, each)
-
-    asyncio.run(publish())
+    ours, others = [await aio_pika.connect(url) for url in urls]
+    message = aio_pika.Message(b"1", headers={"serialization_context": "e"})
+    async with ours, others, relatum.AsyncContextRouter(NAME, database_url) as router:
+        await router.publish(await ours.channel(), message)
+        channel = await others.channel()
+        for each in (message, aio_pika.Message(b"1")):
+            with pytest.raises(ConfigurationError, match="north/east"):
+                await router.publish(channel, each)

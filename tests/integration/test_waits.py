@@ -13,7 +13,7 @@ from relatum.waiting import within
 from relatum_consumer import Relations, Status
 from tests.contract._faces import FACES as READERS
 from tests.contract._faces import open_face
-from tests.support import LIMIT_S, in_a_try, publish_plain, recording, wait_recorded, wait_until
+from tests.support import LIMIT_S, in_a_try, publish_plain, record, wait_until
 from tests.support.proxy import Proxy
 from tests.support.relations import FACES, open_relations
 from tests.support.standstill import in_time
@@ -46,8 +46,7 @@ def message(amqp_url: str, engine: sa.Engine, stream_name: str, relations: Relat
     """A message without relata, in a stream of large bodies that is recorded."""
     for number in range(3):
         publish_plain(amqp_url, stream_name, [(b"x" * LARGE, {"order_id": str(number)})])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     return relations.read(stream_name, 0)
 
 
@@ -97,8 +96,7 @@ def test_what_was_found_and_not_read_in_time_is_named(
 ) -> None:
     """The index names it, its body does not come: it is in `unread`."""
     publish_plain(amqp_url, stream_name, [(b"x" * LARGE, {"order_id": "0"})])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     proxy.bytes_per_s = SLOW
 
     def is_in_time() -> bool:

@@ -32,7 +32,7 @@ from relatum.recording import Recorder
 from relatum_consumer import AsyncRelations, Relations
 from relatum_spark.source._offsets import Slice
 from relatum_spark.source._reading import read_slice
-from tests.support import broker_connection, in_a_try, publish_plain, recording, until_answered, wait_recorded
+from tests.support import broker_connection, in_a_try, publish_plain, record, until_answered, wait_recorded
 from tests.support.groups import of_group, whole_group
 from tests.support.proxy import Proxy
 from tests.support.relations import FACES
@@ -281,8 +281,7 @@ def bed(
 ) -> Iterator[Bed]:
     """With a recorded stream: an order, a whole group, and a part of one."""
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": 1}), *whole_group(1, 2), of_group(2, 1)])
-    with recording(amqp_url, engine, stream_name, keys=["order_id", GROUP_KEY]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id", GROUP_KEY])
     made = Bed(face, (amqp_url, stream_url), database_url, engine, stream_name)
     yield made
     made.close()

@@ -152,6 +152,20 @@ def test_the_roles_may_just_what_they_need(database_url: str) -> None:
     engine.dispose()
 
 
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [("failed", "NULL"), ("dead", "NULL"), ("succeeded", "'late'")],
+)
+def test_of_finished_messages_just_the_unsuccessful_have_a_reason(database_url: str, state: str, reason: str) -> None:
+    """Those that failed are found by an index of reasons: nothing writes what it would not find, or find too much."""
+    statement = (
+        "INSERT INTO relatum.collected_messages (source_id, stream_offset, size, message_id, type, state, finished_at, "
+        f"reason) VALUES (1, 1, 1, 'm', 't', '{state}', now(), {reason})"
+    )
+    with psycopg.connect(database_url) as connection, pytest.raises(psycopg.errors.CheckViolation, match="_reason"):
+        connection.execute(statement)
+
+
 def test_epochs_are_kept_back_for_nobody(database_url: str) -> None:
     """What one session takes later is higher than what another took before, which a cache would not keep."""
     first, second = psycopg.connect(database_url, autocommit=True), psycopg.connect(database_url, autocommit=True)

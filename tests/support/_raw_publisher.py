@@ -76,8 +76,11 @@ class RawPublisher(RawConnection):
         self._stream = stream
         self._request(_DECLARE, b"\x01" + _text("") + _text(stream))
 
-    def publish(self, *entries: bytes | Batch) -> None:
-        """Publish records and sub-entry batches, all in one frame, and wait until each is confirmed."""
+    def publish(self, *entries: bytes | Batch, awaits: bool = True) -> None:
+        """Publish records and sub-entry batches, all in one frame, and wait until each is confirmed.
+
+        RabbitMQ confirms nothing behind a chunk without a record: do not await it there.
+        """
         body = b"\x01" + struct.pack(">I", len(entries))
         for number, entry in enumerate(entries):
             body += struct.pack(">Q", (self._number << 32) + number)
@@ -89,7 +92,7 @@ class RawPublisher(RawConnection):
         self._number += 1
         self._send(_PUBLISH, body)
         confirmed = 0
-        while confirmed < len(entries):
+        while awaits and confirmed < len(entries):
             frame = self._frame()
             (key,) = struct.unpack_from(">H", frame)
             assert key != _REFUSED, "the broker refused a message"

@@ -58,6 +58,13 @@ def wait_recorded(broker_url: str, engine: sa.Engine, stream: str, *, limit_s: f
     return recorded_to(engine, stream)
 
 
+def record(broker_url: str, engine: sa.Engine, *streams: str, keys: Iterable[str | KeyDefinition] = ()) -> None:
+    """Record all that is in the streams now."""
+    with recording(broker_url, engine, *streams, keys=keys):
+        for stream in streams:
+            wait_recorded(broker_url, engine, stream)
+
+
 def rows_of(engine: sa.Engine, stream: str) -> list[tuple[str, str, int]]:
     """The stream's rows as people's own SQL sees them: (key, value, offset), in order of offsets and keys."""
     query = sa.text(

@@ -47,6 +47,17 @@ def delete_stream(amqp_url: str, name: str) -> None:
         connection.channel().queue_delete(name)
 
 
+@contextmanager
+def new_streams(url: str, count: int) -> Iterator[list[str]]:
+    """The names of new streams, ascending; they go at the end."""
+    names = sorted(unique_name() for _ in range(count))
+    for name in names:
+        declare_stream(url, name)
+    yield names
+    for name in names:
+        delete_stream(url, name)
+
+
 def publish_plain(amqp_url: str, stream: str, messages: Iterable[Plain], *, confirm: bool = True) -> int:
     """Publish messages to a stream one by one; return how many. `confirm` waits for each confirm.
 

@@ -1,9 +1,10 @@
 """Waiting on a condition, with a limit."""
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from relatum.errors import Transient
 
@@ -45,3 +46,13 @@ def until_answered(ask: Callable[[], T]) -> T:
 def in_a_try(is_kept: Callable[[], bool], tries: int = 5, *, what: str) -> None:
     """Fail where a bound on time is kept in no try: a busy machine is late at times, what counts wrongly always."""
     assert any(is_kept() for _ in range(tries)), f"{what} in none of {tries} tries"
+
+
+def in_a_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in an event loop of its own, with a limit."""
+
+    async def limited() -> T:
+        async with asyncio.timeout(240):
+            return await coroutine
+
+    return asyncio.run(limited())

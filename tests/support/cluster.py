@@ -23,8 +23,9 @@ from relatum.local._rabbitmq import STREAM_OFFSET
 from relatum.reading import BrokerAddress
 from relatum.reading._stream_blocking import Streams
 from relatum.wire._frames import StreamPlaces
-from tests.support._streams import declare_stream, unique_name
+from tests.support._streams import declare_stream, server_version, unique_name
 from tests.support._waiting import START_S, wait_until
+from tests.support.rabbitmq_tools import erl_call
 
 NEWER_VARIABLE: Final = "RELATUM_TEST_RABBITMQ4_SERVER"
 """Environment variable that names the server script of a RabbitMQ 4 beside the one the other tests start."""
@@ -34,7 +35,7 @@ NODES: Final = (1, 2, 3)
 SETTLE_S: Final = 240.0
 """Seconds a cluster may take to agree again after a fault."""
 
-on_each_cluster = pytest.mark.parametrize("cluster", ["installed", "newer"], indirect=True, scope="session")
+on_each_cluster = pytest.mark.parametrize("cluster_version", ["installed", "newer"], indirect=True, scope="session")
 """Runs a test on the installed RabbitMQ and, where `NEWER_VARIABLE` names one, on a newer one."""
 
 _READERS: Final = (
@@ -87,7 +88,7 @@ class ClusterNode(LocalRabbitMQ):
             ),
         }
 
-    def run_tool(self, name: str, *arguments: str, timeout_s: float = 60.0) -> str:
+    def run_tool(self, name: str, *arguments: str, timeout_s: float = START_S) -> str:
         """Run one of RabbitMQ's tools on this node; gives what it printed."""
         environment = {
             **self._environment(),
@@ -101,8 +102,9 @@ class ClusterNode(LocalRabbitMQ):
         return ended.stdout
 
     def eval(self, expression: str) -> str:
-        """Evaluate Erlang on this node; gives what it printed, without space around it."""
-        return self.run_tool("rabbitmqctl", "eval", expression + ".").strip()
+        """Evaluate Erlang on this node, as `rabbitmq_tools.evaluate` does."""
+        address = f"{self._cluster.address(self.number)}:{self._cluster.distribution_port}"
+        return erl_call(address, self._cluster.directory, expression)
 
 
 class Cluster:
@@ -238,14 +240,15 @@ class Cluster:
         have all the messages, the first is elected then; so with that version node 3 cannot be asked for.
         """
         self._had_faults = True
+        has_command = server_version(self.amqp_url(number)) >= (4,)
         command = ("restart_stream", stream, "--preferred-leader-node", self.erlang_name(number))
 
         def moved() -> bool:
             leader = self.leader_of(stream)
             if leader is not None and leader != number:
-                try:
+                if has_command:
                     self.nodes[number].run_tool("rabbitmq-streams", *command)
-                except AssertionError:
+                else:
                     assert number != NODES[-1], "RabbitMQ 3.10 cannot make node 3 the leader"
                     self.stop(leader)
                     wait_until(lambda: self.leader_of(stream) not in (None, leader), SETTLE_S, what="a new leader")
@@ -300,6 +303,19 @@ class Cluster:
         self._is_lagging = False
         self._alive(None).eval(f"[catch sys:resume(P) || N <- [node() | nodes()], P <- {_READERS}true]]")
 
+    def silence(self, stream: str) -> None:
+        """Make a stream as it is after an election until a replica answers: no node shows anything of what it has.
+
+        That ends with the next message that is confirmed. For the installed RabbitMQ.
+        """
+        for node in self.nodes.values():
+            silenced = node.eval(
+                "[atomics:put(R, 1, -1) || {_, P, _, _} <- supervisor:which_children(osiris_server_sup),"
+                " #{offset_ref := R, name := N} <- [gen_server:call(P, get_reader_context)],"
+                f' string:find(N, "{stream}") =/= nomatch]'
+            )
+            assert silenced == "[ok]", silenced
+
     def _alive(self, other_than: int | None) -> ClusterNode:
         """A node that answers."""
         return next(
@@ -329,6 +345,17 @@ class Cluster:
                 self.nodes[number].start()
             self.await_whole()
         self._had_faults = False
+
+
+class NewerRabbitMQ(LocalRabbitMQ):
+    """One node of another RabbitMQ than the installed one, by its server script."""
+
+    def __init__(self, server: str, directory: Path) -> None:
+        super().__init__(directory, start_timeout_s=START_S)
+        self._server = server
+
+    def _command(self) -> list[str]:
+        return [self._server]
 
 
 def newer_server() -> str:

@@ -33,6 +33,14 @@ def let_lapse(engine: sa.Engine, holder: str | None = None) -> None:
             connection.execute(sa.update(table).where(its).values(lease_expires_at=AGO))
 
 
+def let_last(engine: sa.Engine) -> None:
+    """Have the leases that there are go on for an hour: as if who holds them were heard of again and again."""
+    with engine.begin() as connection:
+        for table in _LEASED:
+            has_one = table.c.lease_expires_at.is_not(None)
+            connection.execute(sa.update(table).where(has_one).values(lease_expires_at=NOW + timedelta(hours=1)))
+
+
 def record_as(engine: sa.Engine, holder: str, *names: str) -> None:
     """Have some recorder hold these streams, or all, for an hour; `let_lapse` ends it."""
     with engine.begin() as connection:

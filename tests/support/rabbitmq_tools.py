@@ -1,14 +1,11 @@
 """RabbitMQ's own tools, run on a private broker."""
 
-import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from relatum.local import LocalRabbitMQ
 from relatum.local._rabbitmq import DISTRIBUTION_OFFSET
-from tests.support._waiting import START_S
+from tests.support._waiting import wait_until
 
 
 def run_tool(server: LocalRabbitMQ, name: str, *arguments: str) -> str:
@@ -28,10 +25,27 @@ def run_tool(server: LocalRabbitMQ, name: str, *arguments: str) -> str:
     return ended.stdout
 
 
-@contextmanager
-def traced_broker(directory: Path) -> Iterator[LocalRabbitMQ]:
-    """A private broker whose firehose is on; its directory goes with it."""
-    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
-        run_tool(server, "rabbitmqctl", "trace_on")
-        yield server
-    shutil.rmtree(directory, ignore_errors=True)
+def evaluate(server: LocalRabbitMQ, expression: str) -> str:
+    """Evaluate Erlang on a broker; gives what `erl_call` prints of its value.
+
+    That is a program of Erlang's own, in C: `rabbitmqctl eval` takes a second of a processor.
+    """
+    return erl_call(f"127.0.0.1:{server.port + DISTRIBUTION_OFFSET}", server.directory, expression)
+
+
+def erl_call(address: str, home: Path, expression: str) -> str:
+    """The same at an address of Erlang's distribution, by the cookie in a directory."""
+    command = ["erl_call", "-address", address, "-c", (home / ".erlang.cookie").read_text(), "-timeout", "90", "-e"]
+    ended = subprocess.run(command, input=f"{expression}.\n", capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stdout.startswith("{ok, "), (expression, ended.stdout, ended.stderr)
+    return ended.stdout.removeprefix("{ok, ").rstrip()[:-1]
+
+
+def renew(server: LocalRabbitMQ) -> None:
+    """Make a running broker as it was when it first started, which takes a sixth of what a start takes."""
+    evaluate(
+        server,
+        "ok = rabbit:stop(), ok = rabbit_mnesia:reset(),"
+        " application:set_env(rabbit, trace_vhosts, []), ok = rabbit:start()",
+    )
+    wait_until(server._answers, what="an answer")

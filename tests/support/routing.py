@@ -8,6 +8,8 @@ from typing import Any, Self
 import pika
 
 from relatum.contexts import MoveProgress, SerialConsumer, SerializationContexts
+from relatum.reading import Message, StreamReader
+from relatum.superstreams import Layout
 from tests.support import LIMIT_S
 
 
@@ -26,6 +28,17 @@ def sleeping(channel: Any, meanwhile: Callable[[], None]) -> None:
         return publish(*args, **kwargs)
 
     channel.basic_publish = publish_later
+
+
+def in_partitions(amqp_url: str, layout: Layout) -> dict[str, list[Message]]:
+    """The messages in each partition."""
+    with StreamReader.open(amqp_url) as reader:
+        return {each.stream: list(reader.iterate(each.stream)) for each in layout}
+
+
+def other_than(layout: Layout, stream: str) -> str:
+    """Another partition."""
+    return next(each.stream for each in layout if each.stream != stream)
 
 
 class HeldMove:

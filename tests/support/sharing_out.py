@@ -11,22 +11,43 @@ STREAMING: Final = ("test_hints", "test_sink", "test_source", "test_stream_plann
 OWN_JVM: Final = ("test_page",)
 """Files that start what they need by themselves."""
 
+OWN_BROKER: Final = (
+    "acceptance/test_celery", "acceptance/test_tap_command", "integration/test_broker_counters",
+    "integration/test_broker_permissions", "integration/test_changing_passwords",
+    "integration/test_firehose", "integration/test_firehose_faults",
+    "integration/test_java_publisher", "integration/test_super_streams_interop", "integration/test_tapping",
+    "integration/test_unreadable_streams", "integration/test_virtual_hosts", "web/test_mcp_guards",
+)  # fmt: skip
+"""Files that use the fixture `own_broker`: three seconds of a processor to start, and one to make it as new."""
+
 
 def scope_of(node_id: str) -> str:
     """What a test is run together with: its file, for the fixtures of it, or those with which it shares a JVM.
 
     A session of Spark takes ten seconds of a processor to start, and a gigabyte: there are two, of which each has half
-    of what is to be done.
+    of what is to be done. So do three nodes, of which there is one cluster.
     """
     path = PurePosixPath(node_id.partition("::")[0])
+    if f"{path.parent.name}/{path.stem}" in OWN_BROKER:
+        return "own broker"
+    if path.parent.name == "cluster":
+        return "cluster"
     if path.parent != SPARK or path.stem in OWN_JVM:
         return str(path)
     return "spark: streams" if path.stem in STREAMING else "spark: joins"
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, so that no process is left with it at the end; else in the order of names."""
-    items.sort(key=lambda item: not scope_of(item.nodeid).startswith(("spark: ", "tests/packaging/")))
+    """Begin with what takes longest, and end with what takes least: no process is left with much while others are idle.
+
+    Else in the order of names.
+    """
+
+    def turn(item: pytest.Item) -> tuple[bool, bool]:
+        is_long = scope_of(item.nodeid).startswith(("spark: ", "cluster", "tests/packaging/"))
+        return not is_long, item.nodeid.startswith("tests/unit/")
+
+    items.sort(key=turn)
 
 
 class BySharedFixtures(LoadScopeScheduling):  # type: ignore[misc]

@@ -8,21 +8,20 @@ from urllib.parse import urlsplit
 from relatum.local import LocalRabbitMQ
 from relatum.tapping import Firehose
 from tests.support._waiting import LIMIT_S, wait_until
-from tests.support.rabbitmq_tools import run_tool
+from tests.support.rabbitmq_tools import evaluate
 
 PASSWORD = "secret"
 
 
 def add_users(server: LocalRabbitMQ, users: Mapping[str, tuple[str, str, str]]) -> None:
     """Make users by what they may configure, write and read."""
-    # One call for all: each start of the tool takes seconds.
     rows = ",".join("{" + ",".join(f'<<"{text}">>' for text in (name, *rights)) + "}" for name, rights in users.items())
     made = (
         f'[begin ok = rabbit_auth_backend_internal:add_user(U, <<"{PASSWORD}">>, <<"x">>),'
         ' ok = rabbit_auth_backend_internal:set_permissions(U, <<"/">>, C, W, R, <<"x">>) end'
-        " || {U, C, W, R} <- [ROWS]]."
+        " || {U, C, W, R} <- [ROWS]]"
     )
-    run_tool(server, "rabbitmqctl", "eval", made.replace("ROWS", rows.replace("\\", "\\\\")))
+    evaluate(server, made.replace("ROWS", rows.replace("\\", "\\\\")))
 
 
 def as_user(url: str, name: str) -> str:

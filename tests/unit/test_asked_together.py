@@ -109,7 +109,7 @@ def test_what_goes_wrong_is_told_to_all() -> None:
     assert proof.begun == 2
 
 
-def test_that_the_time_of_one_is_over_is_nothing_to_the_others() -> None:
+async def test_that_the_time_of_one_is_over_is_nothing_to_the_others() -> None:
     """One of them takes the steps anew."""
     flights, begun = AsyncFlights(), []
 
@@ -127,33 +127,25 @@ def test_that_the_time_of_one_is_over_is_nothing_to_the_others() -> None:
         with within(0.0):
             return await flights.run(Together("it", steps), perform, within_s=LIMIT_S)
 
-    async def both() -> list[Any]:
-        hurried = asyncio.create_task(in_no_time())
-        patient = asyncio.create_task(flights.run(Together("it", steps), perform, within_s=LIMIT_S))
-        return await asyncio.gather(hurried, patient, return_exceptions=True)
-
-    hurried, patient = asyncio.run(both())
+    served = flights.run(Together("it", steps), perform, within_s=LIMIT_S)
+    hurried, patient = await asyncio.gather(in_no_time(), served, return_exceptions=True)
     assert isinstance(hurried, ReadTimeout)
     assert patient == 2
 
 
-def test_who_is_cancelled_leaves_the_steps_to_others() -> None:
+async def test_who_is_cancelled_leaves_the_steps_to_others() -> None:
     """Those who wait for the same are told, and none waits for ever."""
     proof = Proof()
-
-    async def cancelled() -> Any:
-        flights, request = AsyncFlights(), Together("it", proof)
-        first = asyncio.create_task(flights.run(request, proof.perform_in_task, within_s=LIMIT_S))
-        await asyncio.to_thread(proof.is_under_way.wait, LIMIT_S)
-        second = asyncio.create_task(flights.run(request, proof.perform_in_task, within_s=LIMIT_S))
-        await asyncio.sleep(0)
-        first.cancel()
-        proof.go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        return await second
-
-    assert asyncio.run(cancelled()) == 2
+    flights, request = AsyncFlights(), Together("it", proof)
+    first = asyncio.create_task(flights.run(request, proof.perform_in_task, within_s=LIMIT_S))
+    await asyncio.to_thread(proof.is_under_way.wait, LIMIT_S)
+    second = asyncio.create_task(flights.run(request, proof.perform_in_task, within_s=LIMIT_S))
+    await asyncio.sleep(0)
+    first.cancel()
+    proof.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert await second == 2
 
 
 def test_who_leads_the_waits_is_followed_by_another() -> None:

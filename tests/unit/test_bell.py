@@ -7,23 +7,19 @@ from relatum.waiting import Bell
 LONG_S = 90.0
 
 
-def test_a_wait_ends_when_it_is_rung_or_its_time_is_over() -> None:
+async def test_a_wait_ends_when_it_is_rung_or_its_time_is_over() -> None:
     """Also where an earlier wait has left its timer, and where a later one may end sooner."""
-
-    async def wait() -> list[int]:
-        bell, loop = Bell(), asyncio.get_running_loop()
-        bell.ring(5)  # nobody waits
-        told = [await bell.wait(0.0)]
-        loop.call_soon(bell.ring, 1)
-        loop.call_soon(bell.ring, 2)
-        told.append(await bell.wait(LONG_S))
-        told.append(await bell.wait(0.001))
-        loop.call_soon(bell.ring, 3)
-        told.append(await bell.wait(0.001))
-        told.append(await bell.wait(0.002))
-        return told
-
-    assert asyncio.run(wait()) == [0, 1, 0, 3, 0]
+    bell, loop = Bell(), asyncio.get_running_loop()
+    bell.ring(5)  # nobody waits
+    told = [await bell.wait(0.0)]
+    loop.call_soon(bell.ring, 1)
+    loop.call_soon(bell.ring, 2)
+    told.append(await bell.wait(LONG_S))
+    told.append(await bell.wait(0.001))
+    loop.call_soon(bell.ring, 3)
+    told.append(await bell.wait(0.001))
+    told.append(await bell.wait(0.002))
+    assert told == [0, 1, 0, 3, 0]
 
 
 def test_a_bell_serves_one_loop_after_the_other() -> None:

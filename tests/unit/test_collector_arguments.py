@@ -1,6 +1,5 @@
 """Wrong arguments of a collector, its bulks and its outcomes: one clear error that names the argument, and no more."""
 
-import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -150,24 +149,20 @@ def test_a_time_out_to_close_in_is_checked_first() -> None:
             collector.outcome("")
 
 
-def test_asyncio_refuses_the_same() -> None:
+async def test_asyncio_refuses_the_same() -> None:
     """Its own calls check their arguments as the blocking ones do."""
-
-    async def misuse() -> None:
-        collector = AsyncMessageCollector("billing")
-        collector.register_executor("order", lambda bulk: None)
-        async with collector:
-            for call in (
-                lambda: collector.collect(b"body"),  # type: ignore[arg-type]
-                lambda: collector.collect(read(1), timeout_s=-1),
-                lambda: collector.flush("oder"),
-                lambda: collector.close(-1),
-                lambda: collector.outcome(""),
-            ):
-                with pytest.raises(InvalidInput):
-                    await call()
-
-    asyncio.run(misuse())
+    collector = AsyncMessageCollector("billing")
+    collector.register_executor("order", lambda bulk: None)
+    async with collector:
+        for call in (
+            lambda: collector.collect(b"body"),  # type: ignore[arg-type]
+            lambda: collector.collect(read(1), timeout_s=-1),
+            lambda: collector.flush("oder"),
+            lambda: collector.close(-1),
+            lambda: collector.outcome(""),
+        ):
+            with pytest.raises(InvalidInput):
+                await call()
 
 
 def bulk_of(*offsets: int) -> Bulk:

@@ -48,6 +48,18 @@ def test_a_command_imports_what_it_needs_and_no_more() -> None:
         assert ended.stderr.strip() == "", arguments
 
 
+def test_commands_of_recording_show_their_help_without_a_driver() -> None:
+    """What they are made of is imported as they run."""
+    program = (
+        "import sys\nfrom importlib.metadata import entry_points\n"
+        "for point in entry_points(group='relatum.commands'):\n"
+        "    if point.name in ('backfill', 'forget', 'keys', 'record', 'verify'):\n        point.load()\n"
+        "print(*({'sqlalchemy', 'psycopg', 'pika', 'relatum.reading', 'relatum.store'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=True)
+    assert ended.stdout.strip() == ""
+
+
 def test_a_name_that_is_misspelt_is_an_error_of_use() -> None:
     """What is no command ends with the code of wrong usage, and names what is alike."""
     ended = CliRunner().invoke(complete_app(), ["super-streams"])

@@ -67,7 +67,7 @@ def test_a_quiet_console_prints_no_table() -> None:
 @pytest.mark.parametrize(("no_color", "is_plain"), [("1", True), ("", False)])
 def test_no_color_leaves_no_escape_sequences(no_color: str, is_plain: bool) -> None:
     """With NO_COLOR set, neither colours nor bold type are printed, also on a terminal."""
-    program = "from relatum.terminal import console; console.print('[bold]x[/bold]')"
+    program = "from relatum.terminal import console; console.print('x', style='bold')"
     environment = {**os.environ, "NO_COLOR": no_color, "FORCE_COLOR": "1", "TERM": "xterm"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
     assert (b"\x1b" not in done.stdout) == is_plain

@@ -233,7 +233,7 @@ def test_a_node_that_cannot_prove_anything_is_not_waited_for() -> None:
 
 def test_what_is_no_message_is_told_how_to_make_one() -> None:
     """The error of look-ups that are given a client's properties names both ways."""
-    with pytest.raises(InvalidInput, match=r"not Properties\(.*relations\.read\(.*\(method, properties, body\)"):
+    with pytest.raises(InvalidInput, match=r"not Properties: .*relations\.read\(.*\(method, properties, body\)"):
         next(Lookups("/").related(Properties(), None, None, None, "oldest", complete=False))  # type: ignore[arg-type]
 
 

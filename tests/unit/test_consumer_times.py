@@ -93,7 +93,11 @@ class World:
             messages = (self.message(request.stream, offset) for offset in range(max(request.start, self.first), stop))
             return [message for message in messages if request.take(message)]
         if isinstance(request, AllBounds):
-            return {stream: self._answer(Bounds(stream)) for stream in request.streams}
+            ends = {stream: self._answer(Bounds(stream)) for stream in request.streams}
+            is_unknown = {stream: stream in request.lasts and ends[stream].last is not None for stream in ends}
+            return {
+                s: StreamBounds(0, each.last, is_proven=True) if is_unknown[s] else each for s, each in ends.items()
+            }
         if isinstance(request, Partitions):
             return []
         if isinstance(request, Together):

@@ -70,7 +70,8 @@ def encode(value: Any) -> bytes:
     if isinstance(value, datetime):
         return b"\x83" + struct.pack(">q", int(value.timestamp() * 1000))
     if isinstance(value, bytes):
-        return b"\xa0" + bytes([len(value)]) + value
+        is_short = len(value) < 256
+        return (b"\xa0" + bytes([len(value)]) if is_short else b"\xb0" + struct.pack(">I", len(value))) + value
     if isinstance(value, list):
         items = b"".join(map(encode, value))
         return b"\xd0" + struct.pack(">II", len(items) + 4, len(value)) + items

@@ -113,11 +113,7 @@ def test_a_gap_of_a_thousand_million_numbers_costs_nothing() -> None:
     ],
 )
 def test_each_anomaly_has_its_name(
-    members: list[Membership],
-    gone: list[Membership],
-    anomalies: tuple[Anomaly, ...],
-    last: int | None,
-    complete: bool,
+    members: list[Membership], gone: list[Membership], anomalies: tuple[Anomaly, ...], last: int | None, complete: bool
 ) -> None:
     """Twice the same number, two lasts, a number past the last, a member that retention took: each by itself."""
     position = assess(ID, members, expired=gone)

@@ -93,6 +93,7 @@ def readers() -> None:
         take(f"{name}.bounds", reader.bounds, {}, stream=NAMES)
         take(f"{name}.missing", reader.missing, {}, streams=LISTS)
         take(f"{name}.partitions", reader.partitions, {}, super_stream=NAMES)
+        take(f"{name}.bound", reader.bound, {}, exchange=NAMES)
         texts = [each for each in NAMES if each != ""]
         routes = {"exchange": "", "routing_key": ""}
         take(f"{name}.routes", reader.routes, routes, exchange=texts, routing_key=texts)

@@ -63,7 +63,8 @@ def test_a_thread_ends_with_its_owner() -> None:
     assert not keeper._thread.is_alive()
 
 
-async def _in_task() -> None:
+async def test_a_task_calls_again_until_it_is_ended_or_its_owner_is_forgotten() -> None:
+    """A task does as the thread does."""
     owner = _Owner()
     keeper = AsyncKeeper(owner, _Owner.call_in_task, every_s=EVERY_S, name="again")
     async with asyncio.timeout(90):
@@ -74,8 +75,3 @@ async def _in_task() -> None:
     del owner
     async with asyncio.timeout(90):
         await asyncio.wait([forgotten._task])
-
-
-def test_a_task_calls_again_until_it_is_ended_or_its_owner_is_forgotten() -> None:
-    """A task does as the thread does."""
-    asyncio.run(_in_task())

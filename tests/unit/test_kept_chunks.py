@@ -45,9 +45,3 @@ def test_the_oldest_go_where_there_are_too_many() -> None:
     assert found == [0, 1, 2]
     kept.keep("s0", chunk(100, 1, size=1000))
     assert not any(list(kept.holding(f"s{n % 2}", [10 * n])) for n in (0, 1, 2, 10))
-
-
-def test_a_stream_that_is_read_again_is_told() -> None:
-    """That is when reading ahead begins."""
-    kept = KeptChunks()
-    assert [kept.visit("a"), kept.visit("b"), kept.visit("a")] == [False, False, True]

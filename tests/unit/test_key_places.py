@@ -13,7 +13,9 @@ from relatum.keys import KeyDefinition, SkipReason, bases
 from relatum.keys._content import BODY_BYTES_MAX
 from relatum.keys._definition import VALUES_MAX
 from relatum.keys._path import parse_path, path_text, walk
+from relatum.limits import KEY_VALUE_BYTES_MAX
 from relatum.publishing._stamp import Stamper
+from relatum.publishing._sure_bodies import has_short_texts, marks_of
 
 JSON = "application/json"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -199,6 +201,8 @@ def test_headers_have_paths_too() -> None:
 def test_the_id_of_a_trace(value: Any, expected: Any) -> None:
     """Of a `traceparent` and of a `b3`; what is none says so, and what says that there is none, too."""
     assert read("trace-id:traceparent", b"", {"traceparent": value}) == expected
+    if not isinstance(value, bytes):
+        assert read("trace-id:body:$.trace.parent", {"trace": {"parent": value}}) == expected
 
 
 @pytest.mark.parametrize(
@@ -214,6 +218,7 @@ def test_the_id_of_a_trace(value: Any, expected: Any) -> None:
         ("header:cloudEvents:id or header:cloudEvents_id", "header:cloudEvents:id or header:cloudEvents_id"),
         ("header:this or that", "header:this or that"),
         ("trace-id:traceparent or trace-id:b3", "trace-id:traceparent or trace-id:b3"),
+        ("trace-id:body:$.trace['parent']", "trace-id:body:$.trace.parent"),
     ],
 )
 def test_a_source_is_written_in_one_way(source: str, text: str) -> None:
@@ -289,3 +294,61 @@ def test_a_publisher_is_told_what_cannot_be_recorded() -> None:
     with pytest.raises(InvalidRelationshipKey) as caught:
         stamp(b"", {"a": {"b": "dropped on its way"}})
     assert (caught.value.key, caught.value.reason) == ("deep", SkipReason.NESTED)
+
+
+ID = KeyDefinition("id", source="body:$.id or body:$.options.id")
+
+_members = st.sampled_from(["id", "options", "x", 'a"id', "\\"])
+_texts = st.text('aü"\\:, \0\ud800', max_size=4) | st.just("x" * KEY_VALUE_BYTES_MAX) | st.just("ü" * 513) | _members
+_json = st.recursive(
+    _texts | st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_members, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(document=_json, is_ascii=st.booleans(), is_spaced=st.booleans(), cut=st.integers(0, 400))
+def test_what_is_not_parsed_would_not_have_been_refused(
+    document: Any, is_ascii: bool, is_spaced: bool, cut: int
+) -> None:
+    """Whatever is seen at a glance to be a short text; bodies may be damaged."""
+    text = json.dumps(document, ensure_ascii=is_ascii, separators=None if is_spaced else (",", ":"))
+    for body in (text.encode(errors="surrogatepass"), text.encode(errors="surrogatepass")[:cut]):
+        if has_short_texts(body, marks_of(ID)):
+            assert read(ID.source, body, content_type=None)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "is_sure"),
+    [
+        (b'{"id":"o1","x":{"id": "o2"}}', True),
+        (b'{"x":1}', True),
+        (b"no JSON", True),
+        (b'{"id":"' + b"x" * KEY_VALUE_BYTES_MAX + b'"}', True),
+        (b'{"id":"' + b"x" * (KEY_VALUE_BYTES_MAX + 1) + b'"}', False),
+        (b'{"id":"o1","x":{"id":2}}', False),
+        (b'{"id":"a\\""}', False),
+        (b'{"\\u0069d":1}', False),
+        (b'{"id":"o1', False),
+    ],
+)
+def test_a_text_is_seen_at_a_glance(body: bytes, is_sure: bool) -> None:
+    """Wherever it lies; else the body is parsed."""
+    assert has_short_texts(body, marks_of(ID)) is is_sure
+
+
+@pytest.mark.parametrize(
+    ("source", "key_type"),
+    [
+        ("body:$.id", "integer"),
+        ("body:$.items[*].id", "text"),
+        ("body:$.ids[0]", "text"),
+        ("body:$['order id']", "text"),
+        ("body:$.id or property:type", "text"),
+        (("body:$.id", "body:$.x"), "text"),
+        ("header:$.a.id", "text"),
+    ],
+)
+def test_other_keys_have_no_marks(source: Any, key_type: str) -> None:
+    """Those that need more than one text in the body."""
+    assert marks_of(KeyDefinition("k", source=source, type=key_type)) == ()

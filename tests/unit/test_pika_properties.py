@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pika import BasicProperties
 from pika.compat import long
 
-from relatum.publishing.clients._pika_properties import OwnProperties, copy_with
+from relatum.publishing.clients._pika_properties import OwnProperties, copied, copy_with
 from relatum.uuid7 import uuid7
 
 texts = st.text(max_size=300) | st.sampled_from(["", "a", "\ud800", "x" * 255, "ü" * 128])
@@ -71,4 +71,17 @@ def test_a_copy_says_what_was_given(fields: dict[str, Any]) -> None:
     properties = BasicProperties(**fields)
     ours = copy_with(properties, {"a": "b"}, "id")
     assert ours == BasicProperties(**fields | {"headers": {"a": "b"}, "message_id": "id"})
+    assert properties == BasicProperties(**fields)
+
+
+@given(given_properties, st.booleans())
+def test_a_copy_for_a_stream_has_the_header_for_it(fields: dict[str, Any], is_lone: bool) -> None:
+    """Headers of the caller's, others that are added, or none: the header is there as if the caller had given it."""
+    header = {"BCC": ["stream"]}
+    fields = fields | {"headers": {"a": "b"} if fields.get("headers") else fields.get("headers")}
+    properties = BasicProperties(**fields)
+    ours = copied(properties, "stream", is_lone=is_lone)
+    theirs = encoded(BasicProperties(**fields | {"headers": (fields["headers"] or {}) | header}))
+    assert encoded(ours) == theirs
+    assert encoded(copied(None, "stream", is_lone=is_lone)) == encoded(BasicProperties(headers=header))
     assert properties == BasicProperties(**fields)

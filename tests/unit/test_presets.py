@@ -58,6 +58,18 @@ def prefixed(prefix: str) -> dict[str, Any]:
         ),
         ("masstransit", {}, {"content_type": "application/json"}, ENVELOPE, {}),
         (
+            "masstransit",
+            {},
+            {"content_type": "application/vnd.masstransit+json"},
+            {"messageId": "q", "requestId": "r", "correlationId": None, "conversationId": "v", "initiatorId": None},
+            {
+                "masstransit_id": "q",
+                "masstransit_conversation": "v",
+                "masstransit_correlation": "r",
+                "masstransit_request": "r",
+            },
+        ),
+        (
             "nservicebus",
             {
                 "NServiceBus.MessageId": "2f3c",
@@ -82,16 +94,33 @@ def prefixed(prefix: str) -> dict[str, Any]:
         ("cloudevents", {}, {"content_type": "application/json"}, {"id": "no event"}, {}),
         ("traceparent", {"traceparent": PARENT, "tracestate": "a=b"}, {}, None, {"trace_id": TRACE}),
         ("traceparent", {"cloudEvents:traceparent": PARENT}, {}, None, {"trace_id": TRACE}),
+        (
+            "traceparent",
+            {},
+            {"content_type": "application/cloudevents+json; charset=utf-8"},
+            EVENT | {"traceparent": PARENT},
+            {"trace_id": TRACE},
+        ),
+        ("traceparent", {}, {"content_type": "application/cloudevents+json"}, EVENT | {"traceparent": None}, {}),
+        ("traceparent", {}, {"content_type": "application/json"}, {"traceparent": PARENT}, {}),
         ("traceparent", {"b3": f"{TRACE}-00f067aa0ba902b7-1"}, {}, None, {"trace_id": TRACE}),
         ("traceparent", {"X-B3-TraceId": TRACE, "X-B3-SpanId": "00f067aa0ba902b7"}, {}, None, {"trace_id": TRACE}),
         (
             "spring",
-            {"spring_correlation_id": "c-1", "traceparent": PARENT, "__TypeId__": "com.example.Order"},
-            {"message_id": "m-1", "content_type": "application/json"},
+            {"traceparent": PARENT, "__TypeId__": "com.example.Order"},
+            {"message_id": "m-1", "correlation_id": "c-1", "content_type": "application/json"},
             {"id": 1},
             {"spring_id": "m-1", "spring_correlation": "c-1", "trace_id": TRACE},
         ),
         ("spring", {}, {"correlation_id": "1"}, None, {"spring_correlation": "1"}),
+        ("spring", {}, {"message_id": "m-2"}, None, {"spring_id": "m-2", "spring_correlation": "m-2"}),
+        (
+            "spring",
+            {"spring_listener_return_correlation": "of the channel", "spring_returned_message_correlation": "d-1"},
+            {},
+            None,
+            {"spring_id": "d-1"},
+        ),
     ],
 )
 def test_a_preset_reads_the_documented_format(

@@ -439,6 +439,66 @@ def test_a_session_speaks_for_no_placement_that_is_over(world: _World) -> None:
     assert FindMove in run.end().asked
 
 
+@pytest.mark.parametrize("session_s", [0.0, 2.0])
+@pytest.mark.parametrize("how", ["cancelled", "arrives", "is lost"])
+def test_nothing_overtakes_an_adoption_whose_confirm_did_not_come(world: _World, how: str, session_s: float) -> None:
+    """Also where the next message need not look, just after a look or in a session, it comes behind the adoption."""
+    publications = routed(world, session_s=session_s)
+    publish(world, publications)
+    keep(world, publications)
+    run = _Run(world, publications.publish("x")).until(Send)
+    world.move("x", "b")
+    keep(world, publications)
+    run.until(Adopt)
+    if how == "cancelled":
+        run.steps.close()
+    else:
+        world.refuses.append(BrokerUnavailable(how))
+        with pytest.raises(Unsettled):
+            run.end()
+    publish(world, publications)
+    assert world.streams["b"][1:] == [Adoption("x", 2, "a", 2), Data("x", Placed(2, publications.name, 3))]
+    assert not len(publications.unchecked)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "away"])
+def test_nothing_overtakes_a_stray_that_was_not_looked_for(world: _World, how: str) -> None:
+    """A look that began before its confirm brings the new placement to the router, and says nothing of the stray."""
+    publications = routed(world, when_away="fail")
+    publish(world, publications)
+    run = _Run(world, publications.publish("x")).until(Send)
+    world.move("x", "b")
+    look = _Run(world, publications.look())
+    run.until(ReadGeneration)
+    look.end()
+    if how == "cancelled":
+        run.steps.close()
+    else:
+        world.is_away = True
+        with pytest.raises(Unsettled):
+            run.end()
+        world.is_away = False
+    publish(world, publications)
+    assert world.streams["b"][1:] == [Adoption("x", 2, "a", 2), Data("x", Placed(2, publications.name, 3))]
+    assert not len(publications.unchecked)
+
+
+def test_nothing_overtakes_what_went_unchecked_while_the_database_was_away(world: _World) -> None:
+    """With "known", too: a look that began before its confirm says nothing of it."""
+    publications = routed(world, when_away="known")
+    publish(world, publications)
+    run = _Run(world, publications.publish("x")).until(Send)
+    world.move("x", "b")
+    look = _Run(world, publications.look())
+    run.until(ReadGeneration)
+    world.is_away = True
+    run.end()
+    world.is_away = False
+    look.end()
+    publish(world, publications)
+    assert world.streams["b"][1:] == [Adoption("x", 2, "a", 2), Data("x", Placed(2, publications.name, 3))]
+
+
 def test_movers_are_told_at_once(world: _World) -> None:
     """A session that is not due is renewed where somebody may wait for it, also where the first try fails."""
     publications = routed(world, session_s=2.0)
@@ -608,29 +668,6 @@ def test_a_placement_is_kept_where_others_changed_meanwhile() -> None:
     assert cache.get("x") is None
     cache.add(placed("x", 4), 5)
     assert cache.get("x") is not None
-
-
-def test_a_look_tells_what_it_followed_before_the_cache_goes_on() -> None:
-    """Whoever sees the new placement of a name sees that what was sent under the old one is to be settled first."""
-    publications = Publications(lambda: 0.0)
-    publications.cache.begin(1)
-    publications.cache.add(placed("x", 1), 1)
-    sent = Sent("x", "s-0", Placed(1, publications.name, 1), 1)
-    publications.unchecked.add(sent)
-    seen: list[int] = []
-    advance = publications.cache.advance
-
-    def watched(generation: int, changed: Any) -> None:
-        seen.append(len(publications.unchecked.of("x", publications._checked_mark)))
-        advance(generation, changed)
-
-    publications.cache.advance = watched  # type: ignore[method-assign]
-    steps = publications.look()
-    next(steps)
-    steps.send(2)
-    with pytest.raises(StopIteration):
-        steps.send((2, [placed("x", 9)]))
-    assert seen == [1]
 
 
 def test_the_cache_drops_what_was_not_used_longest() -> None:

@@ -119,6 +119,17 @@ def test_cost_where_chunks_become_small() -> None:
     assert stream.cost_s <= 3 * len(offsets) * ATTACH_S
 
 
+def test_only_the_furthest_request_reads_ahead() -> None:
+    """However many there are, what is read ahead costs as much as one attach."""
+    density = Density()
+    density.learn(1, 200)
+    offsets = [0, 1_000, 2_000]
+    usual, ahead = StreamPlan(offsets, density), StreamPlan(offsets, density, is_ahead=True)
+    more = [ahead.next_request().chunks - usual.next_request().chunks for _ in offsets]  # type: ignore[union-attr]
+    assert more == [0, 0, density.chunks_ahead]
+    assert more[-1] > 1
+
+
 @pytest.mark.parametrize(
     ("version", "is_worn"), [("3.10.8", True), ("3.11.28", True), ("3.12.0", False), ("4.3.6", False), ("", False)]
 )

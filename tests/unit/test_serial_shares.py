@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.store._shares import target
+from relatum.store._members import target
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 9), min_size=1, max_size=9), st.integers(0, 40))

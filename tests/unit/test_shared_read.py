@@ -1,13 +1,12 @@
 """Reads that tasks share, and the order in which tasks get the lock of a name."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
 from relatum.contexts.placement._router_faces import AsyncNameLocks, NameLocks, SharedRead
 from relatum.errors import DatabaseUnavailable
+from tests.support import in_a_loop
 
 
 class _Read:
@@ -24,39 +23,25 @@ class _Read:
         return number
 
 
-def run(scenario: Callable[[], Awaitable[Any]]) -> Any:
-    """Run a scenario in a loop of its own, with a limit."""
-
-    async def limited() -> Any:
-        async with asyncio.timeout(240):
-            return await scenario()
-
-    return asyncio.run(limited())
-
-
 async def turn() -> None:
     """Let all other tasks run until they wait."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
-def test_a_read_serves_those_who_asked_before_it_began() -> None:
+async def test_a_read_serves_those_who_asked_before_it_began() -> None:
     """Who asks while a read is under way is served by the next one, which all of them share."""
-
-    async def scenario() -> None:
-        read = _Read()
-        shared = SharedRead(read)
-        early = [asyncio.create_task(shared()) for _ in range(3)]
-        await turn()
-        late = [asyncio.create_task(shared()) for _ in range(50)]
-        await turn()
-        assert read.begun == 1
-        read.may_end.set()
-        assert await asyncio.gather(*early) == [1] * 3
-        assert await asyncio.gather(*late) == [2] * 50
-        assert await shared() == 3
-
-    run(scenario)
+    read = _Read()
+    shared = SharedRead(read)
+    early = [asyncio.create_task(shared()) for _ in range(3)]
+    await turn()
+    late = [asyncio.create_task(shared()) for _ in range(50)]
+    await turn()
+    assert read.begun == 1
+    read.may_end.set()
+    assert await asyncio.gather(*early) == [1] * 3
+    assert await asyncio.gather(*late) == [2] * 50
+    assert await shared() == 3
 
 
 def test_one_who_is_cancelled_takes_nothing_from_the_others() -> None:
@@ -82,32 +67,28 @@ def test_one_who_is_cancelled_takes_nothing_from_the_others() -> None:
         with pytest.raises(DatabaseUnavailable):
             await shared()
 
-    run(scenario)
-    run(all_fail)
+    in_a_loop(scenario())
+    in_a_loop(all_fail())
 
 
-def test_a_names_lock_goes_to_those_who_came_first() -> None:
+async def test_a_names_lock_goes_to_those_who_came_first() -> None:
     """Tasks get a name's lock in the order they asked; other names are free; nothing is kept afterwards."""
+    locks, order, may_end = AsyncNameLocks(), [], asyncio.Event()
 
-    async def scenario() -> None:
-        locks, order, may_end = AsyncNameLocks(), [], asyncio.Event()
+    async def hold(name: str, number: int) -> None:
+        async with locks(name):
+            order.append((name, number))
+            await may_end.wait()
 
-        async def hold(name: str, number: int) -> None:
-            async with locks(name):
-                order.append((name, number))
-                await may_end.wait()
-
-        tasks = [asyncio.create_task(hold("x", number)) for number in range(5)]
-        tasks.append(asyncio.create_task(hold("y", 0)))
-        await turn()
-        assert order == [("x", 0), ("y", 0)]
-        tasks[2].cancel()
-        may_end.set()
-        await asyncio.wait(tasks)
-        assert order == [("x", 0), ("y", 0), ("x", 1), ("x", 3), ("x", 4)]
-        assert not locks._held
-
-    run(scenario)
+    tasks = [asyncio.create_task(hold("x", number)) for number in range(5)]
+    tasks.append(asyncio.create_task(hold("y", 0)))
+    await turn()
+    assert order == [("x", 0), ("y", 0)]
+    tasks[2].cancel()
+    may_end.set()
+    await asyncio.wait(tasks)
+    assert order == [("x", 0), ("y", 0), ("x", 1), ("x", 3), ("x", 4)]
+    assert not locks._held
 
 
 def test_a_names_lock_is_let_go_with_an_error() -> None:

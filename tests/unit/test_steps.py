@@ -488,70 +488,55 @@ def waiting(log: list[str], started: asyncio.Event, limit_s: float | None = None
     return performing
 
 
-def test_a_cancelled_task_closes_its_steps() -> None:
+async def test_a_cancelled_task_closes_its_steps() -> None:
     """First what performs lets go, then the steps are closed where they stand, and the task is cancelled."""
-
-    async def call() -> list[str]:
-        log: list[str] = []
-        started = asyncio.Event()
-        task = asyncio.create_task(async_run(patient(log), waiting(log, started)))
-        await started.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return log
-
-    assert asyncio.run(call()) == ["performer: CancelledError", "steps: GeneratorExit"]
+    log: list[str] = []
+    started = asyncio.Event()
+    task = asyncio.create_task(async_run(patient(log), waiting(log, started)))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log == ["performer: CancelledError", "steps: GeneratorExit"]
 
 
-def test_a_limit_of_the_performer_is_an_error_in_the_steps() -> None:
+async def test_a_limit_of_the_performer_is_an_error_in_the_steps() -> None:
     """A request that ran out of its own time is answered by an error that the steps may handle."""
-
-    async def call() -> tuple[str, list[str]]:
-        log: list[str] = []
-        return await async_run(patient(log), waiting(log, asyncio.Event(), limit_s=0)), log
-
-    assert asyncio.run(call()) == ("out of time", ["performer: TimeoutError", "steps"])
+    log: list[str] = []
+    assert await async_run(patient(log), waiting(log, asyncio.Event(), limit_s=0)) == "out of time"
+    assert log == ["performer: TimeoutError", "steps"]
 
 
-def test_a_limit_around_the_driver_closes_the_steps() -> None:
+async def test_a_limit_around_the_driver_closes_the_steps() -> None:
     """A limit that the caller set is the caller's: the steps are not asked."""
-
-    async def call() -> list[str]:
-        log: list[str] = []
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0):
-                await async_run(patient(log), waiting(log, asyncio.Event()))
-        return log
-
-    assert asyncio.run(call()) == ["performer: CancelledError", "steps: GeneratorExit"]
+    log: list[str] = []
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await async_run(patient(log), waiting(log, asyncio.Event()))
+    assert log == ["performer: CancelledError", "steps: GeneratorExit"]
 
 
-def test_cancelled_between_two_things_that_are_given() -> None:
+async def test_cancelled_between_two_things_that_are_given() -> None:
     """Who is cancelled while it waits for the next thing leaves nothing open."""
+    log: list[str] = []
+    started = asyncio.Event()
 
-    async def call() -> list[str]:
-        log: list[str] = []
-        started = asyncio.Event()
+    def steps() -> Generator[Double | str, Any, None]:
+        with noting(log, "steps"):
+            yield "first"
+            yield from Double(1)
 
-        def steps() -> Generator[Double | str, Any, None]:
-            with noting(log, "steps"):
-                yield "first"
-                yield from Double(1)
+    async def take() -> None:
+        async with contextlib.aclosing(async_each(steps(), waiting(log, started))) as items:
+            log.append(await anext(items))
+            log.append(await anext(items))
 
-        async def take() -> None:
-            async with contextlib.aclosing(async_each(steps(), waiting(log, started))) as items:
-                log.append(await anext(items))
-                log.append(await anext(items))
-
-        task = asyncio.create_task(take())
-        await started.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return log
-
-    assert asyncio.run(call()) == ["first", "performer: CancelledError", "steps: GeneratorExit"]
+    task = asyncio.create_task(take())
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log == ["first", "performer: CancelledError", "steps: GeneratorExit"]
 
 
 # --- steps inside steps -----------------------------------------------------------------------------------

@@ -35,15 +35,11 @@ def test_what_cannot_be_sent_in_time_ends_the_connection(near: socket.socket) ->
     assert not connection.is_usable
 
 
-def test_what_a_task_cannot_send_in_time_ends_the_connection(near: socket.socket) -> None:
+async def test_what_a_task_cannot_send_in_time_ends_the_connection(near: socket.socket) -> None:
     """The asyncio face does the same."""
-
-    async def send() -> bool:
-        _, channel = await asyncio.get_running_loop().create_connection(AsyncChannel, sock=near)
-        connection = AsyncSocketConnection(channel, LOGIN)
-        connection.session.send(MORE_THAN_FITS)
-        with pytest.raises(ConnectionLost):
-            await connection.wait(0.0)
-        return connection.is_usable
-
-    assert not asyncio.run(send())
+    _, channel = await asyncio.get_running_loop().create_connection(AsyncChannel, sock=near)
+    connection = AsyncSocketConnection(channel, LOGIN)
+    connection.session.send(MORE_THAN_FITS)
+    with pytest.raises(ConnectionLost):
+        await connection.wait(0.0)
+    assert not connection.is_usable

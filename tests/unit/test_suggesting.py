@@ -102,6 +102,21 @@ def test_values_are_followed_through_other_names(chance: random.Random) -> None:
     as_definitions([each.definition for each in found])
 
 
+def test_an_id_is_called_after_what_it_is_of() -> None:
+    """Several members of a body are called `id`: keys that are defined so can be told apart, and meet `cartId`."""
+    carts, people = ([f"{kind}-{n // 3:06}" for n in range(600)] for kind in ("cart", "person"))
+    found = suggest(
+        [
+            sampled("one", [({}, {"cart": {"id": c, "of": {"id": p}}}) for c, p in zip(carts, people, strict=True)]),
+            sampled("two", [({}, {"cartId": c}) for c in carts]),
+        ]
+    )
+    assert [(each.definition.name, *each.definition.sources) for each in found] == [
+        ("cart_id", "body:$.cart.id or body:$.cartId"),
+        ("of_id", "body:$.cart.of.id"),
+    ]
+
+
 def test_what_is_unique_or_the_same_everywhere_makes_no_key(chance: random.Random) -> None:
     """Nor what cannot be a value, a flag, a moment, or a small number."""
     messages = [
@@ -115,11 +130,88 @@ def test_what_is_unique_or_the_same_everywhere_makes_no_key(chance: random.Rando
     assert suggest([]) == []
 
 
+def test_a_moment_of_its_own_is_no_key_where_others_have_it_too(chance: random.Random) -> None:
+    """Events of the same second, or millisecond, in several streams do not belong together; an hour comes again."""
+
+    def events(word: str) -> list[tuple[dict[str, Any], Any]]:
+        minutes = chance.sample(range(600), 300)
+        return [
+            (
+                {},
+                {
+                    word: f"2026-03-01T{n // 60:02}:{n % 60:02}:00Z",
+                    "ts_ms": 1_772_323_200_000 + n,
+                    "hour": n // 60 + 10**6,
+                },
+            )
+            for n in minutes
+        ]
+
+    assert list(by_name(suggest([sampled("loads", events("loadedAt")), sampled("scans", events("at"))]))) == ["hour"]
+
+
+def test_a_flag_is_no_key(chance: random.Random) -> None:
+    """Two values that all messages have, in whatever stream, relate nothing."""
+    samples = [sampled(stream, [({"op": chance.choice("cu")}, {}) for _ in range(300)]) for stream in ("a", "b")]
+    assert suggest(samples) == []
+
+
+def test_what_a_stream_says_twice_makes_one_key(chance: random.Random) -> None:
+    """A header that repeats a member of the body does; where from and to are of the same places does not."""
+    devices = [f"{chance.getrandbits(48):012x}" for _ in range(80)]
+    places = [f"place-{n}" for n in range(80)]
+    readings = [
+        ({"deviceId": device}, {"dev": device, "from": chance.choice(places), "to": chance.choice(places)})
+        for device in chance.choices(devices, k=2000)
+    ]
+    alarms = [({}, {"mac": device}) for device in chance.choices(devices, k=200)]
+    found = by_name(suggest([sampled("readings", readings), sampled("alarms", alarms)]))
+    assert set(found) == {"deviceId", "from", "to"}
+    assert found["deviceId"].definition.sources[0] == "header:deviceId or body:$.mac"
+
+
+def test_a_place_makes_one_key_also_where_streams_share_no_value(chance: random.Random) -> None:
+    """The ids of rows of two tables lie in the same place: a key is of all streams."""
+    orders = [({}, {"after": {"id": chance.randrange(1_000, 1_300)}}) for _ in range(900)]
+    customers = [({}, {"after": {"id": chance.randrange(1, 90)}}) for _ in range(200)]
+    [found] = suggest([sampled("orders", orders), sampled("customers", customers)])
+    assert {one.stream for one in found.found} == {"orders", "customers"}
+
+
 def test_a_value_that_comes_again_is_a_key_of_one_stream(chance: random.Random) -> None:
     """A device among many, each seldom."""
     devices = [f"device-{number}" for number in range(100)]
     found = suggest([sampled("readings", [({"device": chance.choice(devices)}, {"t": 20.5}) for _ in range(1_000)])])
     assert [(each.definition.name, each.overlap) for each in found] == [("device", 0.0)]
+
+
+def test_a_number_that_is_called_an_id_is_one(chance: random.Random) -> None:
+    """README's order 4711, in one stream as in two, and a small shop's order 17; a price of as many digits is none."""
+    orders = [({"order_id": 4711 + n // 2}, {"price": chance.randrange(1_000, 1_100)}) for n in range(600)]
+    assert [each.definition.name for each in suggest([sampled("orders", orders)])] == ["order_id"]
+    one = [({}, {"orderNo": n, "price": chance.randrange(90)}) for n in range(90)]
+    two = [({}, {"orderNo": n, "items": chance.randrange(90)}) for n in range(0, 90, 2)]
+    assert [each.definition.name for each in suggest([sampled("one", one), sampled("two", two)])] == ["orderNo"]
+
+
+def test_several_of_a_thing_are_called_as_one_of_it(chance: random.Random) -> None:
+    """A round's patients are those of the alarms."""
+    alarms = [({}, {"patient": chance.randrange(10_000, 10_200)}) for _ in range(300)]
+    rounds = [({}, {"patients": [chance.randrange(10_000, 10_200) for _ in range(4)]}) for _ in range(100)]
+    [found] = suggest([sampled("alarms", alarms), sampled("rounds", rounds)])
+    assert (found.definition.name, set(found.definition.sources[0].split(" or "))) == (
+        "patient",
+        {"body:$.patient", "body:$.patients[*]"},
+    )
+
+
+def test_what_tells_messages_apart_comes_before_what_many_share(chance: random.Random) -> None:
+    """A patient before the ward, though each ward is in both streams, and not each patient."""
+    samples = []
+    for stream in ("readings", "alarms"):
+        patients = [chance.randrange(10_000, 10_300) for _ in range(300)]
+        samples.append(sampled(stream, [({"ward": chance.choice("ABC"), "patient": each}, {}) for each in patients]))
+    assert [each.definition.name for each in suggest(samples)] == ["patient", "ward"]
 
 
 def chained(chance: random.Random) -> list[tuple[dict[str, Any], Any]]:
@@ -182,3 +274,27 @@ def test_bodies_whose_members_are_called_after_values_stay_bounded() -> None:
     found = sampled("wide", [({}, {f"m{n}-{each}": each for each in range(100)}) for n in range(50)])
     assert len(found.fields) <= 400
     assert suggest([found]) == []
+
+
+def test_a_small_sample_of_one_stream_says_as_much_as_a_large_one() -> None:
+    """Forty orders, half of them paid, in the stream of one tap: two messages of sixty seldom share a value."""
+    bodies = [{"orderId": f"o-{n}", "total": n * 1.5} for n in range(40)]
+    bodies += [{"orderId": f"o-{n}", "amount": n * 1.5} for n in range(0, 40, 2)]
+    found = suggest([sampled("tap.shop", [({}, body) for body in bodies])])
+    assert [each.definition.sources for each in found] == [["body:$.orderId"]]
+
+
+def test_a_key_is_told_of_wherever_it_is() -> None:
+    """A cause comes again in one stream and never in another: the key reads both, so both are named, and counted."""
+
+    def events(stream: str, begin: int, causes: list[int]) -> Sample:
+        rows = [{"event": f"event-{begin + n:05}", "relatum_time": begin + n} for n in range(300)]
+        named = [{"cause": f"event-{cause:05}"} for cause in causes] or [{}] * 300
+        return sampled(stream, [(row | cause, None) for row, cause in zip(rows, named, strict=True)])
+
+    orders, payments = events("orders", 0, []), events("payments", 300, list(range(300)))
+    shipments = events("shipments", 600, [300 + n // 2 for n in range(300)])
+    found = by_name(suggest([orders, payments, shipments]))
+    assert found["cause"].definition.names == "event"
+    assert {one.stream: one.distinct for one in found["cause"].found} == {"payments": 300, "shipments": 150}
+    assert {one.stream for one in found["event"].found} == {"orders", "payments", "shipments"}

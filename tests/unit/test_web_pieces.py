@@ -55,6 +55,14 @@ def test_any_bytes_can_be_shown(body: bytes) -> None:
     assert kind_of(body) in ("empty", "json", "text", "image", "binary")
 
 
+@pytest.mark.parametrize("letter", ["a", "é", "東", "😀"])
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_a_long_text_has_a_preview_in_its_own_letters(letter: str, before: int) -> None:
+    """However many bytes its letters have: the end that is cut off may lie within one."""
+    shown = preview(("x" * before + letter * 1_000).encode())
+    assert shown == f"{'x' * before}{letter * (159 - before)}…"
+
+
 def test_numbers_of_json_stay_as_they_are_written() -> None:
     """Neither a large integer nor a decimal is rounded, and what JSON has no number for is shown, too."""
     shown = tree(

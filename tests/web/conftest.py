@@ -3,10 +3,10 @@
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, LiteralString
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
@@ -27,11 +27,13 @@ from tests.support import (
     declare_stream,
     delete_stream,
     publish_plain,
+    record,
     recording,
     unique_name,
     wait_recorded,
     wait_until,
 )
+from tests.support.databases import administer, database_name, named
 from tests.support.groups import of_group, whole_group
 from tests.support.super_streams import super_stream
 from tests.support.web import Asking, asking
@@ -147,19 +149,26 @@ def expectations(orders: str, payments: str) -> list[Expectation]:
 
 
 @contextmanager
-def web_database(server_url: str, template: str, copying: str) -> Iterator[str]:
+def web_database(server_url: str, template: str, copying: LiteralString) -> Iterator[str]:
     """A database of the schema, for as long as tests need it."""
-    name = unique_name("relatum_web").replace("-", "_")
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        made = sql.SQL("CREATE DATABASE {} TEMPLATE {} " + copying)  # type: ignore[arg-type]
-        connection.execute(made.format(sql.Identifier(name), sql.Identifier(template)))
-    yield server_url.rpartition("/")[0] + f"/{name}"
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+    name = database_name("relatum_web")
+    administer(server_url, "CREATE DATABASE {} TEMPLATE {} " + copying, name, template)
+    yield named(server_url, name)
+    administer(server_url, "DROP DATABASE {} WITH (FORCE)", name)
+
+
+@contextmanager
+def held_up(url: str) -> Iterator[Callable[[], int]]:
+    """A database that answers no look-up; gives what says how many sessions wait for it."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with psycopg.connect(url, autocommit=True) as watching, psycopg.connect(url) as holding:
+        holding.execute("LOCK TABLE relatum.relationships IN ACCESS EXCLUSIVE MODE")
+        yield lambda: int(watching.execute(waiting).fetchall()[0][0])
+        holding.rollback()
 
 
 @pytest.fixture(scope="session")
-def web_database_url(database_server_url: str, _migrated_template: str, _copying: str) -> Iterator[str]:
+def web_database_url(database_server_url: str, _migrated_template: str, _copying: LiteralString) -> Iterator[str]:
     """A database for all these tests."""
     with web_database(database_server_url, _migrated_template, _copying) as url:
         yield url
@@ -167,7 +176,7 @@ def web_database_url(database_server_url: str, _migrated_template: str, _copying
 
 @pytest.fixture(scope="session")
 def talks(
-    amqp_url: str, stream_url: str, database_server_url: str, _migrated_template: str, _copying: str
+    amqp_url: str, stream_url: str, database_server_url: str, _migrated_template: str, _copying: LiteralString
 ) -> "Iterator[Talks]":
     """Conversations, in a database of their own."""
     from tests.web.conversations import talking
@@ -181,7 +190,7 @@ def talks(
 
 @pytest.fixture(scope="session")
 def lively(
-    amqp_url: str, stream_url: str, database_server_url: str, _migrated_template: str, _copying: str
+    amqp_url: str, stream_url: str, database_server_url: str, _migrated_template: str, _copying: LiteralString
 ) -> Iterator[World]:
     """As `world`, for what is recorded while a test looks on; `orders` is a stream that nobody records any more."""
     orders = unique_name("quiet")
@@ -189,8 +198,7 @@ def lively(
     with web_database(database_server_url, _migrated_template, _copying) as url:
         engine = make_engine(url)
         publish_plain(amqp_url, orders, [(b"quiet", {})])
-        with recording(amqp_url, engine, orders, keys=KEYS):
-            wait_recorded(amqp_url, engine, orders)
+        record(amqp_url, engine, orders, keys=KEYS)
         engine.dispose()
         yield World({"broker": amqp_url, "database": url, "stream_url": stream_url}, orders, "", 0, "")
     delete_stream(amqp_url, orders)
@@ -198,12 +206,19 @@ def lively(
 
 @pytest.fixture
 def reader_url(web_database_url: str) -> Iterator[str]:
-    """The URL of a user in `relatum_reader`."""
+    """The URL of a user in `relatum_reader`, for the database that is shared."""
+    with reading_only(web_database_url) as url:
+        yield url
+
+
+@contextmanager
+def reading_only(database_url: str) -> Iterator[str]:
+    """A database's URL for a user in `relatum_reader`."""
     name = unique_name("page").replace("-", "_")
-    with psycopg.connect(web_database_url, autocommit=True) as administrator:
+    with psycopg.connect(database_url, autocommit=True) as administrator:
         made = sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'x' IN ROLE relatum_reader")
         administrator.execute(made.format(sql.Identifier(name)))
-        parts = urlsplit(web_database_url)
+        parts = urlsplit(database_url)
         yield urlunsplit(parts._replace(netloc=f"{name}:x@{parts.hostname}:{parts.port}"))
         administrator.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
         administrator.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
@@ -276,6 +291,5 @@ def masked(amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
     """A stream of three messages that have masked values, and one that has none; its database is the test's own."""
     given = [(f"it is {SECRET}".encode(), MASKED_HEADERS)] * 3 + [(b"shown", {"shop": "north"})]
     publish_plain(amqp_url, stream_name, given)
-    with recording(amqp_url, engine, stream_name, keys=MASKED_KEYS):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=MASKED_KEYS)
     return stream_name

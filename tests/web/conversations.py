@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from relatum.keys import KeyDefinition
 from relatum.store import make_engine
-from tests.support import declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
+from tests.support import declare_stream, delete_stream, publish_plain, record, unique_name
 from tests.web.conftest import HOSTILE, TIME_US, World
 
 TALK_KEYS: Final = [
@@ -85,9 +85,7 @@ def talking(amqp_url: str, stream_url: str, database_url: str) -> Iterator[Talks
         for name in streams:
             declare_stream(amqp_url, name)
             publish_plain(amqp_url, name, held[name])
-        with recording(amqp_url, engine, *streams, keys=TALK_KEYS):
-            for name in streams:
-                wait_recorded(amqp_url, engine, name)
+        record(amqp_url, engine, *streams, keys=TALK_KEYS)
         options = {"broker": amqp_url, "database": database_url, "stream_url": stream_url}
         yield Talks(options, orders, payments, 0, placed="", mails=mails)
     finally:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from relatum.errors import InvalidInput
 from relatum_consumer.web._endpoint import BESIDE_S, PATIENCE_S, Endpoint, answered
-from tests.support import publish_plain, recording, wait_recorded, wait_until
+from tests.support import publish_plain, record, wait_until
 from tests.support.groups import group_id
 from tests.support.standstill import in_time, silent_database
 from tests.support.web import Asking, asking
@@ -196,8 +196,7 @@ def test_that_a_message_was_found_itself_proves_nothing_of_others(
 ) -> None:
     """Where nobody else has its value that is proven, and where one came that is not recorded yet, it is not."""
     publish_plain(amqp_url, stream_name, [(b"one", {"host": "lonely"})])
-    with recording(amqp_url, engine, stream_name, keys=KEYS):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=KEYS)
     path = f"/api/search?key=host&of_stream={stream_name}&of_offset=0"
     with asking(world.page(database=database_url)) as page:
         alone = page.get(path).json()
@@ -538,8 +537,9 @@ def test_its_sessions_write_nothing(world: World) -> None:
     """Whatever the role may do: the session is read-only."""
     from relatum_consumer.web._site import read_only
 
-    with psycopg.connect(read_only(world.options["database"])) as connection:
+    with psycopg.connect(read_only(world.options["database"], 12.3)) as connection:
         assert connection.execute("SHOW default_transaction_read_only").fetchone() == ("on",)
+        assert connection.execute("SHOW statement_timeout").fetchone() == ("12300ms",)
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             connection.execute("DELETE FROM relatum.events")
 

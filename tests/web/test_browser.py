@@ -10,26 +10,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
 
 from relatum.store import make_engine
-from relatum_consumer.web import WebServer
+from relatum_consumer.web import WebOptions, WebServer
 from tests.support import (
     LIMIT_S,
     declare_stream,
     delete_stream,
     publish_plain,
+    record,
     recording,
     unique_name,
     wait_recorded,
     wait_until,
 )
 from tests.support.groups import group_id
-from tests.web.conftest import BODIES, HOSTILE, MANY, World
+from tests.support.proxy import Proxy
+from tests.web.conftest import BODIES, HOSTILE, KEYS, MANY, World
 from tests.web.conversations import Talks
 
 SCREENSHOTS: Final = Path(__file__).parents[2] / ".venv" / "screenshots"
@@ -151,7 +153,9 @@ def paths(world: World) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("theme", "width"), [(theme, width) for width in (1280, 360, 2560) for theme in ("light", "dark")]
+    # What is dark has other colours, and no other places.
+    ("theme", "width"),
+    [("light", 1280), ("dark", 1280), ("light", 640), ("light", 320), ("light", 2560)],
 )
 def test_every_view_in_both_themes_narrow_and_wide(
     browser: Browser, served: str, world: World, theme: str, width: int
@@ -179,10 +183,10 @@ def test_no_view_is_heavy(browser: Browser, served: str, world: World) -> None:
             assert sum(each["encodedDataLength"] for each in received) < WEIGHT_BYTES_MAX, name
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_nobody_is_kept_out(browser: Browser, served: str, world: World, theme: str) -> None:
-    """The rules of axe find nothing serious in any view: contrast, names, order, landmarks."""
-    with looking(browser, served, theme=theme) as window:
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 320)])
+def test_nobody_is_kept_out(browser: Browser, served: str, world: World, theme: str, width: int) -> None:
+    """The rules of axe find nothing serious in any view: contrast, names, order, landmarks, what is moved by keys."""
+    with looking(browser, served, theme=theme, width=width) as window:
         for name, path in paths(world).items():
             window.page.goto(served + path)
             check_access(window.page, name)
@@ -207,13 +211,13 @@ def test_a_search_is_asked_without_leaving_the_page(browser: Browser, served: st
         page.get_by_label("Key").fill("host")
         page.get_by_label("Value").fill("busy")
         page.get_by_role("button", name="Search").click()
-        expect(page.get_by_text("25 messages and more")).to_be_visible()
+        expect(page.locator("#answer").get_by_text("25 messages and more")).to_be_visible()
         expect(page).to_have_url(re.compile(r"\?key=host&value=busy$"))
         page.get_by_role("link", name="Next page").click()
         expect(page.locator("tbody tr")).to_have_count(25)
         page.get_by_label("Value").fill("nobody")
         page.get_by_role("button", name="Search").click()
-        expect(page.get_by_text("not recorded yet: a part")).to_be_visible()
+        expect(page.locator("#answer").get_by_text("not recorded yet: a part")).to_be_visible()
         page.go_back()
         expect(page.locator("tbody tr")).to_have_count(25)
 
@@ -278,7 +282,7 @@ def test_all_of_it_goes_by_keyboard(browser: Browser, served: str, world: World)
         page.keyboard.press("Tab")
         page.keyboard.type("busy")
         page.keyboard.press("Enter")
-        expect(page.get_by_text("25 messages and more")).to_be_visible()
+        expect(page.locator("#answer").get_by_text("25 messages and more")).to_be_visible()
         link = page.locator("td a.strong").first
         link.focus()
         assert link.evaluate("each => getComputedStyle(each).outlineStyle") != "none"
@@ -352,6 +356,130 @@ def test_streams_are_renewed_where_that_is_wished(browser: Browser, served: str)
         expect(page.locator("table.streams tbody tr")).to_have_count(2)
 
 
+def test_a_list_that_is_renewed_keeps_the_focus_and_outlives_its_server(browser: Browser, world: World) -> None:
+    """Who walks it by keyboard is not put back to its beginning; where nobody answers it says so, and goes on later."""
+    with WebServer(world.page(port=0)) as server:
+        url, port = server.url.rstrip("/"), urlsplit(server.url).port
+        context = looking(browser, url)
+        window = context.__enter__()
+        page, rows = window.page, window.page.locator("table.streams tbody tr")
+        page.goto(f"{url}/streams")
+        link = rows.last.get_by_role("link")
+        link.focus()
+        rows.last.evaluate("row => { row.dataset.old = '1'; }")
+        page.locator("[data-refresh]").evaluate("box => { box.checked = true; }")
+        expect(page.locator("tr[data-old]")).to_have_count(0)
+        expect(link).to_be_focused()
+    expect(page.get_by_text("The page does not answer")).to_be_visible()
+    expect(rows).to_have_count(2)
+    with WebServer(world.page(port=port)):
+        expect(page.locator("[data-told]")).to_have_text("")
+        expect(link).to_be_focused()
+        window.said.clear()
+        context.__exit__(None, None, None)
+
+
+def test_an_answer_is_told_to_who_does_not_see_it(browser: Browser, world: World) -> None:
+    """In one line, not row by row; where nobody answers no older answer stays, and what was typed does."""
+    with WebServer(world.page(port=0)) as server:
+        url = server.url.rstrip("/")
+        context = looking(browser, url)
+        window = context.__enter__()
+        page = window.page
+        page.goto(f"{url}/?key=order_id&value=late")
+        told = page.locator("[aria-live]")
+        expect(told).to_have_text("")
+        page.get_by_label("Key").fill("host")
+        page.get_by_label("Value").fill("busy")
+        page.keyboard.press("Enter")
+        expect(told).to_contain_text("found, 25 messages and more")
+        page.get_by_label("Value").fill("nobody")
+    page.keyboard.press("Enter")
+    expect(told).to_contain_text("does not answer")
+    expect(told).to_be_visible()
+    expect(page.locator("#answer tr")).to_have_count(0)
+    expect(page.get_by_label("Value")).to_have_value("nobody")
+    window.said.clear()
+    context.__exit__(None, None, None)
+
+
+def test_over_a_silent_link_what_is_shown_is_said_to_be_old(browser: Browser, served: str) -> None:
+    """What hangs is given up, said, and asked for again by itself: the list of streams, and what is live."""
+    with Proxy.to(served) as link, looking(browser, f"http://127.0.0.1:{link.port}") as window:
+        page, linked = window.page, f"http://127.0.0.1:{link.port}"
+
+        def in_time(shown: Locator, words: str) -> None:
+            """The page's own clock goes on until it says so."""
+
+            def is_said() -> bool:
+                page.clock.run_for(2_000)
+                return words in (shown.text_content() or "")
+
+            wait_until(is_said, what=words)
+
+        page.clock.install()
+        page.goto(f"{linked}/streams")
+        page.get_by_label("refresh").check()
+        link.mode = "frozen"
+        told = page.locator("[data-told]")
+        in_time(told, "The page does not answer: this is what was")
+        page.locator("tbody tr").first.evaluate("row => { row.id = 'old'; }")
+        link.mode = "pass"
+
+        def is_renewed() -> bool:
+            page.clock.run_for(2_000)
+            return page.locator("#old").count() == 0
+
+        wait_until(is_renewed, what="the list is there again")
+        page.goto(f"{linked}/live")
+        state = page.get_by_role("status")
+        expect(state).to_have_text("live")
+        link.mode = "frozen"
+        in_time(state, "away: the page does not answer")
+        link.mode = "pass"
+        in_time(state, "live")
+        window.said.clear()
+
+
+def test_letters_do_nothing_where_that_is_wished(browser: Browser, served: str, world: World) -> None:
+    """They are named on the page, and turned off there for good: who dictates says many."""
+    with looking(browser, served) as window:
+        page = window.page
+        page.goto(f"{served}/streams/{world.orders}/3")
+        page.get_by_label("Shortcuts").uncheck()
+        page.reload()
+        page.keyboard.press("n")
+        page.keyboard.press("/")
+        expect(page.locator("h1")).to_contain_text("Offset 3")
+        page.get_by_label("Shortcuts").check()
+        page.keyboard.press("n")
+        expect(page.locator("h1")).to_contain_text("Offset 4")
+
+
+def test_what_is_printed_is_dark_on_light_and_whole(browser: Browser, served: str) -> None:
+    """Also from the dark theme; no column is cut off, and nothing that only a screen has is there."""
+    with looking(browser, served, theme="dark", width=718) as window:
+        page = window.page
+        page.goto(f"{served}/?key=host&value=busy")
+        page.emulate_media(media="print")
+        assert page.evaluate("getComputedStyle(document.body).color") == "rgb(23, 32, 42)"
+        expect(page.get_by_role("navigation")).to_be_hidden()
+        last = page.locator("td").nth(5).bounding_box()
+        assert last is not None
+        assert last["x"] + last["width"] <= 718
+
+
+def test_drawn_lines_take_forced_colors(browser: Browser, talked: str, talks: Talks) -> None:
+    """Whatever theme was chosen before: what is drawn is not forced by itself."""
+    with looking(browser, talked, theme="dark", forced_colors="active") as window:
+        page = window.page
+        page.add_init_script("localStorage.setItem('relatum-theme', 'light')")
+        page.goto(f"{talked}/trace?stream={talks.orders}&offset=0")
+        text = page.evaluate("getComputedStyle(document.body).color")
+        assert page.locator(".timeline a path").evaluate("each => getComputedStyle(each).fill") == text
+        assert page.locator(".timeline .edge").first.evaluate("each => getComputedStyle(each).stroke") == text
+
+
 def test_hostile_bodies_headers_and_names_do_nothing(browser: Browser, served: str, world: World) -> None:
     """Each body in each view, opened also by itself: text, a picture, or a file, and no script of it runs."""
     with looking(browser, served, accept_downloads=True) as window:
@@ -369,6 +497,44 @@ def test_hostile_bodies_headers_and_names_do_nothing(browser: Browser, served: s
             page.get_by_role("link", name="download").click()
         assert download.value.suggested_filename == "message-2.bin"
         assert Path(download.value.path()).read_bytes() == BODIES[2]
+
+
+LETTERS: Final = """link => {
+    const walk = document.createTreeWalker(link, NodeFilter.SHOW_TEXT), places = [];
+    for (let text = walk.nextNode(); text; text = walk.nextNode())
+        for (let n = 0; n < text.length; n++) {
+            const range = document.createRange();
+            range.setStart(text, n);
+            range.setEnd(text, n + 1);
+            if (text.data[n].trim()) places.push(range.getBoundingClientRect().left);
+        }
+    return places;
+}"""
+"""Where each letter of an element is drawn."""
+
+
+def test_names_from_right_to_left_move_nothing(
+    browser: Browser, amqp_url: str, stream_url: str, database_url: str
+) -> None:
+    """A message's number stays behind its stream's name; where no markup may stand, there is none."""
+    stream, engine = f"{unique_name('right')}-\u05d0\u05d1\u05d2", make_engine(database_url)
+    declare_stream(amqp_url, stream)
+    try:
+        publish_plain(amqp_url, stream, [(b"1", {"order_id": "\u05d0\u05d1\u05d2"})])
+        record(amqp_url, engine, stream, keys=KEYS)
+        options = WebOptions(amqp_url, database_url, stream_url, port=0, timeout_s=60.0)
+        with WebServer(options) as server, looking(browser, server.url) as window:
+            page = window.page
+            for path in ("streams", f"streams/{quote(stream)}", f"live?stream={quote(stream)}"):
+                page.goto(server.url + path)
+                assert "bdi" not in page.title() + page.locator("main").inner_text()
+                assert page.locator("[title*=bdi], [aria-label*=bdi]").count() == 0
+            page.goto(f"{server.url}trace?stream={quote(stream)}&offset=0")
+            *name, number = page.locator(".branches a").first.evaluate(LETTERS)
+            assert number > max(name)
+    finally:
+        engine.dispose()
+        delete_stream(amqp_url, stream)
 
 
 def test_a_phone_has_cards_instead_of_columns(browser: Browser, served: str) -> None:

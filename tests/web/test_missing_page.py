@@ -33,6 +33,8 @@ def test_expectations_are_counted(page: Asking, world: World) -> None:
     assert (rows["paid"]["missing"], rows["paid"]["late"], rows["paid"]["status"]) == (0, 0, "absent")
     # What has time left is not known: it is neither missing nor followed, and changes nothing.
     assert (rows["patient"]["missing"], rows["patient"]["not_known"], rows["patient"]["status"]) == (0, MANY, "absent")
+    assert rows["patient"]["words"] == f"nothing is missing so far: there is time left ({MANY} are not due yet)"
+    assert [name for name, row in rows.items() if row["is_early"]] == ["patient"]
     text = page.get("/missing?span=all").text
     assert rows["paid"]["words"] in text
     links = {attributes.get("href") for tag, attributes in harmless(text).elements if tag == "a"}
@@ -137,7 +139,7 @@ def test_nothing_expected_says_how_to(world: World, database_url: str) -> None:
         assert "relatum expect add" in page.get("/missing").text
     with asking(world.page(database=f"{database_url}?options=-crole%3Drelatum_router")) as page:
         shown = page.get("/missing")
-        assert (shown.status_code, "GRANT relatum_consumer" in shown.text) == (403, True)
+        assert (shown.status_code, "GRANT relatum_reader" in shown.text) == (403, True)
 
 
 def test_names_that_were_made_to_do_harm_are_names(world: World, database_url: str, engine: sa.Engine) -> None:

@@ -10,7 +10,7 @@ from relatum.collecting import _collected_listing as listing
 from relatum.membership import GROUP_KEY
 from relatum.store import add_keys, collected_messages, collector_sources, collectors
 from relatum_consumer.web._api import _group_facts
-from tests.support import publish_plain, recording, wait_recorded
+from tests.support import publish_plain, record
 from tests.support.groups import group_id, of_group, whole_group
 from tests.support.web import Asking, asking
 from tests.web.conftest import FAILED, HOSTILE, TAKEN, World
@@ -71,12 +71,10 @@ def test_what_is_not_recorded_by_the_key_of_groups_is_named_and_not_read(
     """A key that was defined after the streams were recorded: the page says so, and how to have the rest."""
     monkeypatch.setattr(_group_facts, "UNRECORDED_READ", 10)
     publish_plain(amqp_url, stream_name, [*whole_group(1, 20), of_group(2, 1)])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     add_keys(engine, [GROUP_KEY])
     publish_plain(amqp_url, stream_name, [of_group(2, 3)])
-    with recording(amqp_url, engine, stream_name):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name)
     with asking(world.page(database=database_url)) as page:
         for show in ("unfinished", "all"):
             answer = page.get(f"/api/groups?older_s=0&show={show}").json()
@@ -151,8 +149,10 @@ def test_collectors_are_shown_with_what_became_of_messages(page: Asking, world: 
 @pytest.mark.parametrize("limit", [1, 3, 5, 1000])
 @pytest.mark.parametrize("looked", [2, 7, 20_000])
 def test_what_failed_is_listed_with_why(page: Asking, monkeypatch: pytest.MonkeyPatch, limit: int, looked: int) -> None:
-    """Each once, also where only a part is looked through for a page; and all that succeeded."""
+    """All of them, however many succeeded; and each that succeeded, also where a page looks through a part."""
     monkeypatch.setattr(listing, "LOOKED", looked)
+    whole = page.get("/api/collectors/collector?name=books&limit=1000").json()
+    assert (len(whole["results"]), whole["looked_to"], whole["next"]) == (FAILED, None, None)
     failed = pages(page, "/collectors/collector", "results", name="books", limit=limit)
     assert sorted(row["offset"] for row in failed) == list(range(FAILED))
     assert {row["reason"] for row in failed} == {f"no such account: {HOSTILE}"}
@@ -167,6 +167,9 @@ def test_a_message_has_its_outcome(page: Asking, world: World) -> None:
     for href in (row["outcome_href"], f"/x?{urlencode({'of_stream': row['stream'], 'of_offset': row['offset']})}"):
         answer = page.get(f"/api/collectors/outcome?{urlsplit(href).query}").json()
         assert [each["state"] for each in answer["outcomes"]] == ["failed"]
+        shown = page.get(f"/api{row['href']}").json()["outcome"]
+        assert (shown["state"], page.get(f"/api{shown['href']}").json()["outcomes"]) == ("failed", answer["outcomes"])
+        assert "Collected: failed" in page.get(row["href"]).text
         harmless(page.get(f"/collectors/outcome?{urlsplit(href).query}").text)
     assert "No collector has taken it" in page.get("/collectors/outcome?id=none").text
     assert page.get("/collectors/collector?name=none").status_code == 404
@@ -231,7 +234,7 @@ def test_pages_that_may_not_be_read_say_what_to_grant(world: World, database_url
     with asking(world.page(database=f"{database_url}?options=-crole%3Drelatum_router")) as page:
         for path in ("/groups", "/collectors"):
             shown = page.get(path)
-            assert (shown.status_code, "GRANT relatum_consumer" in shown.text) == (403, True), path
+            assert (shown.status_code, "GRANT relatum_reader" in shown.text) == (403, True), path
     with asking(world.page(database=f"{database_url}?options=-crole%3Drelatum_consumer")) as page:
         for path, said in (("/collectors", "no collector yet"), ("/contexts", "Nothing is placed")):
             shown = page.get(path)

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 from relatum.store import make_engine
 from relatum_consumer.demo._questions import KEYS
 from relatum_consumer.web import WebOptions, WebServer
-from tests.support import declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
+from tests.support import declare_stream, delete_stream, publish_plain, record, unique_name
 from tests.web.test_browser import browser, looking
 
 __all__ = ["browser"]
@@ -53,9 +53,7 @@ def demo_page(amqp_url: str, stream_url: str, database_url: str) -> Iterator[tup
         publish_plain(amqp_url, names["planes"], [message({"tailnum": f"N{n}UA", "seats": n}) for n in range(PLANES)])
         publish_plain(amqp_url, names["weather"], [report(n) for n in range(FLIGHTS)])
         publish_plain(amqp_url, names["flights"], [flight(n) for n in range(FLIGHTS)])
-        with recording(amqp_url, engine, *names.values(), keys=KEYS):
-            for name in names.values():
-                wait_recorded(amqp_url, engine, name)
+        record(amqp_url, engine, *names.values(), keys=KEYS)
         with WebServer(WebOptions(amqp_url, database_url, stream_url, port=0, timeout_s=60.0)) as server:
             yield server.url.rstrip("/"), names
     finally:

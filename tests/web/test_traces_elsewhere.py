@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from relatum.errors import ConfigurationError
 from relatum_consumer.web import WebOptions
-from tests.support import publish_plain, recording, wait_recorded
+from tests.support import publish_plain, record
 from tests.support.web import asking
 from tests.web.conftest import World
 
@@ -31,8 +31,7 @@ HEADERS: list[tuple[dict[str, Any], str | None]] = [
 def stream(amqp_url: str, engine: sa.Engine, stream_name: str) -> str:
     """A stream of messages with such headers."""
     publish_plain(amqp_url, stream_name, [(b"", headers) for headers, _ in HEADERS])
-    with recording(amqp_url, engine, stream_name, keys=["traceparent"]):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name, keys=["traceparent"])
     return stream_name
 
 

@@ -5,10 +5,12 @@ A client is known by the names of its classes' modules: none is imported.
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import unquote
+from uuid import UUID
 
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
@@ -27,6 +29,12 @@ _DELIVERY: Final = 3
 _OF_STREAM: Final = 2
 _NAMES: Final = tuple(each.name for each in fields(Properties))
 
+_PLAIN: Final = (str, int, float, bytes, datetime)
+"""Types of headers that reach a stream by every version of the broker, unchanged."""
+
+_SAID: Final = (str, int, float, bytes, datetime, timedelta, UUID, type(None))
+"""Types of properties as clients give them. A mock is none of them."""
+
 _OF_CELERY: Final = frozenset(
     {"args", "called_directly", "correlation_id", "delivery_info", "headers", "hostname", "kwargs", "properties"}
     | {"reply_to", "_children"}
@@ -34,11 +42,8 @@ _OF_CELERY: Final = frozenset(
 """What Celery keeps in a task's request beside the headers of its message."""
 
 
-class _Delivery(NamedTuple):
-    """What AMQP 0.9.1 delivers."""
-
-    properties: Any
-    body: bytes
+class Strange(Exception):
+    """What no client gives, in words that show no message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,12 @@ class Taken:
 
 
 def taken(given: Any) -> Message | Taken | None:
-    """A message as a client gave it; None where it is none. One whose place is known is a message that was read."""
+    """A message as a client gave it; None where it is none. One whose place is known is a message that was read.
+
+    Raises:
+        InvalidInput: It is of a client, and cannot be asked about.
+        Exception: It says what no client gives; `Strange` among them.
+    """
     if type(given) is tuple:
         return _of_tuple(given)
     for kind in type(given).__mro__:
@@ -71,23 +81,37 @@ def _of_tuple(given: tuple[Any, ...]) -> Message | Taken | None:
     if len(given) == _DELIVERY and all(each is None for each in given):
         raise InvalidInput("basic_get gave no message: the queue was empty")
     if len(given) == _DELIVERY and hasattr(given[1], "headers") and isinstance(given[2], bytes | bytearray):
-        return _delivered(given[1], bytes(given[2]))
+        # Streams are not read by `basic_get`: what says an offset there, its publisher copied from elsewhere.
+        return _delivered(given[1], bytes(given[2]), is_of_queue=type(given[0]).__name__ == "GetOk")
     if len(given) == _OF_STREAM:
         message, context = given
-        stream, offset = getattr(context, "stream", None), getattr(context, "offset", None)
-        if isinstance(stream, str) and isinstance(offset, int):
-            return Message.from_record(stream, offset, bytes(message), getattr(context, "timestamp", None))
+        stream, offset = getattr(context, "stream", None), _offset(getattr(context, "offset", None))
+        if isinstance(stream, str) and stream and offset is not None:
+            return Message.from_record(stream, offset, _octets(message), getattr(context, "timestamp", None))
     return None
 
 
-def _delivered(properties: Any, body: bytes, mark: Callable[[Message], Hashable] | None = None) -> Taken:
+def _octets(value: Any) -> bytes:
+    """A body, or a message that encodes itself. Of a number, or of numbers, `bytes` would make something, too."""
+    if not isinstance(value, bytes | bytearray | memoryview) and not hasattr(type(value), "__bytes__"):
+        raise Strange(f"a body is bytes, not {type(value).__name__}")
+    return bytes(value)
+
+
+def _delivered(
+    properties: Any, body: bytes, mark: Callable[[Message], Hashable] | None = None, *, is_of_queue: bool = False
+) -> Taken:
     """A message of AMQP 0.9.1. What a stream drops of headers is dropped: a recorder would not see it."""
     given = properties.headers or {}
     headers = {name: value for name, value in given.items() if name.startswith("x-") or not _is_nested(value)}
-    said = SimpleNamespace(headers=headers, **{name: getattr(properties, name, None) for name in _NAMES})
-    offset = given.get(_OFFSET)
+    values = {name: getattr(properties, name, None) for name in _NAMES}
+    for name, value in values.items():
+        if not isinstance(value, _SAID):
+            raise Strange(f"its property {name} is {type(value).__name__}")
+    said = SimpleNamespace(headers=headers, **values)
+    offset = None if is_of_queue else _offset(given.get(_OFFSET))
     decode = partial(parts_of_delivery, said, body)
-    return Taken(Message("", -1, None, None, decode), _offset(offset), mark)
+    return Taken(Message("", -1, None, None, decode), offset, mark)
 
 
 def _is_nested(value: Any) -> bool:
@@ -101,7 +125,11 @@ def _offset(value: Any) -> int | None:
 
 
 def _of_aio_pika(message: Any) -> Taken:
-    return _delivered(message, bytes(message.body))
+    values = {name: getattr(message, name) for name in _NAMES}
+    if isinstance(message.expiration, int | float):
+        # In seconds: AMQP has a text of milliseconds, and so has a recorder.
+        values["expiration"] = str(round(message.expiration * 1_000))
+    return _delivered(_said(values, message.headers), _octets(message.body))
 
 
 def _of_faststream(message: Any) -> Message | Taken | None:
@@ -115,8 +143,8 @@ def _of_kombu(message: Any) -> Taken:
     properties = _said(message.properties, message.headers)
     if "compression" in message.headers:
         # It was unpacked here, and lies packed in a stream: no key sees its body, and no copy has it.
-        return _delivered(properties, b"", lambda other: _of_headers(other))
-    return _delivered(properties, bytes(body or b""))
+        return _delivered(properties, b"", but_body)
+    return _delivered(properties, _octets(body or b""))
 
 
 def _of_celery(request: Any) -> Taken:
@@ -125,7 +153,7 @@ def _of_celery(request: Any) -> Taken:
     headers = {name: value for name, value in vars(request).items() if name not in _OF_CELERY}
     properties = {"correlation_id": request.correlation_id, "reply_to": request.reply_to, **(request.properties or {})}
     # Its body is not in hand: what Celery makes of it is.
-    return _delivered(_said(properties, headers), b"", lambda other: _of_headers(other))
+    return _delivered(_said(properties, headers), b"", _of_headers)
 
 
 def _of_headers(message: Message) -> Hashable:
@@ -135,7 +163,19 @@ def _of_headers(message: Message) -> Hashable:
 
 
 def _of_dramatiq(message: Any) -> Taken:
-    return _delivered(_said({}, {}), message.encode(), lambda other: other.body)
+    return _delivered(_said({}, {}), _octets(message.encode()), lambda other: other.body)
+
+
+def but_body(message: Message) -> Hashable:
+    """What all copies of a message have in common, and few others, but for the body.
+
+    The broker adds headers named `x-…`, and leaves tables out of streams.
+    """
+    properties, headers = message.properties, message.headers.items()
+    plain = {(name, value) for name, value in headers if isinstance(value, _PLAIN) and not name.startswith("x-")}
+    # "Not a number" equals nothing, not even itself.
+    plain = {each for each in plain if each[1] == each[1]}
+    return properties.message_id, properties.correlation_id, properties.type, frozenset(plain)
 
 
 def _said(properties: Mapping[str, Any], headers: Mapping[str, Any]) -> SimpleNamespace:
@@ -144,8 +184,8 @@ def _said(properties: Mapping[str, Any], headers: Mapping[str, Any]) -> SimpleNa
 
 def _of_event(event: Any) -> Message | Taken:
     taken = _of_proton(event.message)
-    link = event.link
-    address = (link.source.address or link.remote_source.address) if link is not None else None
+    sources = (getattr(event.link, name, None) for name in ("source", "remote_source"))
+    address = next((found for each in sources if (found := getattr(each, "address", None))), None)
     if taken.offset is None or not address or not address.startswith(_QUEUES):
         return taken
     return Message.from_record(unquote(address[len(_QUEUES) :]), taken.offset, bytes(event.message.encode()), None)
@@ -172,4 +212,4 @@ _CLIENTS: Final[dict[tuple[str, str], Callable[[Any], Message | Taken | None]]] 
 """By the package and the name of a class."""
 
 
-__all__ = ["TAKEN", "Taken", "taken"]
+__all__ = ["TAKEN", "Strange", "Taken", "but_body", "taken"]

@@ -2,20 +2,15 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
-from relatum.checks import shown
-from relatum.errors import InvalidInput
+from relatum.errors import InvalidInput, RelatumError
 from relatum.ids import MessageId
 from relatum.reading import Message
 from relatum_consumer.consumed import _clients as clients
 
 Consumed: TypeAlias = Any
 """A message that a client gave: see docs/consumed.md for each of them."""
-
-_PLAIN: Final = (str, int, float, bytes, datetime)
-"""Types of headers that reach a stream by every version of the broker, unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +37,21 @@ def in_hand(given: Message | Consumed, needed: str = "a message") -> InHand:
     """
     if isinstance(given, Message):
         return InHand(given, given.id)
-    taken = clients.taken(given)
+    try:
+        taken = clients.taken(given)
+        if isinstance(taken, clients.Taken):
+            mark = taken.mark or _mark
+            own = mark(taken.message)
+    except RelatumError:
+        raise
+    except Exception as error:
+        why = str(error) if isinstance(error, clients.Strange) else type(error).__name__
+        wrong = f"{needed} is needed, and this {_kind(given)} cannot be read ({why}): {clients.TAKEN}"
+        raise InvalidInput(wrong) from error
     if taken is None:
-        raise InvalidInput(f"{needed} is needed, not {shown(given)}: {clients.TAKEN}")
+        raise InvalidInput(f"{needed} is needed, not {_kind(given)}: {clients.TAKEN}")
     if isinstance(taken, Message):
         return InHand(taken, taken.id)
-    mark = taken.mark or _mark
-    own = mark(taken.message)
 
     def is_copy(other: Message) -> bool:
         return taken.offset in (None, other.offset) and mark(other) == own
@@ -56,17 +59,15 @@ def in_hand(given: Message | Consumed, needed: str = "a message") -> InHand:
     return InHand(taken.message, None, is_copy)
 
 
-def _mark(message: Message) -> Hashable:
-    """What all copies of a message have in common, and no other message.
+def _kind(given: Any) -> str:
+    """What it is, without what it says: that may be a message."""
+    if type(given) is not tuple:
+        return "None" if given is None else type(given).__name__
+    kinds = [type(each).__name__ for each in given[:5]]
+    return f"tuple ({', '.join(kinds)}{', …' if len(given) > len(kinds) else ''})"
 
-    Without an id that is all it says. The broker adds headers named `x-…`, and leaves tables out of streams.
-    """
-    properties = message.properties
-    if properties.message_id is not None:
-        return properties.message_id, message.body
-    headers = {
-        (name, value)
-        for name, value in message.headers.items()
-        if isinstance(value, _PLAIN) and not name.startswith("x-")
-    }
-    return properties.correlation_id, properties.type, message.body, frozenset(headers)
+
+def _mark(message: Message) -> Hashable:
+    """What all copies of a message have in common, and no other message: without an id that is all it says."""
+    message_id = message.properties.message_id
+    return (message_id if message_id is not None else clients.but_body(message)), message.body

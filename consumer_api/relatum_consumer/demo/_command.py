@@ -99,9 +99,10 @@ page "Missing", over all time, has the hours without a departure."""
 def _load(flights: int | None) -> "Dataset":
     try:
         from relatum_consumer.demo import _data
-    except ImportError as error:
+
+        return _data.load(flights)
+    except ImportError as error:  # pandas, at once; the flights, when they are loaded
         raise ConfigurationError(f"the demo needs pip install 'relatum[demo,local]': {error}") from error
-    return _data.load(flights)
 
 
 @contextmanager
@@ -197,7 +198,7 @@ def _ask(asking: Any, missing: "Callable[[], list[Difference]]", checked: int, s
 
     flight = asking.choose()
     heading("3. One flight, and what belongs to it:")
-    console.print(f"   {describe_flight(flight)}", markup=False)
+    console.print(f"   {describe_flight(flight)}")
     timed = list(asking.timed(flight))
     print_timed(timed)
     differences = asking.check(flight, timed)

@@ -137,7 +137,7 @@ def run(servers: Servers, data: Dataset, say: Tell, progress: Progress) -> Resul
 
 def _declare(servers: Servers, super_stream: str) -> None:
     with StreamReader.open(servers.address) as reader:
-        if reader.partitions(super_stream):
+        if reader.bound(super_stream):
             raise ConfigurationError(
                 f"there is a super stream {super_stream!r} already: choose another name with --prefix, or delete it"
             )

@@ -24,11 +24,9 @@ def print_result(result: Result) -> None:
         f"by plane,\n   with the data frame, and with a full reading of all partitions.",
     )
     for each in result.differences[:DIFFERENCES_SHOWN]:
-        console.print(
-            f"   {each.plane}: {len(each.expected)} flights published, consumed {each.consumed}", markup=False
-        )
+        console.print(f"   {each.plane}: {len(each.expected)} flights published, consumed {each.consumed}")
     for finding in result.report.findings[:DIFFERENCES_SHOWN]:
-        console.print(f"   {finding.kind}: {finding.stream}@{finding.offset}: {finding.text}", markup=False)
+        console.print(f"   {finding.kind}: {finding.stream}@{finding.offset}: {finding.text}")
 
 
 def document(result: Result) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import sqlalchemy as sa
 import relatum
 from relatum.errors import ConfigurationError, NotRecordedInTime
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import current_stream, tail_of
+from relatum.recording import recorded_ends
+from relatum.superstreams import queue_exists
 from relatum_consumer.demo._data import FLIGHTS, PLANES, WEATHER, Dataset
 from relatum_consumer.demo._questions import KEYS
 
@@ -75,7 +76,7 @@ def publish_and_record(servers: Servers, engine: sa.Engine, data: Dataset, progr
 
 def _declare(connection: pika.BlockingConnection, servers: Servers) -> None:
     for name in map(servers.stream, STREAMS):
-        if _exists(connection, name):
+        if queue_exists(connection, name):
             raise ConfigurationError(
                 f"there is a queue or stream {name!r} already: choose other names with --prefix, or delete it"
             )
@@ -84,18 +85,6 @@ def _declare(connection: pika.BlockingConnection, servers: Servers) -> None:
     for name in map(servers.stream, STREAMS):
         channel.queue_declare(name, durable=True, arguments=arguments)
     channel.close()
-
-
-def _exists(connection: pika.BlockingConnection, name: str) -> bool:
-    channel = connection.channel()
-    try:
-        channel.queue_declare(name, passive=True)
-    except pika.exceptions.ChannelClosedByBroker as error:
-        if error.reply_code != 404:
-            raise
-        return False
-    channel.close()
-    return True
 
 
 def _wait_until_recorded(servers: Servers, engine: sa.Engine, *, timeout_s: float = 600.0) -> None:
@@ -109,16 +98,8 @@ def _wait_until_recorded(servers: Servers, engine: sa.Engine, *, timeout_s: floa
 
 
 def _behind(servers: Servers, engine: sa.Engine, ends: Mapping[str, int | None]) -> list[str]:
-    vhost = servers.address.vhost
-    with engine.connect() as connection:
-        return [name for name, last in ends.items() if last is not None and _recorded(connection, vhost, name) <= last]
-
-
-def _recorded(connection: sa.Connection, vhost: str, name: str) -> int:
-    """Up to before which offset the stream is recorded."""
-    stream = current_stream(connection, vhost, name)
-    tail = tail_of(connection, stream.stream_id) if stream else None
-    return tail.to_offset if tail else 0
+    recorded = {each.stream: each.next_offset for each in recorded_ends(engine, servers.address.vhost, ends)}
+    return [name for name, last in ends.items() if last is not None and recorded.get(name, 0) <= last]
 
 
 def totals(data: Dataset) -> Iterable[tuple[str, int]]:

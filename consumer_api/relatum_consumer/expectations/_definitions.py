@@ -81,7 +81,14 @@ def remove_expectation(database: str | sa.Engine, name: str, *, vhost: str = "/"
     is_it = (expectations.c.vhost == vhost) & (expectations.c.name == name)
     with as_engine(database) as engine, translated_errors(), engine.begin() as connection:
         if connection.execute(sa.delete(expectations).where(is_it)).rowcount == 0:
-            raise NotFound(f"no expectation {name!r} is defined for the virtual host {vhost!r}")
+            raise not_defined(name, vhost)
+
+
+def not_defined(name: str, vhost: str, hint: str = "") -> NotFound:
+    """The error for a name that no expectation has; `hint`: what may be meant."""
+    return NotFound(
+        f"no expectation {name!r} is defined for the virtual host {vhost!r}{hint}; see `relatum expect list`"
+    )
 
 
 def _stored(connection: sa.Connection, vhost: str) -> list[Expectation]:

@@ -118,7 +118,7 @@ class MissingReport:
         expectation: What was expected.
         status: `FOUND`: there are late or missing ones. Without any: `ABSENT`, every message of the span that is due
             was followed in time; `NOT_RECORDED_YET`, a recorder is behind with what is due; `UNPROVEN`, a part of it
-            cannot be known. Messages that are not due yet change nothing.
+            cannot be known. Messages that are not due yet change nothing: the words say how many.
         since: The beginning of the span, in which messages are looked at by their times.
         until: Its end; a message of this time is behind it.
         late: The first of those that came too late, in order of time, stream and offset, up to the limit; so are
@@ -153,9 +153,23 @@ class MissingReport:
         return self.status is Status.FOUND
 
     @property
+    def is_early(self) -> bool:
+        """Whether there are messages, and none of them is due yet."""
+        # Of those that are due all is known: else it would be another status.
+        return self.status is Status.ABSENT and 0 < self.checked <= self.not_known_count
+
+    @property
     def words(self) -> str:
         """Its status, for a person."""
-        return _WORDS[self.status]
+        if self.status is not Status.ABSENT:
+            return _WORDS[self.status]
+        if not self.checked:
+            return "nothing is missing: there is no message in this span of which anything is expected"
+        if not self.not_known_count:
+            return _WORDS[self.status]
+        if self.is_early:
+            return f"nothing is missing so far: there is time left ({self.not_known_count:,} are not due yet)"
+        return f"{_WORDS[self.status]}; {self.not_known_count:,} are not due yet"
 
 
 _WORDS: Final = {

@@ -38,8 +38,7 @@ def unfollowed() -> str:
         own_stream=sa.Integer,
         own_offset=sa.BigInteger,
     )
-    followed = sa.func.unnest(sa.bindparam("stream_ids", type_=sa.ARRAY(sa.Integer)))
-    followed_in = followed.table_valued(sa.column("stream_id", sa.Integer), name="followed_in").render_derived()
+    followed_in = arrays("followed_in", stream_id=sa.Integer)
     key_id: Any = sa.bindparam("key_id", type_=sa.SmallInteger)
     rows, value = relationships.c, given.c.value.collate("C")
     is_own = followed_in.c.stream_id == given.c.own_stream

@@ -135,7 +135,7 @@ class _Course:
         self.bounds = bounds
         self._rows = rows
         # An empty stream has an end, and what came up to there is known: nothing.
-        self.end = 0 if bounds.last is None else bounds.last + 1
+        self.end = bounds.end
         retained = (bounds.first or 0, self.end)
         gaps = merged(gap for key in keys for gap in missing(retained, proven(rows, key)))
         self.ranges = [each for each in missing(retained, gaps) if each[0] < each[1]]

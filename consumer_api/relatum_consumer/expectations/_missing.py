@@ -6,11 +6,12 @@ from functools import partial
 from typing import Any
 
 from relatum.checks import checked_count, meant
-from relatum.errors import InvalidInput, NotFound
+from relatum.errors import InvalidInput
 from relatum.limits import TIME_US_MIN
 from relatum.store import TIME
 from relatum_consumer.expectations import _expectation_limits as limits
 from relatum_consumer.expectations import _expectation_statements as statements
+from relatum_consumer.expectations._definitions import not_defined
 from relatum_consumer.expectations._expectation import Expectation, Finding, MissingReport, Unmet, Why
 from relatum_consumer.expectations._judging import Judge, Part, moment_of
 from relatum_consumer.expectations._known import ALWAYS, Known, known
@@ -35,8 +36,7 @@ def expectation_named(catalog: Catalog, name: str | Expectation) -> Steps[Expect
         raise InvalidInput(f"an expectation is asked for by its name, not by {type(name).__name__}")
     found = {each.name: each for each in (yield from defined(catalog))}
     if name not in found:
-        hint = meant(name, found)
-        raise NotFound(f"no expectation {name!r} is defined for the virtual host {catalog.vhost!r}{hint}")
+        raise not_defined(name, catalog.vhost, meant(name, found))
     return found[name]
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from relatum.checks import meant
 from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, NothingRecorded, StreamNotFound
-from relatum.keys import InvalidValue, KeyDefinition, Place, bases_of
+from relatum.keys import InvalidValue, KeyDefinition, Place, bases_of, described
 from relatum.reading import Message
 from relatum.store import definitions_of
 from relatum_consumer.lookups import _lookup_statements as statements
@@ -135,7 +135,8 @@ class Catalog:
             return snapshot.definitions[key]
         except KeyError:
             hint = meant(key, snapshot.definitions)
-            raise KeyNotDefined(f"no key {key!r} is defined{hint}; see `relatum keys list`", key=key) from None
+            cure = "`relatum keys list` shows those that are, `relatum keys add` defines one"
+            raise KeyNotDefined(f"no key {key!r} is defined{hint}: {cure}", key=key) from None
 
     def definitions(self, keys: Sequence[str] | None) -> Steps[list[KeyDefinition]]:
         """The definitions of keys, or of every key defined where None."""
@@ -170,7 +171,7 @@ class Catalog:
         try:
             wanted = Wanted(definition, definition.canonical_query(value))
         except InvalidValue as error:
-            message = f"no message can carry this value of the key {key!r}: {error.reason}"
+            message = f"no message can carry this value of the key {key!r}: {described(error.reason)}"
             raise InvalidRelationshipKey(message, key=key, reason=error.reason.value) from error
         self._note((wanted,))
         return wanted

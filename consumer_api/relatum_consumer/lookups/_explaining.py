@@ -84,13 +84,15 @@ class Explanation:
         asked: All of it, in order.
         streams: The streams that the last answer holds over.
         retained: How many offsets those retain: what a scan would read; of the first 100 of them.
-        coverage: By stream; of those alone whose coverage was asked for: messages that were found need no proof.
+        coverage: By stream; of those alone whose coverage was asked for: messages that were found need no proof. Of
+            streams beyond the first 100, what retention took before may count as recorded: no proof asks for it.
     """
 
     asked: list[Asked] = field(default_factory=list)
     streams: tuple[str, ...] = ()
     retained: int = 0
     coverage: dict[str, StreamCoverage] = field(default_factory=dict)
+    _from_0: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     @property
     def ms(self) -> float:
@@ -145,14 +147,19 @@ class Explanation:
                 return
         self.asked.append(Asked(kind, about, count, size, ms, traffic))
 
-    def note_ends(self, bounds: StreamBounds) -> None:
+    def note_ends(self, stream: str, bounds: StreamBounds) -> None:
         """Note what a stream of the answer retains."""
         self.retained += _retained(bounds)
+        if (held := self.coverage.get(stream)) is not None and stream in self._from_0:
+            self.coverage[stream] = StreamCoverage(*(max(0, each - (bounds.first or 0)) for each in held))
+            self._from_0.remove(stream)
 
     def note_coverage(self, stream: str, bounds: StreamBounds, uncovered: int) -> None:
         """Note how much of what a stream retains is not recorded."""
         retained = _retained(bounds)
         self.coverage[stream] = StreamCoverage(retained, retained - uncovered)
+        if bounds.first == 0:
+            self._from_0.add(stream)
 
 
 def _retained(bounds: StreamBounds) -> int:

@@ -172,14 +172,8 @@ _BLOCK: Final = [time_blocks.c[name] for name in ("min_us", "max_us", "first_off
 
 
 def _classes() -> Any:
-    return (
-        sa.func.unnest(
-            sa.bindparam("classes", type_=postgresql.ARRAY(sa.SmallInteger)),
-            sa.bindparam("widths", type_=postgresql.ARRAY(sa.BigInteger)),
-        )
-        .table_valued(sa.column("width_class", sa.SmallInteger), sa.column("width", sa.BigInteger), name="classes")
-        .render_derived()
-    )
+    classes = sa.bindparam("classes", type_=postgresql.ARRAY(sa.SmallInteger))
+    return arrays("classes", width_class=classes, width=sa.BigInteger)
 
 
 def _in_class(blocks: Any, classes: Any, stream_id: Any = _STREAM_ID) -> list[sa.ColumnElement[bool]]:

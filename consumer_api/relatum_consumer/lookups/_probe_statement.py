@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.store import Either, compiled, may_hold_values, relationships, streams
+from relatum.store import Either, arrays, compiled, may_hold_values, relationships, streams
 from relatum_consumer.lookups._lookup_statements import Order, big, meant_streams
 
 
@@ -131,9 +131,7 @@ def _wanted(keys: int) -> tuple[Any, Any, Any]:
 
 def _floors() -> Any:
     names = sa.bindparam("floor_names", type_=postgresql.ARRAY(sa.Text))
-    offsets = sa.bindparam("floors", type_=postgresql.ARRAY(sa.BigInteger))
-    columns = sa.column("name", sa.Text), sa.column("floor", sa.BigInteger)
-    return sa.func.unnest(names, offsets).table_valued(*columns, name="floors").render_derived()
+    return arrays("floors", name=names, floor=sa.BigInteger)
 
 
 def _ordering(order: Order) -> Sequence[Any]:

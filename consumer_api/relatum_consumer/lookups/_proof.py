@@ -2,7 +2,8 @@
 
 The order of the steps is the argument. The streams' ends are taken from the broker first, the coverage from the
 database after that, and the index is probed once more after both: whatever lay in the streams when the ends were taken
-is then either in an uncovered range or in the index.
+is then either in an uncovered range or in the index. Where one of several streams begins is asked after the coverage,
+and only where a range is not recorded of which it is not known that it is retained: it takes as long as the end.
 
 The rule of statuses, the first line that fits:
 
@@ -18,7 +19,7 @@ The rule of statuses, the first line that fits:
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -147,7 +148,8 @@ def evidence(
     gone: list[str] = []
     left_out: list[LeftOut] = []
     meant = yield from all_names(recorded, names)
-    for stream, found in (yield from all_ends(meant, is_named=names is not None, kept=kept)).items():
+    lasts = {stream.name for stream in recorded} if len(meant) > 1 else set()
+    for stream, found in (yield from all_ends(meant, is_named=names is not None, kept=kept, lasts=lasts)).items():
         if isinstance(found, StreamBounds):
             ends[stream] = found
         elif found is None:
@@ -160,17 +162,37 @@ def evidence(
     generations = {stream.name: stream.stream_id for stream in recorded}
     result = Evidence(tuple(ends), tuple(gone), tuple(left_out), generations, unproven=unproven)
     held = {stream: ranges.get(generations.get(stream, 0), []) for stream in ends}
-    yield from check_identity(catalog, held, ends, kept)
+    there = yield from check_identity(catalog, held, ends, kept)
+
+    def uncovered_of(stream: str) -> list[Range]:
+        # Over AMQP 0.9.1 nothing more is seen of a range than what was recorded over it: it need not be read again.
+        ranges_held = proven if is_proof and ends[stream].is_proven else covered
+        return gaps(ends[stream], held[stream], keys, recorded_as=ranges_held)
+
+    # What lies behind a message that is there is retained, too.
+    unsure = [
+        stream
+        for stream in lasts.intersection(ends)
+        if ends[stream].first == 0 and any(start <= there.get(stream, start) for start, _ in uncovered_of(stream))
+    ]
+    ends |= (yield from _begun(unsure, ends)) if unsure else {}
     explanation = explanation_now()
     for stream, bounds in ends.items():
-        rows = held[stream]
-        # Over AMQP 0.9.1 nothing more is seen of a range than what was recorded over it: it need not be read again.
-        ranges_held = proven if is_proof and bounds.is_proven else covered
-        uncovered = gaps(bounds, rows, keys, recorded_as=ranges_held)
+        uncovered = uncovered_of(stream)
         result.uncovered += [Uncovered(stream, *gap) for gap in uncovered]
         if explanation is not None:
             explanation.note_coverage(stream, bounds, sum(end - start for start, end in uncovered))
     return result
+
+
+def _begun(streams: Sequence[str], ends: Mapping[str, StreamBounds]) -> Steps[dict[str, StreamBounds]]:
+    """The same ends, with the first offsets retained, as far as they can be had; the next answer will say why not."""
+    found = yield from all_ends(streams, is_named=False)
+    return {
+        stream: StreamBounds(bounds.first, ends[stream].last, is_proven=True)
+        for stream, bounds in found.items()
+        if isinstance(bounds, StreamBounds) and bounds.first is not None and bounds.is_proven
+    }
 
 
 def evidence_together(catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> Steps[Evidence]:
@@ -196,16 +218,18 @@ def ends_of(stream: str, *, is_named: bool) -> Steps[StreamBounds | LeftOut | No
 
 
 def all_ends(
-    streams: Sequence[str], *, is_named: bool, kept: KeptChunks | None = None
+    streams: Sequence[str], *, is_named: bool, kept: KeptChunks | None = None, lasts: Collection[str] = ()
 ) -> Steps[dict[str, StreamBounds | LeftOut | None]]:
     """What `ends_of` says of each of many streams, in their order: together, and one by one what is not had so.
+
+    Of `lasts` the first offset need not be known, and may be 0 for that.
 
     One that is gone, asked for by itself, costs a connection of AMQP 0.9.1 and a channel that the broker closes. So
     those are found together, too, where nobody named them and many may have been recorded once and deleted.
     """
     bounds: dict[str, StreamBounds] = {}
     if len(streams) > 1:
-        bounds = yield from AllBounds(streams, kept or KeptChunks())
+        bounds = yield from AllBounds(streams, kept or KeptChunks(), lasts)
     others = [stream for stream in streams if stream not in bounds]
     gone: set[str] = set((yield from Missing(others))) if others and not is_named else set()
     found: dict[str, StreamBounds | LeftOut | None] = {}
@@ -266,8 +290,11 @@ def check_identity(
     held: Mapping[str, Sequence[CoverageRow]],
     ends: Mapping[str, StreamBounds],
     kept: KeptChunks | None = None,
-) -> Steps[None]:
+) -> Steps[dict[str, int]]:
     """See that each stream is the one that was recorded, by what lies at the last recorded offset; all together.
+
+    Returns:
+        That offset, of streams that have it still.
 
     Raises:
         StreamReplaced: one is another.
@@ -280,23 +307,27 @@ def check_identity(
         # is answered from that.
         if position is not None and (bounds.first is None or position.offset >= bounds.first):
             positions[stream] = position
+    there: dict[str, int] = {}
     deadline, pause = time.monotonic() + catalog.patience_s, POLL_S_MIN
     while positions:
         agreed: dict[str, Agreement] = yield from Agree(positions, kept or KeptChunks())
         for stream, each in agreed.items():
             if each in (Agreement.OTHER, Agreement.ENDS_BEFORE):
                 raise replaced(stream, positions[stream].offset)
+            if each is Agreement.SAME:
+                there[stream] = positions[stream].offset
         # Of one without a proof nobody can say from here, and the answer will say so.
         doubted = [stream for stream, each in agreed.items() if each is Agreement.UNKNOWN and ends[stream].is_proven]
         positions = {stream: positions[stream] for stream in doubted}
         if not positions:
-            return
+            break
         left = deadline - time.monotonic()
         if left <= 0:
             message = f"nobody can say whether {doubted[0]!r} is the stream that was recorded"
             raise StreamUnavailable(f"{message}: its leader does not answer; repeat it later", stream=doubted[0])
         yield from Pause(min(pause, left))
         pause = min(2 * pause, IDENTITY_POLL_S_MAX)
+    return there
 
 
 def again_if_replaced(begin: Callable[[], Generator[Any, Any, _Result]]) -> Generator[Any, Any, _Result]:

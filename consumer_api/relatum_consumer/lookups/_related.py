@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from relatum.errors import (
     AccessRefused,
@@ -140,6 +140,16 @@ class Row:
     key_ids: set[int] = field(default_factory=set)
 
 
+class HasPlace(Protocol):
+    """What says where a message lies."""
+
+    @property
+    def id(self) -> MessageId: ...
+
+
+_Placed = TypeVar("_Placed", bound=HasPlace)
+
+
 def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> Steps[Answer]:
     """Answer a question."""
     yield from catalog.check_names(question.names)
@@ -266,7 +276,11 @@ def verified(
 
 
 def read_rows(
-    rows: Sequence[Row], take: Callable[[Row, Message], object], *, is_named: bool, kept: KeptChunks | None = None
+    rows: Sequence[_Placed],
+    take: Callable[[_Placed, Message], object],
+    *,
+    is_named: bool,
+    kept: KeptChunks | None = None,
 ) -> Steps[dict[MessageId, Gone]]:
     """Show each row with its message to `take`, which checks it; the rows whose messages are gone.
 

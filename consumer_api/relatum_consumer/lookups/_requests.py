@@ -4,7 +4,7 @@ A look-up is steps (`relatum.steps`). The blocking and the asyncio face perform 
 do nothing else; so both give the same answers by construction.
 """
 
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -51,10 +51,14 @@ class Bounds(Request[StreamBounds]):
 
 @dataclass(frozen=True, slots=True)
 class AllBounds(Request[dict[str, StreamBounds]]):
-    """Find the ends of many streams. Answer: those that are had at once; others are asked for by themselves."""
+    """Find the ends of many streams. Answer: those that are had at once; others are asked for by themselves.
+
+    Of `lasts` the first offset is not asked for, and is 0.
+    """
 
     streams: Sequence[str]
     kept: KeptChunks
+    lasts: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

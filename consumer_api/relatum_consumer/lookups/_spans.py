@@ -6,7 +6,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from relatum import otel
 from relatum.keys import KeyDefinition, masked_places, units_of
-from relatum.otel import Description, Part, Span
+from relatum.otel import Description, Part
 
 _Result = TypeVar("_Result")
 
@@ -48,25 +48,26 @@ def _opened(called: str, more: dict[str, str]) -> Iterator[_Telling[Any]]:
     with otel.span(Part.LOOKUPS, describe) as span:
 
         def told(result: Any) -> Any:
-            if span is not None and span.is_recording():
-                _tell(span, result)
+            span.tell(lambda: _came_of_it(result))
             return result
 
         yield told
 
 
-def _tell(span: Span, result: Any) -> None:
-    """What came of it: how much, and how sure that is."""
+def _came_of_it(result: Any) -> dict[str, Any]:
+    """How much, and how sure that is."""
+    told: dict[str, Any] = {}
     status = getattr(result, "status", None)
     if status is not None:
-        span.set_attribute("relatum.status", str(status))
+        told["relatum.status"] = str(status)
     if hasattr(result, "messages") and isinstance(result, Sized):
-        span.set_attribute("messaging.batch.message_count", len(result))
+        told["messaging.batch.message_count"] = len(result)
     streams: Sequence[str] = getattr(result, "streams", ())
     if len(streams) == 1:
-        span.set_attribute("messaging.destination.name", streams[0])
+        told["messaging.destination.name"] = streams[0]
     elif streams:
-        span.set_attribute("relatum.streams", streams[:NAMED_MAX])
+        told["relatum.streams"] = streams[:NAMED_MAX]
+    return told
 
 
 def note_sought(sought: Sequence[tuple[KeyDefinition, str]], definitions: Mapping[str, KeyDefinition]) -> None:

@@ -142,7 +142,7 @@ def _check_block(
         )
         raise TimeNotRecorded(message, stream=stream.name)
     is_whole = bool(inside) and (inside[0], inside[-1]) == (block.first_offset, block.last_offset)
-    if not is_whole and not (bounds.is_proven and (bounds.last is None or bounds.last < block.last_offset)):
+    if not is_whole and not (bounds.is_sure and (bounds.last is None or bounds.last < block.last_offset)):
         message = (
             f"only a part of {stream.name!r} from {block.first_offset} to {block.last_offset} came: repeat it later"
         )

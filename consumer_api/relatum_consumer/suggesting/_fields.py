@@ -18,6 +18,9 @@ DEPTH_MAX: Final = 6
 _LEAVES_MAX: Final = 1_000
 """Values of one body that are looked at."""
 
+_NAMELESS: Final = frozenset({"id", "uuid", "guid", "key", "number", "no", "code", "ref", "value"})
+"""Members that are called so in whatever they lie."""
+
 _TRACES: Final = {"traceparent", "b3"}
 
 
@@ -41,9 +44,12 @@ class Field:
 
     @property
     def name(self) -> str:
-        """What it is called where it lies: the last member of a path."""
+        """What it is called where it lies: the last member of a path, with whose it is where that says nothing."""
         name = self.source.partition(":")[2]
-        return name.replace("[*]", "").rpartition(".")[2] if name.startswith("$") else name
+        if not name.startswith("$"):
+            return name
+        *owners, last = [_one_of(each) for each in name.split(".")[1:]] or [name]
+        return f"{owners[-1]}_{last}" if owners and last.lower() in _NAMELESS else last
 
     @property
     def count(self) -> int:
@@ -89,6 +95,12 @@ class Sample:
         known.values.update(texts)
         for text in texts:
             known.first.setdefault(text, moment)
+
+
+def _one_of(step: str) -> str:
+    """A step of a path as one calls an item of it: `patient` for `patients[*]`."""
+    word = step.replace("[*]", "")
+    return word.removesuffix("s") if word != step and not word.endswith("ss") else word
 
 
 def _places(message: Message) -> Iterator[tuple[str, Any]]:

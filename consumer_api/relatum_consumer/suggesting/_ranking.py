@@ -21,13 +21,27 @@ OVERLAP_MIN: Final = 0.1
 SELECTIVE: Final = 0.98
 """How likely two messages must have different values where a key stays in one stream: 1 of 50 shares one, at most."""
 
+_APART: Final = 4
+"""How much more counts what tells messages apart than what few values do: so a patient comes before a ward."""
+
+_FLAG: Final = 20
+"""Messages from which on two different values are a flag, and not two things."""
+
 _INVALID_MAX: Final = 0.1
+_AGAIN: Final = 1.2
+"""How often values that come again are there at least, on average."""
+
 _LESS: Final = 1e-6
 _TELLING: Final = 6
 """Characters of values from which on the same value in places of different names is no chance."""
 
-_MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:")
+_MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:|1[4-9]\d{11}(?:\d{3})?\Z")
+"""ISO 8601, or milliseconds or microseconds since 1970."""
 _NUMBER: Final = re.compile(r"-?\d+\Z")
+_IS_ID: Final = re.compile(
+    r"(?:^|[^0-9A-Za-z])(?:id|no|nr|number|ref|key)\Z|(?<=[a-z0-9])(?:Id|ID|No|Nr|Number|Ref|Key)\Z|^(?i:id)\Z"
+)
+"""Names of which even small numbers tell one thing from another: `order_id`, `orderNo`."""
 _WORD: Final = re.compile(r"[^0-9A-Za-z]+")
 
 
@@ -76,17 +90,22 @@ class _Candidate:
 
     @property
     def differs(self) -> float:
-        """How likely two messages have different values."""
-        count = self.field.count
-        return 1 - sum((times / count) ** 2 for times in self.field.values.values())
+        """How likely two messages have different values: two of the sample, and no message with itself."""
+        pairs = self.field.count * (self.field.count - 1)
+        return 1 - sum(times * (times - 1) for times in self.field.values.values()) / max(1, pairs)
 
     @property
     def weight(self) -> float:
         """How much a value says: a code or a text says more than a small number."""
         numbers = sum(times for value, times in self.field.values.items() if _NUMBER.match(value)) / self.field.count
-        if numbers < 0.9 or self.field.characters >= _TELLING:
+        if numbers < 0.9 or self.field.characters >= _TELLING or _IS_ID.search(self.field.name):
             return 1.0
         return 0.15 if self.field.characters < 4 else 0.5
+
+    @property
+    def times(self) -> float:
+        """How often a value is there, on average."""
+        return self.field.count / len(self.field.values)
 
     @property
     def is_moment(self) -> bool:
@@ -101,15 +120,52 @@ def suggest(samples: Sequence[Sample]) -> list[Suggestion]:
     """The keys that samples of streams suggest, the best first."""
     candidates = [each for sample in samples for each in _candidates(sample)]
     groups = _groups(candidates, {(sample.stream, source) for sample in samples for source in sample.fields})
-    found = [each for group in groups if (each := _judged(group, samples)) is not None]
-    return sorted(_with_names(found, candidates, samples), key=lambda each: (-each.score, each.definition.name))
+    found = _without_twins([each for group in groups if (each := _judged(group, samples)) is not None], samples)
+    found = [_everywhere(each, candidates, samples) for each in _with_names(found, candidates, samples)]
+    return sorted(found, key=lambda each: (-each.score, each.definition.name))
+
+
+def _everywhere(each: Suggestion, candidates: Sequence[_Candidate], samples: Sequence[Sample]) -> Suggestion:
+    """The same, with the streams of which it reads one of its places, too, whatever values they have there."""
+    group = {one.stream: one.source for one in each.found}
+    for place in each.definition.sources[0].split(" or "):
+        for one in candidates:
+            if one.field.source == place:
+                group.setdefault(one.stream, place)
+    if len(group) == len(each.found):
+        return each
+    fields = [one for one in candidates if group.get(one.stream) == one.field.source]
+    whole = _suggested(fields, samples, each.overlap, each.score)
+    return replace(each, found=whole.found, bytes_per_message=whole.bytes_per_message)
+
+
+def _without_twins(found: list[Suggestion], samples: Sequence[Sample]) -> list[Suggestion]:
+    """The same, each place in one key, and without what has in each message of its stream what a better one has."""
+    fields = {sample.stream: sample.fields for sample in samples}
+    kept: dict[str, Suggestion] = {}
+    seen: list[tuple[str, Field]] = []
+    for each in sorted(found, key=lambda each: (-len(each.found), -each.score)):
+        source, mine = each.definition.sources[0], [(one.stream, fields[one.stream][one.source]) for one in each.found]
+        if source in kept:
+            kept[source] = replace(kept[source], found=kept[source].found + each.found)
+        elif len(mine) > 1 or not any(_is_twin(*mine[0], *other) for other in seen):
+            kept[source] = each
+        else:
+            continue
+        seen += mine
+    return list(kept.values())
+
+
+def _is_twin(stream: str, field: Field, other_stream: str, other: Field) -> bool:
+    """Whether two fields are as often the same, and each for the first time in the same message."""
+    return stream == other_stream and field.values == other.values and field.first == other.first
 
 
 def _with_names(
     found: list[Suggestion], candidates: Sequence[_Candidate], samples: Sequence[Sample]
 ) -> list[Suggestion]:
     """The same, with those that name messages, and the ids that they name, which come before them."""
-    named = namings(each.field for each in candidates)
+    named = namings(each.field for each in candidates if not each.is_moment)
     known = {one.source for each in found for one in each.found}
     for each in named:
         for source in (each.id_source, each.source):
@@ -138,6 +194,8 @@ def _candidates(sample: Sample) -> list[_Candidate]:
     for field in sample.fields.values():
         share = field.messages / max(1, sample.messages)
         if share < SHARE_MIN or field.invalid > _INVALID_MAX * (field.count + field.invalid) or len(field.values) < 2:
+            continue
+        if len(field.values) == 2 and field.count >= _FLAG:
             continue
         each = _Candidate(sample.stream, share, field)
         is_same = any(other.word == each.word and other.field.values == field.values for other in kept)
@@ -186,13 +244,14 @@ def _judged(group: Sequence[_Candidate], samples: Sequence[Sample]) -> Suggestio
     overlap = max((_overlap(one, other) for one in group for other in group if one.stream != other.stream), default=0)
     weight, differs = min(each.weight for each in group), max(each.differs for each in group)
     if len(group) > 1:
-        score = weight * differs * (1 + 2 * overlap)
-        is_worth = weight >= 0.5
+        # What many messages share relates them, and tells little: a ward is less than a patient.
+        score = weight * differs**_APART * (1 + 2 * overlap)
+        # The hour of a flight comes again; the moment of an event is its own, whatever else happened then.
+        is_worth = weight >= 0.5 and not all(each.is_moment and each.times < _AGAIN for each in group)
     else:
-        times = best.field.count / len(best.field.values)
-        score = weight * differs * min(times, 4) / 4
+        score = weight * differs * min(best.times, 4) / 4
         # Values that never come again relate nothing, and those that come too often too much.
-        is_worth = weight == 1 and differs >= SELECTIVE and times >= 1.2 and not best.is_moment
+        is_worth = weight == 1 and differs >= SELECTIVE and best.times >= _AGAIN and not best.is_moment
     if not is_worth:
         return None
     return _suggested(group, samples, float(overlap), score)

@@ -41,7 +41,7 @@ class Directions:
     def values_of(self, message: Message) -> tuple[Value, ...]:
         """A message's values, in the order of the keys; what cannot be one is not recorded either."""
         if self._are_plain:
-            return tuple((key_id, text) for key_id, key in self.definitions.items() for text in key.values_of(message))
+            return tuple([(n, text) for n, key in self.definitions.items() for text in key.values_of(message)])
         # A body is parsed once for all keys.
         base_of = bases_of(message)
         return tuple((key_id, text) for key_id, key in self.definitions.items() for text in key.read(base_of)[0])

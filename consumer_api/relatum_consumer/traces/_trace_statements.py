@@ -7,7 +7,16 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.store import array_text, arrays, compiled, may_hold_values, relationships, streams
+from relatum.store import (
+    array_text,
+    arrays,
+    compiled,
+    in_parts,
+    may_hold_values,
+    parts_of_value,
+    relationships,
+    streams,
+)
 from relatum_consumer.lookups import meant_streams, named
 
 _ROWS: Final = relationships.c
@@ -32,12 +41,14 @@ def rows_of_values(names: int | None) -> str:
     so many `names` are meant.
     """
     wanted = _wanted()
-    row = sa.select(_ROWS.stream_id, _ROWS.stream_offset, _ROWS.time_us).where(*_of(wanted)).correlate(wanted)
+    value = wanted.c.value.collate("C")
+    parts = parts_of_value(wanted.c.key_id, value)
+    row = sa.select(_ROWS.stream_id, _ROWS.stream_offset, _ROWS.time_us).correlate(wanted, parts)
+    row = row.where(_ROWS.key_id == wanted.c.key_id, _ROWS.value == value, in_parts(parts))
     # A limit inside keeps PostgreSQL from joining it in another way than value by value, by the index.
     found = row.limit(_MOST).lateral("found")
-    held = wanted.join(found, sa.true()).outerjoin(
-        streams, sa.and_(streams.c.stream_id == found.c.stream_id, *meant_streams(names))
-    )
+    each = wanted.join(parts, sa.true()).join(found, sa.true())
+    held = each.outerjoin(streams, sa.and_(streams.c.stream_id == found.c.stream_id, *meant_streams(names)))
     columns = wanted.c.number, streams.c.name, found.c.stream_offset, found.c.time_us
     return compiled(sa.select(*columns).select_from(held))
 

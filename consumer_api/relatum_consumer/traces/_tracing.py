@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, TypeAlias
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from relatum.checks import checked_count
 from relatum.errors import AccessRefused, InvalidInput
@@ -21,7 +22,6 @@ from relatum_consumer.lookups import (
     Evidence,
     Gathered,
     Names,
-    Row,
     Select,
     Status,
     Steps,
@@ -72,6 +72,23 @@ class _Bounds:
         if time_us is None:
             return False
         return (self.since is None or time_us >= self.since) and (self.until is None or time_us < self.until)
+
+
+class _Found(NamedTuple):
+    """Where the table says a message lies, and which of the values it has."""
+
+    id: MessageId
+    time_us: int | None
+    values: list[Value]
+
+
+class _Met(NamedTuple):
+    """A message that was read, and how many hops it is from the start."""
+
+    message: Message
+    values: tuple[Value, ...]
+    time_us: int | None
+    hops: int
 
 
 def trace(
@@ -140,10 +157,7 @@ class _Course:
         self._bounds = bounds
         self._names = names
         self._named = None if names is None else len(names)
-        self._messages: dict[MessageId, Message] = {}
-        self._values: dict[MessageId, tuple[Value, ...]] = {}
-        self._times: dict[MessageId, int | None] = {}
-        self._hops: dict[MessageId, int] = {}
+        self._met: dict[MessageId, _Met] = {}
         self._asked: set[Value] = set()
         self._too_many: set[Value] = set()
         self._stops: list[Stop] = []
@@ -182,17 +196,16 @@ class _Course:
 
     def _next_values(self) -> list[Value]:
         """The values that were not asked for yet."""
-        found = [each for each in dict.fromkeys(self._directions.sought(self._frontier)) if each not in self._asked]
+        frontier = dict.fromkeys(self._frontier)
+        found = [each for each in dict.fromkeys(self._directions.sought(frontier)) if each not in self._asked]
         self._frontier = []
         return found
 
     def _take(
         self, where: MessageId, message: Message, time_us: int | None, hop: int, values: tuple[Value, ...]
     ) -> None:
-        self._messages[where] = message
-        self._values[where] = values
-        self._times[where] = time_us
-        self._hops[where] = 0 if self._is_copy is not None and self._is_copy(message) else hop
+        hops = 0 if self._is_copy is not None and self._is_copy(message) else hop
+        self._met[where] = _Met(message, values, time_us, hops)
         self._frontier += values
 
     # --- one hop ------------------------------------------------------------------------------------------
@@ -205,15 +218,15 @@ class _Course:
         if complete:
             unrecorded = yield from self._unrecorded(set(wanted), by_value, known)
         rows = self._new_rows(by_value)
-        cut = len(rows) - (self._bounds.limit - len(self._messages))
+        cut = len(rows) - (self._bounds.limit - len(self._met))
         if cut > 0:
             rows = rows[:-cut]
             self._stops.append(Stop(StopReason.LIMIT, cut))
-        before, lost = len(self._messages), len(self._expired)
+        before, lost = len(self._met), len(self._expired)
         was_whole = not self._unread
-        yield from self._read(rows, hop, by_value, unrecorded, known)
+        yield from self._read(rows, hop, unrecorded, known)
         # The start's own copies are no finding.
-        found = sum(1 for hops in list(self._hops.values())[before:] if hops)
+        found = sum(1 for met in islice(self._met.values(), before, None) if met.hops)
         status = known.status(
             is_found=bool(found or cut > 0),
             was_read=complete,
@@ -261,15 +274,18 @@ class _Course:
     def _select(self, sql: str, numbered: Mapping[int, Value]) -> Steps[tuple[dict[int, Places], list[int]]]:
         """Rows by the values' numbers; and the numbers of those that have too many, some of streams not meant."""
         found: dict[int, Places] = {}
-        counts: Counter[int] = Counter()
+        others: Counter[int] = Counter()
         for count, (number, stream, offset, time_us) in enumerate((yield from self._ask(sql, numbered)), 1):
             if not count % _SLICE_ROWS:
                 yield from Breathe()
-            counts[number] += 1
-            if stream is not None:
-                found.setdefault(number, {})[MessageId(stream, offset)] = time_us
+            if stream is None:
+                others[number] += 1
+            elif (places := found.get(number)) is None:
+                found[number] = {MessageId(stream, offset): time_us}
+            else:
+                places[MessageId(stream, offset)] = time_us
         most = self._bounds.fan_out + 1
-        return found, [n for n, count in counts.items() if len(found.get(n, ())) < count >= most]
+        return found, [n for n, count in others.items() if count + len(found.get(n, ())) >= most]
 
     def _unrecorded(
         self, wanted: set[Value], by_value: dict[Value, Places], known: Evidence
@@ -290,38 +306,38 @@ class _Course:
         yield from known.scan(consider)
         return {message.id: message for message in gathered.messages}
 
-    def _new_rows(self, by_value: Mapping[Value, Mapping[MessageId, int | None]]) -> list[Row]:
+    def _new_rows(self, by_value: Mapping[Value, Places]) -> list[_Found]:
         """Where messages lie that were not met yet, by time, stream and offset; values that have too many are named."""
-        new: dict[MessageId, Row] = {}
-        for (key_id, value), places in by_value.items():
+        new: dict[MessageId, _Found] = {}
+        for pair, places in by_value.items():
             if len(places) > self._bounds.fan_out:
-                self._too_many.add((key_id, value))
+                key_id, value = pair
+                self._too_many.add(pair)
                 name = self._directions.definitions[key_id].name
                 self._stops.append(Stop(StopReason.FAN_OUT, len(places), name, value))
                 continue
             for where, time_us in places.items():
-                if where not in self._messages and where not in self._expired and where not in self._unread:
-                    new.setdefault(where, Row(where, time_us)).key_ids.add(key_id)
+                if (row := new.get(where)) is not None:
+                    row.values.append(pair)
+                elif where not in self._met and where not in self._expired and where not in self._unread:
+                    new[where] = _Found(where, time_us, [pair])
         return sorted(new.values(), key=lambda row: (row.time_us is None, row.time_us or 0, row.id))
 
     def _read(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[_Found],
         hop: int,
-        by_value: Mapping[Value, Mapping[MessageId, int | None]],
         unrecorded: Mapping[MessageId, Message],
         known: Evidence,
     ) -> Steps[None]:
         """Read messages, each checked against its row; of streams that are gone or refused, nothing is asked."""
         refused = {each.stream for each in known.left_out}
-        asked: list[Row] = []
+        asked: list[_Found] = []
 
-        def take(row: Row, message: Message) -> None:
+        def take(row: _Found, message: Message) -> None:
             values, time_us = self._directions.values_of(message), message.time_us
-            is_other = row.time_us is not None and time_us is not None and row.time_us != time_us
-            found = {key_id for key_id, value in values if row.id in by_value.get((key_id, value), ())}
-            has_all = found.issuperset(row.key_ids)
-            if is_other or not has_all:
+            is_other = row.time_us != time_us and row.time_us is not None and time_us is not None
+            if is_other or not all(map(values.__contains__, row.values)):
                 raise replaced(*row.id)
             self._take(row.id, message, time_us, hop, values)
 
@@ -335,6 +351,7 @@ class _Course:
             else:
                 asked.append(row)
         gone = yield from read_rows(asked, take, is_named=self._names is not None, kept=self._kept)
+        self._kept.visited.update(row.id.stream for row in asked)
         for where, each in gone.items():
             (self._expired if each.is_sure else self._unread)[where] = None
 
@@ -342,14 +359,11 @@ class _Course:
 
     def _concluded(self, known: Evidence, *, complete: bool) -> Steps[Trace]:
         yield from known.check_present(self._catalog, self._names)
-        ordered = [
-            where
-            for *_, where in sorted((time_us is None, time_us or 0, where) for where, time_us in self._times.items())
-        ]
-        edges, shared = self._directions.links({where: self._values[where] for where in ordered}, self._too_many)
+        ordered = sorted(self._met, key=self._rank)
+        edges, shared = self._directions.links({where: self._met[where].values for where in ordered}, self._too_many)
         found = Trace(
-            tuple(self._messages[where] for where in ordered),
-            self._hops,
+            tuple([self._met[where].message for where in ordered]),
+            {where: met.hops for where, met in self._met.items()},
             edges,
             shared,
             tuple(self._stops),
@@ -363,3 +377,7 @@ class _Course:
         if found.status is not Status.NOT_RECORDED_YET:
             return found
         return replace(found, unattended=(yield from known.unattended(self._catalog)))
+
+    def _rank(self, where: MessageId) -> tuple[bool, int, MessageId]:
+        time_us = self._met[where].time_us
+        return time_us is None, time_us or 0, where

@@ -17,7 +17,7 @@ from relatum_consumer.web._site import Site
 
 log = logging.getLogger("relatum.web.audit")
 
-_QUERY_MAX: Final = 8_192
+QUERY_MAX: Final = 8_192
 """Characters kept of a query."""
 
 _NOT_AUDITED: Final = ("/static/", "/alive")
@@ -89,7 +89,7 @@ class Audit:
             "client": client_of(scope),
             "method": scope["method"],
             "path": scope["path"],
-            "query": query[:_QUERY_MAX],
+            "query": query[:QUERY_MAX],
             "status": status,
         }
 

@@ -80,6 +80,13 @@ def text_of(body: bytes) -> str | None:
     return None if _NO_TEXT.search(text, 0, TEXT_CHARACTERS_MAX) else text
 
 
+def whole_characters(body: bytes, at: int) -> int:
+    """The same place, or that of the character which it is within."""
+    while 0 < at < len(body) and body[at] & 0xC0 == 0x80:
+        at -= 1
+    return at
+
+
 def kind_of(body: bytes) -> BodyKind:
     """What a body is, by its bytes."""
     if not body:
@@ -93,10 +100,8 @@ def kind_of(body: bytes) -> BodyKind:
 
 def preview(body: bytes) -> str:
     """The beginning of a body in one line."""
-    text = text_of(body[: 4 * _PREVIEW_CHARACTERS])
-    if text is None:
-        # A character may have been cut.
-        text = text_of(body[: 4 * _PREVIEW_CHARACTERS - 3]) if len(body) > 4 * _PREVIEW_CHARACTERS else None
+    # One more than are shown, of four bytes each at most.
+    text = text_of(body[: whole_characters(body, 4 * (_PREVIEW_CHARACTERS + 1))])
     shown = body[:32].hex(" ") if text is None else " ".join(text.split())
     return shown if len(shown) <= _PREVIEW_CHARACTERS else f"{shown[: _PREVIEW_CHARACTERS - 1]}…"
 

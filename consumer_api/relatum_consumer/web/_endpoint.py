@@ -1,6 +1,7 @@
 """A page, and the same as JSON: declared once, from which routes, answers and the description in OpenAPI are made."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,11 @@ log = logging.getLogger(__name__)
 _FAULT: Final = Problem(
     500, "unexpected", "the page met what nobody foresaw", "Its log has the traceback: please tell who runs it."
 )
+
+
+def ms_since(began: float) -> float:
+    """What an answer says of itself: milliseconds since a reading of `time.perf_counter`."""
+    return round(1e3 * (time.perf_counter() - began), 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +158,16 @@ async def answered(endpoint: Endpoint, site: Site, asked: Any) -> tuple[Any, Any
     return answer, beside
 
 
+def met(error: Exception) -> Exception:
+    """Of errors that tasks side by side ended with, the first that says what went wrong."""
+    while isinstance(error, ExceptionGroup):
+        error = next((each for each in error.exceptions if isinstance(each, RelatumError)), error.exceptions[0])
+    return error
+
+
 def problem_met(error: Exception) -> Problem:
     """What went wrong, for who asked; a fault of ours is told to the log."""
+    error = met(error)
     if isinstance(error, Refused):
         return error.problem
     if isinstance(error, RelatumError):

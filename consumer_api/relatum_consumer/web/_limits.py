@@ -4,7 +4,6 @@ import ipaddress
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -96,10 +95,12 @@ class Limits:
                 client.sent.left -= len(message.get("body", b""))
             await send(message)
 
+        if is_patient:
+            # Waited for by who carries out the call: that it was given up is heard meanwhile.
+            scope.setdefault("state", {})["turns"] = client.turns
         client.under_way += 1
         try:
-            async with client.turns if is_patient else nullcontext():
-                await self._app(scope, receive, count)
+            await self._app(scope, receive, count)
         finally:
             client.under_way -= 1
 

@@ -1,8 +1,9 @@
 """Every path of the page, made in one place, which knows what a proxy puts before it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 MCP_PATH: Final = "/mcp"
@@ -32,6 +33,11 @@ class Links:
         given = [(name, value) for name, values in query.items() for value in _several(values)]
         return f"{self.root_path}{path}{'?' if given else ''}{urlencode(given)}"
 
+    def asked(self, path: str, asked: Any) -> str:
+        """A path of the page with a question, a dataclass, as its query; what is as it is by default is left out."""
+        given = {each.name: (getattr(asked, each.name), each.default) for each in fields(asked)}
+        return self.to(path, **{name: value for name, (value, usual) in given.items() if value != usual})
+
     def static(self, name: str) -> str:
         """A static file, by a path that changes when the file does."""
         return self.to(f"/static/{self.version}/{name}")
@@ -59,4 +65,6 @@ def _several(value: object) -> Iterable[str]:
         return ()
     if isinstance(value, tuple | list):
         return [str(each) for each in value]
+    if isinstance(value, datetime):
+        return [value.isoformat()]
     return ["1" if value is True else str(value)]

@@ -89,7 +89,7 @@ def values_given(asked: Iterable[Described], pairs: Sequence[tuple[str, str]]) -
     given: dict[str, list[str]] = {}
     for name, text in pairs:
         if name not in known:
-            raise InvalidInput(f"there is no parameter {name!r}; there are {', '.join(known) or 'none'}")
+            raise InvalidInput(f"there is no parameter {name[:80]!r}; there are {', '.join(known) or 'none'}")
         given.setdefault(name, []).append(text)
     values: dict[str, Any] = {}
     for name, field in known.items():

@@ -32,6 +32,11 @@ class Problem:
         return _TITLES.get(self.status, "It failed")
 
     @property
+    def words(self) -> str:
+        """What failed, and what to do."""
+        return f"{self.message.rstrip('.')}. {self.hint}"
+
+    @property
     def is_passing(self) -> bool:
         """Whether it may be another time in a moment."""
         return self.status in (429, 503)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
@@ -9,6 +10,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 import jinja2
+from markupsafe import Markup
 from starlette.responses import Response
 from starlette.types import Scope
 
@@ -66,7 +68,8 @@ class Rendering:
             "size": size_text,
             "span": span_text,
             "utc": _utc,
-            "visible": visible,
+            "visible": _isolated,
+            "visible_only": visible,
         }
 
     def page(
@@ -107,6 +110,14 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each == " " else f"⟨{ord(each):x}⟩" for each in text)
+
+
+def _isolated(text: str) -> str:
+    """The same where markup may stand: what is written from right to left moves nothing beside it."""
+    shown = visible(text)
+    if shown.isascii() or not any(unicodedata.bidirectional(each) in ("R", "AL", "AN") for each in shown):
+        return shown
+    return Markup("<bdi>{}</bdi>").format(shown)
 
 
 def _utc(moment: datetime) -> str:

@@ -1,6 +1,7 @@
 """What all pages stand on: look-ups, a reader, a database that is only read, and what is kept for a moment."""
 
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,12 @@ log = logging.getLogger(__name__)
 
 _READ_ONLY: Final = "-c default_transaction_read_only=on"
 """Of each session: whatever the role may do, the page writes nothing."""
+
+_ORPHANED_S: Final = 5.0
+"""Seconds after its own time-out until PostgreSQL ends a statement of a page that was killed, or stands still."""
+
+_TIMEOUT_MS_MAX: Final = (1 << 31) - 1
+"""PostgreSQL's greatest."""
 
 _MAY_WRITE: Final = (
     "the page's user may write %d tables of the database (%s, …): its sessions are read-only, and nothing else keeps "
@@ -79,7 +86,7 @@ class Site:
         self.rates = Rates()
         self.masking = Masking(options.masked_keys, bodies=options.mask_bodies, show_bodies=options.show_bodies)
         self.address = BrokerAddress.parse(options.broker, options.stream_url)
-        database = read_only(options.database)
+        database = read_only(options.database, options.timeout_s + _ORPHANED_S)
         self.relations = AsyncRelations(
             self.address, database, timeout_s=options.timeout_s, max_connections=options.max_connections
         )
@@ -171,10 +178,11 @@ class Site:
 Answering = Callable[[Site, Any], Awaitable[Any]]
 
 
-def read_only(database: str) -> str:
-    """The same URL, whose sessions write nothing."""
+def read_only(database: str, statement_s: float) -> str:
+    """The same URL, whose sessions write nothing, and of whose statements none goes on for longer."""
     base, _, query = database.partition("?")
     given = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
     others = [(name, value) for name, value in given if name != "options"]
-    options = " ".join([*(value for name, value in given if name == "options"), _READ_ONLY])
+    ours = f"{_READ_ONLY} -c statement_timeout={min(math.ceil(1e3 * statement_s), _TIMEOUT_MS_MAX)}"
+    options = " ".join([*(value for name, value in given if name == "options"), ours])
     return f"{base}?{urlencode([*others, ('options', options)], quote_via=quote)}"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Self, TypeVar, cast
 
 from relatum.checks import checked_event, checked_name, checked_seconds
+from relatum.closing import AsyncClosing
 from relatum.collecting._bulk import Bulk, Executor
 from relatum.collecting._collector_life import CLOSE_S, END_S, CollectorLife
 from relatum.collecting._loop_calls import AsyncExecutor, LoopCalls, is_coroutine_function
@@ -23,7 +23,7 @@ from relatum.waiting import AfterStop, Deadline, backoff, within
 T = TypeVar("T")
 
 
-class AsyncMessageCollector(CollectorLife[AsyncExecutor]):
+class AsyncMessageCollector(CollectorLife[AsyncExecutor], AsyncClosing):
     """The asyncio twin of `MessageCollector`: the same names, options and promises, in one event loop.
 
     An executor that is a coroutine function is awaited in the loop; any other is called in a thread. With
@@ -225,8 +225,3 @@ class AsyncMessageCollector(CollectorLife[AsyncExecutor]):
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -1,12 +1,13 @@
 """The span of a bulk: from the moment a worker takes it until what came of it is stored."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from relatum import otel
 from relatum.collecting._bulk import Answer, Bulk, Collected, Executor
 from relatum.collecting._bulk_steps import Consumed
-from relatum.otel import Description, Link, Part, Span
+from relatum.otel import NO_SPAN, Description, Link, Part, Span
 from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message, Result
 
@@ -15,38 +16,39 @@ class BulkSpan:
     """Takes note of what becomes of a bulk, where somebody wants spans.
 
     Args:
-        span: The span; None where nobody does.
+        span: The span.
     """
 
-    def __init__(self, span: Span | None) -> None:
+    def __init__(self, span: Span = NO_SPAN) -> None:
         self._span = span
 
     def read(self, found: Iterable[Result]) -> None:
         """Link to those who sent messages that were left in their streams, and are read now."""
-        if self._span is not None:
-            for link in otel.links_of(each for each in found if isinstance(each, Message)):
-                self._span.add_link(link.context, link.attributes)
+        self._span.link(lambda: otel.links_of(each for each in found if isinstance(each, Message)))
 
     def noting(self, executor: Executor) -> Executor:
         """The executor; what it raises is the span's error, too."""
-        if self._span is None:
+        if self._span is NO_SPAN:
             return executor
 
         def execute(bulk: Bulk) -> Answer:
             try:
                 return executor(bulk)
             except BaseException as error:
-                otel.failed(self._span, error)
+                self._span.failed(error)
                 raise
 
         return execute
 
     def settled(self, consumed: Consumed) -> None:
         """Tell what became of the messages."""
-        if self._span is not None:
-            for status in (OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD):
-                count = sum(result.status is status for result in consumed.results)
-                self._span.set_attribute(f"relatum.bulk.{status.value}", count)
+
+        def counts() -> dict[str, int]:
+            found = Counter(result.status for result in consumed.results)
+            told = (OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD)
+            return {f"relatum.bulk.{status.value}": found[status] for status in told}
+
+        self._span.tell(counts)
 
 
 @contextmanager

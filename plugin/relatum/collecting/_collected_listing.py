@@ -14,7 +14,7 @@ from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.store import as_engine, translated_errors
 
 LOOKED: Final = 20_000
-"""Finished messages of each stream that are looked through for a page: some 30 ms. Failures may be few among them."""
+"""Finished messages of each stream that are looked through for a page of such as succeeded: some 30 ms."""
 
 _LONG_AGO: Final = datetime(1, 1, 1, tzinfo=UTC)
 
@@ -34,7 +34,8 @@ class CollectedPage:
     Attributes:
         outcomes: What became of each: finished ones the latest first, others by stream and offset.
         next: Where the next page begins; None where all were looked at.
-        looked_to: Up to when, going back, finished messages were looked through; None for all, or for others.
+        looked_to: Up to when, going back, messages were looked through for those that succeeded; None for all, or for
+            others.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -53,8 +54,8 @@ def collected(
 ) -> CollectedPage:
     """The messages of a collector that are in some states: either final ones, or others.
 
-    Finished messages are found by when they were finished. Of each stream 20,000 are looked through at most, so a page
-    may hold fewer than there are, or none, and still have a next one.
+    Finished messages are found by when they were finished. Where those that succeeded are meant, 20,000 of each stream
+    are looked through at most: a page may hold fewer than there are, or none, and still have a next one.
 
     Args:
         database: PostgreSQL's URL, or an engine.
@@ -95,9 +96,13 @@ def _finished(
         # A moment of the database's own clock, before which all that is finished lies.
         now = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
         after = CollectedAt(now, 0, 0)
-    at = {"at": after.finished_at, "at_source": after.source, "at_offset": after.offset}
-    floor = connection.execute(statements.floor, wanted | at | {"looked": LOOKED}).scalar_one()
-    rows = connection.execute(statements.finished_before, wanted | at | {"floor": floor or _LONG_AGO}).all()
+    wanted = wanted | {"at": after.finished_at, "at_source": after.source, "at_offset": after.offset}
+    floor = None
+    if OutcomeStatus.SUCCEEDED.value in wanted["states"]:
+        floor = connection.execute(statements.floor, wanted | {"looked": LOOKED}).scalar_one()
+        rows = connection.execute(statements.finished_before, wanted | {"floor": floor or _LONG_AGO}).all()
+    else:
+        rows = connection.execute(statements.unsuccessful_before, wanted).all()
     following = None
     if len(rows) > limit:
         following = _at(rows[limit - 1])

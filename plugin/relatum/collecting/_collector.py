@@ -3,10 +3,10 @@
 import threading
 import time
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Self
 
 from relatum.checks import checked_event, checked_name, checked_seconds
+from relatum.closing import Closing
 from relatum.collecting._bulk import Executor
 from relatum.collecting._collector_life import CLOSE_S, CollectorLife
 from relatum.collecting._loop_calls import is_coroutine_function
@@ -16,7 +16,7 @@ from relatum.reading import Message
 from relatum.waiting import AfterStop, backoff, within
 
 
-class MessageCollector(CollectorLife[Executor]):
+class MessageCollector(CollectorLife[Executor], Closing):
     """Hands messages to executors in bulks, by type, and keeps what became of each.
 
     A context manager: entering starts it, leaving closes it. Threads may share it. Collectors of one name, in any
@@ -186,8 +186,3 @@ class MessageCollector(CollectorLife[Executor]):
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

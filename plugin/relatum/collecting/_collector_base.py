@@ -80,11 +80,11 @@ class Collector(Generic[ExecutorT]):
         if dead_letter_stream is not None:
             checked_name("dead_letter_stream", dead_letter_stream)
         checked_callable("type_of", type_of)
-        self.name = _checked_name(name)
+        self.name = checked_name("name", name)
         self._address: BrokerAddress | None = None
         if broker is not None:
             self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
-        self._streams = _checked_streams(streams)
+        self._streams = list(dict.fromkeys(checked_names("streams", streams)))
         self._plain: set[str] = set()
         self._start = _checked_start(start)
         self._type_of = type_of
@@ -147,7 +147,7 @@ class Collector(Generic[ExecutorT]):
     def _initial(self, bounds: StreamBounds) -> int:
         """Where to begin with a stream that was never followed."""
         if self._start == "next":
-            return 0 if bounds.last is None else bounds.last + 1
+            return bounds.end
         return bounds.first or 0 if self._start == "first" else self._start
 
     # --- who consumes, and who is told ----------------------------------------------------------------------------
@@ -270,20 +270,6 @@ def _endless(stream: str | None) -> ConfigurationError:
     return ConfigurationError(
         f"{stream!r} is followed, and dead letters are to be published to it: each would be collected again, for ever"
     )
-
-
-def _checked_name(name: str) -> str:
-    if len(checked_name("name", name).encode()) > NAME_BYTES_MAX:
-        raise InvalidInput(f"name= takes a name of at most {NAME_BYTES_MAX} bytes, not {shown(name)}")
-    return name
-
-
-NAME_BYTES_MAX: Final = 255
-"""Bytes of a collector's name, as of a stream's."""
-
-
-def _checked_streams(streams: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(checked_names("streams", streams)))
 
 
 def _checked_start(start: StartAt) -> StartAt:

@@ -9,26 +9,21 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.store import BigIntegers, collected_messages, collector_members, collector_sources, collectors, holds
+from relatum.store import (
+    BigIntegers,
+    arrays,
+    collected_messages,
+    collector_members,
+    collector_sources,
+    collectors,
+    holds,
+    interval,
+)
 
 _messages: Final = collected_messages.c
 _sources: Final = collector_sources.c
 _NOW: Final = sa.func.statement_timestamp()
 """The clock where a joined transaction may have begun long before; `now()` would be its beginning."""
-
-_PLACES: Final = {"sources": sa.Integer, "offsets": sa.BigInteger}
-
-
-def _rows(name: str, **columns: Any) -> Any:
-    """Arrays of parameters as a table: one column each, named as the parameter."""
-    arrays = [sa.bindparam(column, type_=sa.ARRAY(kind)) for column, kind in columns.items()]
-    values = [sa.column(column, kind) for column, kind in columns.items()]
-    return sa.func.unnest(*arrays).table_valued(*values, name=name).render_derived()
-
-
-def _seconds(amount: Any) -> Any:
-    return sa.func.make_interval(0, 0, 0, 0, 0, 0, amount)
-
 
 _of_collector: Final = sa.bindparam("in_collector", type_=sa.Integer)
 _of_member: Final = _messages.member_id == sa.bindparam("of_member", type_=sa.BigInteger)
@@ -62,13 +57,14 @@ def _its_own(name: str, kind: Any) -> Any:
 
 # Collecting and consuming
 
-_NEW: Final = _rows(
+_NEW: Final = arrays(
     "new",
-    **_PLACES,
-    members=sa.BigInteger,
-    sizes=sa.Integer,
-    message_ids=sa.Text,
-    types=sa.Text,
+    source=sa.Integer,
+    offset=sa.BigInteger,
+    member=sa.BigInteger,
+    size=sa.Integer,
+    message_id=sa.Text,
+    type=sa.Text,
 )
 
 add_missing: Final = (
@@ -151,7 +147,7 @@ finish: Final = _changed(
         reason=_its_own("reasons", sa.Text),
         finished_at=sa.case((_to_retry, None), else_=_NOW),
         next_attempt_at=sa.case(
-            (_to_retry, _NOW + _seconds(sa.func.coalesce(_its_own("retries_s", sa.Float), 0.0))), else_=None
+            (_to_retry, _NOW + interval(sa.func.coalesce(_its_own("retries_s", sa.Float), 0.0))), else_=None
         ),
     ),
     _NOW,
@@ -172,7 +168,7 @@ kept: Final = (
 
 _row: Final[sa.ColumnElement[Any]] = sa.literal_column("ctid")
 _is_forgotten: Final = (_messages.source_id == sa.bindparam("of_source")) & (
-    _messages.finished_at < sa.func.now() - _seconds(sa.bindparam("older_s", type_=sa.Float))
+    _messages.finished_at < sa.func.now() - interval(sa.bindparam("older_s", type_=sa.Float))
 )
 
 # Oldest first, which is the index's order: no scan, however much is finished. Named by their places on disk.

@@ -139,9 +139,6 @@ def _lag(source: SourceStatus, reader: StreamReader) -> int | None:
     if source.position is None:
         return None
     try:
-        bounds = reader.bounds(source.stream)
+        return reader.bounds(source.stream).lag(source.position)
     except StreamNotFound:
         return None
-    if bounds.first is None or bounds.last is None:
-        return 0
-    return max(0, bounds.last + 1 - max(source.position, bounds.first))

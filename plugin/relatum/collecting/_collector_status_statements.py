@@ -91,6 +91,25 @@ finished_before: Final = (
     .limit(_limit)
 )
 
+# Stream by stream, each by the index of those that have a reason: nothing that succeeded is passed.
+_last: Final = (
+    sa.select(*(each for each in _shown if each.table is collected_messages))
+    .where(_messages.source_id == _sources.source_id, *_before)
+    .where(_messages.reason.is_not(None), _messages.state == sa.any_(_kinds))
+    .order_by(_messages.finished_at.desc(), _messages.stream_offset.desc())
+    .limit(_limit)
+    .correlate(collector_sources)
+    .lateral("last")
+)
+unsuccessful_before: Final = (
+    sa.select(*(_last.c[each.name] if each.table is collected_messages else each for each in _shown))
+    .join_from(collector_sources, collectors, collectors.c.collector_id == _sources.collector_id)
+    .join(_last, sa.true())
+    .where(_sources.collector_id == _of_collector)
+    .order_by(_last.c.finished_at.desc(), _last.c.source_id.desc(), _last.c.stream_offset.desc())
+    .limit(_limit)
+)
+
 # By itself: to walk along the index of places would pass all that is finished.
 _waiting: Final = (
     _of_one.where(

@@ -16,7 +16,7 @@ from relatum.collecting._streams import Begin, CollectedStream, FindAgain, Quest
 from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError
 from relatum.following import Event, Follower, Helpers, Reach
 from relatum.ids import MessageId
-from relatum.reading import BrokerAddress, Message, StreamBounds
+from relatum.reading import BrokerAddress, Message, StreamBounds, ends_of_known
 from relatum.steps import run
 
 STANDBY_S: Final = 1.0
@@ -203,7 +203,7 @@ class Following:
             (read,) = reader.read_all([MessageId(stream, request.offset)])
             return readable(read)
 
-        bounds = reader.bounds(stream)
+        bounds = ends_of_known(reader, stream)
         agreed = run(last_agreed(bounds), perform)
         if agreed is None:
             store.begin_anew(member, stream, bounds.first or 0)

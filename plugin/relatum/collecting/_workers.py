@@ -70,7 +70,7 @@ class Worker:
         self._open_reader = open_reader
         self._dead_letters = dead_letters
         self._reader: StreamReader | None = None
-        self._span = BulkSpan(None)
+        self._span = BulkSpan()
         self.thread = threading.Thread(target=self._run, name=f"relatum-{type}", daemon=True)
 
     def _run(self) -> None:

@@ -42,10 +42,10 @@ def prune(
     else:
         for stream, rows in report.rows.items():
             what = stream or "removed keys, replaced streams, and what is over"
-            console.print(f"{what}: {rows:,} rows deleted.", markup=False)
+            console.print(f"{what}: {rows:,} rows deleted.")
         if not report.total:
             console.print("Nothing to delete.")
     for stream, error in report.failed.items():
-        errors.print(f"{stream}: not pruned: {error}", markup=False)
+        errors.print(f"{stream}: not pruned: {error}")
     for error in report.failed.values():
         raise error

@@ -71,7 +71,7 @@ class InvalidGroup(InvalidInput):
 
 
 class HeadersRefused(InvalidInput):
-    """Headers are too deep, too many or too large to be sent safely (field `reason`); nothing was sent."""
+    """Headers that cannot be sent safely: too deep, many or large, or for no stream (field `reason`); not sent."""
 
     reason: str
 

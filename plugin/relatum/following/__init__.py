@@ -1,6 +1,6 @@
 """Streams followed for ever, each from a position on: any number of them, over few connections, in one thread.
 
-What a follower tells has one meaning each, and no component has another one for it.
+Each event of a follower has one meaning, the same for every component.
 
 - **Attached**: the stream is read, and is the one that is known: the message that was read last lies where it lay, as
   was seen, or by the word of its leader where a node is behind; or retention has taken it, and then nothing speaks
@@ -16,10 +16,10 @@ What a follower tells has one meaning each, and no component has another one for
 - **Failed**: it cannot be read now: it is not there, not to be read, moving, damaged, or the broker is away. It is
   tried again for ever, by itself. That a stream is deleted is a `StreamNotFound`, until it is declared again.
 
-After whatever break, a stream goes on behind the last record that was put before the taker, and is known again by it.
+After any break a stream goes on behind the last record that the taker was given, and is recognised by that record.
 
-Each stream is bounded in what it has under way, and all together in the bytes they hold; a stream gets more when the
-taker is done with some, so neither a stream of which much comes nor a taker that is slow is anybody else's affair.
+Each stream may have so much under way, and all together hold so many bytes; a stream gets more when the taker is done
+with some. So neither a busy stream nor a slow taker slows the others.
 """
 
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced

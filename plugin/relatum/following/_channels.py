@@ -11,13 +11,25 @@ from typing import Any, Final
 
 from pika.adapters.select_connection import SelectConnection
 from pika.channel import Channel
+from pika.connection import ConnectionParameters
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from relatum.errors import BrokerUnavailable, ConnectionLost
 from relatum.following._desk import Desk
 from relatum.following._followed import SETTLED_S, Followed
 from relatum.following._held import Held, HeldDeliveries
-from relatum.reading import QUIET_S, Message, connection_error, moved, offset_of, pika_parameters, refused
+from relatum.reading import (
+    QUIET_S,
+    BrokerAddress,
+    Message,
+    answered,
+    connection_error,
+    in_turn,
+    moved,
+    offset_of,
+    pika_parameters,
+    refused,
+)
 from relatum.waiting import Pauses
 
 CHANNELS: Final = 256
@@ -48,9 +60,14 @@ class Consumer:
 
 
 class Pipe:
-    """A connection, and the consumers on it."""
+    """A connection, and the consumers on it.
 
-    def __init__(self) -> None:
+    Args:
+        address: The one of the broker's addresses that it is to.
+    """
+
+    def __init__(self, address: BrokerAddress) -> None:
+        self.address = address
         self.connection: Any = None
         self.consumers: set[Consumer] = set()
         self.opened_at = time.monotonic()
@@ -72,6 +89,9 @@ class Channels:
         self._waiting: dict[Followed, None] = {}
         self._opening: Pipe | None = None
         self._is_resting = self._is_closed = False
+        self._untried: list[BrokerAddress] = []
+        """Of several addresses, those that are tried before the first of them is tried again."""
+        self._why: Exception | None = None
         self._pauses = Pauses()
         self._gathering: dict[Consumer, None] = {}
 
@@ -116,6 +136,8 @@ class Channels:
         channel = followed.seat.channel
         if isinstance(held, HeldDeliveries) and channel is not None and channel.is_open:
             channel.basic_ack(held.tag, multiple=True)
+            # The broker may have waited for it: what comes by it takes as long as anything else.
+            followed.has_come = True
 
     def pause(self, is_paused: bool) -> None:
         """What is not acknowledged bounds what comes: nothing else is to be done."""
@@ -123,7 +145,8 @@ class Channels:
     def close(self) -> None:
         """End all connections, waiting a little for the broker."""
         self._is_closed = True
-        pipes = [*self._pipes, *([self._opening] if self._opening is not None else [])]
+        opening = [self._opening] if self._opening is not None and self._opening.connection is not None else []
+        pipes = [*self._pipes, *opening]
         for pipe in pipes:
             for consumer in pipe.consumers:
                 consumer.is_over = True
@@ -152,25 +175,37 @@ class Channels:
                 self.desk.failed(followed, error)
             return
         address, limit_s = self.desk.questions.address, self.desk.questions.timeout_s
-        pipe = self._opening = Pipe()
-        try:
-            parameters = pika_parameters(address, limit_s, self.desk.questions.heartbeat_s)
-            pipe.connection = SelectConnection(
-                parameters,
-                on_open_callback=lambda _connection: self._on_open(pipe),
-                on_open_error_callback=lambda _connection, error: self._on_end(pipe, error),
-                on_close_callback=lambda _connection, error: self._on_end(pipe, error),
-                custom_ioloop=self.desk.loop,
-            )
-        except Exception as error:  # noqa: BLE001 - a file of TLS, for one; told, and tried again
+        self._untried = self._untried or in_turn(address)
+        pipe = self._opening = Pipe(self._untried.pop(0))
+        # Files of TLS may be read, and somebody's function be asked for the password.
+        self.desk.helpers.ask(
+            lambda: pika_parameters(pipe.address, limit_s, self.desk.questions.heartbeat_s),
+            lambda parameters: self._connect(pipe, parameters),
+        )
+
+    def _connect(self, pipe: Pipe, parameters: ConnectionParameters | Exception) -> None:
+        if self._is_closed:
+            return
+        if isinstance(parameters, Exception):
+            # Told, and tried again.
             self._opening = None
-            self._away(error)
+            self._away(parameters)
+            return
+        pipe.connection = SelectConnection(
+            parameters,
+            on_open_callback=lambda _connection: self._on_open(pipe),
+            on_open_error_callback=lambda _connection, error: self._on_end(pipe, error),
+            on_close_callback=lambda _connection, error: self._on_end(pipe, error),
+            custom_ioloop=self.desk.loop,
+        )
 
     def _on_open(self, pipe: Pipe) -> None:
         if self._is_closed:
             return
         self._opening = None
         pipe.is_open = True
+        answered(self.desk.questions.address, pipe.address, self._why)
+        self._untried, self._why = [], None
         self._pipes.append(pipe)
         self.desk.back()
         waiting, self._waiting = list(self._waiting), {}
@@ -200,8 +235,11 @@ class Channels:
             return
         # To find out why may take a second.
         self._is_resting = True
-        address = self.desk.questions.address
-        self.desk.helpers.ask(lambda: connection_error(error, address), self._away)
+        self.desk.helpers.ask(lambda: connection_error(error, pipe.address), self._not_opened)
+
+    def _not_opened(self, error: Exception) -> None:
+        self._why = self._why or error
+        self._away(error)
 
     def _away(self, error: Exception) -> None:
         def again() -> None:
@@ -238,7 +276,7 @@ class Channels:
                 return
             if followed.has_come:
                 followed.has_come = False
-            else:
+            elif not followed.is_held:
                 self.desk.quiet(followed)
                 if followed.is_quiet:
                     return

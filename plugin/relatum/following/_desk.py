@@ -1,9 +1,9 @@
 """What is common to both transports: courses are followed, doubts are asked about, failures are told and repeated."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol, TypeGuard
 
-from relatum.errors import StreamUnavailable
+from relatum.errors import AccessRefused, ConfigurationError, RelatumError, StreamUnavailable
 from relatum.following._course import Differs, Doubt, Drop, Finding, Give, Missed, Rewind, Step
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Replaced
 from relatum.following._followed import Followed
@@ -56,6 +56,11 @@ class Transport(Protocol):
         """End all connections."""
 
 
+def refuses_login(error: object) -> TypeGuard[RelatumError]:
+    """Whether the broker lets nobody in by this login, whatever stream it is about: waiting alone does not cure it."""
+    return isinstance(error, AccessRefused | ConfigurationError) and getattr(error, "stream", None) is None
+
+
 class Desk:
     """The streams that are followed, in the thread that reads.
 
@@ -93,6 +98,8 @@ class Desk:
         self.all: dict[int, Followed] = {}
         self._broker = Shelf("", 0)
         self._is_choosing = self._is_paused = False
+        self.is_let_in = True
+        """Whether the broker takes its login, as far as it has said."""
         self._pauses = Pauses()
 
     # --- what is followed ---------------------------------------------------------------------------------------------
@@ -221,12 +228,14 @@ class Desk:
 
     def away(self, error: Exception) -> None:
         """No stream can be read: the broker is away, or lets nobody in."""
+        self.is_let_in = not refuses_login(error)
         if self.all:
             self.outages.failed(self._names.all, error)
         self.shelves.put(self._broker, Failed(None, 0, error))
 
     def back(self) -> None:
         """The broker is there."""
+        self.is_let_in = True
         self.outages.answered(Server.BROKER)
         self.outages.over(self._names.all)
 

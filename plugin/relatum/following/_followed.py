@@ -99,6 +99,16 @@ class Followed:
         self._under_way += credit
         return credit
 
+    @property
+    def may_come(self) -> bool:
+        """Whether more may come: else that nothing does says nothing."""
+        return self._under_way > 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether something that came is held for the taker."""
+        return self._held > 0
+
     def pause_after(self, error: Exception) -> float:
         """Seconds to wait before it is tried again."""
         if self._has_given or time.monotonic() - self._begun_at >= SETTLED_S:

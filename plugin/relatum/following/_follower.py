@@ -7,12 +7,12 @@ from collections import Counter as Counts
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from types import TracebackType
 from typing import Annotated, Final, Literal, Self
 
 from relatum import metrics
 from relatum.checks import checked_count, checked_name, checked_seconds
 from relatum.client_logs import own_connection
+from relatum.closing import Closing
 from relatum.errors import UsedAfterClose
 from relatum.following._channels import Channels
 from relatum.following._desk import Desk, Names
@@ -107,7 +107,7 @@ class FollowerStatistics:
     failures: Annotated[int, Counter("relatum_follower_failures_total", "Failed tries to follow a stream")]
 
 
-class Follower:
+class Follower(Closing):
     """Follows streams for ever, each from a position on. A context manager; of one process.
 
     One thread reads all streams; up to three others, while there is something to ask, open connections and ask those
@@ -267,6 +267,11 @@ class Follower:
         """How streams are read now; None before the broker has answered."""
         return self._desk.name
 
+    @property
+    def is_let_in(self) -> bool:
+        """Whether the broker takes the login of what follows, as far as it has said."""
+        return self._desk.is_let_in
+
     def statistics(self) -> FollowerStatistics:
         """How it stands."""
         followed = list(self._desk.all.values())
@@ -308,8 +313,3 @@ class Follower:
 
     def __enter__(self) -> Self:
         return self.open()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -123,9 +123,14 @@ class Links:
             self._touch(seat)
 
     def grant(self, followed: Followed, credit: int, held: Held | None) -> None:
-        """Grant credit; as long as it was not seen to be without more, whether it is now is asked, too."""
-        if credit:
-            followed.seat.subscriptions.grant(followed, credit, asks=not followed.is_quiet)
+        """Grant credit; as long as it was not seen to be without more, whether it is now is asked, too.
+
+        Also without credit, where what came since was larger than what had been expected: so much is under way still
+        that there may be none for a long time.
+        """
+        asks = not followed.is_quiet and (credit > 0 or (followed.has_come and followed.may_come))
+        if credit or asks:
+            followed.seat.subscriptions.grant(followed, credit, asks=asks)
             self._touch(followed.seat)
 
     def pause(self, is_paused: bool) -> None:

@@ -1,7 +1,7 @@
 """Whether the broker is reached, as a member has to know that has a share of streams: who does not leaves it to others.
 
-PostgreSQL may answer a member whose node of the broker is down, or whose line to it is: it would renew its lease, and
-nobody would read what it has.
+PostgreSQL may answer a member whose node of the broker is down, or whose line to it is, or whom the broker does not let
+in any more, as its password or certificate has expired: it would renew its lease, and nobody would read what it has.
 """
 
 import math
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from relatum.errors import BrokerUnavailable, ReadTimeout
+from relatum.following._desk import refuses_login
 from relatum.following._follower import Follower
 from relatum.following._helpers import Helpers
 from relatum.waiting import Outages, Server
@@ -60,7 +61,7 @@ class Reach:
         if stood_still and not self.is_cut_off:
             # It knows nothing of that time.
             self._reached_at = max(self._reached_at, now - CUT_OFF_S / _ASKS)
-        is_up = self._outages.is_up(Server.BROKER)
+        is_up = self._outages.is_up(Server.BROKER) and self._follower.is_let_in
         is_attached = bool(self._follower.statistics().attached)
         if is_attached:
             # Nobody asks any more, so no answer says that it is back.
@@ -82,7 +83,7 @@ class Reach:
         self._helpers.close()
 
     def _answered(self, answer: object) -> None:
-        if isinstance(answer, BrokerUnavailable | ReadTimeout):
+        if isinstance(answer, BrokerUnavailable | ReadTimeout) or refuses_login(answer):
             self._outages.failed(_WHO, answer)
         else:
             self._reached_at = time.monotonic()

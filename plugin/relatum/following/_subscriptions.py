@@ -119,9 +119,10 @@ class Subscriptions:
             self._session.unsubscribe(number)
 
     def grant(self, followed: Followed, chunks: int, *, asks: bool) -> None:
-        """Grant credit; `asks` for a barrier."""
+        """Grant credit, where it is any; `asks` for a barrier."""
         if followed.subscription is not None:
-            self._session.send(frames.credit(followed.subscription, chunks))
+            if chunks:
+                self._session.send(frames.credit(followed.subscription, chunks))
             if asks:
                 followed.has_come, followed.barrier = False, None
                 self._awaiting[followed.subscription] = None

@@ -59,6 +59,18 @@ class SkipReason(StrEnum):
     NOT_TRACE_ID = "not_trace_id"
 
 
+_TAKEN: Final = {
+    SkipReason.NOT_INTEGER: "an integer is digits, as 42",
+    SkipReason.NOT_TIMESTAMP: "a timestamp is ISO 8601 with a zone, as 2026-11-23T14:00:00Z, or microseconds",
+    SkipReason.FLOAT: "a number with a fraction has no one text: ask with text or an integer",
+}
+
+
+def described(reason: SkipReason) -> str:
+    """The reason, and what would do, for who asked for such a value."""
+    return f"{reason}: {_TAKEN[reason]}" if reason in _TAKEN else str(reason)
+
+
 class InvalidValue(ValueError):
     """A value that cannot be a key's value (field `reason`)."""
 
@@ -89,6 +101,8 @@ def canonical(value: Any, key_type: KeyType) -> str:
     Raises:
         InvalidValue: with the reason, where the value cannot be one of a key of that type.
     """
+    if type(value) is str and key_type is KeyType.TEXT:
+        return checked_text(value)  # nearly all there is
     if isinstance(value, (bytes, bytearray, memoryview)):
         value = _decoded(value)
     if key_type is KeyType.TEXT:

@@ -18,6 +18,7 @@ PLACES_MAX: Final = 8
 """Places one of which a value comes from."""
 
 _KINDS: Final = ("header", "property", "body", "trace-id")
+_TRACE_KIND: Final = "trace-id:"
 _OR: Final = re.compile(rf" or (?=(?:{'|'.join(_KINDS)}):)")
 _PATH_BEGINS: Final = ("$.", "$[")
 _MARKED: Final = re.compile(r"[A-Za-z0-9_-]+\Z", re.ASCII)
@@ -55,7 +56,8 @@ class Place:
 
     def __str__(self) -> str:
         if self.kind == "body":
-            return f"body:{self.media_type}{':' if self.media_type else ''}{path_text(self.path)}"
+            begin = f"{_TRACE_KIND if self.is_trace else ''}body:{self.media_type}{':' if self.media_type else ''}"
+            return begin + path_text(self.path)
         if self.path or (self.kind == "header" and not self.is_trace and self.name.startswith(_PATH_BEGINS)):
             return f"header:{path_text((self.name, *self.path))}"
         return f"{'trace-id' if self.is_trace else self.kind}:{self.name}"
@@ -73,9 +75,8 @@ class Place:
         """
         if base is None:
             return []
-        if self.path:
-            return walk(base, self.path)
-        return [_trace_id(base) if self.is_trace else base]
+        values = walk(base, self.path) if self.path else [base]
+        return [_trace_id(each) for each in values] if self.is_trace else values
 
     @classmethod
     def parse(cls, text: str, *, key: str) -> "Place":
@@ -89,6 +90,8 @@ class Place:
             kind, name = "header", text
         if kind == "body":
             return cls._parse_body(name, key=key)
+        if text.startswith(f"{_TRACE_KIND}body:"):
+            return cls._parse_body(name.removeprefix("body:"), key=key, is_trace=True)
         if kind == "property" and name not in PROPERTIES:
             raise InvalidKeyDefinition(
                 f"key {key!r}: no property {name!r} to take it from; there are {', '.join(PROPERTIES)}",
@@ -105,7 +108,7 @@ class Place:
         return cls("header" if kind == "trace-id" else kind, name, path, kind == "trace-id")
 
     @classmethod
-    def _parse_body(cls, text: str, *, key: str) -> "Place":
+    def _parse_body(cls, text: str, *, key: str, is_trace: bool = False) -> "Place":
         media_type, dollar, path = text.partition("$")
         media_type = media_type.strip().lower()
         if not dollar or (media_type and (not media_type.endswith(":") or "/" not in media_type)):
@@ -116,7 +119,7 @@ class Place:
             )
         steps = parse_path(dollar + path, key=key)
         check_name(text, key=key)
-        return cls("body", "", steps, media_type=media_type.removesuffix(":"))
+        return cls("body", "", steps, is_trace, media_type.removesuffix(":"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,10 +41,10 @@ class KeyDefinition:
         source: Where the value comes from. None (the default): the header of the key's own name.
             `"header:NAME"` or `"property:NAME"` (see `PROPERTIES`): that one. `"header:$.a.b[0]"`: what lies there in a
             header's tables and arrays. `"body:$.order.id"`: what lies there in a body of JSON; `[*]` is each item of an
-            array, and then a message has several values. `"trace-id:traceparent"`: the trace's id in that header.
-            `"… or …"`: the first of them that has one. A sequence of those: a composite of
-            them in that order, which has a value where each of them has one. A callable of the body: the
-            interceptor calls it on each message and writes what it returns into the header of the key's name
+            array, and then a message has several values. `"trace-id:traceparent"`: the trace's id in that header, or
+            in a body: `"trace-id:body:$.parent"`. `"… or …"`: the first of them that has one. A sequence of
+            those: a composite of them in that order, which has a value where each of them has one. A callable of the
+            body: the interceptor calls it on each message and writes what it returns into the header of the key's name
             (None: no header), so that everybody else finds it there.
         type: `"text"` (default), `"integer"` or `"timestamp"`; see `relatum.keys` for what compares equal.
         names: The name of another key: a value of this key names the message that has the same value of that one, which
@@ -69,6 +69,7 @@ class KeyDefinition:
     names: str | None = field(default=None, kw_only=True)
     masked: bool = field(default=False, kw_only=True)
     _lone: Place | None = field(init=False, compare=False, repr=False, default=None)
+    _one: Place | None = field(init=False, compare=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         check_name(self.name, key=self.name)
@@ -89,6 +90,8 @@ class KeyDefinition:
         components = self._components()
         object.__setattr__(self, "components", components)
         object.__setattr__(self, "_lone", components[0].lone if len(components) == 1 else None)
+        is_one = len(components) == 1 == len(components[0].places) and not self.is_many
+        object.__setattr__(self, "_one", components[0].places[0] if is_one else None)
         if self.names is not None:
             check_name(self.names, key=self.name)
             if self.names == self.name:
@@ -199,9 +202,11 @@ class KeyDefinition:
             base_of: Gives the header, property, or JSON of the body that a place lies in; None where there is none.
         """
         try:
-            if self._lone is not None:
-                value = base_of(self._lone)
-                return ([] if value is None else [canonical(value, self.value_type)]), []
+            place = self._one
+            if place is not None:
+                # A header or property, too: what is asked of it is the same.
+                found = place.within(base_of(place))
+                return ([canonical(found[0], self.value_type)] if found else []), []
             raw = [component.read(base_of) for component in self.components]
             if not all(raw):
                 return [], []
@@ -243,7 +248,7 @@ class KeyDefinition:
         """
         if not self.is_composite:
             if isinstance(value, list | tuple):
-                raise InvalidKeyDefinition(f"the key {self.name!r} takes one value, not {len(value)}", key=self.name)
+                raise InvalidKeyDefinition(f"the key {self.name!r} takes one value, and no list of them", key=self.name)
             return canonical(value, self.value_type)
         if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != len(self.components):
             raise InvalidKeyDefinition(

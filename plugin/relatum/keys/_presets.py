@@ -13,7 +13,8 @@ from relatum.keys._definition import KeyDefinition
 _TRACE: Final = KeyDefinition(
     "trace_id",
     source="trace-id:traceparent or trace-id:b3 or header:X-B3-TraceId "
-    "or trace-id:cloudEvents:traceparent or trace-id:cloudEvents_traceparent",
+    "or trace-id:cloudEvents:traceparent or trace-id:cloudEvents_traceparent "
+    "or trace-id:body:application/cloudevents+json:$.traceparent",
 )
 
 
@@ -50,7 +51,8 @@ PRESETS: Final[Mapping[str, tuple[KeyDefinition, ...]]] = {
     "masstransit": (
         KeyDefinition("masstransit_id", source=_envelope("messageId")),
         KeyDefinition("masstransit_conversation", source=_envelope("conversationId")),
-        KeyDefinition("masstransit_correlation", source=_envelope("correlationId")),
+        # What is sent while a message is handled has its `correlationId` as initiator, or else its `requestId`.
+        KeyDefinition("masstransit_correlation", source=f"{_envelope('correlationId')} or {_envelope('requestId')}"),
         KeyDefinition("masstransit_initiator", source=_envelope("initiatorId"), names="masstransit_correlation"),
         KeyDefinition("masstransit_request", source=_envelope("requestId")),
     ),
@@ -68,8 +70,10 @@ PRESETS: Final[Mapping[str, tuple[KeyDefinition, ...]]] = {
     ),
     "traceparent": (_TRACE,),
     "spring": (
-        KeyDefinition("spring_id", source="property:message_id"),
-        KeyDefinition("spring_correlation", source="header:spring_correlation_id or property:correlation_id"),
+        # The header has the id of a publish with `CorrelationData`: PublisherCallbackChannel of Spring AMQP.
+        KeyDefinition("spring_id", source="property:message_id or header:spring_returned_message_correlation"),
+        # A listener's reply has the correlation of its request, or else the request's id: postProcessResponse.
+        KeyDefinition("spring_correlation", source="property:correlation_id or property:message_id"),
         _TRACE,
     ),
 }

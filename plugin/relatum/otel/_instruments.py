@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from relatum.errors import ConfigurationError
 from relatum.metrics import Kind, Metric, declared, told, when_reported
+from relatum.otel._guard import attempt
 from relatum.otel._options import Part, configure
 from relatum.processes import after_fork
 
@@ -49,7 +50,11 @@ class _Instruments:
         under the lock that a new instrument waits for.
         """
         if any(metric.name not in self._made for metric in declared()):
-            threading.Thread(target=self.make, name="relatum-instruments", daemon=True).start()
+            make = partial(attempt, "some metrics are left out", self.make)
+            attempt(
+                "some metrics are left out",
+                threading.Thread(target=make, name="relatum-instruments", daemon=True).start,
+            )
 
     def _make(self, metric: Metric) -> None:
         meter = self._meter

@@ -1,14 +1,18 @@
 """Links from what is processed to the spans of those who sent it: messages carry those in headers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import islice
 from typing import Any, Final, Protocol
 
+from relatum.otel._guard import attempt
 from relatum.otel._options import shows_ids
 from relatum.otel._spans import Link
 
 LINKS_MAX: Final = 128
 """Messages of one span that are looked at for a link: as many links as OpenTelemetry keeps of a span by default."""
+
+_HEADER_MAX: Final = 4_096
+"""Characters of a header that is read: W3C's `tracestate`, the longest that there is, should have 512 of them."""
 
 
 class Sent(Protocol):
@@ -35,25 +39,34 @@ def links_of(messages: Iterable[Sent], most: int = LINKS_MAX) -> list[Link]:
         messages: Some messages; the first `most` are looked at.
         most: How many. Default 128.
     """
+    return attempt("links are left out", _links_of, islice(messages, most)) or []
+
+
+def _links_of(messages: Iterable[Sent]) -> list[Link]:
+    from opentelemetry import propagate
+
+    fields = set(propagate.get_global_textmap().fields) - {"baggage"}
+    names = [name.encode() for name in fields]
+    # One by one: what one message says costs none of the others its link.
+    found = [attempt("a link is left out", _link_of, message, fields, names) for message in messages]
+    return [link for link in found if link is not None]
+
+
+def _link_of(message: Sent, fields: Set[str], names: Sequence[bytes]) -> Link | None:
+    raw = message.raw
+    if raw is not None and not any(name in raw for name in names):
+        return None  # Found out without decoding it, which takes ten times as long.
     from opentelemetry import propagate, trace
     from opentelemetry.context import Context
 
-    fields = propagate.get_global_textmap().fields - {"baggage"}
-    names = [name.encode() for name in fields]
-    links = []
-    for message in islice(messages, most):
-        raw = message.raw
-        if raw is not None and not any(name in raw for name in names):
-            continue  # Found out without decoding it, which takes ten times as long.
-        headers = message.headers
-        # What stands in headers is anybody's: a propagator is given texts alone.
-        carrier = {name: value for name in fields if type(value := headers.get(name)) is str}
-        if not carrier:
-            continue
-        found = trace.get_current_span(propagate.extract(carrier, Context())).get_span_context()
-        if found.is_valid:
-            links.append(trace.Link(found, _attributes(message)))
-    return links
+    headers = message.headers
+    # What stands in headers is anybody's: a propagator is given short texts alone.
+    said = {name: headers.get(name) for name in fields}
+    carrier = {name: value for name, value in said.items() if type(value) is str and len(value) <= _HEADER_MAX}
+    if not carrier:
+        return None
+    found = trace.get_current_span(propagate.extract(carrier, Context())).get_span_context()
+    return trace.Link(found, _attributes(message)) if found.is_valid else None
 
 
 def _attributes(message: Sent) -> dict[str, str | int]:

@@ -19,6 +19,8 @@ class Part(StrEnum):
     """Transactions of recorders."""
     COLLECTOR = "collector"
     """Bulks of collectors."""
+    SERIAL = "serial"
+    """Batches of serial consumers."""
     MOVES = "moves"
     """Moves of serialization contexts."""
 
@@ -46,7 +48,7 @@ def configure(*, without: Iterable[str] = (), values_of: Iterable[str] = (), ids
     """Say what spans there are in this process, and what they may tell; each call says all of it.
 
     Args:
-        without: Parts that have no spans, of "lookups", "recorder", "collector" and "moves". Default: none.
+        without: Parts that have no spans, of "lookups", "recorder", "collector", "serial" and "moves". Default: none.
         values_of: Keys of which look-ups tell the value that is sought, as `relatum.key.NAME`. Values that are masked
             are not told, whatever is said here. Default: none.
         ids: Whether links to messages tell `messaging.message.id` and `messaging.message.conversation_id`, of the

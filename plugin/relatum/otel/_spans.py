@@ -1,22 +1,27 @@
-"""Spans, where somebody has set a provider of them: opened, told more, carried to other threads."""
+"""Spans, where somebody has set a provider of them: opened, told more, carried to other threads.
+
+What makes spans is the application's: samplers, processors, exporters. What they raise is said in the log, and changes
+nothing of what the span is of.
+"""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 from relatum.errors import BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, ReadTimeout, RelatumError
+from relatum.otel._guard import attempt
 from relatum.otel._options import Part, has_spans
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link as Link
-    from opentelemetry.trace import Span as Span
     from opentelemetry.trace import Tracer
 else:
     # Names for annotations: it is not imported for those.
-    Link = Span = Tracer = Any
+    Link = Tracer = Any
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -31,8 +36,6 @@ _SUPPRESSED: Final = "suppress_instrumentation"
 
 _SERVERS: Final = (BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, ReadTimeout)
 """Errors whose words are of servers and addresses: those of others may hold what a message says."""
-
-_NOTHING: Final[AbstractContextManager[None]] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,10 @@ def tracer_of(part: Part) -> Tracer | None:
     trace: Any = sys.modules.get("opentelemetry.trace")
     if trace is None or not has_spans(part):
         return None
+    return attempt("spans are not made", _tracer_of, trace)
+
+
+def _tracer_of(trace: Any) -> Tracer | None:
     ask = getattr(trace, "get_tracer_provider", None)
     if ask is None:
         return None  # Another thread is importing it just now.
@@ -94,8 +101,60 @@ def is_on(part: Part) -> bool:
     return tracer_of(part) is not None
 
 
-def span(part: Part, describe: Callable[[], Description]) -> AbstractContextManager[Span | None]:
-    """A span around a block, the current one in it, where somebody wants spans. The block is given it, or None.
+class Span:
+    """A span that is open, or none.
+
+    Args:
+        part: What it is part of; None of nothing.
+        span: OpenTelemetry's; None where there is none.
+    """
+
+    __slots__ = ("_span", "part")
+
+    def __init__(self, part: Part | None, span: Any) -> None:
+        self.part = part
+        self._span = span
+
+    def tell(self, attributes: Callable[[], Attributes]) -> None:
+        """Tell more of it. They are asked for only where somebody records them."""
+        attempt("a span is not told all", self._tell, attributes)
+
+    def link(self, links: Callable[[], Iterable[Link]]) -> None:
+        """Link to more spans."""
+        attempt("a span is not told all", self._link, links)
+
+    def failed(self, error: BaseException | str) -> None:
+        """Say that what it is of has failed: by an error, or for what else, in a word."""
+        attempt("a span is not told all", self._failed, error)
+
+    def _tell(self, attributes: Callable[[], Attributes]) -> None:
+        if self._span is not None and self._span.is_recording():
+            self._span.set_attributes(attributes())
+
+    def _link(self, links: Callable[[], Iterable[Link]]) -> None:
+        if self._span is not None and self._span.is_recording():
+            for link in links():
+                self._span.add_link(link.context, link.attributes)
+
+    def _failed(self, error: BaseException | str) -> None:
+        if self._span is None:
+            return
+        from opentelemetry.trace import StatusCode
+
+        self._span.set_attribute("error.type", error if isinstance(error, str) else _name_of(type(error)))
+        self._span.set_status(StatusCode.ERROR, str(error) if isinstance(error, _SERVERS) else None)
+
+
+NO_SPAN: Final = Span(None, None)
+
+_NOTHING: Final[AbstractContextManager[Span]] = nullcontext(NO_SPAN)
+
+_current: ContextVar[Span] = ContextVar("relatum_span", default=NO_SPAN)
+"""Ours, and not the application's that may be around it, where ours could not be made."""
+
+
+def span(part: Part, describe: Callable[[], Description]) -> AbstractContextManager[Span]:
+    """A span around a block, the current one in it, where somebody wants spans. The block is given it.
 
     An `Exception` that leaves the block is the span's error: its class and, where a server was away, its words.
 
@@ -104,36 +163,43 @@ def span(part: Part, describe: Callable[[], Description]) -> AbstractContextMana
         describe: Says what it is; called only where there is to be one.
     """
     tracer = tracer_of(part)
-    return _NOTHING if tracer is None else _opened(tracer, describe())
+    return _NOTHING if tracer is None else _opened(part, tracer, describe)
 
 
 @contextmanager
-def _opened(tracer: Tracer, described: Description) -> Iterator[Span]:
+def _opened(part: Part, tracer: Tracer, describe: Callable[[], Description]) -> Iterator[Span]:
+    from opentelemetry import context
+    from opentelemetry.trace import set_span_in_context
+
+    begun = attempt("a span is not made", _begun, tracer, describe)
+    opened = Span(part, begun)
+    ours = _current.set(opened)
+    theirs = None if begun is None else context.attach(set_span_in_context(begun))
+    try:
+        yield opened
+    except Exception as error:
+        opened.failed(error)
+        raise
+    finally:
+        if begun is not None and theirs is not None:
+            context.detach(theirs)
+            attempt("a span is not ended", begun.end)
+        with suppress(ValueError):  # Closed in another context, as a generator that nobody reads on.
+            _current.reset(ours)
+
+
+def _begun(tracer: Tracer, describe: Callable[[], Description]) -> Any:
     from opentelemetry.trace import SpanKind
 
-    with tracer.start_as_current_span(
+    described = describe()
+    return tracer.start_span(
         described.name,
         kind=SpanKind.CONSUMER if described.kind == "consumer" else SpanKind.INTERNAL,
         attributes=described.attributes,
         links=described.links,
         record_exception=False,
         set_status_on_exception=False,
-    ) as opened:
-        try:
-            yield opened
-        except Exception as error:
-            failed(opened, error)
-            raise
-
-
-def failed(opened: Span | None, error: BaseException | str) -> None:
-    """Say that what a span is of has failed: by an error, or for what else, in a word."""
-    if opened is None:
-        return
-    from opentelemetry.trace import StatusCode
-
-    opened.set_attribute("error.type", error if isinstance(error, str) else _name_of(type(error)))
-    opened.set_status(StatusCode.ERROR, str(error) if isinstance(error, _SERVERS) else None)
+    )
 
 
 def _name_of(kind: type[BaseException]) -> str:
@@ -143,13 +209,10 @@ def _name_of(kind: type[BaseException]) -> str:
 
 
 def note(part: Part, attributes: Callable[[], Attributes]) -> None:
-    """Tell more of the span in whose block this is called, where there is one."""
-    if tracer_of(part) is not None:
-        from opentelemetry.trace import get_current_span
-
-        current = get_current_span()
-        if current.is_recording():
-            current.set_attributes(attributes())
+    """Tell more of the span of a part in whose block this is called, where there is one."""
+    current = _current.get()
+    if current.part is part:
+        current.tell(attributes)
 
 
 def carried(part: Part, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
 
 from sqlalchemy import URL, Engine
@@ -29,7 +30,7 @@ Keeper: TypeAlias = "EmbeddedRecorder | KeyWatcher"
 TOLD_MAX: Final = 5
 """Streams named in the last warning of a process."""
 
-_Key = tuple[BrokerAddress | None, int | None, object, tuple[tuple[str, ...], ...]]
+_Key = tuple[BrokerAddress | None, object, object, tuple[tuple[str, ...], ...]]
 _Kept = TypeVar("_Kept", "EmbeddedRecorder", "KeyWatcher")
 
 
@@ -39,15 +40,24 @@ class EmbeddedRecorders:
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _used: ClassVar[dict[_Key, tuple[Any, int]]] = {}
 
+    @staticmethod
+    def prepare() -> None:
+        """Import what recorders need, before a process forks: each child would take half a second for it again."""
+        import_module("relatum.recording")
+
     @classmethod
     def acquire(
         cls, address: BrokerAddress, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]
     ) -> "EmbeddedRecorder":
         """The recorder for these, started where there is none yet. It waits for no server."""
         login = address.login
-        # Contexts are not compared: each connection has its own. Where they hold the user, they are.
-        user = id(login.ssl_context) if login.mechanism == "EXTERNAL" else None
-        key = (address, user, database, _meaning(definitions))
+        # Neither contexts nor what says a password are compared: each connection has its own. Where they hold the user,
+        # they are.
+        user = id(login.ssl_context) if login.mechanism == "EXTERNAL" else address.password_function
+        key: _Key = (address, user, database, _meaning(definitions))
+        with cls._lock:
+            alike = (used for used in cls._used if used[1:] == key[1:])
+            key = next((used for used in alike if used[0] is not None and used[0].is_joined_by(address)), key)
         return cls._acquire(key, partial(_start, address, database, definitions))
 
     @classmethod
@@ -72,8 +82,8 @@ class EmbeddedRecorders:
             left |= kept.left()
         if left:
             logger.warning(
-                "the process ends with messages that are not recorded: %s; relatum.release(connection) records them "
-                "before it ends, and so does the next recorder of these streams",
+                "the process ends with messages that are not recorded: %s; relatum.release(…) of what was intercepted "
+                "records them before it ends, and so does the next recorder of these streams",
                 _told(left),
             )
 
@@ -105,7 +115,7 @@ atexit.register(EmbeddedRecorders.warn_at_exit)
 def _told(left: dict[str, int | None]) -> str:
     """Streams and how many messages, the first of them."""
     told = [
-        f"of {stream!r} perhaps some (it was not looked at yet)" if count is None else f"{count} of {stream!r}"
+        f"of {stream!r}, if it is a stream (it was not looked at yet)" if count is None else f"{count} of {stream!r}"
         for stream, count in left.items()
     ]
     more = len(told) - TOLD_MAX

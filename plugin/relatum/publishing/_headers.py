@@ -4,7 +4,7 @@ They are there for the others: a table nested 900 to 2,000 levels deep is taken 
 pika and aio-pika reader of the stream, and a header frame over the negotiated size closes the whole connection.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -38,6 +38,10 @@ _VALUE_BYTES: Final = 9
 """Bytes of the largest value that is neither text, bytes, table nor array: its type and 8 bytes."""
 
 
+_SMALL: Final = frozenset((int, bool, type(None)))
+"""Types whose values take `_VALUE_BYTES` at most."""
+
+
 class HeaderLimits:
     """The limits in force on one connection."""
 
@@ -57,20 +61,21 @@ class HeaderLimits:
         Raises:
             HeadersRefused: they are too many, too deep or too large (field `reason`); nothing was sent.
         """
-        # Flat headers, the usual case, are decided by an upper bound in one pass: four bytes a character at most.
-        characters = 0
+        # Flat headers, and arrays in them, are decided by an upper bound in one pass: four bytes a character at most.
+        characters, count = 0, len(headers)
         for name, value in headers.items():
             kind = type(value)
             if type(name) is not str:
                 break
+            characters += len(name)
             if kind is str or kind is bytes:
-                characters += len(name) + len(value)
-            elif kind is int or kind is bool or value is None:
-                characters += len(name)
-            else:
+                characters += len(value)
+            elif kind is list or kind is tuple or (kind is dict and not value):
+                count += len(value)
+                characters += _characters_in(value)
+            elif kind not in _SMALL:
                 break
         else:
-            count = len(headers)
             if count <= HEADERS_MAX and 4 * characters + count * (_VALUE_BYTES + 1) <= self._sure_bytes:
                 return
         self._check_exactly(headers, partial(read_property, properties))
@@ -87,6 +92,18 @@ class HeaderLimits:
                 "too_large",
                 f"the header frame would take {frame} bytes; the connection negotiated {self._frame_bytes_max}",
             )
+
+
+def _characters_in(array: Sequence[Any]) -> int:
+    """Characters of an array of texts and numbers; more than are allowed where it holds anything else."""
+    characters = 0
+    for value in array:
+        kind = type(value)
+        if kind is str:
+            characters += len(value)
+        elif kind not in _SMALL:
+            return HEADERS_BYTES_MAX
+    return characters
 
 
 def _measure(headers: Mapping[str, Any]) -> int:

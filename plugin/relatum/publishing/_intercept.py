@@ -33,52 +33,48 @@ def intercept(
     """The same connection or producer, publishing messages that Relatum can relate.
 
     Each message gets what it lacks: a `message_id`, a UUIDv7 that says the message's time. One that has an id, or is to
-    have a receipt, gets the header `relatum_time` instead (microseconds since 1970, UTC; not where the property
-    `timestamp` is given). Its keys' values are checked. Bodies are not touched, and the caller's properties and headers
-    are not changed. All channels publish so, those open already too.
+    have a receipt, gets the header `relatum_time` instead (microseconds since 1970, UTC), unless it has the property
+    `timestamp`. Its keys' values are checked. Bodies and the caller's properties and headers stay as they are. All
+    channels publish so, also open ones.
 
     After sending, an error is of the client's class and of ours at once: `PublishUnroutable`, `PublishNacked`, or
     `PublishOutcomeUnknown`, whose `settle(timeout_s)` finds out by reading the streams (to be awaited where the
     publish was). What is raised before sending is the client's own.
 
-    Calling it again with the same options changes nothing.
-
     Args:
         connection: A pika BlockingConnection, a pika callback connection (SelectConnection and its like), an aio-pika
             connection, robust or not; a Producer or SuperStreamProducer of rstream; a Connection or AsyncConnection of
-            rabbitmq-amqp-python-client; a kombu connection, one of its pools, or a Celery app; or the RabbitmqBroker
-            of dramatiq or the RabbitBroker of FastStream. With those of kombu, Celery, dramatiq and FastStream
-            nothing is opened now: what is said here of recorders and errors is so once a process publishes, and each
-            process that is forked off has its own.
-        database: URL or SQLAlchemy engine of the PostgreSQL database. None (default): messages are stamped and
-            checked, nothing is recorded here.
+            rabbitmq-amqp-python-client; a kombu connection, one of its pools, or a Celery app; dramatiq's
+            RabbitmqBroker, or FastStream's RabbitBroker. The last four open nothing yet: recorders start, and errors
+            are raised, once a process publishes; each forked process has its own.
+        database: PostgreSQL's URL, or an engine. None (default): messages are stamped and checked, not recorded here.
         keys: Names of headers, or definitions.
-        recorder: `"embedded"` (default): with a database, a thread of this process records the streams it publishes
-            to; of many such processes one records each stream. It outlives the connection, so that what was
-            published last is recorded too. `"external"`: `relatum record` does it.
+        recorder: `"embedded"` (default): with a database, a thread of this process records the streams it publishes to;
+            where several processes publish to a stream, one of them records it. `"external"`: `relatum record` does.
         on_invalid: `"raise"` (default): a value that cannot be recorded is an error before anything is sent.
             `"skip"`: the message is published as it is; the value is counted and not recorded.
-        streams: Streams for the embedded recorder to record even before anything is published to them; and where
-            receipts and `settle` look beside the streams that are bound to an exchange. Name those that exchanges lead
-            to by way of other exchanges: they cannot be found out.
-        broker_url: Where streams are read. None (default): where the connection leads, with its TLS and its login.
-        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
+        streams: Streams that the embedded recorder records even before anything is published to them; receipts and
+            `settle` look there, too, beside the streams that are bound to an exchange. Name those that are bound by way
+            of other exchanges: Relatum cannot find them.
+        broker_url: Where streams are read; several nodes' URLs are parted by `;`. None (default): where the connection
+            leads, with its TLS and its login; of kombu, Celery, dramatiq and AMQP 1.0 the other URLs they have, too.
+        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port: as many as URLs in
+            `broker_url`.
         confirm_timeout_s: aio-pika: seconds to wait for a confirm where `publish` is given no `timeout`; then the
             outcome is unknown. None (default): until the connection is found lost, about two heartbeats.
-        copy_to: kombu, Celery and dramatiq: a stream that gets a copy of each message to the default exchange, by which
-            tasks go to their queues. It is declared like a tap's, 5 GB and 7 days, where it is not there.
+        copy_to: kombu, Celery and dramatiq: a stream that gets a copy of each message to the default exchange, as tasks
+            are. It is declared like a tap's, 5 GB and 7 days, where it is not there.
 
     Returns:
-        The connection itself.
+        The connection itself. Called again with the same options, it changes nothing.
 
     Raises:
         ConfigurationError: not such a connection, or intercepted already with other options.
-        UsedAfterFork: a connection of pika or aio-pika intercepted before a fork: it belongs to the process that opened
-            it.
+        UsedAfterFork: a connection of pika or aio-pika that was intercepted in another process.
         InvalidKeyDefinition: one of `keys` cannot be a key, or there are too many in the database.
-        KeyDefinitionConflict: the database defines one of `keys` otherwise. Where that is not known yet, since the
-            database is away, or an event loop must not wait, later publishes raise it, before anything is sent. With
-            `on_invalid="skip"` only those that ask for a receipt do.
+        KeyDefinitionConflict: the database defines one of `keys` otherwise. Where that is not known yet (the database
+            is away, an event loop must not wait), later publishes raise it before anything is sent; with
+            `on_invalid="skip"`, only those with a receipt.
     """
     options = Options(
         database=database,

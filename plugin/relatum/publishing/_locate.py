@@ -75,6 +75,8 @@ class Sent:
     sent_at: datetime
     """By the clock of this machine, a moment before it was handed to the client; `monotonic_s` is the same moment."""
     monotonic_s: float
+    is_copy: bool = False
+    """Whether a queue gets the message as well: what the stream of copies lacks, the queue may have."""
 
     @classmethod
     def of(
@@ -185,7 +187,8 @@ class Locator:
         exchange, name = sent.exchange, sent.routing_key
         if exchange == "":
             # Not asked for: a broker that starts says of streams, too, that they are none.
-            return Whereabouts(frozenset() if name.startswith(BROKERS_OWN) else frozenset([name]), is_exact=True)
+            streams = frozenset() if name.startswith(BROKERS_OWN) else frozenset([name])
+            return Whereabouts(streams, is_exact=not sent.is_copy)
         bound = self._bound(exchange, timeout_s)
         if f"{exchange}-{name}" in bound and all(stream.startswith(f"{exchange}-") for stream in bound):
             return Whereabouts(frozenset([f"{exchange}-{name}"]), is_exact=True)
@@ -198,7 +201,7 @@ class Locator:
         now = time.monotonic()
         asked_at, bound = self._asked.get(exchange, (-math.inf, frozenset()))
         if now - asked_at >= ASK_S:
-            bound = frozenset(self._ask(lambda reader: reader.partitions(exchange), timeout_s))
+            bound = frozenset(self._ask(lambda reader: reader.bound(exchange), timeout_s))
             if len(self._asked) >= EXCHANGES_MAX:
                 self._asked.clear()
             # What is not bound yet may be in a moment: whoever publishes there again asks again.
@@ -228,8 +231,9 @@ class Locator:
         found: dict[str, int] = {}
         with suppress(Transient, NotFound, AccessRefused), self.reader() as reader:
             for stream in streams:
-                last = reader.bounds(stream).last
-                found[stream] = -1 if last is None else last
+                bounds = reader.bounds(stream)
+                if not bounds.is_silence:
+                    found[stream] = bounds.end - 1
         return found
 
     def lacking(self, ends: dict[str, int]) -> frozenset[str]:

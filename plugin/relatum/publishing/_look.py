@@ -1,13 +1,18 @@
 """Waiting for the places of one message: which there are, and when it is known that there are no more."""
 
 import logging
+import threading
+import time
+from collections.abc import Callable, Generator
 from contextlib import suppress
-from functools import lru_cache
-from typing import Final
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Final
 
 from relatum.errors import DatabaseUnavailable, NotRecordedInTime
 from relatum.ids import MessageId
 from relatum.publishing._locate import Locator, Sent, Whereabouts
+from relatum.steps import Request
 
 POLL_FIRST_S: Final = 0.002
 """Seconds before the table is asked again for the first time; a batch is recorded in about that time."""
@@ -25,24 +30,64 @@ NAMED_ONCE_MAX: Final = 100
 logger = logging.getLogger("relatum.interception")
 
 
-class Look:
-    """Looks for the places of one message, again and again, until it is known that there are no more."""
+@dataclass(frozen=True, slots=True)
+class Ask(Request[Any]):
+    """A question to the servers, in what is left of the time."""
 
-    def __init__(self, locator: Locator, sent: Sent, timeout_s: float) -> None:
+    question: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rest(Request[None]):
+    """So many seconds, or until a place is heard of."""
+
+    seconds: float
+
+
+class Look:
+    """Looks for the places of one message, again and again, until it is known that there are no more.
+
+    Attributes:
+        where: Where to look; None until that was asked.
+    """
+
+    def __init__(self, locator: Locator, sent: Sent, timeout_s: float, where: Whereabouts | None) -> None:
+        self.where = where
         self._locator = locator
         self._sent = sent
         self._timeout_s = timeout_s
-        self._where: Whereabouts | None = None
         self._ends: dict[str, int] | None = None
+        self._lock = threading.Lock()
+        self._heard: frozenset[MessageId] = frozenset()
 
-    def begin(self) -> Whereabouts:
-        """Find out where to look."""
-        self._where = self._locator.whereabouts(self._sent, self._timeout_s)
-        if self._where.is_exact and not self._where.streams and not self._sent.routing_key.startswith("amq."):
+    def hear(self, places: frozenset[MessageId]) -> frozenset[MessageId]:
+        """All places heard of so far, with these: from the recorder in this process, or from the table."""
+        with self._lock:
+            self._heard |= places
+            return self._heard
+
+    def places(self, deadline: float) -> Generator[Ask | Rest, Any, tuple[MessageId, ...]]:
+        """The places, when there are no more; or those that `_at_end` gives, or its error. Asks by `Ask` and `Rest`."""
+        yield from Ask(self._begin)
+        pause = POLL_FIRST_S
+        while True:
+            found, is_complete = yield from Ask(partial(self._look, self.hear(frozenset())))
+            self.hear(found)
+            if is_complete:
+                self._locator.told(self._sent)
+                return _in_order(found)
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return self._at_end(found)
+            yield from Rest(min(pause, remaining))
+            pause = min(2 * pause, POLL_LAST_S)
+
+    def _begin(self) -> None:
+        self.where = self._locator.whereabouts(self._sent, self._timeout_s)
+        if self.where.is_exact and not self.where.streams and not self._sent.routing_key.startswith("amq."):
             _warn_of_no_stream(self._sent.routing_key)
-        return self._where
 
-    def look(self, found: frozenset[MessageId]) -> tuple[frozenset[MessageId], bool]:
+    def _look(self, found: frozenset[MessageId]) -> tuple[frozenset[MessageId], bool]:
         """The places known now, the table's as well, and whether they are all of the message's.
 
         Where its streams are exactly known, each must have it. Otherwise, once one has it at all, each stream it may be
@@ -60,7 +105,7 @@ class Look:
 
     def _has_all(self, found: frozenset[MessageId]) -> bool:
         """Whether the places tell by themselves that they are all."""
-        where = self._where
+        where = self.where
         assert where is not None
         if where.is_exact:
             return where.streams <= {place.stream for place in found}
@@ -69,23 +114,23 @@ class Look:
     def _lacks_any(self, found: frozenset[MessageId]) -> bool:
         """Whether a stream that may have the message, too, is not recorded far enough to tell."""
         others = self._others(found)
-        if self._where is None or self._where.is_exact:
+        if self.where is None or self.where.is_exact:
             return True
         if self._ends is None:
             self._ends = self._locator.ends(others)
         return bool(self._locator.lacking({name: end for name, end in self._ends.items() if name in others}))
 
     def _others(self, found: frozenset[MessageId]) -> frozenset[str]:
-        where = self._where
+        where = self.where
         assert where is not None
         return where.streams - {place.stream for place in found}
 
-    def at_end(self, found: frozenset[MessageId], timeout_s: float) -> tuple[MessageId, ...]:
+    def _at_end(self, found: frozenset[MessageId]) -> tuple[MessageId, ...]:
         """What to give when time is over."""
-        where = self._where
+        where = self.where
         assert where is not None
         if found and not where.is_exact:
-            return in_order(found)
+            return _in_order(found)
         missing = self._others(found)
         note = ""
         if not where.is_known:
@@ -93,9 +138,9 @@ class Look:
         elif missing:
             note = f" ({'missing' if where.is_exact else 'looked for in'}: {', '.join(sorted(missing))})"
         raise NotRecordedInTime(
-            f"the message {self._sent.message_id} is confirmed, but was not recorded within {timeout_s} s{note}: wait "
-            "again, or see whether a recorder runs (`relatum status`)",
-            found=in_order(found),
+            f"the message {self._sent.message_id} is confirmed, but was not recorded within {self._timeout_s} s{note}: "
+            "wait again, or see whether a recorder runs (`relatum status`)",
+            found=_in_order(found),
             in_stream=True if where.is_exact or found else None,
         )
 
@@ -105,6 +150,6 @@ def _warn_of_no_stream(queue: str) -> None:
     logger.warning("a receipt was waited for, and %r is no stream: what is published there has no place", queue)
 
 
-def in_order(found: frozenset[MessageId]) -> tuple[MessageId, ...]:
+def _in_order(found: frozenset[MessageId]) -> tuple[MessageId, ...]:
     """One place for each stream, by the stream's name."""
     return tuple(sorted(found))

@@ -1,12 +1,13 @@
 """The interception of what forks and connects later: each process that publishes has one of its own."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from relatum.processes import after_fork, leave_to_parent
+from relatum.publishing._embedded import EmbeddedRecorders
 from relatum.publishing._interception import Interception, Options
 from relatum.publishing._publisher_statistics import PublisherCounts
 from relatum.publishing.clients._attributes import Replacement, put, put_back
@@ -23,17 +24,21 @@ class ProcessInterceptions:
         options: What `intercept` was asked for.
         active: False once released: everything then passes through untouched.
         lock: Held for a moment by who counts: an app's threads publish at the same time.
+        nodes: Where its connections may lead, where they do not say so themselves: parameters of pika's.
     """
 
     def __init__(self, options: Options, client: str) -> None:
         self.options = options
         self.active = True
         self.lock = threading.Lock()
+        self.nodes: Sequence[Any] = ()
         self._client = client
         self._starting = threading.Lock()
         self._present: Interception | None = None
         self._undone_by: WeakKeyDictionary[Any, list[Callable[[Any], None]]] = WeakKeyDictionary()
         after_fork(self, ProcessInterceptions._renew)
+        if options.database is not None:
+            EmbeddedRecorders.prepare()
 
     def _renew(self) -> None:
         """In a child: recorder, counts and locks are the parent's."""
@@ -58,7 +63,8 @@ class ProcessInterceptions:
         """
         with self._starting:
             if self._present is None:
-                address = address_of(self.options.broker_url or connection, self.options.stream_url)
+                source = self.options.broker_url or connection
+                address = address_of(source, self.options.stream_url, self.nodes)
                 stream = self.options.copy_to
                 if stream is not None:
                     ensure_stream(address, stream)

@@ -5,6 +5,7 @@ A caller that knows pika writes `except pika.exceptions.NackError`; one that kno
 once for each pair, and keeps the arguments, the attributes and the text of the client's exception.
 """
 
+from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar
 
 from relatum.errors import PublishError
@@ -71,5 +72,12 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _picklable(error: Exception) -> dict[str, Any]:
-    """The attributes without what is of this process: what settles the outcome, links and connections."""
-    return {name: value for name, value in _attributes(error).items() if name not in _OF_THE_PROCESS}
+    """The attributes without what is of this process: what settles the outcome, links, connections, channels."""
+    return {name: _apart(value) for name, value in _attributes(error).items() if name not in _OF_THE_PROCESS}
+
+
+def _apart(value: Any) -> Any:
+    """A message that came back, as aiormq has it, without its channel; anything else as it is."""
+    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "channel"):
+        return replace(value, channel=None)
+    return value

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from relatum.checks import checked_seconds
 from relatum.errors import (
@@ -16,26 +16,14 @@ from relatum.errors import (
 )
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, not_finished
-from relatum.publishing._locate import Locator, Sent, Whereabouts
-from relatum.publishing._look import POLL_FIRST_S, POLL_LAST_S, Look, in_order
+from relatum.publishing._locate import Locator, Sent
+from relatum.publishing._look import Ask, Look, Rest
 from relatum.publishing._settle import Unsettled
+from relatum.steps import async_run, run
 from relatum.waiting import LEAST_S, in_thread, within
 
 WAIT_S: Final = 10.0
 """Seconds a receipt waits by default."""
-
-
-class _Arrivals:
-    """The places heard of so far, from the recorder in this process or from the table."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: frozenset[MessageId] = frozenset()
-
-    def add(self, places: frozenset[MessageId]) -> frozenset[MessageId]:
-        with self._lock:
-            self._found |= places
-            return self._found
 
 
 class Receipt:
@@ -49,7 +37,7 @@ class Receipt:
         self.message_id = sent.message_id
         self._sent = sent
         self._locator = locator
-        self._where: Whereabouts | None = None
+        self._look: Look | None = None
         self._final_at: float | None = None
         self._error: PublishError | None = None
         self._decided = threading.Event()
@@ -75,7 +63,8 @@ class Receipt:
 
         It is known of the default exchange and of super streams. Of other exchanges it is not: see `wait`.
         """
-        return self._where.streams if self._where is not None and self._where.is_exact else None
+        where = None if self._look is None else self._look.where
+        return where.streams if where is not None and where.is_exact else None
 
     @property
     def error(self) -> PublishError | None:
@@ -121,32 +110,24 @@ class Receipt:
         checked_seconds("timeout_s", timeout_s)
         deadline = time.monotonic() + timeout_s
         self._await_answer(deadline, timeout_s)
-        arrivals = _Arrivals()
+        known = None if self._look is None else self._look.where
+        look = self._look = Look(self._locator, self._sent, timeout_s, known)
         arrived = threading.Event()
 
         def on_arrival(place: MessageId) -> None:
-            arrivals.add(frozenset([place]))
+            look.hear(frozenset([place]))
             arrived.set()
+
+        def perform(step: Ask | Rest) -> Any:
+            if isinstance(step, Rest):
+                arrived.wait(step.seconds)
+                return arrived.clear()
+            with within(max(LEAST_S, deadline - time.monotonic())):
+                return step.question()
 
         unsubscribe = self._locator.subscribe(self._sent, on_arrival)
         try:
-            look = Look(self._locator, self._sent, timeout_s)
-            with within(max(LEAST_S, deadline - time.monotonic())):
-                self._where = look.begin()
-            pause = POLL_FIRST_S
-            while True:
-                arrived.clear()
-                with within(max(LEAST_S, deadline - time.monotonic())):
-                    found, is_complete = look.look(arrivals.add(frozenset()))
-                arrivals.add(found)
-                if is_complete:
-                    self._locator.told(self._sent)
-                    return in_order(found)
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    return look.at_end(found, timeout_s)
-                arrived.wait(min(pause, remaining))
-                pause = min(2 * pause, POLL_LAST_S)
+            return run(look.places(deadline), perform)
         finally:
             unsubscribe()
 
@@ -237,7 +218,7 @@ class AsyncReceipt:
         self.message_id = sent.message_id
         self._sent = sent
         self._locator = locator
-        self._where: Whereabouts | None = None
+        self._look: Look | None = None
 
     def __repr__(self) -> str:
         return f"<AsyncReceipt {self.message_id} confirmed>"
@@ -248,7 +229,8 @@ class AsyncReceipt:
 
         It is known of the default exchange and of super streams. Of other exchanges it is not: see `wait`.
         """
-        return self._where.streams if self._where is not None and self._where.is_exact else None
+        where = None if self._look is None else self._look.where
+        return where.streams if where is not None and where.is_exact else None
 
     async def wait(self, timeout_s: float = WAIT_S) -> tuple[MessageId, ...]:
         """The message's places, once they are recorded; see `Receipt.wait`.
@@ -267,37 +249,28 @@ class AsyncReceipt:
         """
         checked_seconds("timeout_s", timeout_s)
         deadline = time.monotonic() + timeout_s
-        loop = asyncio.get_running_loop()
-        arrivals = _Arrivals()
-        arrived = asyncio.Event()
+        known = None if self._look is None else self._look.where
+        look = self._look = Look(self._locator, self._sent, timeout_s, known)
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
         def on_arrival(place: MessageId) -> None:
-            arrivals.add(frozenset([place]))
+            look.hear(frozenset([place]))
             # The loop may be closed by the time the recorder comes to it.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(arrived.set)
 
+        async def perform(step: Ask | Rest) -> Any:
+            if isinstance(step, Rest):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(step.seconds):
+                        await arrived.wait()
+                return arrived.clear()
+            with within(max(LEAST_S, deadline - time.monotonic())):
+                return await in_thread(None, step.question)
+
         unsubscribe = self._locator.subscribe(self._sent, on_arrival)
         try:
-            look = Look(self._locator, self._sent, timeout_s)
-            with within(max(LEAST_S, deadline - time.monotonic())):
-                self._where = await in_thread(None, look.begin)
-            pause = POLL_FIRST_S
-            while True:
-                arrived.clear()
-                with within(max(LEAST_S, deadline - time.monotonic())):
-                    found, is_complete = await in_thread(None, look.look, arrivals.add(frozenset()))
-                arrivals.add(found)
-                if is_complete:
-                    self._locator.told(self._sent)
-                    return in_order(found)
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    return look.at_end(found, timeout_s)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(min(pause, remaining)):
-                        await arrived.wait()
-                pause = min(2 * pause, POLL_LAST_S)
+            return await async_run(look.places(deadline), perform)
         finally:
             unsubscribe()
 

@@ -83,8 +83,9 @@ class Unsettled:
         Raises:
             PublishRejected: it is in no stream and cannot arrive any more: safe to publish again.
             PublishOutcomeUnknown: not found in time, and it may still arrive; or it was not found, and that proves
-                nothing: over AMQP 0.9.1, where retention has dropped what was written then, or where other streams may
-                have it: an exchange that is no super stream may lead to more than those bound to it.
+                nothing: over AMQP 0.9.1, where retention has dropped what was written then, or where others may have
+                it: an exchange that is no super stream may lead to more than those bound to it, and a queue may have
+                what its copy's stream lacks.
             BrokerUnavailable: the broker did not answer until the end; nothing is known, settle it again.
             StreamNotFound: until the end there was no such stream.
             ConfigurationError: the streams cannot be known, name them; or it is no stream.
@@ -196,7 +197,8 @@ class _Looks:
             raise BrokerUnavailable(
                 f"the message {name} could not be looked for within {self._timeout_s:.1f} s, settle it again: {failure}"
             ) from failure
-        why = next((search.doubt for search in searches.values() if search.doubt), "it may still arrive")
+        arrives = "it may still arrive" if self._is_exact else "it may still arrive, or lie where it is not looked for"
+        why = next((search.doubt for search in searches.values() if search.doubt), arrives)
         if isinstance(failure, ConnectionsInUse):
             why = f"others were looked for by all {failure.limit} connections, settle it again"
         raise PublishOutcomeUnknown(
@@ -250,8 +252,8 @@ class _Search:
 
     def _doubt(self, reader: StreamReader, bounds: StreamBounds) -> str:
         """Why the message may be in the stream though it was not met; empty where it cannot."""
-        if not bounds.is_proven:
-            return "the stream's leader was not asked, so it may be there"
+        if not bounds.is_sure:
+            return "the stream's leader was not asked, or shows nothing now, so it may be there"
         if bounds.last is None:
             return ""
         if not isinstance(self._next, int) or self._next <= bounds.last:

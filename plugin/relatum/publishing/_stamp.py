@@ -25,6 +25,7 @@ from relatum.keys import (
 from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.membership import GROUP_KEY, checked_membership
 from relatum.publishing._headers import HeaderLimits
+from relatum.publishing._sure_bodies import has_short_texts, marks_of
 from relatum.uuid7 import uuid7
 
 logger = logging.getLogger("relatum.interception")
@@ -78,7 +79,7 @@ class Stamper:
             `GROUP_KEY` among them, the headers of groups are checked, too.
         on_invalid: `"raise"`: a bad value is `InvalidRelationshipKey` before anything is sent, bad headers of a group
             are `InvalidGroup`. `"skip"`: the message is published with the caller's headers as they are, and
-            `skipped` counts the value.
+            `skipped` counts the value; so it does a body that is too large to be looked into, with either.
         frame_bytes_max: The frame size the connection negotiated; 0 means no limit but our own.
         skipped: The counter to use, where several stampers share one.
         agreement: What is known of the database's definitions of the keys; None: nothing ever will be.
@@ -108,7 +109,7 @@ class Stamper:
         self._raises = on_invalid == "raise"
         self._agreement = KeyAgreement() if agreement is None else agreement
         self._text_keys: list[tuple[str, KeyDefinition]] = []
-        self._other_keys: list[KeyDefinition] = []
+        self._other_keys: list[tuple[KeyDefinition, bool]] = []
         self._lifted: list[tuple[BodyFunction, KeyDefinition]] = []
         self._checks_groups = False
         for definition in definitions:
@@ -120,9 +121,13 @@ class Stamper:
             else:
                 header = _plain_text_header(definition)
                 if header is None:
-                    self._other_keys.append(definition)
+                    has_header = any(place.kind == "header" for place in definition.places)
+                    self._other_keys.append((definition, has_header))
                 else:
                     self._text_keys.append((header, definition))
+        marks = {definition.name: marks_of(definition) for definition, _ in self._other_keys}
+        self._marks = tuple(dict.fromkeys(mark for found in marks.values() for mark in found))
+        self._unsure_keys = [each for each in self._other_keys if not marks[each[0].name]]
         self.skipped: Counter[tuple[str, str]] = Counter() if skipped is None else skipped
         """Values published but not to be recorded, by (key, reason); only with `on_invalid="skip"`."""
 
@@ -152,7 +157,8 @@ class Stamper:
         out = dict(headers) if headers else {}
         added = self._lift(out, body) if self._lifted else ()
         if out:
-            if not self._is_short_text(out):
+            # A group's number is no text: an error raised to find that out would cost as much as the check.
+            if GROUP_SEQUENCE_HEADER in out or not self._is_short_text(out):
                 self._limits.check(out, self._read_property, properties)
                 self._check_texts(out)
             if self._checks_groups and not _GROUP_HEADERS.isdisjoint(out):
@@ -220,9 +226,26 @@ class Stamper:
 
     def _check_others(self, out: dict[str, Any], properties: Any, body: Any) -> None:
         """Check the keys of properties, bodies and tables; a body is decoded where one is looked for in it, once."""
+        keys = self._other_keys
+        if self._marks and self._has_sure_texts(properties, body):
+            keys = self._unsure_keys
+            if not keys:
+                return
         base_of = bases(out, partial(self._read_property, properties), partial(_content_of, body))
-        for definition in self._other_keys:
-            self._check(definition, out, base_of)
+        for definition, has_header in keys:
+            if has_header:
+                self._check(definition, out, base_of)
+                continue
+            # Properties and bodies come into the stream as they are.
+            for reason in definition.read(base_of)[1]:
+                self._invalid(definition.name, reason, None)
+
+    def _has_sure_texts(self, properties: Any, body: Any) -> bool:
+        """Whether no key of the body alone can be refused: the body was not said to be JSON, or anything else."""
+        read = self._read_property
+        if read(properties, "content_type") or read(properties, "content_encoding") or type(body) is not bytes:
+            return False
+        return has_short_texts(body, self._marks)
 
     def _check(self, definition: KeyDefinition, out: dict[str, Any], base_of: Callable[[Place], Any]) -> None:
         """Refuse a value that cannot be recorded, or that another one would be recorded for."""
@@ -273,7 +296,8 @@ class Stamper:
 
     def _invalid(self, key: str, reason: str, cause: Exception | None) -> None:
         reason = str(reason)
-        if self._raises:
+        # A body is only looked into: that it is large is no mistake of who publishes it.
+        if self._raises and reason != SkipReason.BODY_TOO_LARGE:
             hint = _HINTS.get(reason, "")
             raise InvalidRelationshipKey(
                 f"key {key!r} has a value that cannot be recorded: {reason}{hint}; nothing was sent",

@@ -1,15 +1,22 @@
 """Reading streams: one message at an offset, many, all from a point on; over the stream protocol or AMQP 0.9.1."""
 
 from relatum.reading._address import BrokerAddress
-from relatum.reading._agreement import Agreement, agreement, agreement_of, agreements, async_agreements, position_of
+from relatum.reading._agreement import (
+    Agreement,
+    agreement,
+    agreement_of,
+    agreements,
+    async_agreements,
+    ends_of_known,
+    position_of,
+)
 from relatum.reading._amqp_operations import QUIET_S, offset_of, refused
 from relatum.reading._asking import bounds_or_error, is_of_all
 from relatum.reading._async_reader import AsyncStreamReader
 from relatum.reading._attach import other_nodes
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._channels import RECEIVE_BYTES
-from relatum.reading._choice import Choice
-from relatum.reading._cluster import cluster_meant
+from relatum.reading._failing_over import answered, in_turn
 from relatum.reading._kept import KeptChunks
 from relatum.reading._leading import OUT_OF_REACH_S
 from relatum.reading._login import AuthMechanism, BrokerLogin
@@ -18,13 +25,15 @@ from relatum.reading._message import Message, type_and_id_of
 from relatum.reading._message_parts import header_value, is_header, parts_of_delivery, property_text, reply_to_text
 from relatum.reading._message_time import message_time
 from relatum.reading._message_values import Properties, TimeSource
-from relatum.reading._opening import HEARTBEAT_S, SILENCE_HEARTBEATS, login_for
+from relatum.reading._opening import HEARTBEAT_S, SILENCE_HEARTBEATS
 from relatum.reading._operations import ATTACHES_MAX, CLOSES_SINCE, PLACES_AT_ONCE
+from relatum.reading._password import HeldPassword
 from relatum.reading._pika_links import GOODBYE_S
 from relatum.reading._pika_opening import blocking_connection, connection_error, pika_parameters
 from relatum.reading._reader import StreamReader
 from relatum.reading._socket import SocketConnection
 from relatum.reading._stream_errors import moved, refusal
+from relatum.reading._stream_nodes import StreamNodes
 from relatum.reading._traffic import counting
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._window import Result
@@ -47,7 +56,7 @@ __all__ = [
     "Broker",
     "BrokerAddress",
     "BrokerLogin",
-    "Choice",
+    "HeldPassword",
     "KeptChunks",
     "Message",
     "Position",
@@ -57,6 +66,7 @@ __all__ = [
     "Result",
     "SocketConnection",
     "StreamBounds",
+    "StreamNodes",
     "StreamPlaces",
     "StreamReader",
     "TimeSource",
@@ -65,17 +75,18 @@ __all__ = [
     "agreement",
     "agreement_of",
     "agreements",
+    "answered",
     "async_agreements",
     "blocking_connection",
     "bounds_or_error",
     "check_limit",
-    "cluster_meant",
     "connection_error",
     "counting",
+    "ends_of_known",
     "header_value",
+    "in_turn",
     "is_header",
     "is_of_all",
-    "login_for",
     "login_of_query",
     "message_time",
     "moved",

@@ -1,7 +1,9 @@
-"""Where a broker is, by which protocols, and who asks: taken from one URL or two."""
+"""Where a broker is, by which protocols, and who asks: taken from one URL or two; or several, for as many nodes."""
 
+import re
 import ssl
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -9,6 +11,7 @@ from relatum.checks import checked_count, checked_text, shown
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading._login import AuthMechanism, BrokerLogin
 from relatum.reading._login_query import login_of_query
+from relatum.reading._password import Asked, HeldPassword, can_be_sent
 from relatum.wire import checked_host
 
 AMQP_TO_STREAM_PORT: Final = 120
@@ -21,6 +24,11 @@ _PORTS: Final = {"amqp": 5672, "amqps": 5671, "rabbitmq-stream": 5552, "rabbitmq
 _TLS: Final = frozenset({"amqps", "rabbitmq-stream+tls"})
 _STREAM: Final = frozenset({"rabbitmq-stream", "rabbitmq-stream+tls"})
 
+_NEXT_URL: Final = re.compile(r"[;,]\s*(?=(?:amqps?|rabbitmq-stream(?:\+tls)?)://|$)", re.IGNORECASE)
+"""What is between several URLs; user names and passwords may hold both characters."""
+
+_BETWEEN: Final = re.compile("[;,]")
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
@@ -29,7 +37,7 @@ class BrokerAddress:
     Attributes:
         host: Host name or address of the AMQP 0.9.1 port, and of the stream port unless `stream_host` is given.
         user: User name.
-        password: Password.
+        password: Password; where `password_now` is given, it counts until that says another one.
         vhost: Virtual host.
         amqp_port: Port of AMQP 0.9.1; None where only a stream URL was given.
         amqp_tls: True for amqps.
@@ -39,9 +47,15 @@ class BrokerAddress:
         stream_port_guessed: True where the stream port was derived from the AMQP port. It is then used only when the
             same broker answers there.
         login: What TLS trusts and shows, and whether a password or a client certificate logs in.
+        others: Addresses of other nodes of the same cluster, with the same virtual host: the next one is used where one
+            does not answer ([ADR 42](../adr/0042-several-addresses.md)).
+        password_now: Says the password of now, where it changes: a function that is asked at each login, in a thread of
+            its own, for 5 s at most. What it raises, and text that it does not give in time, is `BrokerUnavailable`,
+            and asked for again; nothing that it raises or gives is shown. The function goes with the address to other
+            processes; a connection's own password, as `intercept` looks at it, as it is then.
 
     Raises:
-        ConfigurationError: `login` asks for TLS, and neither port has it.
+        ConfigurationError: `login` asks for TLS, and neither port has it; `others` are in another virtual host.
         InvalidInput: a name is no text, or a port no number.
     """
 
@@ -56,13 +70,19 @@ class BrokerAddress:
     stream_tls: bool = False
     stream_port_guessed: bool = False
     login: BrokerLogin = field(default_factory=BrokerLogin)
+    others: "tuple[BrokerAddress, ...]" = ()
+    password_now: Callable[[], str | None] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checked_text("host", self.host, least=1, what="a name")
         for name in ("user", "vhost", "stream_host"):
             checked_text(name, getattr(self, name))
-        if not _can_be_sent(self.password):
+        if not can_be_sent(self.password):
             raise InvalidInput("password= takes text without NUL characters and halves of surrogate pairs")
+        if not isinstance(self.password_now, Asked | HeldPassword | None):
+            if not callable(self.password_now):
+                raise InvalidInput(f"password_now= takes a function, not {type(self.password_now).__name__}")
+            object.__setattr__(self, "password_now", Asked(self.password_now))
         for name in ("amqp_port", "stream_port"):
             if getattr(self, name) is not None:
                 checked_count(name, getattr(self, name), least=0, most=PORT_MAX, otherwise=", or None")
@@ -73,6 +93,8 @@ class BrokerAddress:
                 "options of TLS need a URL with TLS: amqps:// or rabbitmq-stream+tls://, not "
                 f"{'amqp' if self.amqp_port else 'rabbitmq-stream'}://"
             )
+        if any(other.vhost != self.vhost for other in self.others):
+            raise ConfigurationError("several URLs of one broker name the same virtual host")
 
     @classmethod
     def of(
@@ -102,12 +124,85 @@ class BrokerAddress:
         else:
             raise InvalidInput(f"broker= takes a URL or a BrokerAddress, not {shown(broker)}")
         asked: dict[str, Any] = {"ssl_context": ssl_context, "mechanism": auth_mechanism}
-        asked = {name: value for name, value in asked.items() if value is not None}
-        if asked:
-            address = replace(address, login=replace(address.login, **asked))
-        if address.amqp_tls or address.stream_tls:
-            address.login.tls_context()
+        address = address.logging_in(**{name: value for name, value in asked.items() if value is not None})
+        for each in address.each:
+            if each.amqp_tls or each.stream_tls:
+                each.login.tls_context()
         return address
+
+    @property
+    def each(self) -> "tuple[BrokerAddress, ...]":
+        """The addresses, each by itself, in the order in which they were given."""
+        return (replace(self, others=()), *self.others) if self.others else (self,)
+
+    def beside(self, others: "Iterable[BrokerAddress]") -> "BrokerAddress":
+        """The same with addresses of other nodes, each once."""
+        first = replace(self, others=())
+        each = dict.fromkeys(other for given in others for other in given.each)
+        return replace(first, others=tuple(other for other in each if other != first))
+
+    def logging_in(self, **options: Any) -> "BrokerAddress":
+        """The same, and each of the others, with some options of its login otherwise.
+
+        Raises:
+            ConfigurationError: they cannot be together, or the URL has no TLS.
+        """
+        return self._logging_in(lambda login: replace(login, **options)) if options else self
+
+    def with_login(self, login: BrokerLogin) -> "BrokerAddress":
+        """The same, and each of the others, with that login. Errors as of `logging_in`."""
+        return self._logging_in(lambda _: login)
+
+    def _logging_in(self, change: Callable[[BrokerLogin], BrokerLogin]) -> "BrokerAddress":
+        first, *others = (replace(one, login=change(one.login)) for one in self.each)
+        return replace(first, others=tuple(others))
+
+    def with_password(self, now: Callable[[], str | None]) -> "BrokerAddress":
+        """The same, and each of the others with the same user and password, whose password is what `now` says."""
+        mine = (self.user, self.password)
+        first, *others = (
+            replace(one, password_now=now) if (one.user, one.password) == mine else one for one in self.each
+        )
+        return replace(first, others=tuple(others))
+
+    def secret(self) -> str:
+        """The password to log in by now. It may block: where somebody's function says it, for 5 s at most.
+
+        Raises:
+            BrokerUnavailable: the function raised, or did not answer.
+            ConfigurationError: it gave no password.
+        """
+        now = None if self.password_now is None or self.login.mechanism != "PLAIN" else self.password_now()
+        return self.password if now is None else now
+
+    @property
+    def password_function(self) -> Asked | None:
+        """Somebody's function that says the password; None where there is none."""
+        return self.password_now if isinstance(self.password_now, Asked) else None
+
+    def is_joined_by(self, other: "BrokerAddress") -> bool:
+        """Whether another connection's address is this one, and this one's password from now on what that one says.
+
+        It is where they differ in nothing, or in the password alone: where both say the same now, or this one's
+        connections are gone. Two connections that are there may be two users: tokens come with any user's name.
+        """
+        mine, theirs = self.password_now, other.password_now
+        if self == other:
+            password = None
+        elif self._without_password == other._without_password and isinstance(mine, HeldPassword):
+            password = other.secret()
+            if not mine.is_left and self.secret() != password:
+                return False
+        else:
+            return False
+        if isinstance(mine, HeldPassword) and isinstance(theirs, HeldPassword):
+            mine.join(theirs, password)
+        return True
+
+    @property
+    def _without_password(self) -> "BrokerAddress":
+        first, *others = (replace(one, password="") for one in self.each)
+        return replace(first, others=tuple(others))
 
     @property
     def who(self) -> str:
@@ -116,21 +211,31 @@ class BrokerAddress:
 
     @classmethod
     def parse(cls, url: str, stream_url: str | None = None) -> Self:
-        """The address in a URL.
+        """The address in a URL, or the addresses in several: of nodes of one cluster.
 
         Args:
             url: `amqp://`, `amqps://`, `rabbitmq-stream://` or `rabbitmq-stream+tls://`, with user, password, host,
                 port and virtual host as usual. Query parameters are those of RabbitMQ's URIs that are about logging in
                 (`cacertfile`, `certfile`, `keyfile`, `password`, `verify`, `server_name_indication`,
                 `auth_mechanism`), aiormq's (`cafile`, `capath`, `cadata`, `no_verify_ssl`, `auth`) and pika's
-                (`ssl_options`); their other ones are ignored.
+                (`ssl_options`); their other ones are ignored. Several are parted by `;` or `,`, each one whole.
             stream_url: Where the stream protocol is, when `url` is an AMQP URL and its stream port is not the usual
-                distance away.
+                distance away. As many as URLs, in their order.
 
         Raises:
             ConfigurationError: A URL cannot be read, has a parameter that nobody knows, or options of TLS without TLS;
-                the message does not show it.
+                the message does not show it. Several are not in one virtual host, or not as many as stream URLs.
         """
+        urls, stream_urls = _parted(url), [None] if stream_url is None else _parted(stream_url)
+        if stream_url is None:
+            stream_urls *= len(urls)
+        if len(urls) != len(stream_urls):
+            raise ConfigurationError("Give as many stream URLs as URLs of the broker, in the same order.")
+        first, *others = (cls._of_two(*pair) for pair in zip(urls, stream_urls, strict=True))
+        return replace(first, others=tuple(others)) if others else first
+
+    @classmethod
+    def _of_two(cls, url: str, stream_url: str | None) -> Self:
         address = cls._of(url)
         if stream_url is None:
             return address
@@ -175,16 +280,27 @@ class BrokerAddress:
             stream_port_guessed=True,
         )
 
+    @property
+    def where(self) -> str:
+        """Host and port, as errors name them."""
+        return f"{self.host}:{self.amqp_port or self.stream_port}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        sent = self
+        if isinstance(self.password_now, HeldPassword):
+            sent = replace(self, password=self.secret(), password_now=None)
+        return BrokerAddress, tuple(getattr(sent, each.name) for each in fields(sent))
+
     def __str__(self) -> str:
         port, tls = (self.amqp_port, self.amqp_tls) if self.amqp_port else (self.stream_port, self.stream_tls)
         scheme = ("amqps" if tls else "amqp") if self.amqp_port else f"rabbitmq-stream{'+tls' if tls else ''}"
         user = f"{self.user}@" if self.login.mechanism == "PLAIN" else ""
-        return f"{scheme}://{user}{self.host}:{port}{'' if self.vhost == '/' else '/' + self.vhost}"
+        others = f" (or {', '.join(other.where for other in self.others)})" if self.others else ""
+        return f"{scheme}://{user}{self.host}:{port}{'' if self.vhost == '/' else '/' + self.vhost}{others}"
 
 
-def _can_be_sent(password: Any) -> bool:
-    """Asked without an error that would show it."""
-    return isinstance(password, str) and "\0" not in password and password == password.encode(errors="ignore").decode()
+def _parted(urls: str) -> list[Any]:
+    return [url.strip() for url in _NEXT_URL.split(urls) if url.strip()] or [urls] if isinstance(urls, str) else [urls]
 
 
 def _split(url: str) -> tuple[SplitResult, int]:
@@ -208,6 +324,8 @@ def _split(url: str) -> tuple[SplitResult, int]:
         raise ConfigurationError(
             "The port in the broker's URL is no number from 1 to 65535 (an IPv6 address is written as [::1]:5672)."
         ) from None
+    if _BETWEEN.search(parts.hostname or ""):
+        raise ConfigurationError("Of several URLs of a broker, each one is whole: amqp://…;amqp://…")
     checked_host(parts.hostname or "localhost", "The broker's URL")
     return parts, port if port is not None else _PORTS[parts.scheme]
 

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamUnavailable, UndecodableMessage
+from relatum.reading._batches import StreamBounds
 from relatum.reading._message import Message
 from relatum.reading._message_parts import property_text
 from relatum.reading._window import Result
@@ -54,6 +55,23 @@ def agreement(reader: "StreamReader", stream: str, position: Position) -> Agreem
     except (OffsetNotFound, StreamUnavailable) as error:
         found = error
     return agreement_of(position, found)
+
+
+def ends_of_known(reader: "StreamReader", stream: str) -> StreamBounds:
+    """The ends of a stream of which something was read once, for who is about to forget that.
+
+    Raises:
+        StreamUnavailable: Its leader shows nothing now, which proves nothing. Wait, and ask again.
+        RelatumError: As of `StreamReader.bounds`.
+    """
+    bounds = reader.bounds(stream)
+    if bounds.is_silence:
+        raise StreamUnavailable(
+            f"the leader of {stream!r} shows no message now: it waits for its replicas, or the stream was declared "
+            "again; the next message tells",
+            stream=stream,
+        )
+    return bounds
 
 
 def agreements(

@@ -17,6 +17,7 @@ from relatum.errors import ConfigurationError, ConnectionLost, ReadTimeout, Rela
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_operations import Answer, Command, Consume, Count, Delivery, Next, offset_of, refused
 from relatum.reading._connections import AsyncConnections
+from relatum.reading._failing_over import Attempts
 from relatum.reading._pika_opening import no_amqp
 from relatum.reading._refusal import is_refusal, login_refused
 from relatum.reading._stream_errors import moved
@@ -214,20 +215,27 @@ class AioPikaLinks:
                 self._connections.note_opened()
             return self._connection
 
-    async def _connect(self, timeout_s: float) -> Any:
-        address = self._address
-        where = f"{address.host}:{address.amqp_port}"
+    async def _connect(self, within_s: float) -> Any:
+        attempts = Attempts(self._address, within_s)
+        while True:
+            with attempts as (address, share_s):
+                return await self._connect_to(address, share_s)
+
+    async def _connect_to(self, address: BrokerAddress, timeout_s: float) -> Any:
+        where = address.where
         options: dict[str, Any] = {}
         if address.amqp_tls:
             # In a thread: it reads files. An empty name: none is sent, and none compared.
             options["context"] = await asyncio.to_thread(address.login.tls_context)
             options["server_hostname"] = address.login.server_name_for(address.host) or ""
+        # In a thread: somebody's function may be asked.
+        password = await asyncio.to_thread(address.secret)
         try:
             url = aio_pika.connection.make_url(
                 host=address.host,
                 port=address.amqp_port or 5672,
                 login=address.user,
-                password=address.password,
+                password=password,
                 virtualhost=address.vhost,
                 ssl=address.amqp_tls,
                 heartbeat=self._heartbeat_s,

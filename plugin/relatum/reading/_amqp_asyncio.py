@@ -3,7 +3,7 @@
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
 from relatum.errors import ConfigurationError, ConnectionLost, UsedAfterClose
@@ -117,7 +117,9 @@ class AsyncAmqp:
     async def bounds(self, stream: str) -> StreamBounds:
         return await self._ask(lambda: self._operations.bounds(stream))
 
-    async def all_bounds(self, streams: Sequence[str], kept: KeptChunks) -> dict[str, StreamBounds]:
+    async def all_bounds(
+        self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]
+    ) -> dict[str, StreamBounds]:
         """AMQP 0.9.1 asks for one after the other: none is had at once."""
         return {}
 

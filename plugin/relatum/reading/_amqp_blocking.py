@@ -3,7 +3,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
 from relatum.errors import ConfigurationError, ConnectionLost, UsedAfterClose
@@ -107,7 +107,7 @@ class Amqp:
     def bounds(self, stream: str) -> StreamBounds:
         return self._ask(lambda: self._operations.bounds(stream))
 
-    def all_bounds(self, streams: Sequence[str], kept: KeptChunks) -> dict[str, StreamBounds]:
+    def all_bounds(self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]) -> dict[str, StreamBounds]:
         """AMQP 0.9.1 asks for one after the other: none is had at once."""
         return {}
 

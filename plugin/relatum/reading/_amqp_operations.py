@@ -172,9 +172,11 @@ class AmqpOperations:
         if not deliveries:
             return StreamBounds(None, None)
         first = deliveries[0].offset
-        last = yield from self._last(stream)
-        if last is None:
-            raise StreamUnavailable(f"The stream {stream!r} does not show its end yet.", stream=stream)
+        # There is a last one, then: a broker that does not show it is busy, and is asked for as long as others are.
+        limit = time.monotonic() + self._timeout_s
+        while (last := (yield from self._last(stream))) is None:
+            if time.monotonic() >= limit:
+                raise StreamUnavailable(f"The stream {stream!r} does not show its end yet.", stream=stream)
         return StreamBounds(first, last)
 
     def _look(self, stream: str, argument: str, prefetch: int) -> _Steps[list[Delivery]]:

@@ -4,7 +4,7 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from relatum import metrics
@@ -22,7 +22,6 @@ from relatum.processes import of_one_process
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose
-from relatum.reading._cluster import cluster_meant, forget_cluster
 from relatum.reading._kept import KeptChunks
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
@@ -35,7 +34,6 @@ from relatum.reading._stream_errors import check_offset
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.waiting import current, has_passed, left_s
-from relatum.wire import AnotherCluster
 
 _Taken = TypeVar("_Taken")
 
@@ -45,7 +43,9 @@ class AsyncTransport(Protocol):
 
     async def read(self, stream: str, offset: int) -> Message: ...
     async def bounds(self, stream: str) -> StreamBounds: ...
-    async def all_bounds(self, streams: Sequence[str], kept: KeptChunks) -> dict[str, StreamBounds]: ...
+    async def all_bounds(
+        self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]
+    ) -> dict[str, StreamBounds]: ...
     async def missing(self, streams: Sequence[str]) -> list[str]: ...
     async def partitions(self, super_stream: str) -> list[str]: ...
     async def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
@@ -259,7 +259,9 @@ class AsyncStreamReader(AsyncClosing):
         """The first and the last offset of a stream; both None while it is empty."""
         return await self._transport.bounds(checked_name("stream", stream))
 
-    async def all_bounds(self, streams: Sequence[str], kept: KeptChunks | None = None) -> dict[str, StreamBounds]:
+    async def all_bounds(
+        self, streams: Sequence[str], kept: KeptChunks | None = None, lasts: Collection[str] = ()
+    ) -> dict[str, StreamBounds]:
         """As `bounds`, of those of many streams whose leaders say so at once, asked for together.
 
         What is not in the answer is asked for by itself: it is empty, or starting, or led elsewhere, or not there, or
@@ -268,8 +270,9 @@ class AsyncStreamReader(AsyncClosing):
         Args:
             streams: Their names.
             kept: What came of their first and last chunks joins these.
+            lasts: Those of which the last offset alone is asked for, which takes half as long; the first of these is 0.
         """
-        return await self._transport.all_bounds(checked_names("streams", streams), kept or KeptChunks())
+        return await self._transport.all_bounds(checked_names("streams", streams), kept or KeptChunks(), lasts)
 
     async def missing(self, streams: Sequence[str]) -> list[str]:
         """Those of many streams that the broker surely has not, all asked for together.
@@ -282,11 +285,17 @@ class AsyncStreamReader(AsyncClosing):
         return await self._transport.missing(checked_names("streams", streams))
 
     async def partitions(self, super_stream: str) -> list[str]:
-        """The streams of a super stream in their order; empty where there is no super stream of that name.
+        """The streams that a name stands for as a super stream, in their order; empty where it is no super stream's.
 
-        Of any other exchange: the streams that are bound to it directly.
+        Empty too where there is a stream of that very name: it is meant, whatever is bound to an exchange of the name.
+        Of an exchange that is no super stream: as `bound`.
         """
-        return await self._transport.partitions(checked_name("super_stream", super_stream))
+        found = await self.bound(checked_name("super_stream", super_stream))
+        return [] if found and await self.routes("", super_stream) else found
+
+    async def bound(self, exchange: str) -> list[str]:
+        """The streams that are bound to an exchange: a super stream's in their order; empty where it is not there."""
+        return await self._transport.partitions(checked_name("exchange", exchange))
 
     async def routes(self, exchange: str, routing_key: str) -> list[str] | None:
         """The streams an exchange routes a key to; None where that cannot be asked.
@@ -364,19 +373,12 @@ async def _open_streams(
     address: BrokerAddress, choice: Choice, within: ConnectingTime, options: dict[str, Any]
 ) -> AsyncStreams | None:
     """The stream protocol's transport, connected; None where AMQP 0.9.1 is what is left."""
-    meant: str | None = None
-    if choice is not Choice.AMQP and address.stream_port_guessed:
-        timeout_s = left_s(options["timeout_s"])
-        meant = await asyncio.to_thread(cluster_meant, address, choice, timeout_s=timeout_s)
-        choice = choice if meant is not None else Choice.AMQP
     if choice is Choice.AMQP:
         return None
-    streams = AsyncStreams(address, cluster_name=meant, connect_s=within.of_streams(choice), **options)
+    streams = AsyncStreams(address, connect_s=within.of_streams(choice), **options)
     try:
         await streams.open()
-    except (BrokerUnavailable, ProtocolError, ReadTimeout, *NOT_BY_STREAMS) as error:
-        if isinstance(error, AnotherCluster):
-            forget_cluster(address)
+    except (BrokerUnavailable, ProtocolError, ReadTimeout, *NOT_BY_STREAMS):
         if choice is Choice.STREAM:
             raise
         return None

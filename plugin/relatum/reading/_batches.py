@@ -19,15 +19,32 @@ class StreamBounds(_Ends):
         is_proven: True where they are the word of the stream's leader: all that was confirmed before the question lies
             between them. False is what one node knows: over AMQP 0.9.1, which cannot ask the leader, and where the
             leader cannot be reached from here. It is no part of the pair.
+        is_silence: True where there is none because a leader that may have to wait for replicas showed none for a
+            while: enough for a stream of which nothing is known, no proof that what lay there is gone.
     """
 
     is_proven: bool
+    is_silence: bool
 
-    def __new__(cls, first: int | None, last: int | None, *, is_proven: bool = False) -> Self:
+    def __new__(cls, first: int | None, last: int | None, *, is_proven: bool = False, is_silence: bool = False) -> Self:
         """Make one; what is not said to be proven is not."""
         bounds = super().__new__(cls, first, last)
-        bounds.is_proven = is_proven
+        bounds.is_proven, bounds.is_silence = is_proven, is_silence
         return bounds
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether what was confirmed once, and does not lie between them, is gone."""
+        return self.is_proven and not self.is_silence
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last message; 0 where there is none."""
+        return 0 if self.last is None else self.last + 1
+
+    def lag(self, position: int) -> int:
+        """How many retained offsets there are from a position on."""
+        return max(0, self.end - max(position, self.first or 0))
 
 
 @dataclass(frozen=True, slots=True)

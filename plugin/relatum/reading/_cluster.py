@@ -10,7 +10,7 @@ from typing import Final
 from relatum.errors import ConfigurationError
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import Amqp
-from relatum.reading._choice import Choice, cluster_name
+from relatum.reading._choice import cluster_name
 from relatum.reading._opening import HEARTBEAT_S
 
 ADDRESSES_MAX: Final = 256
@@ -22,20 +22,16 @@ _known: dict[_Key, str] = {}
 """By AMQP address. Single operations of a dictionary: no lock that a fork could leave locked."""
 
 
-def cluster_meant(
-    address: BrokerAddress,
-    choice: Choice,
-    *,
-    timeout_s: float,
-) -> str | None:
-    """The cluster that must answer on an address's guessed stream port. It may block; asked once for each address.
+class NamelessCluster(ConfigurationError):
+    """The broker does not name its cluster: nobody can prove to be it, so only AMQP 0.9.1 is to be used."""
 
-    Returns:
-        Its name. None: nobody can prove to be it, so only AMQP 0.9.1 is to be used.
+
+def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:
+    """The name of the cluster that must answer on an address's guessed stream port; asked once, and it may block.
 
     Raises:
         BrokerUnavailable, AccessRefused: AMQP 0.9.1 cannot be asked.
-        ConfigurationError: the broker does not name its cluster, and nothing but the stream protocol is wanted.
+        NamelessCluster: the broker does not say.
     """
     key = _key(address)
     name = _known.get(key)
@@ -48,8 +44,8 @@ def cluster_meant(
             if len(_known) >= ADDRESSES_MAX:
                 _known.clear()
             _known[key] = name
-    if name is None and choice is Choice.STREAM:
-        raise ConfigurationError(
+    if name is None:
+        raise NamelessCluster(
             "The broker does not say which cluster it is, so the stream port cannot be guessed: give a "
             "rabbitmq-stream:// URL."
         )

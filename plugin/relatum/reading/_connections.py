@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Hashable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -34,6 +34,9 @@ _Connection = TypeVar("_Connection", bound=_Closable)
 
 class _Kept(Generic[_Connection]):
     """The line, and the idle connections by node, least recently used first."""
+
+    _lock: AbstractContextManager[object] = nullcontext()
+    """Held for each change; tasks of one event loop need none."""
 
     def __init__(self, limit: int) -> None:
         self._line = Line(limit)
@@ -74,27 +77,45 @@ class _Kept(Generic[_Connection]):
         surplus, self._idle = self._idle[:count], self._idle[count:]
         return None, [connection for _, connection in surplus]
 
-    def _put(self, node: Hashable, connection: _Connection, use: Use) -> bool:
-        # Those who have their turn by now, or wait for it, are about to take one.
-        wanted = self._line.in_use - self._out + self._line.waiting
-        self._drop(use)
-        is_kept = not self._is_closed and len(self._idle) < max(wanted, CONNECTIONS_KEPT)
-        if is_kept and self._out + len(self._idle) < self._line.limit:
-            self._idle.append((node, connection))
-            return True
-        return False
+    def leave(self, line: Line, use: Use) -> None:
+        """Give a turn back to the line it is of."""
+        with self._lock:
+            line.leave(use)
 
-    def _drop(self, use: Use) -> None:
-        self._out -= use is not Use.FOLLOW
+    def note_opened(self) -> None:
+        """Count one that was opened."""
+        with self._lock:
+            self._opened += 1
 
-    def _take_oldest(self) -> tuple[Hashable, _Connection] | None:
-        self._out += bool(self._idle)
-        return self._idle.pop(0) if self._idle else None
+    def put(self, node: Hashable, connection: _Connection, use: Use) -> bool:
+        """Keep a usable connection for others; False where it is to be closed."""
+        with self._lock:
+            # Those who have their turn by now, or wait for it, are about to take one.
+            wanted = self._line.in_use - self._out + self._line.waiting
+            self._out -= use is not Use.FOLLOW
+            is_kept = not self._is_closed and len(self._idle) < max(wanted, CONNECTIONS_KEPT)
+            if is_kept and self._out + len(self._idle) < self._line.limit:
+                self._idle.append((node, connection))
+                return True
+            return False
 
-    def _end(self) -> list[_Connection]:
-        self._is_closed = True
-        idle, self._idle = self.idle, []
-        return idle
+    def drop(self, use: Use) -> None:
+        """Give up one that is of no use any more, or could not be opened."""
+        with self._lock:
+            self._out -= use is not Use.FOLLOW
+
+    def take_oldest(self) -> tuple[Hashable, _Connection] | None:
+        """The one that has been idle for longest, with its node, without a turn; None where there is none."""
+        with self._lock:
+            self._out += bool(self._idle)
+            return self._idle.pop(0) if self._idle else None
+
+    def end(self) -> list[_Connection]:
+        """Keep none from now on; those that were idle."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self.idle, []
+            return idle
 
 
 class Connections(_Kept[_Connection]):
@@ -132,11 +153,6 @@ class Connections(_Kept[_Connection]):
             self._wait(line, waiter, came, asked_at, deadline)
         return line
 
-    def leave(self, line: Line, use: Use) -> None:
-        """Give a turn back to the line it is of."""
-        with self._lock:
-            line.leave(use)
-
     @contextmanager
     def turn(self, use: Use, deadline: float) -> Iterator[None]:
         """Have a turn inside; see `enter`."""
@@ -168,31 +184,6 @@ class Connections(_Kept[_Connection]):
             each.close()
         return connection
 
-    def note_opened(self) -> None:
-        """Count one that was opened."""
-        with self._lock:
-            self._opened += 1
-
-    def put(self, node: Hashable, connection: _Connection, use: Use) -> bool:
-        """Keep a usable connection for others; False where it is to be closed."""
-        with self._lock:
-            return self._put(node, connection, use)
-
-    def drop(self, use: Use) -> None:
-        """Give up one that is of no use any more, or could not be opened."""
-        with self._lock:
-            self._drop(use)
-
-    def take_oldest(self) -> tuple[Hashable, _Connection] | None:
-        """The one that has been idle for longest, with its node, without a turn; None where there is none."""
-        with self._lock:
-            return self._take_oldest()
-
-    def end(self) -> list[_Connection]:
-        """Keep none from now on; those that were idle."""
-        with self._lock:
-            return self._end()
-
 
 class AsyncConnections(_Kept[_Connection]):
     """As `Connections`, for the tasks of one event loop."""
@@ -218,10 +209,6 @@ class AsyncConnections(_Kept[_Connection]):
             raise
         return line
 
-    def leave(self, line: Line, use: Use) -> None:
-        """Give a turn back to the line it is of."""
-        line.leave(use)
-
     @asynccontextmanager
     async def turn(self, use: Use, deadline: float) -> AsyncIterator[None]:
         """Have a turn inside; see `enter`."""
@@ -238,29 +225,9 @@ class AsyncConnections(_Kept[_Connection]):
             for each in surplus:
                 await each.close()  # type: ignore[misc]
         except BaseException:
-            self._drop(use)
+            self.drop(use)
             raise
         return connection
-
-    def note_opened(self) -> None:
-        """See `Connections.note_opened`."""
-        self._opened += 1
-
-    def put(self, node: Hashable, connection: _Connection, use: Use) -> bool:
-        """See `Connections.put`."""
-        return self._put(node, connection, use)
-
-    def drop(self, use: Use) -> None:
-        """See `Connections.drop`."""
-        self._drop(use)
-
-    def take_oldest(self) -> tuple[Hashable, _Connection] | None:
-        """See `Connections.take_oldest`."""
-        return self._take_oldest()
-
-    def end(self) -> list[_Connection]:
-        """See `Connections.end`."""
-        return self._end()
 
 
 def _set(came: "asyncio.Future[None]") -> None:

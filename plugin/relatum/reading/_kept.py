@@ -15,13 +15,18 @@ class KeptChunks:
     """The chunks that one caller has met, of any streams.
 
     Who asks with it takes a stream for what it was when the chunk came, so it lives as long as one answer is sought.
+
+    Attributes:
+        visited: Streams of which messages were sought in an earlier round of questions, whether or not they had to be
+            read for it; who asks in rounds adds them. They are read ahead: more of them will be sought, and mostly
+            further on, as what belongs together was published one after the other.
     """
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._chunks: dict[str, list[Chunk]] = {}
-        self._visited: set[str] = set()
+        self.visited: set[str] = set()
         self._oldest: deque[tuple[str, Chunk]] = deque()
 
     def keep(self, stream: str, chunk: Chunk) -> None:
@@ -38,15 +43,6 @@ class KeptChunks:
             held = self._chunks[name]
             del held[bisect_left(held, dropped.first_offset, key=_first)]
             self._bytes -= len(dropped.data)
-
-    def visit(self, stream: str) -> bool:
-        """Note that a stream is read because what is kept did not do; whether it was before.
-
-        Then it will be again, and mostly further on: what belongs together was published one after the other.
-        """
-        was_visited = stream in self._visited
-        self._visited.add(stream)
-        return was_visited
 
     def holding(self, stream: str, offsets: Sequence[int]) -> Iterator[tuple[Chunk, list[int]]]:
         """The chunks that hold some of the offsets, which ascend, each with those it holds."""

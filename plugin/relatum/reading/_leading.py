@@ -12,7 +12,9 @@ nothing until a replica has confirmed what it has. So "no chunk" is no answer, a
 - on RabbitMQ 3.10, where the leader showed nothing during a look at it: `EMPTY_LOOK_S`, three times that where it
   should have replicas and Metadata names none, and three times more where the stream had messages before. What was
   found so is remembered for `EMPTY_TRUST_S`, as long as no connection to the node is lost. And a node that stood alone
-  for a whole look, of which no other was ever heard, commits by itself: nothing is looked for there any more.
+  for a whole look, of which no other was ever heard, commits by itself: nothing is looked for there any more. From
+  others, it is silence (`StreamBounds.is_silence`), which may last as long as replicas take to start: who knows of a
+  message that lay in the stream concludes nothing from it.
 
 That a stream has no other replica is no reason to believe it sooner: Metadata leaves out replicas that are not up, just
 when a leader has nothing to show yet (measured: for up to 0.3 s after 2 of 12 kills of three nodes).
@@ -122,13 +124,16 @@ class Leaders:
 
     Args:
         losses: How often a connection to a node (None: the connected one) has been lost so far.
+        has_others: Whether the broker is known to have other nodes.
     """
 
-    def __init__(self, clock: Callable[[], float], losses: Callable[[Broker | None], int]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], losses: Callable[[Broker | None], int], *, has_others: bool = False
+    ) -> None:
         self._clock = clock
         self._losses = losses
         self._known: dict[str, _Known] = {}
-        self._has_others = False
+        self._has_others = has_others
         self._alone: dict[Broker | None, int] = {}
 
     def of(self, stream: str) -> Broker | None:
@@ -142,7 +147,7 @@ class Leaders:
         Raises:
             StreamUnavailable: in all that time the stream had no leader, or one that showed nothing.
         """
-        deadline, pause, empty_since = self._clock() + timeout_s, PAUSE_S[0], None
+        deadline, pause, empty_since, losses = self._clock() + timeout_s, PAUSE_S[0], None, 0
         ask, hops = Ask(self.of(stream)), 0
         while True:
             error: Exception
@@ -162,9 +167,14 @@ class Leaders:
             except NotSettled as unsettled:
                 error, now = unsettled, self._clock()
                 self._has_others |= not unsettled.is_alone
-                empty_since = (empty_since or now) if unsettled.may_be_empty else None
+                # A look ends with its connection: the next may lead to another node, and a leader of a moment.
+                before, losses = losses, self._losses(ask.node)
+                is_on = unsettled.may_be_empty and losses == before and empty_since is not None
+                empty_since = empty_since if is_on else now if unsettled.may_be_empty else None
                 if empty_since is not None and self._is_empty(stream, ask.node, unsettled, now, now - empty_since):
-                    return self._noted(stream, ask, StreamBounds(None, None, is_proven=not ask.any_node))
+                    is_silence = self._has_others or not unsettled.is_alone
+                    empty = StreamBounds(None, None, is_proven=not ask.any_node, is_silence=is_silence)
+                    return self._noted(stream, ask, empty)
             except OutOfReach as out:
                 error, ask = out, Ask(None, any_node=True)
                 continue

@@ -1,6 +1,6 @@
 """Reading many messages over the stream protocol: several attaches in flight, results in order. No I/O."""
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -95,8 +95,9 @@ class ManyReader:
         """Read part after part until no id is left. Left early, nothing stays attached."""
         try:
             while wanted := self._window.open():
+                visited: Collection[str] = self._kept.visited if self._kept is not None else ()
                 self._plans = {
-                    stream: StreamPlan(offsets, self._density(stream), is_ahead=self._is_visited(stream))
+                    stream: StreamPlan(offsets, self._density(stream), is_ahead=stream in visited)
                     for stream, valid in self._window.valid(wanted).items()
                     if (offsets := self._not_kept(stream, valid))
                 }
@@ -123,9 +124,6 @@ class ManyReader:
             self._window.put_records(stream, inside, records_at(chunk, inside), chunk.time_ms)
             taken.update(inside)
         return [offset for offset in offsets if offset not in taken] if taken else offsets
-
-    def _is_visited(self, stream: str) -> bool:
-        return self._kept is not None and self._kept.visit(stream)
 
     def _density(self, stream: str) -> Density:
         if stream not in self._densities and len(self._densities) >= DENSITIES_MAX:

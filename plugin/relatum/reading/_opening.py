@@ -16,9 +16,9 @@ SILENCE_HEARTBEATS: Final = 1.5
 
 
 def login_for(address: BrokerAddress, heartbeat_s: int = HEARTBEAT_S, cluster_name: str | None = None) -> Login:
-    """The login an address holds, for the cluster of that name alone where one is given."""
+    """The login an address holds now, for the cluster of that name alone where one is given. Blocks as `secret`."""
     mechanism = Mechanism(address.login.mechanism)
-    return Login(address.user, address.password, address.vhost, mechanism, heartbeat_s, cluster_name)
+    return Login(address.user, address.secret(), address.vhost, mechanism, heartbeat_s, cluster_name)
 
 
 def tls_context_for(address: BrokerAddress) -> ssl.SSLContext | None:

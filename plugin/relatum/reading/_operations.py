@@ -7,7 +7,7 @@ round trip without a time-out, and many may be in flight. That nothing came is n
 see `_leading`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -58,7 +58,7 @@ BOUNDS_AT_ONCE: Final = 8
 """Streams whose ends are asked for in one write: two chunks come of each."""
 
 BOUNDS_OF_LANE: Final = 2
-"""Of so many of them the ends are asked for over one connection, where others can be had: it is two attaches each."""
+"""Of so many of them the ends are asked for over one connection, where others can be had: up to two attaches each."""
 
 PLACES_AT_ONCE: Final = 128
 """Streams of one question where they lie: 33 kB of names at most."""
@@ -174,42 +174,54 @@ class StreamOperations:
         first, last = self.attach(stream, FIRST), self._attach_at_end(stream)
         yield from self._until_barriers(first, last)
         self._check_leading(last, any_node=any_node)
-        shown = self._shown(first, last)
+        shown = self._shown(first, last, is_proven=not any_node)
         if shown is not None:
-            return StreamBounds(*shown, is_proven=not any_node)
-        if not first.chunks and not any_node and (yield from self._has_nothing_written(stream)):
-            return StreamBounds(None, None, is_proven=True)
-        raise not_settled(last, may_be_empty=not first.chunks)
+            return shown
+        may_be_empty = not first.chunks
+        if may_be_empty and not any_node and not is_before(self._version, STATS_SINCE):
+            if (yield from self._has_nothing_written(stream)):
+                return StreamBounds(None, None, is_proven=True)
+            # A leader shows nothing until another replica has answered it, however long that takes after an election.
+            may_be_empty = False
+        raise not_settled(last, may_be_empty=may_be_empty)
 
-    def ask_bounds(self, streams: Sequence[str]) -> dict[str, tuple[Attach, Attach]]:
-        """Ask for the ends of a few streams; does not wait: see `all_bounds`."""
-        return {stream: (self.attach(stream, FIRST), self._attach_at_end(stream)) for stream in streams}
+    def ask_bounds(self, streams: Sequence[str], lasts: Collection[str]) -> dict[str, tuple[Attach | None, Attach]]:
+        """Ask for the ends of a few streams, of `lasts` for the last one alone; does not wait: see `all_bounds`."""
+        return {
+            stream: (None if stream in lasts else self.attach(stream, FIRST), self._attach_at_end(stream))
+            for stream in streams
+        }
 
     def all_bounds(
-        self, pairs: Mapping[str, tuple[Attach, Attach]], keep: Callable[[str, Chunk], object]
+        self, pairs: Mapping[str, tuple[Attach | None, Attach]], keep: Callable[[str, Chunk], object]
     ) -> Steps[dict[str, StreamBounds]]:
         """The first and the last offset of those of the streams that this node leads and that have messages to show.
 
-        All in one round trip. `keep` is shown the chunks that came.
+        All in one round trip. The first is 0 where it was not asked for. `keep` is shown the chunks that came.
         """
-        yield from self._until_barriers(*(attach for pair in pairs.values() for attach in pair))
+        yield from self._until_barriers(*(attach for pair in pairs.values() for attach in pair if attach is not None))
         found: dict[str, StreamBounds] = {}
         for stream, (first, last) in pairs.items():
             # What it is that is wrong with a stream is found out by asking for that one alone.
             with suppress(NotFound, AccessRefused, StreamUnavailable):
                 self._check_leading(last, any_node=False)
-                shown = self._shown(first, last)
+                shown = self._shown(last if first is None else first, last, is_proven=True)
                 if shown is not None:
-                    found[stream] = StreamBounds(*shown, is_proven=True)
-                    for chunk in (*first.chunks, *last.chunks):
+                    is_first_known = first is not None or shown.last is None
+                    found[stream] = shown if is_first_known else StreamBounds(0, shown.last, is_proven=True)
+                    for chunk in (*(first.chunks if first is not None else ()), *last.chunks):
                         keep(stream, chunk)
         return found
 
-    def _shown(self, first: Attach, last: Attach) -> tuple[int, int] | None:
+    def _shown(self, first: Attach, last: Attach, *, is_proven: bool) -> StreamBounds | None:
         """A stream's first and last offset, by its first and its last chunk; None where one of them did not come."""
         first.check()
         last.check()
-        return (first.chunks[0].first_offset, last.chunks[-1].last_offset) if first.chunks and last.chunks else None
+        if not (first.chunks and last.chunks):
+            return None
+        end = last.chunks[-1].last_offset
+        # A chunk of batches without a record has none, and may be all there is.
+        return StreamBounds(*((first.chunks[0].first_offset, end) if end >= 0 else (None, None)), is_proven=is_proven)
 
     def _attach_at_end(self, stream: str) -> Attach:
         """Ask for the last chunk, and who leads the stream; does not wait."""
@@ -232,13 +244,9 @@ class StreamOperations:
             raise LedElsewhere(message, stream=last.stream, leader=places.leader)
 
     def _has_nothing_written(self, stream: str) -> Steps[bool]:
-        """Whether the leader's log has no message at all, committed or not; False where it cannot be asked."""
-        if is_before(self._version, STATS_SINCE):
-            return False
+        """Whether the leader's log has no message at all, committed or not; from RabbitMQ 3.11 on."""
         answer = yield from self._answer(frames.stream_stats, stream)
-        if answer.code != Code.OK:
-            return False
-        return frames.decode_stats(answer.body).get("first_chunk_id", 0) < 0
+        return answer.code == Code.OK and frames.decode_stats(answer.body).get("first_chunk_id", 0) < 0
 
     def routes(self, exchange: str, routing_key: str) -> Steps[list[str] | None]:
         """The streams that an exchange routes a key to; None where this broker cannot be asked without harm."""

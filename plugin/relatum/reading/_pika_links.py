@@ -23,6 +23,7 @@ from relatum.processes import after_fork, leave_to_parent
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_operations import Answer, Command, Count, Delivery, Next, offset_of, refused
 from relatum.reading._connections import Connections
+from relatum.reading._failing_over import Attempts
 from relatum.reading._opening import HEARTBEAT_S
 from relatum.reading._pika_opening import connection_error, pika_parameters
 from relatum.reading._stream_errors import moved
@@ -285,9 +286,11 @@ class PikaLinks:
         return connection.server_properties
 
     def _connected(self, within_s: float) -> PikaConnection:
-        within_s = connect_left_s(within_s)
-        parameters = pika_parameters(self._address, within_s, self._heartbeat_s)
-        return PikaConnection(self._address, parameters, self._timeout_s, within_s)
+        attempts = Attempts(self._address, connect_left_s(within_s))
+        while True:
+            with attempts as (address, share_s):
+                parameters = pika_parameters(address, share_s, self._heartbeat_s)
+                return PikaConnection(address, parameters, self._timeout_s, share_s)
 
     @contextmanager
     def link(self, use: Use) -> Iterator[PikaConnection]:

@@ -12,16 +12,17 @@ from pika.exceptions import AMQPError, AuthenticationError, IncompatibleProtocol
 from relatum.client_logs import own_connection
 from relatum.errors import BrokerUnavailable, ConfigurationError, RelatumError
 from relatum.reading._address import BrokerAddress
+from relatum.reading._failing_over import Attempts
 from relatum.reading._handshake import inside, refusal_inside, why_hung_up
 from relatum.reading._refusal import is_refusal, login_refused
 from relatum.wire import AMQP, ask_who, hint, is_another, unreached
 
 
 def pika_parameters(address: BrokerAddress, timeout_s: float, heartbeat_s: int) -> pika.ConnectionParameters:
-    """What pika needs to connect to an address, and to log in as that says."""
+    """What pika needs to connect to an address, and to log in as that says now. Blocks as `BrokerAddress.secret`."""
     if address.amqp_port is None:
         raise ConfigurationError("AMQP 0.9.1 needs an amqp:// URL.")
-    credentials: Any = pika.PlainCredentials(address.user, address.password)
+    credentials: Any = pika.PlainCredentials(address.user, address.secret())
     login = address.login
     if login.mechanism == "EXTERNAL":
         credentials = pika.credentials.ExternalCredentials()
@@ -42,20 +43,25 @@ def pika_parameters(address: BrokerAddress, timeout_s: float, heartbeat_s: int) 
 
 
 def blocking_connection(address: BrokerAddress, *, timeout_s: float, heartbeat_s: int) -> pika.BlockingConnection:
-    """A blocking connection of pika's to an address.
+    """A blocking connection of pika's to an address; of several, to one that answers.
 
     Raises:
         BrokerUnavailable, AccessRefused: none can be opened.
         TlsRefused: TLS cannot be, for a reason that it names.
         ConfigurationError: the address has no AMQP port, or a file of TLS cannot be used.
     """
-    parameters = pika_parameters(address, timeout_s, heartbeat_s)
-    try:
-        with own_connection():
-            return pika.BlockingConnection(parameters)
-    # A broker that accepts and never answers ends as an AMQPConnectorException, which is no AMQPError.
-    except (AMQPError, AMQPConnectorException, OSError) as error:
-        raise connection_error(error, address) from error
+    attempts = Attempts(address, timeout_s)
+    while True:
+        with attempts as (one, share_s):
+            parameters = pika_parameters(one, share_s, heartbeat_s)
+            # Only connecting is shared out.
+            parameters.blocked_connection_timeout = timeout_s
+            try:
+                with own_connection():
+                    return pika.BlockingConnection(parameters)
+            # A broker that accepts and never answers ends as an AMQPConnectorException, which is no AMQPError.
+            except (AMQPError, AMQPConnectorException, OSError) as error:
+                raise connection_error(error, one) from error
 
 
 def connection_error(error: BaseException | None, address: BrokerAddress) -> RelatumError:
@@ -63,7 +69,7 @@ def connection_error(error: BaseException | None, address: BrokerAddress) -> Rel
 
     pika calls a connection that ended during the opening a "probable" refusal. It is one where the broker said so.
     """
-    where = f"{address.host}:{address.amqp_port}"
+    where = address.where
     closed = _CLOSED_BY_BROKER.search(f"{error} {error!r}")
     if closed is not None and is_refusal(int(closed[1]), closed[2]):
         return login_refused(where, address.who, address.vhost, int(closed[1]))

@@ -106,7 +106,7 @@ class StreamPlan:
 
     Args:
         density: What is known of the stream; it learns from what is read.
-        is_ahead: Each request asks for some chunks more than it needs.
+        is_ahead: The furthest request asks for some chunks more than it needs.
     """
 
     def __init__(self, offsets: Sequence[int], density: Density, *, is_ahead: bool = False) -> None:
@@ -125,7 +125,7 @@ class StreamPlan:
         while pending and pending[0] - offsets[-1] <= gap_max:
             offsets.append(pending.popleft())
         self._in_flight += 1
-        ahead = self._density.chunks_ahead if self._is_ahead else 0
+        ahead = self._density.chunks_ahead if self._is_ahead and not pending else 0
         return PlannedAttach(offsets, self._density.chunks_for(offsets[0], offsets[-1]) + ahead)
 
     def arrived(self, request: PlannedAttach, first: int, records: int, size: int) -> list[int]:

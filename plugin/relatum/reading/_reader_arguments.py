@@ -7,6 +7,7 @@ from typing import Final
 from relatum.checks import checked_count, checked_name, shown
 from relatum.errors import InvalidInput, TlsRefused
 from relatum.limits import INTEGER_MAX
+from relatum.reading._cluster import NamelessCluster
 from relatum.reading._scan import Scan
 from relatum.reading._start import Start, beginning
 from relatum.wire import AnotherProtocol, MechanismNotTaken
@@ -14,7 +15,7 @@ from relatum.wire import AnotherProtocol, MechanismNotTaken
 CREDIT: Final = 16
 """Chunks sent ahead unless the caller says otherwise: keeps the socket busy. They wait in its buffers, not in ours."""
 
-NOT_BY_STREAMS: Final = (AnotherProtocol, TlsRefused, MechanismNotTaken)
+NOT_BY_STREAMS: Final = (AnotherProtocol, TlsRefused, MechanismNotTaken, NamelessCluster)
 """Errors that are final where the stream port was given, and say of a guessed one that it is another's."""
 
 CREDIT_MAX: Final = 0x7FFF

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -128,7 +128,9 @@ class AsyncStreams(AsyncStreamNodes):
 
         return await async_run(self._leaders.ends_of(stream, self._timeout_s), perform)
 
-    async def all_bounds(self, streams: Sequence[str], kept: KeptChunks) -> dict[str, StreamBounds]:
+    async def all_bounds(
+        self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]
+    ) -> dict[str, StreamBounds]:
         """See `AsyncStreamReader.all_bounds`."""
         by_node: dict[Broker | None, list[str]] = defaultdict(list)
         for stream in streams:
@@ -139,11 +141,13 @@ class AsyncStreams(AsyncStreamNodes):
             with contextlib.suppress(StreamUnavailable, OutOfReach):
                 there = await self._reach(node)
                 for part in (led[start : start + BOUNDS_AT_ONCE] for start in range(0, len(led), BOUNDS_AT_ONCE)):
-                    for stream, bounds in (await there._bounds_here(part, kept)).items():
+                    for stream, bounds in (await there._bounds_here(part, kept, lasts)).items():
                         found[stream] = self._leaders.noted(stream, node, bounds)
         return found
 
-    async def _bounds_here(self, streams: Sequence[str], kept: KeptChunks) -> dict[str, StreamBounds]:
+    async def _bounds_here(
+        self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]
+    ) -> dict[str, StreamBounds]:
         """The same of a few streams by this node, over a connection for each two of them where there are so many."""
         found: dict[str, StreamBounds] = {}
         async with contextlib.AsyncExitStack() as stack:
@@ -154,7 +158,7 @@ class AsyncStreams(AsyncStreamNodes):
                 if operations is None:
                     break
                 asked.append(operations)
-            pairs = [operations.ask_bounds(streams[lane :: len(asked)]) for lane, operations in enumerate(asked)]
+            pairs = [operations.ask_bounds(streams[lane :: len(asked)], lasts) for lane, operations in enumerate(asked)]
             for lane, operations in enumerate(asked):
                 found |= await lanes.run(lane, operations.all_bounds(pairs[lane], kept.keep))
         return found

@@ -5,7 +5,7 @@ import contextlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -122,7 +122,7 @@ class Streams(StreamNodes):
 
         return run(self._leaders.ends_of(stream, self._timeout_s), perform)
 
-    def all_bounds(self, streams: Sequence[str], kept: KeptChunks) -> dict[str, StreamBounds]:
+    def all_bounds(self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]) -> dict[str, StreamBounds]:
         """See `StreamReader.all_bounds`."""
         by_node: dict[Broker | None, list[str]] = defaultdict(list)
         for stream in streams:
@@ -133,11 +133,11 @@ class Streams(StreamNodes):
             with contextlib.suppress(StreamUnavailable, OutOfReach):
                 there = self._reach(node)
                 for part in (led[start : start + BOUNDS_AT_ONCE] for start in range(0, len(led), BOUNDS_AT_ONCE)):
-                    for stream, bounds in there._bounds_here(part, kept).items():
+                    for stream, bounds in there._bounds_here(part, kept, lasts).items():
                         found[stream] = self._leaders.noted(stream, node, bounds)
         return found
 
-    def _bounds_here(self, streams: Sequence[str], kept: KeptChunks) -> dict[str, StreamBounds]:
+    def _bounds_here(self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]) -> dict[str, StreamBounds]:
         """The same of a few streams by this node, over a connection for each two of them where there are so many."""
         found: dict[str, StreamBounds] = {}
         with contextlib.ExitStack() as stack:
@@ -148,7 +148,7 @@ class Streams(StreamNodes):
                 if operations is None:
                     break
                 asked.append(operations)
-            pairs = [operations.ask_bounds(streams[lane :: len(asked)]) for lane, operations in enumerate(asked)]
+            pairs = [operations.ask_bounds(streams[lane :: len(asked)], lasts) for lane, operations in enumerate(asked)]
             for lane, operations in enumerate(asked):
                 found |= lanes.run(lane, operations.all_bounds(pairs[lane], kept.keep))
         return found

@@ -68,11 +68,13 @@ def moved(stream: str) -> StreamUnavailable:
 def not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound:
     """The error for an offset without a message: expired, past the end, or one the broker used itself."""
     first, last = bounds
-    proven = bounds.is_proven
+    proven = bounds.is_sure
     if first is not None and offset < first:
         message = f"Offset {offset} of {stream!r} has expired: the stream now begins at {first}."
         return OffsetExpired(message, stream=stream, offset=offset, first=first, last=last, is_proven=proven)
     where = "is empty" if last is None else f"ends at {last}" if offset > last else "has none there"
+    if bounds.is_silence:
+        where = "shows none at all now"
     message = f"There is no message at offset {offset}: the stream {stream!r} {where}."
     return OffsetNotFound(message, stream=stream, offset=offset, last=last, is_proven=proven)
 

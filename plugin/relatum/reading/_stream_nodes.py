@@ -21,7 +21,9 @@ from relatum.errors import (
 from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
 from relatum.reading._choice import CONNECT_S_MIN
+from relatum.reading._cluster import cluster_meant, forget_cluster
 from relatum.reading._connections import ASIDE, Connections
+from relatum.reading._failing_over import Attempts, in_turn
 from relatum.reading._leading import (
     NODE_CONNECT_S,
     OUT_OF_REACH_S,
@@ -37,7 +39,7 @@ from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._traffic import note
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.waiting import Keeper, Patience, left_s
-from relatum.wire import Broker, Steps, Traffic
+from relatum.wire import AnotherCluster, Broker, Steps, Traffic
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
@@ -47,7 +49,6 @@ class StreamNodes:
     """The connections by which one reader asks a node, and the readers of other nodes that it asks.
 
     Args:
-        cluster_name: The cluster that must answer, where the port is guessed; see `Login`.
         connect_s: Seconds for the connection that `open` opens; None: `timeout_s`.
         connections: At most how many, or the connections of the reader that asks this node, too.
         node: The node, where another reader's connections are used; None for the one that the address leads to.
@@ -62,20 +63,21 @@ class StreamNodes:
         *,
         timeout_s: float,
         heartbeat_s: int = HEARTBEAT_S,
-        cluster_name: str | None = None,
         connect_s: float | None = None,
         connections: "int | Connections[SocketConnection]" = CONNECTIONS_MAX,
         node: Broker | None = None,
     ) -> None:
         self._address = address
+        self._at = in_turn(address)[0]
+        """The one of several addresses that answered last."""
         self._limit_s = timeout_s
         self._connect_s = connect_s
-        self._login = login_for(address, heartbeat_s, cluster_name)
+        self._heartbeat_s = heartbeat_s
         self._connections = connections if isinstance(connections, Connections) else Connections(connections)
         self._node = node
         self._densities: dict[str, Density] = {}
         self._nodes: dict[Broker, Self] = {}
-        self._leaders = Leaders(time.monotonic, self._losses_of)
+        self._leaders = Leaders(time.monotonic, self._losses_of, has_others=bool(self._address.others))
         self.losses = 0
         self._out_of_reach: dict[Broker, float] = {}
         self._is_closed = False
@@ -99,11 +101,11 @@ class StreamNodes:
     def _keep(self) -> None:
         """Exchange heartbeats on idle connections from now on."""
         # Other nodes' connections are kept with those of the reader that asks them.
-        if not self._login.heartbeat_s or self._node is not None:
+        if not self._heartbeat_s or self._node is not None:
             return
         with self._lock:
             if self._keeper is None and not self._is_closed:
-                every_s = self._login.heartbeat_s / 4
+                every_s = self._heartbeat_s / 4
                 self._keeper = Keeper(self, StreamNodes.beat, every_s=every_s, name="relatum-heartbeats")
 
     def _acquire(self, deadline: float, use: Use, connect_s: float | None = None) -> SocketConnection:
@@ -115,13 +117,44 @@ class StreamNodes:
             return connection
         try:
             within_s = connect_left_s(connect_s or max(CONNECT_S_MIN, deadline - time.monotonic()))
-            connection = SocketConnection.open(self._address, self._login, within_s)
+            connection = self._connect(within_s)
         except BaseException:
             self._connections.drop(use)
             raise
         self._connections.note_opened()
         self._keep()
         return connection
+
+    def _connect(self, within_s: float) -> SocketConnection:
+        """A connection to the node; of several addresses, to the one that answered last, else to the next that does."""
+        attempts = Attempts(self._address, within_s)
+        while True:
+            with attempts as (address, share_s):
+                connection = self._connect_to(address, share_s)
+                self._be_at(address)
+                return connection
+
+    def _connect_to(self, address: BrokerAddress, within_s: float) -> SocketConnection:
+        name = None
+        # Other nodes are named by one that knows the password already, so nothing is guessed; and each node of a
+        # cluster may say another name, until somebody sets one.
+        if address.stream_port_guessed and self._node is None:
+            name_s = within_s if self._address.others else left_s(self._limit_s)
+            name = cluster_meant(address, timeout_s=name_s)
+        try:
+            login = login_for(address, self._heartbeat_s, name)
+            return SocketConnection.open(address, login, within_s)
+        except AnotherCluster:
+            forget_cluster(address)
+            raise
+
+    def _be_at(self, address: BrokerAddress) -> None:
+        with self._lock:
+            if address != self._at:
+                # What the other node led, and whether it was alone, says nothing of this one.
+                self._at = address
+                self.losses += 1
+                self._leaders = Leaders(time.monotonic, self._losses_of, has_others=bool(self._address.others))
 
     def _acquire_alive(self, deadline: float, use: Use) -> SocketConnection:
         """A connection that has not ended while it was idle: what takes long is not begun anew for that."""
@@ -200,7 +233,7 @@ class StreamNodes:
         if self._is_closed:
             raise UsedAfterClose("the reader was closed: open another one")
         there = self._reach(node)
-        return SocketConnection.open(there._address, there._login, connect_left_s(self._limit_s))
+        return there._connect(connect_left_s(self._limit_s))
 
     def _ask_about(self, stream: str, operation: Operation[_Result]) -> _Result:
         """Run an operation on a node that has the stream."""
@@ -234,11 +267,9 @@ class StreamNodes:
             raise OutOfReach(message)
         try:
             node = type(self)(
-                replace(self._address, stream_host=broker.host, stream_port=broker.port),
+                replace(self._at, stream_host=broker.host, stream_port=broker.port),
                 timeout_s=self._limit_s,
-                heartbeat_s=self._login.heartbeat_s,
-                # Named by a node that knows the password already, so nothing is guessed; and each node of a cluster
-                # may say another name, until somebody sets one.
+                heartbeat_s=self._heartbeat_s,
                 connect_s=left_s(min(NODE_CONNECT_S, self._limit_s)),
                 connections=self._connections,
                 node=broker,

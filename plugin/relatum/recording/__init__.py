@@ -4,22 +4,29 @@ from typing import TYPE_CHECKING
 
 from relatum.faces import imported_later
 from relatum.processes import new_holder
-from relatum.recording._backfill import BackfillProgress, BackfillReport, backfill
-from relatum.recording._compare import Difference, StreamVerified
-from relatum.recording._coverage_bar import CoveragePiece, PieceKind, coverage_bar
-from relatum.recording._embedded import EmbeddedRecorder
-from relatum.recording._forget import ForgottenStream, forget
-from relatum.recording._overview import KeySize, RecordedEnd, RecorderMember, key_sizes, recorded_ends, recorder_list
-from relatum.recording._prune import PruneReport, prune
-from relatum.recording._publishers_keys import KeyWatcher
-from relatum.recording._recorder import Recorder
-from relatum.recording._repair import repair
-from relatum.recording._statistics import RecordedStream, RecorderStatistics
-from relatum.recording._status import StreamEvent, StreamStatus, status
-from relatum.recording._times import set_record_time
-from relatum.recording._verify import VerifyReport, verify
 
 if TYPE_CHECKING:
+    from relatum.recording._backfill import BackfillProgress, BackfillReport, Plan, backfill, edges_of, plan_backfill
+    from relatum.recording._compare import Difference, StreamVerified
+    from relatum.recording._coverage_bar import CoveragePiece, PieceKind, coverage_bar
+    from relatum.recording._embedded import EmbeddedRecorder
+    from relatum.recording._extract import Extractor
+    from relatum.recording._fill import Filler, Pace
+    from relatum.recording._forget import ForgottenStream, forget
+    from relatum.recording._losing import is_same
+    from relatum.recording._overview import (
+        KeySize,
+        RecordedEnd,
+        RecorderMember,
+        key_sizes,
+        recorded_ends,
+        recorder_list,
+    )
+    from relatum.recording._prune import PruneReport, prune
+    from relatum.recording._publishers_keys import KeyWatcher
+    from relatum.recording._ranges import Segment, unrecorded
+    from relatum.recording._recorder import Recorder
+    from relatum.recording._repair import repair
     from relatum.recording._reports_shown import (
         exit_with,
         offsets_bar,
@@ -27,21 +34,21 @@ if TYPE_CHECKING:
         print_verified,
         verified_document,
     )
-from relatum.recording._backfill import Plan, edges_of, plan_backfill
-from relatum.recording._extract import Extractor
-from relatum.recording._fill import Filler, Pace
-from relatum.recording._losing import is_same
-from relatum.recording._ranges import Segment, unrecorded
-from relatum.recording._verify import (
-    Comparison,
-    Subject,
-    check_any,
-    checked_sample,
-    chosen_windows,
-    leave_out,
-    plan_verification,
-    verify_strays,
-)
+    from relatum.recording._statistics import RecordedStream, RecorderStatistics
+    from relatum.recording._status import StreamEvent, StreamStatus, status
+    from relatum.recording._times import set_record_time
+    from relatum.recording._verify import (
+        Comparison,
+        Subject,
+        VerifyReport,
+        check_any,
+        checked_sample,
+        chosen_windows,
+        leave_out,
+        plan_verification,
+        verify,
+        verify_strays,
+    )
 
 __all__ = [
     "BackfillProgress",
@@ -99,11 +106,36 @@ __all__ = [
     "verify_strays",
 ]
 
-# For commands alone: they write to a terminal, which recorders have no use for.
-__getattr__ = imported_later(
-    __name__,
-    dict.fromkeys(
-        ("exit_with", "offsets_bar", "print_backfilled", "print_verified", "verified_document"),
-        "relatum.recording._reports_shown",
-    ),
-)
+_HOMES = {
+    name: f"relatum.recording.{module}"
+    for module, names in {
+        "_backfill": "BackfillProgress BackfillReport Plan backfill edges_of plan_backfill",
+        "_compare": "Difference StreamVerified",
+        "_coverage_bar": "CoveragePiece PieceKind coverage_bar",
+        "_embedded": "EmbeddedRecorder",
+        "_extract": "Extractor",
+        "_fill": "Filler Pace",
+        "_forget": "ForgottenStream forget",
+        "_losing": "is_same",
+        "_overview": "KeySize RecordedEnd RecorderMember key_sizes recorded_ends recorder_list",
+        "_prune": "PruneReport prune",
+        "_publishers_keys": "KeyWatcher",
+        "_ranges": "Segment unrecorded",
+        "_recorder": "Recorder",
+        "_repair": "repair",
+        "_reports_shown": "exit_with offsets_bar print_backfilled print_verified verified_document",
+        "_statistics": "RecordedStream RecorderStatistics",
+        "_status": "StreamEvent StreamStatus status",
+        "_times": "set_record_time",
+        "_verify": "Comparison Subject VerifyReport check_any checked_sample chosen_windows leave_out "
+        "plan_verification verify verify_strays",
+    }.items()
+    for name in names.split()
+}
+
+# A command's help needs none of this, nor the database's driver.
+__getattr__ = imported_later(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -25,6 +25,7 @@ from relatum.store import (
     RECORDERS,
     TIME,
     CoverageRow,
+    NewTail,
     StreamRow,
     as_engine,
     close_tail,
@@ -33,7 +34,7 @@ from relatum.store import (
     holders_of,
     key_definitions,
     lock_stream,
-    open_range,
+    open_tail,
     tail_of,
     translated_errors,
 )
@@ -231,14 +232,8 @@ def _first_tail(
 ) -> CoverageRow:
     """A stream that nobody recorded yet gets its tail here, so that a recorder goes on where this back-fill ends."""
     try:
-        return open_range(
-            connection,
-            stream.stream_id,
-            0 if last is None else last + 1,
-            [definition.key_id for definition in definitions],
-            with_time=stream.record_time,
-            is_tail=True,
-        )
+        new = NewTail(stream.stream_id, 0 if last is None else last + 1, stream.record_time)
+        return open_tail(connection, new, [definition.key_id for definition in definitions])
     except CoverageConflict:
         tail = tail_of(connection, stream.stream_id)
         if tail is None:

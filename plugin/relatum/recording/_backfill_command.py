@@ -1,16 +1,16 @@
 """`relatum backfill`: what lies in a stream and is not recorded yet, for keys that came later."""
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress
 
-from relatum.reading import StreamReader
-from relatum.recording import BackfillProgress
-from relatum.recording import backfill as run_backfill
-from relatum.recording._reports_shown import offsets_bar, print_backfilled
 from relatum.terminal import JsonOption, ServerOptions, spread, stop_signals
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from relatum.recording import BackfillProgress
 
 
 @spread
@@ -30,6 +30,10 @@ def backfill(
 
     `--json` prints one document, a list of the streams: stream, messages, rows, from_offset, to_offset, seconds.
     """
+    from relatum.reading import StreamReader
+    from relatum.recording import backfill as run_backfill
+    from relatum.recording import offsets_bar, print_backfilled
+
     address, url = servers.address, servers.database_url
     with StreamReader.open(address) as reader:
         partitions = reader.partitions(stream)
@@ -50,11 +54,11 @@ def backfill(
     print_backfilled(reports, as_json=as_json)
 
 
-def _shown(bar: Progress, stream: str) -> Callable[[BackfillProgress], None]:
+def _shown(bar: "Progress", stream: str) -> "Callable[[BackfillProgress], None]":
     """What shows the progress of one stream."""
     task = bar.add_task(stream, total=None)
 
-    def show(progress: BackfillProgress) -> None:
+    def show(progress: "BackfillProgress") -> None:
         whole = progress.to_offset - progress.from_offset
         bar.update(task, total=whole, completed=progress.at_offset - progress.from_offset)
 

@@ -8,7 +8,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.errors import CoverageConflict, DatabaseUnavailable
-from relatum.otel import Span, failed
+from relatum.otel import Span
 from relatum.recording._commit import Share, commit_shares
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._recording_span import recording
@@ -99,19 +99,19 @@ class Committer:
                     return []
                 self._changed.wait(pause_s)
 
-    def _commit(self, pairs: Sequence[tuple[Writer, Share]], span: Span | None) -> list[Writer]:
+    def _commit(self, pairs: Sequence[tuple[Writer, Share]], span: Span) -> list[Writer]:
         """Commit writers' shares; gives the writers that have more already."""
         try:
             commit_shares(self._engine, [share for _, share in pairs])
         except DatabaseUnavailable as error:
-            failed(span, error)
+            span.failed(error)
             for writer, _ in pairs:
                 writer.end(error)
             return []
         except Exception as error:  # noqa: BLE001 - handed to the stream at fault, which tells it
             if len(pairs) > 1:
                 return [writer for pair in pairs for writer in self._commit([pair], span)]
-            failed(span, error)
+            span.failed(error)
             pairs[0][0].end(error)
             return []
         more = []
@@ -125,7 +125,7 @@ class Committer:
                     self._held_up_at = time.monotonic() + HELD_UP_S
             else:
                 lost = _lost(writer.stream, share)
-                failed(span, lost)
+                span.failed(lost)
                 writer.end(lost)
         return more
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 
 from relatum.checks import checked_name, shown
+from relatum.closing import close_within
 from relatum.errors import AccessRefused, ConnectionLost, InvalidInput, NotFound, RelatumError
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.processes import of_one_process
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._group import STOP_S, RecorderGroup
-from relatum.recording._publishers_keys import PublishersKeys
-from relatum.recording._recorder import engine_of
+from relatum.recording._publishers_keys import PublishersKeys, begin_beside
+from relatum.recording._recorder import bounded
 from relatum.recording._statistics import RecorderStatistics
 from relatum.recording._watched import Subject, Watched
-from relatum.store import close_engine
 from relatum.waiting import QUESTION_S, Server, backoff, ended
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ DATABASE_CONNECTIONS_MAX: Final = 2
 """Connections to PostgreSQL of the recorder beside a publisher, of which there may be hundreds."""
 
 _LOOK_UP: Final = "looking for streams to record"
+
+_TALK: Final = ("celeryev", ".pidbox")
+"""How the exchanges end by which Celery's workers talk about themselves: all do, and nobody misses a record of it."""
 
 BOUND_MAX: Final = 100
 """Streams recorded for one exchange that is no super stream."""
@@ -59,10 +62,9 @@ class EmbeddedRecorder:
         if not isinstance(address, BrokerAddress):
             raise InvalidInput(f"address= takes a BrokerAddress, not {shown(address)}")
         definitions = as_definitions(definitions)
-        self._owns_engine = not isinstance(database, sa.Engine)
-        self._engine = engine_of(database, DATABASE_CONNECTIONS_MAX)
-        self._group = RecorderGroup(address, self._engine, on_recorded=self._tell)
-        self._keys = PublishersKeys(self._engine, definitions, self._group.outages, defines=True)
+        self._database = bounded(database, DATABASE_CONNECTIONS_MAX)
+        self._group = RecorderGroup(address, self._database.engine, on_recorded=self._tell)
+        self._keys = PublishersKeys(self._database.engine, definitions, self._group.outages, defines=True)
         self.agreement = self._keys.agreement
         """Whether the database defines the keys as the publisher does."""
         self._changed = threading.Condition()
@@ -74,7 +76,7 @@ class EmbeddedRecorder:
         self._stop = threading.Event()
         of_one_process(self, "an embedded recorder")
         self._thread = threading.Thread(target=self._run, name="relatum-embedded", daemon=True)
-        self._thread.start()
+        begin_beside(self._thread, self.agreement)
 
     @property
     def metrics(self) -> "CollectorRegistry":
@@ -94,6 +96,8 @@ class EmbeddedRecorder:
         with self._changed:
             if self._watched.add(exchange, routing_key, time.monotonic()):
                 self._changed.notify_all()
+            if self._thread.ident is None:
+                begin_beside(self._thread, self.agreement)
 
     def record(self, stream: str) -> None:
         """Record a stream by name, from now on."""
@@ -136,10 +140,7 @@ class EmbeddedRecorder:
 
         Nothing is waited for where the broker or the database does not answer, or another process records.
         """
-        # In a thread of its own: a frozen broker keeps whoever connects to it.
-        closing = threading.Thread(target=self._close, name="relatum-closing", daemon=True)
-        closing.start()
-        closing.join(CLOSE_S)
+        close_within(self._close, CLOSE_S, name="relatum-closing")
         self._end()
 
     def _close(self) -> None:
@@ -147,8 +148,7 @@ class EmbeddedRecorder:
         self._end()
         self._thread.join(STOP_S)
         self._group.stop()
-        if self._owns_engine:
-            close_engine(self._engine)
+        self._database.close()
 
     def _end(self) -> None:
         self._stop.set()
@@ -216,7 +216,7 @@ class EmbeddedRecorder:
         """Ask about one subject, and record what it leads to."""
         name = subject.name
         try:
-            streams = reader.partitions(name) if subject.is_exchange else _named(reader, name)
+            streams = reader.bound(name) if subject.is_exchange else _named(reader, name)
         except ConnectionLost as error:
             # Whatever ended the connection: the others are asked by a new one, this one not before its pause is over.
             logger.info("streams of %r not looked up: %s", name, ended(error))
@@ -241,7 +241,8 @@ class EmbeddedRecorder:
         if exchange in self._unknown:
             return
         self._unknown.add(exchange)
-        logger.warning(
+        logger.log(
+            logging.DEBUG if exchange.endswith(_TALK) else logging.WARNING,
             "the streams that exchange %r leads to are not known: %s; this process records only those of them that are "
             "named in intercept(…, streams=[…])",
             exchange,

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from relatum.errors import ConfigurationError, CoverageConflict, ReadTimeout, StreamUnavailable
 from relatum.keys import KeyDefinition
-from relatum.reading import RecordBatch, StreamBounds, StreamReader
+from relatum.reading import RecordBatch, StreamBounds, StreamReader, ends_of_known
 from relatum.recording._again import replace_rows
 from relatum.recording._batch import Batch, readable
 from relatum.recording._commit import write_rows
@@ -261,7 +261,7 @@ class Filler:
 
     def _check_end(self, part: Segment) -> None:
         """Make sure that what was not given is not to come: this node's copy of the stream reaches as far."""
-        last = self._reader.bounds(self._stream.name).last
+        last = ends_of_known(self._reader, self._stream.name).last
         if last is not None and last < part.to_offset - 1:
             raise StreamUnavailable(
                 f"the stream {self._stream.name!r} ends at {last} here, before {part.to_offset}, to which it is to be "
@@ -273,7 +273,7 @@ class Filler:
 
         Streams in good health have gaps too.
         """
-        first = self._reader.bounds(self._stream.name).first
+        first = ends_of_known(self._reader, self._stream.name).first
         gone = to_offset if first is None else min(first, to_offset)
         if gone <= work.expected:
             return

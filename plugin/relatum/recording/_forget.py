@@ -223,11 +223,11 @@ def _delete_rows(engine: sa.Engine, stream_id: int, tell: Listener, batch_rows: 
     of_stream = relationships.c.stream_id == stream_id
     start, stop = _span(engine, stream_id)
     delete_between(engine, offset, of_stream, (start, stop), batch_rows, tell_of(relationships))
-    for table in _COUNTED:
+    # Once the coverage is gone, a recorder that was stopped for longer than its lease cannot commit. What it did commit
+    # meanwhile is deleted behind it; of the rows it lies behind the span, and before that nothing should be.
+    for table in (*_COUNTED, *_COUNTED):
         while deleted := delete_batch(engine, table, table.c.stream_id == stream_id, batch_rows):
             tell(table.name, deleted)
-    # The coverage is gone: a recorder that was stopped for longer than its lease cannot commit from now on. What it did
-    # commit meanwhile lies behind the span; before it nothing should be.
     beside = of_stream & ((offset >= stop) | (offset < start))
     while deleted := delete_batch(engine, relationships, beside, batch_rows):
         tell(relationships.name, deleted)

@@ -1,14 +1,13 @@
 """`relatum forget`: all that was recorded of streams."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relatum.reading import BrokerAddress
-from relatum.recording import ForgottenStream
-from relatum.recording import forget as run_forget
-from relatum.recording._forget import check_free
 from relatum.terminal import BrokerOption, DatabaseOption, JsonOption, confirm, console, print_json, require_database
+
+if TYPE_CHECKING:
+    from relatum.recording import ForgottenStream
 
 
 def forget(
@@ -31,6 +30,9 @@ def forget(
     `--json` prints one document, the list of streams with the rows of each table, and who needs a stream; it needs
     `--yes` or `--dry-run`.
     """
+    from relatum.reading import BrokerAddress
+    from relatum.recording import forget as run_forget
+
     url = require_database(database)
     vhost = "/" if broker is None else BrokerAddress.parse(broker).vhost
     if not (sure or dry_run):
@@ -45,16 +47,18 @@ def forget(
     else:
         for each in done:
             what = "about {:,} rows would be deleted" if dry_run else "{:,} rows deleted"
-            console.print(f"{each.stream}: {what.format(each.total)}.", markup=False)
+            console.print(f"{each.stream}: {what.format(each.total)}.")
     _check_free(done)
 
 
-def _check_free(found: list[ForgottenStream]) -> None:
+def _check_free(found: "list[ForgottenStream]") -> None:
+    from relatum.recording._forget import check_free
+
     for each in found:
         check_free(each.stream, each.needed)
 
 
-def _document(found: ForgottenStream) -> dict[str, Any]:
+def _document(found: "ForgottenStream") -> dict[str, Any]:
     return {
         "stream": found.stream,
         "super_stream": found.super_stream,
@@ -63,9 +67,9 @@ def _document(found: ForgottenStream) -> dict[str, Any]:
     }
 
 
-def _names(found: list[ForgottenStream]) -> str:
+def _names(found: "list[ForgottenStream]") -> str:
     return ", ".join(each.stream for each in found)
 
 
-def _rows(found: list[ForgottenStream]) -> int:
+def _rows(found: "list[ForgottenStream]") -> int:
     return sum(each.total for each in found)

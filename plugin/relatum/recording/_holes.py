@@ -5,7 +5,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.store import events
+from relatum.store import events, interval
 
 LATELY_S: Final = 86_400
 """Seconds that a hole is told of after it was noticed: a day, so that nobody misses it and no alert stays for ever.
@@ -25,7 +25,7 @@ def late_holes(connection: sa.Connection, stream_ids: Iterable[int]) -> dict[int
         sa.select(events.c.stream_id, age_s, events.c.to_offset - events.c.from_offset)
         .where(events.c.stream_id == sa.any_(sa.literal(sorted(stream_ids), sa.ARRAY(sa.Integer))))
         .where(events.c.kind == "hole", events.c.to_offset.is_not(None))
-        .where(events.c.at > sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, LATELY_S))
+        .where(events.c.at > sa.func.now() - interval(LATELY_S))
         .order_by(events.c.event_id.desc())
     )
     found: dict[int, list[tuple[float, int]]] = {}

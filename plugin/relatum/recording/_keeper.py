@@ -265,7 +265,7 @@ class Keeper(Worker):
         """Delete some rows of messages that retention has dropped, and old receipts."""
         until = time.monotonic() + PRUNE_S
         recorded = self._tracks.recorded()
-        due = [(track, row, writer.first_offset) for track, row, writer in recorded]
+        due = [(track, row, writer.retained_from) for track, row, writer in recorded]
         due = [(track, row, first) for track, row, first in due if first > track.pruned_to]
         parts = self._retain(due) if due else []
         for track, row, first in due:

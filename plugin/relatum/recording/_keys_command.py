@@ -8,10 +8,6 @@ import typer
 from rich.table import Table
 
 from relatum.keys import PRESETS, KeyDefinition, KeyType, preset
-from relatum.reading import BrokerAddress
-from relatum.recording import set_record_time
-from relatum.store import add_keys, as_engine, key_definitions, mask_key, remove_key, translated_errors
-from relatum.store import set_record_time as switch_record_time
 from relatum.terminal import (
     BrokerOption,
     DatabaseOption,
@@ -81,6 +77,8 @@ def add(
     A bare NAME is a header; where a property has that name, too, a hint on stderr says so. `--json` prints one
     document: the list of the keys as stored.
     """
+    from relatum.store import add_keys, as_engine
+
     wanted = [key for name in presets or () for key in preset(name)]
     if not names and not wanted:
         raise typer.BadParameter("name a key, or --preset a library")
@@ -93,17 +91,19 @@ def add(
         stored = add_keys(engine, wanted)
     for key in wanted:
         if key.hint:
-            errors.print(f"hint: {key.hint}", markup=False, soft_wrap=True)
+            errors.print(f"hint: {key.hint}", soft_wrap=True)
     if as_json:
         print_json([_document(key) for key in stored])
         return
     for key in stored:
-        console.print(f"{key.name}: {key.meaning}, since {_day(key.since)}", markup=False)
+        console.print(f"{key.name}: {key.meaning}, since {_day(key.since)}")
 
 
 @keys.command("list")
 def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
     """List the keys in force, oldest first. `--json` prints one document, the list."""
+    from relatum.store import as_engine, key_definitions, translated_errors
+
     with as_engine(require_database(database)) as engine, translated_errors(), engine.connect() as connection:
         found = key_definitions(connection)
     if as_json:
@@ -128,9 +128,11 @@ def remove(
 
     One that is masked is not removed before it is `keys mask NAME --off`: nothing would hide its values.
     """
+    from relatum.store import as_engine, remove_key
+
     with as_engine(require_database(database)) as engine:
         remove_key(engine, name)
-    console.print(f"{name} is no longer recorded.", markup=False)
+    console.print(f"{name} is no longer recorded.")
 
 
 @keys.command("mask")
@@ -143,9 +145,11 @@ def mask(
 
     Pages go by it within two seconds.
     """
+    from relatum.store import as_engine, mask_key
+
     with as_engine(require_database(database)) as engine:
         mask_key(engine, name, on=on)
-    console.print(f"{name} is {'masked' if on else 'not masked any more'}.", markup=False)
+    console.print(f"{name} is {'masked' if on else 'not masked any more'}.")
 
 
 @keys.command("time")
@@ -163,6 +167,11 @@ def time(
 
     A stream of which nothing is recorded yet needs `--broker`, which is asked whether there is one; code 6 otherwise.
     """
+    from relatum.reading import BrokerAddress
+    from relatum.recording import set_record_time
+    from relatum.store import as_engine
+    from relatum.store import set_record_time as switch_record_time
+
     url = require_database(database)
     address = BrokerAddress.parse(broker, stream_url) if broker else None
     if address is not None and vhost in (None, address.vhost):
@@ -170,4 +179,4 @@ def time(
     else:
         with as_engine(url) as engine:
             switch_record_time(engine, vhost or "/", stream, on=on)
-    console.print(f"The times of {stream} are {'recorded' if on else 'not recorded'} from now on.", markup=False)
+    console.print(f"The times of {stream} are {'recorded' if on else 'not recorded'} from now on.")

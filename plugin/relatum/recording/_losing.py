@@ -6,14 +6,16 @@ is compared with what lay there.
 """
 
 import logging
-from typing import Final
+from bisect import bisect_left
 
 import sqlalchemy as sa
 
 from relatum.errors import CoverageConflict, StreamUnavailable
-from relatum.reading import Agreement, StreamBounds, StreamReader, agreement
+from relatum.limits import INTEGER_MAX
+from relatum.reading import Agreement, StreamBounds, StreamReader, agreement, ends_of_known
 from relatum.store import (
     CoverageRow,
+    NewTail,
     Position,
     StreamRow,
     add_hole,
@@ -24,7 +26,7 @@ from relatum.store import (
     events,
     group_scans,
     lock_stream,
-    open_range,
+    open_tail,
     receipts,
     relationships,
     streams,
@@ -66,7 +68,7 @@ def after_loss(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bo
         StreamUnavailable: nobody can say now what of it agrees.
         CoverageConflict: another recorder works on it; try again.
     """
-    bounds = reader.bounds(stream.name)
+    bounds = ends_of_known(reader, stream.name)
     with translated_errors(), engine.begin() as connection:
         tail = tail_of(connection, stream.stream_id)
     agreed = _last_agreement(engine, reader, stream, bounds)
@@ -77,10 +79,6 @@ def after_loss(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bo
     return True
 
 
-_OFFSET_MAX: Final = (1 << 63) - 1
-"""PostgreSQL's greatest bigint, past any offset."""
-
-
 def _last_agreement(
     engine: sa.Engine, reader: StreamReader, stream: StreamRow, bounds: StreamBounds
 ) -> Position | None:
@@ -88,7 +86,7 @@ def _last_agreement(
     if bounds.first is None or bounds.last is None:
         return None
     # What one node knows of the end is no reason to go back further: what lies behind it is asked, and waited for.
-    end = bounds.last if bounds.is_proven else _OFFSET_MAX
+    end = bounds.last if bounds.is_proven else INTEGER_MAX
     with translated_errors(), engine.begin() as connection:
         rows = connection.execute(
             sa.select(checkpoints.c.last_offset, checkpoints.c.fingerprint, checkpoints.c.chunk_ms)
@@ -100,14 +98,8 @@ def _last_agreement(
     ends = [row.position for row in ranges if row.position is not None]
     known |= {position.offset: position for position in ends if bounds.first <= position.offset <= end}
     positions = [known[offset] for offset in sorted(known)]
-    low, high = 0, len(positions)
-    while low < high:
-        middle = (low + high) // 2
-        if is_same(reader, stream.name, positions[middle], bounds):
-            low = middle + 1
-        else:
-            high = middle
-    return positions[low - 1] if low else None
+    agreed = bisect_left(positions, True, key=lambda each: not is_same(reader, stream.name, each, bounds))
+    return positions[agreed - 1] if agreed else None
 
 
 def _begin_generation(engine: sa.Engine, stream: StreamRow) -> None:
@@ -145,7 +137,7 @@ def _cut_back(engine: sa.Engine, stream: StreamRow, tail: CoverageRow, agreed: P
         # Consumers of groups that count a part as scanned have done so before the cut, or see the coverage behind it.
         connection.execute(sa.text("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE MODE"))
         now = tail_of(connection, stream.stream_id)
-        if now is None or (now.coverage_id, now.to_offset) != (tail.coverage_id, tail.to_offset):
+        if now is None or (now.coverage_id, now.to_offset, now.mark) != (tail.coverage_id, tail.to_offset, tail.mark):
             raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
         cut = _cut_offset(connection, stream.stream_id, agreed.offset + 1)
         for table, column in _FORGOTTEN:
@@ -161,17 +153,7 @@ def _cut_back(engine: sa.Engine, stream: StreamRow, tail: CoverageRow, agreed: P
         # What lay behind the cut is not what the stream is known by any more.
         unknown = {"last_offset": None, "last_fingerprint": None, "last_chunk_ms": None}
         connection.execute(sa.update(coverage).where(of_stream, coverage.c.last_offset >= cut).values(unknown))
-        position = agreed if cut == agreed.offset + 1 else None
-        open_range(
-            connection,
-            stream.stream_id,
-            cut,
-            tail.key_ids,
-            with_time=tail.with_time,
-            is_tail=True,
-            position=position,
-            over_amqp=tail.over_amqp,
-        )
+        _open_tail(connection, tail, cut, agreed if cut == agreed.offset + 1 else None)
         note(
             connection, stream.stream_id, "tail_lost", (cut, tail.to_offset), "recorded again as the stream has it now"
         )
@@ -189,14 +171,12 @@ _FORGOTTEN = (
 
 def _cut_offset(connection: sa.Connection, stream_id: int, cut: int) -> int:
     """The cut, moved back to where no block of the time index lies on both sides of it."""
+    at = sa.bindparam("cut", type_=sa.BigInteger)
     straddling = sa.select(sa.func.min(time_blocks.c.first_offset)).where(
-        time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset < cut, time_blocks.c.last_offset >= cut
+        time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset < at, time_blocks.c.last_offset >= at
     )
-    while (first := connection.execute(straddling).scalar_one()) is not None:
+    while (first := connection.execute(straddling, {"cut": cut}).scalar_one()) is not None:
         cut = first
-        straddling = sa.select(sa.func.min(time_blocks.c.first_offset)).where(
-            time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset < cut, time_blocks.c.last_offset >= cut
-        )
     return cut
 
 
@@ -219,10 +199,7 @@ def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> None:
         CoverageConflict: another recorder moved the tail meanwhile; nothing was written.
     """
     with translated_errors(), engine.begin() as connection:
-        tail = tail_of(connection, stream.stream_id)
-        if tail is None or tail.to_offset >= to_offset:
-            raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
-        _move_tail(connection, tail, to_offset)
+        tail = _move_tail(connection, stream, to_offset)
         connection.execute(
             sa.update(streams).where(streams.c.stream_id == stream.stream_id).values(first_offset=to_offset)
         )
@@ -236,19 +213,24 @@ def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> None:
     logger.warning(text, hole[0], hole[1] - 1, stream.name, extra=extra)
 
 
-def _move_tail(connection: sa.Connection, tail: CoverageRow, to_offset: int) -> None:
-    """Close a tail, and open one like it further on."""
+def _move_tail(connection: sa.Connection, stream: StreamRow, to_offset: int) -> CoverageRow:
+    """Close the tail, and open one like it further on; gives the one that was closed.
+
+    Raises:
+        CoverageConflict: another recorder moved it meanwhile.
+    """
+    tail = tail_of(connection, stream.stream_id)
+    if tail is None or tail.to_offset >= to_offset:
+        raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
     close_tail(connection, tail)
-    open_range(
-        connection,
-        tail.stream_id,
-        to_offset,
-        tail.key_ids,
-        with_time=tail.with_time,
-        is_tail=True,
-        position=tail.position,
-        over_amqp=tail.over_amqp,
-    )
+    _open_tail(connection, tail, to_offset, tail.position)
+    return tail
+
+
+def _open_tail(connection: sa.Connection, like: CoverageRow, from_offset: int, position: Position | None) -> None:
+    """Open a tail like another one of the stream."""
+    tail = NewTail(like.stream_id, from_offset, like.with_time, position)
+    open_tail(connection, tail, like.key_ids, over_amqp=like.over_amqp)
 
 
 def pass_over(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str) -> None:
@@ -258,10 +240,7 @@ def pass_over(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str)
         CoverageConflict: another recorder moved the tail meanwhile; nothing was written.
     """
     with translated_errors(), engine.begin() as connection:
-        tail = tail_of(connection, stream.stream_id)
-        if tail is None or tail.to_offset >= to_offset:
-            raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
-        _move_tail(connection, tail, to_offset)
+        tail = _move_tail(connection, stream, to_offset)
         last = sa.select(sa.func.max(events.c.event_id)).where(events.c.stream_id == stream.stream_id).scalar_subquery()
         grown = connection.execute(
             sa.update(events)

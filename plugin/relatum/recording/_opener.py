@@ -202,6 +202,7 @@ class Opener(Worker):
             track = min(due, key=lambda each: each.look_at)
             track.look_at = next_look()
             writer = track.writer
+            is_known = writer is not None and writer.is_known
         try:
             with within(LOOK_TIME_S, "looking where a stream ends"):
                 bounds = self._follower.reader().bounds(track.name)
@@ -215,6 +216,8 @@ class Opener(Worker):
         track.progress.show(bounds.last)
         if writer is not None and bounds.first is not None:
             writer.first_offset = bounds.first
+            if is_known:
+                writer.retained_from = bounds.first
 
 
 def _is_looked_at(track: Track) -> bool:

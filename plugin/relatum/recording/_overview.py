@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
+from relatum.recording._row_counts import bytes_of_a_row, counts_by
 from relatum.store import (
     STATEMENT_S,
     Position,
@@ -17,7 +18,6 @@ from relatum.store import (
     holds,
     key_definitions,
     recorder_members,
-    relationships,
     streams,
     table_parts_of,
     translated_errors,
@@ -89,20 +89,12 @@ def key_sizes(database: str | sa.Engine) -> list[KeySize]:
         DatabaseUnavailable: safe to repeat.
     """
     with as_engine(database, statement_s=STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
-        size = sum(part.size for part in table_parts_of(connection))
-        share = min(100.0, 100.0 * SAMPLE_BYTES_MAX / max(1, size))
-        table: Any = relationships if share == 100.0 else sa.tablesample(relationships, sa.func.system(share))
-        counts = sa.select(table.c.key_id, sa.func.count()).group_by(table.c.key_id)
-        rows = {key_id: round(count * 100.0 / share) for key_id, count in connection.execute(counts)}
-        whole = connection.execute(sa.text(_WHOLE)).scalar_one() or 0
-        of_one = float(whole) / max(1, sum(rows.values()))
+        rows, is_exact = counts_by(connection, "key_id", table_parts_of(connection), SAMPLE_BYTES_MAX)
+        of_one = bytes_of_a_row(connection, rows.total())
         return [
-            KeySize(each, rows.get(each.key_id, 0), round(rows.get(each.key_id, 0) * of_one), share == 100.0)
+            KeySize(each, rows[each.key_id], round(rows[each.key_id] * of_one), is_exact)
             for each in sorted(key_definitions(connection), key=lambda definition: definition.name)
         ]
-
-
-_WHOLE: Final = "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('relatum.relationships')"
 
 
 def recorder_list(database: str | sa.Engine) -> list[RecorderMember]:

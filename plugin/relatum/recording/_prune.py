@@ -19,7 +19,9 @@ from relatum.store import (
     check_recorded,
     checkpoints,
     coverage,
+    coverage_of,
     drop_parts,
+    interval,
     keys,
     receipts,
     relationships,
@@ -85,6 +87,11 @@ def prune(
         with translated_errors(), engine.begin() as connection:
             check_recorded(connection, address.vhost, names or ())
             known = streams_named(connection, address.vhost, names)
+            # Of others the broker is not asked: one that is declared anew is only told by what was recorded before.
+            recorded = {
+                row.stream_id for row in coverage_of(connection, [each.stream_id for each in known]) if row.position
+            }
+            known = [stream for stream in known if stream.stream_id in recorded]
         found = {stream: _first_retained(reader, stream.name, report) for stream in known}
         floors = {stream.stream_id: first for stream, first in found.items() if first is not None}
         with translated_errors(), engine.begin() as connection:
@@ -156,7 +163,7 @@ def _orphans() -> list[tuple[sa.Table, sa.ColumnElement[bool]]]:
     """What belongs to replaced streams and removed keys, and receipts nobody asks for any more."""
     replaced = sa.select(streams.c.stream_id).where(streams.c.replaced_at.is_not(None))
     removed = sa.select(keys.c.key_id).where(keys.c.removed_at.is_not(None))
-    age = sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, RECEIPTS_S)
+    age = sa.func.now() - interval(RECEIPTS_S)
     of_replaced = [
         (table, table.c.stream_id.in_(replaced)) for table in (relationships, time_blocks, checkpoints, coverage)
     ]

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 
 from relatum.membership import GROUP_KEY, value_bounds
-from relatum.store import group_scans, group_states, keys, relationships, streams, translated_errors
+from relatum.store import array, arrays, group_scans, group_states, keys, relationships, streams, translated_errors
 
 _FINAL: Final = group_states.c.state.in_(["open", "done", "dead"])
 """A group that is ready or claimed stays: whoever gets it learns that its messages are gone."""
@@ -40,13 +39,7 @@ def prune_groups(engine: sa.Engine, floors: Mapping[int, int], *, replaced: bool
 
 def _candidates(after: tuple[int, str], floors: Mapping[int, int], *, replaced: bool) -> sa.Select[Any]:
     states = group_states.c
-    retained = sa.func.unnest(
-        sa.literal(list(floors), postgresql.ARRAY(sa.Integer)),
-        sa.literal(list(floors.values()), postgresql.ARRAY(sa.BigInteger)),
-    )
-    floor = retained.table_valued(
-        sa.column("stream_id", sa.Integer), sa.column("first", sa.BigInteger), name="floor"
-    ).render_derived()
+    floor = arrays("floor", stream_id=array(floors, sa.Integer), first=array(floors.values(), sa.BigInteger))
     is_gone: sa.ColumnElement[bool] = sa.exists().where(
         floor.c.stream_id == states.stream_id, floor.c.first > states.first_offset
     )
@@ -69,9 +62,7 @@ def _bounds(rows: Any) -> dict[str, Any]:
 
 def _unnamed() -> sa.Delete:
     """Delete those groups of which the table names no message; asked of the rows themselves, which may have changed."""
-    columns = [("consumer_id", sa.Integer), ("group_id", sa.Text), ("low", sa.Text), ("high", sa.Text)]
-    given = sa.func.unnest(*(sa.bindparam(f"{name}s", type_=postgresql.ARRAY(kind)) for name, kind in columns))
-    chosen = given.table_valued(*(sa.column(name, kind) for name, kind in columns), name="chosen").render_derived()
+    chosen = arrays("chosen", consumer_id=sa.Integer, group_id=sa.Text, low=sa.Text, high=sa.Text)
     key_ids = sa.select(keys.c.key_id).where(keys.c.name == GROUP_KEY.name, keys.c.removed_at.is_(None))
     named = sa.exists().where(
         relationships.c.key_id == key_ids.scalar_subquery(),

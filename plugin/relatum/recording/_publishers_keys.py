@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, RelatumError
 from relatum.keys import KeyAgreement, KeyDefinition
 from relatum.processes import of_one_process
-from relatum.recording._recorder import engine_of
-from relatum.store import add_keys, check_keys, close_engine
+from relatum.recording._recorder import bounded
+from relatum.store import add_keys, check_keys
 from relatum.waiting import QUESTION_S, Outages, backoff, ended
 
 LOOK_S: Final = 60.0
@@ -88,6 +88,15 @@ class PublishersKeys:
         return max(0.0, self._look_at - time.monotonic()) if self._definitions else threading.TIMEOUT_MAX
 
 
+def begin_beside(thread: threading.Thread, agreement: KeyAgreement) -> None:
+    """Start a publisher's thread. Where none starts, at the interpreter's end or a limit, it goes on without."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        logger.warning("this process publishes and records nothing, which the next recorder does: %s", error)
+        agreement.tell(None)
+
+
 class KeyWatcher:
     """Compares a publisher's keys with the database, in a thread of its own, where others record.
 
@@ -97,15 +106,14 @@ class KeyWatcher:
     """
 
     def __init__(self, database: str | sa.Engine, definitions: Sequence[KeyDefinition]) -> None:
-        self._owns_engine = not isinstance(database, sa.Engine)
-        self._engine = engine_of(database, 1)
+        self._database = bounded(database, 1)
         self._stop = threading.Event()
         self._outages = Outages(logger, stop=self._stop)
-        self._keys = PublishersKeys(self._engine, definitions, self._outages, defines=False)
+        self._keys = PublishersKeys(self._database.engine, definitions, self._outages, defines=False)
         self.agreement = self._keys.agreement
         of_one_process(self, "a watcher of keys")
         self._thread = threading.Thread(target=self._run, name="relatum-keys", daemon=True)
-        self._thread.start()
+        begin_beside(self._thread, self.agreement)
 
     def left(self) -> dict[str, int | None]:
         """Nothing: it records nothing."""
@@ -119,8 +127,7 @@ class KeyWatcher:
                 self._stop.wait(min(LOOK_S, self._keys.due_s()))
             else:
                 self._outages.wait(next(pauses))
-        if self._owns_engine:
-            close_engine(self._engine)
+        self._database.close()
 
     def close(self) -> None:
         """End; it does not wait for the database."""

@@ -4,9 +4,7 @@ from typing import Annotated
 
 import typer
 
-from relatum import metrics
-from relatum.recording import Recorder
-from relatum.recording._recorder import DATABASE_CONNECTIONS_MAX
+from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.terminal import LogFormat, LogLevel, ServerOptions, set_up_logging, spread, stop_signals
 
 
@@ -37,7 +35,7 @@ def record(
     ] = None,
     database_connections: Annotated[
         int, typer.Option(help="Connections to PostgreSQL at most, whatever the number of streams.", min=1)
-    ] = DATABASE_CONNECTIONS_MAX,
+    ] = RECORDER_CONNECTIONS_MAX,
     log_format: Annotated[LogFormat, typer.Option(help="How log lines look.")] = LogFormat.TEXT,
     log_level: Annotated[LogLevel, typer.Option(help="From which level on to log.")] = LogLevel.INFO,
     *,
@@ -48,6 +46,9 @@ def record(
     Both signals finish the batch at hand. Broker and database may go away and come back. Several recorders of the
     same streams share them: what one has that dies, the others take over within seconds.
     """
+    from relatum import metrics
+    from relatum.recording import Recorder
+
     set_up_logging(log_format, log_level)
     recorder = Recorder(
         servers.address,

@@ -19,11 +19,12 @@ from relatum.errors import (
     RelatumError,
 )
 from relatum.keys import KeyDefinition, as_definitions
+from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
 from relatum.recording._group import RecorderGroup
 from relatum.recording._statistics import RecorderStatistics
-from relatum.store import LEASE_S, add_keys, close_engine, key_definitions, known_engine, make_engine, translated_errors
+from relatum.store import LEASE_S, Database, add_keys, check_may_record, key_definitions, translated_errors
 from relatum.waiting import QUESTION_S, AfterStop, Server, backoff, within
 
 if TYPE_CHECKING:
@@ -33,10 +34,6 @@ logger = logging.getLogger("relatum.recorder")
 
 PARTITIONS_S: Final = 30.0
 """How often a super stream is asked for new partitions."""
-
-DATABASE_CONNECTIONS_MAX: Final = 4
-"""Connections to PostgreSQL of a recorder, unless it is told otherwise: a dozen recorders fit into its default of 100.
-"""
 
 SHARED_NAME_BYTES_MAX: Final = 500
 """Bytes of the name members share by, at most: PostgreSQL indexes 2,700."""
@@ -79,7 +76,7 @@ class Recorder:
         auth_mechanism: AuthMechanism | None = None,
         keys: Iterable[str | KeyDefinition] = (),
         holder: str | None = None,
-        database_connections_max: int = DATABASE_CONNECTIONS_MAX,
+        database_connections_max: int = RECORDER_CONNECTIONS_MAX,
         lease_s: float = LEASE_S,
     ) -> None:
         with as_options():
@@ -89,8 +86,8 @@ class Recorder:
             if holder is not None:
                 checked_name("holder", holder)
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
-        self._owns_engine = not isinstance(database, sa.Engine)
-        self._engine = engine_of(database, database_connections_max)
+        self._database = bounded(database, database_connections_max)
+        self._engine = self._database.engine
         self._keys = as_definitions(keys)
         name = shared_name(self._address.vhost, self._names)
         self._group = RecorderGroup(self._address, self._engine, name=name, holder=holder, lease_s=lease_s)
@@ -115,7 +112,7 @@ class Recorder:
         Broker and database may be away, at the start too: they are waited for.
 
         Raises:
-            ConfigurationError, AccessRefused: waiting would not cure it.
+            ConfigurationError, AccessRefused: waiting would not cure it; a user of the database who may only read, too.
             KeyDefinitionConflict: a key of `keys` is defined with another source or type.
             SchemaMissing: the database has no schema: run `relatum migrate`.
         """
@@ -126,8 +123,7 @@ class Recorder:
                 self._look_for_streams(stop)
         finally:
             self._group.stop()
-            if self._owns_engine:
-                close_engine(self._engine)
+            self._database.close()
             if stop.is_set():
                 logger.info("the recorder has ended, as it was told to")
 
@@ -153,6 +149,8 @@ class Recorder:
                     add_keys(self._engine, self._keys)
                 with translated_errors(), self._engine.begin() as connection:
                     key_definitions(connection)
+                    # Whoever may not only finds out with the first row, and is refused there again and again.
+                    check_may_record(connection)
             except DatabaseUnavailable as error:
                 outages.failed(_KEYS, error)
                 # Nothing else asks it until then, and the metrics tell whether it answers.
@@ -224,8 +222,6 @@ def shared_name(vhost: str, names: Iterable[str]) -> str:
     return f"{len(told)} streams {hashlib.sha256(name.encode()).hexdigest()}"
 
 
-def engine_of(database: str | sa.Engine, connections_max: int) -> sa.Engine:
-    """The engine itself, or one for a URL that opens so many connections and no more."""
-    if isinstance(database, sa.Engine):
-        return known_engine(database)
-    return make_engine(database, pool_size=connections_max, connections_max=connections_max)
+def bounded(database: str | sa.Engine, connections_max: int) -> Database:
+    """A database that may be used again once it is closed; by a URL, over so many connections and no more."""
+    return Database(database, refusing=None, pool_size=connections_max, connections_max=connections_max)

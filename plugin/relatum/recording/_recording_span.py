@@ -27,7 +27,7 @@ def _messages_of(part: RecordBatch) -> Iterator[Message]:
             yield Message.from_record(part.stream, offset, raw)
 
 
-def recording(named: Sequence[tuple[str, Batch]], name: str = "record") -> AbstractContextManager[Span | None]:
+def recording(named: Sequence[tuple[str, Batch]], name: str = "record") -> AbstractContextManager[Span]:
     """A span around the transaction that writes batches, where somebody wants spans.
 
     Args:

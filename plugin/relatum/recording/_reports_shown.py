@@ -32,7 +32,6 @@ def print_backfilled(reports: Sequence[BackfillReport], *, as_json: bool) -> Non
         console.print(
             f"{report.stream}: {report.messages:,} messages read again, {report.rows:,} rows written "
             f"in {report.seconds:,.1f} s.",
-            markup=False,
         )
 
 
@@ -67,19 +66,19 @@ def print_verified(report: VerifyReport) -> None:
             if not report.exact:
                 how = f"a sample, {stream.windows:,} of {stream.windows_total:,} windows (--seed {report.seed}),"
             line = f"{stream.stream}: {how} compared, {stream.messages:,} messages, {stream.rows:,} rows: {found}."
-        console.print(line, markup=False)
+        console.print(line)
         if stream.differences:
             _print_differences(stream)
         for what in stream.unproven:
-            console.print(f"{stream.stream}: {what}.", markup=False)
+            console.print(f"{stream.stream}: {what}.")
     for name, error in report.failed.items():
-        errors.print(f"{name}: not compared: {error}", markup=False)
+        errors.print(f"{name}: not compared: {error}")
 
 
 def _print_differences(stream: StreamVerified) -> None:
     kinds = Counter(each.kind for each in stream.differences)
     shown = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
-    console.print(f"{stream.stream or 'rows of no stream'}: {shown}", markup=False)
+    console.print(f"{stream.stream or 'rows of no stream'}: {shown}")
     table = Table("kind", "table", "offset", "key", "value", "time (µs)")
     for each in stream.differences[:DIFFERENCES_SHOWN]:
         time_us = "–" if each.time_us is None else str(each.time_us)

@@ -12,7 +12,7 @@ from relatum.errors import AccessRefused, NotFound, RelatumError, StreamNotFound
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error, is_of_all
 from relatum.recording._ranges import gaps
-from relatum.recording._row_counts import row_counts
+from relatum.recording._row_counts import bytes_of_a_row, row_counts
 from relatum.store import (
     RECORDERS,
     STATEMENT_S,
@@ -129,7 +129,7 @@ class _Facts:
         self.skipped = self._skipped(connection, ids)
         self.events = {stream_id: _events(connection, stream_id) for stream_id in ids}
         self.rows = row_counts(connection)
-        self.row_bytes = _bytes_of_a_row(connection, sum(self.rows.values()))
+        self.row_bytes = bytes_of_a_row(connection, sum(self.rows.values()))
         self.holders = holders_of(connection, RECORDERS, ids)
 
     def _skipped(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, dict[str, dict[str, int]]]:
@@ -150,12 +150,6 @@ def _events(connection: sa.Connection, stream_id: int) -> list[StreamEvent]:
         .limit(EVENTS_MAX)
     )
     return [StreamEvent(*row) for row in rows][::-1]
-
-
-def _bytes_of_a_row(connection: sa.Connection, rows: int) -> float:
-    parts = "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('relatum.relationships')"
-    size = connection.execute(sa.text(parts)).scalar_one()
-    return float(size) / rows if rows else 0.0
 
 
 def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader) -> StreamStatus:

@@ -7,7 +7,9 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.recording._compare import Difference
+from relatum.recording._deleting import BATCH_ROWS, delete_batch
 from relatum.store import (
+    at_one_moment,
     checkpoints,
     group_scans,
     receipts,
@@ -28,9 +30,6 @@ _PLACES: Final[tuple[tuple[sa.Table, Any], ...]] = (
 )
 """Tables that name streams without a foreign key, and the offset shown. Coverage has one."""
 
-STRAYS_BATCH: Final = 10_000
-"""Rows deleted in one transaction."""
-
 
 def _unknown(table: sa.Table, known: Sequence[int]) -> sa.ColumnElement[bool]:
     """Ids between those that are known: ranges, so that an index by blocks finds them without reading the table."""
@@ -47,9 +46,8 @@ def _known(connection: sa.Connection) -> list[int]:
 
 def find_strays(engine: sa.Engine) -> Iterator[Difference]:
     """One difference for each table and unknown stream."""
-    with translated_errors(), engine.connect() as opened:
-        # One moment: a stream's row is there before its other rows.
-        connection = opened.execution_options(isolation_level="REPEATABLE READ")
+    # One moment: a stream's row is there before its other rows.
+    with at_one_moment(engine) as connection:
         known = _known(connection)
         for table, place in _PLACES:
             query = sa.select(table.c.stream_id, sa.func.min(place), sa.func.max(place), sa.func.count())
@@ -61,12 +59,10 @@ def find_strays(engine: sa.Engine) -> Iterator[Difference]:
 
 def delete_strays(engine: sa.Engine) -> None:
     """Delete them, in bounded transactions."""
+    with translated_errors(), engine.connect() as connection:
+        known = _known(connection)
     for table, _ in _PLACES:
-        place: sa.ColumnElement[Any] = sa.literal_column("ctid")
-        deleted = STRAYS_BATCH
-        while deleted >= STRAYS_BATCH:
-            with translated_errors(), engine.begin() as connection:
-                gone = _unknown(table, _known(connection))
-                chosen = sa.select(place).select_from(table).where(gone).limit(STRAYS_BATCH)
-                statement = sa.delete(table).where(place == sa.any_(sa.func.array(chosen.scalar_subquery())), gone)
-                deleted = connection.execute(statement).rowcount
+        # Asked again of each row: those of a stream that was taken up since are no strays.
+        gone = _unknown(table, known) & ~sa.exists().where(streams.c.stream_id == table.c.stream_id)
+        while delete_batch(engine, table, gone, BATCH_ROWS) >= BATCH_ROWS:
+            pass

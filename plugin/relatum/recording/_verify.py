@@ -36,6 +36,7 @@ from relatum.store import (
     Range,
     StreamRow,
     as_engine,
+    at_one_moment,
     coverage_of,
     key_definitions,
     streams_named,
@@ -203,8 +204,7 @@ def plan_verification(
         StreamNotFound: there is no such stream.
     """
     result = StreamVerified(name, super_stream=super_stream)
-    with translated_errors(), engine.connect() as opened:
-        connection = opened.execution_options(isolation_level="REPEATABLE READ")
+    with at_one_moment(engine) as connection:
         generations = generations_of(connection, vhost, name)
         definitions = key_definitions(connection)
         known = known_key_ids(connection)
@@ -312,8 +312,7 @@ class Comparison:
     def compare(self, window: Range, result: StreamVerified) -> None:
         """Compare one window, and add what was found to the result."""
         read = read_window(self._reader, self._stream.name, window)
-        with translated_errors(), self._engine.connect() as opened:
-            connection = opened.execution_options(isolation_level="REPEATABLE READ")
+        with at_one_moment(self._engine) as connection:
             stored = stored_of(connection, self._stream.stream_id, window)
         found = compare_window(read, stored, window, self._first_retained, sees_all=self._reader.transport == "stream")
         result.add_window(window, found)

@@ -4,9 +4,6 @@ from typing import Annotated
 
 import typer
 
-from relatum.recording import repair
-from relatum.recording import verify as run_verify
-from relatum.recording._reports_shown import exit_with, print_verified, verified_document
 from relatum.terminal import JsonOption, ServerOptions, console, print_json, spread
 
 
@@ -44,6 +41,9 @@ def verify(
     `--json` prints one document: ok, exact, seed, streams (each with its differences), and with --repair dry_run and
     repaired (what was or would be done).
     """
+    from relatum.recording import exit_with, print_verified, repair, verified_document
+    from relatum.recording import verify as run_verify
+
     address, url = servers.address, servers.database_url
     report = run_verify(address, url, streams or None, sample=sample, seed=seed)
     done = repair(report, url, vhost=address.vhost, dry_run=dry_run) if repair_rows and not report.ok else None
@@ -53,5 +53,5 @@ def verify(
     else:
         print_verified(report)
         for line in done or ():
-            console.print(f"{'would be done' if dry_run else 'done'}: {line}", markup=False)
+            console.print(f"{'would be done' if dry_run else 'done'}: {line}")
     exit_with(report, streams or ())

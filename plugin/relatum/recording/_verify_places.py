@@ -15,6 +15,7 @@ from relatum.recording._extract import Extractor
 from relatum.store import (
     Range,
     StreamRow,
+    at_one_moment,
     checkpoints,
     coverage,
     coverage_of,
@@ -144,8 +145,7 @@ def mend_receipts(engine: sa.Engine, reader: StreamReader, stream: StreamRow) ->
 
 def compare_scans(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> Iterator[Difference]:
     """Where consumers of groups count offsets as scanned twice, or offsets that are not recorded."""
-    with translated_errors(), engine.connect() as opened:
-        connection = opened.execution_options(isolation_level="REPEATABLE READ")
+    with at_one_moment(engine) as connection:
         scans = _scans(connection, stream.stream_id)
         known = merged((row.from_offset, row.to_offset) for row in coverage_of(connection, [stream.stream_id]))
     first = reader.bounds(stream.name).first if scans else None

@@ -81,7 +81,11 @@ class Writer:
         self.over_amqp = opened.tail.over_amqp
         self.started_at = opened.tail.to_offset
         self.first_offset = opened.stream.first_offset or 0
+        self.retained_from = 0
+        """Before it nothing is retained. Not of a stream of which nothing was recorded when the broker was asked: that
+        one may be declared anew, and nobody could tell."""
         self.recorded_to = opened.tail.to_offset - 1
+        self._is_known = opened.known is not None
 
     def _new_batch(self) -> Batch:
         return Batch(self._row.stream_id, self._extractor, with_time=self._row.with_time)
@@ -135,6 +139,11 @@ class Writer:
             held, self._held = self._held, []
         self._done(*held)
         self._ended(self, error)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether something was recorded by which the stream is told from another of its name."""
+        return self._is_known or self.recorded_to >= self.started_at
 
     def is_as(self, key_ids: Sequence[int], with_time: bool | None) -> bool:
         """Whether it records by the keys, and the time, that are in force now."""

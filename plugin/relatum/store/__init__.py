@@ -1,7 +1,7 @@
 """PostgreSQL: the schema `relatum`, its key definitions and streams, its coverage, and the way rows get in."""
 
-from relatum.store._address import DatabaseAddress, parse_database
-from relatum.store._arrays import BigIntegers, array_text, arrays
+from relatum.store._address import DatabaseAddress, database_name, parse_database
+from relatum.store._arrays import BigIntegers, array, array_text, arrays
 from relatum.store._async_database import AsyncDatabase
 from relatum.store._catalog import (
     FORGOTTEN,
@@ -35,7 +35,6 @@ from relatum.store._coverage import (
     last_position,
     merged,
     missing,
-    open_range,
     proven,
     tail_of,
 )
@@ -43,17 +42,16 @@ from relatum.store._database import Database, Either, compiled
 from relatum.store._engine import (
     STATEMENT_S,
     as_engine,
+    at_one_moment,
     close_engine,
     component_engine,
     known_engine,
     make_engine,
 )
-from relatum.store._expectation_tables import expectations
 from relatum.store._group_tables import group_consumers, group_scans, group_states
-from relatum.store._lease import LEASE_S, NOW, from_now, holds, lapsed, leased, renewal_s, unleased
+from relatum.store._lease import LEASE_S, NOW, from_now, holds, interval, lapsed, leased, renewal_s, unleased
 from relatum.store._members import RECORDERS, Member, Share, Sharing, holders_of
-from relatum.store._named import database_name
-from relatum.store._part_bounds import may_hold_offsets, may_hold_values
+from relatum.store._part_bounds import in_parts, may_hold_offsets, may_hold_values, parts_of_value
 from relatum.store._parts import (
     PART_BYTES,
     Part,
@@ -74,7 +72,7 @@ from relatum.store._placement_tables import (
     super_stream_partitions,
     super_streams,
 )
-from relatum.store._rights import writable_tables
+from relatum.store._rights import check_may_record, writable_tables
 from relatum.store._rows import copy_lines, copy_number, copy_text, count_skips, needs_escape
 from relatum.store._serial_tables import (
     serial_checkpoints,
@@ -83,7 +81,6 @@ from relatum.store._serial_tables import (
     serial_members,
     serial_positions,
 )
-from relatum.store._settlement_tables import settlements
 from relatum.store._settling import (
     SETTLE_S,
     CommitInDoubt,
@@ -98,6 +95,7 @@ from relatum.store._tables import (
     checkpoints,
     coverage,
     events,
+    expectations,
     keys,
     metadata,
     part_keys,
@@ -105,13 +103,14 @@ from relatum.store._tables import (
     receipts,
     recorder_members,
     relationships,
+    settlements,
     skips,
     streams,
     table_parts,
+    taps,
     time_blocks,
 )
-from relatum.store._tails import NewTail, TailMove, advance_all, close_tail, close_tails, open_tails
-from relatum.store._tap_tables import taps
+from relatum.store._tails import NewTail, TailMove, advance_all, close_tail, close_tails, open_tail, open_tails
 from relatum.store._translation import translated_errors
 from relatum.store._waiting import NoAnswerInTime
 from relatum.wire import Position
@@ -150,10 +149,13 @@ __all__ = [
     "add_hole",
     "add_keys",
     "advance_all",
+    "array",
     "array_text",
     "arrays",
     "as_engine",
+    "at_one_moment",
     "check_keys",
+    "check_may_record",
     "check_recorded",
     "checkpoints",
     "close_engine",
@@ -191,6 +193,8 @@ __all__ = [
     "group_states",
     "holders_of",
     "holds",
+    "in_parts",
+    "interval",
     "key_definitions",
     "keys",
     "known_engine",
@@ -209,11 +213,12 @@ __all__ = [
     "missing",
     "moved_contexts",
     "needs_escape",
-    "open_range",
+    "open_tail",
     "open_tails",
     "parse_database",
     "part_keys",
     "part_streams",
+    "parts_of_value",
     "placement_epochs",
     "placements",
     "proven",

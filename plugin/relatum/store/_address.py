@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, Engine
 
 from relatum.checks import shown
 from relatum.errors import ConfigurationError
@@ -221,3 +221,13 @@ def _check(address: DatabaseAddress) -> None:
             f"{_NO_URL}: its port is no number up to 65535 (write / in a password as %2F, ? as %3F)"
         )
     address.hosts()
+
+
+def database_name(engine: Engine) -> str:
+    """The host, port and name of a database as its URL has them, without user and password: for the log."""
+    url = engine.url
+    in_query = url.query.get("host", ())
+    hosts = [in_query] if isinstance(in_query, str) else list(in_query)
+    host = url.host or ",".join(hosts)
+    port = f":{url.port}" if url.port is not None else ""
+    return f"{host}{port}/{url.database or ''}"

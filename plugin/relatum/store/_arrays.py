@@ -29,11 +29,21 @@ def array_text(values: Iterable[str]) -> str:
     return '{"' + escaped.replace("\0", '","') + '"}' if given else "{}"
 
 
+def array(values: Iterable[Any], kind: Any) -> "sa.BindParameter[Any]":
+    """Values of a kind as an array, for `arrays`."""
+    return sa.literal(list(values), sa.ARRAY(kind))
+
+
 def arrays(table: str, **columns: Any) -> Any:
-    """Arrays of parameters as a table of that name: a column each, by its type; the parameter's name has an `s` more.
+    """Arrays as a table of that name: a column each, by its type; the parameter's name has an `s` more.
 
     given = arrays("given", stream_id=sa.Integer, end=sa.BigInteger)  # parameters: stream_ids, ends
+
+    A column may also be the array itself: a parameter of another name, or the values.
     """
-    given = [sa.bindparam(f"{name}s", type_=sa.ARRAY(kind)) for name, kind in columns.items()]
-    values = [sa.column(name, kind) for name, kind in columns.items()]
+    given: list[Any] = [
+        each if isinstance(each, sa.ColumnElement) else sa.bindparam(f"{name}s", type_=sa.ARRAY(each))
+        for name, each in columns.items()
+    ]
+    values = [sa.column(name, array.type.item_type) for name, array in zip(columns, given, strict=True)]
     return sa.func.unnest(*given).table_valued(*values).render_derived(table)

@@ -94,40 +94,39 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
             are too many; nothing was written.
     """
     definitions = as_definitions(wanted)
+    missing: list[KeyDefinition] = []
     with translated_errors(), engine.begin() as connection:
-        in_force = {definition.name: definition for definition in key_definitions(connection)}
-        for definition in definitions:
-            _check_same(definition, in_force.get(definition.name))
-        if all(_is_said(definition, in_force.get(definition.name)) for definition in definitions):
-            # The usual case, without a lock: hundreds of publishers may start at once.
-            return [in_force[definition.name] for definition in definitions]
-        # Two that define the same key at once wait for each other here.
-        connection.execute(sa.text("LOCK TABLE relatum.keys IN SHARE ROW EXCLUSIVE MODE"))
-        in_force = {definition.name: definition for definition in key_definitions(connection)}
-        missing = [definition for definition in definitions if definition.name not in in_force]
-        for definition in definitions:
-            _check_same(definition, in_force.get(definition.name))
-        if len(in_force) + len(missing) > KEYS_MAX:
-            raise InvalidKeyDefinition(f"at most {KEYS_MAX} keys can be in force", key=missing[-1].name)
-        _check_named(definitions, {key.name: key for key in missing} | in_force)
-        if missing:
-            rows = [
-                {"name": key.name, "sources": key.sources, "type": str(key.type), "masked": key.masked}
-                for key in missing
-            ]
-            connection.execute(sa.insert(keys), rows)
-        told = [key for key in definitions if not _is_said(key, in_force.get(key.name))]
-        directed = [{"of_key": key.name, "named": key.names} for key in told if key.names]
-        if directed:
-            connection.execute(_SET_NAMES, directed)
-        masked = [{"of_key": key.name, "is_masked": True} for key in told if key.masked]
-        if masked:
-            connection.execute(_SET_MASKED, masked)
-        stored = {definition.name: definition for definition in key_definitions(connection)}
+        in_force = _in_force(connection, definitions)
+        # Most often all is said, without a lock: hundreds of publishers may start at once.
+        if not all(_is_said(definition, in_force.get(definition.name)) for definition in definitions):
+            # Two that define the same key at once wait for each other here.
+            connection.execute(sa.text("LOCK TABLE relatum.keys IN SHARE ROW EXCLUSIVE MODE"))
+            missing = _write_keys(connection, definitions, _in_force(connection, definitions))
+            in_force = _in_force(connection, definitions)
     for definition in missing:
         hint = f" ({definition.hint})" if definition.hint else ""
         logger.info("defined key %r (new): %s%s", definition.name, definition.meaning, hint)
-    return [stored[definition.name] for definition in definitions]
+    return [in_force[definition.name] for definition in definitions]
+
+
+def _write_keys(
+    connection: sa.Connection, definitions: Sequence[KeyDefinition], in_force: dict[str, KeyDefinition]
+) -> list[KeyDefinition]:
+    """Write what is not said yet; gives the definitions that are new."""
+    missing = [definition for definition in definitions if definition.name not in in_force]
+    if len(in_force) + len(missing) > KEYS_MAX:
+        raise InvalidKeyDefinition(f"at most {KEYS_MAX} keys can be in force", key=missing[-1].name)
+    _check_named(definitions, {key.name: key for key in missing} | in_force)
+    told = [key for key in definitions if not _is_said(key, in_force.get(key.name))]
+    rows = [{"name": key.name, "sources": key.sources, "type": str(key.type), "masked": key.masked} for key in missing]
+    for statement, parameters in (
+        (sa.insert(keys), rows),
+        (_SET_NAMES, [{"of_key": key.name, "named": key.names} for key in told if key.names]),
+        (_SET_MASKED, [{"of_key": key.name, "is_masked": True} for key in told if key.masked]),
+    ):
+        if parameters:
+            connection.execute(statement, parameters)
+    return missing
 
 
 def check_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> None:
@@ -138,9 +137,15 @@ def check_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> None
     """
     definitions = as_definitions(wanted)
     with translated_errors(), engine.begin() as connection:
-        in_force = {definition.name: definition for definition in key_definitions(connection)}
-    for definition in definitions:
+        _in_force(connection, definitions)
+
+
+def _in_force(connection: sa.Connection, wanted: Iterable[KeyDefinition]) -> dict[str, KeyDefinition]:
+    """The keys in force, by name, of which none says something else than one that is wanted."""
+    in_force = {definition.name: definition for definition in key_definitions(connection)}
+    for definition in wanted:
         _check_same(definition, in_force.get(definition.name))
+    return in_force
 
 
 def _check_same(wanted: KeyDefinition, existing: KeyDefinition | None) -> None:
@@ -237,12 +242,7 @@ def mask_secret(connection: sa.Connection) -> bytes:
 
 def current_stream(connection: sa.Connection, vhost: str, name: str) -> StreamRow | None:
     """The stream's present generation; None where it was never recorded."""
-    row = connection.execute(
-        sa.select(*_STREAM_COLUMNS).where(
-            streams.c.vhost == vhost, streams.c.name == name, streams.c.replaced_at.is_(None)
-        )
-    ).one_or_none()
-    return StreamRow(**row._mapping) if row else None
+    return next(iter(streams_named(connection, vhost, [name], partitions=False)), None)
 
 
 def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream: str | None = None) -> StreamRow:
@@ -253,26 +253,10 @@ def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream
     Raises:
         CoverageConflict: somebody forgot the stream at this very moment; try again.
     """
-    # Rows of one that was forgotten may still be there.
-    before = sa.select(sa.func.coalesce(sa.func.max(streams.c.generation), 0) + 1).where(
-        streams.c.vhost == vhost, streams.c.name == name
-    )
-    statement = (
-        insert(streams)
-        .values(vhost=vhost, name=name, super_stream=super_stream, generation=before.scalar_subquery())
-        .on_conflict_do_nothing(index_elements=["vhost", "name"], index_where=streams.c.replaced_at.is_(None))
-    )
-    found = current_stream(connection, vhost, name)
-    if found is None:
-        connection.execute(statement)
-        found = current_stream(connection, vhost, name)
-        if found is None:
-            raise CoverageConflict(f"the stream {name!r} was forgotten at this moment; try again", stream=name)
-    if super_stream is not None and found.super_stream != super_stream:
-        connection.execute(
-            sa.update(streams).where(streams.c.stream_id == found.stream_id).values(super_stream=super_stream)
-        )
-    return found
+    found = ensure_streams(connection, vhost, {name: super_stream})
+    if not found:
+        raise CoverageConflict(f"the stream {name!r} was forgotten at this moment; try again", stream=name)
+    return found[0]
 
 
 def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping[str, str | None]) -> list[StreamRow]:

@@ -110,6 +110,9 @@ collected_messages = Table(
     CheckConstraint(
         "(finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'dead'))", name="collected_messages_finished_at"
     ),
+    CheckConstraint(
+        "finished_at IS NULL OR (reason IS NOT NULL) = (state <> 'succeeded')", name="collected_messages_reason"
+    ),
     Index("collected_messages_id", "message_id"),
     # What a member has still to do; from collected to forwarded nothing moves in any index.
     Index("collected_messages_unfinished", "member_id", postgresql_where=text("finished_at IS NULL")),
@@ -118,6 +121,14 @@ collected_messages = Table(
         "source_id",
         "finished_at",
         postgresql_where=text("finished_at IS NOT NULL"),
+    ),
+    # Those that failed or are dead: by `state` it would move, too.
+    Index(
+        "collected_messages_unsuccessful",
+        "source_id",
+        "finished_at",
+        "stream_offset",
+        postgresql_where=text("finished_at IS NOT NULL AND reason IS NOT NULL"),
     ),
     # Each row is written three times, soon after one another: room on its page keeps the second in place.
     postgresql_with={"fillfactor": "70", "autovacuum_vacuum_scale_factor": "0.05"},

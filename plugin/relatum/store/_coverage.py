@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
 
 from relatum.errors import CoverageConflict
+from relatum.keys import timestamp_us
 from relatum.store._tables import coverage
 from relatum.wire import Position
 
@@ -38,6 +38,16 @@ class CoverageRow:
     """Whether AMQP 0.9.1 recorded it, which does not show compressed batches: it proves nothing absent."""
 
     @property
+    def mark(self) -> int:
+        """What tells it from a row of the same id: what lies at its end, or, where nothing does, when it was written.
+
+        A standby that is promoted without the last commits gives their ids anew, to other streams too.
+        """
+        if self.last_fingerprint is not None:
+            return self.last_fingerprint
+        return timestamp_us(self.recorded_at)
+
+    @property
     def position(self) -> Position | None:
         """What lay at the last recorded offset; None where nothing was recorded yet."""
         if self.last_offset is None or self.last_fingerprint is None:
@@ -52,6 +62,12 @@ class CoverageRow:
         """Whether what the range does not hold for a key, or for `TIME`, is not in the stream."""
         return not self.over_amqp and self.holds(key_id)
 
+
+MARK: Final = sa.func.coalesce(
+    coverage.c.last_fingerprint,
+    sa.cast(sa.extract("epoch", coverage.c.recorded_at) * sa.literal_column("1000000"), sa.BigInteger),
+)
+"""`CoverageRow.mark` in PostgreSQL."""
 
 COLUMNS = [coverage.c[name] for name in CoverageRow.__dataclass_fields__]
 
@@ -83,45 +99,6 @@ def last_position(rows: Iterable[CoverageRow]) -> Position | None:
     """What was recorded furthest on. A log grows at its end only: where that agrees, all before it does."""
     positions = [row.position for row in rows if row.position is not None]
     return max(positions, key=lambda position: position.offset, default=None)
-
-
-def open_range(
-    connection: sa.Connection,
-    stream_id: int,
-    at: int,
-    key_ids: Iterable[int],
-    *,
-    with_time: bool,
-    is_tail: bool,
-    position: Position | None = None,
-    over_amqp: bool = False,
-) -> CoverageRow:
-    """A new range that holds nothing yet, [at, at). `over_amqp` says what will be recorded of it is read by AMQP 0.9.1.
-
-    Raises:
-        CoverageConflict: the stream has a tail already, and this was to be one.
-    """
-    statement = (
-        insert(coverage)
-        .values(
-            stream_id=stream_id,
-            from_offset=at,
-            to_offset=at,
-            key_ids=sorted(key_ids),
-            with_time=with_time,
-            is_tail=is_tail,
-            last_offset=position and position.offset,
-            last_fingerprint=position and position.fingerprint,
-            last_chunk_ms=position and position.chunk_ms,
-            over_amqp=over_amqp,
-        )
-        .on_conflict_do_nothing()
-        .returning(*COLUMNS)
-    )
-    row = connection.execute(statement).one_or_none()
-    if row is None:
-        raise CoverageConflict("another recorder opened the stream's tail first", stream="")
-    return row_of(row)
 
 
 def add_hole(connection: sa.Connection, stream_id: int, hole: Range) -> None:

@@ -14,6 +14,7 @@ from relatum.errors import ConfigurationError, UsedAfterClose
 from relatum.processes import after_fork, leave_to_parent
 from relatum.store._address import POOL, POOL_SIZE, STATEMENT, parse_database
 from relatum.store._sessions import look_at_sessions
+from relatum.store._translation import translated_errors
 from relatum.store._waiting import ComponentEngine, TimedPool, bound_waits
 from relatum.waiting import Deadline
 
@@ -148,6 +149,15 @@ def close_engine(engine: sa.Engine, refusing: str | None = None) -> None:
     if refusing is not None:
         # The pool's own, and no event: others connect by those.
         pool.connect = refuse
+
+
+@contextmanager
+def at_one_moment(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A transaction whose statements all see the database as it is at the first of them; committed at the end."""
+    with translated_errors(), engine.connect() as connection:
+        connection.execution_options(isolation_level="REPEATABLE READ")
+        with connection.begin():
+            yield connection
 
 
 @contextmanager

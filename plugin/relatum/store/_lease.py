@@ -33,10 +33,15 @@ NOW: Final = sa.func.clock_timestamp()
 """The database's time, also amid a transaction that had to wait."""
 
 
+def interval(seconds: Any) -> "sa.ColumnElement[Any]":
+    """So many seconds, as a span of time that moments are counted by."""
+    nothing: list[Any] = [sa.literal_column("0")] * 6  # No parameters: the text alone is what some prepare.
+    return sa.func.make_interval(*nothing, seconds)
+
+
 def from_now(seconds: "sa.ColumnElement[float]") -> sa.ColumnElement[Any]:
     """The moment so many seconds from now."""
-    nothing: list[Any] = [sa.literal_column("0")] * 6  # No parameters: the text alone is what some prepare.
-    return NOW + sa.func.make_interval(*nothing, seconds)
+    return NOW + interval(seconds)
 
 
 def leased(seconds: "sa.ColumnElement[float]", by: Any = None) -> dict[str, Any]:

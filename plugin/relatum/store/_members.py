@@ -18,7 +18,6 @@ from sqlalchemy.dialects.postgresql import insert
 from relatum.processes import new_holder
 from relatum.store._arrays import arrays
 from relatum.store._lease import holds, lapsed, leased, renewal_s
-from relatum.store._shares import target
 from relatum.store._tables import recorder_members, streams
 
 _TRIES: Final = 3
@@ -266,3 +265,15 @@ def holders_of(connection: sa.Connection, sharing: Sharing, keys: Collection[int
     """Who holds some of what is shared, now; what nobody holds is not among it."""
     found = connection.execute(sharing.holders, {"keys": sorted(keys)})
     return {row[0]: row[1] for row in found}
+
+
+def target(held: Mapping[str, int], member: str, things: int) -> int:
+    """How many a member should have, so that no two members differ by more than one.
+
+    Members that have more already keep them before those that have fewer, so that as few as can be change hands.
+
+    `held`: How many each member has whose lease holds; this one among them.
+    """
+    share, extra = divmod(things, len(held))
+    ranked = sorted(held, key=lambda each: (-held[each], each))
+    return share + (ranked.index(member) < extra)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
+from relatum.store._arrays import array, arrays
 from relatum.store._rows import copy_into
 from relatum.store._tables import part_streams, streams, table_parts
 from relatum.store._translation import translated_errors
@@ -151,11 +152,7 @@ def retain_from(connection: sa.Connection, firsts: Mapping[int, int]) -> None:
     Rows of offsets before are of messages that are gone. A stream that somebody has locked is left out: retention goes
     on, and it is said again.
     """
-    given = sa.func.unnest(
-        sa.literal(list(firsts), sa.ARRAY(sa.Integer)), sa.literal(list(firsts.values()), sa.ARRAY(sa.BigInteger))
-    )
-    first = given.table_valued(sa.column("stream_id", sa.Integer), sa.column("first", sa.BigInteger), name="first")
-    first = first.render_derived()
+    first = arrays("first", stream_id=array(firsts, sa.Integer), first=array(firsts.values(), sa.BigInteger))
     before = sa.func.coalesce(streams.c.retained_from, -1)
     free = sa.select(streams.c.stream_id).where(streams.c.stream_id.in_(firsts))
     connection.execute(

@@ -4,12 +4,31 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from relatum.errors import AccessRefused
+
 _WRITABLE: Final = sa.text(
     "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
     "WHERE n.nspname = 'relatum' AND c.relkind IN ('r', 'p') AND NOT c.relispartition "
     "AND (has_table_privilege(c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE') "
     "OR has_any_column_privilege(c.oid, 'INSERT, UPDATE')) ORDER BY 1"
 )
+
+
+_MAY_RECORD: Final = sa.text("SELECT has_table_privilege('relatum.relationships', 'INSERT'), current_user")
+
+
+def check_may_record(connection: sa.Connection) -> None:
+    """See that the user may write what a recorder writes.
+
+    Raises:
+        AccessRefused: it may not.
+    """
+    may, user = connection.execute(_MAY_RECORD).one()
+    if not may:
+        raise AccessRefused(
+            f"PostgreSQL lets the user {user!r} read here, but not record: grant it the role that may "
+            "(GRANT relatum_recorder TO its_name), or give the URL of another user"
+        )
 
 
 def writable_tables(connection: sa.Connection) -> list[str]:

@@ -12,7 +12,7 @@ Source: https://www.postgresql.org/docs/18/protocol-message-formats.html (Backen
 https://www.pgbouncer.org/features.html
 """
 
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import psycopg
 import sqlalchemy as sa
@@ -62,15 +62,22 @@ def look_at(connection: "psycopg.Connection[Any]", known: Any, prepare_threshold
     if prepare_threshold is None:
         prepare_threshold = 0 if _is_pooled(connection) else PREPARE_AFTER
     connection.prepare_threshold = prepare_threshold or None
+    if not (connection.info.parameter_status("DateStyle") or "ISO").startswith("ISO"):
+        # psycopg reads no other. Poolers keep this one setting for each of their clients.
+        _asked(connection, "SET DateStyle = 'ISO'")
     known[_LOOKED] = True
 
 
 def _is_pooled(connection: "psycopg.Connection[Any]") -> bool:
+    row = _asked(connection, "SELECT pg_catalog.pg_backend_pid()").fetchone()
+    return row is None or row[0] != connection.info.backend_pid
+
+
+def _asked(connection: "psycopg.Connection[Any]", statement: LiteralString) -> "psycopg.Cursor[Any]":
     before = connection.autocommit
     connection.autocommit = True
     try:
-        row = connection.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchone()
+        return connection.execute(statement, prepare=False)
     finally:
         if not connection.closed:
             connection.autocommit = before
-    return row is None or row[0] != connection.info.backend_pid

@@ -25,7 +25,8 @@ from sqlalchemy.dialects.postgresql import insert
 
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.store._engine import ONCE_STATEMENT_S
-from relatum.store._settlement_tables import settlements
+from relatum.store._lease import interval
+from relatum.store._tables import settlements
 from relatum.store._translation import translated_errors
 from relatum.store._waiting import patient
 from relatum.uuid7 import uuid7
@@ -77,10 +78,7 @@ _forget_old: Final = sa.delete(settlements).where(
     == sa.any_(
         sa.func.array(
             sa.select(_token)
-            .where(
-                settlements.c.written_at
-                < sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, sa.bindparam("older_s", type_=sa.Float))
-            )
+            .where(settlements.c.written_at < sa.func.now() - interval(sa.bindparam("older_s", type_=sa.Float)))
             .limit(_FORGET_MOST)
             .scalar_subquery()
         )

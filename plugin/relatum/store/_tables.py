@@ -18,6 +18,14 @@ The streams are the truth and these tables are derived from them: they can be dr
 - `receipts`: offsets of the messages whose publishers wait for them; short-lived.
 - `skips`: how many values were not recorded, by key and reason.
 - `events`: what happened to a stream: replaced, tail lost, hole, missing.
+- `settlements`: one row for each step whose writer does not know its outcome for sure yet, and for each that was found
+  to have been rolled back; see `relatum.store._settling`. A writer removes its rows as it goes on; what is left of
+  those that died is removed by age.
+
+Two are primary data, as those of placements and collectors are:
+
+- `expectations`: what is expected of the messages of streams: definitions, as keys are.
+- `taps`: which exchanges are tapped: a broker tells bindings to administrators only.
 """
 
 from datetime import datetime
@@ -29,6 +37,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    Double,
     ForeignKey,
     Identity,
     Index,
@@ -40,6 +49,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    Uuid,
     func,
     text,
 )
@@ -261,4 +271,54 @@ events = Table(
     Column("to_offset", BigInteger),
     Column("detail", Text, nullable=False, server_default=""),
     Index("events_stream", "stream_id", "event_id"),
+)
+
+settlements = Table(
+    "settlements",
+    metadata,
+    # Ascending with time, so that the index is written at its end.
+    Column("token", Uuid, primary_key=True),
+    made_at("written_at"),
+    # Written by one who settles: the step was rolled back, and can come through no more.
+    Column("is_void", Boolean, nullable=False, server_default=text("false")),
+    # Each row lives for a moment: a small table that is cleaned often.
+    postgresql_with={"autovacuum_vacuum_scale_factor": "0.0", "autovacuum_vacuum_threshold": "10000"},
+)
+
+expectations = Table(
+    "expectations",
+    metadata,
+    Column("expectation_id", Integer, Identity(always=True), primary_key=True),
+    Column("vhost", Text, nullable=False, server_default="/"),
+    Column("name", Text(collation="C"), nullable=False),
+    # Each message of this stream or super stream …
+    Column("of_stream", Text, nullable=False),
+    # … is followed by one with the same value of this key, by its name: one that is defined anew is meant as well …
+    Column("by_key", Text(collation="C"), nullable=False),
+    # … in this stream or super stream.
+    Column("follows", Text, nullable=False),
+    Column("within_s", Double, nullable=False),
+    Column("grace_s", Double, nullable=False, server_default="1"),
+    made_at("created_at"),
+    UniqueConstraint("vhost", "name", name="expectations_name"),
+    CheckConstraint("within_s > 0", name="expectations_within"),
+    CheckConstraint("grace_s >= 0", name="expectations_grace"),
+)
+
+taps = Table(
+    "taps",
+    metadata,
+    Column("tap_id", Integer, Identity(always=True), primary_key=True),
+    Column("vhost", Text, nullable=False, server_default="/"),
+    # Empty: the default exchange, to which nothing can be bound; by the firehose.
+    Column("exchange", Text, nullable=False),
+    Column("kind", Text),
+    Column("stream", Text, nullable=False),
+    Column("binding_key", Text, nullable=False),
+    # Of the binding, as JSON with sorted names: a binding is taken away by the very arguments it was made with.
+    Column("arguments", Text, nullable=False, server_default=text("'{}'")),
+    # Whether the stream was declared for a tap: only such a one is deleted with it.
+    Column("made_stream", Boolean, nullable=False),
+    made_at("created_at"),
+    UniqueConstraint("vhost", "exchange", "stream", "binding_key", "arguments", name="taps_binding"),
 )

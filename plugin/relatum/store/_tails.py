@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from relatum.errors import CoverageConflict
-from relatum.store._coverage import COLUMNS, CoverageRow, row_of
+from relatum.store._arrays import arrays
+from relatum.store._coverage import COLUMNS, MARK, CoverageRow, row_of
 from relatum.store._tables import coverage
 from relatum.wire import Position
 
@@ -62,6 +63,7 @@ def advance_all(connection: sa.Connection, moves: Sequence[TailMove]) -> tuple[s
     columns = {
         "ids": _array([move.row.coverage_id for move in moves]),
         "expected": _array([move.row.to_offset for move in moves]),
+        "marks": _array([move.row.mark for move in moves]),
         "ends": _array([move.to_offset for move in moves]),
         "offsets": _array([move.position.offset for move in moves]),
         "fingerprints": _array([move.position.fingerprint for move in moves]),
@@ -72,11 +74,12 @@ def advance_all(connection: sa.Connection, moves: Sequence[TailMove]) -> tuple[s
     if not left:
         return moved, set()
     ids = sa.literal([move.row.coverage_id for move in left], sa.ARRAY(sa.BigInteger))
-    query = sa.select(coverage.c.coverage_id, coverage.c.to_offset).where(
+    query = sa.select(coverage.c.coverage_id, coverage.c.to_offset, MARK).where(
         coverage.c.coverage_id == sa.any_(ids), coverage.c.is_tail
     )
-    now = {row.coverage_id: row.to_offset for row in connection.execute(query)}
-    return moved, {move.row.coverage_id for move in left if now.get(move.row.coverage_id) == move.row.to_offset}
+    now = {tuple(row) for row in connection.execute(query)}
+    rows = [move.row for move in left]
+    return moved, {row.coverage_id for row in rows if (row.coverage_id, row.to_offset, row.mark) in now}
 
 
 def _numbers(name: str) -> sa.BindParameter[Any]:
@@ -94,15 +97,15 @@ def _written(name: str) -> sa.Cast[Any]:
     return sa.cast(sa.bindparam(name, type_=sa.types.NullType()), sa.ARRAY(sa.BigInteger))
 
 
-_moves: Final = (
-    sa.func.unnest(*map(_written, ("ids", "expected", "ends", "offsets", "fingerprints", "chunks_ms")))
-    .table_valued(
-        *[
-            sa.column(name, sa.BigInteger)
-            for name in ("id", "expected", "to_offset", "last_offset", "last_fingerprint", "last_chunk_ms")
-        ]
-    )
-    .render_derived("moves")
+_moves: Final = arrays(
+    "moves",
+    id=_written("ids"),
+    expected=_written("expected"),
+    mark=_written("marks"),
+    to_offset=_written("ends"),
+    last_offset=_written("offsets"),
+    last_fingerprint=_written("fingerprints"),
+    last_chunk_ms=_written("chunks_ms"),
 )
 
 _free: Final = (
@@ -120,6 +123,7 @@ _ADVANCE_ALL: Final = (
         coverage.c.coverage_id == _moves.c.id,
         coverage.c.coverage_id.in_(sa.select(_free.c.coverage_id)),
         coverage.c.to_offset == _moves.c.expected,
+        _moves.c.mark == MARK,
         coverage.c.is_tail,
     )
     .values(
@@ -153,6 +157,20 @@ def open_tails(
     return [row_of(row) for row in connection.execute(_OPEN_TAILS, values)]
 
 
+def open_tail(
+    connection: sa.Connection, tail: "NewTail", key_ids: Iterable[int], *, over_amqp: bool = False
+) -> CoverageRow:
+    """One new tail.
+
+    Raises:
+        CoverageConflict: the stream has one already.
+    """
+    opened = open_tails(connection, [tail], key_ids, over_amqp=over_amqp)
+    if not opened:
+        raise CoverageConflict("another recorder opened the stream's tail first", stream="")
+    return opened[0]
+
+
 @dataclass(frozen=True, slots=True)
 class NewTail:
     """A tail to be opened at an offset; `position` is what lies before it."""
@@ -163,20 +181,14 @@ class NewTail:
     position: Position | None = None
 
 
-_new: Final = (
-    sa.func.unnest(
-        sa.bindparam("streams", type_=sa.ARRAY(sa.Integer)),
-        _numbers("ats"),
-        sa.bindparam("timed", type_=sa.ARRAY(sa.Boolean)),
-        *map(_numbers, ("offsets", "fingerprints", "chunks_ms")),
-    )
-    .table_valued(
-        sa.column("stream_id", sa.Integer),
-        sa.column("at", sa.BigInteger),
-        sa.column("with_time", sa.Boolean),
-        *[sa.column(name, sa.BigInteger) for name in ("last_offset", "last_fingerprint", "last_chunk_ms")],
-    )
-    .render_derived("new_tails")
+_new: Final = arrays(
+    "new_tails",
+    stream_id=sa.bindparam("streams", type_=sa.ARRAY(sa.Integer)),
+    at=sa.BigInteger,
+    with_time=sa.bindparam("timed", type_=sa.ARRAY(sa.Boolean)),
+    last_offset=_numbers("offsets"),
+    last_fingerprint=_numbers("fingerprints"),
+    last_chunk_ms=_numbers("chunks_ms"),
 )
 
 _OPEN_TAILS: Final = (
@@ -219,18 +231,21 @@ def close_tails(connection: sa.Connection, rows: Sequence[CoverageRow]) -> set[i
     """
     if not rows:
         return set()
-    values = {"ids": [row.coverage_id for row in rows], "expected": [row.to_offset for row in rows]}
+    values = {
+        "ids": [row.coverage_id for row in rows],
+        "expected": [row.to_offset for row in rows],
+        "marks": [row.mark for row in rows],
+    }
     closed = set(connection.execute(_DROP_EMPTY, values).scalars())
     return closed | set(connection.execute(_CLOSE_TAILS, values).scalars())
 
 
-_left: Final = (
-    sa.func.unnest(_numbers("ids"), _numbers("expected"))
-    .table_valued(sa.column("id", sa.BigInteger), sa.column("expected", sa.BigInteger))
-    .render_derived("left_tails")
-)
-_as_left: Final = (
-    (coverage.c.coverage_id == _left.c.id) & (coverage.c.to_offset == _left.c.expected) & coverage.c.is_tail
+_left: Final = arrays("left_tails", id=sa.BigInteger, expected=_numbers("expected"), mark=sa.BigInteger)
+_as_left: Final = sa.and_(
+    coverage.c.coverage_id == _left.c.id,
+    coverage.c.to_offset == _left.c.expected,
+    _left.c.mark == MARK,
+    coverage.c.is_tail,
 )
 _DROP_EMPTY: Final = (
     sa.delete(coverage).where(_as_left, coverage.c.from_offset == coverage.c.to_offset).returning(coverage.c.stream_id)

@@ -238,11 +238,14 @@ _OPENINGS: Final[dict[type[RelatumError], str]] = {
 
 def _grant(said: str) -> str:
     """Which of Relatum's roles to grant, where a privilege is missing and not a login."""
-    if not said.startswith("permission denied for") or " database " in said:
+    if not said.startswith("permission denied for"):
         return ""
+    if " database " in said:
+        return "; `relatum migrate` is run by the owner of the database, or by who may CREATE in it"
     return (
-        "; grant the user the role relatum_consumer to look up, relatum_reader for the page, or relatum_recorder to "
-        "record, publish and collect (GRANT relatum_consumer TO its_name)"
+        "; grant it the role that may: relatum_reader looks up, relatum_consumer also shares groups and consumes in "
+        "order, relatum_recorder records, taps and defines, relatum_collector collects, relatum_router places contexts "
+        "and sets (GRANT relatum_reader TO its_name)"
     )
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -23,6 +24,7 @@ from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from relatum.errors import DatabaseUnavailable
+from relatum.steps import async_run
 from relatum.waiting import LOOK_S, Bell, Deadline, current, left_s, within
 
 ROLLBACK_S: Final = 0.5
@@ -46,21 +48,31 @@ class NoAnswerInTime(psycopg.OperationalError):
     """PostgreSQL did not answer in time; the connection was closed."""
 
 
-def _ended(
-    steps: Generator[Any, Any, _Result], until: float, deadline: Deadline | None, what: str
-) -> Generator[Any, Any, _Result]:
+class _Ended(Generator[Any, Any, _Result]):
     """The steps of a wait, ended at a moment, or by a deadline that is brought forward meanwhile."""
-    try:
-        wanted = next(steps)
-        while True:
-            answer = yield wanted
-            wanted = steps.send(answer)
-            # Steps that have what they waited for do not come here: an answer just in time is taken.
-            if time.monotonic() >= until or (not answer and deadline is not None and deadline.has_passed):
-                raise _no_answer(deadline, what)
-    except StopIteration as end:
-        result: _Result = end.value
-        return result
+
+    def __init__(self, steps: Generator[Any, Any, _Result], until: float, deadline: Deadline | None, what: str) -> None:
+        self._steps = steps
+        self._until = until
+        self._deadline = deadline
+        self._what = what
+
+    def __next__(self) -> Any:
+        return next(self._steps)
+
+    def send(self, answer: Any) -> Any:
+        wanted = self._steps.send(answer)
+        # Steps that have what they waited for do not come here: an answer just in time is taken.
+        deadline = self._deadline
+        if time.monotonic() >= self._until or (not answer and deadline is not None and deadline.has_passed):
+            raise _no_answer(deadline, self._what)
+        return wanted
+
+    def throw(self, *error: Any) -> Any:
+        return self._steps.throw(*error)
+
+    def close(self) -> None:
+        self._steps.close()
 
 
 def _connecting(steps: Generator[Any, Any, _Result], deadline: Deadline) -> Generator[Any, Any, _Result]:
@@ -68,7 +80,7 @@ def _connecting(steps: Generator[Any, Any, _Result], deadline: Deadline) -> Gene
     if deadline.has_passed:
         steps.close()
         raise _no_answer(deadline, "")
-    return (yield from _ended(steps, deadline.until, deadline, ""))
+    return (yield from _Ended(steps, deadline.until, deadline, ""))
 
 
 def _no_answer(deadline: Deadline | None, what: str) -> NoAnswerInTime:
@@ -114,21 +126,15 @@ class TimedConnection(psycopg.Connection[Any]):
             CancelledError: the task was cancelled; the server is told, and the connection is closed.
         """
         until, deadline, look_s = self._limits(LOOK_S)
-        steps = _ended(gen, until, deadline, self._limit)
+        steps: Any = _Ended(gen, until, deadline, self._limit)
         try:
-            wanted = next(steps)
-            while True:
-                wanted = steps.send(await self._ready(wanted, look_s))
-        except StopIteration as end:
-            result: _Result = end.value
-            return result
+            result: _Result = await async_run(steps, partial(self._ready, look_s))
         except (NoAnswerInTime, asyncio.CancelledError, GeneratorExit):
             self._abandon()
             raise
-        finally:
-            steps.close()
+        return result
 
-    async def _ready(self, wanted: int, look_s: float) -> int:
+    async def _ready(self, look_s: float, wanted: int) -> int:
         """What the socket is ready for, of what is wanted; 0 where it is for nothing in `look_s`."""
         loop, socket, bell = asyncio.get_running_loop(), self.pgconn.socket, self._bell
         if bell is None:
@@ -170,7 +176,7 @@ class TimedConnection(psycopg.Connection[Any]):
         self, until: float, deadline: Deadline | None, gen: Any, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
         try:
-            return super().wait(_ended(gen, until, deadline, self._limit), *args, **options)
+            return super().wait(_Ended(gen, until, deadline, self._limit), *args, **options)
         except NoAnswerInTime as error:
             self._abandon()
             if self._is_committing:

@@ -9,7 +9,7 @@ from relatum.superstreams._admin import (
     unbind_partition,
 )
 from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
-from relatum.superstreams._connections import address_of, blocking_connection, vhost_of
+from relatum.superstreams._connections import address_of, blocking_connection, note_secret, vhost_of
 from relatum.superstreams._description import exchange_exists, queue_exists
 from relatum.superstreams._handle import AffinityHandle
 from relatum.superstreams._layout import Layout, Partition, checked_stream_name
@@ -45,6 +45,7 @@ __all__ = [
     "describe_super_stream",
     "ensure_stream",
     "exchange_exists",
+    "note_secret",
     "partition_of",
     "queue_exists",
     "stream_exists",

@@ -132,14 +132,10 @@ def delete_super_stream(broker: Broker, name: str, *, stream_url: str | None = N
         SuperStreamNotFound: there is none of that name.
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
-    checked_stream_name(name)
-    address = address_of(broker, stream_url)
-    with blocking_connection(broker, address) as connection:
-        layout = described(connection, address, name)
-        with connection.channel() as channel:
-            for partition in layout:
-                channel.queue_delete(partition.stream)
-            channel.exchange_delete(name)
+    with _opened(broker, name, stream_url) as (connection, layout), connection.channel() as channel:
+        for partition in layout:
+            channel.queue_delete(partition.stream)
+        channel.exchange_delete(name)
     return layout
 
 
@@ -172,13 +168,10 @@ def add_partition(
         SuperStreamConflict: a partition of that binding key is there, or a stream of its name that is another.
         BrokerUnavailable, AccessRefused: not known whether it was added; describe the super stream.
     """
-    checked_stream_name(name)
     if binding_key is not None:
         checked_text("binding_key", binding_key, least=1)
     _check_options(options)
-    address = address_of(broker, stream_url)
-    with blocking_connection(broker, address) as connection:
-        layout = described(connection, address, name)
+    with _opened(broker, name, stream_url) as (connection, layout):
         order = _next_order(layout)
         if binding_key is None:
             while queue_exists(connection, f"{name}-{order}"):
@@ -215,11 +208,8 @@ def unbind_partition(
         SuperStreamConflict: it is the last partition, or it stays bound: by arguments that nobody can know.
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
-    checked_stream_name(name)
     checked_stream_name(stream, "stream: its name")
-    address = address_of(broker, stream_url)
-    with blocking_connection(broker, address) as connection:
-        layout = described(connection, address, name)
+    with _opened(broker, name, stream_url) as (connection, layout):
         partition = layout.partition(stream)
         if len(layout) == 1:
             raise SuperStreamConflict(
@@ -227,10 +217,10 @@ def unbind_partition(
                 super_stream=name,
                 reason="last partition",
             )
-        with stream_reader(address) as reader, connection.channel() as channel:
+        with stream_reader(address_of(broker, stream_url)) as reader, connection.channel() as channel:
             for orders in _orders_of(partition):
                 _unbind(channel, name, partition, orders)
-                if reader is not None and stream not in reader.partitions(name):
+                if reader is not None and stream not in reader.bound(name):
                     break
             else:
                 if reader is not None:
@@ -242,6 +232,15 @@ def unbind_partition(
             if delete:
                 channel.queue_delete(stream)
     return partition
+
+
+@contextmanager
+def _opened(broker: Broker, name: str, stream_url: str | None) -> "Iterator[tuple[BlockingConnection, Layout]]":
+    """A connection, and the super stream as it is now."""
+    checked_stream_name(name)
+    address = address_of(broker, stream_url)
+    with blocking_connection(broker, address) as connection:
+        yield connection, described(connection, address, name)
 
 
 def _check_options(options: StreamOptions | None) -> None:
@@ -271,8 +270,6 @@ def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | Non
 
 def _check_new(layout: Layout, partition: Partition) -> None:
     """Refuse a partition that cannot be, or is there."""
-    if not isinstance(partition.binding_key, str) or not partition.binding_key:
-        raise InvalidInput(f"A binding key is a text that is not empty, not {partition.binding_key!r}.")
     checked_stream_name(partition.stream, "The name of a super stream's stream")
     if any(partition.binding_key == present.binding_key for present in layout):
         raise SuperStreamConflict(

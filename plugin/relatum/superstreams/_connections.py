@@ -1,8 +1,7 @@
 """Which broker a client's connection leads to, and a blocking connection to it where one is needed."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -15,54 +14,111 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from relatum.client_logs import own_connection
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost
-from relatum.reading import HEARTBEAT_S, AuthMechanism, BrokerAddress, BrokerLogin, login_of_query
+from relatum.reading import HEARTBEAT_S, AuthMechanism, BrokerAddress, BrokerLogin, HeldPassword, login_of_query
 from relatum.reading import blocking_connection as new_connection
 
 TIMEOUT_S: Final = 10.0
 """Seconds until a broker that does not answer counts as unavailable."""
 
+_KOMBU_AMQP: Final = ("amqp", "amqps", "pyamqp", "librabbitmq")
+"""What kombu calls transports to RabbitMQ."""
+
+_NOTED: Final = "_relatum_told"
+"""Where a connection keeps what it was let in by last, where its client does not."""
+
 ACCESS_REFUSED: Final = 403
 """AMQP's reply code for a user without the permission."""
 
 
-def address_of(source: Any, stream_url: str | None = None) -> BrokerAddress:
+def address_of(source: Any, stream_url: str | None = None, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
     """The address of the broker that is meant, and how to log in to it: as the connection that is given does.
+
+    At each login the password is that of now: a function that kombu was given is asked; of others it is what the client
+    keeps for its own next login, or what it told the broker (`note_secret`) and keeps nowhere.
 
     Args:
         source: A URL or an address, a pika connection or channel of any kind, an aio-pika or aiormq connection, a kombu
-            connection, a producer of rstream, or a connection of rabbitmq-amqp-python-client.
-        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port. An address says so
-            itself.
+            connection, a producer of rstream, or a connection of rabbitmq-amqp-python-client. Of several URLs that
+            kombu or the AMQP 1.0 client was given, the one it is connected to comes first.
+        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port; a client's other
+            URLs are not used then. An address says so itself.
+        nodes: Where else a pika connection could lead: to other nodes of the same cluster.
 
     Raises:
-        ConfigurationError: it is none of these, or the URL cannot be read.
+        ConfigurationError: it is none of these, or the URL cannot be read; or its credentials are erased.
     """
     if isinstance(source, str | BrokerAddress):
         return BrokerAddress.of(source, stream_url)
     if isinstance(source, BlockingChannel | Channel):
         source = source.connection
+    others: list[str] = []
+    says: Callable[[Any], Any] = _secret_of
     if isinstance(source, BlockingConnection | Connection):
-        url, login = _of_pika(source)
+        url, login = _of_pika(_parameters(source))
+        others = [_of_pika(node)[0] for node in nodes]
     elif _is_of(source, "rstream"):
         url, login = _of_rstream(source._pool)
+        says = lambda producer: producer._pool.password  # noqa: E731
     elif _is_of(source, "rabbitmq_amqp_python_client"):
-        url, login = _of_amqp10(getattr(source, "_connection", source))
+        source = getattr(source, "_connection", source)
+        (url, *others), login = _of_amqp10(source)
+        says = _token_of
     elif hasattr(source, "url"):
         url, login = _of_aio_pika(source)
+        says = lambda connection: connection.url.password  # noqa: E731
     elif hasattr(source, "transport_options"):
-        url, login = _of_kombu(source)
+        (url, *others), login = _of_kombu(source)
+        says = lambda connection: connection.password  # noqa: E731
     else:
         kind = type(source).__name__
         raise ConfigurationError(f"broker is a URL, or a connection or channel of a client, not {kind}")
     address = BrokerAddress.parse(url, stream_url)
-    return replace(address, login=login) if login.is_of_tls else address
+    if stream_url is None:
+        address = address.beside(_alike(address, others))
+    # A function of kombu's says it at each login: that of now may be another already.
+    asked = getattr(source, "password", None)
+    others_say = [(node, _password_of) for node in nodes]
+    held = HeldPassword(source, address.password, says, *others_say)
+    address = address.with_password(asked if callable(asked) else held)
+    return address.with_login(login) if login.is_of_tls else address
 
 
-def _of_pika(connection: "BlockingConnection | Connection") -> tuple[str, BrokerLogin]:
-    """The URL of the broker a pika connection is to, credentials in it, and how it logged in."""
-    parameters = _parameters(connection)
+def note_secret(connection: Any, secret: Any) -> None:
+    """Note what a connection told the broker to be let in by from now on, where its client keeps it nowhere."""
+    setattr(connection, _NOTED, secret)
+
+
+def _secret_of(connection: Any) -> Any:
+    return vars(connection).get(_NOTED)
+
+
+def _token_of(connection: Any) -> Any:
+    return _secret_of(connection) or getattr(connection._oauth2_options, "token", None)
+
+
+def _password_of(parameters: Any) -> Any:
+    return getattr(parameters.credentials, "password", None)
+
+
+def _alike(address: BrokerAddress, urls: Iterable[str]) -> Iterator[BrokerAddress]:
+    """The addresses of other nodes that a client goes on to: where the same streams are, and the same login will do."""
+    for url in urls:
+        # What only the client understands stops nobody.
+        with suppress(ConfigurationError):
+            other = BrokerAddress.parse(url)
+            if (other.vhost, other.amqp_tls) == (address.vhost, address.amqp_tls):
+                yield other
+
+
+def _of_pika(parameters: Parameters) -> tuple[str, BrokerLogin]:
+    """The URL of the broker a pika connection is to, credentials in it, and how it logs in."""
     credentials = parameters.credentials
     user, password = getattr(credentials, "username", "guest"), getattr(credentials, "password", "guest")
+    if password is None:
+        raise ConfigurationError(
+            "The connection's credentials were erased when it connected (erase_on_connect): say by broker_url= as whom "
+            "streams are read, or intercept the connection before it is open"
+        )
     options = parameters.ssl_options
     scheme = "amqps" if options is not None else "amqp"
     url = _url(scheme, user, password, parameters.host, parameters.port, parameters.virtual_host)
@@ -94,18 +150,34 @@ def _of_aio_pika(connection: Any) -> tuple[str, BrokerLogin]:
     return url, login
 
 
-def _of_kombu(connection: Any) -> tuple[str, BrokerLogin]:
-    """The URL of the broker a kombu connection is to, credentials in it, and how it logs in. With TLS it is opened."""
-    user, password = connection.userid or "guest", connection.password or "guest"
-    if callable(password):
-        password = password()
-    host, vhost = connection.hostname or "localhost", connection.virtual_host or "/"
-    port = connection.port or (5671 if connection.ssl else 5672)
-    url = _url("amqps" if connection.ssl else "amqp", user, password, host, port, vhost)
+def _of_kombu(connection: Any) -> tuple[list[str], BrokerLogin]:
+    """The URLs of the broker a kombu connection is to, credentials in them, and how it logs in. With TLS it is opened.
+
+    The first is the node's that it is connected to, or is to be; then those it would go on to.
+    """
+    from kombu.utils.url import parse_url
+
+    scheme = "amqps" if connection.ssl else "amqp"
+
+    def url_of(given: Mapping[str, Any]) -> str:
+        user, password = given.get("userid") or "guest", given.get("password") or "guest"
+        # A function is asked when somebody logs in, and not in the thread that publishes.
+        password = "" if callable(password) else password
+        host, vhost = given.get("hostname") or "localhost", given.get("virtual_host") or "/"
+        port = given.get("port") or (5671 if connection.ssl else 5672)
+        return _url(scheme, user, password, host, port, vhost)
+
+    urls = [url_of(vars(connection))]
+    for other in connection.alt or ():
+        # As kombu switches: some are mere names of hosts, and a URL's virtual host may be left out.
+        said = parse_url(other) if "://" in other else {"hostname": other}
+        if said.get("transport", "amqp") in _KOMBU_AMQP:
+            said["virtual_host"] = said.get("virtual_host") or connection.virtual_host
+            urls.append(url_of({**connection._initial_params, **said}))
     if not connection.ssl:
-        return url, BrokerLogin()
+        return urls, BrokerLogin()
     named = connection.connection.sock.server_hostname
-    return url, BrokerLogin(
+    return urls, BrokerLogin(
         mechanism="EXTERNAL" if connection.login_method == "EXTERNAL" else "PLAIN",
         ssl_context=connection.connection.sock.context,
         server_name=named if named and named != connection.hostname else None,
@@ -126,31 +198,52 @@ def _of_rstream(pool: Any) -> tuple[str, BrokerLogin]:
     return url, BrokerLogin(mechanism="EXTERNAL" if is_external else "PLAIN", ssl_context=context)
 
 
-def _of_amqp10(connection: Any) -> tuple[str, BrokerLogin]:
-    """The URL of the broker an AMQP 1.0 connection is to, or is to be to, credentials in it, and how it logs in."""
-    url = connection._addr or connection._addrs[0]
+def _of_amqp10(connection: Any) -> tuple[list[str], BrokerLogin]:
+    """The URLs of the broker an AMQP 1.0 connection is to, or is to be to, credentials in them, and how it logs in."""
+    given = list(connection._addrs or ()) or [connection._addr]
+    # Of several, the one that answered comes first: others may be down.
+    answered = getattr(getattr(getattr(connection, "_conn", None), "conn", None), "url", None)
+    given.sort(key=lambda each: not _is_at(each, answered))
     token = getattr(connection._oauth2_options, "token", None)
-    if token is not None:
-        # RabbitMQ takes a token for a password, whatever the user's name is.
-        parts = urlsplit(url)
-        at = parts.netloc.rpartition("@")[2]
-        url = urlunsplit(parts._replace(netloc=f"token:{quote(token, safe='')}@{at}"))
+    urls = [_of_url(each, token) for each in given]
     asked = connection._conf_ssl_context
     if asked is None:
-        return url, BrokerLogin()
+        return urls, BrokerLogin()
     if not isinstance(asked.ca_cert if hasattr(asked, "ca_cert") else None, str):
         raise ConfigurationError("certificates out of a store of Windows: say where streams are read by broker_url=")
     own = asked.client_cert
     if own is None:
-        return url, BrokerLogin(ca=asked.ca_cert)
-    mechanism: AuthMechanism = "PLAIN" if urlsplit(url).username else "EXTERNAL"
-    return url, BrokerLogin(
+        return urls, BrokerLogin(ca=asked.ca_cert)
+    mechanism: AuthMechanism = "PLAIN" if urlsplit(urls[0]).username else "EXTERNAL"
+    return urls, BrokerLogin(
         mechanism=mechanism,
         ca=asked.ca_cert,
         certificate=own.client_cert,
         key=own.client_key,
         key_password=own.password,
     )
+
+
+def _of_url(given: str, token: str | None) -> str:
+    """A URL of the AMQP 1.0 client's as ours, with its token."""
+    # As the client does: what comes behind the virtual host is passed over.
+    parts = urlsplit(_with_scheme(given))._replace(query="", fragment="")
+    if token is not None:
+        # RabbitMQ takes a token for a password, whatever the user's name is.
+        parts = parts._replace(netloc=f"token:{quote(token, safe='')}@{parts.netloc.rpartition('@')[2]}")
+    return urlunsplit(parts)
+
+
+def _with_scheme(url: str) -> str:
+    """A URL of the AMQP 1.0 client's, which needs no scheme."""
+    return url if "://" in url else "amqp://" + url.removeprefix("//")
+
+
+def _is_at(url: str, answered: Any) -> bool:
+    """Whether a URL leads to the node that answered."""
+    parts = urlsplit(_with_scheme(url))
+    port = parts.port or (5671 if parts.scheme == "amqps" else 5672)
+    return answered is not None and (parts.hostname or "localhost", port) == (answered.host, int(answered.port))
 
 
 def vhost_of(channel: Any) -> str:

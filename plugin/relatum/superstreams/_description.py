@@ -64,7 +64,7 @@ def described_by_protocol(reader: StreamReader, name: str) -> Layout:
 
     Where Route is not known to be safe (before RabbitMQ 4.3), names tell the keys, and other names are a conflict.
     """
-    streams = reader.partitions(name)
+    streams = reader.bound(name)
     if not streams:
         raise SuperStreamNotFound(f"There is no super stream {name!r}.", super_stream=name)
     return Layout.of(

@@ -147,27 +147,6 @@ class AffinityHandle(Target, Closing):
             raise InvalidInput("this is no token of an affinity handle, or one of a later version")
         return cls(SuperStream(super_stream), partition=Partition(place, stream, binding_key))
 
-    def publish(
-        self, channel: Any, body: bytes | str, properties: Any = None, *, routing_key: str = "", mandatory: bool = True
-    ) -> Any:
-        """Publish one message of the set through a pika channel.
-
-        Args:
-            channel: A pika channel, intercepted or not; switch confirms on to learn what was not taken.
-            body: The body.
-            properties: pika's BasicProperties; not changed.
-            routing_key: Not used: the set decides.
-            mandatory: True (default): with confirms, a partition that is not there any more is an error.
-
-        Returns:
-            What the channel's `basic_publish` returned.
-
-        Raises:
-            SuperStreamNotFound: there is no super stream of that name; nothing was sent.
-        """
-        exchange, binding_key = self.destination(channel, body, properties, routing_key)
-        return channel.basic_publish(exchange, binding_key, body, properties, mandatory)
-
     def destination(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> tuple[str, str]:
         """The exchange and the routing key of the set's messages; places the set where it is not placed yet."""
         partition = self._partition or self._place(self._super_stream.layout(channel))

@@ -6,13 +6,11 @@ from typing import Any, Final, Self
 
 from relatum.checks import checked_count, checked_text, shown
 from relatum.errors import InvalidInput, NotFound
+from relatum.headers import NAME_BYTES_MAX
 from relatum.superstreams._routing import partition_of
 
 LAYOUT_MAX: Final = 100_000
 """Partitions of a layout that is given by their number; RabbitMQ itself makes 1,000 at most."""
-
-NAME_BYTES_MAX: Final = 255
-"""Bytes of a name in AMQP 0.9.1."""
 
 
 def checked_stream_name(name: Any, what: str = "A super stream's name") -> str:

@@ -1,13 +1,12 @@
 """What can be given as the exchange of a publish, and decides itself where the message goes."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from relatum.errors import ConfigurationError
 
 
-class Target(ABC):
+class Target:
     """Something to publish to that is no exchange: it chooses the exchange and the routing key of each message.
 
     On an intercepted pika channel, `channel.basic_publish(target, routing_key, body, properties)` calls `publish`,
@@ -17,15 +16,31 @@ class Target(ABC):
     On aio-pika, `target.exchange(channel).publish(message, routing_key)` calls `publish_async`.
     """
 
-    @abstractmethod
     def publish(
-        self, channel: Any, body: bytes | str, properties: Any = None, *, routing_key: str = "", mandatory: bool = False
+        self, channel: Any, body: bytes | str, properties: Any = None, *, routing_key: str = "", mandatory: bool = True
     ) -> Any:
-        """Publish one message through a pika channel.
+        """Publish one message through a pika channel, to where it belongs.
+
+        Args:
+            channel: A pika channel of any kind, intercepted or not.
+            body: The body.
+            properties: As for `basic_publish`; not changed.
+            routing_key: The message's key, where the target goes by one.
+            mandatory: True (default): what no partition took comes back; with confirms that is an error, without them
+                and on callback channels those are told who listen to returns. False: it is confirmed and dropped.
+                A partition takes nothing once it is taken out, nor while RabbitMQ 3.10 starts.
 
         Returns:
-            What the channel's `basic_publish` returned.
+            What `basic_publish` returned.
+
+        Raises:
+            InvalidInput: the message has no key; nothing was sent.
+            SuperStreamNotFound, NotFound: there is no such super stream or partition; nothing was sent.
+            BrokerUnavailable, AccessRefused: the broker could not be asked for the partitions; nothing was sent.
+            Exception: what `basic_publish` raises.
         """
+        exchange, binding_key = self.destination(channel, body, properties, routing_key)
+        return channel.basic_publish(exchange, binding_key, body, properties, mandatory)
 
     async def publish_async(self, channel: Any, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
         """Publish one message through an aio-pika channel, to where it belongs.

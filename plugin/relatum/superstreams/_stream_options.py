@@ -2,15 +2,11 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from relatum.checks import checked_count, checked_text
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
-
-if TYPE_CHECKING:
-    pass
-
 
 PARTITIONS_DEFAULT: Final = 3
 """As many as `rabbitmq-streams add_super_stream` makes."""

@@ -141,7 +141,7 @@ def delete(
     if as_json:
         _print_layout(layout, as_json=True)
         return
-    console.print(f"{name} and its {len(layout)} streams are deleted.", markup=False)
+    console.print(f"{name} and its {len(layout)} streams are deleted.")
 
 
 @super_stream.command("route")
@@ -171,4 +171,4 @@ def route(
         print_json([{"key": key, **_document(partition)} for key, partition in routed])
         return
     for key, partition in routed:
-        console.print(f"{key}: {partition.stream}", markup=False, soft_wrap=True)
+        console.print(f"{key}: {partition.stream}", soft_wrap=True)

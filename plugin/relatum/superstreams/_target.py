@@ -207,31 +207,6 @@ class SuperStream(Target):
         message = Outgoing(body.encode() if isinstance(body, str) else body, headers, properties)
         return self.partition_of(channel, self.key_of(message, routing_key))
 
-    def publish(
-        self, channel: Any, body: bytes | str, properties: Any = None, *, routing_key: str = "", mandatory: bool = False
-    ) -> Any:
-        """Publish one message through a pika channel, to the partition of its key.
-
-        Args:
-            channel: A pika channel of any kind, intercepted or not.
-            body: The body.
-            properties: As for `basic_publish`; not changed.
-            routing_key: The message's key where the super stream has no `route_by`.
-            mandatory: As for `basic_publish`. False (default): a message is dropped where its partition was taken out
-                since the broker was asked.
-
-        Returns:
-            What `basic_publish` returned.
-
-        Raises:
-            InvalidInput: the message has no key; nothing was sent.
-            SuperStreamNotFound, NotFound: there is no such super stream or partition; nothing was sent.
-            BrokerUnavailable, AccessRefused: the broker could not be asked for the partitions; nothing was sent.
-            Exception: what `basic_publish` raises.
-        """
-        exchange, binding_key = self.destination(channel, body, properties, routing_key)
-        return channel.basic_publish(exchange, binding_key, body, properties, mandatory)
-
     async def destination_async(self, channel: Any, message: Any, routing_key: str) -> tuple[str, str]:
         """The exchange and the binding key that lead a message of aio-pika's to its partition."""
         key = self.key_of(Outgoing(message.body, message.headers or {}, message), routing_key)

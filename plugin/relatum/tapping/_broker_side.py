@@ -68,11 +68,14 @@ def bind(connection: BlockingConnection, tap: Tap) -> None:
 
     Raises:
         AccessRefused: this user may not write to the stream, or not read from the exchange.
+        InvalidInput: an exchange of type headers does not know such arguments.
     """
     channel = connection.channel()
     try:
         channel.queue_bind(tap.stream, tap.exchange, tap.binding_key, marked(tap.arguments))
     except ChannelClosedByBroker as error:
+        if error.reply_code == _PRECONDITION_FAILED:
+            raise InvalidInput(f"Exchange {tap.exchange!r} does not take such a binding: {error.reply_text}") from error
         if error.reply_code != _ACCESS_REFUSED:
             raise
         raise AccessRefused(

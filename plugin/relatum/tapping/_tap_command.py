@@ -168,7 +168,8 @@ def untap(
         wanted = {""} if firehose else set(exchanges or ())
         going = [each for each in defined_taps(url, vhost=servers.address.vhost) if each.exchange in wanted]
         streams = sorted({each.stream for each in going if stream in (None, each.stream)})
-        confirm(f"Delete all messages in {', '.join(streams)}?")
+        if streams:
+            confirm(f"Delete all messages in {', '.join(streams)}?")
     if firehose:
         gone = untap_firehose(servers.address, url, stream=stream, delete=delete)
     else:
@@ -210,7 +211,7 @@ def _print_made(taps: Sequence[Tap], kept: KeptOptions, *, as_json: bool) -> Non
 
 
 def _say(text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(text, soft_wrap=True)
 
 
 def _print_list(taps: Sequence[Tap], *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from relatum.checks import checked_name, checked_names, checked_text, shown
 from relatum.errors import Conflict, InvalidInput, NotFound
-from relatum.headers import NAME_BYTES_MAX
+from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import BrokerAddress
 from relatum.store import as_engine
 from relatum.superstreams import (
@@ -74,7 +74,7 @@ def tap(
         BrokerUnavailable, DatabaseUnavailable: safe to repeat.
     """
     names = _names(exchanges)
-    keys = [checked_text("binding_keys", key) for key in checked_names("binding_keys", binding_keys)]
+    keys = _checked_keys(binding_keys)
     given = _checked_arguments(arguments)
     if stream is not None:
         checked_stream_name(stream, "The stream's name")
@@ -84,7 +84,7 @@ def tap(
         for exchange in dict.fromkeys(names):
             broker_side.check_exchange(connection, exchange)
             kind = broker_side.kind_of(connection, exchange)
-            into = checked_stream_name(stream or f"tap.{exchange}", "The stream's name")
+            into = stream or checked_stream_name(f"tap.{exchange}", "A stream's name, to be given by --stream,")
             for key, of_binding in _bindings(exchange, kind, keys, given):
                 wanted.append(Tap(exchange, kind, into, key, of_binding))
         return _tapped(engine, address, connection, wanted, options, broker_side.bind, broker_side.unbind)
@@ -206,6 +206,13 @@ def _names(exchanges: str | Sequence[str]) -> tuple[str, ...]:
     return checked_names("exchanges", (exchanges,) if isinstance(exchanges, str) else exchanges, least=1)
 
 
+def _checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """Binding keys, each once; an empty one is of messages that are published with none."""
+    named = [key for key in keys if key != ""] if isinstance(keys, list | tuple) else keys
+    found = checked_names("binding_keys", named)
+    return tuple(dict.fromkeys(found if len(found) == len(keys) else ("", *found)))
+
+
 def _checked_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     if arguments is None:
         return {}
@@ -213,6 +220,12 @@ def _checked_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
         isinstance(name, str) and isinstance(value, str | int | bool) for name, value in arguments.items()
     ):
         raise InvalidInput(f"arguments= takes names with texts, numbers or truth values, not {shown(arguments)}")
+    for name, value in arguments.items():
+        checked_name("arguments", name)
+        if isinstance(value, str):
+            checked_text("arguments", value)
+        elif not INTEGER_MIN <= value <= INTEGER_MAX:
+            raise InvalidInput(f"arguments= takes numbers of 64 bits; {name!r} is {shown(value)}")
     if len(as_json(arguments)) > ARGUMENTS_CHARACTERS_MAX:
         raise InvalidInput(f"A binding's arguments have {ARGUMENTS_CHARACTERS_MAX} characters at most, as JSON.")
     return dict(arguments)
@@ -231,8 +244,6 @@ def _bindings(
             f"Exchange {exchange!r} is of type {kind}: it gives each message to one of what is bound, so a tap would "
             "take messages from the others. Tap the exchange before it."
         )
-    if any(len(key.encode()) > NAME_BYTES_MAX for key in keys):
-        raise InvalidInput(f"A binding key has {NAME_BYTES_MAX} bytes at most.")
     if kind == "headers":
         if keys:
             raise InvalidInput(f"Exchange {exchange!r} looks at headers, not at keys: give --arguments.")

@@ -99,7 +99,7 @@ def parse_moment(text: str) -> datetime:
     moment, assumed = read_moment(text)
     if assumed:
         shown = moment.isoformat(timespec="seconds" if not moment.microsecond else "microseconds")
-        errors.print(f"{text.strip()!r} is read as {shown} ({assumed})", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"{text.strip()!r} is read as {shown} ({assumed})", soft_wrap=True)
     return moment
 
 

@@ -15,7 +15,8 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -33,7 +34,19 @@ def _colors() -> Literal["auto"] | None:
     return None if os.environ.get("NO_COLOR") else "auto"
 
 
-class _DataConsole(Console):
+class _PlainConsole(Console):
+    """Shows what others wrote as it is, without markup and emoji; control characters, which move cursors, as dots."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False, "highlight": False, "color_system": _colors(), **options})
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """As `rich.console.Console.render`."""
+        for each in super().render(renderable, options):
+            yield each if each.control or each.text.isprintable() else each._replace(text=_shown(each.text))
+
+
+class _DataConsole(_PlainConsole):
     """A console whose tables are tab-separated lines and whose lines are whole, where it is no terminal."""
 
     def on_broken_pipe(self) -> None:
@@ -65,14 +78,17 @@ def tab_separated(table: Table) -> Iterator[str]:
 
 
 def _plain_text(cells: Iterable[RenderableType]) -> str:
-    texts = (cell if isinstance(cell, Text) else Text.from_markup(str(cell)) for cell in cells)
-    return "\t".join(text.plain.translate(_LINE_BREAKS) for text in texts)
+    return "\t".join(_shown(str(cell).translate(_LINE_BREAKS)) for cell in cells)
 
 
-console: Console = _DataConsole(highlight=False, color_system=_colors())
+def _shown(text: str) -> str:
+    return "".join(each if each.isprintable() or each == "\n" else "·" for each in text)
+
+
+console: Console = _DataConsole()
 """Data for people; for programs where stdout is no terminal."""
 
-errors = Console(stderr=True, highlight=False, color_system=_colors())
+errors: Console = _PlainConsole(stderr=True)
 """Errors and progress."""
 
 
@@ -93,9 +109,8 @@ def print_facts(title: str, facts: Iterable[tuple[str, RenderableType]]) -> None
 
 
 def plain_text(text: str, style: str = "") -> Text:
-    """Text of others for the terminal: never as markup; control characters, which could move its cursor, as dots."""
-    shown = (character if character.isprintable() or character == "\n" else "·" for character in text)
-    return Text("".join(shown), style)
+    """Text of others in a style."""
+    return Text(_shown(text), style)
 
 
 def print_json(document: Any, *, one_line: bool = False) -> None:
@@ -121,7 +136,7 @@ def _plain(value: Any) -> Any:
 
 def print_error(message: str) -> None:
     """Print one error for people."""
-    errors.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
+    errors.print(f"error: {message}", style="red", soft_wrap=True)
 
 
 _OF_OUTPUT: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})

@@ -19,6 +19,8 @@ BROKER_VARIABLE = "RELATUM_BROKER_URL"
 STREAM_VARIABLE = "RELATUM_STREAM_URL"
 DATABASE_VARIABLE = "RELATUM_DATABASE_URL"
 
+_TO_TRY: Final = "; to try it, `relatum up` runs both and prints their URLs"
+
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 """How spans of time are written: the seconds of each unit."""
 
@@ -29,7 +31,7 @@ BrokerOption: TypeAlias = Annotated[
         envvar=BROKER_VARIABLE,
         metavar="URL",
         show_default=False,
-        help="RabbitMQ: amqp://user:password@host:5672/vhost, amqps:// or rabbitmq-stream://.",
+        help="RabbitMQ: amqp://user:password@host:5672/vhost, amqps:// or rabbitmq-stream://; several nodes by ;",
     ),
 ]
 StreamUrlOption: TypeAlias = Annotated[
@@ -65,7 +67,9 @@ def require_broker(url: str | None) -> str:
         ConfigurationError: none was given.
     """
     if not url:
-        raise ConfigurationError(f"which RabbitMQ? Give --broker or set {BROKER_VARIABLE}")
+        raise ConfigurationError(
+            f"which RabbitMQ? Give --broker or set {BROKER_VARIABLE} to amqp://user:password@host:5672/{_TO_TRY}"
+        )
     return url
 
 
@@ -76,7 +80,9 @@ def require_database(url: str | None) -> str:
         ConfigurationError: none was given.
     """
     if not url:
-        raise ConfigurationError(f"which PostgreSQL? Give --database or set {DATABASE_VARIABLE}")
+        raise ConfigurationError(
+            f"which PostgreSQL? Give --database or set {DATABASE_VARIABLE} to postgresql://user:password@host:5432/name{_TO_TRY}"
+        )
     return url
 
 

@@ -1,12 +1,12 @@
 """The wire, without input or output: frames, chunks and sessions of the stream protocol, AMQP 1.0's encoding.
 
-Three modules are public as they are, for who needs many of their names: `amqp10`, `frames` and `publishing`.
+Three modules are public as a whole, for callers that need many of their names: `amqp10`, `frames` and `publishing`.
 """
 
 from relatum.wire import _amqp10 as amqp10
 from relatum.wire import _frames as frames
 from relatum.wire import _publishing as publishing
-from relatum.wire._adding import id_section, with_added
+from relatum.wire._adding import id_section, plain_message, with_added
 from relatum.wire._amqp10 import pick, pick_list
 from relatum.wire._chunk import Chunk, UnreadableRecord, record_at, records_at, small_records, split
 from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
@@ -89,6 +89,7 @@ __all__ = [
     "is_before",
     "pick",
     "pick_list",
+    "plain_message",
     "publishing",
     "record_at",
     "records_at",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 from relatum.wire import _amqp10 as amqp10
 
@@ -14,7 +14,14 @@ _NO_BODY: Final = b"\xa0\0"
 _SMALL_MAX: Final = 0xFF
 _LARGE: Final = Struct(">BII").pack
 _LONG: Final = Struct(">Bq").pack
+_TEXT8: Final = Struct(">BB").pack
 _TEXT32: Final = Struct(">BI").pack
+_ID_LENGTH: Final = 36
+"""Characters of an id of ours; most of others' have as many."""
+_ID_BEGINS: Final = bytes((0, 0x53, amqp10.PROPERTIES, _LIST8, _ID_LENGTH + 3, 1, 0xA1, _ID_LENGTH))
+_APPLICATION_PROPERTIES_BEGIN: Final = bytes((0, 0x53, amqp10.APPLICATION_PROPERTIES))
+_DATA8_BEGINS: Final = bytes((0, 0x53, amqp10.DATA, 0xA0))
+_DATA32_BEGINS: Final = bytes((0, 0x53, amqp10.DATA, 0xB0))
 
 Added = str | bool | int
 """What is added: texts, flags, and integers within 64 bits."""
@@ -46,7 +53,31 @@ def with_added(
 
 def id_section(message_id: str) -> bytes:
     """A section of properties that has nothing but an id: what a message without any begins with then."""
+    data = message_id.encode()
+    if len(data) == _ID_LENGTH:
+        return _ID_BEGINS + data
     return b"\0\x53%c" % amqp10.PROPERTIES + _compound(_LIST8, 1, _encoded(message_id))
+
+
+def plain_message(headers: Mapping[str, Any], body: bytes) -> bytes | None:
+    """A message that is nothing but application properties and a body, each in its shortest form.
+
+    None where there is a property that is no text.
+    """
+    pieces: list[bytes] = []
+    for name, value in headers.items():
+        if type(value) is not str:
+            return None
+        for text in (name, value):
+            data = text.encode()
+            size = len(data)
+            pieces.append(_TEXT8(0xA1, size) if size <= _SMALL_MAX else _TEXT32(0xB1, size))
+            pieces.append(data)
+    size = len(body)
+    begin = _DATA8_BEGINS + bytes((size,)) if size <= _SMALL_MAX else _DATA32_BEGINS + size.to_bytes(4)
+    if not pieces:
+        return begin + body
+    return _APPLICATION_PROPERTIES_BEGIN + _compound(_MAP8, 2 * len(headers), b"".join(pieces)) + begin + body
 
 
 def _with_section(

@@ -3,39 +3,24 @@
 It can be imported without PySpark; its commands then end with a clear error.
 """
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 import relatum_spark
 from relatum.recording import exit_with, offsets_bar, print_backfilled, print_verified, verified_document
-from relatum.terminal import (
-    BrokerOption,
-    DatabaseOption,
-    JsonOption,
-    StreamUrlOption,
-    print_json,
-    require_broker,
-    require_database,
-)
+from relatum.terminal import BrokerOptions, JsonOption, ServerOptions, print_json, spread
 from relatum_spark.command._options import (
-    AfterOption,
-    BeforeOption,
-    ConfOption,
     Direction,
-    JarsOption,
-    JsonLinesOption,
     LeftArgument,
-    LimitOption,
-    MasterOption,
     OnOption,
-    OutputOption,
-    OverwriteOption,
-    PartitionsOption,
     PayloadsOption,
     RightArgument,
+    RowOptions,
+    SpanOptions,
+    SparkOptions,
     StreamsArgument,
-    WithinOption,
     parse_names,
     span_option,
 )
@@ -51,8 +36,10 @@ app = typer.Typer(
 
 
 @app.command()
+@spread
 def backfill(
     streams: StreamsArgument,
+    *,
     keys: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,37 +50,33 @@ def backfill(
         float | None,
         typer.Option(help="Read at most so many messages a second, all tasks together.", min=1, show_default=False),
     ] = None,
-    partitions: PartitionsOption = None,
-    master: MasterOption = None,
-    conf: ConfOption = None,
-    jars: JarsOption = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
+    options: SparkOptions,
+    servers: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Record what streams hold and the table lacks, in parallel. Stop it whenever you like: it goes on from there.
 
     `--json` prints one document, as `relatum backfill` does.
     """
-    servers = _servers(broker, stream_url, database)
-    job = _job(master, conf, jars)
-    with job.session() as spark, offsets_bar() as bar:
+    where = _where(servers)
+    with _job().session(options) as spark, offsets_bar() as bar:
         reports = relatum_spark.backfill(
             spark,
             streams,
             keys=keys or None,
             messages_per_s=messages_per_s,
-            partitions=partitions,
-            progress=_bars(bar),
-            **servers,
+            partitions=options.partitions,
+            progress=_job().Bars(bar),
+            **where,
         )
     print_backfilled(reports, as_json=as_json)
 
 
 @app.command()
+@spread
 def verify(
     streams: StreamsArgument,
+    *,
     sample: Annotated[
         float | None,
         typer.Option(
@@ -106,13 +89,8 @@ def verify(
     seed: Annotated[
         int | None, typer.Option(help="With --sample: choose the same sample again.", show_default=False)
     ] = None,
-    partitions: PartitionsOption = None,
-    master: MasterOption = None,
-    conf: ConfOption = None,
-    jars: JarsOption = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
+    options: SparkOptions,
+    servers: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Compare streams and table in both directions, in parallel. Nothing is written; `relatum verify` also repairs.
@@ -120,9 +98,9 @@ def verify(
     Ends with code 7 where they differ, with 6 where a stream was never recorded. `--json` prints one document, as
     `relatum verify` does.
     """
-    servers = _servers(broker, stream_url, database)
-    with _job(master, conf, jars).session() as spark:
-        report = relatum_spark.verify(spark, streams, sample=sample, seed=seed, partitions=partitions, **servers)
+    where = _where(servers)
+    with _job().session(options) as spark:
+        report = relatum_spark.verify(spark, streams, sample=sample, seed=seed, partitions=options.partitions, **where)
     if as_json:
         print_json(verified_document(report))
     else:
@@ -131,6 +109,7 @@ def verify(
 
 
 @app.command()
+@spread
 def resolve(
     places: Annotated[
         str,
@@ -140,59 +119,43 @@ def resolve(
             show_default=False,
         ),
     ],
+    *,
     value: Annotated[bool, typer.Option("--value/--no-value", help="With the bodies.")] = True,
     headers: Annotated[bool, typer.Option("--headers/--no-headers", help="With headers and properties.")] = True,
-    partitions: PartitionsOption = None,
-    output: OutputOption = None,
-    overwrite: OverwriteOption = False,
-    limit: LimitOption = None,
-    master: MasterOption = None,
-    conf: ConfOption = None,
-    jars: JarsOption = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    as_json: JsonLinesOption = False,
+    options: RowOptions,
+    servers: BrokerOptions,
 ) -> None:
     """Read the messages at the places that a file names, and say of each whether it is there.
 
     A row has the file's columns and timestamp, value, headers, properties and status.
     """
-    broker = require_broker(broker)
-    rows: dict[str, Any] = {"output": output, "overwrite": overwrite, "limit": limit, "as_json": as_json}
-    job = _job(master, conf, jars, **rows, with_payloads=value or headers)
-    rows_of = job.places_of(places)
-    job.show(
+    broker = servers.broker_url
+    rows_of = _job().places_of(places)
+    _job().show(
+        options,
         lambda spark: relatum_spark.resolve(
             rows_of(spark),
             value=value,
             headers=headers,
-            partitions=partitions,
+            partitions=options.partitions,
             broker=broker,
-            stream_url=stream_url,
-        )
+            stream_url=servers.stream_url,
+        ),
+        with_payloads=value or headers,
     )
 
 
 @app.command()
+@spread
 def pairs(
     left: LeftArgument,
     right: RightArgument,
     on: OnOption,
-    within: WithinOption = None,
-    before: BeforeOption = None,
-    after: AfterOption = None,
+    *,
+    spans: SpanOptions,
     payloads: PayloadsOption = False,
-    partitions: PartitionsOption = None,
-    output: OutputOption = None,
-    overwrite: OverwriteOption = False,
-    limit: LimitOption = None,
-    master: MasterOption = None,
-    conf: ConfOption = None,
-    jars: JarsOption = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonLinesOption = False,
+    options: RowOptions,
+    servers: ServerOptions,
 ) -> None:
     """Pair the messages of two streams that share a key's value.
 
@@ -200,21 +163,22 @@ def pairs(
     left_value, left_headers, left_properties, left_status and the same of right.
     """
     sides: dict[str, Any] = {"left": parse_names(left), "right": parse_names(right), "on": _keys(on)}
-    servers = _servers(broker, stream_url, database)
-    spans: dict[str, Any] = {"within": within, "before": before, "after": after}
-    rows: dict[str, Any] = {"output": output, "overwrite": overwrite, "limit": limit, "as_json": as_json}
-    job = _job(master, conf, jars, **rows, with_payloads=payloads)
-    job.show(
+    where = _where(servers)
+    _job().show(
+        options,
         lambda spark: relatum_spark.related_pairs(
-            spark, **sides, **spans, payloads=payloads, partitions=partitions, **servers
-        )
+            spark, **sides, **asdict(spans), payloads=payloads, partitions=options.partitions, **where
+        ),
+        with_payloads=payloads,
     )
 
 
 @app.command()
+@spread
 def as_of(
     left: LeftArgument,
     right: RightArgument,
+    *,
     on: Annotated[
         list[str] | None,
         typer.Option(
@@ -228,27 +192,17 @@ def as_of(
     tolerance: Annotated[float | None, span_option("--tolerance", "At most so far apart in time.")] = None,
     exact: Annotated[bool, typer.Option("--exact/--no-exact", help="Whether the same time matches.")] = True,
     payloads: PayloadsOption = False,
-    partitions: PartitionsOption = None,
-    output: OutputOption = None,
-    overwrite: OverwriteOption = False,
-    limit: LimitOption = None,
-    master: MasterOption = None,
-    conf: ConfOption = None,
-    jars: JarsOption = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonLinesOption = False,
+    options: RowOptions,
+    servers: ServerOptions,
 ) -> None:
     """Find for each message of LEFT the one of RIGHT nearest in time, among those of the same key's value.
 
     A row is as those of `pairs`; the columns of the right message are empty where there is none.
     """
     sides: dict[str, Any] = {"left": parse_names(left), "right": parse_names(right), "on": _keys(on) if on else None}
-    servers = _servers(broker, stream_url, database)
-    rows: dict[str, Any] = {"output": output, "overwrite": overwrite, "limit": limit, "as_json": as_json}
-    job = _job(master, conf, jars, **rows, with_payloads=payloads)
-    job.show(
+    where = _where(servers)
+    _job().show(
+        options,
         lambda spark: relatum_spark.as_of(
             spark,
             **sides,
@@ -256,53 +210,52 @@ def as_of(
             tolerance=tolerance,
             allow_exact_matches=exact,
             payloads=payloads,
-            partitions=partitions,
-            **servers,
-        )
+            partitions=options.partitions,
+            **where,
+        ),
+        with_payloads=payloads,
     )
 
 
 @app.command()
+@spread
 def unmatched(
     left: LeftArgument,
     right: RightArgument,
     on: OnOption,
+    *,
     older_than: Annotated[float | None, span_option("--older-than", "Only messages at least so old.")] = None,
-    within: WithinOption = None,
-    before: BeforeOption = None,
-    after: AfterOption = None,
+    spans: SpanOptions,
     payloads: PayloadsOption = False,
-    partitions: PartitionsOption = None,
-    output: OutputOption = None,
-    overwrite: OverwriteOption = False,
-    limit: LimitOption = None,
-    master: MasterOption = None,
-    conf: ConfOption = None,
-    jars: JarsOption = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonLinesOption = False,
+    options: RowOptions,
+    servers: ServerOptions,
 ) -> None:
     """Find the messages of LEFT that have none in RIGHT with an equal value of the key.
 
     A row has value, left_stream, left_offset, left_time, status: absent, or not_recorded_yet where there may be one.
     """
     sides: dict[str, Any] = {"left": parse_names(left), "right": parse_names(right), "on": _keys(on)}
-    servers = _servers(broker, stream_url, database)
-    spans: dict[str, Any] = {"older_than": older_than, "within": within, "before": before, "after": after}
-    rows: dict[str, Any] = {"output": output, "overwrite": overwrite, "limit": limit, "as_json": as_json}
-    job = _job(master, conf, jars, **rows, with_payloads=payloads)
-    job.show(
+    where = _where(servers)
+    _job().show(
+        options,
         lambda spark: relatum_spark.unmatched(
-            spark, **sides, **spans, payloads=payloads, partitions=partitions, **servers
-        )
+            spark,
+            **sides,
+            older_than=older_than,
+            **asdict(spans),
+            payloads=payloads,
+            partitions=options.partitions,
+            **where,
+        ),
+        with_payloads=payloads,
     )
 
 
 @app.command()
+@spread
 def conversations(
     keys: Annotated[list[str], typer.Argument(metavar="KEY…", help="Keys that connect messages.", show_default=False)],
+    *,
     streams: Annotated[
         list[str] | None,
         typer.Option(
@@ -318,48 +271,39 @@ def conversations(
         typer.Option(help="A value that more messages carry connects none of them.", min=1, show_default=False),
     ] = None,
     members: Annotated[bool, typer.Option("--members", help="A row for each message.")] = False,
-    partitions: PartitionsOption = None,
-    output: OutputOption = None,
-    overwrite: OverwriteOption = False,
-    limit: LimitOption = None,
-    master: MasterOption = None,
-    conf: ConfOption = None,
-    jars: JarsOption = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonLinesOption = False,
+    options: RowOptions,
+    servers: ServerOptions,
 ) -> None:
     """Find messages connected with each other over equal values of several keys, step by step.
 
     The broker only names the streams' virtual host, `/` without it.
     """
-    servers: dict[str, Any] = {
-        "broker": broker or None,
-        "stream_url": stream_url,
-        "database": require_database(database),
+    where: dict[str, Any] = {
+        "broker": servers.broker or None,
+        "stream_url": servers.stream_url,
+        "database": servers.database_url,
     }
-    job = _job(master, conf, jars, output=output, overwrite=overwrite, limit=limit, as_json=as_json)
-    job.show(
+    _job().show(
+        options,
         lambda spark: relatum_spark.conversations(
             spark,
             keys,
             streams=streams or None,
             max_value_size=max_value_size,
             members=members,
-            partitions=partitions,
-            **servers,
-        )
+            partitions=options.partitions,
+            **where,
+        ),
     )
 
 
-def _servers(broker: str | None, stream_url: str | None, database: str | None) -> dict[str, Any]:
+def _where(servers: ServerOptions) -> dict[str, Any]:
     """Where RabbitMQ and PostgreSQL are.
 
     Raises:
         ConfigurationError: one is not named.
     """
-    return {"broker": require_broker(broker), "stream_url": stream_url, "database": require_database(database)}
+    return {"broker": servers.broker_url, "stream_url": servers.stream_url, "database": servers.database_url}
 
 
 def _keys(on: list[str]) -> str | list[str]:
@@ -367,19 +311,13 @@ def _keys(on: list[str]) -> str | list[str]:
     return on[0] if len(on) == 1 else on
 
 
-def _job(*session: Any, **rows: Any) -> Any:
-    """The run of a command.
+def _job() -> Any:
+    """What carries out a command.
 
     Raises:
         ConfigurationError: PySpark is not installed.
     """
     _ = relatum_spark.register  # says so if it is not
-    from relatum_spark.command._job import Job
+    from relatum_spark.command import _job
 
-    return Job(*session, **rows)
-
-
-def _bars(progress: Any) -> Any:
-    from relatum_spark.command._job import Bars
-
-    return Bars(progress)
+    return _job

@@ -1,8 +1,7 @@
 """One run of a command of `relatum spark`: the session it works in, and where its rows go."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,7 @@ from rich.text import Text
 
 from relatum.errors import InvalidInput
 from relatum.terminal import console, print_json
+from relatum_spark.command._options import RowOptions, SparkOptions
 from relatum_spark.command._results import SUFFIXES, batches_of, check_output, documents_of, format_of, is_url, write
 from relatum_spark.command._session import spark_session
 from relatum_spark.recording._follower import FillProgress
@@ -28,92 +28,72 @@ CHARACTERS_SHOWN: Final = 80
 """Characters of one cell in a table."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What all commands take.
+@contextmanager
+def session(options: SparkOptions) -> Iterator[SparkSession]:
+    """The session that a command works in."""
+    with spark_session(options.master, options.conf or (), options.jars or ()) as spark:
+        yield spark
 
-    Attributes:
-        master: Where Spark runs.
-        conf: Settings as NAME=VALUE.
-        jars: Jars of the user.
-        output: Where rows go; None for the terminal.
-        overwrite: Whether it may be replaced.
-        limit: Rows at most; None for all, or for 20 in a table.
-        as_json: Whether rows are printed as JSON.
+
+def show(options: RowOptions, rows_of: Callable[[SparkSession], DataFrame], *, with_payloads: bool = False) -> None:
+    """Compute rows and print or write them. What can be refused without a session is refused before.
+
+    Args:
+        options: Where they go.
+        rows_of: What makes them.
         with_payloads: Whether rows have bodies, headers or properties.
     """
+    if options.output is not None:
+        if options.as_json:
+            raise InvalidInput("--json prints and --output writes: give one of them")
+        check_output(options.output, overwrite=options.overwrite, with_payloads=with_payloads)
+    with session(options) as spark:
+        rows = rows_of(spark)
+        limited = rows if options.limit is None else rows.limit(options.limit)
+        if options.output is not None:
+            count = write(limited, options.output, overwrite=options.overwrite)
+            written = "written" if count is None else f"{count:,} rows"
+            console.print(f"{options.output}: {written}.")
+        elif options.as_json:
+            for batch in batches_of(limited):
+                for document in documents_of(batch):
+                    print_json(document, one_line=True)
+        else:
+            _print(rows, options.limit or ROWS_SHOWN)
 
-    master: str | None
-    conf: Sequence[str] | None
-    jars: Sequence[str] | None
-    output: str | None = None
-    overwrite: bool = False
-    limit: int | None = None
-    as_json: bool = False
-    with_payloads: bool = False
 
-    @contextmanager
-    def session(self) -> Iterator[SparkSession]:
-        """The session, after all that can be refused without it."""
-        if self.output is not None:
-            if self.as_json:
-                raise InvalidInput("--json prints and --output writes: give one of them")
-            check_output(self.output, overwrite=self.overwrite, with_payloads=self.with_payloads)
-        with spark_session(self.master, self.conf or (), self.jars or ()) as spark:
-            yield spark
+def places_of(places: str) -> Callable[[SparkSession], DataFrame]:
+    """What makes the rows of a file of places.
 
-    def show(self, rows_of: Callable[[SparkSession], DataFrame]) -> None:
-        """Compute rows and print or write them."""
-        with self.session() as spark:
-            rows = rows_of(spark)
-            if self.output is not None:
-                self._write(rows if self.limit is None else rows.limit(self.limit), self.output)
-            elif self.as_json:
-                self._print_json(rows if self.limit is None else rows.limit(self.limit))
-            else:
-                self._print(rows, self.limit or ROWS_SHOWN)
+    A file of this machine is read here and now and sent along: executors elsewhere need not have it.
 
-    @staticmethod
-    def places_of(places: str) -> Callable[[SparkSession], DataFrame]:
-        """What makes the rows of a file of places.
+    Raises:
+        InvalidInput: there is no such file, or it is not of its format.
+    """
+    suffix = format_of(places)
+    if is_url(places):
+        options = {"header": "true", "inferSchema": "true"}
+        return lambda spark: spark.read.format(SUFFIXES[suffix]).options(**options).load(places)
+    path = Path(places)
+    if not path.is_file():
+        raise InvalidInput(f"there is no file {places}")
+    table = _table_of(path, suffix)
+    return lambda spark: spark.createDataFrame(table)
 
-        A file of this machine is read here and now and sent along: executors elsewhere need not have it.
 
-        Raises:
-            InvalidInput: there is no such file, or it is not of its format.
-        """
-        suffix = format_of(places)
-        if is_url(places):
-            options = {"header": "true", "inferSchema": "true"}
-            return lambda spark: spark.read.format(SUFFIXES[suffix]).options(**options).load(places)
-        path = Path(places)
-        if not path.is_file():
-            raise InvalidInput(f"there is no file {places}")
-        table = _table_of(path, suffix)
-        return lambda spark: spark.createDataFrame(table)
-
-    def _write(self, rows: DataFrame, output: str) -> None:
-        count = write(rows, output, overwrite=self.overwrite)
-        console.print(f"{output}: {'written' if count is None else f'{count:,} rows'}.", markup=False)
-
-    def _print_json(self, rows: DataFrame) -> None:
-        for batch in batches_of(rows):
-            for document in documents_of(batch):
-                print_json(document, one_line=True)
-
-    def _print(self, rows: DataFrame, most: int) -> None:
-        # Headers and properties take more room than a table has: --json and --output have them.
-        columns = [each.name for each in rows.schema.fields if not isinstance(each.dataType, (MapType, StructType))]
-        table = Table(*columns)
-        # One more tells whether there are more.
-        found = [row for batch in batches_of(rows.select(*columns).limit(most + 1)) for row in documents_of(batch)]
-        for document in islice(found, most):
-            table.add_row(*(_cell(document, name) for name in columns))
-        console.print(table)
-        if len(found) > most:
-            console.print("and more; --limit shows more, --output writes all.")
-        elif not found:
-            console.print("No rows.")
+def _print(rows: DataFrame, most: int) -> None:
+    # Headers and properties take more room than a table has: --json and --output have them.
+    columns = [each.name for each in rows.schema.fields if not isinstance(each.dataType, (MapType, StructType))]
+    table = Table(*columns)
+    # One more tells whether there are more.
+    found = [row for batch in batches_of(rows.select(*columns).limit(most + 1)) for row in documents_of(batch)]
+    for document in islice(found, most):
+        table.add_row(*(_cell(document, name) for name in columns))
+    console.print(table)
+    if len(found) > most:
+        console.print("and more; --limit shows more, --output writes all.")
+    elif not found:
+        console.print("No rows.")
 
 
 def _table_of(path: Path, suffix: str) -> Any:

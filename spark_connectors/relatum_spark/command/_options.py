@@ -1,5 +1,6 @@
 """Options that the commands of `relatum spark` share, and how their values are written. Imports no PySpark."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, TypeAlias
 
@@ -38,57 +39,6 @@ RightArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="RIGHT", help="What it is matched with, written likewise.", show_default=False)
 ]
 
-MasterOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--master",
-        envvar="RELATUM_SPARK_MASTER",
-        metavar="URL",
-        help="Where Spark runs: local[4], spark://host:7077, yarn, k8s://…, or sc://host:15002 for Spark Connect. "
-        "Left out: what spark-submit says, else local[*,4].",
-        show_default=False,
-    ),
-]
-ConfOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; repeatable.", show_default=False),
-]
-JarsOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--jars",
-        metavar="PATH",
-        help="A jar for driver and executors; repeatable. Left out: PostgreSQL's JDBC driver where it is installed.",
-        show_default=False,
-    ),
-]
-PartitionsOption: TypeAlias = Annotated[
-    int | None, typer.Option("--partitions", help="Tasks that read at once.", min=1, max=10_000, show_default=False)
-]
-OutputOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="Write the rows here: FILE.parquet, .csv or .jsonl on this machine, or a URL such as s3a://…/x.parquet: "
-        "a directory that the executors write into.",
-        show_default=False,
-    ),
-]
-OverwriteOption: TypeAlias = Annotated[bool, typer.Option("--overwrite", help="Replace what --output names.")]
-LimitOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "--limit",
-        "-n",
-        help="At most so many rows. Left out: all of them with --json or --output, else 20.",
-        min=1,
-        max=2_147_483_647,
-        show_default=False,
-    ),
-]
-JsonLinesOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print a JSON document for each row.")]
 PayloadsOption: TypeAlias = Annotated[bool, typer.Option("--payloads", help="Also read the messages.")]
 OnOption: TypeAlias = Annotated[
     list[str],
@@ -104,6 +54,72 @@ def span_option(name: str, help_text: str) -> typer.models.OptionInfo:
     return found
 
 
-WithinOption: TypeAlias = Annotated[float | None, span_option("--within", "At most so far apart in time, both ways.")]
-BeforeOption: TypeAlias = Annotated[float | None, span_option("--before", "Instead: RIGHT at most so much earlier.")]
-AfterOption: TypeAlias = Annotated[float | None, span_option("--after", "Instead: RIGHT at most so much later.")]
+@dataclass(frozen=True, slots=True)
+class SpanOptions:
+    """How far apart two messages may be in time; see `spread`."""
+
+    within: Annotated[float | None, span_option("--within", "At most so far apart in time, both ways.")] = None
+    before: Annotated[float | None, span_option("--before", "Instead: RIGHT at most so much earlier.")] = None
+    after: Annotated[float | None, span_option("--after", "Instead: RIGHT at most so much later.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """Where and how wide Spark works; see `spread`."""
+
+    partitions: Annotated[
+        int | None, typer.Option(help="Tasks that read at once.", min=1, max=10_000, show_default=False)
+    ] = None
+    master: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RELATUM_SPARK_MASTER",
+            metavar="URL",
+            help="Where Spark runs: local[4], spark://host:7077, yarn, k8s://…, or sc://host:15002 for Spark Connect. "
+            "Left out: what spark-submit says, else local[*,4].",
+            show_default=False,
+        ),
+    ] = None
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A setting of Spark; repeatable.", show_default=False),
+    ] = None
+    jars: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="A jar for driver and executors; repeatable. "
+            "Left out: PostgreSQL's JDBC driver where it is installed.",
+            show_default=False,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions(SparkOptions):
+    """The same, and where the rows go; see `spread`."""
+
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the rows here: FILE.parquet, .csv or .jsonl on this machine, or a URL such as s3a://…/x.parquet"
+            ": a directory that the executors write into.",
+            show_default=False,
+        ),
+    ] = None
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what --output names.")] = False
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            "-n",
+            help="At most so many rows. Left out: all of them with --json or --output, else 20.",
+            min=1,
+            max=2_147_483_647,
+            show_default=False,
+        ),
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document for each row.")] = False

@@ -38,8 +38,9 @@ def as_of(
 
     The result is that of pandas' `merge_asof` with `on` the time and `by` the key. Of right messages of one time,
     "backward" takes the last and "forward" the first, in the order of partition and offset; of two equally near,
-    "nearest" takes the earlier. Each left message comes once; one without a match, or without a time, with nulls.
-    Where the sides overlap a message can be its own match, as in pandas; `allow_exact_matches=False` looks past it.
+    "nearest" takes the earlier. Each left message comes once, with several values once for each; one without a match,
+    or without a time, with nulls. Where the sides overlap a message can be its own match, as in pandas;
+    `allow_exact_matches=False` looks past it.
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`) unless `on` is None.

@@ -6,6 +6,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from relatum.checks import checked_count
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 from relatum.reading import BrokerAddress
@@ -68,8 +69,8 @@ def conversations(
     names = None if streams is None else side_of("streams", streams).names
     if streams is not None and not names:
         raise InvalidInput("streams= takes a stream's name, or several, or None for all")
-    if max_value_size is not None and (type(max_value_size) is not int or max_value_size < 1):
-        raise InvalidInput("max_value_size= takes a number of messages from 1 on, or None for no limit")
+    if max_value_size is not None:
+        checked_count("max_value_size", max_value_size, most=INTEGER_MAX, otherwise=", or None for no limit")
     wanted = keys_of(keys, argument="keys")
     inputs = Inputs.of(database, broker, stream_url, snapshot, partitions, needs_broker=False)
     found = connected(spark, inputs.relations(spark, names, wanted), max_value_size=max_value_size)

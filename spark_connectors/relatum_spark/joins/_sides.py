@@ -108,9 +108,14 @@ def keyed(relations: DataFrame, keys: Sequence[str]) -> DataFrame:
     if len(keys) == 1:
         return relations.where(F.col("key") == keys[0]).select(F.col("value").alias("key_0"), *place, time_us)
     rows = relations.where(F.col("key").isin(*keys)).select("key", "value", *place, time_us)
-    values = [F.max(F.when(F.col("key") == key, F.col("value"))).alias(f"key_{n}") for n, key in enumerate(keys)]
+    values = [
+        F.collect_set(F.when(F.col("key") == key, F.col("value"))).alias(f"key_{n}") for n, key in enumerate(keys)
+    ]
     wide = rows.groupBy(*PLACE).agg(*values, F.max("time_us").alias("time_us"))
-    return wide.dropna(subset=key_columns(keys)).select(*key_columns(keys), *PLACE, "time_us")
+    # Of a message with several values each with each; one without any of a key has an empty set, and no row.
+    for column in key_columns(keys):
+        wide = wide.withColumn(column, F.explode(column))
+    return wide.select(*key_columns(keys), *PLACE, "time_us")
 
 
 def prefixed(relations: DataFrame, keys: Sequence[str], prefix: str) -> DataFrame:

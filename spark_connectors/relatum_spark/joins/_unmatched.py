@@ -110,8 +110,10 @@ def without(left: DataFrame, right: DataFrame, keys: list[str], span: Span | Non
     """The left relations, with the prefix `left_`, that have no right one."""
     if span is None:
         return paired(left, right, keys, None, "left_anti")
-    matched = paired(left, right, keys, span, "left_semi").select("left_stream", "left_offset")
-    return prefixed(left, keys, "left").join(matched, ["left_stream", "left_offset"], "left_anti")
+    # By the value, too: of a message with several, those without a counterpart are left.
+    relation = [*keys, "left_stream", "left_offset"]
+    matched = paired(left, right, keys, span, "left_semi").select(*relation)
+    return prefixed(left, keys, "left").join(matched, relation, "left_anti")
 
 
 def _streams_of(side: Side) -> list[str]:

@@ -12,7 +12,7 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField
 from sqlalchemy.dialects import postgresql
 
 from relatum.keys import InvalidValue, KeyDefinition
-from relatum.store import as_engine, may_hold_values, relationships, streams, translated_errors
+from relatum.store import arrays, as_engine, may_hold_values, relationships, streams, translated_errors
 
 PROBED_ROWS: Final = 1000
 """Rows looked up by one statement: with up to the limit of relata each, what a task holds."""
@@ -143,8 +143,8 @@ class Lookup:
         }
         if self.within_us is not None:
             times = [moments[row] or 0 for row in asked]
-            parameters["low"] = [time_us - self.within_us for time_us in times]
-            parameters["high"] = [time_us + self.within_us for time_us in times]
+            parameters["lows"] = [time_us - self.within_us for time_us in times]
+            parameters["highs"] = [time_us + self.within_us for time_us in times]
         hits: dict[int, list[_Hit]] = {}
         for row, *place in connection.execute(probes(self.within_us is not None), parameters):
             found = hits.setdefault(row, [])
@@ -187,10 +187,5 @@ def probes(is_bounded: bool) -> sa.Select[Any]:
 
 
 def _wanted(is_bounded: bool) -> Any:
-    types: dict[str, Any] = {"row": sa.Integer, "value": sa.Text}
-    if is_bounded:
-        types |= {"low": sa.BigInteger, "high": sa.BigInteger}
-    names = {"row": "rows", "value": "values"}
-    arrays = [sa.bindparam(names.get(name, name), type_=postgresql.ARRAY(kind)) for name, kind in types.items()]
-    columns = [sa.column(name, kind) for name, kind in types.items()]
-    return sa.func.unnest(*arrays).table_valued(*columns, name="wanted").render_derived()
+    span = {"low": sa.BigInteger, "high": sa.BigInteger} if is_bounded else {}
+    return arrays("wanted", row=sa.Integer, value=sa.Text, **span)

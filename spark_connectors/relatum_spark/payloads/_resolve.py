@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ByteType, IntegerType, LongType, ShortType, StringType, StructField, StructType
 
-from relatum.checks import shown
+from relatum.checks import checked_count, shown
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetExpired, OffsetNotFound
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
@@ -111,15 +111,17 @@ def resolve(
     added = _added(df.schema, prefix, value=value, headers=headers)
     definitions = definitions_of(database_url(database), checks) if checks else []
     at = df.columns.index
-    resolver = Resolver(
-        broker=Broker.of(broker, stream_url),
-        stream_at=at(stream_column),
-        offset_at=at(offset_column),
-        added=tuple(field.name for field in added),
-        value=value,
-        headers=headers,
-        checks=tuple(zip(definitions, map(at, checks.values()), strict=True)),
-    )
+    names = tuple(field.name for field in added)
+    wanted = tuple(zip(definitions, map(at, checks.values()), strict=True))
+    reads = Broker.of(broker, stream_url)
+    resolver = Resolver(reads, at(stream_column), at(offset_column), names, value, headers, wanted)
+    return _resolved(df, resolver, added, keep_order=keep_order, partitions=partitions)
+
+
+def _resolved(
+    df: DataFrame, resolver: "Resolver", added: list[StructField], *, keep_order: bool, partitions: int | None
+) -> DataFrame:
+    """The rows, in the partitions in which their messages are read."""
     # By numbers: Spark finds no column with a dot or a backtick in its name, nor one of two of the same name.
     rows = df if keep_order else _in_fewer(df)
     rows = rows.toDF(*(f"_{number}" for number in range(len(df.columns))))
@@ -188,8 +190,8 @@ def _check_arguments(
     _check_column(columns, offset_column, (LongType, IntegerType, ShortType, ByteType), "an integer")
     for name in checks.values():
         _check_column(columns, name, (StringType,), "text")
-    if partitions is not None and (type(partitions) is not int or partitions < 1):
-        raise InvalidInput("partitions= takes a number from 1 on, or None")
+    if partitions is not None:
+        checked_count("partitions", partitions, otherwise=", or None")
     if keep_order and partitions is not None:
         raise InvalidInput("keep_order=True leaves the rows in their partitions: partitions= cannot be given with it")
 

@@ -21,7 +21,7 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from relatum.reading import Choice, SocketConnection, cluster_meant, login_for
+from relatum.reading import SocketConnection, StreamNodes
 from relatum.wire import Answer, Code, Event, StreamMoved, code_name
 from relatum.wire import publishing as wire
 from relatum_spark._broker import Broker
@@ -243,12 +243,7 @@ class Publisher:
 
 def connect(broker: Broker, timeout_s: float) -> SocketConnection:
     """A connection of the stream protocol. Errors as of `StreamReader.open`."""
-    address = broker.logged_in()
-    # A port that is only guessed is told the password by nobody who has not said to be the cluster that is meant.
-    guessed = address.stream_port_guessed
-    meant = cluster_meant(address, Choice.STREAM, timeout_s=timeout_s) if guessed else None
-    login = login_for(address, cluster_name=meant)
-    return SocketConnection.open(address, login, timeout_s)
+    return StreamNodes(broker.logged_in(), timeout_s=timeout_s).link(None)
 
 
 def _refusal(stream: str, code: int) -> RelatumError:

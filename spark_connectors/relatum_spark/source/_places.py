@@ -12,11 +12,6 @@ from relatum_spark.source._options import Earliest, Latest, Moment, Offsets, Pla
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def after(bounds: StreamBounds) -> int:
-    """The offset after the last one; 0 for an empty stream."""
-    return 0 if bounds.last is None else bounds.last + 1
-
-
 def start_of(
     reader: StreamReader, stream: str, place: Place, bounds: StreamBounds, *, strategy: Literal["error", "latest"]
 ) -> int | None:

@@ -21,7 +21,7 @@ from relatum.reading import StreamBounds
 from relatum_spark.source._admission import plan_end
 from relatum_spark.source._offsets import Slice, slices
 from relatum_spark.source._options import SourceOptions
-from relatum_spark.source._places import after, start_of
+from relatum_spark.source._places import start_of
 from relatum_spark.source._ranges import check_named, missing
 from relatum_spark.source._tails import Tails
 
@@ -81,9 +81,9 @@ class StreamPlanner:
         begin = self._tails.ask(
             lambda reader: start_of(reader, stream, options.starting, found, strategy=options.starting_strategy)
         )
-        if begin is not None and begin > after(found):
+        if begin is not None and begin > found.end:
             raise OffsetNotFound(
-                f"offset {begin} lies beyond the end of the stream {stream!r}, which is {after(found)}: begin with an "
+                f"offset {begin} lies beyond the end of the stream {stream!r}, which is {found.end}: begin with an "
                 "offset up to that, or with latest",
                 stream=stream,
                 offset=begin,
@@ -91,11 +91,11 @@ class StreamPlanner:
             )
         if begin is not None:
             return begin, False
-        return after(found) if frozen is None else frozen, True
+        return found.end if frozen is None else frozen, True
 
     def freeze(self) -> None:
         """Take what is there now as the end: later batches reach it and do not go beyond."""
-        self._target = {stream: after(found) for stream, found in self._ask_listed({}).items() if found is not None}
+        self._target = {stream: found.end for stream, found in self._ask_listed({}).items() if found is not None}
 
     # --- where a batch ends --------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class StreamPlanner:
                 kept[stream] = bounds.first or 0
             else:
                 begins[stream] = self._begin_read(stream, start[stream], bounds)
-                ends[stream] = min(after(bounds), self._allowed(stream, start[stream], held))
+                ends[stream] = min(bounds.end, self._allowed(stream, start[stream], held))
         return kept | plan_end(begins, ends, limit)
 
     def _begins_anew(self, stream: str, start: int, bounds: StreamBounds) -> bool:
@@ -145,7 +145,7 @@ class StreamPlanner:
         """
         was_empty = stream in self._emptied
         self._emptied.discard(stream)
-        return after(bounds) < start or (was_empty and (bounds.first or 0) < start)
+        return bounds.end < start or (was_empty and (bounds.first or 0) < start)
 
     def _allowed(self, stream: str, start: int, held: Offset) -> int:
         """How far a stream may be read, however much there is."""
@@ -178,7 +178,7 @@ class StreamPlanner:
 
     def reported(self) -> Offset | None:
         """The end of each stream as it was when it was last asked for; None before."""
-        ends = {stream: after(bounds) for stream, bounds in self._bounds.items() if bounds is not None}
+        ends = {stream: bounds.end for stream, bounds in self._bounds.items() if bounds is not None}
         return dict(sorted(ends.items())) or None
 
     # --- what the tasks read -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from relatum.errors import InvalidInput, OffsetExpired, OffsetNotFound, RelatumE
 from relatum.reading import StreamBounds, StreamReader
 from relatum_spark.source._offsets import Slice
 from relatum_spark.source._options import Moment, Moments, Offsets, SourceOptions
-from relatum_spark.source._places import after, start_of
+from relatum_spark.source._places import start_of
 
 _log: Final = logging.getLogger("relatum.spark")
 _REMEDY: Final = "; set failOnDataLoss to false to read what there is"
@@ -28,7 +28,7 @@ def range_of(reader: StreamReader, stream: str, options: SourceOptions) -> Slice
     except StreamNotFound as error:
         raise missing(reader, stream) from error
     remedy = _REMEDY if options.fail_on_data_loss else ""
-    end = after(bounds)
+    end = bounds.end
     start = start_of(reader, stream, options.starting, bounds, strategy=options.starting_strategy)
     stop = _end_of(reader, stream, options, bounds)
     start = end if start is None else start

@@ -9,7 +9,6 @@ from relatum.errors import ConfigurationError, StreamNotFound, Transient
 from relatum.reading import StreamBounds, StreamReader
 from relatum.waiting import Outages
 from relatum_spark._broker import Broker
-from relatum_spark.source._places import after
 
 _log: Final = logging.getLogger("relatum.spark")
 
@@ -92,7 +91,7 @@ class Tails:
         doubted_at: float | None = None
         while True:
             found = self._bounds_once(stream)
-            if read_to is None or (found is not None and after(found) >= read_to):
+            if read_to is None or (found is not None and found.end >= read_to):
                 return found
             now = time.monotonic()
             if doubted_at is None:

@@ -22,6 +22,7 @@ from tests.support import (
     declare_stream,
     delete_stream,
     publish_plain,
+    record,
     recording,
     rows_of,
     unique_name,
@@ -98,8 +99,7 @@ def test_it_writes_what_the_recorder_would_have_written(
 ) -> None:
     """Rows, times and skips are the same; coverage is one range up to the tail; a second run finds nothing."""
     publish_plain(urls[0], stream_name, orders(2000), confirm=False)
-    with recording(urls[0], other_engine, stream_name, keys=KEYS):
-        wait_recorded(urls[0], other_engine, stream_name)
+    record(urls[0], other_engine, stream_name, keys=KEYS)
     add_keys(engine, KEYS)
     (report,) = fill(spark, stream_name, urls, slice_offsets=170)
     assert (report.messages, report.rows, report.from_offset, report.to_offset) == (2000, 3800, 0, 2000)

@@ -17,7 +17,7 @@ from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
 from relatum.store import add_keys
 from relatum_spark import Enrichment
-from tests.support import publish_plain, recording, wait_recorded
+from tests.support import publish_plain, record
 
 COLUMNS = "number long, order_id string, city string, timestamp timestamp"
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -88,8 +88,7 @@ def publish(amqp_url: str, engine: sa.Engine, stream_name: str) -> Callable[...,
         messages = [(order.encode(), {"order_id": order} | headers) for order in orders]
         publish_plain(amqp_url, stream_name, messages)
         if is_recorded:
-            with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-                wait_recorded(amqp_url, engine, stream_name)
+            record(amqp_url, engine, stream_name, keys=["order_id"])
 
     return publish
 
@@ -228,8 +227,7 @@ def test_a_key_of_several_components(job: Job, amqp_url: str, engine: sa.Engine,
     """The values of a composite key come from several columns."""
     add_keys(engine, [KeyDefinition("leg", source=("order_id", "city"))])
     publish_plain(amqp_url, stream_name, [(b"1", {"order_id": "a|b", "city": "Rome"}), (b"2", {"order_id": "a"})])
-    with recording(amqp_url, engine, stream_name):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name)
     job.add(_order(1, "a|b", city="Rome"), _order(2, "a|b", city="Oslo"), _order(3, "a|b"))
     rows = job.run(on="leg", value_column=["order_id", "city"], retries=0)
     assert _told(rows) == [(1, "found", "1"), (2, "absent", None), (3, "absent", None)]

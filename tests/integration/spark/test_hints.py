@@ -1,26 +1,17 @@
 """What a first attempt gets wrong, and what is said of it."""
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from relatum.reading import StreamReader
-from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_spark.source._options import parse_options
 from relatum_spark.source._ranges import range_of
-from tests.support import publish_plain, unique_name
+from tests.support import publish_plain
 
-
-@pytest.fixture
-def super_stream(amqp_url: str) -> Iterator[str]:
-    """A super stream of one partition."""
-    name = unique_name()
-    declare_super_stream(amqp_url, name, partitions=1)
-    yield name
-    delete_super_stream(amqp_url, name)
+PARTITIONS = 1
 
 
 def test_a_super_stream_given_as_a_stream_is_named(spark: SparkSession, super_stream: str, stream_url: str) -> None:

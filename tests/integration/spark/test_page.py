@@ -17,9 +17,8 @@ from tests.support import (
     declare_stream,
     delete_stream,
     publish_plain,
-    recording,
+    record,
     unique_name,
-    wait_recorded,
 )
 from tests.support.spark_python import spark_python
 
@@ -59,8 +58,7 @@ def names(amqp_url: str, engine: sa.Engine) -> Iterator[dict[str, str]]:
         declare_stream(amqp_url, names[name])
         publish_plain(amqp_url, names[name], [(b"4 chairs", {"order_id": 4711})])
     add_keys(engine, ["order_id"])
-    with recording(amqp_url, engine, names["orders"]):
-        wait_recorded(amqp_url, engine, names["orders"])
+    record(amqp_url, engine, names["orders"])
     yield names
     with broker_connection(amqp_url) as connection:
         connection.channel().exchange_delete(names["sales"])

@@ -12,13 +12,14 @@ from pyspark.sql import functions as F
 from relatum.errors import InvalidInput, KeyNotDefined, StreamNotFound
 from relatum_spark import related_pairs, snapshot
 from relatum_spark.joins._pairs import Span, paired
+from relatum_spark.joins._sides import keyed
 from relatum_spark.joins._unmatched import without
 from tests.support.spark_joins import SECOND_US, Relation, record, side
 
 RELATIONS = st.lists(
     st.tuples(st.sampled_from("abc"), st.sampled_from("lm"), st.integers(0, 30), st.none() | st.integers(-30, 30)),
     max_size=25,
-    unique_by=lambda row: row[1:3],
+    unique_by=lambda row: row[:3],  # a message may have several values
 )
 
 
@@ -42,11 +43,23 @@ def test_pairs_are_those_of_each_with_each(
     """Every pair that is near enough once, and no other; and what is without a pair is all the rest."""
     one, other = side(spark, left), side(spark, right)
     pairs = paired(one, other, ["key_0"], span).collect()
-    found = sorted((row.left_stream, row.left_offset, row.right_stream, row.right_offset) for row in pairs)
-    assert found == sorted((*a[1:3], *b[1:3]) for a in left for b in right if _near(a, b, span))
+    found = [(row.key_0, row.left_stream, row.left_offset, row.right_stream, row.right_offset) for row in pairs]
+    assert sorted(found) == sorted((*a[:3], *b[1:3]) for a in left for b in right if _near(a, b, span))
     alone = without(one, other, ["key_0"], span).collect()
-    expected = [a[1:3] for a in left if not any(_near(a, b, span) for b in right)]
-    assert sorted((row.left_stream, row.left_offset) for row in alone) == sorted(expected)
+    expected = [a[:3] for a in left if not any(_near(a, b, span) for b in right)]
+    assert sorted((row.key_0, row.left_stream, row.left_offset) for row in alone) == sorted(expected)
+
+
+def test_of_several_keys_each_value_counts_with_each(spark: SparkSession) -> None:
+    """A message with two students and two rooms has four pairs of them; one without a room has none."""
+    values = [("student", "a"), ("student", "b"), ("room", "1"), ("room", "2"), ("other", "x")]
+    rows = [(*value, "exams", 0, None) for value in values] + [("student", "a", "exams", 1, None)]
+    schema = "key string, value string, stream string, stream_offset long, time timestamp"
+    table = spark.createDataFrame(rows, schema)
+    found = keyed(table, ["student", "room"]).collect()
+    assert sorted((row.key_0, row.key_1, row.offset) for row in found) == [
+        (student, room, 0) for student in "ab" for room in "12"
+    ]
 
 
 def test_a_value_that_all_messages_carry_costs_no_products(spark: SparkSession) -> None:

@@ -22,13 +22,13 @@ from relatum.keys import KeyDefinition
 from relatum.local import LocalServers
 from relatum.reading import Message, StreamReader
 from relatum.store import add_keys
+from relatum.superstreams import Layout
 from relatum.superstreams._routing import partition_of
 from relatum_spark.sink._options import parse_sink_options
 from relatum_spark.sink._outgoing import Columns
 from relatum_spark.sink._sink import Published, _shape, make_stream_writer, make_writer, write_task
 from relatum_spark.source._schema import HEADERS, PROPERTIES
 from tests.support import (
-    broker_connection,
     declare_stream,
     delete_stream,
     publish_plain,
@@ -50,25 +50,6 @@ def sink(spark: SparkSession, amqp_url: str, stream_url: str) -> dict[str, str]:
     """The options that name the broker, in a session that knows the format."""
     relatum_spark.register(spark)
     return {"broker": amqp_url, "streamUrl": stream_url}
-
-
-@pytest.fixture
-def super_stream(amqp_url: str) -> Iterator[tuple[str, list[str]]]:
-    """A super stream of three streams: its name, and theirs in order."""
-    name = unique_name("relatum-super")
-    streams = [f"{name}-{number}" for number in range(3)]
-    with broker_connection(amqp_url) as connection:
-        channel = connection.channel()
-        channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
-        for number, stream in enumerate(streams):
-            channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
-            order = {"x-stream-partition-order": number}
-            channel.queue_bind(stream, name, str(number), arguments=order)
-    yield name, streams
-    with broker_connection(amqp_url) as connection:
-        connection.channel().exchange_delete(name)
-    for stream in streams:
-        delete_stream(amqp_url, stream)
 
 
 def messages(url: str, stream: str, transport: Any = "stream") -> list[Message]:
@@ -184,10 +165,10 @@ def test_a_bad_key_is_refused_before_anything_is_sent(
 
 
 def test_super_streams_are_routed_as_by_other_clients(
-    spark: SparkSession, sink: dict[str, str], amqp_url: str, super_stream: tuple[str, list[str]]
+    spark: SparkSession, sink: dict[str, str], amqp_url: str, layout: Layout
 ) -> None:
     """Each row is in the stream its routing key belongs to, in order, and once, however often it is written."""
-    name, streams = super_stream
+    name, streams = layout.super_stream, [each.stream for each in layout]
     df = spark.range(300, numPartitions=1).select(F.col("id").cast("string").alias("value"), F.col("id").alias("key"))
     more = {"superStream": name, "routingKey": "key", "writeId": "w"}
     for _ in range(2):
@@ -335,7 +316,7 @@ def _write_while(proxy: Proxy, mode: str, options: Any, shape: Any, batches: Any
 
 
 def test_a_streaming_query_waits_for_a_broker_that_is_away(
-    sink: dict[str, str], amqp_url: str, stream_url: str, stream_name: str
+    sink: dict[str, str], stream_url: str, stream_name: str
 ) -> None:
     """Before a batch the broker is asked again, but not for ever; a batch write is refused at once."""
     schema = StructType().add("value", "string")

@@ -35,9 +35,8 @@ from tests.support import (
     declare_stream,
     delete_stream,
     publish_plain,
-    recording,
+    record,
     unique_name,
-    wait_recorded,
     wait_until,
 )
 from tests.support._raw_publisher import RawPublisher
@@ -186,7 +185,7 @@ def test_offsets_with_gaps(source: Source, amqp_url: str, stream_url: str, strea
         assert source.offsets(stream_name, maxRecordsPerPartition=size) == found
 
 
-def test_nothing_to_read_is_quick(source: Source, amqp_url: str, stream_name: str) -> None:
+def test_nothing_to_read_is_quick(source: Source, stream_name: str) -> None:
     """An empty stream gives no rows, and no error."""
     began = time.monotonic()
     assert source.offsets(stream_name) == []
@@ -433,8 +432,7 @@ def recorded(amqp_url: str, engine: sa.Engine, database_url: str, stream_name: s
     """A stream whose first 20 messages are in the table and whose last 10 are not."""
     add_keys(engine, ["order_id", "n"])
     publish_plain(amqp_url, stream_name, orders(20))
-    with recording(amqp_url, engine, stream_name):
-        wait_recorded(amqp_url, engine, stream_name)
+    record(amqp_url, engine, stream_name)
     publish_plain(amqp_url, stream_name, orders(10))
     return stream_name
 

@@ -457,19 +457,19 @@ def test_a_query_goes_on_when_the_broker_was_away(
 ) -> None:
     """The broker is killed and started again under a query, which reads on without having ended."""
     register(spark)
-    broker = private_servers.rabbitmq
+    broker, stream = private_servers.rabbitmq, unique_name()
     run = Run(spark, tmp_path / "run", broker.broker_url, broker.stream_url)
-    declare_stream(broker.broker_url, "orders")
-    publish_plain(broker.broker_url, "orders", bodies(0, 10))
-    query = run.start({"stream": "orders"}, **FAST)
+    declare_stream(broker.broker_url, stream)
+    publish_plain(broker.broker_url, stream, bodies(0, 10))
+    query = run.start({"stream": stream}, **FAST)
     try:
-        wait_until(lambda: run.rows() == expected("orders", 0, 10), LIMIT_S)
+        wait_until(lambda: run.rows() == expected(stream, 0, 10), LIMIT_S)
         wait_until(lambda: not query.status["isDataAvailable"], LIMIT_S)
         broker.kill()
         broker.start()
-        wait_until(lambda: stream_available(broker.broker_url, "orders"), LIMIT_S)
-        publish_plain(broker.broker_url, "orders", bodies(10, 20))
-        wait_until(lambda: run.rows() == expected("orders", 0, 20), LIMIT_S)
+        wait_until(lambda: stream_available(broker.broker_url, stream), LIMIT_S)
+        publish_plain(broker.broker_url, stream, bodies(10, 20))
+        wait_until(lambda: run.rows() == expected(stream, 0, 20), LIMIT_S)
         assert query.isActive
     finally:
         query.stop()
@@ -480,12 +480,12 @@ def test_a_broker_that_stays_away_ends_the_query(
 ) -> None:
     """The query ends with an error after pollTimeoutMs; it names no credentials, and a later run goes on."""
     register(spark)
-    broker = private_servers.rabbitmq
+    broker, stream = private_servers.rabbitmq, unique_name()
     run = Run(spark, tmp_path / "run", broker.broker_url, broker.stream_url)
-    declare_stream(broker.broker_url, "orders")
-    publish_plain(broker.broker_url, "orders", bodies(0, 10))
-    query = run.start({"stream": "orders", "pollTimeoutMs": 2000}, **FAST)
-    wait_until(lambda: run.rows() == expected("orders", 0, 10), LIMIT_S)
+    declare_stream(broker.broker_url, stream)
+    publish_plain(broker.broker_url, stream, bodies(0, 10))
+    query = run.start({"stream": stream, "pollTimeoutMs": 2000}, **FAST)
+    wait_until(lambda: run.rows() == expected(stream, 0, 10), LIMIT_S)
     broker.kill()
     with pytest.raises(StreamingQueryException) as raised:
         query.awaitTermination(LIMIT_S)
@@ -494,7 +494,7 @@ def test_a_broker_that_stays_away_ends_the_query(
     assert password
     assert password not in str(raised.value)
     broker.start()
-    wait_until(lambda: stream_available(broker.broker_url, "orders"), LIMIT_S)
-    publish_plain(broker.broker_url, "orders", bodies(10, 20))
-    run.to_end({"stream": "orders"})
-    assert run.rows() == expected("orders", 0, 20)
+    wait_until(lambda: stream_available(broker.broker_url, stream), LIMIT_S)
+    publish_plain(broker.broker_url, stream, bodies(10, 20))
+    run.to_end({"stream": stream})
+    assert run.rows() == expected(stream, 0, 20)

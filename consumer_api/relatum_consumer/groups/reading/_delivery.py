@@ -198,7 +198,7 @@ def floor_of(stream: str, bounds: StreamBounds) -> int:
     """The first offset that a stream retains; of one without any message, that is behind all that it ever had."""
     if bounds.first is not None:
         return bounds.first
-    if bounds.is_proven:
+    if bounds.is_sure:
         return INTEGER_MAX
     raise StreamUnavailable(
         f"whether the stream {stream!r} is empty cannot be said now: its leader cannot be asked from here",

@@ -208,9 +208,11 @@ def incomplete(
 def newest(catalog: Catalog, streams: Names, before: str | None, limit: int) -> GroupSteps[GroupPage]:
     """Groups as they are recorded, the newest first."""
     names = names_of("streams", streams)
-    most = checked_count("limit", limit, most=_IDS_AT_ONCE)
+    most = checked_count("limit", limit, least=0, most=_IDS_AT_ONCE)
     at: str | None = _BEHIND_ALL if before is None else checked_name("before", before)
     view = yield from look(catalog, names, complete=False)
+    if not most:
+        return GroupPage((), before, view.gaps)
     reports: list[GroupReport] = []
     # Groups of other streams and virtual hosts come among them; a page ends after so many, however few are meant.
     for _ in range(_ROUNDS):

@@ -11,7 +11,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from relatum.store import compiled, may_hold_offsets, may_hold_values, relationships
+from relatum.store import arrays, compiled, may_hold_offsets, may_hold_values, relationships
 
 FIRST_SEQUENCE: Final = "1"
 
@@ -53,8 +53,7 @@ def members() -> str:
     ids are in the order of time.
     """
     rows = relationships.c
-    ids = sa.bindparam("group_ids", type_=postgresql.ARRAY(sa.Text))
-    wanted = sa.func.unnest(ids).table_valued(sa.column("group_id", sa.Text)).render_derived("wanted")
+    wanted = arrays("wanted", group_id=sa.Text)
     low, high = (wanted.c.group_id.concat(end).collate("C") for end in (_BAR, _BEHIND_ID))
     found = (
         sa.select(rows.value, rows.stream_id, rows.stream_offset, rows.time_us)

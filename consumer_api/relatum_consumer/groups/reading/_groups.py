@@ -174,7 +174,7 @@ class GroupMethods(ABC):
         Args:
             streams: As for `groups`. Where they are named, a page may have fewer groups, and still a next one.
             before: Only groups that are older than this one: `next` of the page before. None (default): all.
-            limit: Groups at most, from 1 to 1,000. Default 100.
+            limit: Groups at most, to 1,000; 0 asks only what is not recorded. Default 100.
 
         Raises:
             KeyNotDefined, StreamNotFound: as for `groups`.

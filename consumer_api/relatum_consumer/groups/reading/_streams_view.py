@@ -119,7 +119,7 @@ def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> 
         key_id,
         {stream.stream_id: stream.name for stream in recorded if stream.name in bounds},
         {stream: ends.first or 0 for stream, ends in bounds.items()},
-        {stream: 0 if ends.last is None else ends.last + 1 for stream, ends in bounds.items()},
+        {stream: ends.end for stream, ends in bounds.items()},
     )
     gaps = [gap for gap in known.uncovered if gap.stream in bounds]
     view.gaps = tuple(gaps)

@@ -15,8 +15,10 @@ from sqlalchemy.dialects.postgresql import insert
 
 from relatum.store import (
     NOW,
+    arrays,
     compiled,
     coverage,
+    from_now,
     group_consumers,
     group_scans,
     group_states,
@@ -38,7 +40,6 @@ _CLAIMABLE: Final[Any] = sa.text("relatum.group_states.state IN ('ready', 'claim
 _IDLE: Final[Any] = sa.text("relatum.group_states.state = 'open' AND relatum.group_states.told_at IS NULL")
 """As the index `group_states_idle` says it."""
 
-_SECOND: Final[Any] = sa.literal_column("interval '1 second'")
 _NULL: Final = sa.null()
 
 _STATES: Final = group_states.c
@@ -47,7 +48,7 @@ _MINE: Final = (_STATES.consumer_id == _CONSUMER, _STATES.holder == _HOLDER)
 
 def _in(seconds: str) -> Any:
     """The moment so many seconds from now; negative ones lie behind."""
-    return NOW + sa.bindparam(seconds, type_=sa.Double) * _SECOND
+    return from_now(sa.bindparam(seconds, type_=sa.Double))
 
 
 def _word(state: str) -> Any:
@@ -178,9 +179,7 @@ def written_down(rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
 
 
 def _wanted() -> Any:
-    arrays = [sa.bindparam(f"{name}s", type_=postgresql.ARRAY(kind)) for name, kind in WRITTEN_DOWN]
-    columns = [sa.column(name, kind) for name, kind in WRITTEN_DOWN]
-    return sa.func.unnest(*arrays).table_valued(*columns, name="wanted").render_derived()
+    return arrays("wanted", **dict(WRITTEN_DOWN))
 
 
 def _upsert(rows: Any) -> Any:

@@ -1,7 +1,7 @@
 """Collectors: who collects, how far, what became of the messages, what failed and why."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Final, Literal
@@ -9,8 +9,9 @@ from typing import Annotated, Final, Literal
 from relatum.collecting import CollectedAt, CollectorStatus, collected, collector_status
 from relatum.errors import InvalidInput
 from relatum.outcomes import Outcome, Outcomes, OutcomeStatus
+from relatum.reading import Message
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
-from relatum_consumer.web._endpoint import Endpoint
+from relatum_consumer.web._endpoint import Endpoint, ms_since
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 
@@ -111,9 +112,8 @@ async def collectors(site: Site, asked: CollectorsAsked) -> CollectorsAnswer:
         collectors=tuple(_collector_row(site, each) for each in page),
         total=len(found),
         next=cursor,
-        next_href=cursor
-        and site.links.to("/collectors", limit=None if asked.limit == 20 else asked.limit, cursor=cursor),
-        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+        next_href=cursor and site.links.asked("/collectors", replace(asked, cursor=cursor)),
+        took_ms=ms_since(began),
     )
 
 
@@ -128,9 +128,9 @@ def _collector_row(site: Site, status: CollectorStatus) -> CollectorRow:
     pages = {each.value: name for name, states in _STATES.items() for each in states}
     return CollectorRow(
         name=status.collector,
-        href=_href(site, name=status.collector),
+        href=_href(site, CollectorAsked(status.collector)),
         counts=tuple(
-            MessagesByState(state, count, _href(site, name=status.collector, state=pages[state]))
+            MessagesByState(state, count, _href(site, CollectorAsked(status.collector, pages[state])))
             for state, count in status.counts.items()
         ),
         oldest_unfinished_at=status.oldest_unfinished_at,
@@ -230,15 +230,14 @@ async def collector(site: Site, asked: CollectorAsked) -> CollectorAnswer:
     if page.next is not None:
         moment = page.next.finished_at
         cursor = cursor_of("" if moment is None else moment.isoformat(), page.next.source, page.next.offset)
-    given = {"state": asked.state, "limit": None if asked.limit == 100 else asked.limit}
     return CollectorAnswer(
         collector=_collector_row(site, status),
         state=asked.state,
         results=tuple(_outcome_row(site, each) for each in page.outcomes),
         looked_to=page.looked_to,
         next=cursor,
-        next_href=cursor and _href(site, name=asked.name, **given, cursor=cursor),
-        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+        next_href=cursor and _href(site, replace(asked, cursor=cursor)),
+        took_ms=ms_since(began),
     )
 
 
@@ -303,24 +302,28 @@ async def outcome(site: Site, asked: OutcomeAsked) -> OutcomeAnswer:
     await site.keys()  # which say what is masked
     message_id = asked.id
     if asked.of_offset is not None:
-        message = await site.relations.read(asked.of_stream, asked.of_offset)
-        given = message.properties.message_id
-        message_id = f"{message.stream}:{message.offset}" if given is None else str(given)
+        message_id = message_id_of(await site.relations.read(asked.of_stream, asked.of_offset))
     if not message_id:
         raise InvalidInput("id is missing: the message's property message_id")
-    found = await site.in_thread(partial(_outcome_of, site, message_id))
+    found = await site.in_thread(partial(outcome_of, site, message_id))
     rows = tuple(_outcome_row(site, each) for each in (found, *found.others))
-    return OutcomeAnswer(rows[0].message_id, rows, round(1e3 * (time.perf_counter() - began), 2))
+    return OutcomeAnswer(rows[0].message_id, rows, ms_since(began))
 
 
-def _outcome_of(site: Site, message_id: str) -> Outcome:
+def message_id_of(message: Message) -> str:
+    """The id by which collectors know a message: where it lies, if it has none."""
+    given = message.properties.message_id
+    return f"{message.stream}:{message.offset}" if given is None else str(given)
+
+
+def outcome_of(site: Site, message_id: str) -> Outcome:
+    """What became of a message, by its id."""
     with Outcomes(site.engine) as outcomes:
         return outcomes.of(message_id)
 
 
-def _href(site: Site, **query: object) -> str:
-    given = {name: value for name, value in query.items() if (name, value) != ("state", "unsuccessful")}
-    return site.links.to("/collectors/collector", **given)
+def _href(site: Site, asked: CollectorAsked) -> str:
+    return site.links.asked("/collectors/collector", asked)
 
 
 COLLECTORS = Endpoint(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -19,7 +19,7 @@ from relatum.contexts import (
 )
 from relatum.errors import InvalidInput, PlacementNotFound
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
-from relatum_consumer.web._endpoint import Endpoint
+from relatum_consumer.web._endpoint import Endpoint, ms_since
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 
@@ -110,13 +110,12 @@ async def contexts(site: Site, asked: ContextsAsked) -> ContextsAnswer:
     left = [each for each in names if after is None or each > after[0]]
     page = left[: asked.limit]
     cursor = cursor_of(page[-1]) if len(left) > len(page) else None
-    limit = None if asked.limit == 10 else asked.limit
     return ContextsAnswer(
         super_streams=tuple([_super_stream_row(site, await _status(site, name)) for name in page]),
         total=len(names),
         next=cursor,
-        next_href=cursor and site.links.to("/contexts", limit=limit, cursor=cursor),
-        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+        next_href=cursor and site.links.asked("/contexts", replace(asked, cursor=cursor)),
+        took_ms=ms_since(began),
     )
 
 
@@ -136,13 +135,13 @@ def _opened(site: Site, name: str) -> SerializationContexts:
 def _super_stream_row(site: Site, status: ContextsStatus) -> SuperStreamRow:
     return SuperStreamRow(
         name=status.super_stream,
-        href=_href(site, name=status.super_stream),
+        href=_href(site, SuperStreamAsked(status.super_stream)),
         header=status.header,
         contexts=sum(each.open_sets for each in status.partitions),
         partitions=tuple(
             PartitionPlaced(
                 each.stream,
-                _href(site, name=status.super_stream, partition=each.stream),
+                _href(site, SuperStreamAsked(status.super_stream, each.stream)),
                 site.links.stream(each.stream),
                 each.open_sets,
                 each.state == "retired",
@@ -275,15 +274,14 @@ async def super_stream(site: Site, asked: SuperStreamAsked) -> SuperStreamAnswer
     if len(found) > len(page):
         # A name that is masked does not stand in a link: then those that were shown are passed over.
         cursor = cursor_of("" if is_masked else page[-1].context, shown + len(page))
-    given = {"partition": asked.partition, "limit": None if asked.limit == 100 else asked.limit}
     return SuperStreamAnswer(
         super_stream=_super_stream_row(site, status),
         contexts=tuple(_context_row(site, each, key, is_masked=is_masked) for each in page),
         latest=_move_rows(latest),
         consumers=tuple(_consumer_row(*each) for each in sorted(consumed.items())),
         next=cursor,
-        next_href=cursor and _href(site, name=asked.name, **given, cursor=cursor),
-        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+        next_href=cursor and _href(site, replace(asked, cursor=cursor)),
+        took_ms=ms_since(began),
     )
 
 
@@ -334,8 +332,8 @@ def _consumer_row(name: str, status: SerialStatus) -> SerialConsumerRow:
     )
 
 
-def _href(site: Site, **query: object) -> str:
-    return site.links.to("/contexts/super-stream", **query)
+def _href(site: Site, asked: SuperStreamAsked) -> str:
+    return site.links.asked("/contexts/super-stream", asked)
 
 
 CONTEXTS = Endpoint(

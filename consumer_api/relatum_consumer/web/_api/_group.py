@@ -1,7 +1,7 @@
 """One message group: its messages by number, and what it lacks."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from relatum.errors import InvalidInput
@@ -10,7 +10,7 @@ from relatum.membership import membership
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
 from relatum_consumer.web._api._group_facts import GroupFacts, answered, group_facts, id_at, is_much, recorded_by_key
 from relatum_consumer.web._api._shown import MessageRow, Place, message_row
-from relatum_consumer.web._endpoint import Endpoint
+from relatum_consumer.web._endpoint import Endpoint, ms_since
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 
@@ -69,9 +69,6 @@ async def group(site: Site, asked: GroupAsked) -> GroupAnswer:
     left = [each for each in numbered if after is None or each[0] > tuple(after)]
     page = left[: asked.limit]
     cursor = cursor_of(*page[-1][0]) if len(left) > len(page) else None
-    given: dict[str, object] = {"id": asked.id, "of_stream": asked.of_stream}
-    given |= {"of_offset": None if asked.of_offset is None else str(asked.of_offset)}
-    given |= {"limit": None if asked.limit == 100 else asked.limit}
     return GroupAnswer(
         group=group_facts(site, definitions, found.position, place or (numbered[0][3].id if numbered else None)),
         results=tuple(
@@ -81,8 +78,8 @@ async def group(site: Site, asked: GroupAsked) -> GroupAnswer:
         expired=tuple(Place(*each, site.links.message(*each)) for each in found.expired[:100]),
         is_proven=found.position.is_proven,
         next=cursor,
-        next_href=cursor and site.links.to("/groups/group", **given, cursor=cursor),
-        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+        next_href=cursor and site.links.asked("/groups/group", replace(asked, cursor=cursor)),
+        took_ms=ms_since(began),
     )
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Final, TypeAlias
@@ -24,7 +24,7 @@ from relatum_consumer.web._api._group_facts import (
     recorded_by_key,
 )
 from relatum_consumer.web._api._shown import Place
-from relatum_consumer.web._endpoint import Endpoint, problem_met
+from relatum_consumer.web._endpoint import Endpoint, ms_since, problem_met
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 
@@ -146,9 +146,6 @@ async def groups(site: Site, asked: GroupsAsked) -> GroupsAnswer:
         page, cursor, recorded, counts = await (_newest if asked.show == "all" else _unfinished)(site, asked)
     unrecorded = () if recorded is None else recorded.unrecorded
     names, consumers = await _consumers(site)
-    given: dict[str, object] = {"show": None if asked.show == "unfinished" else asked.show}
-    given |= {"stream": asked.stream, "older_s": None if asked.older_s == 3_600 else asked.older_s}
-    given |= {"limit": None if asked.limit == 50 else asked.limit}
     return GroupsAnswer(
         groups=tuple(_group_row(site, definitions, each) for each in page),
         incomplete=None if counts is None else counts[0],
@@ -162,8 +159,8 @@ async def groups(site: Site, asked: GroupsAsked) -> GroupsAnswer:
         consumers=consumers,
         consumers_count=names,
         next=cursor,
-        next_href=cursor and site.links.to("/groups", **given, cursor=cursor),
-        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+        next_href=cursor and site.links.asked("/groups", replace(asked, cursor=cursor)),
+        took_ms=ms_since(began),
     )
 
 
@@ -234,8 +231,7 @@ async def _consumers(site: Site) -> tuple[int, tuple[GroupConsumerRow, ...]]:
             try:
                 rows.append(_consumer_row(await site.lately(("group consumer", name), GROUPS_KEPT_S, ask)))
             except RelatumError as error:
-                said = problem_met(error)
-                rows.append(GroupConsumerRow(name, f"{said.message.rstrip('.')}. {said.hint}", (), None, None, 0, ()))
+                rows.append(GroupConsumerRow(name, problem_met(error).words, (), None, None, 0, ()))
     return len(names), tuple(rows)
 
 

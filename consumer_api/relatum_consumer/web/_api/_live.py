@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound
-from relatum.keys import InvalidValue, KeyDefinition
+from relatum.keys import InvalidValue, KeyDefinition, described
 from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording import RecordedEnd
 from relatum_consumer.web._api._shown import MessageRow, message_row
-from relatum_consumer.web._endpoint import Endpoint
+from relatum_consumer.web._endpoint import Endpoint, ms_since
 from relatum_consumer.web._live._filter import Filter
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
@@ -113,7 +113,7 @@ async def _checked(
                 value = definition.canonical_query(asked.value if definition.is_composite else asked.value[0])
             except InvalidValue as error:
                 raise InvalidInput(
-                    f"no message can carry this value of the key {asked.key!r}: {error.reason}"
+                    f"no message can carry this value of the key {asked.key!r}: {described(error.reason)}"
                 ) from error
     elif asked.value:
         raise InvalidInput("key is missing: the name of the key whose value it is")
@@ -145,7 +145,7 @@ async def live(site: Site, asked: LiveAsked) -> LiveAnswer:
         streams=tuple(end.stream for end in looked),
         streams_count=len(ends),
         events_href=site.links.to("/api/live/events", **query),
-        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+        took_ms=ms_since(began),
     )
 
 

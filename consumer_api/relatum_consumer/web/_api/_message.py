@@ -14,6 +14,7 @@ from relatum.errors import RelatumError
 from relatum.keys import KeyDefinition
 from relatum.membership import membership
 from relatum.reading import Message
+from relatum_consumer.web._api._collectors import message_id_of, outcome_of
 from relatum_consumer.web._api._neighbours import Neighbour, following, preceding
 from relatum_consumer.web._api._shown import (
     KeyValue,
@@ -35,7 +36,7 @@ from relatum_consumer.web._bodies import (
     text_of,
     tree,
 )
-from relatum_consumer.web._endpoint import Endpoint, problem_met
+from relatum_consumer.web._endpoint import Endpoint, ms_since, problem_met
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 from relatum_consumer.web._traces_elsewhere import trace_href
@@ -113,11 +114,19 @@ class RelatedByKey:
 
 
 @dataclass(frozen=True, slots=True)
+class OutcomeLink:
+    """The state of the message in the collectors that took it, the least advanced, and the page that has all of it."""
+
+    state: str
+    href: str
+
+
+@dataclass(frozen=True, slots=True)
 class MessageAnswer:
     """A message.
 
-    `chunk_time` is when the broker wrote it; None over AMQP 0.9.1. `trace_href` leads to another page, and
-    `group_href` to the group that it is in; None where there is none.
+    `chunk_time` is when the broker wrote it; None over AMQP 0.9.1. `trace_href` leads to another page, `group_href` to
+    the group that it is in, `outcome` to what became of it in a collector; None where there is none.
     """
 
     stream: str
@@ -134,6 +143,7 @@ class MessageAnswer:
     related: tuple[RelatedByKey, ...]
     trace_href: str | None
     group_href: str | None
+    outcome: OutcomeLink | None
     previous: Neighbour | None
     next: Neighbour | None
     took_ms: float
@@ -149,6 +159,7 @@ async def message(site: Site, asked: MessageAsked | MessageAskedByQuery) -> Mess
     sought = list({key.key: key for key in reversed(keys)}.values())[::-1]
     related: list[RelatedByKey | None] = [None] * len(sought)
     beside: list[Neighbour | None] = [None, None]
+    became: list[OutcomeLink | None] = []
     limiter = anyio.CapacityLimiter(_ASKED_AT_ONCE)
 
     async def look(place: int, key: KeyValue) -> None:
@@ -158,9 +169,13 @@ async def message(site: Site, asked: MessageAsked | MessageAskedByQuery) -> Mess
     async def step(place: int) -> None:
         beside[place] = await (following(site, found) if place else preceding(site, found))
 
+    async def collect() -> None:
+        became.append(await _became(site, found))
+
     async with anyio.create_task_group() as group:
         for place, key in enumerate(sought):
             group.start_soon(look, place, key)
+        group.start_soon(collect)
         group.start_soon(step, 0)
         group.start_soon(step, 1)
     return MessageAnswer(
@@ -179,9 +194,10 @@ async def message(site: Site, asked: MessageAsked | MessageAskedByQuery) -> Mess
         related=tuple(sorted((each for each in related if each is not None), key=lambda each: each.has_more)),
         trace_href=trace_href(site.options.trace_url, site.masking, found),
         group_href=None if membership(found.headers) is None else _group_href(site, found),
+        outcome=became[0],
         previous=beside[0],
         next=beside[1],
-        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+        took_ms=ms_since(began),
     )
 
 
@@ -190,13 +206,25 @@ def _group_href(site: Site, found: Message) -> str:
     return site.links.to("/groups/group", of_stream=found.stream, of_offset=str(found.offset))
 
 
+async def _became(site: Site, found: Message) -> OutcomeLink | None:
+    """What collectors made of the message, another one of the same id aside; where nobody can say, nothing is said."""
+    try:
+        outcome = await site.in_thread(partial(outcome_of, site, message_id_of(found)))
+    except RelatumError:
+        return None
+    at = next((each for each in (outcome, *outcome.others) if (each.stream, each.offset) == tuple(found.id)), None)
+    if at is None:
+        return None
+    href = site.links.to("/collectors/outcome", of_stream=found.stream, of_offset=str(found.offset))
+    return OutcomeLink(at.status.value, href)
+
+
 async def _related(site: Site, definitions: Sequence[KeyDefinition], found: Message, key: KeyValue) -> RelatedByKey:
     """What belongs to it by one key; that it could not be found out spoils no other key's."""
     try:
         answer = await site.relations.related(found, by=key.key, limit=RELATED_SHOWN + 1)
     except RelatumError as error:
-        problem = problem_met(error)
-        return RelatedByKey(key, "failed", f"{problem.message}. {problem.hint}", (), has_more=False)
+        return RelatedByKey(key, "failed", problem_met(error).words, (), has_more=False)
     has_more = len(answer) > RELATED_SHOWN
     messages = await _nearest(site, definitions, found, key) if has_more else answer.messages
     words = answer.status.words if not answer.lacking else f"absent: {answer.explanation}"

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated, Final, Literal
@@ -15,7 +15,7 @@ from relatum.waiting import within
 from relatum_consumer.expectations import Expectation, Finding, MissingReport, Unmet, Why
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
 from relatum_consumer.web._api._shown import KeyValue, Place, first_of, key_value
-from relatum_consumer.web._endpoint import Endpoint, problem_met
+from relatum_consumer.web._endpoint import Endpoint, ms_since, problem_met
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._problems import Problem, Refused
 from relatum_consumer.web._site import Site
@@ -59,7 +59,8 @@ class ExpectationRow:
     """An expectation: each message of `of` is followed by one of `follows` with the same value of `by`, in time.
 
     `status` is of its span: found (something is missing or late), absent (nothing is, proven), not_recorded_yet,
-    unproven; or failed, where nobody could say, and `words` says why: then counts are None.
+    unproven; or failed, where nobody could say, and `words` says why: then counts are None. `is_early`: absent, since
+    none is due yet.
     """
 
     name: str
@@ -73,6 +74,7 @@ class ExpectationRow:
     grace_s: float
     status: Literal["found", "absent", "not_recorded_yet", "unproven", "failed"]
     words: str
+    is_early: bool
     checked: int | None
     missing: int | None
     late: int | None
@@ -110,14 +112,13 @@ async def missing(site: Site, asked: MissingAsked) -> MissingAnswer:
             for place in range(len(page)):
                 group.start_soon(count, place)
     cursor = cursor_of(page[-1].name) if len(following) > len(page) else None
-    limit, span = (None if asked.limit == 20 else asked.limit), _given(asked.span)
     return MissingAnswer(
         expectations=tuple(row for row in rows if row is not None),
         total=len(defined),
         span=asked.span,
         next=cursor,
-        next_href=cursor and site.links.to("/missing", span=span, limit=limit, cursor=cursor),
-        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+        next_href=cursor and site.links.asked("/missing", replace(asked, cursor=cursor)),
+        took_ms=ms_since(began),
     )
 
 
@@ -138,7 +139,7 @@ async def _counted(site: Site, expectation: Expectation, span: str) -> Expectati
 def _row(site: Site, expectation: Expectation, span: str, report: MissingReport | None, words: str) -> ExpectationRow:
     return ExpectationRow(
         name=expectation.name,
-        href=_href(site, name=expectation.name, span=_given(span)),
+        href=_href(site, ExpectationAsked(expectation.name, span=span)),
         of=expectation.of,
         of_href=site.links.stream(expectation.of),
         by=expectation.by,
@@ -148,6 +149,7 @@ def _row(site: Site, expectation: Expectation, span: str, report: MissingReport 
         grace_s=expectation.grace_s,
         status="failed" if report is None else report.status.value,  # type: ignore[arg-type]
         words=words,
+        is_early=report is not None and report.is_early,
         checked=None if report is None else report.checked,
         missing=None if report is None else report.missing_count,
         late=None if report is None else report.late_count,
@@ -163,10 +165,6 @@ def _since(expectation: Expectation, span: str) -> datetime | None:
     if seconds is None:
         return None
     return datetime.now(UTC) - timedelta(seconds=expectation.within_s + seconds)
-
-
-def _given(span: str) -> str | None:
-    return None if span == "1d" else span
 
 
 # --- one expectation --------------------------------------------------------------------------------------
@@ -254,12 +252,6 @@ async def expectation(site: Site, asked: ExpectationAsked) -> ExpectationAnswer:
         same = sum(each.time == page[-1].time for each in page)
         same += after.same if after is not None and after.place[0] == page[-1].time else 0
         cursor = _Cursor(finding, report.until, (page[-1].time, *page[-1].id), same).text
-    given: dict[str, object] = {
-        "name": asked.name,
-        "span": _given(asked.span),
-        "limit": None if asked.limit == 100 else asked.limit,
-    }
-    given |= {"since": asked.since and asked.since.isoformat(), "until": asked.until and asked.until.isoformat()}
     counts = [(each, getattr(report, f"{each}_count")) for each in _FINDINGS]
     return ExpectationAnswer(
         expectation=_row(site, report.expectation, asked.span, report, report.words),
@@ -267,15 +259,16 @@ async def expectation(site: Site, asked: ExpectationAsked) -> ExpectationAnswer:
         until=report.until,
         finding=finding.value,
         counts=tuple(
-            FindingCount(each.value, count, _href(site, **given, finding=each.value)) for each, count in counts
+            FindingCount(each.value, count, _href(site, replace(asked, finding=each.value, cursor="")))
+            for each, count in counts
         ),
         without_value=report.without_value,
         unreadable=report.unreadable,
         unattended=first_of(report.unattended, _STREAMS_LISTED),
         results=tuple(_unmet_row(site, definitions, report.expectation, each) for each in page),
         next=cursor,
-        next_href=cursor and _href(site, **given, cursor=cursor),
-        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+        next_href=cursor and _href(site, replace(asked, cursor=cursor)),
+        took_ms=ms_since(began),
     )
 
 
@@ -353,8 +346,8 @@ def _unmet_row(site: Site, definitions: Sequence[KeyDefinition], expected: Expec
     )
 
 
-def _href(site: Site, **query: object) -> str:
-    return site.links.to("/missing/expectation", **query)
+def _href(site: Site, asked: ExpectationAsked) -> str:
+    return site.links.asked("/missing/expectation", asked)
 
 
 MISSING = Endpoint(

@@ -21,7 +21,7 @@ from relatum_consumer.web._api._shown import (
     sought_text,
     values_of,
 )
-from relatum_consumer.web._endpoint import Endpoint
+from relatum_consumer.web._endpoint import Endpoint, ms_since
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 
@@ -132,7 +132,7 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
         next_href=None if following is None else search_href(site, replace(asked, cursor=following)),
         complete_href=search_href(site, replace(asked, complete=True, cursor="")) if _may_help(answer, asked) else None,
         **held_over(site, answer),
-        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+        took_ms=ms_since(began),
     )
 
 
@@ -228,12 +228,7 @@ def _may_help(answer: Answer, asked: SearchAsked) -> bool:
 
 def search_href(site: Site, asked: SearchAsked) -> str:
     """The page of a search."""
-    given = {name: getattr(asked, name) for name in SearchAsked.__slots__}
-    given |= {"since": asked.since and asked.since.isoformat(), "until": asked.until and asked.until.isoformat()}
-    given |= {"limit": None if asked.limit == PAGE_MESSAGES else asked.limit}
-    given |= {"of_value": asked.of_value or None}
-    given |= {"order": None if asked.order == "oldest" else asked.order}
-    return site.links.search(**given)
+    return site.links.asked("/", asked)
 
 
 def _words(answer: Answer, page: Sequence[Message], beside: Message | None) -> str:

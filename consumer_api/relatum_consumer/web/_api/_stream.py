@@ -7,7 +7,7 @@ from typing import Annotated
 from relatum.errors import StreamNotFound
 from relatum.recording import CoveragePiece, StreamEvent, coverage_bar
 from relatum_consumer.web._api._stream_shown import StreamRow, stream_row
-from relatum_consumer.web._endpoint import Endpoint
+from relatum_consumer.web._endpoint import Endpoint, ms_since
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 
@@ -97,7 +97,7 @@ async def stream(site: Site, asked: StreamAsked | StreamAskedByQuery) -> StreamA
                 events=tuple(reversed(each.events)),
             )
         )
-    return StreamAnswer(asked.stream, tuple(details), round(1e3 * (time.perf_counter() - began), 2))
+    return StreamAnswer(asked.stream, tuple(details), ms_since(began))
 
 
 STREAM = Endpoint(

@@ -1,13 +1,13 @@
 """All streams: what is recorded of each, how much each key takes, and who records."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 from relatum.errors import InvalidInput
 from relatum_consumer.web._api._keys import KeyRow, key_rows
 from relatum_consumer.web._api._stream_shown import StreamRow, stream_row
-from relatum_consumer.web._endpoint import Endpoint
+from relatum_consumer.web._endpoint import Endpoint, ms_since
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 
@@ -68,16 +68,15 @@ async def streams(site: Site, asked: StreamsAsked) -> StreamsAnswer:
     page = named[start : start + asked.limit]
     found = {each.stream: each for each in await site.statuses(page)} if page else {}
     following = str(start + asked.limit) if start + asked.limit < len(named) else None
-    limit = None if asked.limit == 50 else asked.limit
     return StreamsAnswer(
         streams=tuple(stream_row(site, found[name]) for name in page if name in found),
         total=len(named),
         recorded=len(recorded),
         next=following,
-        next_href=following and site.links.to("/streams", q=asked.q, limit=limit, cursor=following),
+        next_href=following and site.links.asked("/streams", replace(asked, cursor=following)),
         keys=await key_rows(site),
         recorders=await _recorders(site),
-        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+        took_ms=ms_since(began),
     )
 
 

@@ -28,7 +28,7 @@ from relatum_consumer.web._api._trace_answer import (
     TraceStop,
 )
 from relatum_consumer.web._branches import branches
-from relatum_consumer.web._endpoint import Endpoint, Export
+from relatum_consumer.web._endpoint import Endpoint, Export, ms_since
 from relatum_consumer.web._masking import NOT_SAID
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
@@ -36,10 +36,6 @@ from relatum_consumer.web._tables import csv_text
 
 MESSAGES_MAX: Final = 1_000
 """Messages of a conversation that are read and drawn."""
-
-_LIMIT: Final = 200
-_HOPS: Final = 8
-_FAN_OUT: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +47,9 @@ class TraceAsked:
     key: Annotated[str, Parameter("Instead of a message: a key's name …")] = ""
     value: Annotated[tuple[str, ...], Parameter("… and its value; of a composite key, its values in order.")] = ()
     by: Annotated[tuple[str, ...], Parameter("Keys to follow, and what they name; all where left out.")] = ()
-    hops: Annotated[int, Parameter("Hops from the start at most.", least=1, most=1_000)] = _HOPS
-    limit: Annotated[int, Parameter("Messages at most.", least=1, most=MESSAGES_MAX)] = _LIMIT
-    fan_out: Annotated[int, Parameter("Values that more messages have are not followed.", least=1, most=10_000)] = (
-        _FAN_OUT
-    )
+    hops: Annotated[int, Parameter("Hops from the start at most.", least=1, most=1_000)] = 8
+    limit: Annotated[int, Parameter("Messages at most.", least=1, most=MESSAGES_MAX)] = 200
+    fan_out: Annotated[int, Parameter("Values that more messages have are not followed.", least=1, most=10_000)] = 200
     since: Annotated[datetime | None, Parameter("Only of this moment or later; UTC where no zone is given.")] = None
     until: Annotated[datetime | None, Parameter("Only before this moment.")] = None
     complete: Annotated[bool, Parameter("Also read what is not recorded yet.")] = False
@@ -64,15 +58,6 @@ class TraceAsked:
     def is_asked(self) -> bool:
         """Whether anything was filled in that says where it begins."""
         return bool(self.stream or self.key or self.value or self.offset is not None)
-
-    @property
-    def query(self) -> dict[str, object]:
-        """The query that asks the same; what is as it is by default is left out."""
-        given = {name: getattr(self, name) for name in TraceAsked.__slots__}
-        given |= {"since": self.since and self.since.isoformat(), "until": self.until and self.until.isoformat()}
-        given |= {"offset": None if self.offset is None else str(self.offset)}
-        usual = {"hops": _HOPS, "limit": _LIMIT, "fan_out": _FAN_OUT}
-        return given | {name: None for name, value in usual.items() if given[name] == value}
 
 
 async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
@@ -95,13 +80,13 @@ async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
         tree=branches(len(found), numbers),
         stopped=tuple(_stops(site, asked, shown)),
         steps=tuple(TraceStep(each.hop, each.values, each.found, each.status.value) for each in found.steps),
-        complete_href=site.links.to("/trace", **replace(asked, complete=True).query) if may_help else None,
-        api_href=site.links.to("/api/trace", **asked.query),
-        csv_href=site.links.to("/trace/csv", **asked.query),
-        dot_href=site.links.to("/trace/dot", **asked.query),
+        complete_href=site.links.asked("/trace", replace(asked, complete=True)) if may_help else None,
+        api_href=site.links.asked("/api/trace", asked),
+        csv_href=site.links.asked("/trace/csv", asked),
+        dot_href=site.links.asked("/trace/dot", asked),
         **held_over(site, found),
         lacking=tuple(Reason(*each) for each in found.lacking),
-        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+        took_ms=ms_since(began),
     )
 
 
@@ -246,7 +231,7 @@ def _stops(site: Site, asked: TraceAsked, shown: _Shown) -> list[TraceStop]:
     for each in shown.found.stopped:
         key = None if each.key is None else shown.value(each.key, each.value or "", None)
         way = ways.get(each.reason.value, asked)
-        href = "" if way == asked else site.links.to("/trace", **way.query)
+        href = "" if way == asked else site.links.asked("/trace", way)
         stops.append(TraceStop(each.reason.value, _STOPS[each.reason].format(count=each.count), each.count, key, href))
     return stops
 

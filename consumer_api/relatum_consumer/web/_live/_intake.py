@@ -1,5 +1,6 @@
 """What has been recorded since the last look, of the streams that somebody looks at."""
 
+import math
 import time
 from bisect import bisect_left
 from collections import Counter, deque
@@ -16,7 +17,7 @@ from relatum.recording import RecordedEnd, recorded_ends
 from relatum_consumer.web._live._filter import Filter
 
 LOOKED_MAX: Final = 1_000
-"""Messages that are looked at in one round; of more the newest."""
+"""Messages that are looked at in one round; of more the newest, and one of each stream at least."""
 
 BYTES_MAX: Final = 32 << 20
 """Bytes that are read and held, of all streams together."""
@@ -133,15 +134,18 @@ class Intake:
         if is_waited_for or now >= self._ends_at or names != self._names:
             self._ask(names, now)
         self._take()
-        slices = [found for each in self._followed.values() for found in self._recorded(each, now)]
-        total = sum(end - begin for _, begin, end in slices)
-        share = min(1.0, LOOKED_MAX / max(1, total))
+        came = {name: list(self._recorded(each, now)) for name, each in self._followed.items()}
+        totals = {name: sum(end - begin for _, begin, end in slices) for name, slices in came.items()}
+        share = min(1.0, LOOKED_MAX / max(1, sum(totals.values())))
         messages: list[Message] = []
         passed: Counter[str] = Counter()
-        for batch, begin, end in slices:
-            first = end - round(share * (end - begin)) if share < 1 else begin
-            passed[batch.stream] += first - begin
-            messages += _messages(batch, first, end)
+        for name, slices in came.items():
+            # Of each stream the newest, one at least: by it one sees how far the stream is.
+            passed[name] = over = totals[name] - math.ceil(share * totals[name])
+            for batch, begin, end in slices:
+                first = min(end, begin + over)
+                over -= first - begin
+                messages += _messages(batch, first, end)
         supers = {name: each.end.super_stream for name, each in self._followed.items()}
         messages.sort(key=lambda message: (message.time_us is None, message.time_us))
         failed = {name: each.error for name, each in self._followed.items() if each.error is not None}

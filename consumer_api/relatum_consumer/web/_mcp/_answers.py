@@ -25,7 +25,7 @@ from relatum_consumer.web._api._shown import (
 )
 from relatum_consumer.web._api._stream_shown import StreamRow
 from relatum_consumer.web._api._streams import StreamsAsked, streams
-from relatum_consumer.web._bodies import BodyKind, kind_of, text_of
+from relatum_consumer.web._bodies import BodyKind, kind_of, text_of, whole_characters
 from relatum_consumer.web._endpoint import problem_met
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
@@ -125,16 +125,9 @@ def _part(site: Site, found: Message, asked: ReadAsked) -> BodyPart:
     if is_hex:
         part = body[start:end].hex()
     else:
-        start, end = (_whole_characters(body, at) for at in (start, end))
+        start, end = (whole_characters(body, at) for at in (start, end))
         part = body[start:end].decode()
     return BodyPart(kind_of(body), len(body), start, end, is_hex=is_hex, part=part)
-
-
-def _whole_characters(body: bytes, at: int) -> int:
-    """The same place, or that of the character which it is within."""
-    while 0 < at < len(body) and body[at] & 0xC0 == 0x80:
-        at -= 1
-    return at
 
 
 # --- related ----------------------------------------------------------------------------------------------
@@ -227,8 +220,7 @@ async def _by_value(site: Site, asked: RelatedAsked, key: str, number: int) -> R
     except RelatumError as error:
         if asked.key:
             raise
-        problem = problem_met(error)
-        return RelatedByValue(key, number, None, f"{problem.message}. {problem.hint}")
+        return RelatedByValue(key, number, None, problem_met(error).words)
 
 
 # --- around -----------------------------------------------------------------------------------------------
@@ -269,8 +261,9 @@ class AroundAnswer:
 
 async def around(site: Site, asked: AroundAsked) -> AroundAnswer:
     """Look for what happened around a moment."""
-    if (asked.moment is None) == (not asked.stream or asked.offset is None):
-        raise InvalidInput("give a moment, or stream and offset of a message for its time")
+    given = [asked.moment is not None, bool(asked.stream), asked.offset is not None]
+    if given not in ([True, False, False], [False, True, True]):
+        raise InvalidInput("give a moment, or stream and offset of a message for its time; streams says where to look")
     start: Message | datetime = asked.moment or await site.relations.read(asked.stream, asked.offset or 0)
     moment = start if isinstance(start, datetime) else start.time
     if moment is None:

@@ -1,6 +1,7 @@
 """Calls of tools: arguments read, the answer made to fit, and an error that says what to do next."""
 
 import json
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import anyio
 
 from relatum import errors
 from relatum_consumer.web._audit import told
-from relatum_consumer.web._endpoint import problem_met
+from relatum_consumer.web._endpoint import met, problem_met
 from relatum_consumer.web._mcp._results import (
     ANSWER_CHARACTERS_MAX,
     is_for_pages,
@@ -32,6 +33,9 @@ _NAMED_MAX: Final = 20
 
 _PATIENCE: Final = 3.0
 """How many times as long as a look-up a whole call may take: some ask several times."""
+
+_ERROR_CHARACTERS_MAX: Final = 8_000
+"""Characters of an error: twenty names of streams, and some."""
 
 _ITEMS_MAX: Final = 200
 """Items of a list of arguments."""
@@ -66,24 +70,24 @@ class Calls:
 
     Args:
         site: What they ask by.
-        at_once: Calls at the same time; others wait for their turn. None where somebody else sees to it.
     """
 
-    def __init__(self, site: Site, at_once: int | None = None) -> None:
+    def __init__(self, site: Site) -> None:
         self._site = site
-        self._limiter = anyio.CapacityLimiter(at_once or 1_000_000)
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> Result:
-        """What a tool answers; an error is a result, too."""
+    async def call(self, tool: Tool, arguments: Mapping[str, Any], turns: anyio.Semaphore) -> Result:
+        """What a tool answers, when it is its turn; an error is a result, too."""
         patience_s = _PATIENCE * self._site.options.timeout_s
         try:
-            async with self._limiter:
-                with anyio.fail_after(patience_s):
+            # A call's turn is waited for in the same time.
+            with anyio.fail_after(patience_s):
+                async with turns:
                     return await self._answered(tool, _asked(tool, arguments))
         except TimeoutError:
             return Result(f"took_too_long: no answer within {patience_s:g} s. Ask for less: {_LESS}")
         except Exception as error:  # noqa: BLE001
-            return Result(visible(await self._words(problem_met(error), error)))
+            words = visible(await self._words(problem_met(error), met(error)))
+            return Result(words if len(words) <= _ERROR_CHARACTERS_MAX else f"{words[: _ERROR_CHARACTERS_MAX - 1]}…")
 
     def told(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """A call as it is written down: a query, with digests for values of masked keys."""
@@ -118,7 +122,7 @@ class Calls:
             elif isinstance(error, errors.StreamNotFound):
                 names = list(await self._site.relations.streams())
                 hint = _offered("Streams that are recorded", names, error.stream) if names else "No stream is recorded."
-        return f"{problem.code}: {problem.message}. {hint}"
+        return f"{problem.code}: {problem.message.rstrip('.')}. {hint}"
 
 
 _LESS: Final = "a narrower span of time, fewer streams, one key, a lower limit."
@@ -164,6 +168,8 @@ def _text(name: str, value: Any) -> str:
         return value
     if isinstance(value, dict | list):
         raise errors.InvalidInput(f"{name} is a text or a number, or a list of them")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise errors.InvalidInput(f"{name} is no number of JSON, or too large a one: give it as a text")
     # As JSON writes it: true, 42, and 42 for 42.0.
     return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
 

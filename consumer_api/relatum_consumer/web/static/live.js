@@ -1,5 +1,5 @@
 // Live: rows as the server draws them, put before the others; bounded, and held back while one reads.
-import { drawTimes } from "./shared.js";
+import { drawTimes, isShortcut } from "./shared.js";
 
 const ROWS_MAX = 500;
 const SILENT_MS = 30_000;
@@ -56,13 +56,19 @@ function put(rows) {
   while (body.childElementCount > ROWS_MAX) body.lastElementChild.remove();
 }
 
-function mark(words) {
+function mark(...words) {
   if (held.length) { held.push({ words, shown: 0 }); return; }
   const row = body.insertRow(0);
   row.className = "mark";
   const cell = row.insertCell();
   cell.colSpan = 6;
-  cell.textContent = words;
+  cell.append(...words);
+  drawTimes(row);
+}
+
+function moment(at) {
+  const text = new Date(at).toISOString();
+  return Object.assign(document.createElement("time"), { dateTime: text, title: `${text.slice(0, 10)} ${text.slice(11, 23)} UTC` });
 }
 
 // --- what is told ---------------------------------------------------------------------------------------
@@ -90,8 +96,7 @@ const tell = {
   },
   lost(data) { counts.lost += data.count; },
   missed(data) {
-    const since = new Date(data.since).toLocaleTimeString();
-    mark(`What came between ${since} and ${new Date().toLocaleTimeString()} is not listed: nobody looked then.`);
+    mark("What came between ", moment(data.since), " and ", moment(Date.now()), " is not listed: nobody looked then.");
   },
   end({ why }) { isRenewed = why === "renew"; },
 };
@@ -173,7 +178,7 @@ function pause() {
   isPaused = !isPaused;
   button.textContent = isPaused ? "Go on" : "Pause";
   for (const each of isPaused ? [] : held.splice(0)) {
-    if (each.rows === undefined) mark(each.words);
+    if (each.rows === undefined) mark(...each.words);
     else put(each.rows);
   }
   say(document.querySelector("[data-state]").dataset.last, said);
@@ -183,8 +188,7 @@ function pause() {
 if (place) {
   button.addEventListener("click", pause);
   document.addEventListener("keydown", (event) => {
-    const isTyping = event.target.closest?.("input, textarea, select");
-    if (event.key === "p" && !isTyping && !button.disabled && !event.ctrlKey && !event.metaKey && !event.altKey) pause();
+    if (event.key === "p" && !button.disabled && isShortcut(event)) pause();
   });
   go();
 }

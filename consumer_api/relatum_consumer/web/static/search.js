@@ -1,5 +1,5 @@
 // The search: asked without leaving the page, with an address for each answer.
-import { renew } from "./shared.js";
+import { renew, tell } from "./shared.js";
 
 const form = document.querySelector("[data-search]");
 
@@ -11,11 +11,17 @@ function address() {
   return `${form.getAttribute("action")}?${query}`;
 }
 
-form.addEventListener("submit", (event) => {
+form.addEventListener("submit", async (event) => {
   event.preventDefault();
   const url = address();
-  history.pushState(null, "", url);
-  renew(url);
+  if (url !== location.pathname + location.search) history.pushState(null, "", url);
+  const answer = document.querySelector("#answer");
+  if (await renew(url)) tell([...answer.querySelectorAll(".summary > span")].map((each) => each.textContent.trim()).join(", "));
+  else {
+    // What is there answers another question.
+    answer.replaceChildren();
+    tell("The page does not answer. Search again once it is back: nothing that was typed is lost.", true);
+  }
 });
 
 // A key of several parts needs as many fields: the server draws them.

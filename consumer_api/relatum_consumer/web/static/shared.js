@@ -16,37 +16,65 @@ export function drawTimes(within = document) {
     const moment = new Date(time.dateTime);
     time.textContent = isUtc || Number.isNaN(moment.valueOf()) ? time.title : shown.format(moment).replace(",", ".");
   }
-  const button = document.querySelector("[data-zone]");
-  if (button) {
-    button.textContent = isUtc ? "UTC" : "local";
-    button.setAttribute("aria-pressed", String(isUtc));
-  }
+  const name = document.querySelector("[data-zone-name]");
+  if (name) name.textContent = isUtc ? "UTC" : "local";
 }
 
 // --- a part that is renewed ----------------------------------------------------------------------------
 
-// The server draws, also for this: what is shown has one form, with scripts and without.
-let latest = 0;
+const ASKING_MS = 1000;
+const SILENT_MS = 30_000;
+
+// One line for those who do not see what has changed, and, where it matters, for those who do.
+export function tell(words, isSeen = false) {
+  const line = document.querySelector("[data-told]");
+  line.classList.toggle("unseen", !isSeen);
+  if (line.textContent !== words) line.textContent = words;
+}
+
+// What the reader had in hand there, found again in what comes in its place.
+function kept(target) {
+  const same = (one) => [...target.querySelectorAll(one.localName)].filter((each) => each.getAttribute("href") === one.getAttribute("href"));
+  const focused = target.contains(document.activeElement) ? document.activeElement : null;
+  const place = focused ? same(focused).indexOf(focused) : 0;
+  const moved = [...target.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+  return () => {
+    if (focused) same(focused)[place]?.focus({ preventScroll: true });
+    target.querySelectorAll(".scroll").forEach((each, n) => { each.scrollLeft = moved[n] ?? 0; });
+  };
+}
+
+// The server draws, also for this: what is shown has one form, with scripts and without. False where nobody answers.
+let asking = null;
 
 export async function renew(url, part = "#answer") {
   const target = document.querySelector(part);
-  const mine = ++latest;
+  asking?.abort();
+  const mine = asking = new AbortController();
   target.setAttribute("aria-busy", "true");
+  const slow = setTimeout(() => tell("Asking…", true), ASKING_MS);
+  // A link can be silent and open for ever.
+  const silent = setTimeout(() => mine.abort(), SILENT_MS);
   try {
-    const response = await fetch(url, { headers: { Accept: "text/html" }, redirect: "follow" });
-    const text = await response.text();
-    if (mine !== latest) return;
-    const page = new DOMParser().parseFromString(text, "text/html");
-    const found = page.querySelector(part);
-    if (!found) { location.assign(url); return; }
-    target.replaceChildren(...found.childNodes);
+    const response = await fetch(url, { headers: { Accept: "text/html" }, redirect: "follow", signal: mine.signal });
+    const page = new DOMParser().parseFromString(await response.text(), "text/html");
+    const found = page.querySelector(part)?.childNodes ?? page.querySelectorAll("main [data-problem]");
+    // A login, for one, is a page of its own.
+    if (!found.length) { location.assign(url); return true; }
+    const restore = kept(target);
+    target.replaceChildren(...found);
+    restore();
     document.title = page.title;
     drawTimes(target);
+    tell("");
   } catch {
-    if (mine === latest) location.assign(url);
+    return mine !== asking;
   } finally {
-    if (mine === latest) target.setAttribute("aria-busy", "false");
+    clearTimeout(slow);
+    clearTimeout(silent);
+    if (mine === asking) target.setAttribute("aria-busy", "false");
   }
+  return true;
 }
 
 // --- theme and keyboard --------------------------------------------------------------------------------
@@ -84,10 +112,18 @@ document.addEventListener("click", (event) => {
   document.querySelector(skip.hash).focus();
 });
 
-const isTyping = (target) => target.closest?.("input, textarea, select, [contenteditable]");
+const shortcuts = document.querySelector("[data-shortcuts]");
+shortcuts.checked = remembered("relatum-shortcuts") !== "off";
+shortcuts.addEventListener("change", () => remember("relatum-shortcuts", shortcuts.checked ? "on" : "off"));
+
+// A single letter may be what somebody dictates: it counts while nobody types, and where it is wished.
+export function isShortcut(event) {
+  const isTyping = event.target.closest?.("input:not([type=checkbox]), textarea, select, [contenteditable]");
+  return shortcuts.checked && !isTyping && !event.ctrlKey && !event.metaKey && !event.altKey;
+}
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
+  if (!isShortcut(event)) return;
   if (event.key === "/") {
     const first = document.querySelector("[data-first]");
     if (first) { event.preventDefault(); first.focus(); first.select(); }

@@ -160,7 +160,7 @@ def move(
         return
     moved = sum(each.contexts for each in moves)
     pause = max((each.pause_s or 0.0 for each in moves), default=0.0)
-    console.print(f"{moved:,} moved to {to}; the longest pause was {pause * 1e3:,.0f} ms", markup=False)
+    console.print(f"{moved:,} moved to {to}; the longest pause was {pause * 1e3:,.0f} ms")
 
 
 @affinity.command("weight")
@@ -191,7 +191,6 @@ def _tell(progress: MoveProgress) -> None:
     errors.print(
         f"move {move.move_id}, {move.contexts:,} sets from {move.source} to {move.target}: {move.state}; "
         f"{progress.contexts_done:,} of {progress.contexts_all:,} done",
-        markup=False,
     )
 
 

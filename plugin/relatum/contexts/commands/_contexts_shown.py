@@ -34,7 +34,7 @@ def print_status(status: ContextsStatus) -> None:
     for row in status.partitions:
         table.add_row(Text(row.stream), f"{row.open_sets:,}", str(row.state), f"{row.weight:g}", Text(row.binding_key))
     console.print(table)
-    console.print(f"Contexts are named by the header {status.header}.", markup=False)
+    console.print(f"Contexts are named by the header {status.header}.")
     if status.moves:
         print_moves(status.moves)
 
@@ -68,7 +68,7 @@ def print_ended(moves: Sequence[Move], *, as_json: bool) -> None:
     )
     for move in moves:
         if move.aborting:
-            console.print(f"Move {move.move_id} was taken back: its contexts are in {move.source}.", markup=False)
+            console.print(f"Move {move.move_id} was taken back: its contexts are in {move.source}.")
 
 
 def counted(number: int, what: str) -> str:
@@ -107,6 +107,6 @@ def shown_progress(*, is_quiet: bool) -> Iterator[Callable[[MoveProgress], None]
             move = progress.move
             if move.state.is_ended:
                 line = f"move {move.move_id}: {counted(move.contexts, 'context')}, {move.source} to {move.target}"
-                bar.console.print(f"{line}, {move.state}, {pause_text(move)}", markup=False)
+                bar.console.print(f"{line}, {move.state}, {pause_text(move)}")
 
         yield tell

@@ -99,7 +99,7 @@ def plan(
         print_json(planned.moves)
         return
     for stream, names in planned.moves.items():
-        console.print(f"{counted(len(names), 'context')} would go to {stream}.", markup=False)
+        console.print(f"{counted(len(names), 'context')} would go to {stream}.")
     if not len(planned):
         console.print("They are spread evenly.")
 
@@ -185,7 +185,7 @@ def add_partition(
     if given.as_json:
         print_json(added)
     else:
-        console.print(f"Added {', '.join(added)}.", markup=False)
+        console.print(f"Added {', '.join(added)}.")
 
 
 @spread
@@ -202,4 +202,4 @@ def retire(
     """Take a partition without contexts out of use. Ends with code 7 while something needs it."""
     with given.moving(super_stream) as contexts:
         contexts.retire(partition, delete=delete, timeout_s=timeout_s)
-    console.print(f"{partition} is {'deleted' if delete else 'retired; its messages stay'}.", markup=False)
+    console.print(f"{partition} is {'deleted' if delete else 'retired; its messages stay'}.")

@@ -115,7 +115,6 @@ def _print(report: SerialReport) -> None:
         f"{report.super_stream}: {report.messages:,} messages of {report.contexts:,} contexts in "
         f"{len(report.partitions)} partitions, {report.moves:,} moves, {report.strays:,} strays "
         f"({report.adopted:,} adopted): {f'{broken:,} faults' if broken else 'in order'}.",
-        markup=False,
     )
     if report.unplaced:
         console.print(f"{report.unplaced:,} of the messages were published by no router: they have no order.")

@@ -5,7 +5,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.limits import INTEGER_MAX
-from relatum.store import context_moves, moved_contexts, placements, serial_holds, super_streams
+from relatum.store import arrays, context_moves, interval, moved_contexts, placements, serial_holds, super_streams
 
 _placements: Final = placements.c
 _ID: Final = sa.bindparam("of_super_stream", type_=sa.Integer)
@@ -16,10 +16,7 @@ _is_forgotten: Final = (
     (_placements.super_stream_id == _ID)
     # Written out: the planner has to see that the partial index may be used.
     & (_placements.state == sa.literal_column("'released'"))
-    & (
-        _placements.released_at
-        < sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, sa.bindparam("older_s", type_=sa.Float))
-    )
+    & (_placements.released_at < sa.func.now() - interval(sa.bindparam("older_s", type_=sa.Float)))
 )
 _oldest: Final = (
     sa.select(_placements.placement_id).where(_is_forgotten).order_by(_placements.released_at).limit(_LIMIT)
@@ -49,11 +46,7 @@ _also: Final = moved_contexts.alias("also")
 
 def _firsts(name: str) -> Any:
     """The first retained offset of each partition, as a table."""
-    given = sa.func.unnest(
-        sa.bindparam("partition_ids", type_=sa.ARRAY(sa.Integer)), sa.bindparam("firsts", type_=sa.ARRAY(sa.BigInteger))
-    )
-    columns = sa.column("partition_id", sa.Integer), sa.column("first", sa.BigInteger)
-    return given.table_valued(*columns, name=name).render_derived()
+    return arrays(name, partition_id=sa.Integer, first=sa.BigInteger)
 
 
 def _superseded(end: Any, name: str) -> "sa.ColumnElement[bool]":

@@ -13,7 +13,9 @@ from sqlalchemy.dialects.postgresql import insert
 from relatum.contexts.placement._model import MoveInfo, PartitionRow, Placement
 from relatum.contexts.placement._session_statements import KEEP_COMMITS, waited_for
 from relatum.store import (
+    arrays,
     context_moves,
+    interval,
     moved_contexts,
     placement_epochs,
     placements,
@@ -37,13 +39,6 @@ _RELEASED: Final[Any] = sa.literal_column("'released'")
 _is_open: Final = _placements.state == _OPEN
 
 
-def _arrays(**columns: Any) -> Any:
-    """Arrays of parameters as a table: one column each; the parameter has its name and an `s`."""
-    given = [sa.bindparam(f"{column}s", type_=sa.ARRAY(kind)) for column, kind in columns.items()]
-    values = [sa.column(column, kind) for column, kind in columns.items()]
-    return sa.func.unnest(*given).table_valued(*values, name="given").render_derived()
-
-
 # The super stream and its partitions
 
 find_super_stream: Final = sa.select(
@@ -63,7 +58,7 @@ _IDLE_S: Final = sa.bindparam("new_idle_s", type_=sa.Float)
 # Nobody else can have opened what this very transaction made.
 _IDLE_FROM: Final = sa.case(
     (super_streams.c.created_at == sa.func.now(), sa.func.now()),
-    else_=sa.func.now() + sa.func.make_interval(0, 0, 0, 0, 0, 0, sa.bindparam("known_in_s", type_=sa.Float)),
+    else_=sa.func.now() + interval(sa.bindparam("known_in_s", type_=sa.Float)),
 )
 
 set_idle: Final = (
@@ -153,7 +148,7 @@ idle: Final = (
     _with_partition.where(
         _of_super_stream,
         _is_open,
-        _placements.used_at < _NOW - sa.func.make_interval(0, 0, 0, 0, 0, 0, sa.bindparam("idle_s", type_=sa.Float)),
+        _placements.used_at < _NOW - interval(sa.bindparam("idle_s", type_=sa.Float)),
     )
     .order_by(_placements.used_at)
     .limit(_LIMIT)
@@ -175,7 +170,7 @@ def listed(*, in_partition: bool, after: bool) -> sa.Select[Any]:
 
 # Placing
 
-_new: Final = _arrays(name=sa.Text, partition_id=sa.Integer)
+_new: Final = arrays("given", name=sa.Text, partition_id=sa.Integer)
 # By itself, so that the epoch is taken once for both columns.
 _numbered: Final = (
     sa.select(_new.c.name, _new.c.partition_id, placement_epochs.next_value().label("epoch"))
@@ -255,7 +250,7 @@ def place(*, bounded: bool) -> sa.Select[Any]:
 
 # Releasing
 
-_ended: Final = _arrays(name=sa.Text, epoch=sa.BigInteger)
+_ended: Final = arrays("given", name=sa.Text, epoch=sa.BigInteger)
 _to_release: Final = (
     sa.select(_placements.placement_id, _placements.name, _placements.state)
     .join_from(placements, _ended, _placements.name == _ended.c.name.collate("C"))

@@ -132,7 +132,7 @@ class Publications:
         """
         deadline = self._clock() + self._timeout_s
         known = yield from self._placed(name, deadline, stream)
-        if self.unchecked.of(name, self._checked_mark):
+        if self._comes_first(name, known.placement):
             yield from self._settle_all(name, deadline, must=True)
             known = yield from self._placed(name, deadline, stream)
         placed = Placed(known.placement.epoch, self.name, next(self._numbers))
@@ -259,6 +259,18 @@ class Publications:
         is_fresh = self._checked_at is not None and self._clock() - self._checked_at < FRESH_S
         return not (is_fresh or self.session.holds())
 
+    def _comes_first(self, name: str, placement: Placement) -> bool:
+        """Whether something of a name is to be settled before anything is sent under a placement.
+
+        That is what a look has left unchecked, an adoption that may not have arrived, and, looked at or not, what lies
+        under another placement: behind the end of that it is a stray, which what is sent now would overtake.
+        """
+        unchecked = self.unchecked.of(name)
+        return bool(unchecked) and (
+            any(sent.is_doubtful or sent.wanted.epoch != placement.epoch for sent in unchecked)
+            or bool(self.unchecked.of(name, self._checked_mark))
+        )
+
     # --- the look at the database ---------------------------------------------------------------------------------
 
     def _look(self, deadline: float, *, must: bool = False) -> Steps[bool]:
@@ -278,8 +290,6 @@ class Publications:
                 self.cache.begin(generation)
                 while (since := self.cache.generation) is not None and since < generation:
                     as_of, changed = yield from ReadChanges(since)
-                    # Before the new placements are there to be used: what was sent under the old ones is settled first.
-                    self._looked(mark)
                     self.cache.advance(as_of, changed)
                     if changed is None or any(each.state is PlacementState.MOVING for each in changed):
                         self.session.must_tell = True
@@ -296,12 +306,11 @@ class Publications:
             self._looked(mark, began)
             return True
 
-    def _looked(self, mark: int, began: float | None = None) -> None:
-        """Note what a look followed and, where the cache is right as of it, when it began; the latest of all counts."""
+    def _looked(self, mark: int, began: float) -> None:
+        """Note what a look followed, and when it began; the latest of all counts."""
         with self._lock:
             self._checked_mark = max(mark, self._checked_mark)
-            if began is not None:
-                self._checked_at = began if self._checked_at is None else max(began, self._checked_at)
+            self._checked_at = began if self._checked_at is None else max(began, self._checked_at)
 
     # --- after the confirm ----------------------------------------------------------------------------------------
 

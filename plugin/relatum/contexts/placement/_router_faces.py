@@ -300,8 +300,12 @@ class AsyncRouterFace(_Face):
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            with contextlib.suppress(Exception):
-                await task
+            while not task.done():
+                # Nor is it left under way where this is cancelled once more.
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([task])
+            # Its error is nobody's.
+            _ = task.cancelled() or task.exception()
             raise
 
 

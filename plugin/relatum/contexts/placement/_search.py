@@ -66,9 +66,10 @@ def scan(
             for offset, record in zip(batch.offsets, batch.records, strict=True):
                 if may_matter(record):
                     yield Message.from_record(stream, offset, record)
-    if is_whole and not (bounds.is_proven and (bounds.last is None or bounds.last <= read_to)):
+    if is_whole and not (bounds.is_sure and (bounds.last is None or bounds.last <= read_to)):
         raise StreamUnavailable(
-            f"where {stream!r} ends is known of a replica alone, which may be behind: its leader cannot be asked",
+            f"where {stream!r} ends is known of a replica alone, which may be behind: its leader cannot be asked, or "
+            "shows nothing now",
             stream=stream,
         )
 

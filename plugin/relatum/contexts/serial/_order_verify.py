@@ -195,7 +195,7 @@ def _bound_now(reader: StreamReader, address: BrokerAddress, super_stream: str) 
     if reader.transport == "amqp":
         return [partition.stream for partition in describe_super_stream(address, super_stream)]
     # The empty name is the default exchange's, to which every stream is bound.
-    streams = reader.partitions(super_stream) if super_stream else ()
+    streams = reader.bound(super_stream) if super_stream else ()
     if not streams:
         raise SuperStreamNotFound(f"there is no super stream {super_stream!r}", super_stream=super_stream)
     return streams

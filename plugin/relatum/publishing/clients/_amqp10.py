@@ -6,13 +6,15 @@ message: the client asks it to send itself, and it sends the stamped bytes. Cons
 """
 
 import asyncio
+import re
 from collections.abc import Iterator
+from functools import lru_cache
 from time import monotonic
 from typing import Any, Final
 from urllib.parse import unquote
 from weakref import WeakSet
 
-from rabbitmq_amqp_python_client import AmqpMessageRejectedException, AsyncConnection, ConnectionClosed
+from rabbitmq_amqp_python_client import AmqpMessageRejectedException, AsyncConnection, ConnectionClosed, Message
 from rabbitmq_amqp_python_client.qpid.proton._exceptions import Timeout
 from rabbitmq_amqp_python_client.qpid.proton._utils import LinkDetached, SendException
 
@@ -23,8 +25,8 @@ from relatum.publishing._locate import Locator, Sent
 from relatum.publishing._publish_errors import outcome
 from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.publishing._settle import Unsettled, final_at
-from relatum.publishing.clients._attributes import Replacement, put, put_back
-from relatum.publishing.clients._encoded_messages import Ready, ready
+from relatum.publishing.clients._attributes import Late, Renewal, put, put_back
+from relatum.publishing.clients._encoded_messages import Ready, are_plain, plainly_ready, ready
 
 NAME: Final = "amqp10"
 """The client, as metrics name it."""
@@ -32,16 +34,32 @@ NAME: Final = "amqp10"
 IS_OF_PROCESSES: Final = False
 """Whether it is made before processes are forked off that publish."""
 
+_ADDRESSES_MAX: Final = 1024
+"""Addresses of which exchange and routing key are remembered."""
+
 _HEARTBEAT_S: Final = 60
 """RabbitMQ's own default: the client asks for none, and the broker alone closes a silent connection."""
+
+_SHORT_LIST: Final = 0xC0
+_EMPTY_PROPERTIES: Final = b"\0\x53\x73\x45"
+"""How the client encodes the properties of a message that has none."""
+
+_PASSWORD: Final = re.compile(r"(?<=//)([^/:@\s]*):\S*(?=@)")
+"""The password in a connection's URL, which the client's errors name as it is."""
+
+_RENEWS: Final = "refresh_token"
+"""The method by which a connection tells the broker a new token, and which keeps it nowhere."""
 
 _NO_EXCHANGE: Final = "no exchange "
 """How RabbitMQ's text begins where a message's address names an exchange that is not there."""
 
-_REFUSALS: Final = frozenset({"amqp:not-found", "amqp:unauthorized-access", "amqp:link:message-size-exceeded"})
+_REFUSALS: Final = frozenset(
+    {"amqp:decode-error", "amqp:not-found", "amqp:unauthorized-access", "amqp:link:message-size-exceeded"}
+)
 """Why RabbitMQ ends a link for a message that it does not take."""
 
 
+@lru_cache(_ADDRESSES_MAX)
 def destination_of(address: Any) -> tuple[str, str]:
     """Exchange and routing key of an address: `/queues/NAME`, `/exchanges/NAME` or `/exchanges/NAME/KEY`.
 
@@ -52,14 +70,31 @@ def destination_of(address: Any) -> tuple[str, str]:
     return ("", exchange) if kind == "queues" else (exchange, key)
 
 
+def plain_one(interception: Interception, message: Any, raw: bytes) -> Ready | None:
+    """What is sent for a message that is plain application properties and a body; None for any that may be more."""
+    headers, body = message.application_properties or {}, message.body
+    if not (type(message) is Message and type(body) is bytes and type(headers) is dict and are_plain(headers)):
+        return None
+    # The client writes a header always, and then, where there are no annotations, the properties.
+    begin = 5 + raw[4] if raw[3] == _SHORT_LIST else 4
+    end = begin + len(_EMPTY_PROPERTIES)
+    if raw[begin:end] != _EMPTY_PROPERTIES:
+        return None
+    return plainly_ready(interception, raw, headers, body, begin=begin, end=end)
+
+
 class Outgoing:
     """Stands in for a message on its way: the caller's own, but for the bytes that are sent."""
 
-    def __init__(self, message: Any, interception: Interception, exchange: str, *, asks: bool) -> None:
+    def __init__(self, message: Any, interception: Interception, publisher: Any, *, asks: bool) -> None:
         self._message = message
         self._interception = interception
         self._asks = asks
-        self.exchange, self.routing_key = destination_of(exchange)
+        # What the client looks at of each message: to find them here costs it less than `__getattr__`.
+        self.address = message.address
+        self.body = message.body
+        self.inferred = message.inferred
+        self.exchange, self.routing_key = destination_of(publisher.address or self.address)
         self.ready: Ready | None = None
         """Once the client has it sent."""
 
@@ -68,10 +103,12 @@ class Outgoing:
 
     def send(self, sender: Any, tag: Any = None) -> Any:
         """Send as the client's message does, which has checked it by now."""
-        stamped = ready(self._interception, bytes(self._message.encode()), asks=self._asks)
+        message = self._message
+        raw = bytes(message.encode())
+        plain = None if self._asks else plain_one(self._interception, message, raw)
+        self.ready = plain or ready(self._interception, raw, asks=self._asks)
         self._interception.watch(self.exchange, self.routing_key)
-        self.ready = stamped
-        return type(self._message).send(self, sender, tag)
+        return type(message).send(self, sender, tag)
 
     def encode(self) -> bytes:
         """What is sent."""
@@ -79,20 +116,15 @@ class Outgoing:
         return self.ready.raw
 
 
-class Publisher(Replacement):
+class Publisher(Late):
     """Stands in for `publish` of one publisher."""
 
     def __init__(self, publisher: Any, interception: Interception, *, is_async: bool) -> None:
+        super().__init__(lambda: publisher, "publish")
         self._publisher = publisher
         self.interception = interception
         self._is_async = is_async
-        self.__doc__ = type(publisher).publish.__doc__
         of_one_process(self, "an intercepted connection")
-
-    @property
-    def __wrapped__(self) -> Any:
-        # Looked up now: instrumentation may have been put on the class meanwhile.
-        return self.replaced or type(self._publisher).publish.__get__(self._publisher)
 
     def __call__(self, message: Any) -> Any:
         """Publish with what is missing added. Result and what is raised before sending are the client's."""
@@ -106,12 +138,15 @@ class Publisher(Replacement):
         if not interception.has_agreed:
             # It has waited before, but for a connection of asyncio, which publishes in a thread.
             interception.await_agreement(may_wait=True)
-        outgoing = Outgoing(message, interception, self._publisher.address or message.address, asks=asks)
+        outgoing = Outgoing(message, interception, self._publisher, asks=asks)
+        was_lost = self._publisher._conn.disconnected
         began_s = monotonic()
         try:
             delivery = self.__wrapped__(outgoing)
         except Exception as error:
-            if outgoing.ready is None:
+            error.args = tuple(_PASSWORD.sub(r"\1", each) if isinstance(each, str) else each for each in error.args)
+            if outgoing.ready is None or was_lost:
+                # Not encoded, or with no line left to go by.
                 raise
             ended = self._outcome(error, outgoing, outgoing.ready, began_s)
             interception.counts.published += 1
@@ -142,7 +177,10 @@ class Publisher(Replacement):
             is_nowhere = not outgoing.exchange or error.msg.startswith(_NO_EXCHANGE)
             return outcome(PublishNacked, error, in_stream=False if is_nowhere else None)
         if isinstance(error, SendException):
-            return outcome(PublishUnroutable, error, in_stream=False)
+            unroutable = outcome(PublishUnroutable, error, in_stream=False)
+            # The client's own says the number of the state alone.
+            unroutable.args = (_why_released(outgoing.exchange, outgoing.routing_key),)
+            return unroutable
         if isinstance(error, LinkDetached) and error.condition in _REFUSALS:
             return outcome(PublishRejected, error, in_stream=False)
         fields: dict[str, Any] = {}
@@ -156,19 +194,24 @@ class Publisher(Replacement):
         return outcome(PublishOutcomeUnknown, error, in_stream=None, **fields)
 
 
-class _Opener(Replacement):
+def _why_released(exchange: str, routing_key: str) -> str:
+    if not exchange:
+        return f"the message lies nowhere: there is no queue or stream {routing_key!r}; declare it, and publish again"
+    return (
+        f"the message lies nowhere: nothing is bound to the exchange {exchange!r} that takes the routing key "
+        f"{routing_key!r}; bind a queue or a stream (`relatum tap` binds one), or mend the key, and publish again"
+    )
+
+
+class _Opener(Late):
     """Stands in for a connection's `publisher`."""
 
     def __init__(self, connection: Any, interception: Interception) -> None:
+        super().__init__(lambda: connection, "publisher")
         self._connection = connection
         self._interception = interception
         self.known: WeakSet[Any] = WeakSet()
         """Publishers that publish by us."""
-        self.__doc__ = type(connection).publisher.__doc__
-
-    @property
-    def _wrapped(self) -> Any:
-        return self.replaced or type(self._connection).publisher.__get__(self._connection)
 
     def take(self, publisher: Any) -> None:
         """Have a publisher publish by us."""
@@ -179,7 +222,7 @@ class _Opener(Replacement):
             self.known.add(publisher)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        publisher = self._wrapped(*args, **kwargs)
+        publisher = self.__wrapped__(*args, **kwargs)
         self.take(publisher)
         return publisher
 
@@ -188,7 +231,7 @@ class _AsyncOpener(_Opener):
     """Stands in for an asyncio connection's `publisher`."""
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        publisher = await self._wrapped(*args, **kwargs)
+        publisher = await self.__wrapped__(*args, **kwargs)
         self.take(publisher._publisher)
         return publisher
 
@@ -199,6 +242,8 @@ def intercept(connection: Any, interception: Interception) -> None:
     is_async = isinstance(connection, AsyncConnection)
     opener = (_AsyncOpener if is_async else _Opener)(connection, interception)
     put(connection, "publisher", opener)
+    inner = _blocking(connection)
+    put(inner, _RENEWS, Renewal(inner, _RENEWS, "token"))
     for publisher in _publishers(connection):
         opener.take(publisher)
 
@@ -215,7 +260,13 @@ def release(connection: Any) -> None:
         for publisher in list(opener.known):
             put_back(publisher, "publish")
         put_back(connection, "publisher")
+    put_back(_blocking(connection), _RENEWS)
     delattr(connection, ATTRIBUTE)
+
+
+def _blocking(connection: Any) -> Any:
+    """The connection itself, or the one that asyncio's does all by."""
+    return getattr(connection, "_connection", connection)
 
 
 def _publishers(connection: Any) -> Iterator[Any]:

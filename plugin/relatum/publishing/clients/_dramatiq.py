@@ -7,15 +7,15 @@ connections before it is used. So that set is watched.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from pika import BasicProperties, BlockingConnection
+from pika import BlockingConnection
 
-from relatum.errors import ConfigurationError, RelatumError
+from relatum.errors import ConfigurationError
 from relatum.publishing._interception import ATTRIBUTE
 from relatum.publishing._process_interceptions import ProcessInterceptions
 from relatum.publishing.clients import _pika as pika_connections
 from relatum.publishing.clients._attributes import Replacement, Wrapper
-from relatum.publishing.clients._copies import is_copied, with_copy
-from relatum.publishing.clients._pika_properties import copy_with
+from relatum.publishing.clients._copies import is_copied
+from relatum.publishing.clients._pika_properties import copied
 
 NAME: Final = "dramatiq"
 """The client, as metrics name it."""
@@ -35,8 +35,8 @@ class _Connections(set[Any]):
         super().add(connection)
         try:
             _cover(connection, self._interceptions)
-        except RelatumError:
-            # The thread keeps it: open, it would publish as it is the next time.
+        except BaseException:
+            # Whatever ended it, a time limit of an actor's, too. The thread keeps it: open, it would publish as it is.
             connection.close()
             raise
 
@@ -46,16 +46,15 @@ class _Copying(Replacement):
 
     def __init__(self, channel: Any, interceptions: ProcessInterceptions, stream: str) -> None:
         self.__wrapped__ = channel.basic_publish
-        self.__doc__ = self.__wrapped__.__doc__
         self._interceptions = interceptions
         self._stream = stream
+        self._is_lone = all(definition.from_body is None for definition in interceptions.options.definitions)
 
     def __call__(
         self, exchange: str, routing_key: str, body: bytes, properties: Any = None, mandatory: bool = False
     ) -> Any:
         if self._interceptions.active and is_copied(self._stream, exchange, routing_key, mandatory):
-            given = properties or BasicProperties()
-            properties = copy_with(given, with_copy(given.headers, self._stream), given.message_id)
+            properties = copied(properties, self._stream, is_lone=self._is_lone)
         return self.__wrapped__(exchange, routing_key, body, properties, mandatory)
 
 
@@ -66,6 +65,8 @@ def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
             "copy_to= with confirm_delivery=True is refused: a message whose queue is gone would count as delivered, "
             "for its copy, and dramatiq would not declare the queue again. `relatum tap --firehose` copies them"
         )
+    given = broker.parameters
+    interceptions.nodes = given if isinstance(given, list) else [given]
     for connection in list(broker.connections):
         _cover(connection, interceptions)
     broker.connections = _Connections(broker.connections, interceptions)

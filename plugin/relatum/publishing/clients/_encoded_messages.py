@@ -19,6 +19,9 @@ _NO_PROPERTIES: Final = Properties()
 _NO_ID: Final = 0x40
 """The constructor of a null."""
 
+_PLAIN: Final = frozenset({str, int, bool})
+_TEXT: Final = frozenset({str})
+
 
 class Ready(NamedTuple):
     """A message as it is sent.
@@ -70,15 +73,27 @@ def ready(
         ) from error
 
 
-def plainly_ready(interception: Interception, raw: bytes, headers: dict[str, Any], body: bytes) -> Ready:
+def are_plain(headers: dict[Any, Any]) -> bool:
+    """Whether readers surely see these headers as they are: texts, integers and flags, and none they take away."""
+    if not (_PLAIN.issuperset(map(type, headers.values())) and _TEXT.issuperset(map(type, headers))):
+        return False
+    # Readers take some of these for the broker's.
+    return ",x-" not in "," + ",".join(headers)
+
+
+def plainly_ready(
+    interception: Interception, raw: bytes, headers: dict[str, Any], body: bytes, *, begin: int = 0, end: int = 0
+) -> Ready:
     """As `ready`, of a message that is nothing but these headers, as a reader will see them, and a body.
 
     It need not be decoded, nor its sections be found, which is most of what stamping costs.
+
+    - `begin`, `end`: Where its section of properties belongs in the bytes, or an empty one lies.
     """
     stamp = interception.stamper(0, keeps_tables=True).stamp(headers or None, None, None, _NO_PROPERTIES, body)
     if stamp.added:
         return Ready(with_added(raw, amqp10.find_sections(raw), stamp.message_id, _added(stamp)), stamp, body)
-    return _new_tuple(Ready, (id_section(stamp.message_id) + raw, stamp, body))
+    return _new_tuple(Ready, (raw[:begin] + id_section(stamp.message_id) + raw[end:], stamp, body))
 
 
 def _added(stamp: Stamp) -> dict[str, Any]:

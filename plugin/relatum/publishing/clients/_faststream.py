@@ -4,14 +4,16 @@ The broker connects when it is started, and again when it is started once more. 
 connection is intercepted before anybody publishes on it.
 """
 
-from collections.abc import Awaitable, Callable
+import copy
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from aio_pika.abc import AbstractConnection
+from aio_pika.abc import AbstractConnection, AbstractMessage
 
 from relatum.errors import ConfigurationError, RelatumError
-from relatum.publishing._interception import ATTRIBUTE
+from relatum.publishing._interception import ATTRIBUTE, interception_of
 from relatum.publishing._process_interceptions import ProcessInterceptions
+from relatum.publishing._receipt import AsyncReceipt
 from relatum.publishing.clients import _aio_pika as aio_pika_connections
 from relatum.publishing.clients._attributes import Replacement
 
@@ -60,6 +62,40 @@ def may_wait(_broker: Any) -> bool:
 def release(broker: Any) -> None:
     """Put back what was there before: `ProcessInterceptions.release` does it."""
     delattr(broker, ATTRIBUTE)
+
+
+async def with_receipt(
+    broker: Any,
+    message: Any,
+    routing_key: Any = "",
+    *,
+    mandatory: bool,
+    headers: Mapping[str, Any] | None = None,
+    message_id: str | None = None,
+    **kwargs: Any,
+) -> AsyncReceipt:
+    """Publish by a broker's own method, with a receipt."""
+    interceptions = interception_of(broker)
+    if interceptions is None:
+        raise ConfigurationError("this broker is not intercepted: relatum.intercept(broker, …)")
+    if not isinstance(broker._connection, AbstractConnection):
+        raise ConfigurationError("a receipt is of a message on RabbitMQ: await broker.start() first")
+    interception = interceptions.current(broker._connection, may_wait=False)
+    await interception.agreed()
+    is_made = isinstance(message, AbstractMessage)
+    if is_made:
+        headers, message_id = message.headers, message.message_id
+    with interception.asking(message_id, headers) as asking:
+        given: dict[str, Any] = {"headers": asking.headers, "message_id": asking.message_id}
+        if is_made:
+            # FastStream sends it as it is.
+            message = copy.copy(message)
+            message.headers, message.message_id = asking.headers, asking.message_id
+        if routing_key:
+            given["routing_key" if isinstance(routing_key, str) else "queue"] = routing_key
+        result = await broker.publish(message, mandatory=mandatory, **given, **kwargs)
+    asking.came_back = aio_pika_connections.came_back(result)
+    return AsyncReceipt(asking.published(), interception.locator)
 
 
 def _cover(connection: Any, interceptions: ProcessInterceptions) -> None:

@@ -1,6 +1,8 @@
 """Which client a connection is of."""
 
+from collections.abc import Callable
 from importlib import import_module
+from inspect import iscoroutinefunction
 from types import ModuleType
 from typing import Any, Final
 
@@ -23,6 +25,12 @@ _OTHERS: Final = {
 }
 """By the module that has the connection's class, or a package of it. Imported only then: whoever has one has those."""
 
+_RECEIPTS: Final = {
+    "faststream.rabbit.broker.broker": "relatum.publishing.clients._faststream",
+    "kombu.messaging": "relatum.publishing.clients._kombu",
+}
+"""Those whose client makes the message that is sent, and that publish with a receipt all the same."""
+
 
 def client_of(connection: Any) -> ModuleType:
     """The module that knows this kind of connection: `intercept`, `release`, `may_wait`, `NAME`, `IS_OF_PROCESSES`."""
@@ -37,3 +45,20 @@ def client_of(connection: Any) -> ModuleType:
         f"{type(connection).__qualname__} is no connection of pika, aio-pika, kombu or rabbitmq-amqp-python-client, no "
         "producer of rstream, no pool of kombu, no Celery app, and no broker of dramatiq or faststream.rabbit"
     )
+
+
+def receipts_of(target: Any, *, is_async: bool) -> Callable[..., Any] | None:
+    """What publishes with a receipt by a producer or a broker whose client makes the message itself; else None.
+
+    Raises:
+        ConfigurationError: it is for the other of `publish` and `publish_async`.
+    """
+    for kind in target.__class__.__mro__:
+        known = _RECEIPTS.get(kind.__module__)
+        if known is not None:
+            with_receipt: Callable[..., Any] = import_module(known).with_receipt
+            if iscoroutinefunction(with_receipt) is is_async:
+                return with_receipt
+            right = "relatum.publish(…)" if is_async else "await relatum.publish_async(…)"
+            raise ConfigurationError(f"a {kind.__qualname__} of {kind.__module__.partition('.')[0]} takes {right}")
+    return None

@@ -5,7 +5,7 @@ and each channel of what it gives publishes through us. Clones and pools are mad
 covered with it; their pools are never those that an equal connection of somebody else's has in `kombu.pools`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from queue import Empty
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from kombu.utils.functional import lazy
 from relatum.errors import ConfigurationError
 from relatum.publishing._interception import ATTRIBUTE
 from relatum.publishing._process_interceptions import ProcessInterceptions
+from relatum.publishing._receipt import Receipt
 from relatum.publishing.clients._attributes import Replacement, Wrapper
 from relatum.publishing.clients._kombu_publisher import Publisher, Returns
 
@@ -36,7 +37,7 @@ class _OwnPools(Replacement):
 
     def __init__(self, wrapped: Callable[[], Any], interceptions: ProcessInterceptions) -> None:
         self.__wrapped__ = wrapped
-        self._name = f"relatum-{id(interceptions):x}"
+        self._name = pools_name(interceptions)
 
     def __call__(self) -> Any:
         sequence: Any = HashedSeq
@@ -74,6 +75,35 @@ def release(given: Any) -> None:
     delattr(given, ATTRIBUTE)
 
 
+def with_receipt(
+    producer: Any,
+    exchange: Any,
+    routing_key: str,
+    body: Any,
+    *,
+    mandatory: bool,
+    headers: Mapping[str, Any] | None = None,
+    message_id: str | None = None,
+    **kwargs: Any,
+) -> Receipt:
+    """Publish by a producer's own method, with a receipt."""
+    publisher = vars(producer.channel).get("basic_publish")
+    if not isinstance(publisher, Publisher) or not publisher.interceptions.active:
+        raise ConfigurationError("this producer's connection is not intercepted: relatum.intercept(connection, …)")
+    interception, _ = publisher.begin()
+    with interception.asking(message_id, headers) as asking:
+        producer.publish(
+            body,
+            routing_key or None,
+            exchange=exchange,
+            mandatory=mandatory,
+            headers=asking.headers,
+            message_id=asking.message_id,
+            **kwargs,
+        )
+    return Receipt(asking.published(), interception.locator)
+
+
 def cover(connection: Any, interceptions: ProcessInterceptions) -> None:
     """Have a connection, its clones and its pools publish through the interception."""
     if interceptions.covers(connection):
@@ -90,11 +120,24 @@ def cover(connection: Any, interceptions: ProcessInterceptions) -> None:
         _cover_opened(connection._connection, interceptions)
 
 
-def forget_pools(connection: Any) -> None:
-    """Take the pools of a covered connection out of `kombu.pools`, and close what nobody uses there."""
+def pools_name(interceptions: ProcessInterceptions) -> str:
+    """What the pools of its connections are known by in `kombu.pools`."""
+    return f"relatum-{id(interceptions):x}"
+
+
+def forget_pools(name: str) -> list[Any]:
+    """Take the pools of that name out of `kombu.pools`."""
+    # By the name alone: a publish that may be repeated writes its policy into the options, which the rest is made of.
+    found: list[Any] = []
     for group in (pools.producers, pools.connections):
-        key = connection.__eqhash__()
-        pool: Any = group.pop(key, None)
+        keys = [key for key in list(group) if isinstance(key, HashedSeq) and key[-1] == name]
+        found += [group.pop(key, None) for key in keys]
+    return found
+
+
+def close_pools(name: str) -> None:
+    """Take them out likewise, and close what nobody uses there."""
+    for pool in forget_pools(name):
         if isinstance(pool, ConnectionPool):
             for idle in _taken(pool):
                 close: Any = pool.close_resource

@@ -5,6 +5,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
@@ -13,7 +14,14 @@ from amqp.basic_message import Message
 from amqp.exceptions import AMQPError, ChannelError, MessageNacked
 from amqp.exceptions import ConnectionError as AMQPConnectionError
 
-from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
+from relatum.errors import (
+    ConfigurationError,
+    PublishError,
+    PublishNacked,
+    PublishOutcomeUnknown,
+    PublishRejected,
+    PublishUnroutable,
+)
 from relatum.headers import TIME_HEADER
 from relatum.processes import of_one_process
 from relatum.publishing._interception import Interception
@@ -25,6 +33,7 @@ from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp, Stamper
 from relatum.publishing.clients._attributes import Replacement
 from relatum.publishing.clients._copies import is_copied, with_copy
+from relatum.publishing.clients._kombu_message import OwnMessage
 
 HEADERS: Final = "application_headers"
 """The name that py-amqp has for the property `headers`."""
@@ -37,17 +46,6 @@ ANSWER_S: Final = 10.0
 
 REMEMBERED_MAX: Final = 1000
 """Mandatory messages remembered on a channel: one of them may come back."""
-
-
-class _OwnMessage(Message):  # type: ignore[misc]  # amqp has no types
-    """A message of ours, which knows whether it got as far as the socket."""
-
-    is_encoded = False
-
-    def _serialize_properties(self) -> Any:
-        encoded = super()._serialize_properties()
-        self.is_encoded = True
-        return encoded
 
 
 class Returns:
@@ -105,8 +103,6 @@ class Publisher(Replacement):
         self.interceptions = interceptions
         self.returns = returns
         self.__wrapped__ = wrapped
-        self.__name__ = "basic_publish"
-        self.__doc__ = wrapped.__doc__
         self._copy_to = interceptions.options.copy_to
         self._begun: tuple[Interception, Stamper] | None = None
         of_one_process(self, "an intercepted channel of kombu")
@@ -122,21 +118,32 @@ class Publisher(Replacement):
         headers = properties.get(HEADERS)
         if type(headers) is not dict and headers is not None and not hasattr(headers, "items"):
             return self.__wrapped__(msg, exchange, routing_key, mandatory, *args, **kwargs)
-        interception, stamper = self._begun or self._begin()
-        if self._copy_to is not None and is_copied(self._copy_to, exchange, routing_key, mandatory):
-            headers = with_copy(headers, self._copy_to)
+        interception, stamper = self._begun or self.begin()
+        copy_to = self._copy_to
+        if copy_to is not None:
+            if is_copied(copy_to, exchange, routing_key, mandatory):
+                headers = with_copy(headers, copy_to)
+            else:
+                copy_to = None
         stamp = stamper.stamp(headers, properties.get("message_id"), properties.get("timestamp"), properties, msg.body)
         own = _stamped(msg, stamp)
         if mandatory:
             self.returns.expect(stamp)
         interception.watch(exchange, routing_key)
         began_s = monotonic()
+        asking = interception.asking_for(stamp) if interception.asked else None
+        if asking is not None:
+            in_stream = copy_to is not None
+            asking.sent = self._asked("" if in_stream else exchange, copy_to if in_stream else routing_key, own, stamp)
         try:
             result = self.__wrapped__(own, exchange, routing_key, mandatory, *args, **kwargs)
         except Exception as error:
             if not _may_be_sent(error, own):
                 raise
-            ended = self._outcome(interception, error, exchange, routing_key, own, stamp, began_s)
+            sent = Sent.of(
+                exchange, copy_to or routing_key, stamp.message_id, stamp.headers, own.body, monotonic_s=began_s
+            )
+            ended = self._outcome(interception, error, replace(sent, is_copy=copy_to is not None), stamp)
             if isinstance(ended, PublishUnroutable):
                 self._take_confirm(kwargs)
             with self.interceptions.lock:
@@ -145,9 +152,21 @@ class Publisher(Replacement):
             raise ended from error
         with self.interceptions.lock:
             interception.counts.published += 1
+        if asking is not None and mandatory:
+            # Where somebody listens to returns, py-amqp raises nothing.
+            asking.came_back = self.returns.is_of(stamp)
         return result
 
-    def _begin(self) -> tuple[Interception, Stamper]:
+    def _asked(self, exchange: Any, routing_key: Any, own: Any, stamp: Stamp) -> Sent:
+        """What is known of a message that gets a receipt, a moment before it is sent."""
+        if not self.channel.connection.confirm_publish:
+            raise ConfigurationError(
+                "a receipt needs confirms: open the connection with transport_options={'confirm_publish': True}; "
+                "nothing was sent"
+            )
+        return Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, own.body)
+
+    def begin(self) -> tuple[Interception, Stamper]:
         """What this process stamps by; the channel's connection is open by now."""
         connection = self.channel.connection
         interception = self.interceptions.current(connection.client)
@@ -159,26 +178,22 @@ class Publisher(Replacement):
         self,
         interception: Interception,
         error: Exception,
-        exchange: Any,
-        routing_key: Any,
-        own: Any,
+        sent: Sent,
         stamp: Stamp,
-        began_s: float,
     ) -> PublishError:
         """The error of a publish that was sent, as what it says about the message."""
         if isinstance(error, MessageNacked):
             # One of several queues can refuse what another has taken.
-            is_nowhere = exchange == "" and self._copy_to is None
+            is_nowhere = sent.exchange == "" and not sent.is_copy
             return outcome(PublishNacked, error, in_stream=False if is_nowhere else None)
         if isinstance(error, ChannelError):
             if error.reply_code in RETURNED and self.returns.is_of(stamp):
                 return outcome(PublishUnroutable, error, in_stream=False)
-            if refuses_publish(str(error.reply_text), exchange):
+            if refuses_publish(str(error.reply_text), sent.exchange):
                 return outcome(PublishRejected, error, in_stream=False)
         announced = isinstance(error, AMQPError) and bool(error.method_sig)
         if isinstance(error, AMQPConnectionError) and announced and error.reply_code in MALFORMED:
             return outcome(PublishRejected, error, in_stream=False)
-        sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, own.body, monotonic_s=began_s)
         connection = self.channel.connection
         heartbeat = 0 if connection is None else int(connection.heartbeat or 0)
         # After a mere time-out the connection lives on, and what was sent may still arrive at any time.
@@ -204,7 +219,7 @@ def _stamped(message: Any, stamp: Stamp) -> Any:
         own = copy.copy(message)
     else:
         # Without what only a message that is being received has: this is the publish path.
-        own = _OwnMessage.__new__(_OwnMessage)
+        own = OwnMessage.__new__(OwnMessage)
         own.body, own.channel, own.delivery_info = message.body, message.channel, message.delivery_info
     own.properties = properties
     return own

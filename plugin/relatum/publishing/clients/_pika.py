@@ -30,7 +30,7 @@ from relatum.publishing._publish_errors import outcome
 from relatum.publishing._refusals import BLOCKING, MALFORMED, refuses_message
 from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp
-from relatum.publishing.clients._attributes import Replacement, Wrapper, put, put_back
+from relatum.publishing.clients._attributes import Late, Renewal, Replacement, Wrapper, put, put_back
 from relatum.publishing.clients._pika_properties import OwnProperties, copy_with
 from relatum.publishing.clients._pika_returns import Returns, strip_returned
 from relatum.superstreams import Target
@@ -43,6 +43,9 @@ IS_OF_PROCESSES: Final = False
 
 PUBLISHER: Final = "_relatum_publisher"
 """Where an intercepted channel keeps its publisher: `basic_publish` itself may have been wrapped by others."""
+
+_RENEWS: Final = "update_secret"
+"""The method by which a connection tells the broker a new password, and which keeps it nowhere."""
 
 _NOTHING: Final = object()
 """In the place of an argument that was not given."""
@@ -58,8 +61,6 @@ class Publisher(Replacement):
         self.interception = interception
         self.connection = connection
         self.__wrapped__ = wrapped
-        self.__name__ = "basic_publish"
-        self.__doc__ = wrapped.__doc__
         self._stamper = interception.stamper(connection.params.frame_max, integer=long)
         self._watches = interception.watches
         self.delivery_tag: int | None = None
@@ -188,6 +189,7 @@ def intercept(connection: "BlockingConnection | Connection", interception: Inter
     """Publish through the interception on all channels the connection has and will have."""
     setattr(connection, ATTRIBUTE, interception)
     put(connection, "channel", Wrapper(_current(connection, "channel"), interception, _intercept_channel(connection)))
+    put(connection, _RENEWS, Renewal(connection, _RENEWS, "new_secret"))
     for channel in channels_of(connection):
         _intercept_channel(connection)(channel)
 
@@ -209,6 +211,7 @@ def release(connection: "BlockingConnection | Connection") -> None:
         put_back(channel, "confirm_delivery")
         vars(channel).pop(PUBLISHER, None)
     put_back(connection, "channel")
+    put_back(connection, _RENEWS)
     delattr(connection, ATTRIBUTE)
 
 
@@ -271,17 +274,10 @@ def channels_of(connection: "BlockingConnection | Connection") -> Iterator[Any]:
 def _current(owner: Any, name: str) -> Callable[..., Any]:
     """The method as it is now, bound late where it is the class's: instrumentation may still be put on the class."""
     own: Callable[..., Any] | None = vars(owner).get(name)
-    if own is not None:
-        return own
-    if name != "channel":
-        method: Callable[..., Any] = getattr(owner, name)
-        return method
-
-    def of_class(*args: Any, **kwargs: Any) -> Any:
-        return getattr(type(owner), name)(owner, *args, **kwargs)
-
-    of_class.__doc__ = getattr(type(owner), name).__doc__
-    return of_class
+    if own is None and name == "channel":
+        return Late(lambda: owner, name)
+    method: Callable[..., Any] = getattr(owner, name)
+    return method
 
 
 def _is_stampable(properties: Any) -> bool:

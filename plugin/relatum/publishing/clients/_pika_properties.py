@@ -7,8 +7,8 @@ from typing import Any, Final
 from pika import BasicProperties
 from pika.data import encode_short_string, encode_value
 
-_REMEMBERED_MAX: Final = 4096
-"""Names of headers that are remembered as they are sent; a publisher that makes them up anew only loses speed."""
+from relatum.publishing.clients._copies import with_copy
+from relatum.publishing.clients._short_strings import ShortStrings
 
 _ID_LENGTH: Final = 36
 """Characters of an id of ours; most of others' have as many."""
@@ -16,26 +16,39 @@ _ID_LENGTH: Final = 36
 _FLAGS: Final = Struct(">H").pack
 _LENGTH: Final = Struct(">I").pack
 _SHORT: Final = Struct("B").pack
+_INTEGER: Final = Struct(">ci").pack
+_INTEGER_MAX: Final = 2**31 - 1
 _ID_LENGTH_SENT: Final = _SHORT(_ID_LENGTH)
 
 
-class _ShortStrings(dict[Any, bytes]):
-    """Names of headers, and content types, as they are sent."""
-
-    def __missing__(self, name: Any) -> bytes:
-        pieces: list[bytes] = []
-        encode_short_string(pieces, name)
-        encoded = b"".join(pieces)
-        if len(self) < _REMEMBERED_MAX:
-            self[name] = encoded
-        return encoded
+def _short(text: Any) -> bytes:
+    pieces: list[bytes] = []
+    encode_short_string(pieces, text)
+    return b"".join(pieces)
 
 
-_short_strings: Final = _ShortStrings()
+_short_strings: Final = ShortStrings(_short)
+"""Names of headers, and content types."""
+
+
+def _copy_header(stream: str) -> bytes:
+    return _encoded_table(with_copy(None, stream))
+
+
+_copies: Final = ShortStrings(_copy_header)
+"""The header for a copy in a stream."""
 
 
 class OwnProperties(BasicProperties):  # type: ignore[misc]
-    """Properties that were made here, for one message: what is missing is added to them, not to a copy."""
+    """Properties that were made here, for one message: what is missing is added to them, not to a copy.
+
+    Attributes:
+        copy_to: A stream for a copy, by a header that is not among `headers`; None: there is none.
+    """
+
+    headers: dict[str, Any] | None
+    message_id: str | None
+    copy_to: str | None = None
 
     def encode(self) -> list[bytes]:
         """What pika's own gives, byte for byte, in other pieces; most messages have no more than is encoded here."""
@@ -56,15 +69,19 @@ class OwnProperties(BasicProperties):  # type: ignore[misc]
             and self.app_id is None
             and self.cluster_id is None
         ):
+            if self.copy_to is not None:
+                self.headers, self.copy_to = with_copy(self.headers, self.copy_to), None
             return BasicProperties.encode(self)  # type: ignore[no-any-return]
         flags = self.FLAG_MESSAGE_ID
         pieces: list[bytes] = []
         if content_type is not None:
             flags |= self.FLAG_CONTENT_TYPE
             pieces.append(_short_strings[content_type])
-        if self.headers is not None:
+        if self.headers is not None or self.copy_to is not None:
             flags |= self.FLAG_HEADERS
-            table = _encoded_table(self.headers)
+            table = _encoded_table(self.headers) if self.headers else b""
+            if self.copy_to is not None:
+                table += _copies[self.copy_to]
             pieces += (_LENGTH(len(table)), table)
         if self.delivery_mode is not None:
             flags |= self.FLAG_DELIVERY_MODE
@@ -78,6 +95,10 @@ def _encoded_table(headers: dict[Any, Any]) -> bytes:
         if type(value) is str:
             text = value.encode()
             pieces += (_short_strings[name], b"S", _LENGTH(len(text)), text)
+        elif type(value) is bool:
+            pieces += (_short_strings[name], b"t\1" if value else b"t\0")
+        elif type(value) is int and -_INTEGER_MAX <= value <= _INTEGER_MAX:
+            pieces += (_short_strings[name], _INTEGER(b"I", value))
         else:
             pieces.append(_short_strings[name])
             encode_value(pieces, value)
@@ -108,3 +129,21 @@ def copy_with(given: BasicProperties, headers: dict[str, Any] | None, message_id
         given.app_id,
         given.cluster_id,
     )
+
+
+def copied(given: BasicProperties | None, stream: str, *, is_lone: bool) -> BasicProperties:
+    """A copy of the properties, by which the broker puts a copy of the message into the stream.
+
+    Args:
+        given: The caller's; None for none.
+        stream: The stream.
+        is_lone: Whether no header will be added that takes more than the time: then the one for the copy always fits.
+    """
+    if given is None:
+        given = BasicProperties()
+    if given.headers or not is_lone or type(given) is not BasicProperties:
+        return copy_with(given, with_copy(given.headers, stream), given.message_id)
+    # The usual case: a header that is always the same is neither checked nor encoded again.
+    own = copy_with(given, given.headers, given.message_id)
+    own.copy_to = stream
+    return own

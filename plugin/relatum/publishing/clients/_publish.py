@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
@@ -11,10 +11,10 @@ from pika.exceptions import NackError, UnroutableError
 
 from relatum.checks import checked_body
 from relatum.errors import ConfigurationError
-from relatum.publishing._interception import Interception
 from relatum.publishing._locate import Sent
 from relatum.publishing._receipt import Receipt
 from relatum.publishing._stamp import Stamp
+from relatum.publishing.clients._known_clients import receipts_of
 from relatum.publishing.clients._pika import PUBLISHER, CountingPublisher, Publisher
 from relatum.publishing.clients._pika_confirms import Confirms
 from relatum.publishing.clients._pika_returns import strip_returned
@@ -22,10 +22,9 @@ from relatum.superstreams import Target
 from relatum.uuid7 import uuid7
 
 if TYPE_CHECKING:
+    from kombu.messaging import Producer as KombuProducer
     from rabbitmq_amqp_python_client import Message
     from rabbitmq_amqp_python_client import Publisher as AMQP10Publisher
-
-NO_DATABASE: Final = "a receipt comes from the table: intercept the connection with database=URL"
 
 
 @overload
@@ -45,11 +44,17 @@ def publish(
 def publish(channel: "AMQP10Publisher", exchange: "Message", /) -> Receipt: ...
 
 
+@overload
+def publish(
+    channel: "KombuProducer", exchange: Any, routing_key: str, body: Any, *, mandatory: bool = True, **kwargs: Any
+) -> Receipt: ...
+
+
 def publish(
     channel: Any,
     exchange: Any,
     routing_key: str = "",
-    body: bytes | str = b"",
+    body: Any = b"",
     properties: BasicProperties | None = None,
     *,
     mandatory: bool = True,
@@ -61,6 +66,8 @@ def publish(
     has confirmed; on a callback connection it returns at once and must be called on the connection's thread.
 
     With AMQP 1.0: `publish(publisher, message)`, a publisher of an intercepted connection and the client's message.
+    With kombu: a Producer of an intercepted connection with `confirm_publish`, in the channel's place; exchange ("" for
+    its own) and body are what its `publish` takes, and so are further arguments: `headers`, `serializer`, `retry`, ….
 
     Args:
         channel: A channel of an intercepted pika connection.
@@ -84,13 +91,19 @@ def publish(
         PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; from here over a blocking
             connection, from the receipt over a callback connection.
     """
+    known = receipts_of(channel, is_async=False)
+    if known is not None:
+        if properties is not None:
+            raise ConfigurationError("kombu takes properties by their names: headers=…, priority=…; nothing was sent")
+        given: Receipt = known(channel, exchange, routing_key, body, mandatory=mandatory, **kwargs)
+        return given
     with_receipt = receipt_giver(channel)
     if with_receipt is not None:
         receipt: Receipt = with_receipt(channel, exchange)
         return receipt
     publisher = publisher_of(channel)
     interception = publisher.interception
-    require_database(interception)
+    interception.require_database()
     checked_body(body)
     if isinstance(exchange, Target):
         exchange, routing_key = exchange.destination(channel, body, properties, routing_key)
@@ -120,7 +133,7 @@ def receipt_giver(target: Any) -> Callable[..., Any] | None:
         method = getattr(owner, name, None)
         with_receipt = getattr(method, "with_receipt", None)
         if method is not None and with_receipt is not None and method.interception.active:
-            require_database(method.interception)
+            method.interception.require_database()
             found: Callable[..., Any] = with_receipt
             return found
     return None
@@ -135,19 +148,14 @@ def receipt_header(message_id: str | None) -> str | bool:
     return True if message_id is None else uuid7(time.time_ns())
 
 
-def require_database(interception: Interception) -> None:
-    """Refuse to publish with a receipt where no receipt can ever come."""
-    if interception.options.database is None:
-        raise ConfigurationError(NO_DATABASE)
-
-
 def publisher_of(channel: Any) -> Publisher:
     """What publishes on a channel of an intercepted pika connection."""
     if not isinstance(channel, BlockingChannel | Channel):
         raise ConfigurationError(
             f"channel is a channel of an intercepted pika connection, not {type(channel).__name__} of "
             f"{type(channel).__module__}; with aio-pika: await relatum.publish_async(exchange, message, routing_key), "
-            "with rstream publish_async(producer, message, stream)"
+            "with rstream publish_async(producer, message, stream), with FastStream publish_async(broker, message, "
+            "stream); with kombu publish(producer, exchange, routing_key, body)"
         )
     publisher = vars(channel).get("basic_publish")
     if not isinstance(publisher, Publisher):

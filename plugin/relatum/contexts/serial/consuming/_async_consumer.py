@@ -5,12 +5,13 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from types import TracebackType
 from typing import Final, Self
 
 from relatum.checks import checked_callable
+from relatum.closing import AsyncClosing
 from relatum.contexts.serial.consuming._consumer_faces import AsyncConsumerFace
 from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch
+from relatum.contexts.serial.consuming._serial_span import consuming
 from relatum.contexts.serial.consuming._serial_state import log_defect
 from relatum.contexts.serial.consuming._serial_status import SerialStatus
 from relatum.errors import DatabaseUnavailable, PartitionLost
@@ -21,7 +22,7 @@ LOOK_S: Final = 0.25
 """How often `run` looks whether it should stop while there is nothing to do."""
 
 
-class AsyncSerialConsumer(AsyncConsumerFace):
+class AsyncSerialConsumer(AsyncConsumerFace, AsyncClosing):
     # asyncio only:
     """The asyncio twin of `SerialConsumer`: the same names, options and promises, in one event loop.
 
@@ -61,11 +62,6 @@ class AsyncSerialConsumer(AsyncConsumerFace):
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def batches(self, timeout_s: float | None = None) -> AsyncIterator[AsyncSerialBatch]:
         """Batches as they come, each to be acknowledged.
@@ -124,7 +120,8 @@ class AsyncSerialConsumer(AsyncConsumerFace):
             if batch is None:
                 continue
             try:
-                await handler(batch)
+                with consuming(self.super_stream, self.name, batch):
+                    await handler(batch)
             except PartitionLost as error:
                 # Its messages are another member's; this one goes on with what it has.
                 log_defect(error, "batch not consumed here", level=logging.INFO)

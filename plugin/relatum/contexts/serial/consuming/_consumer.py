@@ -5,12 +5,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Final, Self
 
 from relatum.checks import checked_callable
+from relatum.closing import Closing
 from relatum.contexts.serial.consuming._consumer_faces import ConsumerFace
 from relatum.contexts.serial.consuming._serial_batch import SerialBatch
+from relatum.contexts.serial.consuming._serial_span import consuming
 from relatum.contexts.serial.consuming._serial_state import log_defect
 from relatum.contexts.serial.consuming._serial_status import SerialStatus
 from relatum.errors import DatabaseUnavailable, PartitionLost
@@ -21,7 +22,7 @@ LOOK_S: Final = 0.25
 """How often `run` looks whether it should stop while there is nothing to do."""
 
 
-class SerialConsumer(ConsumerFace):
+class SerialConsumer(ConsumerFace, Closing):
     """Consumes a super stream so that the messages of each serialization context come in the order of publishing.
 
     All consumers of one name, in any number of processes, share the partitions: one member reads a partition at a
@@ -50,11 +51,6 @@ class SerialConsumer(ConsumerFace):
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def batches(self, timeout_s: float | None = None) -> Iterator[SerialBatch]:
         """Batches as they come, each to be acknowledged.
@@ -106,7 +102,8 @@ class SerialConsumer(ConsumerFace):
             if batch is None:
                 continue
             try:
-                handler(batch)
+                with consuming(self.super_stream, self.name, batch):
+                    handler(batch)
             except PartitionLost as error:
                 # Its messages are another member's; this one goes on with what it has.
                 log_defect(error, "batch not consumed here", level=logging.INFO)

@@ -6,6 +6,7 @@ an adoption names is not to be seen yet, or since PostgreSQL is away, keeps what
 
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -26,7 +27,7 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.following import Attached, Event, Failed, Follower, Hole, Records, Replaced
-from relatum.reading import Agreement, BrokerAddress, Message, Position, StreamReader, agreement
+from relatum.reading import Agreement, BrokerAddress, Message, Position, StreamReader, agreement, ends_of_known
 from relatum.waiting import backoff
 
 LOOK_S: Final = 0.1
@@ -270,17 +271,11 @@ class PartitionReader:
     def _go_back(self, reader: StreamReader) -> None:
         """The stream is not what was read: go on at the last place where both agree; from its beginning if nowhere."""
         checkpoints = self._store.checkpoints(self.partition_id)
-        low, high = 0, len(checkpoints)
         # What agrees is a prefix: by halving.
-        while low < high:
-            middle = (low + high) // 2
-            if self._agrees(reader, checkpoints[middle]):
-                low = middle + 1
-            else:
-                high = middle
-        bounds = reader.bounds(self.stream)
+        count = bisect_left(checkpoints, True, key=lambda each: not self._agrees(reader, each))
+        bounds = ends_of_known(reader, self.stream)
         first = bounds.first or 0
-        agreed = checkpoints[low - 1] if low else None
+        agreed = checkpoints[count - 1] if count else None
         # Of what retention has dropped nothing can be said: another stream may have come that far, too.
         if agreed is None or agreed.offset < first:
             logger.warning("stream %r replaced", self.stream, extra={"stream": self.stream})

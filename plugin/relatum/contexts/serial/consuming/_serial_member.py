@@ -379,7 +379,7 @@ def _beginning(reader: StreamReader, stream: str, start: Start) -> int:
     except StreamNotFound:
         # Of a partition that was retired.
         return 0
-    end = 0 if bounds.last is None else bounds.last + 1
+    end = bounds.end
     if not isinstance(start, datetime):
         return end
     for batch in reader.batches(stream, start, stop=end, follow=False) if end else ():

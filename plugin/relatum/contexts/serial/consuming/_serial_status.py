@@ -162,9 +162,6 @@ def forget_consumer(super_stream: str, name: str, *, database: str | sa.Engine, 
 
 def _lag(reader: StreamReader, stream: str, position: int) -> int:
     try:
-        bounds = reader.bounds(stream)
+        return reader.bounds(stream).lag(position)
     except StreamNotFound:
         return 0
-    if bounds.first is None or bounds.last is None:
-        return 0
-    return max(0, bounds.last + 1 - max(position, bounds.first))

@@ -12,6 +12,7 @@ from relatum.contexts.placement import _placement_statements as placement_statem
 from relatum.contexts.placement._session_statements import is_waited_for
 from relatum.store import (
     NOW,
+    arrays,
     context_moves,
     from_now,
     lapsed,
@@ -283,13 +284,7 @@ set_retired: Final = (
 
 # Deleting a partition: who still has something to read
 
-_needed: Final = (
-    sa.func.unnest(
-        sa.bindparam("partition_ids", type_=sa.ARRAY(sa.Integer)), sa.bindparam("ends", type_=sa.ARRAY(sa.BigInteger))
-    )
-    .table_valued(sa.column("partition_id", sa.Integer), sa.column("end", sa.BigInteger), name="needed")
-    .render_derived()
-)
+_needed: Final = arrays("needed", partition_id=sa.Integer, end=sa.BigInteger)
 
 behind: Final = (
     sa.select(serial_consumers.c.name, _partitions.stream)

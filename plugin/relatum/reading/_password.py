@@ -1,0 +1,150 @@
+"""A password that changes while a process lives: who logs in asks for the one of now, and never keeps it.
+
+It is one of two things. `Asked` is somebody's function, of which nothing is known: it may ask a server for a token, and
+raise, or never return. So it runs in a thread of its own, once at a time, and who logs in waits a few seconds; a
+message of what it raises may hold the secret, and is shown nowhere. `HeldPassword` is what an intercepted connection
+would log in by, which changes with aio-pika's `update_secret`, for one: to look there costs nothing. Connections that
+log in alike share what follows streams beside them, so several may be looked at: the last change counts, and what is
+gone changes no more.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
+
+from relatum.errors import BrokerUnavailable, ConfigurationError
+from relatum.processes import after_fork
+from relatum.waiting import left_s
+
+PASSWORD_S: Final = 5.0
+"""Seconds that a function has to say the password. Who logs in tries again after it."""
+
+
+class _Call:
+    """One call of a function, in a thread of its own."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self.is_over = threading.Event()
+        self.answer: Any = None
+        self.failure: str | None = None
+        threading.Thread(target=self._run, name="relatum-password", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.answer = self._function()
+        except BaseException as error:  # noqa: BLE001 - it is told to who asked
+            self.failure = type(error).__name__
+        self.is_over.set()
+
+
+class Asked:
+    """A function that says the password of now. Two of the same function are equal."""
+
+    def __init__(self, function: Callable[[], str | None]) -> None:
+        self._function = function
+        self._call: _Call | None = None
+        self._lock = threading.Lock()
+        after_fork(self, Asked._renew)
+
+    def _renew(self) -> None:
+        self._lock, self._call = threading.Lock(), None
+
+    def __call__(self) -> str:
+        """Ask, or wait for who was asked and has not answered yet.
+
+        Raises:
+            BrokerUnavailable: it raised, or did not answer in time.
+            ConfigurationError: what it gave is no password.
+        """
+        with self._lock:
+            if self._call is None or self._call.is_over.is_set():
+                self._call = _Call(self._function)
+            call = self._call
+        if not call.is_over.wait(left_s(PASSWORD_S)):
+            raise BrokerUnavailable(f"The function that says the broker's password did not within {PASSWORD_S:g} s.")
+        if call.failure is not None:
+            raise BrokerUnavailable(f"The function that says the broker's password raised {call.failure}.")
+        if not can_be_sent(call.answer):
+            raise ConfigurationError(
+                "The function that says the broker's password gave none: it has to return text, without NUL "
+                f"characters and halves of surrogate pairs, and returned {type(call.answer).__name__}."
+            )
+        answer: str = call.answer
+        return answer
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Asked) and bool(self._function == other._function)
+
+    def __hash__(self) -> int:
+        return hash(Asked)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Asked, (self._function,)
+
+
+class HeldPassword:
+    """What a connection logs in by at present.
+
+    Args:
+        connection: The connection, held weakly.
+        password: What it logged in by.
+        says: How it says what it would log in by now; None from it: as before.
+        others: Other objects that say so, as the parameters of its next connection; held weakly where they can be.
+    """
+
+    def __init__(
+        self, connection: object, password: str, says: Callable[[Any], Any], *others: tuple[Any, Callable[[Any], Any]]
+    ) -> None:
+        self._connections = [weakref.ref(connection)]
+        self._holders = [
+            _Holder(connection, says, password),
+            *(_Holder(each, read, read(each)) for each, read in others),
+        ]
+        self._last: str | None = None
+
+    def __call__(self) -> str | None:
+        """The one that changed last; None: none has."""
+        for holder in self._holders:
+            now = holder.now()
+            if now != holder.before and can_be_sent(now):
+                holder.before = self._last = now
+        return self._last
+
+    @property
+    def is_left(self) -> bool:
+        """Whether all of its connections were closed or dropped: nobody changes it any more."""
+        there = (connection() for connection in self._connections)
+        return all(each is None or getattr(each, "is_closed", False) is True for each in there)
+
+    def join(self, others: "HeldPassword", password: str | None) -> None:
+        """Look at what another connection holds as well; `password`: what counts from now on, None: as before."""
+        self()
+        self._connections = [each for each in self._connections if each() is not None] + others._connections
+        self._holders = [each for each in self._holders if each.is_there] + others._holders
+        self._last = password or self._last
+
+
+class _Holder:
+    def __init__(self, owner: Any, says: Callable[[Any], Any], before: Any) -> None:
+        try:
+            self._owner: Callable[[], Any] = weakref.ref(owner)
+        except TypeError:
+            # pika's parameters: they are few, and whoever connects by them has them for long.
+            self._owner = lambda: owner
+        self._says = says
+        self.before = before
+
+    @property
+    def is_there(self) -> bool:
+        return self._owner() is not None
+
+    def now(self) -> Any:
+        owner = self._owner()
+        return None if owner is None else self._says(owner)
+
+
+def can_be_sent(password: Any) -> bool:
+    """Whether it is a password; asked without an error that would show it."""
+    return isinstance(password, str) and "\0" not in password and password == password.encode(errors="ignore").decode()

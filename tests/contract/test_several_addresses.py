@@ -1,0 +1,127 @@
+"""Readers that are given several addresses: the next is used where one does not answer, at the start and later."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from relatum.errors import BrokerUnavailable, ReadTimeout
+from relatum.reading import BrokerAddress
+from tests.contract._faces import FACES, Face, open_face
+from tests.support import publish_plain, until_answered
+from tests.support.proxy import Proxy
+
+
+@pytest.fixture(params=FACES)
+def face_name(request: pytest.FixtureRequest) -> str:
+    """Each face over each transport."""
+    return str(request.param)
+
+
+@pytest.fixture
+def nodes(amqp_url: str, stream_url: str, face_name: str) -> Iterator[list[Proxy]]:
+    """Three ways to the broker, as if to three nodes."""
+    with ExitStack() as stack:
+        url = stream_url if face_name.endswith("stream") else amqp_url
+        yield [stack.enter_context(Proxy.to(url)) for _ in range(3)]
+
+
+@pytest.fixture
+def address(amqp_url: str, stream_url: str, face_name: str, nodes: list[Proxy]) -> BrokerAddress:
+    """All of them."""
+    if face_name.endswith("stream"):
+        return BrokerAddress.parse(";".join([amqp_url] * 3), ";".join(node.url(stream_url) for node in nodes))
+    return BrokerAddress.parse(";".join(node.url(amqp_url) for node in nodes))
+
+
+@pytest.fixture
+def stream(amqp_url: str, stream_name: str) -> str:
+    """A stream of two messages."""
+    publish_plain(amqp_url, stream_name, [b"0", b"1"])
+    return stream_name
+
+
+@contextmanager
+def reading(face_name: str, address: BrokerAddress, stream: str) -> Iterator[Face]:
+    """A reader that has read."""
+    with open_face(face_name, address) as face:
+        assert face.read(stream, 0).body == b"0"
+        yield face
+
+
+def test_the_first_is_used_while_it_answers(
+    face_name: str, address: BrokerAddress, nodes: list[Proxy], stream: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others are not asked anything, and nothing is said."""
+    with reading(face_name, address, stream):
+        assert nodes[0].opened
+    assert [node.opened for node in nodes[1:]] == [0, 0]
+    assert told(caplog) == 0
+
+
+@pytest.mark.parametrize("fault", ["down", "silent"])
+def test_the_next_is_used_where_one_does_not_answer(
+    face_name: str,
+    address: BrokerAddress,
+    nodes: list[Proxy],
+    stream: str,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
+) -> None:
+    """At the start; who comes later begins with the one that answered. It is said once."""
+    if fault == "down":
+        nodes[0].close()
+    else:
+        nodes[0].mode = "blackhole"
+    with reading(face_name, address, stream):
+        assert told(caplog) == 1
+        asked = nodes[0].opened
+        with reading(face_name, address, stream) as face:
+            assert face.read(stream, 1).body == b"1"
+    assert nodes[0].opened == asked
+    assert told(caplog) == 1
+
+
+def test_a_reader_goes_on_at_the_next_and_stays(
+    face_name: str, address: BrokerAddress, nodes: list[Proxy], stream: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that is open, too: what is asked then is answered; and nobody goes back to one that answers again."""
+    with reading(face_name, address, stream) as face:
+        nodes[0].accepts = False
+        nodes[0].cut()
+        assert face.read(stream, 1).body == b"1"
+        assert face.bounds(stream).last == 1
+        assert told(caplog) == 1
+        nodes[0].accepts, asked = True, nodes[0].opened
+        assert [message.body for message in face.iterate(stream)] == [b"0", b"1"]
+        assert nodes[0].opened == asked
+        assert told(caplog) == 1
+
+
+def test_a_reader_goes_on_where_a_node_falls_silent(
+    face_name: str, address: BrokerAddress, nodes: list[Proxy], stream: str
+) -> None:
+    """The call that it did not answer ends in time, and the next one is answered by another node."""
+    with open_face(face_name, address, timeout_s=3.0) as face:
+        assert face.read(stream, 0).body == b"0"
+        nodes[0].mode = "blackhole"
+        with pytest.raises((ReadTimeout, BrokerUnavailable)):
+            face.read(stream, 1)
+        assert until_answered(lambda: face.read(stream, 1)).body == b"1"
+
+
+def test_none_answers(face_name: str, address: BrokerAddress, nodes: list[Proxy], stream: str) -> None:
+    """The error says so; once one is back, the same reader goes on."""
+    with reading(face_name, address, stream) as face:
+        for node in nodes:
+            node.accepts = False
+            node.cut()
+        with pytest.raises(BrokerUnavailable, match="No address answers"):
+            face.read(stream, 1)
+        nodes[1].accepts = True
+        assert until_answered(lambda: face.read(stream, 1)).body == b"1"
+
+
+def told(caplog: pytest.LogCaptureFixture) -> int:
+    """How often it was said that another address is used."""
+    return sum(record.name == "relatum.broker" for record in caplog.records)

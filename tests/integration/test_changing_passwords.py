@@ -1,0 +1,229 @@
+"""Who publishes goes on with a new password; so does what records beside him, whatever his client."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import aio_pika
+import dramatiq
+import kombu
+import pika
+import pytest
+import sqlalchemy as sa
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+
+import relatum
+from relatum.errors import AccessRefused
+from relatum.local import LocalRabbitMQ
+from relatum.publishing._embedded import EmbeddedRecorders
+from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
+from relatum.superstreams import ensure_stream
+from tests.support import broker_connection, unique_name, wait_recorded, wait_until
+from tests.support.rabbitmq_tools import evaluate
+from tests.support.tapped import PASSWORD, add_users, as_user
+
+USER = "rotating"
+
+Publish = Callable[[str], None]
+Renew = Callable[[str], None]
+
+
+@pytest.fixture
+def url(own_broker: LocalRabbitMQ) -> Iterator[str]:
+    """The URL of a user whose password changes."""
+    add_users(own_broker, {USER: (".*", ".*", ".*")})
+    yield as_user(own_broker.broker_url, USER)
+    evaluate(own_broker, f'ok = rabbit_auth_backend_internal:delete_user(<<"{USER}">>, <<"x">>)')
+
+
+@pytest.fixture
+def stream(own_broker: LocalRabbitMQ) -> str:
+    """A new stream."""
+    name = unique_name()
+    ensure_stream(BrokerAddress.of(own_broker.broker_url), name)
+    return name
+
+
+def change_password(server: LocalRabbitMQ, password: str) -> None:
+    """Do as `rabbitmqctl change_password`; the connections of the stream protocol, which are ours, end."""
+    evaluate(server, f'ok = rabbit_auth_backend_internal:change_password(<<"{USER}">>, <<"{password}">>, <<"x">>)')
+    cut(server)
+
+
+def cut(server: LocalRabbitMQ) -> None:
+    """End the connections of the stream protocol."""
+    evaluate(server, "[exit(P, kill) || P <- pg_local:get_members(rabbit_stream_connections)]")
+
+
+@contextmanager
+def by_kombu(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
+    """A connection whose password is a function, as its documentation has it for tokens."""
+    parts, passwords = urlsplit(url), [PASSWORD]
+    place: dict[str, Any] = {"hostname": parts.hostname, "port": parts.port, "userid": USER}
+    with kombu.Connection(**place, password=lambda: passwords[-1]) as connection:
+        relatum.intercept(connection, **options)
+        producer = kombu.Producer(connection)
+        try:
+            yield lambda name: producer.publish("x", routing_key=name, headers={"k": "1"}), passwords.append
+        finally:
+            relatum.release(connection)
+
+
+@contextmanager
+def by_aio_pika(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
+    """A connection that tells the broker its new password, and keeps it for when it reconnects."""
+    with asyncio.Runner() as runner:
+
+        async def connect() -> Any:
+            connection = relatum.intercept(await aio_pika.connect_robust(url), **options)
+            return connection, await connection.channel()
+
+        connection, channel = runner.run(connect())
+
+        async def publish(name: str) -> None:
+            await channel.default_exchange.publish(aio_pika.Message(b"x", headers={"k": "1"}), name)
+
+        yield (
+            lambda name: runner.run(publish(name)),
+            lambda password: runner.run(connection.update_secret(password)) and None,
+        )
+        relatum.release(connection)
+        runner.run(connection.close())
+
+
+@contextmanager
+def by_pika(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
+    """A connection that tells the broker its new password, and keeps it nowhere."""
+    with broker_connection(url) as connection:
+        relatum.intercept(connection, **options)
+        channel = connection.channel()
+        properties = pika.BasicProperties(headers={"k": "1"})
+        yield (
+            lambda name: channel.basic_publish("", name, b"x", properties),
+            lambda password: connection.update_secret(new_secret=password, reason="rotated"),
+        )
+        relatum.release(connection)
+
+
+@contextmanager
+def by_new_connections(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
+    """Who connects anew with each password, and releases nothing."""
+    with ExitStack() as stack:
+
+        def connect(password: str) -> None:
+            opened.append(stack.enter_context(broker_connection(url.replace(PASSWORD, password))))
+            relatum.intercept(opened[-1], **options)
+
+        def renew(password: str) -> None:
+            opened[-1].close()
+            connect(password)
+
+        def publish(name: str) -> None:
+            opened[-1].channel().basic_publish("", name, b"x", pika.BasicProperties(headers={"k": "1"}))
+
+        opened: list[pika.BlockingConnection] = []
+        connect(PASSWORD)
+        yield publish, renew
+        for connection in opened:
+            relatum.release(connection)
+
+
+@contextmanager
+def by_dramatiq(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
+    """A broker whose parameters its owner changes, for the next connection."""
+    parts = urlsplit(url)
+    broker = RabbitmqBroker(
+        host=parts.hostname, port=parts.port, credentials=pika.PlainCredentials(USER, PASSWORD), middleware=[]
+    )
+    relatum.intercept(broker, copy_to=options["streams"][0], **options)
+    actor = dramatiq.actor(lambda: None, actor_name="nothing", broker=broker)
+
+    def renew(password: str) -> None:
+        broker.parameters.credentials = pika.PlainCredentials(USER, password)
+
+    yield lambda name: actor.send() and None, renew
+    relatum.release(broker)
+    broker.close()
+
+
+@pytest.mark.parametrize("client", [by_kombu, by_aio_pika, by_pika, by_new_connections, by_dramatiq])
+def test_the_recorder_goes_on_by_the_new_password(
+    client: Any, own_broker: LocalRabbitMQ, url: str, stream: str, database_url: str, engine: sa.Engine
+) -> None:
+    """What is published after a change is recorded, by the process that publishes it, twice."""
+    options = {"database": database_url, "keys": ["k"], "streams": [stream]}
+    with client(url, **options) as (publish, renew):
+        publish(stream)
+        assert wait_recorded(own_broker.broker_url, engine, stream) == 1
+        for count, password in enumerate(("second", "thi/rd@"), 2):
+            change_password(own_broker, password)
+            renew(password.replace("/", "%2F").replace("@", "%40") if client is by_new_connections else password)
+            publish(stream)
+            assert wait_recorded(own_broker.broker_url, engine, stream) == count
+        assert len(EmbeddedRecorders._used) == 1, "each password has a recorder of its own"
+
+
+def test_a_function_that_fails_hurts_nobody(
+    own_broker: LocalRabbitMQ,
+    url: str,
+    stream: str,
+    database_url: str,
+    engine: sa.Engine,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Who publishes goes on; the recorder says why it does not, without what the function says, and does later."""
+    parts, here, fails = urlsplit(url), threading.current_thread(), [True]
+
+    def password() -> str:
+        if fails and threading.current_thread() is not here:
+            raise LookupError(f"{PASSWORD} may be in here")
+        return PASSWORD
+
+    with kombu.Connection(hostname=parts.hostname, port=parts.port, userid=USER, password=password) as connection:
+        relatum.intercept(connection, database=database_url, streams=[stream])
+        for _ in range(3):
+            kombu.Producer(connection).publish("x", routing_key=stream)
+        said = "The function that says the broker's password raised LookupError"
+        wait_until(lambda: said in caplog.text, what="a line")
+        assert PASSWORD not in caplog.text
+        fails.clear()
+        assert wait_recorded(own_broker.broker_url, engine, stream) == 3
+        relatum.release(connection)
+
+
+@pytest.mark.parametrize("transport", ["stream", "amqp"])
+def test_readers_ask_for_the_password_too(transport: Any, own_broker: LocalRabbitMQ, url: str, stream: str) -> None:
+    """By either protocol, blocking and with asyncio; a loop does not wait for the function."""
+    passwords, beats = [PASSWORD], [0]
+    address = replace(BrokerAddress.of(url), password="wrong", password_now=lambda: passwords[-1])
+
+    def slow() -> str:
+        before = beats[0]
+        wait_until(lambda: beats[0] > before, what="the loop's next turn")
+        return passwords[-1]
+
+    async def read() -> None:
+        async def beat() -> None:
+            while True:
+                beats[0] += 1
+                await asyncio.sleep(0)
+
+        beating = asyncio.create_task(beat())
+        async with await AsyncStreamReader.open(replace(address, password_now=slow), transport=transport) as reader:
+            assert (await reader.bounds(stream)).last is None
+        beating.cancel()
+
+    with StreamReader.open(address, transport=transport) as reader:
+        assert reader.bounds(stream).last is None
+        passwords.append("second")
+        change_password(own_broker, passwords[-1])
+        assert reader.bounds(stream).last is None
+    asyncio.run(read())
+    passwords.append("wrong")
+    with pytest.raises(AccessRefused) as caught:
+        StreamReader.open(address, transport=transport)
+    assert "second" not in str(caught.value)

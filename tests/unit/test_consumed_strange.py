@@ -1,0 +1,143 @@
+"""What is handed to look-ups in place of a message: one clear error, never a message that nobody sent."""
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock, Mock
+
+import aio_pika
+import dramatiq
+import kombu.message
+import pika
+import pytest
+import rstream
+from celery.app.task import Context
+
+from relatum.errors import InvalidInput
+from relatum_consumer.consumed import in_hand
+
+METHOD = pika.spec.Basic.Deliver("tag", 1, False, "", "orders")
+GOT = pika.spec.Basic.GetOk(1, False, "", "orders", 0)
+SECRET = b"card 4711"
+
+
+def lying(stream: Any = "orders", offset: Any = 3, timestamp: Any = 0) -> SimpleNamespace:
+    """What rstream says of where a message lies."""
+    return SimpleNamespace(stream=stream, offset=offset, timestamp=timestamp)
+
+
+def properties(**values: Any) -> pika.BasicProperties:
+    """What pika gives."""
+    return pika.BasicProperties(**values)
+
+
+def of_kombu(**values: Any) -> kombu.message.Message:
+    """What kombu gives."""
+    return kombu.message.Message(**{"body": b"x", "headers": {}, "properties": {}, **values})
+
+
+def itself() -> dict[str, Any]:
+    """A table that holds itself."""
+    table: dict[str, Any] = {}
+    table["x-own"] = table
+    return table
+
+
+STRANGE: dict[str, Any] = {
+    "headers are a text": (METHOD, properties(headers="abc"), SECRET),
+    "headers are a list": (METHOD, properties(headers=[1]), SECRET),
+    "a name is no text": (METHOD, properties(headers={1: 2, b"a": 3}), SECRET),
+    "a table holds itself": (METHOD, properties(headers=itself()), SECRET),
+    "an id is no text": (METHOD, properties(message_id=object()), SECRET),
+    "mocked properties": (METHOD, MagicMock(headers={"order_id": 7}), SECRET),
+    "all mocked": (Mock(), Mock(headers={}), SECRET),
+    "the body is a text": (METHOD, properties(), "card 4711"),
+    "no body": (METHOD, properties(), None),
+    "what a callback gets": (None, METHOD, properties(headers={"card": "4711"}), SECRET),
+    "a list": [METHOD, properties(), SECRET],
+    "rstream: a number": (5, lying()),
+    "rstream: numbers": ([1, 2], lying()),
+    "rstream: a table": ({1: 2}, lying()),
+    "rstream: a text": ("card 4711", lying()),
+    "rstream: nothing": (None, lying()),
+    "rstream: no offset": (SECRET, lying(offset=None)),
+    "rstream: a truth": (SECRET, lying(offset=True)),
+    "rstream: before the first": (SECRET, lying(offset=-1)),
+    "rstream: none can be so far": (SECRET, lying(offset=2**64)),
+    "rstream: no stream": (SECRET, lying(stream="")),
+    "rstream: cannot be encoded": (rstream.AMQPMessage(body=object()), lying()),
+    "kombu: no such encoding": of_kombu(body="ä", content_encoding="nope"),
+    "kombu: a table": of_kombu(body={"card": 4711}),
+    "kombu: a number": of_kombu(body=4711),
+    "celery: odd": Context(id="1", called_directly=False, properties="card 4711"),
+    "dramatiq: no JSON": dramatiq.Message("q", "a", (object(),), {}, {}),
+    "to be sent": aio_pika.Message(SECRET),
+    "a class": kombu.message.Message,
+    "a mock of one": MagicMock(spec=aio_pika.IncomingMessage),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_what_no_client_gives_is_an_error_that_says_what_is_taken(what: str) -> None:
+    """Of one kind, whatever is wrong; it shows nothing of what the message says."""
+    with pytest.raises(InvalidInput, match=r"a message is needed, .*look-ups take .*pika .*AMQP 1\.0") as told:
+        in_hand(STRANGE[what])
+    assert "4711" not in str(told.value)
+
+
+def test_amqp_1_0_that_is_no_message() -> None:
+    """Events without a message or a link, and what cannot be encoded."""
+    proton = pytest.importorskip("proton")
+    kind = type("Event", (SimpleNamespace,), {"__module__": "proton._events"})
+    said = proton.Message(body=b"x", annotations={"x-stream-offset": 7})
+    for wrong in (kind(message=None, link=None), proton.Message(body=object())):
+        with pytest.raises(InvalidInput, match="cannot be read"):
+            in_hand(wrong)
+    link = SimpleNamespace(source=SimpleNamespace(address=None), remote_source=None)
+    assert in_hand(kind(message=said, link=link)).id is None
+    assert in_hand(kind(message=said, link=None)).id is None
+    link.source.address = "/queues/a%2Fb"
+    assert in_hand(kind(message=said, link=link)).id == ("a/b", 7)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether a look-up takes them for the same message, at whatever offset."""
+    is_copy = in_hand(one).is_copy
+    assert is_copy is not None
+    return is_copy(in_hand(other).message)
+
+
+def test_compressed_messages_without_an_id_are_told_apart_by_their_headers() -> None:
+    """Their bodies cannot be: but all that say the same else would be the message itself, and no relation."""
+    packed = {"compression": "application/x-gzip"}
+    one = of_kombu(body=b"\x1f\x8b", headers=packed | {"order_id": "1"}, properties={"type": "order"})
+    assert is_same(one, of_kombu(headers=packed | {"order_id": "1"}, properties={"type": "order"}))
+    assert not is_same(one, of_kombu(headers=packed | {"order_id": "2"}, properties={"type": "order"}))
+    assert not is_same(one, of_kombu(headers=packed | {"order_id": "1"}, properties={"type": "bill"}))
+    assert not is_same(one, (METHOD, properties(type="order"), b""))
+
+
+def test_a_message_that_holds_no_number_is_its_own_copy() -> None:
+    """Such a header equals nothing, not even itself."""
+    given = [(METHOD, properties(headers={"rate": float("nan"), "order_id": 1}), b"x") for _ in range(2)]
+    assert is_same(*given)
+
+
+def test_an_offset_is_not_taken_of_what_basic_get_gave() -> None:
+    """It gives of queues alone: a publisher copied the header from a message that it had consumed of a stream."""
+    headers = {"x-stream-offset": 5}
+    queue, stream = ((method, properties(headers=headers), b"x") for method in (GOT, METHOD))
+    assert is_same(queue, stream)
+    assert not is_same(stream, queue)
+
+
+def test_properties_are_what_the_broker_had() -> None:
+    """aio-pika tells an expiration in seconds; AMQP, and so a recorder, has a text of milliseconds."""
+    fields = dict.fromkeys(("content_type", "content_encoding", "headers", "delivery_mode", "priority"))
+    fields |= dict.fromkeys(("correlation_id", "reply_to", "message_id", "timestamp", "message_type"))
+    fields |= dict.fromkeys(("user_id", "app_id", "cluster_id"))
+    header = SimpleNamespace(properties=SimpleNamespace(expiration="60000", **fields))
+    places = dict.fromkeys(("consumer_tag", "delivery_tag", "exchange", "message_count", "redelivered"))
+    delivered = SimpleNamespace(channel=None, body=b"x", header=header, routing_key=None, delivery=None, **places)
+    message = aio_pika.IncomingMessage(delivered, no_ack=True)  # type: ignore[arg-type]
+    assert message.expiration == 60
+    assert in_hand(message).message.properties.expiration == "60000"

@@ -1,0 +1,244 @@
+"""What an application set for OpenTelemetry may raise, or send in headers, and nothing that a span is of notices it."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import propagate, trace
+from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler
+from opentelemetry.trace import ProxyTracerProvider
+
+from relatum import otel
+from relatum.otel import Description, Part
+from relatum.otel import _guard as guard
+from relatum.reading import Message
+from tests.support.spans import Spans, collected_spans
+from tests.unit.test_otel import described, sent
+
+
+class Broken(Exception):
+    """What the application's code raises."""
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    """Whatever it is asked."""
+    raise Broken("4711")
+
+
+class BrokenSampler(Sampler):
+    """It cannot say."""
+
+    should_sample = broken
+
+    def get_description(self) -> str:
+        """Of the interface."""
+        return "broken"
+
+
+def _with_processor(name: str) -> TracerProvider:
+    processor = SpanProcessor()
+    setattr(processor, name, broken)
+    provider = TracerProvider()
+    provider.add_span_processor(processor)
+    return provider
+
+
+class Tracers(ProxyTracerProvider):
+    """A provider of the application's own, that is no proxy."""
+
+    def __init__(self, get_tracer: Callable[..., Any]) -> None:
+        self.get_tracer = get_tracer  # type: ignore[method-assign]
+
+
+class Whatever:
+    """A tracer, or a span, of which each method raises but those that are given."""
+
+    def __init__(self, **methods: Any) -> None:
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return broken
+
+
+PROVIDERS: dict[str, Callable[[], Any]] = {
+    "sampler": lambda: TracerProvider(sampler=BrokenSampler()),
+    "on_start": lambda: _with_processor("on_start"),
+    "on_end": lambda: _with_processor("on_end"),
+    "get_tracer": lambda: Whatever(),
+    "tracer": lambda: Whatever(get_tracer=lambda *_, **__: Whatever()),
+    "no span": lambda: Whatever(get_tracer=lambda *_, **__: Whatever(start_span=lambda *_, **__: None)),
+    "span": lambda: Whatever(get_tracer=lambda *_, **__: Whatever(start_span=lambda *_, **__: Whatever())),
+    "a text": lambda: "no provider",
+}
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_what_is_done_in_a_span_goes_on_whatever_raises_around_it(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The block runs, once; its own error is the one that leaves it; the log says what went wrong, once."""
+    monkeypatch.setattr(guard, "_told", set())
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", PROVIDERS[name]())
+    for _ in range(3):
+        done = 0
+        with otel.span(Part.LOOKUPS, described) as span:
+            otel.note(Part.LOOKUPS, lambda: {"relatum.more": 2})
+            span.tell(lambda: {"relatum.more": 3})
+            span.link(list)
+            span.failed("expired")
+            done += 1
+        assert done == 1
+        with pytest.raises(KeyError, match="ours"), otel.span(Part.RECORDER, described):
+            raise KeyError("ours")
+        assert otel.carried(Part.MOVES, len)("four") == 4
+    said = [each for each in caplog.records if each.name == "relatum.otel"]
+    assert len(said) <= 3
+    assert all("all else goes on" in each.getMessage() and each.levelno == logging.WARNING for each in said)
+
+
+def test_a_provider_that_cannot_be_loaded_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OTEL_PYTHON_TRACER_PROVIDER names what is not installed: OpenTelemetry raises whenever it is asked."""
+    monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "of-another-machine")
+    with otel.span(Part.LOOKUPS, described) as span:
+        assert span is otel.NO_SPAN
+
+
+def test_a_span_that_could_not_be_made_tells_its_neighbours_nothing() -> None:
+    """What was to be said of it is not said of the application's own span around it, or of another part's."""
+    with collected_spans() as spans:
+        app = spans.provider.get_tracer("app")
+        with app.start_as_current_span("request"), otel.span(Part.LOOKUPS, broken):
+            otel.note(Part.LOOKUPS, lambda: {"relatum.keys": ["a"]})
+        with otel.span(Part.COLLECTOR, described):
+            otel.configure(without=["lookups"])
+            with otel.span(Part.LOOKUPS, described):
+                otel.note(Part.LOOKUPS, lambda: {"relatum.keys": ["a"]})
+        otel.configure()
+        assert not any("relatum.keys" in (each.attributes or {}) for each in spans.all)
+        assert [each.name for each in spans.all] == ["request", "tried"]
+
+
+def test_a_provider_that_is_replaced_or_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is set now has the spans; one that was shut down is no error."""
+    with collected_spans() as first:
+        with otel.span(Part.LOOKUPS, described):
+            pass
+        assert len(first.ours) == 1
+        other = Spans()
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER", other.provider)
+        with otel.span(Part.LOOKUPS, described):
+            pass
+        assert (len(first.ours), len(other.ours)) == (1, 1)
+        other.provider.shutdown()
+        with otel.span(Part.LOOKUPS, described) as span:
+            span.failed("late")
+
+
+def test_parents_that_are_not_sampled_have_no_spans_below_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is anything asked for, that nobody records."""
+    provider = TracerProvider(sampler=ParentBased(ALWAYS_OFF))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    with provider.get_tracer("app").start_as_current_span("request"), otel.span(Part.LOOKUPS, described) as span:
+        span.tell(lambda: pytest.fail("nobody records it"))
+        span.link(lambda: pytest.fail("nobody records it"))
+
+
+def test_spans_of_tasks_and_threads_are_their_own() -> None:
+    """What is noted goes to the span of the task, or thread, that notes it."""
+    names = [f"t{number}" for number in range(20)]
+
+    def noted(name: str) -> None:
+        with otel.span(Part.LOOKUPS, lambda: Description(name)):
+            otel.note(Part.LOOKUPS, lambda: {"own": name})
+
+    async def task(name: str) -> None:
+        with otel.span(Part.LOOKUPS, lambda: Description(name)):
+            await asyncio.sleep(0)
+            otel.note(Part.LOOKUPS, lambda: {"own": name})
+            await asyncio.sleep(0)
+
+    async def tasks() -> None:
+        await asyncio.gather(*map(task, names))
+
+    with collected_spans() as spans:
+        asyncio.run(tasks())
+        threads = [threading.Thread(target=noted, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(90)
+        found = [(each.name, each.attributes["own"]) for each in spans.ours]
+    assert sorted(found) == sorted((name, name) for name in names * 2)
+
+
+def test_a_block_that_another_context_ends_ends_its_span(caplog: pytest.LogCaptureFixture) -> None:
+    """As a generator of tasks that nobody reads on: it is closed by whoever drops it."""
+
+    async def reading() -> Any:
+        with otel.span(Part.LOOKUPS, described):
+            yield 1
+
+    async def scenario() -> None:
+        given = reading()
+        assert await asyncio.create_task(anext(given)) == 1
+        await given.aclose()
+
+    with collected_spans() as spans:
+        asyncio.run(scenario())
+        assert spans.names == ["tried"]
+    assert [each for each in caplog.records if each.name.startswith("relatum")] == []
+
+
+class Choosy(TextMapPropagator):
+    """A propagator that raises for what it does not like, and whose fields are no set."""
+
+    fields = ["traceparent", "odd"]  # type: ignore[assignment]  # noqa: RUF012 - as applications write them
+    inject = broken
+
+    def extract(self, carrier: Any, context: Any = None, getter: Any = None) -> Any:
+        """Of the interface."""
+        if "odd" in carrier:
+            raise Broken(carrier["odd"])
+        return context
+
+
+@pytest.fixture
+def carrier(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Headers of a message that a span has sent; and an application's propagator that raises."""
+    with collected_spans() as spans:
+        carrier: dict[str, Any] = {}
+        with spans.provider.get_tracer("app").start_as_current_span("send"):
+            propagate.inject(carrier)
+        default = propagate.get_global_textmap()
+        monkeypatch.setattr(propagate, "propagator", CompositePropagator([default, Choosy()]))
+        yield carrier
+
+
+HOSTILE: list[dict[str, Any]] = [
+    {"odd": "1"},
+    {"traceparent": "00-" + "f" * 1_000_000},
+    {"traceparent": b"\xff00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"},
+    {"traceparent": ["00"], "tracestate": {"a": 1}},
+    {"traceparent": "ff-" + "0" * 32 + "-" + "0" * 16 + "-00"},
+    {"traceparent": None, "tracestate": "=,=" * 1_000},
+    {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01,00-4bf92f3577b34da6a3ce929d0e0e4736-1-01"},
+]
+
+
+def test_headers_that_a_propagator_does_not_bear_cost_only_their_own_link(carrier: dict[str, Any]) -> None:
+    """Huge ones, of other types, or such as the application's own code fails at: other messages have their links."""
+    messages = [sent(number, headers) for number, headers in enumerate([*HOSTILE, carrier, {"odd": "2"}, carrier])]
+    offsets = [(link.attributes or {})["relatum.offset"] for link in otel.links_of(messages)]
+    assert offsets == [len(HOSTILE), len(HOSTILE) + 2]
+
+
+def test_a_record_that_cannot_be_decoded_has_no_link(carrier: dict[str, Any]) -> None:
+    """One that has the header's name somewhere in bytes that are no message."""
+    junk = [Message.from_record("orders", 1, raw) for raw in (b"traceparent", b"\x00Sttraceparent\xff", b"\x00\x80odd")]
+    assert len(otel.links_of([*junk, sent(2, carrier)])) == 1
