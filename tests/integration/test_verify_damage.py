@@ -268,6 +268,14 @@ DAMAGE: dict[str, tuple[Hurt, set[str]]] = {
         statement("UPDATE relatum.checkpoints SET last_offset = 300 + {n} WHERE {row}", "checkpoints"),
         {"checkpoint_wrong"},
     ),
+    "checkpoint where another one is": (
+        statement(
+            "INSERT INTO relatum.checkpoints (stream_id, last_offset, fingerprint, chunk_ms) "
+            "SELECT stream_id, last_offset, fingerprint # {n}, chunk_ms FROM relatum.checkpoints WHERE {row}",
+            "checkpoints",
+        ),
+        {"checkpoint_wrong"},
+    ),
     "checkpoint doubled": (
         statement("INSERT INTO relatum.checkpoints SELECT * FROM relatum.checkpoints WHERE {row}", "checkpoints"),
         {"checkpoint_duplicate"},

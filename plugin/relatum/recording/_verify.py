@@ -376,13 +376,15 @@ def compare_checkpoints(messages: Sequence[Message], places: Sequence[Position])
     """Checkpoints must tell of messages that are there, each once. None need be there."""
     wanted = {place.offset for place in places}
     lying = {message.offset: position_of(message) for message in messages if message.offset in wanted}
-    before = None
+    right: set[int] = set()
     for place in places:
         found = lying.get(place.offset)
-        kind = "checkpoint_duplicate" if place.offset == before else "checkpoint_wrong"
-        before = place.offset
-        if kind == "checkpoint_duplicate" or found is None or not place.agrees(found.fingerprint, found.chunk_ms):
-            yield Difference(kind, place.offset, table="checkpoints")
+        if found is None or not place.agrees(found.fingerprint, found.chunk_ms):
+            yield Difference("checkpoint_wrong", place.offset, table="checkpoints")
+        elif place.offset in right:
+            yield Difference("checkpoint_duplicate", place.offset, table="checkpoints")
+        else:
+            right.add(place.offset)
 
 
 def verify_strays(engine: sa.Engine) -> list[StreamVerified]:
