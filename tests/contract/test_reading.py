@@ -10,10 +10,11 @@ from relatum.errors import (
     NotAStream,
     OffsetExpired,
     OffsetNotFound,
+    ReadTimeout,
     StreamNotFound,
     StreamUnavailable,
 )
-from relatum.reading import Message, StreamBounds, TimeSource
+from relatum.reading import Message, StreamBounds, StreamReader, TimeSource
 from relatum.reading._operations import ATTACHES_MAX, ROUTE_SINCE
 from tests.contract._faces import Face, open_face
 from tests.support import (
@@ -25,6 +26,7 @@ from tests.support import (
     unique_name,
     wait_until,
 )
+from tests.support._raw_publisher import RawPublisher, uncompressed
 
 IDLE_S = 3.0
 """Seconds in which a message that is there surely comes."""
@@ -149,6 +151,30 @@ class TestBounds:
     def test_of_an_empty_stream(self, face: Face, stream_name: str) -> None:
         """An empty stream has neither first nor last offset."""
         assert face.bounds(stream_name) == StreamBounds(None, None)
+
+    def test_of_a_stream_that_retention_emptied(self, amqp_url: str, stream_url: str) -> None:
+        """What the broker wrote for itself is counted there, and is no message.
+
+        Over AMQP 0.9.1 that cannot be told from a new leader that is slow: an error says both, and never "empty".
+        """
+        name = unique_name("emptied")
+        declare_stream(amqp_url, name, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
+        with RawPublisher(stream_url, name) as publisher:
+            publisher.publish(uncompressed([b"\0\x53\x75\xb0" + (200_000).to_bytes(4) + bytes(200_000)]))
+            publisher.store_offset("somebody", 0)
+        try:
+            with StreamReader.open(stream_url, transport="stream") as reader:
+                wait_until(lambda: reader.bounds(name) == StreamBounds(None, None), what="retention")
+            with broker_connection(amqp_url) as connection:
+                channel = connection.channel()
+                wait_until(lambda: channel.queue_declare(name, passive=True).method.message_count, what="the count")
+            with StreamReader.open(amqp_url, transport="amqp", timeout_s=1.0) as reader:
+                with pytest.raises(ReadTimeout, match=r"counts 1 in it.*retention"):
+                    reader.bounds(name)
+                publish_plain(amqp_url, name, [b"more"])
+                assert reader.bounds(name) == StreamBounds(2, 2)
+        finally:
+            delete_stream(amqp_url, name)
 
     def test_are_those_of_the_first_and_last_message(self, face: Face, amqp_url: str, stream_name: str) -> None:
         """First and last are offsets of messages that can be read."""

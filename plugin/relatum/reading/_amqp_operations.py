@@ -189,9 +189,14 @@ class AmqpOperations:
         # end must not miss it. The count says 0 for a while after a node's start, too, so a second look is longer.
         count = yield from Count(stream)
         yield from Consume(stream, argument, prefetch)
-        if count:
-            return (yield from self._must_come(stream))
-        return (yield from Next(SECOND_LOOK_S))
+        deliveries = yield from Next(self._timeout_s if count else SECOND_LOOK_S)
+        if count and not deliveries:
+            raise ReadTimeout(
+                f"The stream {stream!r} showed nothing for {self._timeout_s:g} s, though RabbitMQ counts {count} in it. "
+                "Either a new leader is slow, or retention dropped every message and what is counted are RabbitMQ's "
+                "own records: then the next message ends it, and reading by the stream protocol tells at once."
+            )
+        return deliveries
 
     def _last(self, stream: str) -> _Steps[int | None]:
         """The last offset: from the last chunk on, until nothing comes, or long enough. None for an empty stream."""
