@@ -174,9 +174,10 @@ class Cluster:
             node.kill()
 
     def await_whole(self) -> None:
-        """Wait until all nodes run and know each other."""
+        """Wait until all nodes run and know each other, and none takes another for lost."""
         names = ", ".join(f"'{self.erlang_name(number)}'" for number in NODES)
         is_whole = "[rpc:call(N, rabbit, is_running, []) andalso length(rpc:call(N, erlang, nodes, [])) == 2"
+        is_whole += " andalso rpc:call(N, rabbit_node_monitor, partitions, []) == []"
         is_whole += f" || N <- [{names}]] == [true, true, true]"
 
         def whole() -> bool:
@@ -257,6 +258,19 @@ class Cluster:
             return self.leader_of(stream) == number
 
         wait_until(moved, SETTLE_S, what=f"node {number} as the leader of {stream}")
+
+    def lead_coordinator(self, number: int) -> None:
+        """Make a node the leader of the coordinator of all streams. All nodes must run."""
+        node, name = self.nodes[number], f"{{rabbit_stream_coordinator, '{self.erlang_name(number)}'}}"
+
+        def leads() -> bool:
+            leader = node.eval(f"element(3, ra:members({name}))").replace(" ", "")
+            if leader == name.replace(" ", ""):
+                return True
+            node.eval(f"ra:transfer_leadership({leader}, {name})")
+            return False
+
+        wait_until(leads, SETTLE_S, what=f"node {number} as the leader of the coordinator", every_s=0.2)
 
     def _await_places(self, stream: str, *, replicas: int) -> None:
         def is_there() -> bool:

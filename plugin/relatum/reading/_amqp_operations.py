@@ -192,8 +192,8 @@ class AmqpOperations:
         deliveries = yield from Next(self._timeout_s if count else SECOND_LOOK_S)
         if count and not deliveries:
             raise ReadTimeout(
-                f"The stream {stream!r} showed nothing for {self._timeout_s:g} s, though RabbitMQ counts {count} in it. "
-                "Either a new leader is slow, or retention dropped every message and what is counted are RabbitMQ's "
+                f"The stream {stream!r} showed nothing for {self._timeout_s:g} s, though RabbitMQ counts {count} in it."
+                " Either a new leader is slow, or retention dropped every message and what is counted are RabbitMQ's "
                 "own records: then the next message ends it, and reading by the stream protocol tells at once."
             )
         return deliveries
