@@ -117,6 +117,7 @@ class Relations(Holdings):
         Raises:
             KeyNotDefined: no key of that name is defined.
             NothingRecorded: as for `related`.
+            InvalidKeyDefinition: a list for a key of one value, or not as many values as a composite key has parts.
             InvalidRelationshipKey: no message can carry that value.
             StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
             InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
