@@ -15,7 +15,7 @@ from relatum.errors import AccessRefused, Conflict, InvalidInput, NotAStream, No
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader
 from relatum.recording import verify
-from relatum.superstreams import StreamOptions
+from relatum.superstreams import StreamOptions, declare_super_stream, describe_super_stream
 from relatum.tapping import defined_taps, tap, untap
 from relatum_consumer import Relations, Status
 from tests.support import broker_connection, recording, unique_name, wait_recorded, wait_until
@@ -205,10 +205,11 @@ def test_many_exchanges_go_into_one_stream(
 def test_what_cannot_be_tapped_is_one_error_and_makes_nothing(
     url: str, connection: BlockingConnection, channel: BlockingChannel, database_url: str
 ) -> None:
-    """No such exchange, one that shares messages out, a direct one without keys, a stream's name that is a queue's."""
+    """No such exchange, one that shares messages out, a super stream's, a direct one without keys, a queue's name."""
     there, direct, headers = (exchange_of(channel, kind) for kind in ("topic", "direct", "headers"))
     hashing = exchange_of(channel, "x-consistent-hash")
-    stream = unique_name()
+    stream, partitioned = unique_name(), unique_name()
+    declare_super_stream(url, partitioned, 2)
     cases: list[tuple[Any, dict[str, Any], type[RelatumError], str]] = [
         ([there, "nowhere"], {}, NotFound, "no exchange 'nowhere'"),
         ([there, hashing], {"binding_keys": ["1"]}, InvalidInput, "would take messages from the others"),
@@ -222,6 +223,7 @@ def test_what_cannot_be_tapped_is_one_error_and_makes_nothing(
         (headers, {"arguments": {"half": "\ud83d"}}, InvalidInput, "surrogate"),
         (headers, {"arguments": {"x-match": "most"}}, InvalidInput, "x-match"),
         (there, {"binding_keys": "a.b"}, InvalidInput, "list of names"),
+        (partitioned, {"binding_keys": ["0"]}, InvalidInput, "a super stream's partitions"),
     ]
     for exchanges, options, error, words in cases:
         with pytest.raises(error, match=words):
@@ -234,6 +236,7 @@ def test_what_cannot_be_tapped_is_one_error_and_makes_nothing(
         tap(url, database_url, long)
     assert not is_queue(connection, stream)
     assert defined_taps(database_url) == []
+    assert len(describe_super_stream(url, partitioned)) == 2
 
 
 def test_messages_without_a_routing_key_can_be_named(

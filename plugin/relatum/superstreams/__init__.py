@@ -10,7 +10,7 @@ from relatum.superstreams._admin import (
 )
 from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
 from relatum.superstreams._connections import address_of, blocking_connection, note_secret, vhost_of
-from relatum.superstreams._description import exchange_exists, queue_exists
+from relatum.superstreams._description import bound_streams, exchange_exists, queue_exists
 from relatum.superstreams._handle import AffinityHandle
 from relatum.superstreams._layout import Layout, Partition, checked_stream_name
 from relatum.superstreams._protocol import Outgoing, Target, TargetExchange, channel_of
@@ -37,6 +37,7 @@ __all__ = [
     "address_of",
     "balance_of",
     "blocking_connection",
+    "bound_streams",
     "channel_of",
     "checked_stream_name",
     "declare_stream",

@@ -14,6 +14,7 @@ from relatum.errors import (
     SuperStreamConflict,
     SuperStreamNotFound,
 )
+from relatum.headers import NAME_BYTES_MAX
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.superstreams._connections import TIMEOUT_S, blocking_connection
 from relatum.superstreams._layout import Layout, checked_stream_name
@@ -111,6 +112,18 @@ def exchange_exists(connection: BlockingConnection, name: str) -> bool:
 def queue_exists(connection: BlockingConnection, name: str) -> bool:
     """Whether there is a queue or stream of that name."""
     return _exists(connection, lambda channel: channel.queue_declare(name, passive=True))
+
+
+def bound_streams(connection: BlockingConnection, address: BrokerAddress, exchange: str) -> list[str]:
+    """Streams that are bound to an exchange: by AMQP alone, the one that a super stream's first partition would be.
+
+    Raises: as `described`, where the stream protocol was said to be somewhere.
+    """
+    with stream_reader(address) as reader:
+        if reader is not None:
+            return reader.bound(exchange)
+    first = f"{exchange}-0"
+    return [first] if len(first.encode()) <= NAME_BYTES_MAX and queue_exists(connection, first) else []
 
 
 def _exists(connection: BlockingConnection, ask: Any) -> bool:

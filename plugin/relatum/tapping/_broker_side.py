@@ -26,7 +26,7 @@ _PRECONDITION_FAILED: Final = 406
 _TYPE: Final = re.compile(r"inequivalent arg 'type'.* but current is '+([^']+)'")
 """Names with a hyphen come in two pairs of quotes."""
 
-SHARING: Final = frozenset({"x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random"})
+SHARING: Final = frozenset({"x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random", "x-super-stream"})
 """Types of exchanges that give each message to one of what is bound: a stream there would take messages from others."""
 
 

@@ -18,6 +18,7 @@ from relatum.superstreams import (
     KEPT,
     StreamOptions,
     blocking_connection,
+    bound_streams,
     checked_stream_name,
     declare_stream,
     stream_exists,
@@ -85,9 +86,32 @@ def tap(
             broker_side.check_exchange(connection, exchange)
             kind = broker_side.kind_of(connection, exchange)
             into = stream or checked_stream_name(f"tap.{exchange}", "A stream's name, to be given by --stream,")
+            if kind in ("direct", None):
+                _check_no_super_stream(engine, connection, address, exchange, into)
             for key, of_binding in _bindings(exchange, kind, keys, given):
                 wanted.append(Tap(exchange, kind, into, key, of_binding))
         return _tapped(engine, address, connection, wanted, options, broker_side.bind, broker_side.unbind)
+
+
+def _check_no_super_stream(
+    engine: sa.Engine, connection: BlockingConnection, address: BrokerAddress, exchange: str, into: str
+) -> None:
+    """See that no stream of others is bound to an exchange that may be a super stream's.
+
+    Clients ask the broker for the streams that are bound, take them all for partitions, and hash over their number:
+    with a tap among them, keys would go to other partitions than before, and consumers would get messages twice.
+
+    Raises:
+        InvalidInput: there is one; nothing was made.
+    """
+    ours = {each.stream for each in stored(engine, address.vhost).values() if each.exchange == exchange}
+    theirs = [name for name in bound_streams(connection, address, exchange) if name not in {into, *ours}]
+    if theirs:
+        raise InvalidInput(
+            f"Stream {theirs[0]!r} is bound to exchange {exchange!r}, as a super stream's partitions are: its clients "
+            "would take a tap for a partition more. Its messages are in streams already: relatum record "
+            f"{exchange}; nothing was made."
+        )
 
 
 def tap_firehose(
