@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from relatum.errors import ConfigurationError
-from relatum_consumer.web import WebOptions, hash_password
+from relatum_consumer.web import WebOptions, _access, hash_password
 from relatum_consumer.web._limits import Bucket
 from tests.support.web import Asking, asking
 
@@ -154,6 +154,47 @@ def test_a_made_up_session_is_none(hashed: str, cookie: str) -> None:
     with page(password_hash=hashed) as page_:
         headers = {"Cookie": b"relatum_session=" + cookie.encode()}
         assert page_.get("/api/openapi.json", headers=headers).status_code == 401
+
+
+def session(page_: Asking) -> dict[str, str]:
+    """A new login, as the header that has its cookie."""
+    return {"Cookie": page_.post("/login", data={"password": PASSWORD}).headers["Set-Cookie"].partition(";")[0]}
+
+
+@pytest.mark.parametrize(("remembered", "status_of_others"), [(10_000, 404), (0, 401)])
+def test_who_logs_out_is_out(
+    hashed: str, monkeypatch: pytest.MonkeyPatch, remembered: int, status_of_others: int
+) -> None:
+    """The cookie is worth nothing afterwards, whoever kept it; another login stays while logouts are remembered."""
+    monkeypatch.setattr(_access, "_ENDED_MAX", remembered)
+    with page(password_hash=hashed, root_path="/r") as page_:
+        mine, other = session(page_), session(page_)
+        shown = page_.get("/nothing", headers=mine)
+        assert (shown.status_code, shown.headers["Cache-Control"]) == (404, "no-store")
+        assert 'action="/r/logout"' in shown.text
+        assert page_.get("/logout", headers=mine).status_code == 405
+        assert page_.post("/logout", headers=mine | {"Origin": "https://evil.example"}).status_code == 403
+        assert page_.get("/nothing", headers=mine).status_code == 404
+        out = page_.post("/logout", headers=mine)
+        assert (out.status_code, out.headers["Cache-Control"]) == (200, "no-store")
+        assert "You are logged out." in out.text
+        assert "/r/logout" not in out.text
+        assert all(each in out.headers["Set-Cookie"] for each in ('relatum_session="";', "Max-Age=0", "Path=/r/"))
+        assert page_.get("/nothing", headers=mine).status_code == 401
+        assert page_.get("/api/openapi.json", headers=mine).status_code == 401
+        assert page_.post("/logout", headers=mine).status_code == 200
+        assert page_.get("/nothing", headers=other).status_code == status_of_others
+        assert page_.get("/nothing", headers=session(page_)).status_code == 404
+
+
+def test_who_has_no_session_is_not_offered_to_leave_it(hashed: str) -> None:
+    """Where anybody may look, where a proxy says who asks, and before a login."""
+    by_proxy: dict[str, Any] = {"trust_header": "X-User", "trusted_proxies": ("10.0.0.0/8",), "host": "0.0.0.0"}
+    for options in ({}, {"password_hash": hashed}, by_proxy, by_proxy | {"password_hash": hashed}):
+        with page(("10.1.2.3", 1), **options) as page_:
+            assert "/logout" not in page_.get("/nothing", headers={"X-User": "ann"}).text
+    with page() as page_:
+        assert page_.post("/logout").status_code == 404
 
 
 def test_scripts_log_in_by_basic(hashed: str) -> None:

@@ -19,7 +19,7 @@ from relatum.following import FollowerOptions
 from relatum.reading import BrokerAddress
 from relatum.store import make_engine
 from relatum_consumer.web import WebServer, _access, _server, hash_password
-from relatum_consumer.web._live import _intake, _seen
+from relatum_consumer.web._live import _events, _intake, _seen
 from tests.support import (
     LIMIT_S,
     declare_stream,
@@ -297,6 +297,19 @@ def test_a_login_that_ends_ends_what_is_told(
         looks.join()
         assert looks.told("end") == [{"why": "renew"}]
         assert Looking(server.url, cookies=dict(login.cookies)).status == 401
+
+
+def test_a_logout_ends_what_is_told(lively: World, recorded: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another tab, too."""
+    monkeypatch.setattr(_events, "BEAT_S", 0.1)
+    with WebServer(lively.page(port=0, password_hash=hash_password("right horse"))) as server:
+        cookies = dict(httpx.post(f"{server.url}login", data={"password": "right horse"}).cookies)
+        looks = Looking(server.url, cookies=cookies)
+        assert looks.status == 200
+        assert httpx.post(f"{server.url}logout", cookies=cookies).status_code == 200
+        looks.join()
+        assert looks.told("end") == [{"why": "renew"}]
+        assert Looking(server.url, cookies=cookies).status == 401
 
 
 def test_broker_and_database_may_go_away(lively: World, amqp_url: str, stream: str, recorded: sa.Engine) -> None:

@@ -7,6 +7,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import parse_qs
@@ -23,7 +24,7 @@ from relatum_consumer.web._links import FOR_PROGRAMS, Links
 from relatum_consumer.web._options import WebOptions
 from relatum_consumer.web._passwords import is_password
 from relatum_consumer.web._problems import Problem
-from relatum_consumer.web._rendering import Rendering
+from relatum_consumer.web._rendering import HAS_SESSION, Rendering
 
 COOKIE: Final = "relatum_session"
 
@@ -43,13 +44,16 @@ _FORM_S: Final = 10.0
 _HASHED_AT_ONCE: Final = 2
 """Passwords compared at the same time: each takes 16 MiB and a processor."""
 
+_ENDED_MAX: Final = 10_000
+"""Sessions that were logged out of and are remembered; one more ends all there are, so that none comes back."""
+
 _OPEN: Final = ("/static/", "/login")
 
 
 class Access:
     """Lets through who may see the page, and asks others to log in.
 
-    Sessions are cookies signed by a secret of this process: they end with it.
+    Sessions are cookies signed by a secret of this process: they end with it, or by a logout, which it remembers.
     """
 
     def __init__(
@@ -62,6 +66,8 @@ class Access:
         self._rendering = rendering
         self._secret = secrets.token_bytes(32)
         self._proxies = Proxies(options)
+        # Until when they would have held.
+        self._ended: dict[str, int] = {}
         self._wrong: dict[str, Bucket] = {}
         self._hashing = anyio.CapacityLimiter(_HASHED_AT_ONCE)
         # The digest of a password that was right: scripts send theirs with each request.
@@ -76,11 +82,18 @@ class Access:
         if scope["path"] == "/login":
             response = await self._login(Request(scope, receive))
             await response(scope, receive, send)
+        elif scope["path"] == "/logout" and self._options.password_hash is not None:
+            await self._logout(scope)(scope, receive, send)
         elif who is None and not scope["path"].startswith(_OPEN):
             await self._ask(scope)(scope, receive, send)
         else:
-            scope.setdefault("state", {})["who"] = who or "-"
-            await self._app(scope, receive, send)
+            state = scope.setdefault("state", {})
+            state["who"] = who or "-"
+            token = HAS_SESSION.set("session_until" in state)
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                HAS_SESSION.reset(token)
 
     @property
     def _is_open(self) -> bool:
@@ -94,10 +107,12 @@ class Access:
             return named
         if self._options.password_hash is None:
             return None
-        until = self._session_until(headers.get("cookie", ""))
-        if until is not None:
-            scope.setdefault("state", {})["session_until"] = until
-        return "password" if until is not None or await self._has_password(scope, headers) else None
+        cookies = headers.get("cookie", "")
+        has_session = self._session_until(cookies) > 0
+        if has_session:
+            # Asked again by what goes on: a logout ends that, too.
+            scope.setdefault("state", {})["session_until"] = partial(self._session_until, cookies)
+        return "password" if has_session or await self._has_password(scope, headers) else None
 
     # --- the cookie ---------------------------------------------------------------------------------------
 
@@ -108,17 +123,41 @@ class Access:
     def _sign(self, body: str) -> str:
         return hmac.new(self._secret, body.encode("latin-1"), hashlib.sha256).hexdigest()
 
-    def _session_until(self, cookies: str) -> int | None:
-        """Until when a session holds, in seconds since 1970; None where there is none."""
+    def _session_until(self, cookies: str) -> int:
+        """Until when a session holds, in seconds since 1970; 0 where there is none."""
+        body = self._signed(cookies)
+        until = int(body.partition(".")[0]) if body and body not in self._ended else 0
+        return until if until > time.time() else 0
+
+    def _signed(self, cookies: str) -> str:
+        """What this process signed; empty where that is nothing."""
         try:
             morsel = SimpleCookie(cookies).get(COOKIE)
         except CookieError:
-            return None
+            return ""
         body, _, signature = (morsel.value if morsel else "").rpartition(".")
         if not hmac.compare_digest(signature.encode("latin-1", "replace"), self._sign(body).encode()):
-            return None
-        until = int(body.partition(".")[0])
-        return until if until > time.time() else None
+            return ""
+        return body
+
+    def _logout(self, scope: Scope) -> Response:
+        if scope["method"] != "POST":
+            problem = Problem(405, "method_not_allowed", "one logs out by POST", "", {"Allow": "POST"})
+            return self._rendering.problem(problem, scope)
+        cookies = Headers(scope=scope).get("cookie", "")
+        if until := self._session_until(cookies):
+            self._end(self._signed(cookies), until)
+        response = self._form({}, done="You are logged out.")
+        response.delete_cookie(
+            COOKIE, f"{self._links.root_path}/", secure=self._options.is_https, httponly=True, samesite="strict"
+        )
+        return response
+
+    def _end(self, body: str, until: int) -> None:
+        now = time.time()
+        self._ended = {each: end for each, end in self._ended.items() if end > now} | {body: until}
+        if len(self._ended) > _ENDED_MAX:
+            self._secret, self._ended = secrets.token_bytes(32), {}
 
     # --- the password -------------------------------------------------------------------------------------
 
@@ -179,8 +218,9 @@ class Access:
         )
         return response
 
-    def _form(self, form: Mapping[str, str], said: str = "", status: int = 200) -> Response:
-        return self._rendering.page("login.html", {"said": said, "next": form.get("next", "")}, status=status)
+    def _form(self, form: Mapping[str, str], said: str = "", status: int = 200, *, done: str = "") -> Response:
+        values = {"said": said, "done": done, "next": form.get("next", "")}
+        return self._rendering.page("login.html", values, status=status)
 
     def _ask(self, scope: Scope) -> Response:
         problem = Problem(401, "login_needed", "nobody is logged in", "Log in with the password, or ask by the proxy.")
@@ -195,7 +235,7 @@ class Access:
             return self._rendering.problem(refused, scope)
         query = scope["query_string"].decode("latin-1")
         goal = f"{self._links.root_path}{scope['path']}{'?' if query else ''}{query}"
-        return self._rendering.page("login.html", {"said": "", "next": goal[: _FORM_BYTES_MAX // 2]}, status=401)
+        return self._form({"next": goal[: _FORM_BYTES_MAX // 2]}, status=401)
 
 
 def _password_of(kind: str, given: str) -> str | None:

@@ -76,7 +76,7 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
     """
     static = static_files()
     links = Links(options.root_path, version_of(static))
-    rendering = Rendering(links, has_login=options.password_hash is not None)
+    rendering = Rendering(links)
     over_http = _over_http() if options.mcp else None
 
     @asynccontextmanager

@@ -4,6 +4,7 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -20,6 +21,9 @@ from relatum_consumer.web._problems import Problem
 from relatum_consumer.web._spans import span_text
 
 TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+HAS_SESSION: Final = ContextVar("HAS_SESSION", default=False)
+"""Whether who asks has logged in by the form, and can log out: each page says so at its top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,9 @@ class Rendering:
 
     Args:
         links: The paths of the page.
-        has_login: Whether there is a password to log in by.
     """
 
-    def __init__(self, links: Links, *, has_login: bool = False) -> None:
+    def __init__(self, links: Links) -> None:
         self._links = links
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(str(files(__package__).joinpath("templates"))),
@@ -62,7 +65,7 @@ class Rendering:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.globals |= {"links": links, "has_login": has_login}
+        self._environment.globals |= {"links": links}
         self._environment.filters |= {
             "count": lambda value: f"{value:,}",
             "size": size_text,
@@ -76,7 +79,9 @@ class Rendering:
         self, template: str, values: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> Response:
         """An answer of HTML."""
-        text = self._environment.get_template(template).render({"problem": None, "page": "", **values})
+        text = self._environment.get_template(template).render(
+            {"problem": None, "page": "", "has_session": HAS_SESSION.get(), **values}
+        )
         return Response(text, status, dict(headers or {}), "text/html; charset=utf-8")
 
     def problem(self, problem: Problem, scope: Scope) -> Response:

@@ -1,7 +1,7 @@
 """The live view as server-sent events: the answer that goes on."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -32,7 +32,7 @@ _HEADERS: Final = {"X-Accel-Buffering": "no"}
 class _Events(StreamingResponse):
     """The events of one client, who is let go whatever ends them."""
 
-    def __init__(self, live: Live, client: Client, until: float) -> None:
+    def __init__(self, live: Live, client: Client, until: Callable[[], float]) -> None:
         super().__init__(_told(client, until), headers=_HEADERS, media_type="text/event-stream")
         self._live = live
         self._client = client
@@ -46,15 +46,17 @@ class _Events(StreamingResponse):
             self._live.leave(self._client)
 
 
-async def _told(client: Client, until: float) -> AsyncIterator[bytes]:
-    """What a client is told, until it is to end."""
+async def _told(client: Client, until: Callable[[], float]) -> AsyncIterator[bytes]:
+    """What a client is told, until it is to end: which can be sooner than it was, by a logout."""
     yield f"retry: {RETRY_MS}\n\n".encode()
     while not client.end:
-        left_s = until - time.time()
+        left_s = until() - time.time()
         if left_s <= 0:
             client.stop("renew")
             break
-        yield await client.take(min(BEAT_S, left_s))
+        told = await client.take(min(BEAT_S, left_s))
+        if until() > time.time():
+            yield told
     yield event("end", f'{{"why":"{client.end}"}}')
 
 
@@ -73,6 +75,7 @@ def events_of(rendering: Rendering) -> Handler:
         except Exception as error:  # noqa: BLE001
             return rendering.problem(problem_met(error), request.scope)
         until = time.time() + LIFE_S
-        return _Events(live, client, min(until, request.scope["state"].get("session_until", until)))
+        session_until = request.scope["state"].get("session_until", lambda: until)
+        return _Events(live, client, lambda: min(until, session_until()))
 
     return handle
