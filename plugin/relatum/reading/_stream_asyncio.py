@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from relatum.errors import (
@@ -34,7 +35,7 @@ from relatum.reading._leading import (
 from relatum.reading._many import LANES_MAX, ExchangeOn, ManyReader, ManyRequest, Settle, Take
 from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
-from relatum.reading._operations import BOUNDS_AT_ONCE, BOUNDS_OF_LANE, StreamOperations
+from relatum.reading._operations import BOUNDS_AT_ONCE, BOUNDS_OF_LANE, RECOVERING_S, StreamOperations
 from relatum.reading._scan import Scan, Watch, batches_of
 from relatum.reading._stream_errors import is_inside, not_there, proven_not_there
 from relatum.reading._time import check_time
@@ -176,7 +177,12 @@ class AsyncStreams(AsyncStreamNodes):
 
     async def partitions(self, super_stream: str) -> list[str]:
         with lost_questions.once(self._address, super_stream):
-            return await self._ask(lambda operations: operations.partitions(super_stream))
+            found, may_lack = await self._ask(lambda operations: operations.partitions(super_stream))
+            while may_lack:
+                await asyncio.sleep(left_s(RECOVERING_S))
+                ask = partial(StreamOperations.partitions, super_stream=super_stream, before=found)
+                found, may_lack = await self._ask(ask)
+            return found
 
     async def routes(self, exchange: str, routing_key: str) -> list[str] | None:
         with lost_questions.once(self._address, exchange):

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from relatum.errors import (
@@ -31,7 +32,7 @@ from relatum.reading._leading import (
 from relatum.reading._many import LANES_MAX, ExchangeOn, ManyReader, ManyRequest, Settle, Take
 from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
-from relatum.reading._operations import BOUNDS_AT_ONCE, BOUNDS_OF_LANE, StreamOperations
+from relatum.reading._operations import BOUNDS_AT_ONCE, BOUNDS_OF_LANE, RECOVERING_S, StreamOperations
 from relatum.reading._scan import Scan, Watch, batches_of
 from relatum.reading._socket import SocketConnection
 from relatum.reading._stream_errors import is_inside, not_there, proven_not_there
@@ -166,7 +167,12 @@ class Streams(StreamNodes):
 
     def partitions(self, super_stream: str) -> list[str]:
         with lost_questions.once(self._address, super_stream):
-            return self._ask(lambda operations: operations.partitions(super_stream))
+            found, may_lack = self._ask(lambda operations: operations.partitions(super_stream))
+            while may_lack:
+                time.sleep(left_s(RECOVERING_S))
+                ask = partial(StreamOperations.partitions, super_stream=super_stream, before=found)
+                found, may_lack = self._ask(ask)
+            return found
 
     def routes(self, exchange: str, routing_key: str) -> list[str] | None:
         with lost_questions.once(self._address, exchange):
