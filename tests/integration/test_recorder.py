@@ -1,5 +1,6 @@
 """Recording real streams into a real database."""
 
+import logging
 import re
 import threading
 import time
@@ -68,6 +69,16 @@ def test_a_stop_commits_what_was_read_and_a_start_goes_on_there(
         publish_plain(amqp_url, stream_name, orders(5, start))
         record(amqp_url, engine, stream_name, keys=["order_id"])
     assert len(rows_of(engine, stream_name)) == 15
+
+
+def test_a_stop_right_after_the_start_is_no_outage(
+    amqp_url: str, engine: sa.Engine, stream_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is said to wait, or to be tried again: what was asked when the stop came is just left."""
+    for _ in range(10):
+        with recording(amqp_url, engine, stream_name):
+            wait_until(lambda: any(each.name == "relatum-keeper" for each in threading.enumerate()), what="its threads")
+    assert not [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 def test_what_is_derived_can_be_emptied_and_filled_again(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
