@@ -23,6 +23,7 @@ from relatum.errors import (
     InvalidGroup,
     InvalidInput,
     KeyNotDefined,
+    NothingRecorded,
     OffsetExpired,
     StreamNotFound,
 )
@@ -228,6 +229,19 @@ def test_a_position_says_which_streams_it_holds_for(
     assert group.position is not None
     assert (len(group), group.position.holds_for("", unknown)) == (2, True)
     assert not relations.group_position(group_id(1), streams=known, complete=False).is_proven
+
+
+def test_where_no_stream_is_recorded_a_group_s_position_is_not_known(
+    amqp_url: str, engine: sa.Engine, stream_name: str, relations: Relations
+) -> None:
+    """Nobody named a stream, and the database knows none: a group that begins is not told from one that nobody sees."""
+    add_keys(engine, KEYS)
+    publish_plain(amqp_url, stream_name, [of_group(1, 1)])
+    for ask in (relations.group_position, relations.group):
+        for complete in (True, False):
+            with pytest.raises(NothingRecorded):
+                ask(group_id(1), complete=complete)
+    assert relations.group_position(group_id(1), streams=stream_name).seen == 1
 
 
 def test_streams_that_are_long_gone_cost_a_look_at_all_recorded_ones_nothing(
