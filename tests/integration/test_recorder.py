@@ -23,7 +23,17 @@ from relatum.recording._embedded import DRAIN_S
 from relatum.recording._extract import Extractor
 from relatum.recording._losing import is_same
 from relatum.recording._ranges import gaps
-from relatum.store import NewTail, add_keys, coverage_of, current_stream, ensure_stream, open_tail, remove_key, tail_of
+from relatum.store import (
+    NewTail,
+    add_keys,
+    coverage_of,
+    current_stream,
+    ensure_stream,
+    merged,
+    open_tail,
+    remove_key,
+    tail_of,
+)
 from relatum_consumer import Relations
 from tests.support import (
     broker_connection,
@@ -356,10 +366,11 @@ def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(amqp_url: s
         (seen,) = status(amqp_url, engine, [name])
         assert seen.first is not None
         assert seen.first > 10
-        ((start, end),) = seen.holes
-        assert start == 10 < end <= seen.first, "4.x drops more a moment later"
+        # 4.x drops a segment more a moment later: before the second recorder's end, or after it.
+        ((start, end),) = merged(seen.holes)
+        assert start == 10 < end <= seen.first
         assert lost == [0, end - start], "none at first; the second recorder found them when it began"
-        assert [event.kind for event in seen.events] == ["hole"]
+        assert {event.kind for event in seen.events} == {"hole"}
         assert prune(amqp_url, engine, [name]).rows[name] > 0
         assert min(offset for _, _, offset in rows_of(engine, name)) >= seen.first
         assert verify(amqp_url, engine, [name]).ok
