@@ -29,6 +29,7 @@ from relatum.errors import (
 )
 from relatum.keys import moment
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, GroupStatus
+from relatum.reading import StreamReader
 from relatum.recording import prune
 from relatum.store import add_keys, ensure_stream
 from relatum_consumer import AsyncRelations, Relations, Status, explaining
@@ -559,6 +560,9 @@ def test_large_messages_of_groups_that_lie_mixed_are_read_once(
     messages = shuffled([message for number in range(count) for message in whole_group(number, size)], 5)
     # Without waiting for confirms: many messages come to lie in one chunk.
     publish_plain(amqp_url, streams[0], [(body, headers) for _, headers in messages], confirm=False)
+    with StreamReader.open(amqp_url) as reader:
+        # What is not recorded is read for its members first. Of an empty stream the last is None.
+        wait_until(lambda: (reader.bounds(streams[0]).last or 0) >= len(messages) - 1, what="all in the stream")
     record(streams[0])
     with Proxy.to(stream_url) as proxy:
         through = proxy.url(stream_url)
