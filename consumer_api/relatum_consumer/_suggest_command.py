@@ -35,7 +35,8 @@ def suggest(
     together. The database is only needed for `--apply`. `--json` prints one document: the list.
     """
     with StreamReader.open(servers.address) as reader:
-        found = suggested([sample(reader, stream, messages) for stream in dict.fromkeys(streams)])[:limit]
+        samples = [sample(reader, stream, messages) for stream in dict.fromkeys(streams)]
+    found = suggested(samples)[:limit]
     related = [each.definition for each in found if not each.is_unique]
     stored = []
     if apply and related:
@@ -44,9 +45,13 @@ def suggest(
     if as_json:
         print_json([_document(each) for each in found])
         return
-    if not found:
+    empty = [each.stream for each in samples if not each.messages]
+    if empty:
+        console.print(f"No message is in {', '.join(empty)} yet.", markup=False, soft_wrap=True)
+    if not found and len(empty) < len(samples):
         console.print("Nothing there tells messages apart. Define what you know:")
         console.print("relatum keys add NAME --source header:NAME, or 'body:$.NAME'.")
+    if not found:
         return
     console.print(_table(found))
     if stored:

@@ -89,6 +89,18 @@ def test_a_lookup_by_a_new_key_names_it(
     assert relations.find("order_id", 99).new_keys == ()
 
 
+def test_a_trace_that_found_something_does_not_say_that_this_is_all(
+    amqp_url: str, relations: Relations, streams: list[str]
+) -> None:
+    """Where a stream is not recorded to its end there may be more, though the only hop found something."""
+    assert relations.trace(("order_id", 3)).status is Status.FOUND
+    publish_plain(amqp_url, streams[2], [(b"", {"order_id": 3})])
+    trace = relations.trace(("order_id", 3))
+    assert ([step.status for step in trace.steps], len(trace)) == ([Status.FOUND], 2)
+    assert (trace.status, trace.unattended) == (Status.NOT_RECORDED_YET, (streams[2],))
+    assert len(relations.trace(("order_id", 3), complete=True)) == 3
+
+
 def test_the_commands_name_one_cure_and_it_cures(relatum: Relatum, relations: Relations, streams: list[str]) -> None:
     """`keys add`, `find` and `trace` end with the same command, which needs no stream's name."""
     said = relatum.ok("keys", "add", "customer")

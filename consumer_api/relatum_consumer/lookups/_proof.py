@@ -132,6 +132,15 @@ class Evidence:
                 message = f"the stream {stream!r} was begun anew, or forgotten, while it was asked about: repeat it"
                 raise StreamReplaced(message, stream=stream)
 
+    def is_open(self, required: Collection[int] | None = None) -> bool:
+        """Whether something is not recorded for one of the keys required, or for any key of which it is the evidence.
+
+        A new key that is not required leaves an answer as it is without it, and has to be named beside it.
+        """
+        if required is None:
+            return bool(self.uncovered)
+        return bool(self.behind or self.new_keys.keys() & set(required))
+
     def status(
         self,
         *,
@@ -141,18 +150,11 @@ class Evidence:
         is_whole: bool,
         required: Collection[int] | None = None,
     ) -> Status:
-        """What an answer may say; the rule is told where this module begins.
-
-        `required`: The keys for which all must be recorded. A new key that is not among them leaves the answer as it
-        is without it, and has to be named beside it. None: all.
-        """
-        is_open = bool(self.uncovered)
-        if required is not None:
-            is_open = bool(self.behind or self.new_keys.keys() & set(required))
+        """What an answer may say; the rule is told where this module begins, and `required` in `is_open`."""
         is_proven = is_whole and not (was_read and (self.unproven or self.left_out))
         if is_found:
             return Status.FOUND if is_proven else Status.UNPROVEN
-        if is_open and not was_read:
+        if self.is_open(required) and not was_read:
             return Status.NOT_RECORDED_YET
         if not is_proven or self.unproven or self.left_out:
             return Status.UNPROVEN

@@ -105,8 +105,8 @@ class Trace:
         unread: Where messages lie that were met and that could not be read, without a proof that they are gone.
         streams: The streams over which it holds, in order.
         left_out: Recorded streams that this user may not read.
-        uncovered: The offsets that are retained and are not recorded for all the keys, by stream: among them there may
-            be more. They are the same for all hops; none with `complete`, which reads them.
+        uncovered: Offsets that are retained and are not recorded for all the keys, by stream: among them there may be
+            more, by whatever hop. None where they lack `new_keys` alone, and with `complete`, which reads them.
         unattended: With `NOT_RECORDED_YET`, those of the streams that nobody records now.
         new_keys: The keys followed that are newer than what is recorded, with the streams of which older messages were
             not looked at for them: by these keys there may be more, by all others the steps say how sure it is. One
@@ -132,13 +132,14 @@ class Trace:
 
     @property
     def status(self) -> Status:
-        """The worst of the steps: `unproven` and `not_recorded_yet` say that there may be more.
+        """The worst of the steps: `unproven` and `not_recorded_yet` say that there may be more, as `uncovered` does.
 
         `found`: something was, and each step is sure, but for `new_keys`. Else `expired` or `absent`, which no trace by
         a new key is.
         """
         worst = min((step.status for step in self.steps), key=_SEVERITY.index, default=Status.ABSENT)
-        return Status.NOT_RECORDED_YET if self.new_keys and worst in (Status.EXPIRED, Status.ABSENT) else worst
+        is_open = bool(self.uncovered) or (bool(self.new_keys) and worst is not Status.FOUND)
+        return Status.NOT_RECORDED_YET if is_open and worst is not Status.UNPROVEN else worst
 
     @property
     def explanation(self) -> str:

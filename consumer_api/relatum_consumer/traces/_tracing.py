@@ -205,6 +205,11 @@ class _Course:
         self._frontier = []
         return found
 
+    @property
+    def _sought(self) -> set[int]:
+        """The keys of which values were asked for."""
+        return {key_id for key_id, _ in self._asked}
+
     def _take(
         self, where: MessageId, message: Message, time_us: int | None, hop: int, values: tuple[Value, ...]
     ) -> None:
@@ -236,7 +241,7 @@ class _Course:
             was_read=complete,
             has_expired=len(self._expired) > lost,
             is_whole=was_whole and not self._unread,
-            required=self._required.intersection(key_id for key_id, _ in wanted),
+            required=self._required & self._sought,
         )
         self._steps.append(Step(hop, len(wanted), found, status))
         return cut <= 0
@@ -377,11 +382,11 @@ class _Course:
             unread=tuple(self._unread),
             streams=known.streams,
             left_out=known.left_out,
-            uncovered=() if complete else tuple(known.uncovered),
         )
         if not complete:
-            sought = {key_id for key_id, _ in self._asked}
-            found = replace(found, new_keys=(yield from known.named_new_keys(self._catalog, sought)))
+            uncovered = tuple(known.uncovered) if known.is_open(self._required & self._sought) else ()
+            new_keys = yield from known.named_new_keys(self._catalog, self._sought)
+            found = replace(found, uncovered=uncovered, new_keys=new_keys)
         if found.status is Status.NOT_RECORDED_YET:
             found = replace(found, unattended=(yield from known.unattended(self._catalog)))
         return found
