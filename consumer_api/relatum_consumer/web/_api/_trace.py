@@ -191,11 +191,17 @@ def _start(site: Site, definitions: Sequence[KeyDefinition], asked: TraceAsked) 
     return f"{asked.key} {sought_text(site, definitions, asked.key, asked.value)}"
 
 
+_BY_NEW_KEYS: Final = {
+    Status.FOUND: "found: this is all by the older keys",
+    Status.NOT_RECORDED_YET: "not recorded yet: there may be more by the new keys",
+}
+
+
 def _words(found: Trace) -> str:
     if found.lacking:
         return "absent: the message has no value of the keys, so nothing was looked for"
-    if found.status is Status.FOUND and found.new_keys:
-        return "found: this is all by the older keys"
+    if found.new_keys and not found.unattended and found.status in _BY_NEW_KEYS:
+        return _BY_NEW_KEYS[found.status]
     if found.status is Status.FOUND:
         return "found, as far as its bounds go" if found.stopped else "found: this is all"
     if not found.messages or found.status in (Status.NOT_RECORDED_YET, Status.EXPIRED):
