@@ -139,17 +139,24 @@ def _told(found: "Trace") -> list[str]:
     if found.lacking:
         lines.append(f"it has no value of {some([each.key for each in found.lacking])}: nothing was looked for")
     else:
-        lines.append(_WORDS[found.status].format(uncovered=_uncovered(found)))
-    if found.unattended:
-        lines.append(f"nobody records {some(found.unattended)}")
+        lines.append(_words(found))
+    if found.explanation:
+        lines.append(found.explanation)
     return [plain_text(line).plain for line in lines]
 
 
-def _uncovered(found: "Trace") -> str:
-    """What was not recorded when the trace began: mostly the end of a stream that is being written."""
-    count = sum(gap.stop - gap.start for gap in found.uncovered)
-    return f"{count:,} offsets that were not recorded when it began: " + some(
-        [f"{gap.stream} {gap.start:,} to {gap.stop - 1:,}" for gap in found.uncovered]
+def _words(found: "Trace") -> str:
+    """How sure it is; what was not recorded when it began is mostly the end of a stream that is being written."""
+    if found.new_keys and found.status == "found":
+        return f"{_WORDS['found']}, by the older keys"
+    new = {stream for each in found.new_keys for stream in each.streams}
+    gaps = [gap for gap in found.uncovered if gap.stream not in new]
+    if not gaps:
+        return _WORDS[found.status].format(uncovered="older messages")
+    count = sum(gap.stop - gap.start for gap in gaps)
+    return _WORDS[found.status].format(
+        uncovered=f"{count:,} offsets that were not recorded when it began: "
+        + some([f"{gap.stream} {gap.start:,} to {gap.stop - 1:,}" for gap in gaps])
     )
 
 
