@@ -208,8 +208,8 @@ def test_what_a_terminated_pool_process_published_a_recorder_of_its_own_has(
         child.start()
         child.join(90)
         assert child.exitcode == -signal.SIGKILL
-        found = wait_until(lambda: relations.find("celery_id", task), what="the task found")
-        assert [message.stream for message in found] == [stream]
+        wait_recorded(amqp_url, engine, stream)
+        assert [message.stream for message in relations.find("celery_id", task)] == [stream]
     relatum.release(app)
     with Connection(amqp_url) as connection:
         connection.default_channel.queue_delete(stream)
