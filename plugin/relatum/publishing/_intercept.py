@@ -151,9 +151,10 @@ def statistics(connection: object) -> PublisherStatistics:
         ConfigurationError: the connection was never intercepted.
     """
     present = interception_of(connection)
+    counts: PublisherCounts | None = None if present is None else present.counts
     with suppress(TypeError):
-        # What has no weak references is no connection.
-        counts = _released.get(connection) if present is None else present.counts
-        if counts is not None:
-            return counts.statistics()
-    raise ConfigurationError("this connection was never intercepted: relatum.intercept(connection, …)")
+        # What takes no weak reference was not noted as released.
+        counts = counts or _released.get(connection)
+    if counts is None:
+        raise ConfigurationError("this connection was never intercepted: relatum.intercept(connection, …)")
+    return counts.statistics()
