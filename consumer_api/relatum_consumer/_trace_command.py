@@ -89,9 +89,10 @@ def trace(
 ) -> None:
     """Show all messages that are connected with one, or with a key's value, and what came from what.
 
-    A name that is a key's is taken as that, but with --message. Where keys name other messages (`relatum keys add --names`), arrows lead
-    from what came first. Ends with 0 (found), 6 (nothing else is there), 8 (not recorded yet: there may be more) or 11
-    (unproven). `--json` prints one document.
+    A name that is a key's is taken as that, but with --message. Where keys name other messages
+    (`relatum keys add --names`), arrows lead from what came first.
+    Ends with 0 (found), 6 (nothing else is there), 8 (not recorded yet: there may be more) or 11 (unproven). `--json`
+    prints one document.
     """
     if as_dot + as_mermaid + as_json > 1:
         raise typer.BadParameter("give one of --dot, --mermaid and --json")

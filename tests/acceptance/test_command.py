@@ -290,9 +290,7 @@ def test_trace_shows_what_is_connected(relatum: Relatum, amqp_url: str, stream_n
     assert relatum.run("trace", stream_name, "1", "--complete").returncode == ExitCode.OK
 
 
-def test_a_message_is_traced_whose_stream_is_called_as_a_key(
-    relatum: Relatum, amqp_url: str, stream_name: str
-) -> None:
+def test_a_message_is_traced_whose_stream_is_called_as_a_key(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
     """The name is the key's, unless it is said that a message is meant."""
     relatum.ok("keys", "add", "order_id", stream_name)
     publish_plain(amqp_url, stream_name, [(b"x", {"order_id": 7}), (b"x", {"order_id": 7})])

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from relatum.local._identity import free_port
 from relatum.reading import BrokerAddress
 from relatum.recording import Recorder
+from relatum.recording._embedded import CLOSE_S, EmbeddedRecorder
 from relatum.recording._group import RecorderGroup
 from relatum.store import add_keys, make_engine
 from tests.support import publish_plain, rows_of, unique_name, wait_recorded, wait_until
@@ -60,6 +61,21 @@ def test_a_stop_ends_in_its_own_time(
         with in_time(1.0):
             group.stop(1.0)
         database.dispose()
+
+
+def test_the_recorder_beside_a_publisher_closes_in_its_time(
+    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str
+) -> None:
+    """PostgreSQL stands still: what is left is recorded by the next one."""
+    with Proxy.to(database_url) as proxy:
+        recorder = EmbeddedRecorder(BrokerAddress.of(amqp_url), proxy.url(database_url))
+        recorder.record(stream_name)
+        publish_plain(amqp_url, stream_name, [(b"a", {})])
+        wait_recorded(amqp_url, engine, stream_name)
+        proxy.mode = "frozen"
+        publish_plain(amqp_url, stream_name, [(b"b", {})])
+        with in_time(CLOSE_S):
+            recorder.close()
 
 
 @pytest.mark.parametrize(("is_away", "told"), [(True, "is away"), (False, "waits, and is tried again")])
