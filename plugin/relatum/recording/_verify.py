@@ -28,7 +28,7 @@ from relatum.recording._compare_coverage import compare_coverage
 from relatum.recording._compare_positions import compare_positions, is_replaced, verdict_of
 from relatum.recording._compare_streams import Generations, compare_generations, generations_of
 from relatum.recording._stored import Stored, known_key_ids, last_stored, stored_of
-from relatum.recording._strays import find_strays
+from relatum.recording._strays import verify_strays
 from relatum.recording._verify_places import compare_places, rows_behind
 from relatum.store import (
     CoverageRow,
@@ -392,11 +392,3 @@ def compare_checkpoints(messages: Sequence[Message], places: Sequence[Position])
             yield Difference("checkpoint_duplicate", place.offset, table="checkpoints")
         else:
             right.add(place.offset)
-
-
-def verify_strays(engine: sa.Engine) -> list[StreamVerified]:
-    """What belongs to no stream, as one more result; none where there is nothing."""
-    result = StreamVerified("")
-    for difference in find_strays(engine):
-        result.add(difference)
-    return [result] if result.difference_count else []
