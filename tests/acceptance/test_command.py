@@ -289,6 +289,16 @@ def test_trace_shows_what_is_connected(relatum: Relatum, amqp_url: str, stream_n
     assert relatum.run("trace", stream_name, "1", "--complete").returncode == ExitCode.OK
 
 
+def test_a_message_is_traced_whose_stream_is_called_as_a_key(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
+    """The name is the key's, unless it is said that a message is meant."""
+    relatum.ok("keys", "add", "order_id", stream_name)
+    publish_plain(amqp_url, stream_name, [(b"x", {"order_id": 7}), (b"x", {"order_id": 7})])
+    recorded(relatum, stream_name, keys=())
+    assert relatum.run("trace", stream_name, "1").returncode == ExitCode.NOT_THERE
+    assert "order_id = 7" in relatum.ok("trace", stream_name, "1", "--message")
+    assert relatum.run("trace", stream_name, "x", "--message").returncode == ExitCode.USAGE
+
+
 def test_find_and_related_answer_and_end_with_their_status(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
     """Found, absent and not recorded yet each have their exit code; `--complete` reads what is not recorded."""
     publish_plain(amqp_url, stream_name, orders(1, 2, 2, 3))

@@ -222,13 +222,14 @@ class RecorderGroup:
     def stop(self, timeout_s: float = STOP_S) -> None:
         """Finish the batches under way, let others have the streams and end all threads, in so many seconds at most."""
         until = time.monotonic() + timeout_s
+        self._ending.end_in(timeout_s)
         self.end()
-        self.follower.close()
+        self.follower.close(timeout_s / 3)
         if self._has_begun:
             self._join(until, self._intake, self._opener)
             self._committer.stop(max(0.0, until - time.monotonic()))
             self._join(until, self._gaps, self._parts)
-            self._keeper.stop()
+            self._keeper.stop(until)
         metrics.retire(self)
 
     def _join(self, until: float, *workers: Worker) -> None:
