@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import quote
 
+import anyio
 import pytest
 
+from relatum_consumer.web._links import Links
 from relatum_consumer.web._servers import ANSWER_S
+from relatum_consumer.web._site import _KEPT_MAX, Site
 from tests.support import wait_until
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, silent_database
@@ -22,7 +25,9 @@ EMPTY = (
 )  # fmt: skip
 """What a view says where the question was answered, and the answer is that there is nothing."""
 
-NAMES = re.compile(r"\b(timeout_s|[A-Z][a-z]+[A-Z]\w*(Error|Timeout|Unavailable|Lost|Refused))\b|\d\.\d{3,} s\b")
+NAMES = re.compile(
+    r"\b(timeout_s|[A-Z][a-z]+[A-Z]\w*(Error|Timeout|Unavailable|Lost|Refused))\b|(?<!within )\b\d\.\d{3,} s\b"
+)
 """Words of the code, and figures that nobody needs."""
 
 
@@ -154,3 +159,31 @@ def test_what_takes_too_long_says_what_to_narrow(world: World) -> None:
             assert "shorter span" in text
             assert "data-away" not in text
             assert not NAMES.search(text), NAMES.search(text)
+
+
+def test_what_is_kept_is_asked_once_whatever_else_is_kept(world: World) -> None:
+    """Also while so much is asked for that old answers are dropped."""
+    asked = 0
+
+    async def ask() -> int:
+        nonlocal asked
+        asked += 1
+        await anyio.sleep(0.1)
+        return asked
+
+    async def other() -> None:
+        pass
+
+    async def many() -> None:
+        site = Site(world.page(), Links())
+        async with anyio.create_task_group() as group:
+            group.start_soon(site.lately, "slow", 1.0, ask)
+            await anyio.sleep(0.01)
+            for number in range(_KEPT_MAX + 1):
+                # Kept for no time: dropped as soon as there are too many.
+                await site.lately(number, 0.0, other)
+            await site.lately("slow", 1.0, ask)
+        await site.close()
+
+    anyio.run(many)
+    assert asked == 1

@@ -25,6 +25,9 @@ ANSWER_S: Final = 2.0
 EVERY_S: Final = 5.0
 """Seconds between two looks while nobody looks at the page: so that `since` is true for whoever comes."""
 
+AGAIN_S: Final = 1.0
+"""The same while a server is away: it is back for all views then."""
+
 _ANY_STREAM: Final = "relatum"
 """A stream that need not be there: any answer will do."""
 
@@ -79,7 +82,7 @@ class Servers:
         """Ask both again and again."""
         while True:
             await self.ask()
-            await anyio.sleep(EVERY_S)
+            await anyio.sleep(AGAIN_S if self.away else EVERY_S)
 
     async def close(self) -> None:
         """Close both connections."""

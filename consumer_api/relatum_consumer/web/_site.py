@@ -145,7 +145,7 @@ class Site:
         try:
             return await self.keys()
         except RelatumError:
-            if self.masking.definitions is None or not await self.away():
+            if self.masking.definitions is None or not self.servers.database.error:
                 raise
             return self.masking.definitions
 
@@ -153,9 +153,13 @@ class Site:
         with translated_errors(), self.engine.connect() as connection:
             return mask_secret(connection)
 
-    async def away(self) -> tuple[Server, ...]:
-        """The servers that did not answer within the last second."""
-        await self.lately("servers", KEPT_S, self.servers.ask)
+    async def away(self, *, now: bool = False) -> tuple[Server, ...]:
+        """The servers that do not answer. One that is known to be away is not waited for again, unless `now`.
+
+        It is not asked within a limit of time for something else: a server would look as if it were away.
+        """
+        if now or not self.servers.away:
+            await self.lately("servers", KEPT_S, self.servers.ask)
         return self.servers.away
 
     async def statuses(self, names: Sequence[str]) -> list[StreamStatus]:

@@ -21,7 +21,7 @@ class HealthAnswer:
 
 async def health(site: Site, _: HealthAsked) -> HealthAnswer:
     """Ask both."""
-    away = await site.away()
+    away = await site.away(now=True)
     if away:
         wrong = "; ".join(f"{each.name} does not answer: {each.error}" for each in away)
         raise Refused(Problem(503, "not_well", wrong, "It may pass: ask again.", {"Retry-After": "1"}))

@@ -130,7 +130,7 @@ async def _counted(site: Site, expectation: Expectation, span: str) -> Expectati
         problem = problem_met(error)
         words = f"not counted: {problem.words}"
         if problem.is_passing:
-            away = await site.away()
+            away = site.servers.away
             words = f"not counted: {away[0].name} does not answer" if away else f"not counted in time. {_TOO_LONG}"
         return _row(site, expectation, span, None, words)
     return _row(site, expectation, span, report, report.words)
