@@ -214,6 +214,12 @@ async def _why(endpoint: Endpoint, site: Site, error: Exception, began: float) -
     return problem
 
 
+def words_of(site: Site, error: RelatumError) -> str:
+    """The same in a line, of a part of an answer."""
+    away = site.servers.away
+    return f"{away[0].name} does not answer" if away and isinstance(error, Transient) else problem_met(error).words
+
+
 def _typed(query: list[tuple[str, str]]) -> Mapping[str, list[str]]:
     """What was typed, as it was typed: shown again in the form where it was wrong."""
     typed: dict[str, list[str]] = {}

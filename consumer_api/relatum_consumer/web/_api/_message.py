@@ -37,7 +37,7 @@ from relatum_consumer.web._bodies import (
     text_of,
     tree,
 )
-from relatum_consumer.web._endpoint import Endpoint, Known, ms_since, problem_met
+from relatum_consumer.web._endpoint import Endpoint, Known, ms_since, words_of
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 from relatum_consumer.web._traces_elsewhere import trace_href
@@ -225,7 +225,7 @@ async def _related(site: Site, definitions: Sequence[KeyDefinition], found: Mess
     try:
         answer = await site.relations.related(found, by=key.key, limit=RELATED_SHOWN + 1)
     except RelatumError as error:
-        return RelatedByKey(key, "failed", problem_met(error).words, (), has_more=False)
+        return RelatedByKey(key, "failed", words_of(site, error), (), has_more=False)
     has_more = len(answer) > RELATED_SHOWN
     messages = await _nearest(site, definitions, found, key) if has_more else answer.messages
     words = answer.status.words if not answer.lacking else f"absent: {answer.explanation}"

@@ -9,13 +9,13 @@ from typing import Annotated, Final, Literal
 
 import anyio
 
-from relatum.errors import InvalidInput, RelatumError
+from relatum.errors import InvalidInput, RelatumError, Transient
 from relatum.keys import KeyDefinition
 from relatum.waiting import within
 from relatum_consumer.expectations import Expectation, Finding, MissingReport, Unmet, Why
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
 from relatum_consumer.web._api._shown import KeyValue, Place, first_of, key_value
-from relatum_consumer.web._endpoint import Endpoint, ms_since, problem_met
+from relatum_consumer.web._endpoint import Endpoint, ms_since, words_of
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 
@@ -127,11 +127,8 @@ async def _counted(site: Site, expectation: Expectation, span: str) -> Expectati
     try:
         report = await site.lately(("missing", expectation, span), COUNTS_KEPT_S, ask)
     except RelatumError as error:
-        problem = problem_met(error)
-        words = f"not counted: {problem.words}"
-        if problem.is_passing:
-            away = site.servers.away
-            words = f"not counted: {away[0].name} does not answer" if away else f"not counted in time. {_TOO_LONG}"
+        is_late = isinstance(error, Transient) and not site.servers.away
+        words = f"not counted in time. {_TOO_LONG}" if is_late else f"not counted: {words_of(site, error)}"
         return _row(site, expectation, span, None, words)
     return _row(site, expectation, span, report, report.words)
 

@@ -80,6 +80,8 @@ TIMES = Endpoint(
 
 async def _known(site: Site, asked: SearchAsked) -> tuple[Known, ...]:
     """What the index alone knows of a search."""
+    if site.servers.database.error:
+        return ()
     found = await times(site, asked)
     if not found.spans:
         return (("PostgreSQL has recorded no message with this value and a time.", None),)
