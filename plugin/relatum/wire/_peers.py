@@ -130,8 +130,9 @@ def unreached(error: BaseException | None, host: str) -> str:
     if not isinstance(error, OSError) or not error.strerror:
         return ""
     # asyncio has a text of its own, which shows a tuple.
-    is_of_asyncio = error.errno is not None and error.strerror.startswith("Connect call failed")
-    return f": {os.strerror(error.errno) if is_of_asyncio else error.strerror}"
+    if error.errno is not None and error.strerror.startswith("Connect call failed"):
+        return f": {os.strerror(error.errno)}"
+    return f": {error.strerror}"
 
 
 def ask_who(host: str, port: int) -> str | None:
