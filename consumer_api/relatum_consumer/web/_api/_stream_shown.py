@@ -23,7 +23,8 @@ class StreamRow:
     """A stream: what the broker holds, and what is recorded of it.
 
     `rate_per_s` is how many messages a second came in the last minute that somebody looked; None where nobody looked
-    before. `bar` draws the coverage of what is retained, all keys together; `holes` and `gaps` are ranges [from, to).
+    before. `recorded_to` is the offset behind the last that is recorded. `bar` draws the coverage of what is retained,
+    all keys together; `holes` and `gaps` are ranges [from, to).
     """
 
     stream: str
@@ -34,6 +35,7 @@ class StreamRow:
     error: str
     first: int | None
     last: int | None
+    recorded_to: int | None
     rate_per_s: float | None
     lag_offsets: int | None
     lag_s: float | None
@@ -56,6 +58,7 @@ def stream_row(site: Site, found: StreamStatus) -> StreamRow:
         error="" if found.error is None else str(found.error),
         first=found.first,
         last=found.last,
+        recorded_to=found.recorded_to,
         rate_per_s=site.rates.of(found.stream, found.last),
         lag_offsets=found.lag_offsets,
         lag_s=found.lag_s,
