@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         SharedGroup,
         SharedGroups,
     )
-    from relatum_consumer.lookups import Answer, Explanation, Health, Hit, Lacking, LeftOut, NewKey, Status, explaining
+    from relatum_consumer.lookups import Answer, Health, Hit, Lacking, LeftOut, NewKey, Status
     from relatum_consumer.traces import Trace
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "AsyncSharedGroup",
     "AsyncSharedGroups",
     "Expectation",
-    "Explanation",
     "Finding",
     "Group",
     "GroupConsumer",
@@ -59,7 +58,6 @@ __all__ = [
     "Trace",
     "Unmet",
     "Why",
-    "explaining",
 ]
 
 _HOMES = {
@@ -69,7 +67,6 @@ _HOMES = {
     "AsyncSharedGroup": "relatum_consumer.groups",
     "AsyncSharedGroups": "relatum_consumer.groups",
     "Expectation": "relatum_consumer.expectations",
-    "Explanation": "relatum_consumer.lookups",
     "Finding": "relatum_consumer.expectations",
     "Group": "relatum_consumer.groups",
     "GroupConsumer": "relatum_consumer.groups",
@@ -91,7 +88,6 @@ _HOMES = {
     "Trace": "relatum_consumer.traces",
     "Unmet": "relatum_consumer.expectations",
     "Why": "relatum_consumer.expectations",
-    "explaining": "relatum_consumer.lookups",
 }
 
 # A command's help needs none of this, nor the database's driver.

@@ -4,8 +4,6 @@
 import ssl
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal, Self, TypeVar
 from weakref import WeakSet
@@ -31,7 +29,6 @@ from relatum.reading import (
     StreamReader,
     agreements,
     check_limit,
-    counting,
 )
 from relatum.steps import run
 from relatum.store import Database
@@ -45,12 +42,10 @@ from relatum_consumer.lookups import (
     CLOSED,
     NOT_REACHED_YET,
     POOL_MAX,
-    STREAMS_MAX,
     Agree,
     AllBounds,
     Bounds,
     Breathe,
-    Explanation,
     Health,
     InTime,
     LookupRequest,
@@ -65,9 +60,10 @@ from relatum_consumer.lookups import (
     Steps,
     Together,
     Watch,
-    explanation_now,
+    are_logged,
     health,
     in_time,
+    log_question,
     look_up,
     reached,
 )
@@ -134,56 +130,21 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         self._together = Flights()
 
     def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0, called: str = "") -> _Result:
-        explanation = explanation_now()
         with within(self._timeout_s + waits_s), look_up(steps, called) as told, self._counts.counted():
-            if explanation is None:
-                return told(run(steps, self._carry_out))
-            found = run(steps, partial(self._carry_out_noting, explanation))
-            self._note_scan(explanation, getattr(found, "streams", ()))
-            return told(found)
-
-    def _carry_out_noting(self, explanation: Explanation, request: LookupRequest) -> Any:
-        """Carry out a request, and note it; what would be shared with others is asked for by itself, to be seen."""
-        noting = partial(self._carry_out_noting, explanation)
-        if type(request) is Together:
-            return run(request.begin(), noting)
-        if type(request) is InTime:
-            return run(request.steps, partial(self._carry_out_by, noting, request.until))
-        began, answer = time.perf_counter(), None
-        with counting() as traffic:
-            try:
-                answer = self._carry_out(request)
-            finally:
-                explanation.note(request, answer, began, traffic)
-        return answer
-
-    def _note_scan(self, explanation: Explanation, streams: tuple[str, ...]) -> None:
-        """Note what a scan of streams would read, as far as they tell."""
-        explanation.streams, explanation.retained = streams, 0
-        reader = self._open_reader()
-        for stream in streams[:STREAMS_MAX]:
-            with suppress(RelatumError):
-                explanation.note_ends(stream, reader.bounds(stream))
+            return told(run(steps, self._carry_out))
 
     def _carry_out(self, request: LookupRequest) -> Any:
-        if type(request) is Select:
-            return self._select(request)
-        if type(request) is Read:
-            return self._read(request)
         if type(request) is InTime:
-            return run(request.steps, partial(self._carry_out_by, self._carry_out, request.until))
+            return run(request.steps, partial(self._carry_out_by, request.until))
         if type(request) in _BESIDE_OTHERS:
             return self._beside_others(request)
-        reader = self._open_reader()
-        if type(request) is Agree:
-            return agreements(reader, request.positions, request.kept)
-        return self._ask(reader, request)
+        return self._ask(request)
 
     def _beside_others(self, request: LookupRequest) -> Any:
         """Carry out what makes way for others, or is done with them."""
         if type(request) is Watch:
             with self._counts.awaiting():
-                return self._watching.wait(request, self._select)
+                return self._watching.wait(request, self._ask)
         if type(request) is Together:
             return self._together.run(request, self._carry_out, within_s=self._timeout_s)
         if type(request) is Pause:
@@ -191,11 +152,32 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         assert type(request) is Breathe, "there are no others"
         return None
 
-    def _carry_out_by(self, carry_out: Callable[[LookupRequest], Any], until: float, request: LookupRequest) -> Any:
+    def _carry_out_by(self, until: float, request: LookupRequest) -> Any:
         with in_time(request, until):
-            return carry_out(request)
+            return self._carry_out(request)
 
-    def _ask(self, reader: StreamReader, request: LookupRequest) -> Any:
+    def _ask(self, request: LookupRequest) -> Any:
+        """Carry out what a server answers; it is logged where somebody wants to see that."""
+        if not are_logged():
+            return self._answer(request)
+        began, answer = time.perf_counter(), None
+        try:
+            answer = self._answer(request)
+        finally:
+            log_question(request, answer, began)
+        return answer
+
+    def _answer(self, request: LookupRequest) -> Any:
+        if type(request) is Select:
+            return self._select(request)
+        if type(request) is Read:
+            return self._read(request)
+        reader = self._open_reader()
+        if type(request) is Agree:
+            return agreements(reader, request.positions, request.kept)
+        return self._ask_broker(reader, request)
+
+    def _ask_broker(self, reader: StreamReader, request: LookupRequest) -> Any:
         """Carry out what the broker answers; to have reached it is an answer, too."""
         if type(request) is Reach:
             return None

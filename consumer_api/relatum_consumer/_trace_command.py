@@ -25,9 +25,8 @@ from relatum.terminal import (
 from relatum_consumer.command import (
     CODES,
     CompleteOption,
-    ExplainOption,
+    LogLevelOption,
     StreamsOption,
-    explained,
     open_relations,
     some,
 )
@@ -80,7 +79,7 @@ def trace(
     since: SinceOption = None,
     until: UntilOption = None,
     complete: CompleteOption = False,
-    explain: ExplainOption = False,
+    log_level: LogLevelOption = None,
     as_dot: Annotated[bool, typer.Option("--dot", help="Print a graph for Graphviz.")] = False,
     as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a flowchart for Mermaid.")] = False,
     *,
@@ -99,7 +98,7 @@ def trace(
     if is_message and not _is_offset(value):
         raise typer.BadParameter("--message takes a stream and an offset")
     bounds = {"hops": hops, "limit": limit, "fan_out": fan_out, "since": since, "until": until}
-    with open_relations(servers) as relations, explained(explain):
+    with open_relations(servers, log_level) as relations:
         options = {"by": by, "streams": streams, "complete": complete} | bounds
         found = _traced(relations, name, value, options, is_message=is_message)
     if as_dot or as_mermaid:

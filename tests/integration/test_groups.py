@@ -32,7 +32,7 @@ from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, GroupStatus
 from relatum.reading import StreamReader
 from relatum.recording import prune
 from relatum.store import add_keys, ensure_stream
-from relatum_consumer import AsyncRelations, Relations, Status, explaining
+from relatum_consumer import AsyncRelations, Relations, Status
 from relatum_consumer.groups import GroupPage
 from tests import support
 from tests.support import (
@@ -48,7 +48,7 @@ from tests.support import (
 )
 from tests.support.groups import Naive, group_id, of_group, shuffled, whole_group
 from tests.support.proxy import Proxy
-from tests.support.relations import FACES
+from tests.support.relations import FACES, questions
 
 KEYS = [GROUP_KEY]
 
@@ -501,9 +501,9 @@ def test_what_lies_before_the_key_was_defined_is_named_and_not_read(
     ]
     (gap,) = page.unrecorded
     assert (gap.stream, gap.start) == (streams[0], 0)
-    with explaining() as explanation:
+    with questions() as asked:
         assert relations.newest_groups(limit=0) == GroupPage((), None, page.unrecorded)
-    assert not any("walk" in each.about for each in explanation.asked), "no groups are looked for"
+    assert not any("walk" in each["about"] for each in asked), "no groups are looked for"
     as_recorded = relations.incomplete_groups(older_than=0, complete=False)
     assert {each.group_id for each in as_recorded} == {group_id(2), group_id(3)}
     assert [each.group_id for each in relations.incomplete_groups(older_than=0)] == [group_id(3)]

@@ -34,10 +34,9 @@ from relatum.reading._reader import StreamReader
 from relatum.reading._socket import SocketConnection
 from relatum.reading._stream_errors import moved, refusal
 from relatum.reading._stream_nodes import StreamNodes
-from relatum.reading._traffic import counting
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._window import Result
-from relatum.wire import Broker, Position, StreamPlaces, Traffic, UnreadableRecord
+from relatum.wire import Broker, Position, StreamPlaces, UnreadableRecord
 
 __all__ = [
     "ATTACHES_MAX",
@@ -70,7 +69,6 @@ __all__ = [
     "StreamPlaces",
     "StreamReader",
     "TimeSource",
-    "Traffic",
     "UnreadableRecord",
     "agreement",
     "agreement_of",
@@ -81,7 +79,6 @@ __all__ = [
     "bounds_or_error",
     "check_limit",
     "connection_error",
-    "counting",
     "ends_of_known",
     "header_value",
     "in_turn",
