@@ -277,13 +277,12 @@ def test_trace_shows_what_is_connected(relatum: Relatum, amqp_url: str, stream_n
         (2, 1, "x"),
     ]
     assert document["status"] == "found"
-    assert relatum.ok("trace", stream_name, "1", "--dot").startswith("digraph trace {\n")
     assert relatum.ok("trace", stream_name, "1", "--mermaid", "--until", "now").startswith("flowchart LR\n")
     stopped = relatum.ok("trace", "order_id", "7", "--hops", "1", "--by", "cause")
     assert "not followed: " in stopped
     assert relatum.run("trace", stream_name, "3").returncode == ExitCode.NOT_THERE
     assert relatum.run("trace", "nowhere", "x").returncode == ExitCode.NOT_THERE
-    assert relatum.run("trace", stream_name, "1", "--dot", "--json").returncode == ExitCode.USAGE
+    assert relatum.run("trace", stream_name, "1", "--mermaid", "--json").returncode == ExitCode.USAGE
     publish_plain(amqp_url, stream_name, [(b"x", {"id": "c"})])
     assert relatum.run("trace", stream_name, "1").returncode == ExitCode.NOT_YET
     assert relatum.run("trace", stream_name, "1", "--complete").returncode == ExitCode.OK
