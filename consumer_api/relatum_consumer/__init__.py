@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from relatum_consumer._relations import Relations
     from relatum_consumer.expectations import Expectation, Finding, MissingReport, Unmet, Why
     from relatum_consumer.groups import (
-        AsyncOpenGroup,
         AsyncSharedGroup,
         AsyncSharedGroups,
         Group,
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
         GroupConsumerStatus,
         GroupPage,
         IncompleteGroupReport,
-        OpenGroup,
         SharedGroup,
         SharedGroups,
     )
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
-    "AsyncOpenGroup",
     "AsyncRelations",
     "AsyncSharedGroup",
     "AsyncSharedGroups",
@@ -50,7 +47,6 @@ __all__ = [
     "LookupStatistics",
     "MissingReport",
     "NewKey",
-    "OpenGroup",
     "Relations",
     "SharedGroup",
     "SharedGroups",
@@ -62,7 +58,6 @@ __all__ = [
 
 _HOMES = {
     "Answer": "relatum_consumer.lookups",
-    "AsyncOpenGroup": "relatum_consumer.groups",
     "AsyncRelations": "relatum_consumer._async_relations",
     "AsyncSharedGroup": "relatum_consumer.groups",
     "AsyncSharedGroups": "relatum_consumer.groups",
@@ -80,7 +75,6 @@ _HOMES = {
     "LookupStatistics": "relatum_consumer._lookup_statistics",
     "MissingReport": "relatum_consumer.expectations",
     "NewKey": "relatum_consumer.lookups",
-    "OpenGroup": "relatum_consumer.groups",
     "Relations": "relatum_consumer._relations",
     "SharedGroup": "relatum_consumer.groups",
     "SharedGroups": "relatum_consumer.groups",

@@ -172,7 +172,6 @@ def _places(places: Iterable[MessageId]) -> list[dict[str, Any]]:
 
 def _print_group(group: Group, as_json: bool) -> None:
     position = group.position
-    assert position is not None, "it was asked for by its id"
     if as_json:
         print_json(
             {

@@ -330,8 +330,6 @@ def test_members_must_agree(relations: Relations, streams: list[str], record: Re
 @pytest.mark.parametrize(
     "options",
     [
-        {"complete_only": False},
-        {"ungrouped": True},
         {"complete": False},
         {"consumer": ""},
         {"consumer": 5},

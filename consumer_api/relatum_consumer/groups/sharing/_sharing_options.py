@@ -1,7 +1,7 @@
 """How groups are shared by the members of a consumer, checked once for both faces."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from relatum.checks import checked_count, checked_seconds
@@ -98,10 +98,6 @@ def check_name(what: str, name: Any) -> None:
         raise InvalidInput(f"{what} is text of 1 to {NAME_CHARACTERS_MAX} characters")
 
 
-_OF_OTHERS: Final = ("complete_only", "ungrouped", "complete", "timeout_s")
-"""Options of reading without a consumer."""
-
-
 @dataclass(frozen=True, slots=True)
 class SharedOptions(GroupOptions):
     """The options of `Relations.groups` with a consumer."""
@@ -109,11 +105,8 @@ class SharedOptions(GroupOptions):
     consumer: GroupConsumer = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        for option in fields(GroupOptions):
-            if option.name in _OF_OTHERS and getattr(self, option.name) != option.default:
-                raise InvalidInput(
-                    f"{option.name}= does not go with consumer=: a consumer shares complete groups, as recorded"
-                )
+        if not self.complete:
+            raise InvalidInput("complete= does not go with consumer=: a consumer shares complete groups, as recorded")
         # Not by super(): a dataclass with slots is another class than the one that was written.
         GroupOptions.__post_init__(self)
 

@@ -336,5 +336,4 @@ def _is_dropped(stream: str, offset: int) -> GroupSteps[bool]:
 
 
 def _told(claim: Claim, group: Assembled) -> IncompleteGroupReport:
-    assert group.position is not None, "it is a group"
     return report(claim.group_id, group.position, group, IncompleteGroupReport)
