@@ -35,7 +35,7 @@ from relatum.store import Database
 from relatum.waiting import LOOK_S, left_s, within
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
 from relatum_consumer._together import Flights
-from relatum_consumer._watching import Signal, Watching
+from relatum_consumer._watching import Watching
 from relatum_consumer.expectations import ExpectationMethods
 from relatum_consumer.groups import GroupMethods
 from relatum_consumer.lookups import (
@@ -86,7 +86,6 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         timeout_s: float = 10.0,
         pool_size: int = 5,
         max_connections: int | None = None,
-        max_waiting: int | None = None,
         connections_max: int = CONNECTIONS_MAX,
         ssl_context: ssl.SSLContext | None = None,
         auth_mechanism: AuthMechanism | None = None,
@@ -96,15 +95,12 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         checked_count("pool_size", pool_size, most=POOL_MAX)
         if max_connections is not None:
             checked_count("max_connections", max_connections, most=POOL_MAX)
-        if max_waiting is not None:
-            checked_count("max_waiting", max_waiting, least=0)
         self._database = Database(
             database, refusing=CLOSED, pool_size=pool_size, connections_max=max_connections, is_kept=True
         )
-        most = 2 * pool_size if max_connections is None else max_connections
         self._timeout_s = timeout_s
         check_limit(connections_max)
-        self._counts = LookupCounts(connections_max, None if max_waiting is None else most + max_waiting)
+        self._counts = LookupCounts(connections_max)
         self._options: dict[str, Any] = {
             "transport": transport,
             "timeout_s": timeout_s,
@@ -233,7 +229,7 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         Args:
             broker: As for the class.
             database: As for the class.
-            options: As for the class: `max_connections`, `max_waiting`, `timeout_s`, …
+            options: As for the class: `max_connections`, `timeout_s`, …
 
         Raises:
             DatabaseUnavailable, SchemaMissing, AccessRefused: what is wrong with the database.
@@ -259,17 +255,8 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         with within(timeout_s + LOOK_S):
             return run(health(timeout_s), self._carry_out)
 
-    def close(self, *, drain_s: float = 0.0) -> None:
-        """Close all connections; shared groups are given back.
-
-        Args:
-            drain_s: Seconds in which look-ups under way may still end, those that wait for a message included; others
-                are refused (`UsedAfterClose`) from now on. What has not ended then may fail. Default 0.
-        """
-        checked_seconds("drain_s", drain_s)
-        drained = Signal()
-        if not self._counts.end(drained.set) and drain_s:
-            drained.wait(drain_s)
+    def close(self) -> None:
+        """Close all connections; shared groups are given back. Look-ups under way may fail."""
         for shared in list(self._sharing):
             shared.close()
         with self._lock:

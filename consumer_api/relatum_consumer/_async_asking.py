@@ -34,7 +34,7 @@ from relatum.steps import async_run
 from relatum.store import AsyncDatabase
 from relatum.waiting import LOOK_S, left_s, within
 from relatum_consumer._async_together import AsyncFlights
-from relatum_consumer._async_watching import AsyncSignal, AsyncWatching
+from relatum_consumer._async_watching import AsyncWatching
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
 from relatum_consumer.expectations import AsyncExpectationMethods
 from relatum_consumer.groups import AsyncGroupMethods
@@ -86,7 +86,6 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         timeout_s: float = 10.0,
         pool_size: int = 5,
         max_connections: int | None = None,
-        max_waiting: int | None = None,
         connections_max: int = CONNECTIONS_MAX,
         ssl_context: ssl.SSLContext | None = None,
         auth_mechanism: AuthMechanism | None = None,
@@ -96,15 +95,12 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         checked_count("pool_size", pool_size, most=POOL_MAX)
         if max_connections is not None:
             checked_count("max_connections", max_connections, most=POOL_MAX)
-        if max_waiting is not None:
-            checked_count("max_waiting", max_waiting, least=0)
         self._database = AsyncDatabase(
             database, refusing=CLOSED, pool_size=pool_size, connections_max=max_connections, is_kept=True
         )
-        most = 2 * pool_size if max_connections is None else max_connections
         self._timeout_s = timeout_s
         check_limit(connections_max)
-        self._counts = LookupCounts(connections_max, None if max_waiting is None else most + max_waiting)
+        self._counts = LookupCounts(connections_max)
         self._options: dict[str, Any] = {
             "transport": transport,
             "timeout_s": timeout_s,
@@ -248,7 +244,7 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         Args:
             broker: As for the class.
             database: As for the class.
-            options: As for the class: `max_connections`, `max_waiting`, `timeout_s`, …
+            options: As for the class: `max_connections`, `timeout_s`, …
 
         Raises:
             DatabaseUnavailable, SchemaMissing, AccessRefused: what is wrong with the database.
@@ -274,17 +270,8 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         with within(timeout_s + LOOK_S):
             return await async_run(health(timeout_s), self._carry_out)
 
-    async def close(self, *, drain_s: float = 0.0) -> None:
-        """Close all connections; shared groups are given back.
-
-        Args:
-            drain_s: Seconds in which look-ups under way may still end, those that wait for a message included; others
-                are refused (`UsedAfterClose`) from now on. What has not ended then may fail. Default 0.
-        """
-        checked_seconds("drain_s", drain_s)
-        drained = AsyncSignal()
-        if not self._counts.end(drained.set) and drain_s:
-            await drained.wait(drain_s)
+    async def close(self) -> None:
+        """Close all connections; shared groups are given back. Look-ups under way may fail."""
         for shared in list(self._sharing):
             await shared.aclose()
         async with self._lock:
