@@ -456,7 +456,7 @@ def test_all_groups_are_listed_the_newest_first(
     publish_plain(amqp_url, streams[0], [*whole_group(1, 2), of_group(2, 1), *hostile])
     publish_plain(amqp_url, streams[1], [*whole_group(3, 1), of_group(2, 2, last=True), of_group(4, 2)])
     record(*streams)
-    page = relations.newest_groups()
+    page = relations._newest_groups()
     assert [(each.group_id, each.position.is_complete) for each in page.groups] == [
         (group_id(4), False),
         (group_id(3), True),
@@ -467,15 +467,15 @@ def test_all_groups_are_listed_the_newest_first(
     assert (page.next, page.unrecorded) == (None, ())
     found, before = [], None
     for _ in range(10):
-        part = relations.newest_groups(before=before, limit=1)
+        part = relations._newest_groups(before=before, limit=1)
         found += [each.group_id for each in part.groups]
         if (before := part.next) is None:
             break
     assert found == [each.group_id for each in page.groups]
-    assert [each.group_id for each in relations.newest_groups(streams[1]).groups] == [group_id(n) for n in (4, 3, 2)]
+    assert [each.group_id for each in relations._newest_groups(streams[1]).groups] == [group_id(n) for n in (4, 3, 2)]
     for wrong in ({"limit": -1}, {"limit": 1_001}, {"before": 1}, {"before": "\0"}):
         with pytest.raises(InvalidInput):
-            relations.newest_groups(**wrong)  # type: ignore[arg-type]
+            relations._newest_groups(**wrong)  # type: ignore[arg-type]
 
 
 def test_what_lies_before_the_key_was_defined_is_named_and_not_read(
@@ -489,7 +489,7 @@ def test_what_lies_before_the_key_was_defined_is_named_and_not_read(
     publish_plain(amqp_url, streams[0], [of_group(2, 2, last=True), of_group(3, 2)])
     with recording(amqp_url, engine, streams[0]):
         wait_recorded(amqp_url, engine, streams[0])
-    page = relations.newest_groups()
+    page = relations._newest_groups()
     assert [(each.group_id, each.position.is_complete) for each in page.groups] == [
         (group_id(3), False),
         (group_id(2), False),
@@ -497,7 +497,7 @@ def test_what_lies_before_the_key_was_defined_is_named_and_not_read(
     (gap,) = page.unrecorded
     assert (gap.stream, gap.start) == (streams[0], 0)
     with questions() as asked:
-        assert relations.newest_groups(limit=0) == GroupPage((), None, page.unrecorded)
+        assert relations._newest_groups(limit=0) == GroupPage((), None, page.unrecorded)
     assert not any("walk" in each["about"] for each in asked), "no groups are looked for"
     as_recorded = relations.incomplete_groups(older_than=0, complete=False)
     assert {each.group_id for each in as_recorded} == {group_id(2), group_id(3)}

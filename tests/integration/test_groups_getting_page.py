@@ -34,7 +34,6 @@ def test_what_the_page_shows_of_getting_works(
             shown = block.replace('"orders"', repr(stream_name))
             exec(compile(shown, "docs/groups.md", "exec"), names)
             outputs.append(capsys.readouterr().out)
-    whole, _, _, incomplete = outputs
-    assert {each.group_id for each in names["page"].groups} == {group_id(1), group_id(2)}  # type: ignore[attr-defined]
+    whole, _, incomplete = outputs
     assert whole == f"{group_id(1)} 2 [b'1-1', b'1-2']\n"
     assert incomplete.startswith(f"{group_id(2)} ((2, 2),) 1970-01-01 00:00:00.000001+00:00")

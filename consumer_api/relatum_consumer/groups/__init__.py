@@ -1,7 +1,7 @@
 """Reading message groups: whole, in order, found through the table whatever order their messages lie in.
 
 The methods are those of `Relations` and `AsyncRelations`: `groups`, `group`, `grouped`, `group_position`,
-`incomplete_groups`, `newest_groups`, `group_consumer_status`.
+`incomplete_groups`, `group_consumer_status`.
 """
 
 from relatum_consumer.groups.reading._assembly import GroupOrder

@@ -121,7 +121,7 @@ class GroupMethods(ABC):
             older_than: How long ago the first message must have come, by its time: a `timedelta` or seconds. Messages
                 of unknown time count as old.
             complete: True (default) also reads what is retained and not recorded yet, which is all of a stream where
-                the key was defined later: see `newest_groups`. False takes what is recorded.
+                the key was defined later. False takes what is recorded.
 
         Raises:
             KeyNotDefined, StreamNotFound: as for `groups`.
@@ -130,24 +130,6 @@ class GroupMethods(ABC):
         steps = look_ups.incomplete(self._catalog, streams, older_than, complete=complete)
         with look_up(steps, "incomplete_groups") as told:
             return told(self._run_out(steps))
-
-    def newest_groups(self, streams: Names = None, *, before: str | None = None, limit: int = 100) -> GroupPage:
-        """Groups as they are recorded, complete ones and others, the newest first, a page at a time.
-
-        By the index: a page costs as much of a thousand groups as of a billion. Newest by their ids, which begin with
-        the time at which they were made.
-
-        Args:
-            streams: As for `groups`. Where they are named, a page may have fewer groups, and still a next one.
-            before: Only groups that are older than this one: `next` of the page before. None (default): all.
-            limit: Groups at most, to 1,000; 0 asks only what is not recorded. Default 100.
-
-        Raises:
-            KeyNotDefined, StreamNotFound: as for `groups`.
-            InvalidInput: an argument is wrong.
-        """
-        steps = look_ups.newest(self._catalog, streams, before, limit)
-        return self._finish(steps, called="newest_groups")
 
     # --- one group ----------------------------------------------------------------------------------------
 
@@ -235,6 +217,16 @@ class GroupMethods(ABC):
         shared = SharedGroups(self._run_out, self._catalog, self._address, options)
         self._sharing.add(shared)
         return shared
+
+    def _newest_groups(self, streams: Names = None, *, before: str | None = None, limit: int = 100) -> GroupPage:
+        """A page of the groups as they are recorded, complete or not, for the page and the command.
+
+        By the index: a page costs as much of a thousand groups as of a billion. The newest first, by their ids, which
+        begin with the time they were made at. `before` is `next` of the page before; a `limit` of 0 asks only what is
+        not recorded. Where streams are named, a page may have fewer groups, and still a next one.
+        """
+        steps = look_ups.newest(self._catalog, streams, before, limit)
+        return self._finish(steps, called="newest_groups")
 
     # --- carrying out -------------------------------------------------------------------------------------
 
