@@ -153,4 +153,5 @@ def _document(unmet: "Unmet") -> dict[str, Any]:
 
 def _report_document(report: "MissingReport") -> dict[str, Any]:
     lists = {name: [_document(each) for each in getattr(report, name)] for name in ("late", "missing", "not_known")}
-    return asdict(report) | lists
+    new_keys = [each._asdict() for each in report.new_keys]
+    return asdict(report) | lists | {"new_keys": new_keys}
