@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 __all__ = ["ROLES", "grant_roles", "missing_roles"]
 
 _RECORDED: Final = (
-    "streams, recorder_members, keys, coverage, relationships, table_parts, part_streams, part_keys, time_blocks, "
+    "brokers, streams, recorder_members, keys, coverage, relationships, table_parts, part_streams, part_keys, time_blocks, "
     "checkpoints, receipts, skips, events, expectations, taps"
 )
 _READ: Final = _RECORDED.replace(" receipts,", "")

@@ -16,6 +16,7 @@ from relatum.reading._async_reader import AsyncStreamReader
 from relatum.reading._attach import other_nodes
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._channels import RECEIVE_BYTES
+from relatum.reading._claiming import claimed_identity
 from relatum.reading._failing_over import answered, in_turn
 from relatum.reading._kept import KeptChunks
 from relatum.reading._leading import OUT_OF_REACH_S
@@ -37,7 +38,7 @@ from relatum.reading._stream_nodes import StreamNodes
 from relatum.reading._traffic import counting
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._window import Result
-from relatum.wire import Broker, Position, StreamPlaces, Traffic, UnreadableRecord
+from relatum.wire import Broker, BrokerIdentity, Position, StreamPlaces, Traffic, UnreadableRecord
 
 __all__ = [
     "ATTACHES_MAX",
@@ -55,6 +56,7 @@ __all__ = [
     "AuthMechanism",
     "Broker",
     "BrokerAddress",
+    "BrokerIdentity",
     "BrokerLogin",
     "HeldPassword",
     "KeptChunks",
@@ -80,6 +82,7 @@ __all__ = [
     "blocking_connection",
     "bounds_or_error",
     "check_limit",
+    "claimed_identity",
     "connection_error",
     "counting",
     "ends_of_known",

@@ -4,7 +4,7 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from relatum import metrics
@@ -17,11 +17,11 @@ from relatum.closing import AsyncClosing
 # from relatum.reading._socket import SocketConnection
 # from relatum.wire import Broker
 # both:
-from relatum.errors import BrokerUnavailable, ProtocolError, ReadTimeout
+from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, ProtocolError, ReadTimeout
 from relatum.processes import of_one_process
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose
+from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose, cluster_name
 from relatum.reading._kept import KeptChunks
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
@@ -34,6 +34,7 @@ from relatum.reading._stream_errors import check_offset
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.waiting import current, has_passed, left_s
+from relatum.wire import IDENTITY_STREAM, BrokerIdentity, broker_id_of
 
 _Taken = TypeVar("_Taken")
 
@@ -41,6 +42,8 @@ _Taken = TypeVar("_Taken")
 class AsyncTransport(Protocol):
     """What a transport offers the asyncio reader."""
 
+    @property
+    def server_properties(self) -> Mapping[str, Any]: ...
     async def read(self, stream: str, offset: int) -> Message: ...
     async def bounds(self, stream: str) -> StreamBounds: ...
     async def all_bounds(
@@ -283,6 +286,20 @@ class AsyncStreamReader(AsyncClosing):
             streams: Their names.
         """
         return await self._transport.missing(checked_names("streams", streams))
+
+    async def identity(self) -> BrokerIdentity:
+        """Which broker this is: by the id that a recorder has left in the virtual host's stream `relatum.broker`.
+
+        The id is None where that stream is not there, this user may not read it, or AMQP 0.9.1 is used.
+        """
+        name = cluster_name(self._transport.server_properties) or ""
+        if self.transport == "amqp" or await self._transport.missing([IDENTITY_STREAM]):
+            return BrokerIdentity(None, name)
+        try:
+            message = await self._transport.read(IDENTITY_STREAM, 0)
+        except (NotFound, AccessRefused):
+            return BrokerIdentity(None, name)
+        return BrokerIdentity(broker_id_of(message.body), name)
 
     async def partitions(self, super_stream: str) -> list[str]:
         """The streams that a name stands for as a super stream, in their order; empty where it is no super stream's.

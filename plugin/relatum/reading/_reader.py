@@ -3,17 +3,17 @@
 
 import contextlib
 import ssl
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from relatum import metrics
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text
 from relatum.closing import Closing
-from relatum.errors import BrokerUnavailable, ConfigurationError, ProtocolError, ReadTimeout
+from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, NotFound, ProtocolError, ReadTimeout
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import Amqp
 from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose
+from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose, cluster_name
 from relatum.reading._kept import KeptChunks
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
@@ -27,7 +27,7 @@ from relatum.reading._stream_errors import check_offset
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.waiting import current, has_passed, left_s
-from relatum.wire import Broker
+from relatum.wire import IDENTITY_STREAM, Broker, BrokerIdentity, broker_id_of
 
 _Taken = TypeVar("_Taken")
 
@@ -35,6 +35,8 @@ _Taken = TypeVar("_Taken")
 class Transport(Protocol):
     """What a transport offers the blocking reader."""
 
+    @property
+    def server_properties(self) -> Mapping[str, Any]: ...
     def read(self, stream: str, offset: int) -> Message: ...
     def bounds(self, stream: str) -> StreamBounds: ...
     def all_bounds(
@@ -249,6 +251,20 @@ class StreamReader(Closing):
             streams: Their names.
         """
         return self._transport.missing(checked_names("streams", streams))
+
+    def identity(self) -> BrokerIdentity:
+        """Which broker this is: by the id that a recorder has left in the virtual host's stream `relatum.broker`.
+
+        The id is None where that stream is not there, this user may not read it, or AMQP 0.9.1 is used.
+        """
+        name = cluster_name(self._transport.server_properties) or ""
+        if self.transport == "amqp" or self._transport.missing([IDENTITY_STREAM]):
+            return BrokerIdentity(None, name)
+        try:
+            message = self._transport.read(IDENTITY_STREAM, 0)
+        except (NotFound, AccessRefused):
+            return BrokerIdentity(None, name)
+        return BrokerIdentity(broker_id_of(message.body), name)
 
     def partitions(self, super_stream: str) -> list[str]:
         """The streams that a name stands for as a super stream, in their order; empty where it is no super stream's.

@@ -18,10 +18,18 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_names, shown
-from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, NothingRecorded, RelatumError
+from relatum.errors import (
+    AnotherBroker,
+    ConfigurationError,
+    DatabaseUnavailable,
+    InvalidInput,
+    NothingRecorded,
+    RelatumError,
+)
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, is_of_all, position_of
+from relatum.recording._broker import check_broker
 from relatum.recording._compare import Difference, Expected, StreamVerified, compare_rows
 from relatum.recording._compare_blocks import MARGIN_MESSAGES, compare_blocks
 from relatum.recording._compare_coverage import compare_coverage
@@ -93,8 +101,8 @@ def verify(
     Raises:
         InvalidInput: `sample` is no share.
         NothingRecorded: all are meant, and none is recorded in the virtual host.
-        StreamNotFound, NotAStream, AccessRefused: no stream can be compared. One that cannot stops no other; the report
-            names it in `failed`.
+        StreamNotFound, NotAStream, AccessRefused, AnotherBroker: no stream can be compared. One that cannot stops no
+            other; the report names it in `failed`.
         BrokerUnavailable, ReadTimeout: nothing can be said now; safe to repeat.
     """
     if streams is not None:
@@ -142,7 +150,8 @@ def leave_out(failed: dict[str, RelatumError], name: str, error: RelatumError) -
     Raises:
         RelatumError: the error, where it is not about this stream: a database or a broker that does not answer.
     """
-    if is_of_all(error) or isinstance(error, (DatabaseUnavailable, ConfigurationError)):
+    is_of_stream = isinstance(error, AnotherBroker)
+    if not is_of_stream and (is_of_all(error) or isinstance(error, (DatabaseUnavailable, ConfigurationError))):
         raise error
     failed[name] = error
 
@@ -202,6 +211,7 @@ def plan_verification(
 
     Raises:
         StreamNotFound: there is no such stream.
+        AnotherBroker: it was recorded from another one.
     """
     result = StreamVerified(name, super_stream=super_stream)
     with at_one_moment(engine) as connection:
@@ -217,6 +227,7 @@ def plan_verification(
     if stream is None or not (rows or stray is not None):
         result.is_recorded = stream is not None and bool(rows)
         return result, None
+    check_broker(engine, reader, stream)
     result.is_recorded, result.stream_id = True, stream.stream_id
     _note_unproven(reader, rows, bounds, result)
     if _differs(engine, reader, name, rows, bounds, result):

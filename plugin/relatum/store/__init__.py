@@ -92,6 +92,7 @@ from relatum.store._settling import (
 )
 from relatum.store._tables import (
     SCHEMA,
+    brokers,
     checkpoints,
     coverage,
     events,
@@ -154,6 +155,7 @@ __all__ = [
     "arrays",
     "as_engine",
     "at_one_moment",
+    "brokers",
     "check_keys",
     "check_may_record",
     "check_recorded",

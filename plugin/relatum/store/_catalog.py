@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -43,6 +44,7 @@ class StreamRow:
     first_offset: int | None
     created_at: datetime
     replaced_at: datetime | None
+    broker_id: UUID | None = None
 
 
 _STREAM_COLUMNS = [streams.c[name] for name in StreamRow.__dataclass_fields__]
