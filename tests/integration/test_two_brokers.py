@@ -27,6 +27,8 @@ from tests.support import (
 )
 from tests.support.rabbitmq_tools import run_tool
 
+pytestmark = pytest.mark.differs
+
 
 @pytest.fixture
 def stream(amqp_url: str, own_broker: LocalRabbitMQ) -> Iterator[str]:
@@ -74,3 +76,45 @@ def test_another_brokers_stream_is_one_clear_error(
     assert rows_of(engine, stream) == before
     assert rows(engine, stream) == [(1, id_of(one))]
     assert verify(one, engine, [stream]).ok
+
+
+@pytest.fixture
+def shared(amqp_url: str, own_broker: LocalRabbitMQ, engine: sa.Engine, stream: str) -> Iterator[tuple[str, str]]:
+    """The name of that stream, which is recorded from the other broker, and of one that is this broker's alone."""
+    alone = unique_name("alone")
+    declare_stream(amqp_url, alone)
+    publish_plain(amqp_url, alone, [(b"mine", {"order_id": "o3"})])
+    record(own_broker.broker_url, engine, stream, keys=["order_id"])
+    record(amqp_url, engine, alone)
+    yield stream, alone
+    delete_stream(amqp_url, alone)
+
+
+def test_lookups_name_another_brokers_stream_or_leave_it_out(
+    relations: Relations, shared: tuple[str, str], own_broker: LocalRabbitMQ, engine: sa.Engine
+) -> None:
+    """Who names it gets the error; who names none gets an answer without it, which says so and is not proven."""
+    stream, alone = shared
+    for ask in (
+        lambda: relations.find("order_id", "o3", streams=stream),
+        lambda: relations.find("order_id", "o3", streams=[alone, stream]),
+        lambda: relations.trace(("order_id", "o3"), streams=stream),
+        lambda: relations.after(relations.find("order_id", "o3", streams=alone)[0], stream),
+    ):
+        with pytest.raises(AnotherBroker, match=stream):
+            ask()
+    found = relations.find("order_id", "o3")
+    assert [message.body for message in found] == [b"mine"]
+    assert (found.status, [each.stream for each in found.left_out]) == (Status.UNPROVEN, [stream])
+    assert found.streams == (alone,)
+    none = relations.find("order_id", "o8")
+    assert (none.status, [each.stream for each in none.left_out]) == (Status.UNPROVEN, [stream])
+    assert "another" in none.left_out[0].reason or "recorded from the broker" in none.left_out[0].reason
+    traced = relations.trace(("order_id", "o3"))
+    assert [each.stream for each in traced.left_out] == [stream]
+    assert relations.find("order_id", "o3", streams=alone).status is Status.FOUND
+    assert not relations.find("order_id", "o8", streams=alone)
+    # Whose it is has no trouble.
+    with Relations(own_broker.broker_url, engine) as others:
+        assert others.find("order_id", "o8").status is Status.UNPROVEN
+        assert others.find("order_id", "o8", streams=stream).status is Status.FOUND

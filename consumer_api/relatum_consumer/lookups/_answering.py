@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from relatum.errors import AccessRefused
 from relatum.ids import MessageId
-from relatum_consumer.lookups._answer import Answer, Hit, Status
+from relatum_consumer.lookups._answer import Answer, Hit, LeftOut, Status
 from relatum_consumer.lookups._catalog import Catalog
 from relatum_consumer.lookups._proof import Evidence, again_if_replaced, evidence_together
 from relatum_consumer.lookups._requests import Steps
@@ -34,7 +33,8 @@ def answered(
     catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int], find: Find, *, complete: bool
 ) -> Steps[Answer]:
     """The answer to what is found in streams, once more from the start where one was replaced under our hands."""
-    return (yield from again_if_replaced(partial(_answered, catalog, names, list(key_ids), find, complete=complete)))
+    steps = partial(_answered, catalog, names, list(key_ids), find, complete=complete)
+    return (yield from again_if_replaced(steps, leaving=catalog if names is None else None))
 
 
 def _answered(
@@ -54,8 +54,10 @@ def _answered(
 def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found) -> Steps[Answer]:
     """The answer where the table knows something: nothing needs a proof, and nothing more is asked."""
     streams = yield from catalog.recorded(names, (hit.message.stream for hit in found.hits))
-    status = Status.UNPROVEN if found.unread else Status.FOUND
-    return Answer(status, found.hits, found.expired, streams=streams, unread=found.unread)
+    unusable = catalog.left_out() if names is None else {}
+    left_out = tuple(LeftOut(stream, str(error)) for stream, error in sorted(unusable.items()))
+    status = Status.UNPROVEN if found.unread or left_out else Status.FOUND
+    return Answer(status, found.hits, found.expired, streams=streams, unread=found.unread, left_out=left_out)
 
 
 def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool) -> Steps[Answer]:
@@ -64,7 +66,7 @@ def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool
     lost = found.has_expired or bool(expired)
     if not known.streams and not (hits or lost):
         if known.left_out:
-            raise AccessRefused(known.left_out[0].reason, stream=known.left_out[0].stream)
+            raise catalog.why_left_out(known.left_out[0])
         yield from catalog.nothing_recorded(known.gone)
     status = known.status(is_found=bool(hits), was_read=was_read, has_expired=lost, is_whole=not unread)
     # What was recorded of a stream that is gone has expired: the answer holds over it, too.

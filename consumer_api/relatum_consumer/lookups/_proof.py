@@ -64,7 +64,8 @@ class Evidence:
     Attributes:
         streams: Those that are there, in order of their names. What is proven is proven of these.
         gone: Those that were recorded and that the broker surely has no more.
-        left_out: Those that were recorded and that this user may not read.
+        left_out: Those that were recorded and that this user may not read; and, where none is named, those of other
+            brokers, and those that are not what was recorded.
         generations: Of each stream that is recorded its number, which is another once it was declared again.
         uncovered: The ranges that are retained and not recorded as asked, by stream and offset.
         unproven: Streams of which nobody can prove what they hold, whatever is recorded or read.
@@ -76,6 +77,8 @@ class Evidence:
     generations: Mapping[str, int] = field(default_factory=dict)
     uncovered: list[Uncovered] = field(default_factory=list)
     unproven: set[str] = field(default_factory=set)
+    is_partial: bool = False
+    """Whether the index has rows of streams that are left out, and nobody may look which."""
 
     def scan(self, consider: Callable[[Message], object]) -> Steps[None]:
         """Read what is not recorded. What cannot be unpacked makes its stream unproven."""
@@ -112,7 +115,7 @@ class Evidence:
 
     def status(self, *, is_found: bool, was_read: bool, has_expired: bool, is_whole: bool) -> Status:
         """What an answer may say; the rule is told where this module begins."""
-        is_proven = is_whole and not (was_read and (self.unproven or self.left_out))
+        is_proven = is_whole and not (self.is_partial or (was_read and (self.unproven or self.left_out)))
         if is_found:
             return Status.FOUND if is_proven else Status.UNPROVEN
         if self.uncovered and not was_read:
@@ -146,7 +149,8 @@ def evidence(
     ends: dict[str, StreamBounds] = {}
     # A stream that was recorded once and is gone holds nothing, and proves nothing either.
     gone: list[str] = []
-    left_out: list[LeftOut] = []
+    unusable = catalog.left_out() if names is None else {}
+    left_out = [LeftOut(stream, str(error)) for stream, error in sorted(unusable.items())]
     meant = yield from all_names(recorded, names)
     lasts = {stream.name for stream in recorded} if len(meant) > 1 else set()
     for stream, found in (yield from all_ends(meant, is_named=names is not None, kept=kept, lasts=lasts)).items():
@@ -160,7 +164,9 @@ def evidence(
     ranges = yield from coverage_by_stream(recorded)
     keys = tuple(key_ids)
     generations = {stream.name: stream.stream_id for stream in recorded}
-    result = Evidence(tuple(ends), tuple(gone), tuple(left_out), generations, unproven=unproven)
+    result = Evidence(
+        tuple(ends), tuple(gone), tuple(left_out), generations, unproven=unproven, is_partial=bool(unusable)
+    )
     held = {stream: ranges.get(generations.get(stream, 0), []) for stream in ends}
     there = yield from check_identity(catalog, held, ends, kept)
 
@@ -297,7 +303,7 @@ def check_identity(
         That offset, of streams that have it still.
 
     Raises:
-        StreamReplaced: one is another.
+        StreamReplaced: one is another; field `also` has the errors of others that are.
         StreamUnavailable: nobody can say now.
     """
     positions: dict[str, Position] = {}
@@ -311,11 +317,12 @@ def check_identity(
     deadline, pause = time.monotonic() + catalog.patience_s, POLL_S_MIN
     while positions:
         agreed: dict[str, Agreement] = yield from Agree(positions, kept or KeptChunks())
-        for stream, each in agreed.items():
-            if each in (Agreement.OTHER, Agreement.ENDS_BEFORE):
-                raise replaced(stream, positions[stream].offset)
-            if each is Agreement.SAME:
-                there[stream] = positions[stream].offset
+        others = [stream for stream, each in agreed.items() if each in (Agreement.OTHER, Agreement.ENDS_BEFORE)]
+        if others:
+            first, *also = [replaced(stream, positions[stream].offset) for stream in others]
+            first.also = tuple(also)
+            raise first
+        there |= {stream: positions[stream].offset for stream, each in agreed.items() if each is Agreement.SAME}
         # Of one without a proof nobody can say from here, and the answer will say so.
         doubted = [stream for stream, each in agreed.items() if each is Agreement.UNKNOWN and ends[stream].is_proven]
         positions = {stream: positions[stream] for stream in doubted}
@@ -330,12 +337,23 @@ def check_identity(
     return there
 
 
-def again_if_replaced(begin: Callable[[], Generator[Any, Any, _Result]]) -> Generator[Any, Any, _Result]:
-    """Take steps; once more from the start where the recorder replaced a stream under our hands."""
+def again_if_replaced(
+    begin: Callable[[], Generator[Any, Any, _Result]], *, leaving: Catalog | None = None
+) -> Generator[Any, Any, _Result]:
+    """Take steps; once more from the start where the recorder replaced a stream under our hands.
+
+    `leaving`: where no stream is named, which is to leave out those that stay another than what was recorded.
+    """
     try:
         return (yield from begin())
     except StreamReplaced:
-        return (yield from begin())
+        pass
+    while True:
+        try:
+            return (yield from begin())
+        except StreamReplaced as error:
+            if leaving is None or not leaving.leave_out(error):
+                raise
 
 
 def replaced(stream: str, offset: int) -> StreamReplaced:

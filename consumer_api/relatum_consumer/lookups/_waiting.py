@@ -141,8 +141,9 @@ class _Waiting:
         """Probe; nothing where the stream is being replaced: a proof, made anew once, says so if it stays like that."""
         try:
             return (yield from probe(self._catalog, self._question))
-        except StreamReplaced:
-            if self._known is not None and self._was_replaced:
+        except StreamReplaced as error:
+            is_left_out = self._question.names is None and self._was_replaced and self._catalog.leave_out(error)
+            if self._known is not None and self._was_replaced and not is_left_out:
                 raise
             self._was_replaced, self._known = self._known is not None, None
             return Found()
@@ -152,7 +153,8 @@ class _Waiting:
         self._proof_began = time.monotonic()
         keys = [wanted.key_id for wanted in self._question.wanted]
         proof = partial(evidence_together, self._catalog, self._question.names, keys)
-        known: Evidence = yield from again_if_replaced(proof)
+        leaving = self._catalog if self._question.names is None else None
+        known: Evidence = yield from again_if_replaced(proof, leaving=leaving)
         self.note_proof()
         return known
 

@@ -76,8 +76,7 @@ def _claimed(reader: StreamReader, link: SocketConnection) -> uuid.UUID | None:
         if time.monotonic() >= until:
             message = f"the stream {IDENTITY_STREAM!r} does not answer: which broker this is cannot be told"
             raise StreamUnavailable(message, stream=IDENTITY_STREAM)
-        if not (is_empty and has_published):
-            time.sleep(_PAUSE_S)
+        time.sleep(_PAUSE_S)
 
 
 def _answer(session: StreamSession, request: Callable[..., bytes], *arguments: Any) -> Steps[int]:

@@ -10,8 +10,8 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.errors import AccessRefused, AnotherBroker, NotFound, ReadTimeout, RelatumError, StreamUnavailable
-from relatum.reading import Agreement, BrokerIdentity, StreamReader, agreement, claimed_identity
+from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, StreamUnavailable
+from relatum.reading import Agreement, BrokerIdentity, StreamReader, agreement, another_broker, claimed_identity
 from relatum.store import (
     RECORDERS,
     Position,
@@ -131,17 +131,6 @@ def _strangers(
     return {row[0]: another_broker(row[0], BrokerIdentity(*row[1:]), identity) for row in connection.execute(query)}
 
 
-def another_broker(stream: str, recorded: BrokerIdentity, connected: BrokerIdentity) -> AnotherBroker:
-    """The error for a stream that was recorded from another broker."""
-    return AnotherBroker(
-        f"the stream {stream!r} was recorded from the broker {recorded}, and this one is {connected}: give each broker "
-        f"a database of its own. If this one has taken the other's place: `relatum forget --origin {stream}`",
-        stream=stream,
-        recorded=str(recorded),
-        connected=str(connected),
-    )
-
-
 def note_broker(connection: sa.Connection, identity: BrokerIdentity) -> None:
     """Write down a broker that is known, with what its cluster is called now."""
     values = {"broker_id": identity.broker_id, "cluster_name": identity.cluster_name}
@@ -150,14 +139,21 @@ def note_broker(connection: sa.Connection, identity: BrokerIdentity) -> None:
     connection.execute(statement.on_conflict_do_update(index_elements=["broker_id"], set_=values, where=renamed))
 
 
-def check_broker(engine: sa.Engine, reader: StreamReader, row: StreamRow) -> None:
+def check_broker(
+    engine: sa.Engine, reader: StreamReader, row: StreamRow, identity: BrokerIdentity | None = None
+) -> None:
     """See that a stream is this broker's, for who is about to compare or fill it. Nothing is written.
+
+    `identity`: The broker; None asks it, where the stream is known to be of one.
 
     Raises:
         AnotherBroker: it is not.
         StreamUnavailable: that cannot be told now.
     """
-    if row.broker_id is None or not BrokerIdentity(row.broker_id, "").contradicts(identity := reader.identity()):
+    if row.broker_id is None:
+        return
+    identity = identity or reader.identity()
+    if not BrokerIdentity(row.broker_id, "").contradicts(identity):
         return
     with translated_errors(), engine.begin() as connection:
         position = last_position(coverage_of(connection, [row.stream_id]))
