@@ -12,8 +12,8 @@ from sqlalchemy import Connection
 __all__ = ["ROLES", "grant_roles", "missing_roles"]
 
 _RECORDED: Final = (
-    "brokers, streams, recorder_members, keys, coverage, relationships, table_parts, part_streams, part_keys, time_blocks, "
-    "checkpoints, receipts, skips, events, expectations, taps"
+    "streams, recorder_members, keys, coverage, relationships, table_parts, part_streams, part_keys, time_blocks, "
+    "checkpoints, receipts, skips, events, expectations, taps, brokers"
 )
 _READ: Final = _RECORDED.replace(" receipts,", "")
 _GROUPS: Final = "group_consumers, group_scans, group_states"

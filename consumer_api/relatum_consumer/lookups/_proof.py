@@ -12,7 +12,8 @@ The rule of statuses, the first line that fits:
   names a message that could not be read and is not surely gone: what was found may be a part.
 - None, and a range is not recorded and was not read: `not_recorded_yet`.
 - None, and a stream proves nothing: `unproven`. That is one whose end no leader told (AMQP 0.9.1 cannot ask it), or one
-  in which a batch was met that cannot be unpacked. Or a recorded stream was left out, which this user may not read.
+  in which a batch was met that cannot be unpacked. Or a recorded stream was left out: this user may not read it.
+- A recorded stream was left out that is another broker's, or not the one that was recorded: `unproven`, found or not.
 - None, but rows of messages that retention surely took: `expired`.
 - None, and at least one stream: `absent`. Without any stream there is no answer: `NothingRecorded`.
 """

@@ -103,7 +103,7 @@ class Trace:
         expired: Where messages lay that were met and that retention has dropped since.
         unread: Where messages lie that were met and that could not be read, without a proof that they are gone.
         streams: The streams over which it holds, in order.
-        left_out: Recorded streams that this user may not read.
+        left_out: Recorded streams that cannot be used: see `Answer`.
         uncovered: The offsets that are retained and are not recorded for all the keys, by stream: among them there may
             be more. They are the same for all hops; none with `complete`, which reads them.
         unattended: With `NOT_RECORDED_YET`, those of the streams that nobody records now.

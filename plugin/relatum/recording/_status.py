@@ -64,16 +64,17 @@ class StreamStatus:
     """One stream: what the broker holds and what the table holds of it.
 
     `state` is `recording`, `unattended` (some of it is recorded, and nobody records it now: what is published stays
-    unrecorded until a recorder runs), `not_recorded` (the database has none of it), or why it cannot be read: `missing`
-    (the broker has no such stream), `not_a_stream` (a queue of another kind), `refused` (this user may not read it),
-    `another_broker` (it was recorded from another one), `unavailable` (no leader, a node that starts: it passes) or `unreadable` (bad data). `error` is the error that says
-    so, None where it is read. `first` and `last` are retained offsets, None where the stream is empty or cannot be
-    read. `covered` gives the recorded ranges by key name, `time` among them; `holes` are ranges retention took first,
-    `gaps` ranges that are retained and of which nothing is recorded: a recorder closes them. `lag_offsets` counts them
-    and what lies behind the end; `lag_s` is the age of the oldest unrecorded message; each is None where that is not
-    known. `rows` and `bytes` (of table and index) are estimates in large tables. `recorder` is who holds the lease,
-    None where nobody. `broker` is the one it was recorded from, its cluster's name and the beginning of its id; None
-    where that is not known.
+    unrecorded until a recorder runs), `not_recorded` (the database has none of it), or why it cannot be read:
+    `missing` (the broker has no such stream), `not_a_stream` (a queue of another kind), `refused` (this user may
+    not read it), `another_broker` (it was recorded from another one), `unavailable` (no leader, a node that starts:
+    it passes) or `unreadable` (bad data). `error` is the error that says so, None where it is read. `first` and
+    `last` are retained offsets, None where the stream is empty or cannot be read. `covered` gives the recorded
+    ranges by key name, `time` among them; `holes` are ranges retention took first, `gaps` ranges that are retained
+    and of which nothing is recorded: a recorder closes them. `lag_offsets` counts them and what lies behind the
+    end; `lag_s` is the age of the oldest unrecorded message; each is None where that is not known. `rows` and
+    `bytes` (of table and index) are estimates in large tables. `recorder` is who holds the lease, None where
+    nobody. `broker` is the one it was recorded from, its cluster's name and the beginning of its id; None where
+    that is not known.
     """
 
     stream: str
@@ -181,9 +182,7 @@ def _events(connection: sa.Connection, stream_id: int) -> list[StreamEvent]:
     return [StreamEvent(*row) for row in rows][::-1]
 
 
-def _status_of(
-    stream: StreamRow, facts: _Facts, reader: StreamReader, another: AnotherBroker | None
-) -> StreamStatus:
+def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader, another: AnotherBroker | None) -> StreamStatus:
     rows = facts.coverage[stream.stream_id]
     recorded_to = max((row.to_offset for row in rows), default=None)
     found = another or bounds_or_error(reader, stream.name)
