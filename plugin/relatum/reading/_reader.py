@@ -257,14 +257,11 @@ class StreamReader(Closing):
 
         The id is None where that stream is not there, this user may not read it, or AMQP 0.9.1 is used.
         """
-        name = cluster_name(self._transport.server_properties) or ""
-        if self.transport == "amqp" or self._transport.missing([IDENTITY_STREAM]):
-            return BrokerIdentity(None, name)
-        try:
-            message = self._transport.read(IDENTITY_STREAM, 0)
-        except (NotFound, AccessRefused):
-            return BrokerIdentity(None, name)
-        return BrokerIdentity(broker_id_of(message.body), name)
+        known = None
+        if self.transport == "stream" and not self._transport.missing([IDENTITY_STREAM]):
+            with contextlib.suppress(NotFound, AccessRefused):
+                known = broker_id_of(self._transport.read(IDENTITY_STREAM, 0).body)
+        return BrokerIdentity(known, cluster_name(self._transport.server_properties) or "")
 
     def partitions(self, super_stream: str) -> list[str]:
         """The streams that a name stands for as a super stream, in their order; empty where it is no super stream's.

@@ -32,7 +32,7 @@ from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, 
 from relatum.recording._broker import check_broker
 from relatum.recording._compare import Difference, Expected, StreamVerified, compare_rows
 from relatum.recording._compare_blocks import MARGIN_MESSAGES, compare_blocks
-from relatum.recording._compare_coverage import compare_coverage
+from relatum.recording._compare_coverage import compare_coverage, judged_to
 from relatum.recording._compare_positions import compare_positions, is_replaced, verdict_of
 from relatum.recording._compare_streams import Generations, compare_generations, generations_of
 from relatum.recording._stored import Stored, known_key_ids, last_stored, stored_of
@@ -235,18 +235,10 @@ def plan_verification(
     proven = bounds if bounds.is_proven else StreamBounds(bounds.first, None)
     for difference in compare_whole(generations, super_stream, rows, known, proven):
         result.add(difference)
-    result.to_offset = judged_to(recorded_to, stray, bounds)
+    result.to_offset = judged_to(recorded_to, stray, bounds.last)
     result.from_offset = result.to_offset if bounds.first is None else min(bounds.first, result.to_offset)
     result.windows_total = -(-(result.to_offset - result.from_offset) // WINDOW_OFFSETS)
     return result, Subject(stream, tuple(definitions), result.from_offset)
-
-
-def judged_to(recorded_to: int, stray: int | None, bounds: StreamBounds) -> int:
-    """Up to where messages are compared: the coverage's end, and what the table holds behind it."""
-    end = recorded_to if bounds.last is None else min(recorded_to, bounds.last + 1)
-    if stray is None or bounds.last is None:
-        return end
-    return max(end, min(stray, bounds.last) + 1)
 
 
 def compare_whole(

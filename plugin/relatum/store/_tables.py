@@ -79,7 +79,7 @@ brokers = Table(
     "brokers",
     metadata,
     Column("broker_id", Uuid, primary_key=True),
-    # As it was last recorded from.
+    # For people: as it was when one of its streams was seen to be its own.
     Column("cluster_name", Text, nullable=False),
     made_at("created_at"),
 )
