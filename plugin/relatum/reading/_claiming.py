@@ -52,27 +52,29 @@ def claimed_identity(reader: StreamReader) -> BrokerIdentity:
 
 def _claimed(reader: StreamReader, link: SocketConnection) -> uuid.UUID | None:
     until = time.monotonic() + left_s(CLAIM_S)
+    # Else whoever declared it is about to publish. An empty stream of several nodes does not prove that it is.
+    publishes_at = until - CLAIM_S / 2
     if IDENTITY_STREAM in reader.missing([IDENTITY_STREAM]):
         declared = link.run(_answer(link.session, frames.create, IDENTITY_STREAM, {}), until)
-        if declared not in (Code.OK, Code.STREAM_EXISTS):
+        if declared == Code.OK:
+            publishes_at = 0.0
+        elif declared != Code.STREAM_EXISTS:
             return None
-    has_published = False
     while True:
         try:
             return broker_id_of(reader.read(IDENTITY_STREAM, 0).body)
-        except OffsetNotFound as error:
-            is_empty = error.is_proven
+        except OffsetNotFound:
+            is_empty = True
         except (NotFound, AccessRefused):
             return None
         except StreamUnavailable:
-            # Somebody else is declaring it.
             is_empty = False
-        if is_empty and not has_published:
-            # It is read anew then: somebody else may have been faster.
-            try:
-                has_published = link.run(_publish(link.session, str(uuid.uuid4())), until)
-            except AccessRefused:
-                return None
+        try:
+            if is_empty and time.monotonic() >= publishes_at:
+                # It is read anew then: somebody else may have been faster.
+                publishes_at = until if link.run(_publish(link.session, str(uuid.uuid4())), until) else publishes_at
+        except AccessRefused:
+            return None
         if time.monotonic() >= until:
             message = f"the stream {IDENTITY_STREAM!r} does not answer: which broker this is cannot be told"
             raise StreamUnavailable(message, stream=IDENTITY_STREAM)
