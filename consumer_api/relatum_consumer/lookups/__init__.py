@@ -3,7 +3,7 @@
 `relatum_consumer.Relations` and `AsyncRelations` are the faces; look-ups of groups are built on the same.
 """
 
-from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, Status
+from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, NewKey, Status, to_be_recorded
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
 from relatum_consumer.lookups._explaining import STREAMS_MAX, Asked, Explanation, explaining, explanation_now
 from relatum_consumer.lookups._gathered import Gathered
@@ -14,7 +14,6 @@ from relatum_consumer.lookups._lookups import Lookups, Names, names_of, span_of,
 from relatum_consumer.lookups._proof import (
     Evidence,
     Uncovered,
-    again_if_replaced,
     all_ends,
     all_names,
     attended,
@@ -22,9 +21,9 @@ from relatum_consumer.lookups._proof import (
     coverage_by_stream,
     ends_of,
     evidence,
-    replaced,
 )
 from relatum_consumer.lookups._related import Question, Row, answer, first_retained, read_rows
+from relatum_consumer.lookups._replaced import again_if_replaced, replaced
 from relatum_consumer.lookups._requests import (
     CLOSED,
     NOT_REACHED_YET,
@@ -80,6 +79,7 @@ __all__ = [
     "Lookups",
     "Missing",
     "Names",
+    "NewKey",
     "Order",
     "Partitions",
     "Pause",
@@ -125,4 +125,5 @@ __all__ = [
     "replaced",
     "span_of",
     "time_us_of",
+    "to_be_recorded",
 ]

@@ -1,14 +1,15 @@
 """How an answer comes about: from what the index names, or by evidence, the index once more, and the rest read."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
 from relatum.ids import MessageId
-from relatum_consumer.lookups._answer import Answer, Hit, LeftOut, Status
+from relatum_consumer.lookups._answer import Answer, Hit, Status
 from relatum_consumer.lookups._catalog import Catalog
-from relatum_consumer.lookups._proof import Evidence, again_if_replaced, evidence_together
+from relatum_consumer.lookups._proof import Evidence, evidence_together
+from relatum_consumer.lookups._replaced import again_if_replaced
 from relatum_consumer.lookups._requests import Steps
 
 
@@ -54,8 +55,7 @@ def _answered(
 def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found) -> Steps[Answer]:
     """The answer where the table knows something: nothing needs a proof, and nothing more is asked."""
     streams = yield from catalog.recorded(names, (hit.message.stream for hit in found.hits))
-    unusable = catalog.left_out() if names is None else {}
-    left_out = tuple(LeftOut(stream, str(error)) for stream, error in sorted(unusable.items()))
+    left_out = catalog.leaves_out(names)
     status = Status.UNPROVEN if found.unread or left_out else Status.FOUND
     return Answer(status, found.hits, found.expired, streams=streams, unread=found.unread, left_out=left_out)
 
@@ -72,5 +72,8 @@ def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool
     # What was recorded of a stream that is gone has expired: the answer holds over it, too.
     gone = {where.stream for where in expired}.intersection(known.gone)
     streams = tuple(sorted((*known.streams, *gone))) if gone else known.streams
-    unattended = (yield from known.unattended(catalog)) if status is Status.NOT_RECORDED_YET else ()
-    return Answer(status, hits, expired, streams=streams, unread=unread, left_out=known.left_out, unattended=unattended)
+    answer = Answer(status, hits, expired, streams=streams, unread=unread, left_out=known.left_out)
+    if status is not Status.NOT_RECORDED_YET:
+        return answer
+    unattended = yield from known.unattended(catalog)
+    return replace(answer, unattended=unattended, new_keys=(yield from known.named_new_keys(catalog)))

@@ -114,9 +114,9 @@ class Catalog:
         """Read anew at the next use."""
         self._snapshot = None
 
-    def is_news(self, unattended: Iterable[str]) -> bool:
-        """Whether some of the streams, which nobody records, have not been told of before; they are now."""
-        new = set(unattended) - self._told
+    def is_news(self, names: Iterable[str]) -> bool:
+        """Whether some of the streams that nobody records, or of the new keys, were not logged before."""
+        new = set(names) - self._told
         self._told |= new
         return bool(new)
 
@@ -263,6 +263,11 @@ class Catalog:
         unusable = {stream: error for stream, (error, until) in self._unusable.items() if now < until}
         others = {stream: another_broker(stream, each, self._identity) for stream, each in self._others[1].items()}
         return unusable | others
+
+    def leaves_out(self, names: Sequence[str] | None) -> tuple[LeftOut, ...]:
+        """The same as an answer names them: none where streams are named."""
+        left_out = {} if names is not None else self.left_out()
+        return tuple(LeftOut(stream, str(error)) for stream, error in sorted(left_out.items()))
 
     def why_left_out(self, stream: LeftOut) -> RelatumError:
         """The error of a stream that an answer leaves out, for one that would leave out all."""

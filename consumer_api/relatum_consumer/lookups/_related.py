@@ -28,7 +28,8 @@ from relatum_consumer.lookups._gathered import Gathered, check_count
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SLICE, SLICE_ROWS
 from relatum_consumer.lookups._lookup_statements import Order
 from relatum_consumer.lookups._probe_statement import probe_statement
-from relatum_consumer.lookups._proof import Evidence, replaced
+from relatum_consumer.lookups._proof import Evidence
+from relatum_consumer.lookups._replaced import replaced
 from relatum_consumer.lookups._requests import Breathe, Partitions, Read, Select, Steps, Watch
 
 _Result = TypeVar("_Result")

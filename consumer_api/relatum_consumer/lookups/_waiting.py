@@ -20,8 +20,9 @@ from relatum_consumer.lookups._answer import Answer, Status
 from relatum_consumer.lookups._answering import Found, concluded, recorded_answer
 from relatum_consumer.lookups._catalog import Catalog
 from relatum_consumer.lookups._limits import POLL_S_MIN, USELESS_POLL_S_MAX
-from relatum_consumer.lookups._proof import Evidence, again_if_replaced, evidence_together
+from relatum_consumer.lookups._proof import Evidence, evidence_together
 from relatum_consumer.lookups._related import Question, probe, without_values
+from relatum_consumer.lookups._replaced import again_if_replaced
 from relatum_consumer.lookups._requests import InTime, LookupRequest, Pause, Read, Steps
 
 GRACE_S: Final = 0.25
@@ -93,7 +94,7 @@ def wait(catalog: Catalog, question: Question, until: float, timeout_s: float) -
     except OutOfTime as out:
         waiting.note_proof()
         return question.named(waiting.out_of_time(out))
-    if catalog.is_news(answer.unattended):
+    if catalog.is_news([*answer.unattended, *(each.key for each in answer.new_keys)]):
         logger.warning("waited in vain for what is not recorded: %s", answer.explanation)
     return answer
 
