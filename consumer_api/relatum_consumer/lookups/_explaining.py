@@ -37,7 +37,7 @@ _KINDS: Final[Mapping[type, str]] = {
     Bounds: "ends",
     AllBounds: "ends",
     Agree: "identity",
-    Identify: "broker",
+    Identify: "identity",
     Missing: "gone",
     Partitions: "partitions",
     Reach: "reach",

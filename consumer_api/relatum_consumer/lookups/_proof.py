@@ -205,9 +205,8 @@ def evidence(
     ranges = yield from coverage_by_stream(recorded)
     keys = tuple(key_ids)
     generations = {stream.name: stream.stream_id for stream in recorded}
-    result = Evidence(
-        tuple(ends), tuple(gone), tuple(left_out), generations, unproven=unproven, is_partial=bool(unusable)
-    )
+    result = Evidence(tuple(ends), tuple(gone), tuple(left_out), generations, unproven=unproven)
+    result.is_partial = bool(unusable)
     held = {stream: ranges.get(generations.get(stream, 0), []) for stream in ends}
     there = yield from check_identity(catalog, held, ends, kept)
 
