@@ -1,5 +1,6 @@
 """Two brokers that have a stream of the same name, and one database: neither is taken for the other."""
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +8,10 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
+from click.testing import Result
+from typer.testing import CliRunner
 
+from relatum.command import complete_app
 from relatum.errors import AnotherBroker, StreamReplaced
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader, claimed_identity
@@ -140,6 +144,24 @@ def test_a_stream_that_was_forgotten_is_anybodys(
     record(own_broker.broker_url, engine, stream)
     assert rows(engine, stream)[-1][1] == id_of(own_broker.broker_url)
     assert verify(own_broker.broker_url, engine, [stream]).ok
+
+
+def test_the_commands_say_whose_a_stream_is(
+    amqp_url: str, own_broker: LocalRabbitMQ, database_url: str, engine: sa.Engine, stream: str
+) -> None:
+    """`record` ends with code 3, `status` names the broker, and `forget --origin` takes the stream for nobody's."""
+    record(own_broker.broker_url, engine, stream, keys=["order_id"])
+    environment = {"RELATUM_DATABASE_URL": database_url, "RELATUM_BROKER_URL": amqp_url, "COLUMNS": "500"}
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(complete_app(), list(arguments), env=environment)
+
+    for command in (["record", stream], ["find", "order_id", "o1", "--streams", stream], ["status", stream]):
+        ended = run(*command)
+        assert ended.exit_code == 3, (command, ended.output)
+        assert str(id_of(own_broker.broker_url))[:8] in ended.output
+    assert json.loads(run("forget", "--origin", stream, "--json").stdout) == [stream]
+    assert rows(engine, stream) == [(1, None)]
 
 
 def test_a_recorder_of_others_goes_on_beside_another_brokers_stream(
