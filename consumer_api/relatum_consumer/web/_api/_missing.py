@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 
 import anyio
 
+from relatum.checks import seconds_text
 from relatum.errors import InvalidInput, RelatumError, Transient
 from relatum.keys import KeyDefinition
 from relatum.waiting import within
@@ -315,7 +316,7 @@ async def _report(site: Site, asked: ExpectationAsked, after: _Cursor | None, be
     except Transient as error:
         if time.perf_counter() - began < site.options.timeout_s:
             raise
-        message = f"this took longer than {site.options.timeout_s:g} s: {error}"
+        message = f"this took longer than {seconds_text(site.options.timeout_s)}: {error}"
         raise Refused(Problem(503, "took_too_long", message, _TOO_LONG)) from error
 
 
