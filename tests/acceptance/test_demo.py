@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -131,6 +132,20 @@ def await_line(output: IO[str] | None, beginning: str) -> list[str]:
         if line.startswith(beginning):
             return lines
     raise AssertionError(f"it ended before {beginning!r}: {''.join(lines)}")
+
+
+def test_demo_says_that_the_broker_was_lost(tmp_path: Path) -> None:
+    """A broker that ends while it is published to is one line and its code, no traceback."""
+    directory = tmp_path / "servers"
+    arguments = [COMMAND, "demo", "--flights", "500", "--directory", str(directory)]
+    with subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        await_line(process.stderr, "Publishing")
+        for pid in processes_naming(str(directory / "rabbitmq")):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        said = process.communicate(timeout=LIMIT_S)[1]
+    assert process.returncode == ExitCode.BROKER
+    assert "Traceback" not in said
 
 
 def test_demo_looks_for_the_pages_port_first() -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pika
 import sqlalchemy as sa
+from pika.exceptions import AMQPError
 
 import relatum
 from relatum.checks import seconds_text
-from relatum.errors import ConfigurationError, NotRecordedInTime
+from relatum.errors import BrokerUnavailable, ConfigurationError, NotRecordedInTime
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import recorded_ends
 from relatum.superstreams import queue_exists
@@ -63,6 +64,9 @@ def publish_and_record(servers: Servers, engine: sa.Engine, data: Dataset, progr
 
     Returns:
         Seconds until all was published, and seconds from then until all was recorded.
+
+    Raises:
+        BrokerUnavailable: RabbitMQ ended the connection.
     """
     connection = pika.BlockingConnection(pika.URLParameters(servers.broker))
     try:
@@ -82,9 +86,12 @@ def publish_and_record(servers: Servers, engine: sa.Engine, data: Dataset, progr
         published = time.perf_counter()
         _wait_until_recorded(servers, engine)
         return published - began, time.perf_counter() - published
+    except AMQPError as error:
+        raise BrokerUnavailable(f"RabbitMQ was lost while messages were published: {error!r}") from error
     finally:
         relatum.release(connection)
-        connection.close()
+        if connection.is_open:
+            connection.close()
 
 
 def _declare(connection: pika.BlockingConnection, servers: Servers) -> None:
