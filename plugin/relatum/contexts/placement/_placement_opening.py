@@ -87,7 +87,7 @@ def _agree_on_idle(connection: sa.Connection, whose: tuple[int, str], idle_s: fl
             f"the sets of super stream {name!r} are closed after {seconds_text(stored)} without use, not after "
             f"{seconds_text(idle_s)}: it is the same for all routers, and changed by `AffinitySets.set_idle`",
             super_stream=name,
-            reason=f"its sets are closed after {seconds_text(stored)} without use",
+            reason=f"its idle_s is {stored:g}",
         )
 
 
