@@ -3,7 +3,7 @@
 `relatum_consumer.Relations` and `AsyncRelations` are the faces; look-ups of groups are built on the same.
 """
 
-from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, Status
+from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, NewKey, Status, to_be_recorded
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
 from relatum_consumer.lookups._explaining import STREAMS_MAX, Asked, Explanation, explaining, explanation_now
 from relatum_consumer.lookups._gathered import Gathered
@@ -78,6 +78,7 @@ __all__ = [
     "Lookups",
     "Missing",
     "Names",
+    "NewKey",
     "Order",
     "Partitions",
     "Pause",
@@ -123,4 +124,5 @@ __all__ = [
     "replaced",
     "span_of",
     "time_us_of",
+    "to_be_recorded",
 ]

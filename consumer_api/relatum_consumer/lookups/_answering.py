@@ -1,7 +1,7 @@
 """How an answer comes about: from what the index names, or by evidence, the index once more, and the rest read."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -70,5 +70,8 @@ def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool
     # What was recorded of a stream that is gone has expired: the answer holds over it, too.
     gone = {where.stream for where in expired}.intersection(known.gone)
     streams = tuple(sorted((*known.streams, *gone))) if gone else known.streams
-    unattended = (yield from known.unattended(catalog)) if status is Status.NOT_RECORDED_YET else ()
-    return Answer(status, hits, expired, streams=streams, unread=unread, left_out=known.left_out, unattended=unattended)
+    answer = Answer(status, hits, expired, streams=streams, unread=unread, left_out=known.left_out)
+    if status is not Status.NOT_RECORDED_YET:
+        return answer
+    unattended = yield from known.unattended(catalog)
+    return replace(answer, unattended=unattended, new_keys=(yield from known.named_new_keys(catalog)))
