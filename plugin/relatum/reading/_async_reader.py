@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapp
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from relatum import metrics
-from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text
+from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, seconds_text
 from relatum.closing import AsyncClosing
 
 # blocking only:
@@ -237,7 +237,7 @@ class AsyncStreamReader(AsyncClosing):
                     if has_passed():
                         raise ReadTimeout(f"The stream {stream!r} was not read to the end in time ({current()}).")
                 elif not scan.follow:
-                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {idle_s:g} s.")
+                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {seconds_text(idle_s)}.")
                 elif idle_timeout_s is not None:
                     return
 

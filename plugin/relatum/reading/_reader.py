@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from relatum import metrics
-from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text
+from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, seconds_text
 from relatum.closing import Closing
 from relatum.errors import BrokerUnavailable, ConfigurationError, ProtocolError, ReadTimeout
 from relatum.reading._address import BrokerAddress
@@ -203,7 +203,7 @@ class StreamReader(Closing):
                     if has_passed():
                         raise ReadTimeout(f"The stream {stream!r} was not read to the end in time ({current()}).")
                 elif not scan.follow:
-                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {idle_s:g} s.")
+                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {seconds_text(idle_s)}.")
                 elif idle_timeout_s is not None:
                     return
 

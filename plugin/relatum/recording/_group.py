@@ -128,6 +128,11 @@ class RecorderGroup:
         for part in (self._intake, self._opener, self._keeper, self._gaps, self._parts):
             part.start()
 
+    def drop(self, name: str) -> None:
+        """Take back a name that was taken for a stream's to come."""
+        self._tracks.drop(name)
+        self.metrics.forget(name)
+
     # --- writers --------------------------------------------------------------------------------------------------
 
     def _writer_of(self, track: Track, opened: Opened) -> Writer:
