@@ -3,7 +3,7 @@
 `relatum_consumer.Relations` and `AsyncRelations` are the faces; look-ups of groups are built on the same.
 """
 
-from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, Status
+from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, Status, remedy
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
 from relatum_consumer.lookups._explaining import STREAMS_MAX, Asked, Explanation, explaining, explanation_now
 from relatum_consumer.lookups._gathered import Gathered
@@ -120,6 +120,7 @@ __all__ = [
     "offsets_within",
     "reached",
     "read_rows",
+    "remedy",
     "replaced",
     "span_of",
     "time_us_of",

@@ -9,9 +9,16 @@ from typing import Any, Final
 
 from relatum.ids import MessageId
 from relatum.reading import Message
-from relatum_consumer.lookups import Lacking, LeftOut, Status, Uncovered
+from relatum_consumer.lookups import Lacking, LeftOut, Status, Uncovered, remedy
 
-_SEVERITY: Final = (Status.UNPROVEN, Status.NOT_RECORDED_YET, Status.FOUND, Status.EXPIRED, Status.ABSENT)
+_SEVERITY: Final = (
+    Status.UNPROVEN,
+    Status.NOT_RECORDED_YET,
+    Status.FOUND,
+    Status.EXPIRED,
+    Status.DELETED,
+    Status.ABSENT,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,7 @@ class Trace:
         stopped: What bounds left out; empty where nothing was.
         steps: What each hop asked, and how sure it is.
         expired: Where messages lay that were met and that retention has dropped since.
+        deleted: Where messages lay that were met and whose streams were deleted since.
         unread: Where messages lie that were met and that could not be read, without a proof that they are gone.
         streams: The streams over which it holds, in order.
         left_out: Recorded streams that this user may not read.
@@ -123,14 +131,20 @@ class Trace:
     uncovered: tuple[Uncovered, ...] = field(default=(), kw_only=True)
     unattended: tuple[str, ...] = field(default=(), kw_only=True)
     lacking: tuple[Lacking, ...] = field(default=(), kw_only=True)
+    deleted: tuple[MessageId, ...] = field(default=(), kw_only=True)
 
     @property
     def status(self) -> Status:
         """The worst of the steps: `unproven` and `not_recorded_yet` say that there may be more.
 
-        `found`: something was, and each step is sure. Else `expired` or `absent`.
+        `found`: something was, and each step is sure. Else `expired`, `deleted` or `absent`.
         """
         return min((step.status for step in self.steps), key=_SEVERITY.index, default=Status.ABSENT)
+
+    @property
+    def remedy(self) -> str:
+        """What to do where it is `expired` or `deleted`, in words; else empty."""
+        return remedy(self.status, self.deleted)
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -210,6 +224,7 @@ class Trace:
                 for step in self.steps
             ],
             "expired": [where._asdict() for where in self.expired],
+            "deleted": [where._asdict() for where in self.deleted],
             "unread": [where._asdict() for where in self.unread],
             "left_out": [each._asdict() for each in self.left_out],
             "lacking": [each._asdict() for each in self.lacking],

@@ -56,6 +56,7 @@ class Endpoint:
         beside: What a page with an answer is given as `beside`, asked at the same time; None where it takes too long.
         messages: How many messages an answer shows, for the audit log.
         exports: Files of the same, by the last part of their paths.
+        empty: The code of a problem that is no problem of a page: its template shows what to do first.
         media_type: Of the answer; where it goes on, `gives` is the data of one event.
     """
 
@@ -71,6 +72,7 @@ class Endpoint:
     beside: Callable[[Site, Any], Awaitable[Any]] | None = None
     messages: Callable[[Any], int] = lambda _: 0
     exports: Mapping[str, Export] = field(default_factory=dict)
+    empty: str = ""
     media_type: str = "application/json"
 
 
@@ -121,7 +123,8 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
         except Exception as error:  # noqa: BLE001
             problem = problem_met(error)
         values |= {"problem": problem, "path": request.path_params, **(await _offered(site))}
-        status, headers = (200, {}) if problem is None else (problem.status, problem.headers)
+        is_well = problem is None or problem.code == endpoint.empty
+        status, headers = (200, {}) if is_well or problem is None else (problem.status, problem.headers)
         try:
             return rendering.page(template, values, status=status, headers=headers)
         except Exception as error:  # noqa: BLE001

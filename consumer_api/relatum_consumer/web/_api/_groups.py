@@ -257,4 +257,5 @@ GROUPS = Endpoint(
     groups,
     template="groups.html",
     page="groups",
+    empty="key_not_defined",
 )
