@@ -595,7 +595,7 @@ TALL: Final = """() => [...document.querySelectorAll("main .key, main .facts dd,
     .map((each) => each.textContent.trim().slice(0, 40))"""
 """What of a view takes more than the window's height: a value that is not clamped."""
 
-WORDS: Final = """() => [...document.querySelectorAll(".state, .sign, .status")].filter((each) => {
+WORDS: Final = """() => [...document.querySelectorAll(".state, .sign, .status, nav a, th")].filter((each) => {
     const text = each.querySelector("span:last-child") ?? each;
     const words = document.createRange();
     return [...text.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE).some((node) =>
