@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         SharedGroup,
         SharedGroups,
     )
-    from relatum_consumer.lookups import Answer, Explanation, Health, Hit, Lacking, LeftOut, Status, explaining
+    from relatum_consumer.lookups import Answer, Explanation, Health, Hit, Lacking, LeftOut, NewKey, Status, explaining
     from relatum_consumer.traces import Trace
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "LeftOut",
     "LookupStatistics",
     "MissingReport",
+    "NewKey",
     "OpenGroup",
     "Relations",
     "SharedGroup",
@@ -81,6 +82,7 @@ _HOMES = {
     "LeftOut": "relatum_consumer.lookups",
     "LookupStatistics": "relatum_consumer._lookup_statistics",
     "MissingReport": "relatum_consumer.expectations",
+    "NewKey": "relatum_consumer.lookups",
     "OpenGroup": "relatum_consumer.groups",
     "Relations": "relatum_consumer._relations",
     "SharedGroup": "relatum_consumer.groups",

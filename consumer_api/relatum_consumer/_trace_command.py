@@ -65,6 +65,9 @@ def trace(
             metavar="OFFSET|VALUE…", help="Its offset; or the value, a composite's in order.", show_default=False
         ),
     ],
+    is_message: Annotated[
+        bool, typer.Option("--message", help="The name is a stream's, also where a key has that name.")
+    ] = False,
     by: Annotated[
         list[str] | None,
         typer.Option(
@@ -87,15 +90,19 @@ def trace(
 ) -> None:
     """Show all messages that are connected with one, or with a key's value, and what came from what.
 
-    A name that is a key's is taken as that. Where keys name other messages (`relatum keys add --names`), arrows lead
-    from what came first. Ends with 0 (found), 6 (nothing else is there), 8 (not recorded yet: there may be more) or 11
-    (unproven). `--json` prints one document.
+    A name that is a key's is taken as that, but with --message. Where keys name other messages
+    (`relatum keys add --names`), arrows lead from what came first.
+    Ends with 0 (found), 6 (nothing else is there), 8 (not recorded yet: there may be more) or 11 (unproven). `--json`
+    prints one document.
     """
     if as_dot + as_mermaid + as_json > 1:
         raise typer.BadParameter("give one of --dot, --mermaid and --json")
+    if is_message and not _is_offset(value):
+        raise typer.BadParameter("--message takes a stream and an offset")
     bounds = {"hops": hops, "limit": limit, "fan_out": fan_out, "since": since, "until": until}
     with open_relations(servers) as relations, explained(explain):
-        found = _traced(relations, name, value, {"by": by, "streams": streams, "complete": complete} | bounds)
+        options = {"by": by, "streams": streams, "complete": complete} | bounds
+        found = _traced(relations, name, value, options, is_message=is_message)
     if as_dot or as_mermaid:
         print(found.to_dot() if as_dot else found.to_mermaid(), end="", flush=True)
     elif as_json:
@@ -112,14 +119,21 @@ def trace(
         raise typer.Exit(code)
 
 
-def _traced(relations: "Relations", name: str, value: list[str], options: dict[str, Any]) -> "Trace":
+def _traced(
+    relations: "Relations", name: str, value: list[str], options: dict[str, Any], *, is_message: bool
+) -> "Trace":
     """The trace from a key's value, where there is such a key, else from the message at an offset."""
-    try:
-        return relations.trace((name, value[0] if len(value) == 1 else tuple(value)), **options)
-    except KeyNotDefined as error:
-        if error.key != name or len(value) != 1 or not (value[0].isascii() and value[0].isdigit()):
-            raise
+    if not is_message:
+        try:
+            return relations.trace((name, value[0] if len(value) == 1 else tuple(value)), **options)
+        except KeyNotDefined as error:
+            if error.key != name or not _is_offset(value):
+                raise
     return relations.trace(relations.read(name, int(value[0])), **options)
+
+
+def _is_offset(value: list[str]) -> bool:
+    return len(value) == 1 and value[0].isascii() and value[0].isdigit()
 
 
 def _told(found: "Trace") -> list[str]:
@@ -142,19 +156,24 @@ def _told(found: "Trace") -> list[str]:
     if found.lacking:
         lines.append(f"it has no value of {some([each.key for each in found.lacking])}: nothing was looked for")
     else:
-        lines.append(_WORDS[found.status].format(uncovered=_uncovered(found)))
-    if found.remedy:
-        lines.append(found.remedy)
-    if found.unattended:
-        lines.append(f"nobody records {some(found.unattended)}")
+        lines.append(_words(found))
+    if found.explanation:
+        lines.append(found.explanation)
     return [plain_text(line).plain for line in lines]
 
 
-def _uncovered(found: "Trace") -> str:
-    """What was not recorded when the trace began: mostly the end of a stream that is being written."""
-    count = sum(gap.stop - gap.start for gap in found.uncovered)
-    return f"{count:,} offsets that were not recorded when it began: " + some(
-        [f"{gap.stream} {gap.start:,} to {gap.stop - 1:,}" for gap in found.uncovered]
+def _words(found: "Trace") -> str:
+    """How sure it is; what was not recorded when it began is mostly the end of a stream that is being written."""
+    if found.new_keys and found.status == "found":
+        return f"{_WORDS['found']}, by the older keys"
+    new = {stream for each in found.new_keys for stream in each.streams}
+    gaps = [gap for gap in found.uncovered if gap.stream not in new]
+    if not gaps:
+        return _WORDS[found.status].format(uncovered="older messages")
+    count = sum(gap.stop - gap.start for gap in gaps)
+    return _WORDS[found.status].format(
+        uncovered=f"{count:,} offsets that were not recorded when it began: "
+        + some([f"{gap.stream} {gap.start:,} to {gap.stop - 1:,}" for gap in gaps])
     )
 
 

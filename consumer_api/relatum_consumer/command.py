@@ -30,7 +30,7 @@ from relatum.terminal import (
 )
 
 if TYPE_CHECKING:
-    from relatum_consumer import Answer, Explanation, Relations, Status
+    from relatum_consumer import Answer, Explanation, Relations
 
 __all__ = [
     "CODES",
@@ -263,9 +263,9 @@ def _print(answer: "Answer", as_json: bool) -> None:
         if answer and answer.status == "unproven":
             console.print("unproven: there may be more, which nobody can prove or rule out")
         elif not answer:
-            nothing = f"absent: {answer.explanation}" if answer.lacking else _words_of(answer.status)
-            console.print(nothing)
-            if answer.explanation and not answer.lacking:
+            rest = "; --complete reads that part" if answer.status == "not_recorded_yet" else ""
+            console.print(answer.words + rest, soft_wrap=True)
+            if answer.explanation and not (answer.lacking or answer.new_keys):
                 console.print(answer.explanation)
         if answer.unread:
             console.print(f"could not be read: {some([str(place) for place in answer.unread])}")
@@ -275,11 +275,6 @@ def _print(answer: "Answer", as_json: bool) -> None:
     code = CODES[answer.status]
     if code:
         raise typer.Exit(code)
-
-
-def _words_of(status: "Status") -> str:
-    """What a status says, and what to do."""
-    return status.words + ("; --complete reads that part" if status == "not_recorded_yet" else "")
 
 
 def some(names: Sequence[str]) -> str:
@@ -298,6 +293,7 @@ def _document(answer: "Answer") -> dict[str, Any]:
         "left_out": [each._asdict() for each in answer.left_out],
         "lacking": [each._asdict() for each in answer.lacking],
         "unattended": list(answer.unattended[:STREAMS_LISTED]),
+        "new_keys": [{"key": each.key, "streams": list(each.streams[:STREAMS_LISTED])} for each in answer.new_keys],
         "streams": list(answer.streams[:STREAMS_LISTED]),
         "streams_count": len(answer.streams),
     }

@@ -148,7 +148,9 @@ def test_keys_come_from_bodies_and_from_presets(relatum: Relatum) -> None:
 
 
 def test_keys_are_suggested_and_defined(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
-    """By what streams have in common; without `--apply` nothing is written."""
+    """What tells messages apart and comes again is defined by `--apply`; without it nothing is written."""
+    publish_plain(amqp_url, stream_name, [(b"", {"kind": "order"})] * 3)
+    assert "Nothing" in relatum.ok("suggest", stream_name, "--apply")
     orders = [(b'{"order": {"id": "o-%05d"}}' % (number // 3), {"n": number}) for number in range(300)]
     publish_plain(amqp_url, stream_name, orders, confirm=False)
     (suggestion,) = relatum.json("suggest", stream_name)
@@ -156,16 +158,13 @@ def test_keys_are_suggested_and_defined(relatum: Relatum, amqp_url: str, stream_
     assert relatum.json("keys", "list") == []
     assert "Defined" in relatum.ok("suggest", stream_name, "--apply")
     assert [key["source"] for key in relatum.json("keys", "list")] == [["body:$.order.id"]]
-    assert "Nothing" in relatum.ok("suggest", stream_name, "--messages", "1")
-    ids = [f"event-{number:04}" for number in range(60)]
-    led = [{"id": each, **({"cause": ids[number // 2]} if number else {})} for number, each in enumerate(ids)]
-    publish_plain(amqp_url, stream_name, [(b"", headers) for headers in led])
-    assert "names id" in relatum.ok("suggest", stream_name, "--apply")
-    assert {key["name"]: key["names"] for key in relatum.json("keys", "list")} == {
-        "order_id": None,
-        "id": None,
-        "cause": "id",
-    }
+    # Each value once relates nothing yet: it is listed, and not defined.
+    publish_plain(amqp_url, stream_name, [(b"", {"event": f"event-{number:04}"}) for number in range(60)])
+    said = " ".join(relatum.ok("suggest", stream_name, "--apply").split())
+    assert "header:event" in said
+    assert "each value once here: useful when another stream has it too" in said
+    assert "relatum backfill --keys order_id" in said
+    assert [key["name"] for key in relatum.json("keys", "list")] == ["order_id"]
     assert relatum.run("suggest", "no-such-stream").returncode == ExitCode.NOT_THERE
 
 
@@ -288,6 +287,16 @@ def test_trace_shows_what_is_connected(relatum: Relatum, amqp_url: str, stream_n
     publish_plain(amqp_url, stream_name, [(b"x", {"id": "c"})])
     assert relatum.run("trace", stream_name, "1").returncode == ExitCode.NOT_YET
     assert relatum.run("trace", stream_name, "1", "--complete").returncode == ExitCode.OK
+
+
+def test_a_message_is_traced_whose_stream_is_called_as_a_key(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
+    """The name is the key's, unless it is said that a message is meant."""
+    relatum.ok("keys", "add", "order_id", stream_name)
+    publish_plain(amqp_url, stream_name, [(b"x", {"order_id": 7}), (b"x", {"order_id": 7})])
+    recorded(relatum, stream_name, keys=())
+    assert relatum.run("trace", stream_name, "1").returncode == ExitCode.NOT_THERE
+    assert "order_id = 7" in relatum.ok("trace", stream_name, "1", "--message")
+    assert relatum.run("trace", stream_name, "x", "--message").returncode == ExitCode.USAGE
 
 
 def test_find_and_related_answer_and_end_with_their_status(relatum: Relatum, amqp_url: str, stream_name: str) -> None:

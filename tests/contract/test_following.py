@@ -1,5 +1,6 @@
 """What a follower tells of streams, over both transports."""
 
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,10 +8,19 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from relatum.errors import NotAStream, StreamNotFound, UsedAfterFork
+from relatum.errors import ConfigurationError, NotAStream, StreamNotFound, UsedAfterFork
 from relatum.following import Attached, CaughtUp, Event, Failed, Follower, FollowerOptions, Hole, Records, Replaced
 from relatum.reading import QUIET_S, Agreement, BrokerAddress, Position, StreamReader, position_of
-from tests.support import broker_connection, declare_stream, delete_stream, publish_plain, unique_name, wait_until
+from relatum.waiting import Outages, Server
+from tests.support import (
+    broker_connection,
+    declare_stream,
+    delete_stream,
+    new_streams,
+    publish_plain,
+    unique_name,
+    wait_until,
+)
 from tests.support.following import Taker
 from tests.support.forking import in_child
 from tests.support.proxy import Proxy
@@ -113,6 +123,31 @@ def test_many_lone_messages_are_held_for_a_taker_who_looks_seldom(taker: Taker, 
     publish_plain(amqp_url, stream, [b"%d" % number for number in range(1_000)])
     taker.follower.follow(stream, 0)
     wait_until(lambda: taker.follower.statistics().held >= 1_000, what="all of them")
+
+
+def test_more_streams_than_connections_hold_is_no_outage(
+    transport: str,
+    address: BrokerAddress,
+    amqp_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is told of the stream that has no room, which gets it when another one is left."""
+    monkeypatch.setattr("relatum.following._subscriptions.SUBSCRIPTIONS", 2)
+    monkeypatch.setattr("relatum.following._channels.CHANNELS", 2)
+    outages = Outages(logging.getLogger("relatum.test-following"), broker="b:1")
+    options = FollowerOptions(connections_max=1)
+    with new_streams(amqp_url, 3) as streams, Taker(Follower(address, options=options, outages=outages)) as taker:
+        for name in streams[:2]:
+            taker.follower.follow(name, 0)
+            taker.wait_event(name, Attached)
+        taker.follower.follow(streams[2], 0)
+        assert "connections_max=1" in str(taker.wait_failed(streams[2], ConfigurationError).error)
+        assert outages.is_up(Server.BROKER)
+        assert "is away" not in caplog.text
+        assert taker.follower.is_let_in
+        taker.follower.leave(streams[0])
+        taker.wait_event(streams[2], Attached)
 
 
 def test_a_stream_goes_on_behind_what_is_known(

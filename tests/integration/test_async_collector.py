@@ -250,6 +250,31 @@ def test_an_executor_that_is_cancelled_by_itself_is_a_failed_attempt() -> None:
     assert attempts == [1, 2]
 
 
+def test_a_handler_that_is_cancelled_by_itself_keeps_no_other_from_being_told() -> None:
+    """A `CancelledError` of the handler's own is its failure, as any other error."""
+    told: list[tuple[str, str]] = []
+
+    async def cancelled(outcome: Outcome) -> None:
+        raise asyncio.CancelledError
+
+    async def main() -> None:
+        collector = AsyncMessageCollector("test")
+        collector.register_executor("order", lambda bulk: None, ExecutorOptions(max_age_s=0.01))
+        collector.register_result_handler(cancelled)
+        collector.register_result_handler(lambda outcome: told.append((outcome.message_id, outcome.status.value)))
+        async with collector:
+            assert await collector.collect_many(messages(2)) == [True, True]
+            await until_succeeded(collector, "made:0", "made:1")
+
+    run(main())
+    assert sorted(told) == [
+        ("made:0", "collected"),
+        ("made:0", "succeeded"),
+        ("made:1", "collected"),
+        ("made:1", "succeeded"),
+    ]
+
+
 def test_executors_and_handlers_may_flush_and_close() -> None:
     """What would wait for itself does not: the collector closes behind an executor that asked for it."""
     answers: list[bool] = []

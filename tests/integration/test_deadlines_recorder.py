@@ -7,9 +7,13 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.local._identity import free_port
+from relatum.reading import BrokerAddress
 from relatum.recording import Recorder
-from relatum.store import make_engine
+from relatum.recording._embedded import CLOSE_S, EmbeddedRecorder
+from relatum.recording._group import RecorderGroup
+from relatum.store import add_keys, make_engine
 from tests.support import publish_plain, rows_of, unique_name, wait_recorded, wait_until
+from tests.support.leases import LEASE_S
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, locked
 
@@ -39,6 +43,39 @@ def test_a_database_that_stands_still_does_not_hold_the_stop(
             stop.set()
             thread.join(90)
         assert not thread.is_alive()
+
+
+def test_a_stop_ends_in_its_own_time(
+    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL stands still, and whoever stops gives it less time than a recorder would by itself."""
+    monkeypatch.setattr("relatum.recording._group.DATABASE_S", 60.0)
+    add_keys(engine, ["order_id"])
+    with Proxy.to(database_url) as proxy:
+        database = make_engine(proxy.url(database_url))
+        group = RecorderGroup(BrokerAddress.of(amqp_url), database, lease_s=LEASE_S)
+        group.add(stream_name)
+        publish_plain(amqp_url, stream_name, [(b"a", {"order_id": 1})])
+        wait_recorded(amqp_url, engine, stream_name)
+        proxy.mode = "frozen"
+        with in_time(1.0):
+            group.stop(1.0)
+        database.dispose()
+
+
+def test_the_recorder_beside_a_publisher_closes_in_its_time(
+    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str
+) -> None:
+    """PostgreSQL stands still: what is left is recorded by the next one."""
+    with Proxy.to(database_url) as proxy:
+        recorder = EmbeddedRecorder(BrokerAddress.of(amqp_url), proxy.url(database_url))
+        recorder.record(stream_name)
+        publish_plain(amqp_url, stream_name, [(b"a", {})])
+        wait_recorded(amqp_url, engine, stream_name)
+        proxy.mode = "frozen"
+        publish_plain(amqp_url, stream_name, [(b"b", {})])
+        with in_time(CLOSE_S):
+            recorder.close()
 
 
 @pytest.mark.parametrize(("is_away", "told"), [(True, "is away"), (False, "waits, and is tried again")])

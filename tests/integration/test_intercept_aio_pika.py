@@ -410,3 +410,37 @@ async def test_receipts_have_one_span_and_link_to_nothing_twice(
     assert len(sends) == 1
     (recorded,) = [each for each in spans.ours if each.name == f"record {stream_name}"]
     assert [each.context.span_id for each in recorded.links] == [sends[0].context.span_id]
+
+
+LONG = ("content_type", "content_encoding", "correlation_id", "reply_to", "message_id", "type", "user_id", "app_id")
+"""The properties that are short strings, and that aio-pika takes as text."""
+
+
+@pytest.mark.parametrize("confirms", [True, False])
+async def test_a_string_that_is_too_long_is_refused_as_by_a_bare_client(amqp_url: str, confirms: bool) -> None:
+    """Property by property, and names of headers: the same class and the same words, and nothing is sent."""
+    async with await aio_pika.connect(amqp_url) as bare, await aio_pika.connect(amqp_url) as ours:
+        relatum.intercept(ours)
+        channels = [await each.channel(publisher_confirms=confirms) for each in (bare, ours)]
+        queue = await queue_of(channels[0])
+
+        async def refused(channel: Any, **fields: Any) -> tuple[type[BaseException], str] | None:
+            try:
+                await channel.default_exchange.publish(aio_pika.Message(b"too long", **fields), queue.name)
+            except Exception as error:
+                return type(error), str(error)
+            return None
+
+        for text in ("x" * 256, "ü" * 128):
+            for name in LONG:
+                there, here = [await refused(channel, **{name: text}) for channel in channels]
+                assert there == here == (TypeError, "string exceeds maximum length of 255 bytes"), name
+        for size in (129, 256):
+            there, here = [await refused(channel, headers={"x" * size: "v"}) for channel in channels]
+            assert there == here, size
+            if there is None:
+                for got in [await get(queue) for _ in channels]:
+                    assert list(got.headers) == ["x" * 128]
+        await channels[1].default_exchange.publish(aio_pika.Message(b"sent", app_id="x" * 255), queue.name)
+        assert (await get(queue)).body == b"sent"
+        assert relatum.statistics(ours).errors == {}

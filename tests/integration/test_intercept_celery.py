@@ -1,6 +1,8 @@
 """Intercepted Celery apps against a real broker: what their processes publish, and what others do beside them."""
 
 import gc
+import os
+import signal
 import subprocess
 import sys
 import weakref
@@ -18,7 +20,7 @@ import relatum
 from relatum.errors import KeyDefinitionConflict
 from relatum.keys import preset
 from relatum_consumer import Relations
-from tests.support import unique_name, wait_recorded, wait_until
+from tests.support import recording, unique_name, wait_recorded, wait_until
 from tests.support.forking import in_child
 
 
@@ -183,6 +185,31 @@ def test_each_process_records_what_it_publishes(
     with Relations(amqp_url, engine) as relations:
         for offset, task in enumerate(tasks):
             assert [message.offset for message in relations.find("celery_id", task)] == [offset]
+    relatum.release(app)
+    with Connection(amqp_url) as connection:
+        connection.default_channel.queue_delete(stream)
+
+
+def test_what_a_terminated_pool_process_published_a_recorder_of_its_own_has(
+    amqp_url: str, database_url: str, engine: sa.Engine, queue: str
+) -> None:
+    """As docs/celery.md says to do: such a process can neither record what it published last, nor say so."""
+    stream = unique_name("tasks")
+    options: dict[str, Any] = {"database": database_url, "keys": preset("celery"), "copy_to": stream}
+    app = relatum.intercept(new_app(queue, amqp_url), recorder="external", **options)
+
+    def publish_and_die(task: str) -> None:
+        app.tasks["add"].apply_async((1, 2), task_id=task)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with recording(amqp_url, engine, stream, keys=preset("celery")), Relations(amqp_url, engine) as relations:
+        task = unique_name("task")
+        child = billiard.Process(target=publish_and_die, args=(task,))
+        child.start()
+        child.join(90)
+        assert child.exitcode == -signal.SIGKILL
+        wait_recorded(amqp_url, engine, stream)
+        assert [message.stream for message in relations.find("celery_id", task)] == [stream]
     relatum.release(app)
     with Connection(amqp_url) as connection:
         connection.default_channel.queue_delete(stream)

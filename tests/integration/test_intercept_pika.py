@@ -498,3 +498,35 @@ def test_skipped_values_are_published(
         channel.basic_publish("", queue, b"", pika.BasicProperties(headers={"order_id": {"a": 1}}))
     assert get(connection, queue)[0].headers["order_id"] == {"a": 1}
     assert "order_id" in caplog.text
+
+
+LONG = (
+    *("content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id", "type"),
+    *("user_id", "app_id", "cluster_id"),
+)
+"""The properties that are short strings."""
+
+
+@pytest.mark.parametrize("confirms", [True, False])
+def test_a_string_that_is_too_long_is_refused_as_by_a_bare_client(amqp_url: str, queue: str, confirms: bool) -> None:
+    """Property by property, and names of headers: the same class and the same words, and nothing is sent."""
+    with broker_connection(amqp_url) as bare, broker_connection(amqp_url) as ours:
+        channels = [each.channel() for each in (bare, relatum.intercept(ours))]
+        if confirms:
+            for channel in channels:
+                channel.confirm_delivery()
+
+        def refused(channel: Any, **fields: Any) -> tuple[type[BaseException], str] | None:
+            try:
+                channel.basic_publish("", queue, b"too long", pika.BasicProperties(**fields))
+            except Exception as error:
+                return type(error), str(error)
+            return None
+
+        for text in ("x" * 256, "ü" * 128):
+            for fields in [*({name: text} for name in LONG), {"headers": {text: "v"}}]:
+                there, here = [refused(channel, **fields) for channel in channels]
+                assert there == here is not None, fields
+        channels[1].basic_publish("", queue, b"sent", pika.BasicProperties(app_id="x" * 255))
+        assert get(ours, queue)[1] == b"sent"
+        assert relatum.statistics(ours).errors == {}

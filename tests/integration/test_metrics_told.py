@@ -95,8 +95,9 @@ def test_a_connection_counts_what_became_of_its_messages(
         intercepted = told("relatum_publisher_connections", client="pika")
         assert intercepted >= 1
         relatum.release(connection)
+        assert relatum.statistics(connection).connections == 0
         with pytest.raises(ConfigurationError):
-            relatum.statistics(connection)
+            relatum.statistics(object())
     assert told("relatum_publisher_connections", client="pika") < intercepted
     assert growth.of("relatum_publisher_published_total") == seen.published
     assert growth.of("relatum_publisher_errors_total", reason="nacked") == 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import queue
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -196,6 +197,20 @@ def test_a_handler_that_raises_breaks_nothing(
     outcomes.register_result_handler(lambda outcome: told.set(), "id")
     assert told.wait(90)
     wait_until(lambda: "message id (succeeded)" in caplog.text, what="the log")
+
+
+def test_a_handler_that_exits_ends_no_thread(
+    collecting: Collecting, outcomes: Outcomes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`SystemExit` would end the thread that tells all handlers, and nobody would notice."""
+    told = threading.Event()
+    collecting.all_at_once("id", OutcomeStatus.SUCCEEDED)
+    outcomes.register_result_handler(lambda outcome: sys.exit(3), "id")
+    with caplog.at_level("ERROR", "relatum.collector"):
+        wait_until(lambda: "message id (succeeded)" in caplog.text, what="the log")
+    outcomes.register_result_handler(lambda outcome: told.set(), "id")
+    assert told.wait(90)
+    assert {line.name for line in caplog.records} == {"relatum.collector"}
 
 
 def test_closing_ends_the_thread(database_url: str) -> None:

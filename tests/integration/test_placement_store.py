@@ -20,6 +20,7 @@ from relatum.errors import (
     InvalidInput,
     MoveConflict,
     PlacementNotFound,
+    RowRefused,
     StreamNotFound,
     SuperStreamConflict,
     SuperStreamNotFound,
@@ -330,6 +331,19 @@ def test_no_more_sets_are_open_than_may_be(database_url: str, store: PlacementSt
     assert "x" not in store.find(["x"])
     store.close(name)
     store.place(["x"], least, open_sets_max=10)
+
+
+def test_only_a_retired_partition_is_taken_for_one(store: PlacementStore, engine: sa.Engine) -> None:
+    """Whatever else PostgreSQL refuses is told as that."""
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text(
+                "CREATE FUNCTION divide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM 1 / 0; END $$; "
+                "CREATE TRIGGER divides BEFORE INSERT ON relatum.placements FOR EACH ROW EXECUTE FUNCTION divide()"
+            )
+        )
+    with pytest.raises(RowRefused, match="division by zero"):
+        store.place(["a"], least)
 
 
 def test_nothing_new_is_placed_in_a_retired_partition(store: PlacementStore) -> None:

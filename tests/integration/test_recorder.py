@@ -29,6 +29,7 @@ from tests.support import (
     declare_stream,
     delete_stream,
     in_a_try,
+    new_streams,
     publish_plain,
     record,
     recorded_to,
@@ -482,6 +483,32 @@ def test_an_embedded_recorder_finds_streams_declared_after_the_first_publish(amq
         with broker_connection(amqp_url) as connection:
             connection.channel().exchange_delete(super_stream)
         delete_stream(amqp_url, partition)
+
+
+def test_a_new_stream_does_not_wait_for_thousands_of_known_names(amqp_url: str, engine: sa.Engine) -> None:
+    """Names and exchanges that are asked about again and again have their turn after one that is new."""
+    recorder = EmbeddedRecorder(BrokerAddress.parse(amqp_url), engine)
+
+    def is_soon_recorded(stream: str) -> bool:
+        begun = time.monotonic()
+        for number in range(4000):
+            recorder.watch("", f"{stream}-{number}")
+            recorder.watch(f"exchange-{stream}-{number}", "key")
+        wait_until(lambda: not recorder.left(), what="each asked about once")
+        # Those that were asked about first are asked about again by now, and so are all the others after them.
+        asked = time.monotonic()
+        recorder.record(stream)
+        wait_until(lambda: recorded_to(engine, stream) == 1, what="the message recorded", every_s=0.01)
+        return time.monotonic() - asked < (asked - begun) / 3
+
+    try:
+        with new_streams(amqp_url, 3) as streams:
+            for stream in streams:
+                publish_plain(amqp_url, stream, orders(1))
+            left = iter(streams)
+            in_a_try(lambda: is_soon_recorded(next(left)), len(streams), what="the first row of a new stream")
+    finally:
+        recorder.close()
 
 
 def test_what_was_published_before_an_embedded_recorder_is_closed_is_recorded(

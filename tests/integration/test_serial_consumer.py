@@ -13,7 +13,7 @@ from relatum import errors
 from relatum.contexts import SerialBatch, SerialConsumer, SerialOptions, forget_consumer
 from relatum.contexts.serial.consuming._serial_statements import DRAINED
 from relatum.reading import StreamReader, position_of
-from relatum.store import NOW, serial_checkpoints, serial_holds, serial_members, serial_positions
+from relatum.store import NOW, serial_checkpoints, serial_holds, serial_members, serial_positions, super_streams
 from relatum.superstreams import add_partition
 from tests.support import broker_connection, declare_stream, wait_until
 from tests.support.leases import LEASE_S, let_lapse
@@ -27,6 +27,13 @@ written = sa.Table(
     sa.Column("body", sa.Text),
 )
 
+
+KEEPS_ALL = """
+CREATE FUNCTION keep_all() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'nothing is given back'; END $$;
+CREATE TRIGGER keeps_all BEFORE UPDATE ON relatum.serial_positions
+FOR EACH ROW WHEN (OLD.holder IS NOT NULL AND NEW.holder IS NULL) EXECUTE FUNCTION keep_all();
+"""
+"""Fails what gives a partition back, with an error that is none of Relatum's."""
 
 pytestmark = pytest.mark.usefixtures("quick_rhythm")
 
@@ -442,6 +449,27 @@ def test_a_partition_is_given_up_between_batches(bed: SerialBed, database_url: s
             assert consume(first, 1) + consume(second, 1) in (["a2", "b2"], ["b2", "a2"])
 
 
+def test_what_fails_of_giving_a_partition_back_is_tried_again(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the error is, the member goes on with what it has, and renews its lease."""
+    bed.publish(0, "a", "a1")
+    bed.publish(1, "b", "b1")
+    with engine.begin() as connection:
+        connection.execute(sa.text(KEEPS_ALL))
+    with consumer(bed, database_url, amqp_url) as first:
+        assert sorted(consume(first, 2)) == ["a1", "b1"]
+        with consumer(bed, database_url, amqp_url) as second:
+            wait_until(lambda: "giving partitions back" in caplog.text, what="the error is told")
+            assert second.partitions == ()
+            with engine.begin() as connection:
+                connection.execute(sa.text("DROP TRIGGER keeps_all ON relatum.serial_positions"))
+            wait_until(lambda: len(second.partitions) == 1, what="a partition was given up")
+            bed.publish(0, "a", "a2")
+            bed.publish(1, "b", "b2")
+            assert consume(first, 1) + consume(second, 1) in (["a2", "b2"], ["b2", "a2"])
+
+
 @pytest.mark.parametrize("start", ["next", "moment"])
 def test_a_new_name_begins_where_it_is_told_to(bed: SerialBed, database_url: str, amqp_url: str, start: str) -> None:
     """With "next", or a moment, a new name begins with what is published then; the next time it goes on."""
@@ -618,9 +646,15 @@ def test_a_name_is_forgotten_when_nobody_uses_it(
         consume(member, 1)
         with pytest.raises(errors.Conflict, match="is up"):
             forget_consumer(bed.name, "test", database=database_url)
-    assert forget_consumer(bed.name, "test", database=engine)
-    with engine.connect() as connection:
+    with engine.begin() as connection:
+        connection.execute(sa.update(super_streams).values(vhost="elsewhere"))
+    with pytest.raises(errors.NotFound, match="'elsewhere'"):
+        forget_consumer(bed.name, "test", database=engine)
+    assert not forget_consumer(bed.name, "tset", database=engine)
+    assert forget_consumer(bed.name, "test", database=engine, vhost="elsewhere")
+    with engine.begin() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(serial_positions)) == 0
+        connection.execute(sa.update(super_streams).values(vhost="/"))
     assert not forget_consumer(bed.name, "test", database=engine)
     with consumer(bed, database_url, amqp_url) as member:
         assert consume(member, 1) == ["a1"]

@@ -9,15 +9,18 @@ import sqlalchemy as sa
 from relatum.errors import AccessRefused, NotAStream, StreamNotFound
 from relatum.local import LocalRabbitMQ
 from relatum.membership import GROUP_KEY
-from relatum.recording import backfill, prune, status, verify
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording import EmbeddedRecorder, backfill, prune, status, verify
 from relatum.store import add_keys
 from relatum_consumer import Relations, Status
 from tests.support import (
     broker_connection,
     declare_stream,
     delete_stream,
+    in_a_try,
     publish_plain,
     record,
+    recorded_to,
     recording,
     unique_name,
     wait_until,
@@ -67,6 +70,23 @@ def test_status_prune_and_verify_go_on_with_the_others(reader_url: str, owner_ur
     assert not report.ok
     with pytest.raises(AccessRefused, match=CLOSED):
         verify(reader_url, engine, [CLOSED])
+
+
+def test_a_publishers_recorder_that_is_closed_records_the_others_to_their_end(
+    reader_url: str, owner_url: str, engine: sa.Engine
+) -> None:
+    """Two seconds are enough for what can be read; what cannot is no reason to leave that to the next recorder."""
+
+    def leaves_nothing() -> bool:
+        recorder = EmbeddedRecorder(BrokerAddress.parse(reader_url), engine)
+        publish_plain(owner_url, OPEN, [(b"", {"order_id": "last"})])
+        for name in (CLOSED, OPEN):
+            recorder.record(name)
+        recorder.close()
+        with StreamReader.open(owner_url) as reader:
+            return recorded_to(engine, OPEN) == reader.bounds(OPEN).end
+
+    in_a_try(leaves_nothing, what="recorded before the end")
 
 
 @pytest.mark.parametrize("face", FACES)

@@ -14,9 +14,19 @@ import sqlalchemy as sa
 
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.membership import GROUP_KEY
+from relatum.reading import StreamReader
 from relatum.recording import StreamVerified, backfill, repair, verify
 from relatum.store import add_keys
-from tests.support import publish_plain, record, recording, wait_recorded
+from tests.support import (
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    record,
+    recording,
+    unique_name,
+    wait_recorded,
+    wait_until,
+)
 from tests.support._raw_publisher import RawPublisher, uncompressed
 
 MESSAGES = 300
@@ -391,6 +401,33 @@ def test_a_repair_from_an_old_report_writes_only_what_differs_now(world: World) 
         assert repair(old, world.engine, dry_run=False) == []
         wait_recorded(world.amqp_url, world.engine, world.stream)
     assert not any(stream.differences for stream in world.verified())
+
+
+def test_what_retention_takes_meanwhile_is_no_difference(amqp_url: str, database_url: str, engine: sa.Engine) -> None:
+    """Also what was counted only, as more was found than is listed."""
+    name, count = unique_name(), 1_100
+    declare_stream(amqp_url, name, x_max_length_bytes=1_000_000, x_stream_max_segment_size_bytes=500_000)
+    try:
+        publish_plain(amqp_url, name, [(b"", {"order_id": f"o{number}"}) for number in range(count)])
+        record(amqp_url, engine, name, keys=["order_id"])
+        with psycopg.connect(database_url) as connection:
+            connection.execute("DELETE FROM relatum.relationships")
+
+        def drop(found: StreamVerified) -> None:
+            counted.append(found.difference_count)
+            with StreamReader.open(amqp_url) as reader:
+                wait_until(lambda: is_dropped(reader), what="retention has dropped all that is different")
+
+        def is_dropped(reader: StreamReader) -> bool:
+            publish_plain(amqp_url, name, [(b"x" * 10_000, {})] * 100)
+            return (reader.bounds(name).first or 0) >= count
+
+        counted: list[int] = []
+        report = verify(amqp_url, engine, [name], progress=drop)
+        assert counted == [count], "no row is there"
+        assert report.ok, "nothing that is different is in the stream any more"
+    finally:
+        delete_stream(amqp_url, name)
 
 
 @pytest.mark.differs

@@ -6,6 +6,7 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
+import pika
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, Properties, StreamBounds
 from relatum.recording._time_blocks import time_blocks, width_class
 from relatum_consumer import Answer, Status
+from relatum_consumer.consumed import in_hand
 from relatum_consumer.lookups import _blocks as blocks
 from relatum_consumer.lookups import _limits as limits
 from relatum_consumer.lookups import _lookup_statements as statements
@@ -317,3 +319,26 @@ def test_a_window_counts_each_message_once(monkeypatch: pytest.MonkeyPatch) -> N
     world = World({"orders": [offset * 1000 for offset in range(500)]}, batch=100)
     found = world.run(Lookups("/").window(moment_of(0), "orders", 0.0, 1e6, None, complete=True))
     assert len(found) == 500
+
+
+@pytest.mark.parametrize("by", [None, "order_id"])
+def test_a_consumed_message_is_converted_once(by: str | None) -> None:
+    """Its time and its values are of one reading of it."""
+    read: list[str] = []
+
+    class Counted(pika.BasicProperties):
+        """Notes what is asked of it."""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "timestamp":
+                read.append(name)
+            return super().__getattribute__(name)
+
+    method = pika.spec.Basic.GetOk(1, False, "", "orders", 0)
+    consumed = method, Counted(timestamp=1_700_000_000, headers={"order_id": 1}), b"x"
+    in_hand(consumed)
+    once = len(read)
+    assert once
+    next(Lookups("/").beside("after", consumed, "orders", by, complete=False))
+    next(Lookups("/").window(consumed, "orders", 1.0, 1.0, by, complete=False))
+    assert len(read) == 3 * once

@@ -56,6 +56,19 @@ def test_a_server_away_is_one_line_whoever_waits_and_however_often(
     assert outages.is_up(Server.DATABASE)
 
 
+def test_a_pool_that_others_use_up_is_no_outage(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
+    """PostgreSQL was not asked; but whoever waited for it before still does."""
+    used_up = DatabaseUnavailable("no connection became free", reason="pool")
+    outages.answered(Server.DATABASE)
+    outages.failed("a", used_up)
+    assert outages.is_up(Server.DATABASE)
+    assert "is away" not in caplog.text
+    outages.over("a")
+    outages.failed("b", AWAY)
+    outages.failed("b", used_up)
+    assert not outages.is_up(Server.DATABASE)
+
+
 @pytest.mark.parametrize("error", [StreamUnavailable("starts", stream="s"), ReadTimeout("t"), ConnectionLost("l")])
 def test_a_broker_that_starts_is_still_the_same_outage(
     outages: Outages, caplog: pytest.LogCaptureFixture, error: RelatumError

@@ -12,7 +12,7 @@ from pamqp.commands import Basic
 
 from relatum.publishing.clients._pamqp_properties import copy_of
 
-texts = st.text(max_size=300)
+texts = st.text(max_size=300) | st.sampled_from(["x" * 255, "x" * 256, "ü" * 128])
 names = st.text(max_size=150)
 scalars = (
     texts

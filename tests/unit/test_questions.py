@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from relatum.recording._watched import ASK_S, SUBJECTS_MAX, TRIES_MAX, UNUSED_S, Subject, Watched
+from relatum.recording._watched import ASK_S, SUBJECTS_MAX, UNUSED_S, Subject, Watched
 from relatum.wire._frames import Command
 
 PAGE = (Path(__file__).parents[2] / "docs" / "questions.md").read_text()
@@ -20,7 +20,7 @@ def test_each_command_of_the_stream_protocol_is_on_the_page(command: Command) ->
 
 
 def test_a_name_is_asked_about_until_it_is_a_streams() -> None:
-    """The pauses double up to a minute; after a dozen tries it has to be published to again."""
+    """The pauses double up to a minute; after five minutes it has to be published to again."""
     watched, now, pauses = Watched(), 0.0, []
     assert watched.add("", "orders", now)
     while watched.due(now):
@@ -28,7 +28,8 @@ def test_a_name_is_asked_about_until_it_is_a_streams() -> None:
         watched.answered(STREAM, [], now)
         pauses.append(watched.next_s(now))
         now += pauses[-1]
-    assert pauses[:-1] == [min(ASK_S[0] * 2**each, ASK_S[1]) for each in range(TRIES_MAX - 1)]
+    assert pauses == [min(ASK_S[0] * 2**each, ASK_S[1]) for each in range(len(pauses))]
+    assert UNUSED_S < now <= UNUSED_S + ASK_S[1]
     assert watched.add("", "orders", now)
     watched.answered(STREAM, ["orders"], now)
     assert not watched.add("", "orders", now), "a stream that is recorded is settled"
@@ -47,6 +48,24 @@ def test_an_exchange_is_asked_about_as_long_as_it_is_used() -> None:
         now += 1
     assert 10_000 / ASK_S[1] <= asked <= 10_000 / ASK_S[1] + 8
     assert not watched.due(now + UNUSED_S + 1)
+
+
+def test_what_is_new_has_its_turn_first() -> None:
+    """Before all that is known, and in the midst of a round of it; asked about once, it has no precedence any more."""
+    watched = Watched()
+    known = [Subject(f"queue-{number}", False) for number in range(3)]
+    for subject in known:
+        watched.add("", subject.name, 0.0)
+        watched.answered(subject, [], 0.0)
+    assert watched.due(ASK_S[0]) == known
+    assert not watched.waits(known[0])
+    watched.add("events", "key", ASK_S[0])
+    assert watched.waits(known[0])
+    assert not watched.waits(EXCHANGE)
+    assert watched.due(ASK_S[0]) == [EXCHANGE, *known]
+    watched.answered(EXCHANGE, ["one"], ASK_S[0])
+    assert not watched.waits(known[0])
+    assert watched.due(1.5) == [*known, EXCHANGE]
 
 
 def test_what_is_no_name_is_passed_over() -> None:

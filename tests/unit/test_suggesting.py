@@ -2,12 +2,10 @@
 
 import json
 import random
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from relatum.keys import as_definitions
 from relatum.reading import Message
 from relatum_consumer.demo._data import FLIGHTS, PLANES, WEATHER, load
 from relatum_consumer.suggesting import Sample, Suggestion, suggest
@@ -51,8 +49,8 @@ def demo() -> list[Sample]:
 
 
 def test_the_demo_s_keys_are_found_without_their_definitions(demo: list[Sample]) -> None:
-    """Tail number, airport and hour, each in the streams that share it; no measure, and nothing that is unique."""
-    found = suggest(demo)
+    """Tail number, airport and hour, each in the streams that share it; no measure, and what is unique comes last."""
+    found = [each for each in suggest(demo) if not each.is_unique]
     assert {each.definition.name: {one.stream for one in each.found} for each in found} == {
         "tailnum": {FLIGHTS, PLANES},
         "origin": {FLIGHTS, WEATHER},
@@ -64,70 +62,7 @@ def test_the_demo_s_keys_are_found_without_their_definitions(demo: list[Sample])
         "header:origin",
         "header:time_hour",
     }
-
-
-def shops(chance: random.Random) -> list[Sample]:
-    """Orders, payments that call their order otherwise, and parcels of several items."""
-    orders = [f"o-{chance.randrange(10**9)}" for _ in range(300)]
-    skus = [f"SKU-{number:05}" for number in range(400)]
-    return [
-        sampled(
-            "orders",
-            [({}, {"id": each, "items": [{"sku": chance.choice(skus)} for _ in range(3)], "n": 3}) for each in orders],
-            content_type="application/json",
-        ),
-        sampled("payments", [({"x-meta": {"order": each}}, {"paid": 1.5, "ok": True}) for each in orders[:200]]),
-        sampled(
-            "parcels",
-            [
-                ({}, {"order": chance.choice(orders), "parts": [chance.choice(skus), chance.choice(skus)]})
-                for _ in orders
-            ],
-        ),
-        sampled("noise", [({"host": "one"}, b"\x00\xff no JSON") for _ in range(50)]),
-        Sample("empty"),
-    ]
-
-
-def test_values_are_followed_through_other_names(chance: random.Random) -> None:
-    """Where they say enough: one key takes the first of the places that has one."""
-    found = suggest(shops(chance))
-    assert {frozenset(source.split(" or ")) for each in found for source in each.definition.sources} == {
-        frozenset({"header:$.x-meta.order", "body:$.order", "body:$.id"}),
-        frozenset({"body:$.items[*].sku", "body:$.parts[*]"}),
-    }
-    (order,) = [each for each in found if "body:$.id" in each.definition.sources[0]]
-    assert {one.stream for one in order.found} == {"orders", "payments", "parcels"}
-    assert order.bytes_per_message > 80
-    as_definitions([each.definition for each in found])
-
-
-def test_an_id_is_called_after_what_it_is_of() -> None:
-    """Several members of a body are called `id`: keys that are defined so can be told apart, and meet `cartId`."""
-    carts, people = ([f"{kind}-{n // 3:06}" for n in range(600)] for kind in ("cart", "person"))
-    found = suggest(
-        [
-            sampled("one", [({}, {"cart": {"id": c, "of": {"id": p}}}) for c, p in zip(carts, people, strict=True)]),
-            sampled("two", [({}, {"cartId": c}) for c in carts]),
-        ]
-    )
-    assert [(each.definition.name, *each.definition.sources) for each in found] == [
-        ("cart_id", "body:$.cart.id or body:$.cartId"),
-        ("of_id", "body:$.cart.of.id"),
-    ]
-
-
-def test_what_is_unique_or_the_same_everywhere_makes_no_key(chance: random.Random) -> None:
-    """Nor what cannot be a value, a flag, a moment, or a small number."""
-    messages = [
-        (
-            {"version": "1.0", "at": f"2026-11-23T05:{n // 60:02}:{n % 60:02}Z"},
-            {"id": f"id-{n:06}", "ok": bool(n % 2), "n": n % 7, "x": 1 / (n + 1), "text": "word " * 100},
-        )
-        for n in range(300)
-    ]
-    assert suggest([sampled("one", messages)]) == []
-    assert suggest([]) == []
+    assert [each.definition.sources for each in suggest(demo)[len(found) :]] == [["property:message_id"]]
 
 
 def test_a_moment_of_its_own_is_no_key_where_others_have_it_too(chance: random.Random) -> None:
@@ -156,20 +91,6 @@ def test_a_flag_is_no_key(chance: random.Random) -> None:
     assert suggest(samples) == []
 
 
-def test_what_a_stream_says_twice_makes_one_key(chance: random.Random) -> None:
-    """A header that repeats a member of the body does; where from and to are of the same places does not."""
-    devices = [f"{chance.getrandbits(48):012x}" for _ in range(80)]
-    places = [f"place-{n}" for n in range(80)]
-    readings = [
-        ({"deviceId": device}, {"dev": device, "from": chance.choice(places), "to": chance.choice(places)})
-        for device in chance.choices(devices, k=2000)
-    ]
-    alarms = [({}, {"mac": device}) for device in chance.choices(devices, k=200)]
-    found = by_name(suggest([sampled("readings", readings), sampled("alarms", alarms)]))
-    assert set(found) == {"deviceId", "from", "to"}
-    assert found["deviceId"].definition.sources[0] == "header:deviceId or body:$.mac"
-
-
 def test_a_place_makes_one_key_also_where_streams_share_no_value(chance: random.Random) -> None:
     """The ids of rows of two tables lie in the same place: a key is of all streams."""
     orders = [({}, {"after": {"id": chance.randrange(1_000, 1_300)}}) for _ in range(900)]
@@ -194,17 +115,6 @@ def test_a_number_that_is_called_an_id_is_one(chance: random.Random) -> None:
     assert [each.definition.name for each in suggest([sampled("one", one), sampled("two", two)])] == ["orderNo"]
 
 
-def test_several_of_a_thing_are_called_as_one_of_it(chance: random.Random) -> None:
-    """A round's patients are those of the alarms."""
-    alarms = [({}, {"patient": chance.randrange(10_000, 10_200)}) for _ in range(300)]
-    rounds = [({}, {"patients": [chance.randrange(10_000, 10_200) for _ in range(4)]}) for _ in range(100)]
-    [found] = suggest([sampled("alarms", alarms), sampled("rounds", rounds)])
-    assert (found.definition.name, set(found.definition.sources[0].split(" or "))) == (
-        "patient",
-        {"body:$.patient", "body:$.patients[*]"},
-    )
-
-
 def test_what_tells_messages_apart_comes_before_what_many_share(chance: random.Random) -> None:
     """A patient before the ward, though each ward is in both streams, and not each patient."""
     samples = []
@@ -212,61 +122,6 @@ def test_what_tells_messages_apart_comes_before_what_many_share(chance: random.R
         patients = [chance.randrange(10_000, 10_300) for _ in range(300)]
         samples.append(sampled(stream, [({"ward": chance.choice("ABC"), "patient": each}, {}) for each in patients]))
     assert [each.definition.name for each in suggest(samples)] == ["patient", "ward"]
-
-
-def chained(chance: random.Random) -> list[tuple[dict[str, Any], Any]]:
-    """Events, most of which say which one led to them; and a message has its own id in its body, too."""
-    ids = [f"e-{chance.randrange(10**9):09}" for _ in range(400)]
-    return [
-        (
-            {"id": each, **({"causation": ids[chance.randrange(max(0, n - 9), n)]} if n % 7 else {})},
-            {"self": each, "n": n, "other": f"u-{chance.randrange(10**9):09}"},
-        )
-        for n, each in enumerate(ids)
-    ]
-
-
-def test_ids_of_messages_that_others_of_their_stream_name_are_keys(chance: random.Random) -> None:
-    """The id though it is unique, and what names it, with its direction; both can be defined as they stand."""
-    found = suggest([sampled("events", chained(chance))])
-    assert [(each.definition.name, each.definition.names) for each in found] == [("id", None), ("causation", "id")]
-    assert found[1].overlap > 0.9
-    assert found[0].overlap == 0
-    as_definitions([each.definition for each in found])
-
-
-def test_a_reply_s_correlation_names_its_request_s_id(chance: random.Random) -> None:
-    """In another stream, whose messages have ids of their own in the same place."""
-    ids = [f"m-{chance.randrange(10**9):09}" for _ in range(200)]
-    requests, replies = Sample("requests"), Sample("replies")
-    for n, each in enumerate(ids):
-        requests.add(Message.from_amqp("requests", n, Properties({"relatum_time": 10 * n}, message_id=each), b""))
-        given = Properties({"relatum_time": 10 * n + 5}, message_id=f"r-{each}", correlation_id=each)
-        replies.add(Message.from_amqp("replies", n, given, b""))
-    found = suggest([requests, replies])
-    assert [(*each.definition.sources, each.definition.names) for each in found] == [
-        ("property:message_id", None),
-        ("property:correlation_id", "message_id"),
-    ]
-
-
-def test_what_only_looks_as_if_it_named_a_message_does_not(chance: random.Random) -> None:
-    """The same id twice in a message, small numbers, and a conversation that all share: the first of it, too."""
-    ids = [f"e-{chance.randrange(10**9):09}" for _ in range(300)]
-    twice = [({"id": each}, {"copy": each}) for each in ids]
-    numbers = [({"number": n}, {"before": max(0, n - 1)}) for n in range(300)]
-    shared = [({"id": each, "conversation": ids[n - n % 3]}, {}) for n, each in enumerate(ids)]
-    for messages in (twice, numbers):
-        assert suggest([sampled("one", messages)]) == [], messages[0]
-    (found,) = suggest([sampled("one", shared)])
-    assert (found.definition.name, found.definition.names) == ("conversation", None)
-
-
-def test_a_message_that_says_which_comes_next_is_what_that_one_came_from(chance: random.Random) -> None:
-    """The direction is that of time: the id names the message in which it was announced."""
-    ids = [f"e-{chance.randrange(10**9):09}" for _ in range(300)]
-    found = suggest([sampled("one", [({"id": each}, {"next": following}) for each, following in pairwise(ids)])])
-    assert [(each.definition.name, each.definition.names) for each in found] == [("next", None), ("id", "next")]
 
 
 def test_bodies_whose_members_are_called_after_values_stay_bounded() -> None:
@@ -284,17 +139,71 @@ def test_a_small_sample_of_one_stream_says_as_much_as_a_large_one() -> None:
     assert [each.definition.sources for each in found] == [["body:$.orderId"]]
 
 
-def test_a_key_is_told_of_wherever_it_is() -> None:
-    """A cause comes again in one stream and never in another: the key reads both, so both are named, and counted."""
+def test_what_tells_the_messages_of_an_ordinary_exchange_apart_is_listed() -> None:
+    """Each order appears once: it relates no messages of this stream, and those of another that has it, too."""
+    for count in (3, 300):
+        orders = [
+            (
+                {"attempt": 1},
+                {"orderId": 4711 + n, "customer": f"c-{n:04}", "total": 9.5 * n, "note": f"ring twice, {n}"},
+            )
+            for n in range(count)
+        ]
+        found = suggest([sampled("tap.orders", orders)])
+        assert {each.definition.sources[0] for each in found} == {"body:$.orderId", "body:$.customer"}
+        assert [(each.is_unique, each.overlap) for each in found] == [(True, 0.0)] * 2
+        # Where another stream has them they are no longer unique.
+        paid = [({}, {"orderId": 4711 + n}) for n in range(count)]
+        [order, *others] = suggest([sampled("tap.orders", orders), sampled("payments", paid)])
+        assert (order.definition.name, order.overlap, order.is_unique) == ("orderId", 1.0, False)
+        assert [each.is_unique for each in others] == [True]
 
-    def events(stream: str, begin: int, causes: list[int]) -> Sample:
-        rows = [{"event": f"event-{begin + n:05}", "relatum_time": begin + n} for n in range(300)]
-        named = [{"cause": f"event-{cause:05}"} for cause in causes] or [{}] * 300
-        return sampled(stream, [(row | cause, None) for row, cause in zip(rows, named, strict=True)])
 
-    orders, payments = events("orders", 0, []), events("payments", 300, list(range(300)))
-    shipments = events("shipments", 600, [300 + n // 2 for n in range(300)])
-    found = by_name(suggest([orders, payments, shipments]))
-    assert found["cause"].definition.names == "event"
-    assert {one.stream: one.distinct for one in found["cause"].found} == {"payments": 300, "shipments": 150}
-    assert {one.stream for one in found["event"].found} == {"orders", "payments", "shipments"}
+def test_a_handful_of_messages_suggests_what_comes_again() -> None:
+    """Two orders, each placed and paid."""
+    found = suggest([sampled("tap.shop", [({"order_id": n // 2, "paid": bool(n % 2)}, {}) for n in range(4)])])
+    assert [(each.definition.name, each.is_unique) for each in found] == [("order_id", False)]
+
+
+def test_what_says_nothing_of_a_message_makes_no_key() -> None:
+    """What is the same everywhere, cannot be a value, is a flag, a moment, a small number, or a text for people."""
+    messages = [
+        (
+            {"version": "1.0", "at": f"2026-11-23T05:{n // 60:02}:{n % 60:02}Z"},
+            {"ok": bool(n % 2), "n": n % 7, "x": 1 / (n + 1), "name": f"Ann {n}", "text": "word " * 100},
+        )
+        for n in range(300)
+    ]
+    assert suggest([sampled("one", messages)]) == []
+    assert suggest([]) == []
+
+
+def test_a_key_is_told_of_wherever_its_place_is(chance: random.Random) -> None:
+    """A device comes again in one stream and never in another: the key reads both, so both are named, and counted."""
+    few, many = ([({"device": f"{kind}-{n // 2:03}"}, {}) for n in range(300)] for kind in ("a", "b"))
+    once = [({"device": f"c-{n:03}"}, {}) for n in range(100)]
+    [found] = suggest([sampled("few", few), sampled("many", many), sampled("once", once)])
+    assert {one.stream: one.distinct for one in found.found} == {"few": 150, "many": 150, "once": 100}
+    assert not found.is_unique
+
+
+def test_what_a_stream_says_twice_is_suggested_once(chance: random.Random) -> None:
+    """A header that a member of the body repeats is one key; from and to are of the same places and are two."""
+    places = [f"place-{n}" for n in range(80)]
+    readings = [
+        (
+            {"deviceId": f"device-{n % 80}"},
+            {"dev": f"device-{n % 80}", "from": chance.choice(places), "to": chance.choice(places)},
+        )
+        for n in range(2000)
+    ]
+    assert set(by_name(suggest([sampled("readings", readings)]))) == {"deviceId", "from", "to"}
+
+
+def test_two_places_of_one_name_are_two_keys() -> None:
+    """Both can be defined: the second is called after its whole place."""
+    rows = [({}, {"sender": {"id": f"s-{n // 2}"}, "by": {"sender": {"id": f"t-{n // 3}"}}}) for n in range(300)]
+    names = {each.definition.sources[0]: each.definition.name for each in suggest([sampled("one", rows)])}
+    assert set(names) == {"body:$.sender.id", "body:$.by.sender.id"}
+    assert set(names.values()) & {"sender_id"}
+    assert len(set(names.values())) == 2

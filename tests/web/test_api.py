@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import InvalidInput
+from relatum.store import add_keys
 from relatum_consumer.web._endpoint import BESIDE_S, PATIENCE_S, Endpoint, answered
 from tests.support import publish_plain, record, wait_until
 from tests.support.groups import group_id
@@ -205,6 +206,34 @@ def test_that_a_message_was_found_itself_proves_nothing_of_others(
         behind = page.get(path).json()
         assert (behind["status"], behind["results"], behind["unattended"]) == ("not_recorded_yet", [], [stream_name])
         assert page.get(behind["complete_href"].replace("/?", "/api/search?")).json()["results"][0]["offset"] == 1
+
+
+def test_a_new_key_is_named_with_what_cures_it(
+    world: World, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """A conversation by older keys stays whole; each view names the key and the command, and nobody who records."""
+    publish_plain(amqp_url, stream_name, [(b"one", {"order_id": "a", "host": "h"}), (b"two", {"order_id": "a"})])
+    record(amqp_url, engine, stream_name, keys=["order_id"])
+    add_keys(engine, ["host"])
+    told = f"'host' is a new key: older messages of '{stream_name}' were not looked at for it: "
+    told += "relatum backfill --keys host"
+    with asking(world.page(database=database_url)) as page:
+        trace = page.get(f"/api/trace?stream={stream_name}&offset=0").json()
+        assert (trace["status"], len(trace["messages"]), trace["new_keys"]) == ("found", 2, ["host"])
+        assert (trace["words"], trace["advice"]) == ("found: this is all by the older keys", told)
+        assert trace["complete_href"]
+        search = page.get("/api/search?key=host&value=h").json()
+        assert (search["status"], search["words"]) == ("not_recorded_yet", f"not recorded yet: {told}")
+        message = page.get(f"/api/streams/{stream_name}/0").json()
+        words = {each["key"]["key"]: each["words"] for each in message["related"]}
+        assert words == {"order_id": "found", "host": f"not recorded yet: {told}"}
+        for path in (f"/trace?stream={stream_name}&offset=0", "/?key=host&value=h", f"/streams/{stream_name}/0"):
+            text = html.unescape(page.get(path).text)
+            assert text.count("relatum backfill --keys host") == 1
+            assert "obody records" not in text
+        add_keys(engine, ["unused"])
+        lone = page.get(f"/api/trace?stream={stream_name}&offset=1").json()
+        assert lone["new_keys"] == ["host"]
 
 
 def test_nothing_found_is_said_with_what_is_known(page: Asking, world: World) -> None:

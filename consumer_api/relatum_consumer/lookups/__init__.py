@@ -3,7 +3,16 @@
 `relatum_consumer.Relations` and `AsyncRelations` are the faces; look-ups of groups are built on the same.
 """
 
-from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, Status, remedy
+from relatum_consumer.lookups._answer import (
+    Answer,
+    Hit,
+    Lacking,
+    LeftOut,
+    NewKey,
+    Status,
+    remedy,
+    to_be_recorded,
+)
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
 from relatum_consumer.lookups._explaining import STREAMS_MAX, Asked, Explanation, explaining, explanation_now
 from relatum_consumer.lookups._gathered import Gathered
@@ -78,6 +87,7 @@ __all__ = [
     "Lookups",
     "Missing",
     "Names",
+    "NewKey",
     "Order",
     "Partitions",
     "Pause",
@@ -124,4 +134,5 @@ __all__ = [
     "replaced",
     "span_of",
     "time_us_of",
+    "to_be_recorded",
 ]

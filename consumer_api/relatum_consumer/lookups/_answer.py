@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, overload
 
 from relatum.ids import MessageId
 from relatum.reading import Message
+from relatum.store import backfill_command
 
 
 class Status(StrEnum):
@@ -80,6 +81,13 @@ class Lacking(NamedTuple):
     reason: str
 
 
+class NewKey(NamedTuple):
+    """A key that is newer than what is recorded: its name, and the streams with messages not looked at for it."""
+
+    key: str
+    streams: tuple[str, ...]
+
+
 NAMED_MAX: Final = 5
 """Keys or streams named in an explanation; it counts the others."""
 
@@ -108,6 +116,8 @@ class Answer(Sequence[Message]):
             nothing was looked for, and `ABSENT` says no more than that no message can share what is not there.
         unattended: With `NOT_RECORDED_YET`, the streams of which a part is not recorded and that nobody records now:
             asking later does not help. Of the others a recorder is behind.
+        new_keys: With `NOT_RECORDED_YET`, the keys asked by that are newer than what is recorded, with the streams of
+            which older messages were not looked at for them: `relatum backfill` does that, and no recorder.
     """
 
     status: Status
@@ -119,21 +129,23 @@ class Answer(Sequence[Message]):
     itself: tuple[MessageId, ...] = field(default=(), kw_only=True)
     lacking: tuple[Lacking, ...] = field(default=(), kw_only=True)
     unattended: tuple[str, ...] = field(default=(), kw_only=True)
+    new_keys: tuple[NewKey, ...] = field(default=(), kw_only=True)
     deleted: tuple[MessageId, ...] = field(default=(), kw_only=True)
 
     @property
-    def explanation(self) -> str:
-        """What to do, in words for a log: where nothing was looked for, nobody records, or what was sought is gone.
+    def words(self) -> str:
+        """What the status says, for a person; with `explanation` where keys are lacking or new."""
+        if self.lacking or self.new_keys:
+            return f"{self.status.words.partition(':')[0]}: {self.explanation}"
+        return self.status.words
 
-        Else empty.
-        """
+    @property
+    def explanation(self) -> str:
+        """Why nothing was looked for, or what to do about what is not recorded or gone, in words; else empty."""
         if self.lacking:
             keys = _some([f"{key} ({reason})" for key, reason in self.lacking])
             return f"this message has no value of {keys}: nothing was looked for"
-        if self.unattended:
-            names = _some([repr(stream) for stream in self.unattended])
-            return f"nobody records {names}: relatum record {' '.join(self.unattended[:NAMED_MAX])}"
-        return remedy(self.status, self.deleted)
+        return to_be_recorded(self.unattended, self.new_keys) or remedy(self.status, self.deleted)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -180,6 +192,22 @@ def remedy(status: Status, deleted: Sequence[MessageId]) -> str:
     names = _some([repr(stream) for stream in streams])
     forget = f"relatum forget {' '.join(streams[:NAMED_MAX])}"
     return f"the broker has no {names} any more: {forget} removes what was recorded of it"
+
+
+def to_be_recorded(unattended: Sequence[str], new_keys: Sequence[NewKey]) -> str:
+    """What no recorder will record, and the commands that do; empty where there is nothing."""
+    told = []
+    if unattended:
+        names = _some([repr(stream) for stream in unattended])
+        told.append(f"nobody records {names}: relatum record {' '.join(unattended[:NAMED_MAX])}")
+    if new_keys:
+        keys, are, them = (", ".join(repr(each.key) for each in new_keys), "are new keys", "them")
+        if len(new_keys) == 1:
+            are, them = "is a new key", "it"
+        streams = _some([repr(stream) for stream in sorted({stream for each in new_keys for stream in each.streams})])
+        cure = backfill_command(each.key for each in new_keys)
+        told.append(f"{keys} {are}: older messages of {streams} were not looked at for {them}: {cure}")
+    return "; ".join(told)
 
 
 def _some(names: Sequence[str]) -> str:

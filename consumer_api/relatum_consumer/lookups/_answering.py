@@ -1,7 +1,7 @@
 """How an answer comes about: from what the index names, or by evidence, the index once more, and the rest read."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -80,14 +80,10 @@ def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool
     )
     # What was recorded of a stream that was deleted is known: the answer holds over it, too.
     streams = tuple(sorted({*known.streams, *(where.stream for where in deleted)}))
-    unattended = (yield from known.unattended(catalog)) if status is Status.NOT_RECORDED_YET else ()
-    return Answer(
-        status,
-        hits,
-        found.expired,
-        streams=streams,
-        unread=unread,
-        left_out=known.left_out,
-        unattended=unattended,
-        deleted=deleted,
+    answer = Answer(
+        status, hits, found.expired, streams=streams, unread=unread, left_out=known.left_out, deleted=deleted
     )
+    if status is not Status.NOT_RECORDED_YET:
+        return answer
+    unattended = yield from known.unattended(catalog)
+    return replace(answer, unattended=unattended, new_keys=(yield from known.named_new_keys(catalog)))

@@ -88,9 +88,9 @@ class Catalog:
         """Read anew at the next use."""
         self._snapshot = None
 
-    def is_news(self, unattended: Iterable[str]) -> bool:
-        """Whether some of the streams, which nobody records, have not been told of before; they are now."""
-        new = set(unattended) - self._told
+    def is_news(self, names: Iterable[str]) -> bool:
+        """Whether some of the streams that nobody records, or of the new keys, were not logged before."""
+        new = set(names) - self._told
         self._told |= new
         return bool(new)
 

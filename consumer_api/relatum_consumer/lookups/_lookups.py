@@ -144,8 +144,8 @@ class Lookups:
         complete: bool,
     ) -> Steps[Answer]:
         """The message next to a moment."""
-        at = _moment(moment)
-        search = yield from self._search(moment, stream, by)
+        at, message = _moment(moment)
+        search = yield from self._search(message, stream, by)
         if isinstance(search, Values):
             return (yield from without_values(self.catalog, [stream], search.lacking))
         sides = tuple(Side(side.direction, side.inclusive or inclusive) for side in _SIDES[where])
@@ -165,8 +165,8 @@ class Lookups:
         # More than the calendar holds means all of it.
         checked_seconds("before_s", before_s, most=math.inf)
         checked_seconds("after_s", after_s, most=math.inf)
-        at = _moment(moment)
-        search = yield from self._search(moment, stream, by)
+        at, message = _moment(moment)
+        search = yield from self._search(message, stream, by)
         if isinstance(search, Values):
             return (yield from without_values(self.catalog, [stream], search.lacking))
         span = Window(at.time_us - _microseconds(before_s), at.time_us + _microseconds(after_s), at.id)
@@ -188,12 +188,12 @@ class Lookups:
             checked_count("limit", limit, otherwise=", or None for all")
         checked_seconds("before_s", before_s, most=math.inf)
         checked_seconds("after_s", after_s, most=math.inf)
-        at = _moment(moment)
+        at, _ = _moment(moment)
         span = Window(at.time_us - _microseconds(before_s), at.time_us + _microseconds(after_s), None)
         search = Search(self.catalog, names)
         return (yield from window(search, span, complete=complete, nearest=at.time_us, limit=limit))
 
-    def _search(self, moment: Message | Consumed | datetime, stream: str, by: str | None) -> Steps[Search | Values]:
+    def _search(self, message: Message | None, stream: str, by: str | None) -> Steps[Search | Values]:
         """Where to look; the lack of values where the message has none of the key."""
         if not isinstance(stream, str):
             raise InvalidInput("a look-up by time takes the name of one stream or super stream")
@@ -202,9 +202,9 @@ class Lookups:
             return Search(self.catalog, (stream,))
         if not isinstance(by, str):
             raise InvalidInput("a look-up by time takes one key by its name")
-        if isinstance(moment, datetime):
+        if message is None:
             raise InvalidInput("by= takes the value from a message; with a datetime, use find(…, since=, until=)")
-        values: Values = yield from self.catalog.values_of(in_hand(moment).message, [by])
+        values: Values = yield from self.catalog.values_of(message, [by])
         if len(values.wanted) > 1:
             raise InvalidInput(
                 f"the message has {len(values.wanted)} values of the key {by!r}, and by= takes one: "
@@ -280,11 +280,12 @@ def _bound(argument: str, moment: datetime | None) -> int | None:
         raise InvalidInput(f"{argument}=: {error}") from error
 
 
-def _moment(moment: Any) -> Moment:
+def _moment(moment: Any) -> tuple[Moment, Message | None]:
+    """When to look, and the message whose time that is; None for a datetime."""
     if isinstance(moment, datetime):
-        return Moment(time_us_of(moment))
+        return Moment(time_us_of(moment)), None
     held = in_hand(moment, "a datetime or a message")
     if held.message.time_us is None:
         where = f" at {held.id}" if held.id else ""
         raise InvalidInput(f"the message{where} has no time; ask with a datetime")
-    return Moment(held.message.time_us, held.id)
+    return Moment(held.message.time_us, held.id), held.message

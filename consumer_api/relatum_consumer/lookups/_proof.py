@@ -28,9 +28,9 @@ from typing import Any, TypeVar
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
 from relatum.ids import MessageId
 from relatum.reading import Agreement, KeptChunks, Message, Position, StreamBounds, UnreadableRecord
-from relatum.store import CoverageRow, Range, covered, last_position, merged, missing, proven
+from relatum.store import TIME, CoverageRow, Range, covered, last_position, merged, missing, proven
 from relatum_consumer.lookups import _lookup_statements as statements
-from relatum_consumer.lookups._answer import LeftOut, Status
+from relatum_consumer.lookups._answer import LeftOut, NewKey, Status
 from relatum_consumer.lookups._catalog import Catalog, PresentStream
 from relatum_consumer.lookups._explaining import explanation_now
 from relatum_consumer.lookups._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
@@ -71,6 +71,8 @@ class Evidence:
         generations: Of each stream that is recorded its number, which is another once it was declared again.
         uncovered: The ranges that are retained and not recorded as asked, by stream and offset.
         unproven: Streams of which nobody can prove what they hold, whatever is recorded or read.
+        behind: Those of which something is recorded for no key, or not for the time.
+        new_keys: By key, the streams of which recorded offsets were not looked at for it: it was defined later.
     """
 
     streams: tuple[str, ...]
@@ -79,6 +81,8 @@ class Evidence:
     generations: Mapping[str, int] = field(default_factory=dict)
     uncovered: list[Uncovered] = field(default_factory=list)
     unproven: set[str] = field(default_factory=set)
+    behind: set[str] = field(default_factory=set)
+    new_keys: dict[int, dict[str, None]] = field(default_factory=dict)
 
     def scan(self, consider: Callable[[Message], object]) -> Steps[None]:
         """Read what is not recorded. What cannot be unpacked makes its stream unproven."""
@@ -92,14 +96,32 @@ class Evidence:
         for each in self.uncovered:
             yield from Sift(each.stream, each.start, each.stop, look)
 
+    def note_gaps(self, stream: str, key_id: int, uncovered: Iterable[Range], recorded: Sequence[Range]) -> None:
+        """Tell what was recorded, but not looked at for this key, from what nobody recorded."""
+        for gap in uncovered:
+            unrecorded = [gap] if key_id == TIME else missing(gap, recorded)
+            if unrecorded:
+                self.behind.add(stream)
+            if unrecorded != [gap]:
+                self.new_keys.setdefault(key_id, {})[stream] = None
+
     def unattended(self, catalog: Catalog) -> Steps[tuple[str, ...]]:
-        """Those of the streams of which something is not recorded that nobody records now."""
-        names = sorted({each.stream for each in self.uncovered})
+        """Those of the streams that are behind and that nobody records now."""
+        names = sorted(self.behind)
         try:
             recorded = yield from attended(catalog, names)
         except Transient:
             return ()  # A hint is no reason to fail.
         return tuple(name for name in names if name not in recorded)
+
+    def named_new_keys(self, catalog: Catalog, sought: Collection[int] | None = None) -> Steps[tuple[NewKey, ...]]:
+        """The new keys, or those of them that were sought, by name."""
+        definitions = (yield from catalog.keys()) if self.new_keys else ()
+        return tuple(
+            NewKey(key.name, tuple(self.new_keys[key.key_id]))
+            for key in definitions
+            if key.key_id in self.new_keys and (sought is None or key.key_id in sought)
+        )
 
     def check_present(self, catalog: Catalog, names: Sequence[str] | None) -> Steps[None]:
         """See, after the index was asked, that each stream still was the one of which this is the evidence.
@@ -113,14 +135,30 @@ class Evidence:
                 message = f"the stream {stream!r} was begun anew, or forgotten, while it was asked about: repeat it"
                 raise StreamReplaced(message, stream=stream)
 
+    def is_open(self, required: Collection[int] | None = None) -> bool:
+        """Whether something is not recorded for one of the keys required, or for any key of which it is the evidence.
+
+        A new key that is not required leaves an answer as it is without it, and has to be named beside it.
+        """
+        if required is None:
+            return bool(self.uncovered)
+        return bool(self.behind or self.new_keys.keys() & set(required))
+
     def status(
-        self, *, is_found: bool, was_read: bool, is_whole: bool, has_expired: bool = False, was_deleted: bool = False
+        self,
+        *,
+        is_found: bool,
+        was_read: bool,
+        is_whole: bool,
+        has_expired: bool = False,
+        was_deleted: bool = False,
+        required: Collection[int] | None = None,
     ) -> Status:
-        """What an answer may say; the rule is told where this module begins."""
+        """What an answer may say; the rule is told where this module begins, and `required` in `is_open`."""
         is_proven = is_whole and not (was_read and (self.unproven or self.left_out))
         if is_found:
             return Status.FOUND if is_proven else Status.UNPROVEN
-        if self.uncovered and not was_read:
+        if self.is_open(required) and not was_read:
             return Status.NOT_RECORDED_YET
         if not is_proven or self.unproven or self.left_out:
             return Status.UNPROVEN
@@ -171,10 +209,12 @@ def evidence(
     held = {stream: ranges.get(generations.get(stream, 0), []) for stream in ends}
     there = yield from check_identity(catalog, held, ends, kept)
 
-    def uncovered_of(stream: str) -> list[Range]:
-        # Over AMQP 0.9.1 nothing more is seen of a range than what was recorded over it: it need not be read again.
-        ranges_held = proven if is_proof and ends[stream].is_proven else covered
-        return gaps(ends[stream], held[stream], keys, recorded_as=ranges_held)
+    # Over AMQP 0.9.1 nothing more is seen of a range than what was recorded over it: it need not be read again.
+    needs_proof = {stream: is_proof and bounds.is_proven for stream, bounds in ends.items()}
+
+    def uncovered_of(stream: str, of_keys: Sequence[int] = keys) -> list[Range]:
+        ranges_held = proven if needs_proof[stream] else covered
+        return gaps(ends[stream], held[stream], of_keys, recorded_as=ranges_held)
 
     # What lies behind a message that is there is retained, too.
     unsure = [
@@ -187,6 +227,11 @@ def evidence(
     for stream, bounds in ends.items():
         uncovered = uncovered_of(stream)
         result.uncovered += [Uncovered(stream, *gap) for gap in uncovered]
+        if uncovered:
+            rows = [row for row in held[stream] if not (row.over_amqp and needs_proof[stream])]
+            recorded_at_all = merged((row.from_offset, row.to_offset) for row in rows if row.kind == "recorded")
+            for key_id in keys:
+                result.note_gaps(stream, key_id, uncovered_of(stream, [key_id]), recorded_at_all)
         if explanation is not None:
             explanation.note_coverage(stream, bounds, sum(end - start for start, end in uncovered))
     return result

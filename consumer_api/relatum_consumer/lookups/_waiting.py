@@ -93,7 +93,7 @@ def wait(catalog: Catalog, question: Question, until: float, timeout_s: float) -
     except OutOfTime as out:
         waiting.note_proof()
         return question.named(waiting.out_of_time(out))
-    if catalog.is_news(answer.unattended):
+    if catalog.is_news([*answer.unattended, *(each.key for each in answer.new_keys)]):
         logger.warning("waited in vain for what is not recorded: %s", answer.explanation)
     return answer
 

@@ -33,14 +33,12 @@ class Field:
         messages: How many have it.
         invalid: How many of its values cannot be a key's.
         values: How often each value is there.
-        first: When each value was first there, by time, then by place in the sample.
     """
 
     source: str
     messages: int = 0
     invalid: int = 0
     values: Counter[str] = field(default_factory=Counter)
-    first: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -82,9 +80,9 @@ class Sample:
             found.setdefault(source, []).append(value)
         for source, values in found.items():
             if source in self.fields or len(self.fields) < FIELDS_MAX:
-                self._note(self.fields.setdefault(source, Field(source)), values, (message.time_us or 0, self.messages))
+                self._note(self.fields.setdefault(source, Field(source)), values)
 
-    def _note(self, known: Field, values: list[Any], moment: tuple[int, int]) -> None:
+    def _note(self, known: Field, values: list[Any]) -> None:
         texts = set()
         for value in values:
             try:
@@ -93,8 +91,6 @@ class Sample:
                 known.invalid += 1
         known.messages += bool(texts)
         known.values.update(texts)
-        for text in texts:
-            known.first.setdefault(text, moment)
 
 
 def _one_of(step: str) -> str:

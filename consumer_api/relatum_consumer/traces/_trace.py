@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from relatum.ids import MessageId
 from relatum.reading import Message
-from relatum_consumer.lookups import Lacking, LeftOut, Status, Uncovered, remedy
+from relatum_consumer.lookups import Lacking, LeftOut, NewKey, Status, Uncovered, remedy, to_be_recorded
 
 _SEVERITY: Final = (
     Status.UNPROVEN,
@@ -86,7 +86,8 @@ class Step:
         values: Values asked for.
         found: Messages found that were not known before.
         status: `found`, or what is known where nothing new was found: `absent` says that there is no more, as of the
-            beginning of the trace. With `unread`, or with `complete` where something cannot be proven, `unproven`.
+            beginning of the trace and but for `Trace.new_keys`. With `unread`, or with `complete` where something
+            cannot be proven, `unproven`.
     """
 
     hop: int
@@ -112,9 +113,13 @@ class Trace:
         unread: Where messages lie that were met and that could not be read, without a proof that they are gone.
         streams: The streams over which it holds, in order.
         left_out: Recorded streams that this user may not read.
-        uncovered: The offsets that are retained and are not recorded for all the keys, by stream: among them there may
-            be more. They are the same for all hops; none with `complete`, which reads them.
+        uncovered: Offsets that are retained and are not recorded for all the keys, by stream: among them there may be
+            more, by whatever hop. None where they lack `new_keys` alone, and with `complete`, which reads them.
         unattended: With `NOT_RECORDED_YET`, those of the streams that nobody records now.
+        new_keys: The keys followed that are newer than what is recorded, with the streams of which older messages were
+            not looked at for them: by these keys there may be more, by all others the steps say how sure it is. One
+            that was asked for by name, or that the trace begins with, makes it `NOT_RECORDED_YET`. None with
+            `complete`.
         lacking: The keys, each with the reason, where the start has no value of any of them: nothing was looked for.
     """
 
@@ -130,21 +135,25 @@ class Trace:
     left_out: tuple[LeftOut, ...] = field(default=(), kw_only=True)
     uncovered: tuple[Uncovered, ...] = field(default=(), kw_only=True)
     unattended: tuple[str, ...] = field(default=(), kw_only=True)
+    new_keys: tuple[NewKey, ...] = field(default=(), kw_only=True)
     lacking: tuple[Lacking, ...] = field(default=(), kw_only=True)
     deleted: tuple[MessageId, ...] = field(default=(), kw_only=True)
 
     @property
     def status(self) -> Status:
-        """The worst of the steps: `unproven` and `not_recorded_yet` say that there may be more.
+        """The worst of the steps: `unproven` and `not_recorded_yet` say that there may be more, as `uncovered` does.
 
-        `found`: something was, and each step is sure. Else `expired`, `deleted` or `absent`.
+        `found`: something was, and each step is sure, but for `new_keys`. Else `expired`, `deleted` or `absent`,
+        which no trace by a new key is.
         """
-        return min((step.status for step in self.steps), key=_SEVERITY.index, default=Status.ABSENT)
+        worst = min((step.status for step in self.steps), key=_SEVERITY.index, default=Status.ABSENT)
+        is_open = bool(self.uncovered) or (bool(self.new_keys) and worst is not Status.FOUND)
+        return Status.NOT_RECORDED_YET if is_open and worst is not Status.UNPROVEN else worst
 
     @property
-    def remedy(self) -> str:
-        """What to do where it is `expired` or `deleted`, in words; else empty."""
-        return remedy(self.status, self.deleted)
+    def explanation(self) -> str:
+        """What to do about what no recorder will record, or about what is gone, in words; else empty."""
+        return to_be_recorded(self.unattended, self.new_keys) or remedy(self.status, self.deleted)
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -230,6 +239,7 @@ class Trace:
             "lacking": [each._asdict() for each in self.lacking],
             "uncovered": [{"stream": gap.stream, "start": gap.start, "stop": gap.stop} for gap in self.uncovered],
             "unattended": list(self.unattended),
+            "new_keys": [{"key": each.key, "streams": list(each.streams)} for each in self.new_keys],
             "streams": list(self.streams),
         }
 

@@ -116,13 +116,15 @@ def trace(
     if isinstance(start, tuple) and len(start) == 2 and isinstance(start[0], str):
         wanted = yield from catalog.value_sought(*start)
         definitions = yield from _keys(catalog, None if names is None else (*names, start[0]))
+        required = frozenset(key.key_id for key in definitions if key.name in (start[0], *(names or ())))
         begin = partial(
-            _Course, catalog, Directions(definitions), bounds, meant, None, ((wanted.key_id, wanted.value),)
+            _Course, catalog, Directions(definitions), bounds, meant, None, ((wanted.key_id, wanted.value),), required
         )
     else:
         held = in_hand(start, "a message, or a key's name and a value as a tuple,")
         definitions = yield from _keys(catalog, names)
-        begin = partial(_Course, catalog, Directions(definitions), bounds, meant, held, ())
+        required = frozenset(key.key_id for key in definitions if key.name in (names or ()))
+        begin = partial(_Course, catalog, Directions(definitions), bounds, meant, held, (), required)
         values = yield from catalog.values_of(held.message, [key.name for key in definitions])
         if not values.wanted:
             alone = () if held.id is None else (held.message,)
@@ -151,8 +153,10 @@ class _Course:
         names: tuple[str, ...] | None,
         start: InHand | None,
         values: Sequence[Value],
+        required: frozenset[int],
     ) -> None:
         self._catalog = catalog
+        self._required = required
         self._directions = directions
         self._bounds = bounds
         self._names = names
@@ -202,6 +206,11 @@ class _Course:
         self._frontier = []
         return found
 
+    @property
+    def _sought(self) -> set[int]:
+        """The keys of which values were asked for."""
+        return {key_id for key_id, _ in self._asked}
+
     def _take(
         self, where: MessageId, message: Message, time_us: int | None, hop: int, values: tuple[Value, ...]
     ) -> None:
@@ -234,6 +243,7 @@ class _Course:
             is_whole=was_whole and not self._unread,
             has_expired=len(self._expired) > expired,
             was_deleted=len(self._deleted) > deleted,
+            required=self._required & self._sought,
         )
         self._steps.append(Step(hop, len(wanted), found, status))
         return cut <= 0
@@ -376,11 +386,14 @@ class _Course:
             unread=tuple(self._unread),
             streams=known.streams,
             left_out=known.left_out,
-            uncovered=() if complete else tuple(known.uncovered),
         )
-        if found.status is not Status.NOT_RECORDED_YET:
-            return found
-        return replace(found, unattended=(yield from known.unattended(self._catalog)))
+        if not complete:
+            uncovered = tuple(known.uncovered) if known.is_open(self._required & self._sought) else ()
+            new_keys = yield from known.named_new_keys(self._catalog, self._sought)
+            found = replace(found, uncovered=uncovered, new_keys=new_keys)
+        if found.status is Status.NOT_RECORDED_YET:
+            found = replace(found, unattended=(yield from known.unattended(self._catalog)))
+        return found
 
     def _rank(self, where: MessageId) -> tuple[bool, int, MessageId]:
         time_us = self._met[where].time_us

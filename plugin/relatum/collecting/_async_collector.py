@@ -176,7 +176,10 @@ class AsyncMessageCollector(CollectorLife[AsyncExecutor], AsyncClosing):
         return called
 
     async def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Stop in order; see `MessageCollector.close`. Cancelled, it ends all at once."""
+        """Stop in order; see `MessageCollector.close`. Cancelled, it ends all at once.
+
+        Executors that were not done in time are cancelled, and have five seconds to end.
+        """
         checked_seconds("timeout_s", timeout_s)
         if self._calls is None:
             return True

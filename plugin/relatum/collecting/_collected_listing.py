@@ -11,7 +11,7 @@ from relatum.checks import checked_count, checked_name
 from relatum.collecting import _collector_status_statements as statements
 from relatum.errors import InvalidInput, NotFound
 from relatum.outcomes import Outcome, OutcomeStatus
-from relatum.store import as_engine, translated_errors
+from relatum.store import as_engine, collectors, translated_errors
 
 LOOKED: Final = 20_000
 """Finished messages of each stream that are looked through for a page of such as succeeded: some 30 ms."""
@@ -74,8 +74,8 @@ def collected(
     if OutcomeStatus.UNKNOWN in states or len({each.is_final for each in states}) != 1:
         raise InvalidInput("states= takes final states, or such as are not; not both, and not unknown")
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        rows = connection.execute(statements.all_collectors)
-        found = next((row.collector_id for row in rows if (row.name, row.vhost) == (collector, vhost)), None)
+        one = statements.all_collectors.where(collectors.c.name == collector, collectors.c.vhost == vhost)
+        found = connection.execute(one).scalar_one_or_none()
         if found is None:
             raise NotFound(f"there is no collector {collector!r}: its first member makes it")
         wanted = {"in_collector": found, "states": [each.value for each in states], "limit": limit + 1}

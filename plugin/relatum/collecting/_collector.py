@@ -145,7 +145,7 @@ class MessageCollector(CollectorLife[Executor], Closing):
         collector in memory forgets it.
 
         Args:
-            timeout_s: Seconds to wait.
+            timeout_s: Seconds to wait for executors. Where PostgreSQL does not answer, five more pass at most.
 
         Returns:
             Whether everything closed was consumed in time. False in an executor or a handler, which cannot wait for

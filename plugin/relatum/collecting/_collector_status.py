@@ -84,14 +84,12 @@ def collector_status(
     if broker is not None and not isinstance(broker, BrokerAddress):
         raise InvalidInput(f"broker= takes a BrokerAddress, not {shown(broker)}")
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        found = [
-            _status_of(connection, row)
-            for row in connection.execute(statements.all_collectors)
-            if names is None or row.name in names
-        ]
+        rows = connection.execute(statements.all_collectors).all()
+        known = {row.name for row in rows}
+        found = [_status_of(connection, row) for row in rows if names is None or row.name in names]
         for name in names or ():
-            if name not in {status.collector for status in found}:
-                hint = meant(name, (row.name for row in connection.execute(statements.all_collectors)))
+            if name not in known:
+                hint = meant(name, known)
                 raise NotFound(f"there is no collector {name!r}{hint}: its first member makes it")
     return found if broker is None else _with_lags(found, broker)
 

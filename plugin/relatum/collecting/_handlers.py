@@ -1,5 +1,6 @@
 """Who is told of outcomes: handlers by type, by message id, or of everything."""
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -47,14 +48,21 @@ class Handlers:
                     logger.exception("a result handler failed", extra={"message_id": outcome.message_id})
 
     async def tell_async(self, outcomes: Iterable[Outcome]) -> None:
-        """Call the handlers of each outcome in the running loop; what they return is awaited where it can be."""
+        """Call the handlers of each outcome in the running loop; what they return is awaited where it can be.
+
+        As for `tell`, but that an exit ends the loop, and a cancellation of this task the call.
+        """
+        task = asyncio.current_task()
+        assert task is not None, "a task runs this"
         for outcome in outcomes:
             for handler in self._handlers_of(outcome):
                 try:
                     answer = handler(outcome)
                     if isawaitable(answer):
                         await answer
-                except Exception:
+                except (Exception, asyncio.CancelledError) as error:
+                    if isinstance(error, asyncio.CancelledError) and task.cancelling():
+                        raise
                     logger.exception("a result handler failed", extra={"message_id": outcome.message_id})
 
     def _handlers_of(self, outcome: Outcome) -> list[Handler]:

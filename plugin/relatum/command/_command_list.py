@@ -38,7 +38,7 @@ HELP: Final[Mapping[str, str]] = {
         "Show what became of messages: unknown, collected, forwarded, succeeded, failed or dead, with times and reason."
     ),
     "backfill": (
-        "Read a stream again and record what is not recorded yet. Stop it whenever you like: it goes on from there."
+        "Read streams again and record what is not recorded yet. Stop it whenever you like: it goes on from there."
     ),
     "verify": "Read the streams and compare: every message's keys have their rows, every row's message has that key.",
     "prune": "Delete the rows of messages that retention has dropped, and those of removed keys, in bounded batches.",

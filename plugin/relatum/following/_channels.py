@@ -14,8 +14,8 @@ from pika.channel import Channel
 from pika.connection import ConnectionParameters
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from relatum.errors import BrokerUnavailable, ConnectionLost
-from relatum.following._desk import Desk
+from relatum.errors import ConnectionLost
+from relatum.following._desk import Desk, no_room
 from relatum.following._followed import SETTLED_S, Followed
 from relatum.following._held import Held, HeldDeliveries
 from relatum.reading import (
@@ -168,9 +168,7 @@ class Channels:
         if self._opening is not None or self._is_resting or self._is_closed:
             return
         if len(self._pipes) >= self._connections_max:
-            error = BrokerUnavailable(
-                f"{len(self._waiting)} more streams need more than connections_max={self._connections_max} connections"
-            )
+            error = no_room(len(self._waiting), self._connections_max)
             for followed in list(self._waiting):
                 self.desk.failed(followed, error)
             return

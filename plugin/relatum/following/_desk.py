@@ -56,6 +56,14 @@ class Transport(Protocol):
         """End all connections."""
 
 
+def no_room(waiting: int, connections_max: int) -> ConfigurationError:
+    """The error of streams for which there is no room on the connections that may be opened."""
+    return ConfigurationError(
+        f"{waiting} more streams need more than connections_max={connections_max} connections to the broker: divide "
+        "the streams among more processes"
+    )
+
+
 def refuses_login(error: object) -> TypeGuard[RelatumError]:
     """Whether the broker lets nobody in by this login, whatever stream it is about: waiting alone does not cure it."""
     return isinstance(error, AccessRefused | ConfigurationError) and getattr(error, "stream", None) is None

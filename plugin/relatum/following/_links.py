@@ -7,8 +7,8 @@ lies (many streams in one question), and read from a node that has one.
 import time
 from typing import Final
 
-from relatum.errors import BrokerUnavailable, StreamNotHere
-from relatum.following._desk import Desk
+from relatum.errors import StreamNotHere
+from relatum.following._desk import Desk, no_room
 from relatum.following._followed import SETTLED_S, Followed
 from relatum.following._held import Held, HeldChunk
 from relatum.following._link import Link
@@ -180,9 +180,7 @@ class Links:
         if lane.is_opening or self._is_closed:
             return
         if self.connections >= self._connections_max + sum(seat.subscriptions.is_worn for seat in lane.seats):
-            error = BrokerUnavailable(
-                f"{len(lane.waiting)} more streams need more than connections_max={self._connections_max} connections"
-            )
+            error = no_room(len(lane.waiting), self._connections_max)
             for followed in list(lane.waiting):
                 self.desk.failed(followed, error)
             return

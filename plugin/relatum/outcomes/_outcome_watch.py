@@ -10,7 +10,7 @@ from relatum.errors import RelatumError
 from relatum.outcomes._outcome_values import Outcome, OutcomeStatus
 from relatum.waiting import Outages
 
-logger = logging.getLogger("relatum.collecting")
+logger = logging.getLogger("relatum.collector")
 
 POLL_LAST_S: Final = 0.1
 """Seconds between two questions at most: what a final outcome can come late by."""
@@ -90,12 +90,15 @@ class OutcomeWatch:
             if outcome.is_final:
                 del self._handlers[key]
         for handler in handlers:
-            call_handler(handler.call, outcome)
+            # Exits, too: they would end this thread, and no handler would be called any more.
+            call_handler(handler.call, outcome, caught=BaseException)
 
 
-def call_handler(handler: Callable[[Outcome], object], outcome: Outcome) -> None:
-    """Call a result handler; what it raises is logged and breaks nothing."""
+def call_handler(
+    handler: Callable[[Outcome], object], outcome: Outcome, *, caught: type[BaseException] = Exception
+) -> None:
+    """Call a result handler; what it raises is logged and breaks nothing. In an event loop an exit ends the loop."""
     try:
         handler(outcome)
-    except Exception:
+    except caught:
         logger.exception("a result handler raised for message %s (%s)", outcome.message_id, outcome.status.value)

@@ -2,13 +2,13 @@
 
 They outlive connections: what was published just before a connection was closed, or lost, is recorded too. They are
 daemon threads, so they never keep a process alive; another process, or the next start, takes over from the coverage.
-What a process leaves unrecorded as it ends, as far as it knows, is a warning: `release` would have recorded it.
+What `release`, or a process that ends without it, leaves unrecorded is a warning, as far as it is known.
 """
 
 import atexit
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
@@ -28,7 +28,7 @@ Keeper: TypeAlias = "EmbeddedRecorder | KeyWatcher"
 """Who asks the database whether it defines the publisher's keys as the publisher does, in a thread of its own."""
 
 TOLD_MAX: Final = 5
-"""Streams named in the last warning of a process."""
+"""Streams named in a warning of what is left."""
 
 _Key = tuple[BrokerAddress | None, object, object, tuple[tuple[str, ...], ...]]
 _Kept = TypeVar("_Kept", "EmbeddedRecorder", "KeyWatcher")
@@ -80,12 +80,9 @@ class EmbeddedRecorders:
         left: dict[str, int | None] = {}
         for kept, _ in list(cls._used.values()):
             left |= kept.left()
-        if left:
-            logger.warning(
-                "the process ends with messages that are not recorded: %s; relatum.release(…) of what was intercepted "
-                "records them before it ends, and so does the next recorder of these streams",
-                _told(left),
-            )
+        warn_of_left(
+            "the process", left, "; so does relatum.release(…) of what was intercepted, before the process ends"
+        )
 
     @classmethod
     def renew(cls) -> None:
@@ -95,31 +92,38 @@ class EmbeddedRecorders:
         cls._used = {}
 
     @classmethod
-    def give_back(cls, recorder: Keeper) -> None:
-        """End one use; the last one closes the recorder."""
+    def give_back(cls, recorder: Keeper) -> bool:
+        """End one use. True for the last one, whose user closes the recorder."""
         with cls._lock:
             for key, (known, users) in list(cls._used.items()):
                 if known is not recorder:
                     continue
                 if users > 1:
                     cls._used[key] = (recorder, users - 1)
-                    return
+                    return False
                 del cls._used[key]
-        recorder.close()
+        return True
 
 
 after_fork(EmbeddedRecorders, lambda recorders: recorders.renew())
 atexit.register(EmbeddedRecorders.warn_at_exit)
 
 
-def _told(left: dict[str, int | None]) -> str:
-    """Streams and how many messages, the first of them."""
+def warn_of_left(who: str, left: Mapping[str, int | None], hint: str = "") -> None:
+    """Say which streams have how many messages that are not recorded, if any have."""
     told = [
-        f"of {stream!r}, if it is a stream (it was not looked at yet)" if count is None else f"{count} of {stream!r}"
+        f"an unknown number of {stream!r}, if it is a stream" if count is None else f"{count} of {stream!r}"
         for stream, count in left.items()
     ]
-    more = len(told) - TOLD_MAX
-    return ", ".join(told[:TOLD_MAX]) + (f", and of {more} more" if more > 0 else "")
+    more = f", and of {len(told) - TOLD_MAX} more" if len(told) > TOLD_MAX else ""
+    if told:
+        logger.warning(
+            "%s ends with messages that are not recorded: %s%s; the next recorder of these streams records them%s",
+            who,
+            ", ".join(told[:TOLD_MAX]),
+            more,
+            hint,
+        )
 
 
 def _meaning(definitions: tuple[KeyDefinition, ...]) -> tuple[tuple[str, str], ...]:

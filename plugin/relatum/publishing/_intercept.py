@@ -1,7 +1,9 @@
 """`intercept` and `release`."""
 
 from collections.abc import Iterable
-from typing import TypeVar
+from contextlib import suppress
+from typing import Final, TypeVar
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL, Engine
 
@@ -15,6 +17,9 @@ from relatum.publishing._stamp import OnInvalid
 from relatum.publishing.clients._known_clients import client_of
 
 _Connection = TypeVar("_Connection")
+
+_released: Final[WeakKeyDictionary[object, PublisherCounts]] = WeakKeyDictionary()
+"""What was counted for connections that were released, as long as somebody has them."""
 
 
 def intercept(
@@ -123,26 +128,33 @@ def release(connection: _Connection) -> _Connection:
     """The same connection as it was before `intercept`; what others have wrapped since stays and passes through.
 
     The embedded recorder ends with the last connection that used it, when it has recorded what was published until now;
-    it takes two seconds at most for that, and leaves the rest to the next recorder. Nor does a broker that answers
-    nothing keep it longer: what is not closed by then is closed in the background. It blocks: where an event loop must
-    not wait, `await asyncio.to_thread(relatum.release, connection)`. A connection that is not intercepted is left
+    it takes two seconds at most for that, whatever the servers do. What it leaves is a warning, and is told by
+    `statistics(connection).left`; the next recorder of these streams records it, be it of a process that publishes to
+    them or `relatum record`. What is not closed by then is closed in the background. It blocks: where an event loop
+    must not wait, `await asyncio.to_thread(relatum.release, connection)`. A connection that is not intercepted is left
     alone.
     """
     present = interception_of(connection)
     if present is not None:
         client_of(connection).release(connection)
+        with suppress(TypeError):
+            # `celery.current_app` takes no weak reference.
+            _released[connection] = present.counts
         present.release()
     return connection
 
 
 def statistics(connection: object) -> PublisherStatistics:
-    """What was published on an intercepted connection, and what became of it. It asks nobody.
+    """What was published on an intercepted connection, until it was released, and what became of it. It asks nobody.
 
     Raises:
-        ConfigurationError: the connection is not intercepted.
+        ConfigurationError: the connection was never intercepted.
     """
     present = interception_of(connection)
-    if present is None:
-        raise ConfigurationError("this connection is not intercepted: relatum.intercept(connection, …)")
-    counts: PublisherCounts = present.counts
+    counts: PublisherCounts | None = None if present is None else present.counts
+    with suppress(TypeError):
+        # What takes no weak reference was not noted as released.
+        counts = counts or _released.get(connection)
+    if counts is None:
+        raise ConfigurationError("this connection was never intercepted: relatum.intercept(connection, …)")
     return counts.statistics()

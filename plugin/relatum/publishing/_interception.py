@@ -17,7 +17,7 @@ from relatum.headers import RECEIPT_HEADER
 from relatum.keys import AGREE_S, KeyAgreement, KeyDefinition
 from relatum.processes import of_one_process
 from relatum.publishing._asking import Asking
-from relatum.publishing._embedded import EmbeddedRecorders, Keeper
+from relatum.publishing._embedded import EmbeddedRecorders, Keeper, warn_of_left
 from relatum.publishing._locate import Locator
 from relatum.publishing._publisher_statistics import PublisherCounts
 from relatum.publishing._stamp import OnInvalid, Stamp, Stamper
@@ -221,23 +221,29 @@ class Interception:
     def release(self) -> None:
         """Pass everything through from now on, and give back the recorder and the connections for reading.
 
-        It ends within `RELEASE_S`, whatever the servers do; what is not closed by then is closed in the background.
+        It ends within `RELEASE_S`, whatever the servers do; what is not closed by then is closed in the background, and
+        what is not recorded by then is said and counted.
         """
         self.active = self.counts.is_open = False
         metrics.retire(self.counts)
         self._recorder = None
         keeper, self._keeper = self._keeper, None
         locator, self._locator = self._locator, None
-        if keeper is None and locator is None:
+        if keeper is not None and not EmbeddedRecorders.give_back(keeper):
+            # Another connection's, too: it records on.
+            keeper = None
+        closed = [each for each in (keeper, locator) if each is not None]
+        if not closed:
             return
 
-        def give_back() -> None:
-            if keeper is not None:
-                EmbeddedRecorders.give_back(keeper)
-            if locator is not None:
-                locator.close()
+        def close() -> None:
+            for each in closed:
+                each.close()
 
-        close_within(give_back, RELEASE_S, name="relatum-release")
+        close_within(close, RELEASE_S, name="relatum-release")
+        if keeper is not None:
+            self.counts.left = keeper.left()
+            warn_of_left("relatum.release(…)", self.counts.left)
 
 
 def interception_of(connection: object) -> Any:

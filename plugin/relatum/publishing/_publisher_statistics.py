@@ -27,6 +27,8 @@ class PublisherStatistics:
         errors: Of these, those that ended as an error, by reason: "unroutable", "nacked", "rejected", "unknown".
         skipped: Values that will not be recorded (`on_invalid="skip"`), by reason.
         receipt_s: Seconds from sending to where a receipt told the message's place.
+        left: Messages that `release` has left to the next recorder, by stream; None where it is not known how many.
+            Empty before, where all was recorded, and where other connections use the recorder on.
     """
 
     connections: Annotated[int, Gauge("relatum_publisher_connections", "Connections that are intercepted now")]
@@ -43,6 +45,7 @@ class PublisherStatistics:
         Observed,
         Distribution("relatum_publisher_receipt_seconds", "Time from sending to the receipt of the message's place"),
     ]
+    left: Mapping[str, int | None]
 
 
 class PublisherCounts:
@@ -58,6 +61,7 @@ class PublisherCounts:
         self.skipped: Counts[tuple[str, str]] = Counts()
         """By key and reason."""
         self.receipt_s = Histogram()
+        self.left: Mapping[str, int | None] = {}
 
     def failed(self, error: PublishError) -> None:
         """Count how a publish ended."""
@@ -74,4 +78,5 @@ class PublisherCounts:
             errors=dict(self.errors),
             skipped=dict(skipped),
             receipt_s=self.receipt_s.observed(),
+            left=dict(self.left),
         )

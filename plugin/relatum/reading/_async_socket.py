@@ -45,7 +45,7 @@ class AsyncSocketConnection:
         session: The session it carries.
         operations: What can be asked over it.
         is_usable: False once it failed or timed out: what comes next on the socket is then unknown.
-        has_received: True when bytes came since the last `forget_received`.
+        has_received: True once bytes came since somebody set it to False.
     """
 
     def __init__(self, channel: AsyncChannel, login: Login) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from relatum.recording._statistics import RecordedStream, RecorderStatistics
     from relatum.recording._status import StreamEvent, StreamStatus, status
+    from relatum.recording._strays import verify_strays
     from relatum.recording._times import set_record_time
     from relatum.recording._verify import (
         Comparison,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
         leave_out,
         plan_verification,
         verify,
-        verify_strays,
     )
 
 __all__ = [
@@ -126,9 +126,10 @@ _HOMES = {
         "_reports_shown": "exit_with offsets_bar print_backfilled print_verified verified_document",
         "_statistics": "RecordedStream RecorderStatistics",
         "_status": "StreamEvent StreamStatus status",
+        "_strays": "verify_strays",
         "_times": "set_record_time",
         "_verify": "Comparison Subject VerifyReport check_any checked_sample chosen_windows leave_out "
-        "plan_verification verify verify_strays",
+        "plan_verification verify",
     }.items()
     for name in names.split()
 }

@@ -1,21 +1,28 @@
 """`relatum backfill`: what lies in a stream and is not recorded yet, for keys that came later."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relatum.terminal import JsonOption, ServerOptions, spread, stop_signals
+from relatum.errors import AccessRefused, CoverageConflict, NotFound, RelatumError, StreamNotFound
+from relatum.terminal import JsonOption, ServerOptions, console, errors, spread, stop_signals
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from relatum.recording import BackfillProgress
+    from relatum.reading import BrokerAddress
+    from relatum.recording import BackfillProgress, BackfillReport
 
 
 @spread
 def backfill(
-    stream: Annotated[str, typer.Argument(help="The stream or super stream.", show_default=False)],
+    streams: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[STREAM…]", help="Streams and super streams. All recorded ones where left out.", show_default=False
+        ),
+    ] = None,
     keys: Annotated[
         list[str] | None,
         typer.Option(
@@ -26,32 +33,53 @@ def backfill(
     servers: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Read a stream again and record what is not recorded yet. Stop it whenever you like: it goes on from there.
+    """Read streams again and record what is not recorded yet. Stop it whenever you like: it goes on from there.
 
-    `--json` prints one document, a list of the streams: stream, messages, rows, from_offset, to_offset, seconds.
+    Where no stream is named, one that was deleted is passed over, and one that cannot be read, or was replaced, does
+    not stop the others: the command ends with its error. `--json` prints one document, a list of the streams: stream,
+    messages, rows, from_offset, to_offset, seconds.
     """
-    from relatum.reading import StreamReader
     from relatum.recording import backfill as run_backfill
     from relatum.recording import offsets_bar, print_backfilled
 
     address, url = servers.address, servers.database_url
-    with StreamReader.open(address) as reader:
-        partitions = reader.partitions(stream)
+    failed: list[RelatumError] = []
+    reports: list[BackfillReport] = []
     with stop_signals() as stop, offsets_bar() as bar:
-        reports = [
-            run_backfill(
-                address,
-                url,
-                name,
-                keys=keys or None,
-                super_stream=stream if partitions else None,
-                progress=_shown(bar, name),
-                stop=stop,
-            )
-            for name in partitions or [stream]
-            if not stop.is_set()
-        ]
+        for name, super_stream in _meant(address, url, streams):
+            if stop.is_set():
+                break
+            options: dict[str, Any] = {"super_stream": super_stream, "progress": _shown(bar, name), "stop": stop}
+            try:
+                reports.append(run_backfill(address, url, name, keys=keys or None, **options))
+            except StreamNotFound:
+                if streams:
+                    raise
+                errors.print(f"{name}: the broker has no such stream any more", markup=False, soft_wrap=True)
+            except (NotFound, AccessRefused, CoverageConflict) as error:
+                if streams:
+                    raise
+                failed.append(error)
     print_backfilled(reports, as_json=as_json)
+    if not reports and not as_json:
+        console.print("No stream is recorded yet: relatum record STREAM")
+    for each in failed[1:]:
+        errors.print(str(each), markup=False, soft_wrap=True)
+    if failed:
+        raise failed[0]
+
+
+def _meant(address: "BrokerAddress", database_url: str, names: list[str] | None) -> "Iterable[tuple[str, str | None]]":
+    """Streams, each with the super stream that it is a partition of: those named, or all that are recorded."""
+    from relatum.reading import StreamReader
+    from relatum.store import as_engine, streams_named, translated_errors
+
+    if not names:
+        with as_engine(database_url) as engine, translated_errors(), engine.connect() as connection:
+            return [(each.name, each.super_stream) for each in streams_named(connection, address.vhost, None)]
+    with StreamReader.open(address) as reader:
+        parts = {name: reader.partitions(name) for name in names}
+    return [(part, name if parts[name] else None) for name in parts for part in parts[name] or [name]]
 
 
 def _shown(bar: "Progress", stream: str) -> "Callable[[BackfillProgress], None]":

@@ -132,7 +132,7 @@ class EmbeddedRecorder:
     def left(self) -> dict[str, int | None]:
         """How many messages of which streams are not recorded; None where that is not known yet. Asks nobody."""
         with self._changed:
-            new = self._watched.new
+            new = [subject.name for subject in self._watched.new]
         return dict.fromkeys(new) | self._group.left()
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class EmbeddedRecorder:
     def _drain(self, until: float) -> None:
         with self._changed:
             known = self._changed.wait_for(
-                lambda: self._is_away or not self._watched.has_new, max(0.0, until - time.monotonic())
+                lambda: self._is_away or not self._watched.new, max(0.0, until - time.monotonic())
             )
         if known and not self._is_away:
             self._group.drain(until)
@@ -200,8 +200,10 @@ class EmbeddedRecorder:
         try:
             reader = self._group.reader()
             for subject in subjects:
-                if self._stop.is_set():
-                    return True
+                with self._changed:
+                    # What is left is due still, and comes next time.
+                    if self._stop.is_set() or self._watched.waits(subject):
+                        return True
                 streams = self._streams_of(reader, subject)
                 with self._changed:
                     self._watched.answered(subject, streams, time.monotonic())

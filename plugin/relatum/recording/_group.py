@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import sqlalchemy as sa
 
 from relatum import metrics
-from relatum.errors import NotFound, RelatumError
+from relatum.errors import AccessRefused, NotFound, RelatumError
 from relatum.following import Follower, FollowerOptions
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
@@ -202,6 +202,8 @@ class RecorderGroup:
         except RelatumError as error:
             logger.info("not drained: %s", ended(error))
             return
+        for stream, end in ends.items():
+            tracks[stream].progress.show(end)
         while time.monotonic() < until and any(end >= 0 and tracks[stream].lacks(end) for stream, end in ends.items()):
             time.sleep(DRAIN_LOOK_S)
 
@@ -220,13 +222,14 @@ class RecorderGroup:
     def stop(self, timeout_s: float = STOP_S) -> None:
         """Finish the batches under way, let others have the streams and end all threads, in so many seconds at most."""
         until = time.monotonic() + timeout_s
+        self._ending.end_in(timeout_s)
         self.end()
-        self.follower.close()
+        self.follower.close(timeout_s / 3)
         if self._has_begun:
             self._join(until, self._intake, self._opener)
             self._committer.stop(max(0.0, until - time.monotonic()))
             self._join(until, self._gaps, self._parts)
-            self._keeper.stop()
+            self._keeper.stop(until)
         metrics.retire(self)
 
     def _join(self, until: float, *workers: Worker) -> None:
@@ -235,9 +238,9 @@ class RecorderGroup:
 
 
 def _end_of(reader: StreamReader, stream: str) -> int:
-    """The offset of a stream's last message; -1 where there is none."""
+    """The offset of a stream's last message; -1 where there is none, or none that may be read."""
     try:
         last = reader.bounds(stream).last
-    except NotFound:
+    except (NotFound, AccessRefused):
         return -1
     return -1 if last is None else last

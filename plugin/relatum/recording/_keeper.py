@@ -105,10 +105,10 @@ class Keeper(Worker):
             self._is_stopping = True
             self._tracks.changed.notify_all()
 
-    def stop(self) -> None:
-        """End the thread, and let others have all."""
+    def stop(self, until: float) -> None:
+        """End the thread, which has until then by the monotonic clock, and let others have all."""
         self.leave()
-        self.join()
+        self.join(max(0.0, until - time.monotonic()))
         self._reach.close()
         try:
             with translated_errors(), self._engine.begin() as connection:

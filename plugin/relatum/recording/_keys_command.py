@@ -77,7 +77,7 @@ def add(
     A bare NAME is a header; where a property has that name, too, a hint on stderr says so. `--json` prints one
     document: the list of the keys as stored.
     """
-    from relatum.store import add_keys, as_engine
+    from relatum.store import add_keys, as_engine, backfill_command
 
     wanted = [key for name in presets or () for key in preset(name)]
     if not names and not wanted:
@@ -97,6 +97,7 @@ def add(
         return
     for key in stored:
         console.print(f"{key.name}: {key.meaning}, since {_day(key.since)}")
+    console.print(f"Messages recorded before: {backfill_command(key.name for key in stored)}", soft_wrap=True)
 
 
 @keys.command("list")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.recording._compare import Difference
+from relatum.recording._compare import Difference, StreamVerified
 from relatum.recording._deleting import BATCH_ROWS, delete_batch
 from relatum.store import (
     at_one_moment,
@@ -55,6 +55,14 @@ def find_strays(engine: sa.Engine) -> Iterator[Difference]:
             for stream_id, first, last, count in connection.execute(query):
                 detail = f"{count:,} rows of the stream id {stream_id}"
                 yield Difference("unknown_stream", first, table=table.name, to_offset=last + 1, detail=detail)
+
+
+def verify_strays(engine: sa.Engine) -> list[StreamVerified]:
+    """What belongs to no stream, as one more result; none where there is nothing."""
+    result = StreamVerified("")
+    for difference in find_strays(engine):
+        result.add(difference)
+    return [result] if result.difference_count else []
 
 
 def delete_strays(engine: sa.Engine) -> None:

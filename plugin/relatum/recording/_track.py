@@ -106,11 +106,11 @@ class Track:
 
     @property
     def left(self) -> int | None:
-        """Messages that are not recorded, of those that this process knows of; None where it has not looked yet.
+        """Messages that are not recorded, of those that this process knows of; None where it does not know how many.
 
-        0 also where another process records the stream, or an error was told that keeps this one from it.
+        0 also where another process records the stream, or there is no such stream.
         """
-        if self.progress.is_standby or (self.is_refused and self.writer is None):
+        if self.progress.is_standby or self.progress.end == -1:
             return 0
         return self.progress.lag_offsets
 

@@ -28,7 +28,7 @@ from relatum.recording._compare_coverage import compare_coverage
 from relatum.recording._compare_positions import compare_positions, is_replaced, verdict_of
 from relatum.recording._compare_streams import Generations, compare_generations, generations_of
 from relatum.recording._stored import Stored, known_key_ids, last_stored, stored_of
-from relatum.recording._strays import find_strays
+from relatum.recording._strays import verify_strays
 from relatum.recording._verify_places import compare_places, rows_behind
 from relatum.store import (
     CoverageRow,
@@ -84,7 +84,7 @@ def verify(
         database: PostgreSQL's URL, or an engine.
         streams: Streams; a super stream stands for its partitions. None: all that are recorded.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
-        sample: The share of windows of 20,000 offsets to compare, over 0 and up to 1, one of each stream at least; None
+        sample: The share of windows of 20,000 offsets to compare, from 0 to 1, one of each stream at least; None
             compares all. A difference in a share d of all windows goes unseen with the probability
             (1 - d) ** (number of windows compared).
         seed: Chooses the same sample again; None for another each time, which the report names.
@@ -308,14 +308,20 @@ class Comparison:
         self._reader = reader
         self._stream = subject.stream
         self._first_retained = subject.first_retained
+        self._unlisted: list[tuple[int, int]] = []
+        """Of each window with differences that there was no room to list: the last offset of those, and how many."""
 
     def compare(self, window: Range, result: StreamVerified) -> None:
         """Compare one window, and add what was found to the result."""
         read = read_window(self._reader, self._stream.name, window)
         with at_one_moment(self._engine) as connection:
             stored = stored_of(connection, self._stream.stream_id, window)
-        found = compare_window(read, stored, window, self._first_retained, sees_all=self._reader.transport == "stream")
+        sees_all = self._reader.transport == "stream"
+        found = list(compare_window(read, stored, window, self._first_retained, sees_all=sees_all))
+        listed = len(result.differences)
         result.add_window(window, found)
+        if unlisted := found[len(result.differences) - listed :]:
+            self._unlisted.append((max(each.offset for each in unlisted), len(unlisted)))
         result.messages += len(read.messages)
         result.rows += sum(count for _, count in stored.rows)
 
@@ -334,6 +340,7 @@ class Comparison:
         first = self._reader.bounds(result.stream).first or 0
         kept = [each for each in result.differences if each.offset >= first or each.table in ("coverage", "streams")]
         result.difference_count -= len(result.differences) - len(kept)
+        result.difference_count -= sum(count for last, count in self._unlisted if last < first)
         result.differences = kept
 
 
@@ -385,11 +392,3 @@ def compare_checkpoints(messages: Sequence[Message], places: Sequence[Position])
             yield Difference("checkpoint_duplicate", place.offset, table="checkpoints")
         else:
             right.add(place.offset)
-
-
-def verify_strays(engine: sa.Engine) -> list[StreamVerified]:
-    """What belongs to no stream, as one more result; none where there is nothing."""
-    result = StreamVerified("")
-    for difference in find_strays(engine):
-        result.add(difference)
-    return [result] if result.difference_count else []

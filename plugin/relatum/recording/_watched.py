@@ -13,11 +13,8 @@ from relatum.headers import BROKERS_OWN, NAME_BYTES_MAX
 ASK_S: Final = (0.5, 60.0)
 """Least and most seconds before the same is asked again: doubled each time."""
 
-TRIES_MAX: Final = 12
-"""Times a name is asked about that is no stream's, some six minutes; then it must be published to once more."""
-
 UNUSED_S: Final = 300.0
-"""Seconds after which an exchange that nobody publishes to is asked about no more."""
+"""Seconds after which what nobody publishes to is asked about no more."""
 
 SUBJECTS_MAX: Final = 10_000
 """Names and exchanges remembered; the one that was used longest ago is forgotten first."""
@@ -35,13 +32,17 @@ class _State:
     due: float
     used: float
     pause_s: float = ASK_S[0]
-    tries: int = 0
 
 
 class Watched:
-    """The subjects of one recorder. Used under its lock."""
+    """The subjects of one recorder. Used under its lock.
+
+    Attributes:
+        new: Those that have never been asked about, in the order in which they came.
+    """
 
     def __init__(self) -> None:
+        self.new: dict[Subject, None] = {}
         self._states: dict[Subject, _State] = {}
         self._streams: set[str] = set()
 
@@ -57,48 +58,44 @@ class Watched:
         is_new = state is None
         if state is None:
             state = _State(now, now)
+            self.new[subject] = None
             if len(self._states) >= SUBJECTS_MAX:
-                del self._states[next(iter(self._states))]
+                self._forget(next(iter(self._states)))
         state.used = now
         self._states[subject] = state
         return is_new
 
     def due(self, now: float) -> list[Subject]:
-        """What to ask about now."""
+        """What to ask about now, what is new first."""
         for subject, state in list(self._states.items()):
-            if subject.is_exchange and now - state.used > UNUSED_S and state.tries:
-                del self._states[subject]
-        return [subject for subject, state in self._states.items() if state.due <= now]
+            if now - state.used > UNUSED_S and subject not in self.new:
+                self._forget(subject)
+        known = (subject for subject, state in self._states.items() if state.due <= now and subject not in self.new)
+        return [*self.new, *known]
 
     def next_s(self, now: float) -> float:
         """Seconds until something is due."""
         return max(0.0, min((state.due for state in self._states.values()), default=now + ASK_S[1]) - now)
 
-    @property
-    def new(self) -> list[str]:
-        """The names that have never been asked about."""
-        return [subject.name for subject, state in self._states.items() if not state.tries]
-
-    @property
-    def has_new(self) -> bool:
-        """Whether something has never been asked about."""
-        return any(not state.tries for state in self._states.values())
+    def waits(self, subject: Subject) -> bool:
+        """Whether something new has its turn before this one."""
+        return bool(self.new) and subject not in self.new
 
     def answered(self, subject: Subject, streams: list[str], now: float) -> None:
         """The broker has answered. A name that is a stream's is settled; all else is asked again, ever less often."""
         if streams and not subject.is_exchange:
-            self._states.pop(subject, None)
+            self._forget(subject)
             self._streams.update(streams)
             return
+        self.new.pop(subject, None)
         state = self._states.get(subject)
-        if state is None:
-            return
-        state.tries += 1
-        if not subject.is_exchange and state.tries >= TRIES_MAX:
-            del self._states[subject]
-            return
-        state.due = now + state.pause_s
-        state.pause_s = min(2 * state.pause_s, ASK_S[1])
+        if state is not None:
+            state.due = now + state.pause_s
+            state.pause_s = min(2 * state.pause_s, ASK_S[1])
+
+    def _forget(self, subject: Subject) -> None:
+        self.new.pop(subject, None)
+        self._states.pop(subject, None)
 
 
 def _subject(exchange: Any, routing_key: Any) -> Subject | None:

@@ -1,6 +1,7 @@
 """Key definitions and streams as the database holds them, so that everybody agrees on them."""
 
 import logging
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -107,6 +108,11 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
         hint = f" ({definition.hint})" if definition.hint else ""
         logger.info("defined key %r (new): %s%s", definition.name, definition.meaning, hint)
     return [in_force[definition.name] for definition in definitions]
+
+
+def backfill_command(names: Iterable[str]) -> str:
+    """The command that looks at recorded messages for keys that were defined after them."""
+    return shlex.join(["relatum", "backfill", *(word for name in names for word in ("--keys", name))])
 
 
 def _write_keys(

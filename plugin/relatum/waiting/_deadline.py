@@ -180,7 +180,7 @@ async def in_thread(threads: Executor | None, function: Callable[..., _Result], 
 class Patience:
     """An attribute for a limit in seconds, which reads as what the call under way leaves of it.
 
-    It is kept under the name that is given here, as it was set.
+    It is kept under the name that is given here.
     """
 
     def __init__(self, kept_as: str) -> None:
@@ -188,6 +188,3 @@ class Patience:
 
     def __get__(self, owner: Any, _kind: Any = None) -> float:
         return left_s(getattr(owner, self._kept_as))
-
-    def __set__(self, owner: Any, seconds: float) -> None:
-        setattr(owner, self._kept_as, seconds)

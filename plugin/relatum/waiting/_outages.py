@@ -204,7 +204,8 @@ class Outages:
 
 def _cause(error: BaseException, before: "Server | str | None") -> "Server | str":
     """What somebody waits for now, who waited for something before."""
-    if isinstance(error, DatabaseUnavailable):
+    if isinstance(error, DatabaseUnavailable) and (error.reason != "pool" or before is Server.DATABASE):
+        # A pool that others use up says nothing of the server.
         return Server.DATABASE
     if isinstance(error, StreamUnavailable):
         # A broker that starts answers before its streams do.

@@ -289,7 +289,7 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: _Room | None =
 
 def _decode_compound(raw: bytes, position: int, end: int, depth: int, room: _Room) -> Any:
     code = raw[position]
-    if code in (0xC1, 0xD1, 0xC0, 0xD0, 0x45):
+    if code in (0xC1, 0xD1, 0xC0, 0xD0):
         kind = "map" if code in (0xC1, 0xD1) else "list"
         count, at, _ = entries_of(raw, position, kind)
         room.take(count)

@@ -165,7 +165,7 @@ class StreamSession:
         """What the bytes that arrived amount to, in order; frames that are not complete yet are kept.
 
         Raises:
-                ProtocolError: The bytes are no frames, or frames that make no sense.
+            ProtocolError: The bytes are no frames, or frames that make no sense.
             ChunkCorrupt: A chunk is damaged.
             ConnectionLost: The server closed the connection; its reason is in the message.
             AnotherProtocol: The first bytes are those of another server.

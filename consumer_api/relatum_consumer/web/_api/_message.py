@@ -227,9 +227,8 @@ async def _related(site: Site, definitions: Sequence[KeyDefinition], found: Mess
         return RelatedByKey(key, "failed", problem_met(error).words, (), has_more=False)
     has_more = len(answer) > RELATED_SHOWN
     messages = await _nearest(site, definitions, found, key) if has_more else answer.messages
-    words = answer.status.words if not answer.lacking else f"absent: {answer.explanation}"
     parts = _parts(site, definitions, found, messages or answer[:RELATED_SHOWN])
-    return RelatedByKey(key, answer.status.value, words, parts, has_more)
+    return RelatedByKey(key, answer.status.value, answer.words, parts, has_more)
 
 
 async def _nearest(

@@ -75,6 +75,7 @@ class SearchAnswer:
     unread: tuple[Place, ...]
     left_out: tuple[Reason, ...]
     unattended: tuple[str, ...]
+    new_keys: tuple[str, ...]
     took_ms: float
 
 
@@ -238,11 +239,13 @@ def _words(answer: Answer, page: Sequence[Message], beside: Message | None) -> s
         return "found: no other message has it" if beside is not None else "found: all were shown"
     if answer and answer.status == "unproven":
         return "unproven: there may be more, which nobody can prove or rule out"
-    return f"absent: {answer.explanation}" if answer.lacking else answer.status.words
+    return answer.words
 
 
 def _advice(answer: Answer, asked: SearchAsked) -> str:
-    if _may_help(answer, asked) and not answer.unattended:
+    if answer.explanation and not (answer.lacking or answer.new_keys):
+        return answer.explanation
+    if _may_help(answer, asked):
         return "It may be in what is not recorded yet, which can be read from the streams."
     return "" if answer.lacking else answer.explanation
 

@@ -194,6 +194,7 @@ def held_over(site: Site, found: Answer | Trace) -> dict[str, Any]:
         "unread": places(site, found.unread),
         "left_out": tuple(Reason(*each) for each in found.left_out[:STREAMS_LISTED]),
         "unattended": first_of(found.unattended, STREAMS_LISTED),
+        "new_keys": tuple(each.key for each in found.new_keys),
     }
 
 

@@ -68,7 +68,8 @@ async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
     shown = _Shown(site, definitions, found)
     edges = shown.edges()
     numbers = [(edge.cause, edge.effect) for edge in edges if edge.cause is not None]
-    may_help = found.status in (Status.NOT_RECORDED_YET, Status.UNPROVEN) and not asked.complete
+    is_open = bool(found.new_keys) or found.status in (Status.NOT_RECORDED_YET, Status.UNPROVEN)
+    may_help = is_open and not asked.complete
     return TraceAnswer(
         status=found.status.value,
         words=_words(found),
@@ -190,9 +191,17 @@ def _start(site: Site, definitions: Sequence[KeyDefinition], asked: TraceAsked) 
     return f"{asked.key} {sought_text(site, definitions, asked.key, asked.value)}"
 
 
+_BY_NEW_KEYS: Final = {
+    Status.FOUND: "found: this is all by the older keys",
+    Status.NOT_RECORDED_YET: "not recorded yet: there may be more by the new keys",
+}
+
+
 def _words(found: Trace) -> str:
     if found.lacking:
         return "absent: the message has no value of the keys, so nothing was looked for"
+    if found.new_keys and not found.unattended and found.status in _BY_NEW_KEYS:
+        return _BY_NEW_KEYS[found.status]
     if found.status is Status.FOUND:
         return "found, as far as its bounds go" if found.stopped else "found: this is all"
     if not found.messages or found.status in (Status.NOT_RECORDED_YET, Status.EXPIRED, Status.DELETED):
@@ -203,11 +212,11 @@ def _words(found: Trace) -> str:
 
 
 def _advice(found: Trace, *, may_help: bool) -> str:
-    if found.unattended:
-        return f"Nobody records {', '.join(found.unattended[:5])}: relatum record STREAM."
+    if found.explanation:
+        return found.explanation
     if may_help:
         return "More may be in what is not recorded yet, which can be read from the streams."
-    return found.remedy
+    return ""
 
 
 _STOPS: Final = {

@@ -99,6 +99,7 @@ class TraceAnswer:
     left_out: tuple[Reason, ...]
     lacking: tuple[Reason, ...]
     unattended: tuple[str, ...]
+    new_keys: tuple[str, ...]
     took_ms: float
 
     @property

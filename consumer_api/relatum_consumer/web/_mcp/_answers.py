@@ -258,6 +258,7 @@ class AroundAnswer:
     unread: tuple[Place, ...]
     left_out: tuple[Reason, ...]
     unattended: tuple[str, ...]
+    new_keys: tuple[str, ...]
 
 
 async def around(site: Site, asked: AroundAsked) -> AroundAnswer:
@@ -285,7 +286,7 @@ async def around(site: Site, asked: AroundAsked) -> AroundAnswer:
     definitions = await site.keys()
     return AroundAnswer(
         status=answer.status.value,
-        words=f"{answer.status.words}. {answer.explanation}" if answer.explanation else answer.status.words,
+        words=f"{answer.words}. {answer.explanation}" if answer.unattended else answer.words,
         moment=moment.astimezone(UTC),
         since=since.astimezone(UTC),
         until=until.astimezone(UTC),

@@ -204,12 +204,12 @@ _placed: Final = (
 def _counted(locked: sa.CTE, added: Any, *, only_active: bool = False) -> sa.CTE:
     """Add to the counts of partitions that are locked already, in their order.
 
-    Where only active ones may be counted, one that was retired ends the statement as division by zero: so what it has
-    written is undone without a transaction around it, which would be two journeys to the server more.
+    Where only active ones may be counted, one that was retired ends the statement: its count would be null. So what it
+    has written is undone without a transaction around it, which would be two journeys to the server more.
     """
     number = added.c.number
     if only_active:
-        number = number // sa.case((_partitions.state == "active", 1), else_=0)
+        number = sa.case((_partitions.state == "active", number), else_=sa.null())
     return (
         sa.update(super_stream_partitions)
         .where(_partitions.partition_id == locked.c.partition_id, _partitions.partition_id == added.c.partition_id)

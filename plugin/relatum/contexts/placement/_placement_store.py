@@ -351,9 +351,10 @@ class PlacementStore:
         try:
             rows = self._database.rows(query, wanted, accept=None if open_sets_max is None else accept)
         except RowRefused as refused:
-            if not isinstance(refused.__cause__, psycopg.errors.DivisionByZero):
-                raise
-            return {}
+            cause = refused.__cause__
+            if isinstance(cause, psycopg.errors.NotNullViolation) and cause.diag.column_name == "open_sets":
+                return {}
+            raise
         return {row.name: _placement(row) for row in rows}
 
     def _forget(self) -> None:

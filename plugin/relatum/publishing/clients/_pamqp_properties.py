@@ -1,5 +1,6 @@
 """aiormq's properties of messages that are stamped here: encoded in half of pamqp's time, byte for byte the same."""
 
+import struct
 from struct import Struct
 from typing import Any, Final
 
@@ -54,7 +55,8 @@ class OwnProperties(Basic.Properties):
                     pieces.append(_SHORT(value))
                 else:
                     pieces.append(self.encode_property(name, value))
-        except TypeError:
+        except (TypeError, struct.error):
+            # Nothing that pamqp sends: it says why, in its own words.
             return super().marshal()
         return b"".join((_FLAGS(flags), *pieces))
 

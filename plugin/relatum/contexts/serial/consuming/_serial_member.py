@@ -188,9 +188,11 @@ class Member:
                 does = "looking at moves"
                 pause_s = self._look_at_holds()
                 shared.outages.over(f"{does} {of}")
+                does = "giving partitions back"
+                self._give_surplus()
+                shared.outages.over(f"{does} {of}")
             except Exception as error:  # noqa: BLE001 - it is tried again; the lease lapses where it must
                 shared.outages.failed(f"{does} {of}", error)
-            self._give_surplus()
             with shared.changed:
                 if not (shared.stopping.is_set() or shared.holds_changed or self._is_silent_due()):
                     shared.kept.wait(max(0.0, min(pause_s, tick_at - time.monotonic())))
@@ -263,7 +265,10 @@ class Member:
                 following.is_leaving = False
 
     def _give_surplus(self) -> None:
-        """Let others have partitions with which the application is done."""
+        """Let others have partitions with which the application is done.
+
+        One of which that fails is found to be this member's again, and is given back the next time.
+        """
         for following in self.shared.followings:
             if following.is_leaving and following.outstanding is None:
                 reader = self._readers.pop(following.partition_id, None)
@@ -271,11 +276,7 @@ class Member:
                     continue
                 self._end(reader)
                 self._surplus = max(0, self._surplus - 1)
-                try:
-                    self.store.release(following.partition_id)
-                except RelatumError as error:
-                    # It is found to be this member's again, and given back the next time.
-                    log_defect(error, f"partition {following.stream!r} not given back yet", level=logging.INFO)
+                self.store.release(following.partition_id)
 
     # --- holds ------------------------------------------------------------------------------------------------------
 

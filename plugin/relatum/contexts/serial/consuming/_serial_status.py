@@ -10,7 +10,7 @@ from relatum.checks import checked_name
 from relatum.contexts.serial.consuming._partition_following import Pause
 from relatum.contexts.serial.consuming._serial_statements import DRAINED
 from relatum.contexts.serial.consuming._serial_store import ConsumerStore
-from relatum.errors import StreamNotFound
+from relatum.errors import NotFound, StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import as_engine, serial_consumers, super_streams, translated_errors
 
@@ -19,6 +19,13 @@ _NAMES: Final = (
     .join(super_streams, super_streams.c.super_stream_id == serial_consumers.c.super_stream_id)
     .where(super_streams.c.vhost == sa.bindparam("of_vhost"), super_streams.c.name == sa.bindparam("of_super_stream"))
     .order_by(serial_consumers.c.name)
+)
+
+_VHOSTS: Final = (
+    sa.select(super_streams.c.vhost)
+    .join(serial_consumers, super_streams.c.super_stream_id == serial_consumers.c.super_stream_id)
+    .where(super_streams.c.name == sa.bindparam("of_super_stream"), serial_consumers.c.name == sa.bindparam("of_name"))
+    .order_by(super_streams.c.vhost)
 )
 
 
@@ -149,6 +156,7 @@ def forget_consumer(super_stream: str, name: str, *, database: str | sa.Engine, 
         False where there was none of that name.
 
     Raises:
+        NotFound: one of that name is of another virtual host, which the error names.
         Conflict: members of that name are up; close them first, or wait until their leases have run out.
         DatabaseUnavailable: PostgreSQL does not answer.
     """
@@ -157,9 +165,16 @@ def forget_consumer(super_stream: str, name: str, *, database: str | sa.Engine, 
     checked_name("vhost", vhost)
     store = ConsumerStore(super_stream, name, database, vhost=vhost)
     try:
-        return store.forget()
+        if store.forget():
+            return True
+        with translated_errors(), store.engine.connect() as connection:
+            elsewhere = connection.scalars(_VHOSTS, {"of_super_stream": super_stream, "of_name": name}).all()
     finally:
         store.dispose()
+    if elsewhere:
+        others = ", ".join(map(repr, elsewhere))
+        raise NotFound(f"no consumer {name!r} of {super_stream!r} is known in virtual host {vhost!r}, but in {others}")
+    return False
 
 
 def _lag(reader: StreamReader, stream: str, position: int) -> int:
