@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from relatum import SerialConsumer, SerializationContexts
 from relatum.collecting import _collected_listing as listing
+from relatum.keys import KeyDefinition
 from relatum.membership import GROUP_KEY
 from relatum.store import add_keys, collected_messages, collector_sources, collectors
 from relatum_consumer.web import WebOptions
@@ -290,3 +291,22 @@ def test_a_reader_sees_all_of_it(world: World) -> None:
         for path in ("/groups", "/collectors", "/collectors/collector?name=books", "/contexts"):
             assert page.get(path).status_code == 200, path
         assert page.get(f"/contexts/super-stream?name={world.placed}").status_code == 200
+
+
+def test_a_collector_is_shown_as_soon_as_it_is_there(world: World, database_url: str, engine: sa.Engine) -> None:
+    """The list of all is kept for seconds; a page that was looked at before spoils no new collector's."""
+    with asking(world.page(database=database_url)) as page:
+        assert page.get("/collectors").status_code == 200
+        with engine.begin() as connection:
+            connection.execute(sa.insert(collectors).values(vhost="/", name="young"))
+        shown = page.get("/collectors/collector?name=young")
+        assert (shown.status_code, "young" in shown.text) == (200, True)
+
+
+def test_an_unknown_outcome_of_a_masked_id_has_no_link(world: World, database_url: str, engine: sa.Engine) -> None:
+    """Nothing but the id could lead there, and that is masked."""
+    add_keys(engine, [KeyDefinition("id", source="property:message_id", masked=True)])
+    with asking(world.page(database=database_url)) as page:
+        given = page.get("/api/collectors/outcome?id=strange").json()["outcomes"]
+        assert [(each["state"], each["outcome_href"]) for each in given] == [("unknown", None)]
+        assert "of_offset=None" not in page.get("/collectors/outcome?id=strange").text

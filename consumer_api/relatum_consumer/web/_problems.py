@@ -29,7 +29,7 @@ class Problem:
     @property
     def title(self) -> str:
         """In a few words."""
-        return _TITLES.get(self.status, "It failed")
+        return "It took too long" if self.code == "took_too_long" else _TITLES.get(self.status, "It failed")
 
     @property
     def words(self) -> str:

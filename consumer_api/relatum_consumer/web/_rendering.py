@@ -81,7 +81,7 @@ class Rendering:
     ) -> Response:
         """An answer of HTML."""
         text = self._environment.get_template(template).render(
-            {"problem": None, "page": "", "has_session": HAS_SESSION.get(), **values}
+            {"problem": None, "page": "", "known": (), "servers": None, "has_session": HAS_SESSION.get(), **values}
         )
         return Response(text, status, dict(headers or {}), "text/html; charset=utf-8")
 

@@ -4,7 +4,7 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from relatum import metrics
@@ -21,7 +21,7 @@ from relatum.errors import BrokerUnavailable, ProtocolError, ReadTimeout
 from relatum.processes import of_one_process
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose
+from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose, cluster_name
 from relatum.reading._kept import KeptChunks
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
@@ -41,6 +41,8 @@ _Taken = TypeVar("_Taken")
 class AsyncTransport(Protocol):
     """What a transport offers the asyncio reader."""
 
+    @property
+    def server_properties(self) -> Mapping[str, Any]: ...
     async def read(self, stream: str, offset: int) -> Message: ...
     async def bounds(self, stream: str) -> StreamBounds: ...
     async def all_bounds(
@@ -254,6 +256,11 @@ class AsyncStreamReader(AsyncClosing):
         scan = checked_scan(stream, start, stop, follow=False)
         async with contextlib.aclosing(self._iterate(stream, scan, None, Use.ANSWER)) as messages:
             return [taken async for message in messages if (taken := take(message)) is not None]
+
+    @property
+    def cluster_name(self) -> str | None:
+        """The name of the broker's cluster, as it said when the reader was opened; None where it does not say."""
+        return cluster_name(self._transport.server_properties)
 
     async def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""

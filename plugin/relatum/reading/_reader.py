@@ -3,7 +3,7 @@
 
 import contextlib
 import ssl
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from relatum import metrics
@@ -13,7 +13,7 @@ from relatum.errors import BrokerUnavailable, ConfigurationError, ProtocolError,
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import Amqp
 from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose
+from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose, cluster_name
 from relatum.reading._kept import KeptChunks
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
@@ -35,6 +35,8 @@ _Taken = TypeVar("_Taken")
 class Transport(Protocol):
     """What a transport offers the blocking reader."""
 
+    @property
+    def server_properties(self) -> Mapping[str, Any]: ...
     def read(self, stream: str, offset: int) -> Message: ...
     def bounds(self, stream: str) -> StreamBounds: ...
     def all_bounds(
@@ -220,6 +222,11 @@ class StreamReader(Closing):
         scan = checked_scan(stream, start, stop, follow=False)
         with contextlib.closing(self._iterate(stream, scan, None, Use.ANSWER)) as messages:
             return [taken for message in messages if (taken := take(message)) is not None]
+
+    @property
+    def cluster_name(self) -> str | None:
+        """The name of the broker's cluster, as it said when the reader was opened; None where it does not say."""
+        return cluster_name(self._transport.server_properties)
 
     def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""

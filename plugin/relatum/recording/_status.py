@@ -132,10 +132,25 @@ def status(
         names = checked_names("names", names)
     address = BrokerAddress.of(broker, stream_url)
     with as_engine(database, statement_s=STATEMENT_S) as engine, StreamReader.open(address) as reader:
-        with translated_errors(), engine.begin() as connection:
-            known = streams_named(connection, address.vhost, names)
-            facts = _Facts(connection, known)
-        return [_status_of(stream, facts, reader) for stream in known]
+        return _statuses(engine, address.vhost, names, reader)
+
+
+def recorded_status(engine: sa.Engine, vhost: str, names: Sequence[str], away: RelatumError) -> list[StreamStatus]:
+    """What the database alone knows of streams, while the broker is away; `away` says why, and is each one's `error`.
+
+    Raises:
+        DatabaseUnavailable: there is no status; safe to repeat.
+    """
+    return _statuses(engine, vhost, names, away)
+
+
+def _statuses(
+    engine: sa.Engine, vhost: str, names: Sequence[str] | None, reader: StreamReader | RelatumError
+) -> list[StreamStatus]:
+    with translated_errors(), engine.begin() as connection:
+        known = streams_named(connection, vhost, names)
+        facts = _Facts(connection, known)
+    return [_status_of(stream, facts, reader) for stream in known]
 
 
 class _Facts:
@@ -173,16 +188,16 @@ def _events(connection: sa.Connection, stream_id: int) -> list[StreamEvent]:
     return [StreamEvent(*row) for row in rows][::-1]
 
 
-def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader) -> StreamStatus:
+def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader | RelatumError) -> StreamStatus:
     rows = facts.coverage[stream.stream_id]
     recorded_to = max((row.to_offset for row in rows), default=None)
-    found = bounds_or_error(reader, stream.name)
+    found = reader if isinstance(reader, RelatumError) else bounds_or_error(reader, stream.name)
     bounds, error = (found, None) if isinstance(found, StreamBounds) else (StreamBounds(None, None), found)
     ranges = {definition.name: covered(rows, definition.key_id) for definition in facts.definitions}
     open_gaps = [] if bounds.first is None else gaps(rows, bounds.first)
     lag_offsets: int | None = None
     lag_s: float | None = None
-    if error is None:
+    if error is None and isinstance(reader, StreamReader):
         lag_offsets, lag_s, error = _lag(reader, stream.name, bounds, recorded_to, open_gaps)
     count = facts.rows.get(stream.stream_id, 0)
     recorder = facts.holders.get(stream.stream_id)

@@ -79,6 +79,8 @@ def standing(
     yield from catalog.check_names(names)
     known = (yield from evidence(catalog, names, [key_id])) if complete else None
     recorded = yield from catalog.streams(names)
+    if names is None and not recorded:
+        yield from catalog.nothing_recorded()
     members = yield from _recorded_members(recorded, key_id, group_id)
     for gap in known.uncovered if known else ():
         found: list[Member] = yield from Sift(gap.stream, gap.start, gap.stop, member_of)

@@ -26,8 +26,8 @@ class StreamRow:
 
     `rate_per_s` is how many messages a second came in the last minute that somebody looked; None where nobody looked
     before. Of what the broker holds and nobody records now, `state` is `complete` where all is recorded, else
-    `unattended`. `bar` draws the coverage of what is retained, all keys together; `holes` and `gaps` are ranges
-    [from, to).
+    `unattended`. `recorded_to` is the offset behind the last that is recorded. `bar` draws the coverage of what is
+    retained, all keys together; `holes` and `gaps` are ranges [from, to).
     """
 
     stream: str
@@ -38,6 +38,7 @@ class StreamRow:
     error: str
     first: int | None
     last: int | None
+    recorded_to: int | None
     rate_per_s: float | None
     lag_offsets: int | None
     lag_s: float | None
@@ -65,6 +66,7 @@ def stream_row(site: Site, found: StreamStatus) -> StreamRow:
         error="" if found.error is None else str(found.error),
         first=found.first,
         last=found.last,
+        recorded_to=found.recorded_to,
         rate_per_s=site.rates.of(found.stream, found.last),
         lag_offsets=found.lag_offsets,
         lag_s=found.lag_s,
