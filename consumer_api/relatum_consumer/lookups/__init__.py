@@ -3,7 +3,16 @@
 `relatum_consumer.Relations` and `AsyncRelations` are the faces; look-ups of groups are built on the same.
 """
 
-from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, NewKey, Status, to_be_recorded
+from relatum_consumer.lookups._answer import (
+    Answer,
+    Hit,
+    Lacking,
+    LeftOut,
+    NewKey,
+    Status,
+    remedy,
+    to_be_recorded,
+)
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
 from relatum_consumer.lookups._explaining import STREAMS_MAX, Asked, Explanation, explaining, explanation_now
 from relatum_consumer.lookups._gathered import Gathered
@@ -121,6 +130,7 @@ __all__ = [
     "offsets_within",
     "reached",
     "read_rows",
+    "remedy",
     "replaced",
     "span_of",
     "time_us_of",

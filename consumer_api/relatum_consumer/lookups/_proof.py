@@ -14,6 +14,7 @@ The rule of statuses, the first line that fits:
 - None, and a stream proves nothing: `unproven`. That is one whose end no leader told (AMQP 0.9.1 cannot ask it), or one
   in which a batch was met that cannot be unpacked. Or a recorded stream was left out, which this user may not read.
 - None, but rows of messages that retention surely took: `expired`.
+- None, but rows of messages whose streams were surely deleted: `deleted`.
 - None, and at least one stream: `absent`. Without any stream there is no answer: `NothingRecorded`.
 """
 
@@ -25,6 +26,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
+from relatum.ids import MessageId
 from relatum.reading import Agreement, KeptChunks, Message, Position, StreamBounds, UnreadableRecord
 from relatum.store import TIME, CoverageRow, Range, covered, last_position, merged, missing, proven
 from relatum_consumer.lookups import _lookup_statements as statements
@@ -39,6 +41,7 @@ from relatum_consumer.lookups._requests import (
     Missing,
     Partitions,
     Pause,
+    Read,
     Select,
     Sift,
     Steps,
@@ -146,8 +149,9 @@ class Evidence:
         *,
         is_found: bool,
         was_read: bool,
-        has_expired: bool,
         is_whole: bool,
+        has_expired: bool = False,
+        was_deleted: bool = False,
         required: Collection[int] | None = None,
     ) -> Status:
         """What an answer may say; the rule is told where this module begins, and `required` in `is_open`."""
@@ -158,7 +162,9 @@ class Evidence:
             return Status.NOT_RECORDED_YET
         if not is_proven or self.unproven or self.left_out:
             return Status.UNPROVEN
-        return Status.EXPIRED if has_expired else Status.ABSENT
+        if has_expired:
+            return Status.EXPIRED
+        return Status.DELETED if was_deleted else Status.ABSENT
 
 
 def evidence(
@@ -376,12 +382,46 @@ def check_identity(
     return there
 
 
-def again_if_replaced(begin: Callable[[], Generator[Any, Any, _Result]]) -> Generator[Any, Any, _Result]:
-    """Take steps; once more from the start where the recorder replaced a stream under our hands."""
+def again_if_replaced(
+    catalog: Catalog, begin: Callable[[], Generator[Any, Any, _Result]]
+) -> Generator[Any, Any, _Result]:
+    """Take steps; once more from the start where the recorder replaced a stream under our hands.
+
+    Raises:
+        StreamReplaced: it is not the stream that was recorded; where that can be found out, the error says why.
+    """
     try:
         return (yield from begin())
     except StreamReplaced:
+        pass
+    try:
         return (yield from begin())
+    except StreamReplaced as error:
+        became = yield from _became(catalog, error.stream)
+        if not became:
+            raise
+        raise StreamReplaced(f"the stream {error.stream!r} {became}", stream=error.stream) from error
+
+
+def _became(catalog: Catalog, stream: str) -> Steps[str]:
+    """What happened to a stream that is not the one that was recorded, and what to do; empty where nobody can say.
+
+    A stream that begins with a message younger than the last one recorded is another stream.
+    """
+    try:
+        rows = yield from coverage_by_stream((yield from catalog.streams([stream])))
+        last = last_position(row for ranges in rows.values() for row in ranges)
+        bounds: StreamBounds = yield from Bounds(stream)
+        if last is None or last.chunk_ms is None or bounds.first is None:
+            return ""
+        first = (yield from Read([MessageId(stream, bounds.first)]))[0]
+    except (NotFound, AccessRefused, Transient):
+        return ""
+    if not isinstance(first, Message) or first.chunk_ms is None:
+        return ""
+    if first.chunk_ms > last.chunk_ms:
+        return f"was deleted and declared again: relatum record {stream} records it anew"
+    return f"has lost its tail: relatum record {stream} records it again from there, and its publishers know the rest"
 
 
 def replaced(stream: str, offset: int) -> StreamReplaced:

@@ -152,7 +152,7 @@ class _Waiting:
         self._proof_began = time.monotonic()
         keys = [wanted.key_id for wanted in self._question.wanted]
         proof = partial(evidence_together, self._catalog, self._question.names, keys)
-        known: Evidence = yield from again_if_replaced(proof)
+        known: Evidence = yield from again_if_replaced(self._catalog, proof)
         self.note_proof()
         return known
 
@@ -169,5 +169,5 @@ class _Waiting:
             raise out.error
         status = Status.UNPROVEN
         if known is not None:
-            status = known.status(is_found=False, was_read=False, has_expired=False, is_whole=False)
+            status = known.status(is_found=False, was_read=False, is_whole=False)
         return Answer(status, streams=streams, unread=out.unread)

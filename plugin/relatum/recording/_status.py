@@ -48,6 +48,26 @@ class StreamEvent:
     to_offset: int | None
     detail: str
 
+    @property
+    def words(self) -> str:
+        """What happened, in a word or two."""
+        return _EVENTS.get(self.kind, (self.kind, ""))[0]
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it; empty where nothing helps."""
+        return _EVENTS.get(self.kind, ("", ""))[1]
+
+
+_EVENTS: Final = {
+    "replaced": ("declared again", "relatum prune removes what was recorded before"),
+    "tail_lost": ("tail lost", "its publishers know what was in it"),
+    "missing": ("deleted", "declare it again, or relatum forget removes what was recorded"),
+    "hole": ("hole", "retention was faster than recording: keep the stream longer, or record sooner"),
+    "unreadable": ("unreadable", "install what can unpack these batches"),
+}
+"""What an event is called, and what to do about it."""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
@@ -55,9 +75,10 @@ class StreamStatus:
 
     `state` is `recording`, `unattended` (some of it is recorded, and nobody records it now: what is published stays
     unrecorded until a recorder runs), `not_recorded` (the database has none of it), or why it cannot be read: `missing`
-    (the broker has no such stream), `not_a_stream` (a queue of another kind), `refused` (this user may not read it),
-    `unavailable` (no leader, a node that starts: it passes) or `unreadable` (bad data). `error` is the error that says
-    so, None where it is read. `first` and `last` are retained offsets, None where the stream is empty or cannot be
+    (the broker has no such stream), `deleted` (the same of one that was recorded), `not_a_stream` (a queue of another
+    kind), `refused` (this user may not read it), `unavailable` (no leader, a node that starts: it passes) or
+    `unreadable` (bad data). `error` is the error that says so, None where it is read. `first` and `last` are retained
+    offsets, None where the stream is empty or cannot be
     read. `covered` gives the recorded ranges by key name, `time` among them; `holes` are ranges retention took first,
     `gaps` ranges that are retained and of which nothing is recorded: a recorder closes them. `lag_offsets` counts them
     and what lies behind the end; `lag_s` is the age of the oldest unrecorded message; each is None where that is not
@@ -184,7 +205,7 @@ def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader | RelatumE
         stream=stream.name,
         super_stream=stream.super_stream,
         generation=stream.generation,
-        state=_state_of(error) or _recording_state(recorder, rows),
+        state=_state_of(error, rows) or _recording_state(recorder, rows),
         first=bounds.first,
         last=bounds.last,
         recorded_to=recorded_to,
@@ -217,10 +238,12 @@ def _recording_state(recorder: str | None, rows: Sequence[CoverageRow]) -> str:
     return "unattended" if recorder is None else "recording"
 
 
-def _state_of(error: RelatumError | None) -> str | None:
+def _state_of(error: RelatumError | None, rows: Sequence[CoverageRow]) -> str | None:
     """The state of a stream that cannot be read; None where it can."""
     if error is None:
         return None
+    if rows and isinstance(error, StreamNotFound):
+        return "deleted"
     return next((state for kind, state in _STATES if isinstance(error, kind)), "unreadable")
 
 
