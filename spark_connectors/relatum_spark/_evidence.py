@@ -64,7 +64,7 @@ def _status(catalog: Catalog, names: Sequence[str], keys: Sequence[str], with_ti
         definition = yield from catalog.definition(key)
         key_ids.add(definition.key_id)
     known = yield from evidence(catalog, names, key_ids)
-    return known.status(is_found=False, was_read=False, has_expired=False, is_whole=True)
+    return known.status(is_found=False, was_read=False, is_whole=True)
 
 
 def _carry_out(request: LookupRequest, reader: StreamReader, connection: sa.Connection) -> Any:

@@ -3,7 +3,16 @@
 `relatum_consumer.Relations` and `AsyncRelations` are the faces; look-ups of groups are built on the same.
 """
 
-from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, NewKey, Status, to_be_recorded
+from relatum_consumer.lookups._answer import (
+    Answer,
+    Hit,
+    Lacking,
+    LeftOut,
+    NewKey,
+    Status,
+    remedy,
+    to_be_recorded,
+)
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
 from relatum_consumer.lookups._explaining import STREAMS_MAX, Asked, Explanation, explaining, explanation_now
 from relatum_consumer.lookups._gathered import Gathered
@@ -21,9 +30,10 @@ from relatum_consumer.lookups._proof import (
     coverage_by_stream,
     ends_of,
     evidence,
+    replaced,
 )
 from relatum_consumer.lookups._related import Question, Row, answer, first_retained, read_rows
-from relatum_consumer.lookups._replaced import again_if_replaced, replaced
+from relatum_consumer.lookups._replaced import again_if_replaced
 from relatum_consumer.lookups._requests import (
     CLOSED,
     NOT_REACHED_YET,
@@ -122,6 +132,7 @@ __all__ = [
     "offsets_within",
     "reached",
     "read_rows",
+    "remedy",
     "replaced",
     "span_of",
     "time_us_of",

@@ -15,6 +15,7 @@ The rule of statuses, the first line that fits:
   in which a batch was met that cannot be unpacked. Or a recorded stream was left out: this user may not read it.
 - A recorded stream was left out that is another broker's, or not the one that was recorded: `unproven`, found or not.
 - None, but rows of messages that retention surely took: `expired`.
+- None, but rows of messages whose streams were surely deleted: `deleted`.
 - None, and at least one stream: `absent`. Without any stream there is no answer: `NothingRecorded`.
 """
 
@@ -33,7 +34,6 @@ from relatum_consumer.lookups._answer import LeftOut, NewKey, Status
 from relatum_consumer.lookups._catalog import Catalog, PresentStream
 from relatum_consumer.lookups._explaining import explanation_now
 from relatum_consumer.lookups._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
-from relatum_consumer.lookups._replaced import replaced
 from relatum_consumer.lookups._requests import (
     Agree,
     AllBounds,
@@ -151,8 +151,9 @@ class Evidence:
         *,
         is_found: bool,
         was_read: bool,
-        has_expired: bool,
         is_whole: bool,
+        has_expired: bool = False,
+        was_deleted: bool = False,
         required: Collection[int] | None = None,
     ) -> Status:
         """What an answer may say; the rule is told where this module begins, and `required` in `is_open`."""
@@ -163,7 +164,9 @@ class Evidence:
             return Status.NOT_RECORDED_YET
         if not is_proven or self.unproven or self.left_out:
             return Status.UNPROVEN
-        return Status.EXPIRED if has_expired else Status.ABSENT
+        if has_expired:
+            return Status.EXPIRED
+        return Status.DELETED if was_deleted else Status.ABSENT
 
 
 def evidence(
@@ -382,3 +385,13 @@ def check_identity(
         yield from Pause(min(pause, left))
         pause = min(2 * pause, IDENTITY_POLL_S_MAX)
     return there
+
+
+def replaced(stream: str, offset: int) -> StreamReplaced:
+    """The error for a stream that is not the one that was recorded."""
+    return StreamReplaced(
+        f"the stream {stream!r} is not the one that was recorded: at offset {offset} lies something else, or nothing. "
+        "It was declared again, or lost its tail; a recorder puts that right",
+        stream=stream,
+        offset=offset,
+    )

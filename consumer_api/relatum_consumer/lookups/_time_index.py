@@ -17,8 +17,8 @@ from relatum_consumer.lookups._catalog import PresentStream, Wanted
 from relatum_consumer.lookups._gathered import Gathered
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SCAN_BLOCKS_MAX
 from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US, Direction
+from relatum_consumer.lookups._proof import replaced
 from relatum_consumer.lookups._related import Row, verified
-from relatum_consumer.lookups._replaced import replaced
 from relatum_consumer.lookups._requests import Bounds, Select, Sift, Steps
 from relatum_consumer.lookups._time_search import Lost, Nearest, Search, Window
 

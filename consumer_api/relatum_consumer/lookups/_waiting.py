@@ -154,8 +154,7 @@ class _Waiting:
         self._proof_began = time.monotonic()
         keys = [wanted.key_id for wanted in self._question.wanted]
         proof = partial(evidence_together, self._catalog, self._question.names, keys)
-        leaving = self._catalog if self._question.names is None else None
-        known: Evidence = yield from again_if_replaced(proof, leaving=leaving)
+        known: Evidence = yield from again_if_replaced(self._catalog, proof, leaves_out=self._question.names is None)
         self.note_proof()
         return known
 
@@ -172,5 +171,5 @@ class _Waiting:
             raise out.error
         status = Status.UNPROVEN
         if known is not None:
-            status = known.status(is_found=False, was_read=False, has_expired=False, is_whole=False)
+            status = known.status(is_found=False, was_read=False, is_whole=False)
         return Answer(status, streams=streams, unread=out.unread)

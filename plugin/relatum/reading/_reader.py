@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from relatum import metrics
-from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text
+from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, seconds_text
 from relatum.closing import Closing
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, NotFound, ProtocolError, ReadTimeout
 from relatum.reading._address import BrokerAddress
@@ -203,7 +203,7 @@ class StreamReader(Closing):
                     if has_passed():
                         raise ReadTimeout(f"The stream {stream!r} was not read to the end in time ({current()}).")
                 elif not scan.follow:
-                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {idle_s:g} s.")
+                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {seconds_text(idle_s)}.")
                 elif idle_timeout_s is not None:
                     return
 
@@ -222,6 +222,11 @@ class StreamReader(Closing):
         scan = checked_scan(stream, start, stop, follow=False)
         with contextlib.closing(self._iterate(stream, scan, None, Use.ANSWER)) as messages:
             return [taken for message in messages if (taken := take(message)) is not None]
+
+    @property
+    def cluster_name(self) -> str | None:
+        """The name of the broker's cluster, as it said when the reader was opened; None where it does not say."""
+        return cluster_name(self._transport.server_properties)
 
     def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         verified_document,
     )
     from relatum.recording._statistics import RecordedStream, RecorderStatistics
-    from relatum.recording._status import StreamEvent, StreamStatus, status
+    from relatum.recording._status import StreamEvent, StreamStatus, recorded_status, status
     from relatum.recording._strays import verify_strays
     from relatum.recording._times import set_record_time
     from relatum.recording._verify import (
@@ -97,6 +97,7 @@ __all__ = [
     "print_verified",
     "prune",
     "recorded_ends",
+    "recorded_status",
     "recorder_list",
     "repair",
     "set_record_time",
@@ -126,7 +127,7 @@ _HOMES = {
         "_repair": "repair",
         "_reports_shown": "exit_with offsets_bar print_backfilled print_verified verified_document",
         "_statistics": "RecordedStream RecorderStatistics",
-        "_status": "StreamEvent StreamStatus status",
+        "_status": "StreamEvent StreamStatus recorded_status status",
         "_strays": "verify_strays",
         "_times": "set_record_time",
         "_verify": "Comparison Subject VerifyReport check_any checked_sample chosen_windows leave_out "

@@ -156,6 +156,11 @@ class RecorderGroup:
         if others and len(others) == len(names):
             raise next(iter(others.values()))
 
+    def drop(self, name: str) -> None:
+        """Take back a name that was taken for a stream's to come."""
+        self._tracks.drop(name)
+        self.metrics.forget(name)
+
     # --- writers --------------------------------------------------------------------------------------------------
 
     def _writer_of(self, track: Track, opened: Opened) -> Writer:

@@ -134,6 +134,8 @@ class Keeper(Worker):
                     self._round()
                 self._prune()
             except Exception as error:  # noqa: BLE001 - said once, and tried again
+                if self._is_stopping:
+                    return
                 self._outages.failed(_WHO, error)
                 self._refuse()
                 pause_s = next(failures)

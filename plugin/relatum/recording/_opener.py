@@ -233,7 +233,7 @@ class Opener(Worker):
             writer = track.writer
             is_known = writer is not None and writer.is_known
         try:
-            with within(LOOK_TIME_S, "looking where a stream ends"):
+            with within(LOOK_TIME_S):
                 bounds = self._follower.reader().bounds(track.name)
         except StreamNotFound:
             track.progress.show(None)

@@ -211,7 +211,8 @@ class Recorder:
         if partitions:
             self._super.add(name)
             if name not in partitions:
-                self._group.metrics.forget(name)
+                # A broker that starts may not have known it before.
+                self._group.drop(name)
         elif name not in self._super:
             self._group.add(name)
             # None over AMQP 0.9.1, where nobody can say what is a super stream.

@@ -192,6 +192,16 @@ class Tracks:
             track.following, track.state = 0, State.NEW
             self.woken()
 
+    def drop(self, name: str) -> None:
+        """Forget a name that the broker has said nothing of; a stream's stays."""
+        with self.changed:
+            track = self._by_name.get(name)
+            if track is None or track.row is not None or track.state not in (State.NEW, State.ASKED):
+                return
+            del self._by_name[name]
+            self._follower.leave(name)
+            track.state = State.CLOSING  # the keeper may hold it as new
+
     def close(self, track: Track, after: After) -> None:
         """Read no more of a stream, and commit what was read; the lock is held."""
         if track.state is State.CLOSING:
