@@ -293,10 +293,7 @@ class AsyncStreamReader(AsyncClosing):
         return await self._transport.missing(checked_names("streams", streams))
 
     async def identity(self) -> BrokerIdentity:
-        """Which broker this is: by the id that a recorder has left in the virtual host's stream `relatum.broker`.
-
-        The id is None where that stream is not there, this user may not read it, or AMQP 0.9.1 is used.
-        """
+        """Which broker this is; its id is None where no recorder left one, or where it cannot be read from here."""
         known = None
         if self.transport == "stream" and not await self._transport.missing([IDENTITY_STREAM]):
             with contextlib.suppress(NotFound, AccessRefused):
