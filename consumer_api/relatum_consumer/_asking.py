@@ -47,6 +47,7 @@ from relatum_consumer.lookups import (
     Bounds,
     Breathe,
     Health,
+    Identify,
     InTime,
     LookupRequest,
     Lookups,
@@ -175,8 +176,8 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
 
     def _ask_broker(self, reader: StreamReader, request: LookupRequest) -> Any:
         """Carry out what the broker answers; to have reached it is an answer, too."""
-        if type(request) is Reach:
-            return None
+        if type(request) is Identify or type(request) is Reach:
+            return reader.identity() if type(request) is Identify else None
         if type(request) is Bounds:
             return reader.bounds(request.stream)
         if type(request) is AllBounds:

@@ -167,7 +167,7 @@ class MissingReport:
         if self.status is not Status.ABSENT:
             return "; ".join(filter(None, (_WORDS[self.status], to_be_recorded((), self.new_keys))))
         if not self.checked:
-            return "nothing is missing: there is no message in this span of which anything is expected"
+            return "no messages in this span, so nothing was looked at"
         if not self.not_known_count:
             return _WORDS[self.status]
         if self.is_early:

@@ -28,14 +28,19 @@ def are_logged() -> bool:
 
 def log_question(request: LookupRequest, answer: Any, began: float) -> None:
     """Log what was asked since a moment, as of `time.perf_counter`: its name, about what, rows of the answer, ms."""
-    rows = [each for each in answer or () if not isinstance(each, RelatumError)]
     question = {
         "name": type(request).__name__.lower(),
         "about": _about(request),
-        "rows": len(rows),
+        "rows": _rows(answer),
         "ms": (time.perf_counter() - began) * 1e3,
     }
     logger.debug("%(name)s (%(about)s): %(rows)d rows, %(ms).2f ms", question)
+
+
+def _rows(answer: Any) -> int:
+    if isinstance(answer, list | dict):
+        return sum(not isinstance(each, RelatumError) for each in answer)
+    return int(answer is not None)
 
 
 def _about(request: LookupRequest) -> str:
