@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import networkx as nx
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from relatum_consumer.web._branches import branches
@@ -118,6 +118,8 @@ def test_a_long_chain_is_no_deeper_than_python() -> None:
 
 
 @given(some.lists(some.lists(some.text() | some.sampled_from(["=1", "@a", "a;=b", "\t-1", "x\n +2"]), min_size=2)))
+@example([['"@', ""]])
+@example([["x", ';"=1;"']])
 def test_no_cell_of_a_table_is_a_formula(rows: list[list[str]]) -> None:
     """Neither as it is read by its commas, nor by the separators of other spreadsheets; nothing else is changed."""
     text = csv_text(["=head"], rows)
@@ -129,6 +131,14 @@ def test_no_cell_of_a_table_is_a_formula(rows: list[list[str]]) -> None:
     for separator in ";\t,":
         for cell in text.replace("\n", separator).replace("\r", separator).split(separator):
             assert not cell.strip(' "').startswith(("=", "+", "-", "@"))
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_quote_before_a_formula_hides_none(separator: str) -> None:
+    """A spreadsheet with another separator drops the quotes that CSV adds: what is left is no formula, either."""
+    text = csv_text(["a", "b"], [["x", ';"=1;"'], ["x", '\t"@a\t"'], ["x", '"=1']])
+    read = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    assert [cell for row in read for cell in row if cell.startswith(("=", "@"))] == []
 
 
 def test_numbers_of_a_table_are_numbers() -> None:
