@@ -31,6 +31,9 @@ site := .venv/docs/.made
 wheel := .venv/.made-wheel
 classes := .venv/spark-classes.jsa
 
+# The wheel's modules come before those of the checkout: what is measured is what users install.
+on_wheel := PYTHONPATH=$(CURDIR)/.venv/wheel $(bin)/python
+
 # What RabbitMQ 4 does otherwise than 3.10 is met by these.
 ON_4 := contract/test_reading.py contract/test_following.py \
   $(addprefix integration/test_,recorder.py relations.py receipts.py groups.py contexts.py)
@@ -78,18 +81,15 @@ docs: $(site)
 	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --strict --quiet
 	@echo "The site is in .venv/site/index.html"
 
-# The wheel's modules come before those of the checkout: what is measured is what users install.
-bench bench-spark bench-short: export PYTHONPATH := $(CURDIR)/.venv/wheel
-
 bench: $(wheel) rabbitmq
-	$(bin)/python -m benchmarks $(BENCH)
+	$(on_wheel) -m benchmarks $(BENCH)
 
 bench-spark: $(spark) $(wheel) rabbitmq java
-	$(bin)/python -m benchmarks.spark $(BENCH)
+	$(on_wheel) -m benchmarks.spark $(BENCH)
 
 # It ends by itself after 95 s, and at the latest so.
 bench-short: $(wheel) rabbitmq
-	-timeout --signal=KILL 118 $(bin)/python -m benchmarks --short $(BENCH)
+	-timeout --signal=KILL 118 env $(on_wheel) -m benchmarks --short $(BENCH)
 
 clean:
 	rm -rf .venv .servers dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
