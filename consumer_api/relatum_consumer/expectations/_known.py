@@ -60,8 +60,8 @@ class Known:
     firsts: dict[str, int]
     ends: dict[str, int]
     behind: tuple[str, ...]
-    unrecorded: tuple[str, ...]
-    not_looked_at: tuple[str, ...]
+    unrecorded: tuple[str, ...] = ()
+    not_looked_at: tuple[str, ...] = ()
 
     @property
     def until(self) -> int:
