@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from relatum_spark.joins._unmatched import unmatched
     from relatum_spark.payloads._enrich import Enrichment
     from relatum_spark.payloads._resolve import resolve
-    from relatum_spark.recording._backfill import backfill
+    from relatum_spark._backfill import backfill
     from relatum_spark.recording._follower import FillProgress
     from relatum_spark.recording._verify import verify
     from relatum_spark.table._catalog import catalog
@@ -58,7 +58,7 @@ _HOMES: Final = {
     "FillProgress": "recording._follower",
     "Snapshot": "table._snapshot",
     "as_of": "joins._as_of",
-    "backfill": "recording._backfill",
+    "backfill": "_backfill",
     "catalog": "table._catalog",
     "conversations": "joins._conversations",
     "jdbc_jar": "table._jdbc",

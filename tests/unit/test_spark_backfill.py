@@ -15,7 +15,7 @@ from relatum.store import StreamRow
 pytest.importorskip("pyspark")
 
 from relatum_spark import Broker
-from relatum_spark.recording._backfill import Filling, cut
+from relatum_spark._backfill import Filling, cut
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 segments = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 500), st.integers(1, 3)), max_size=5)

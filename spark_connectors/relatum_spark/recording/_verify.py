@@ -23,7 +23,7 @@ from relatum.recording import (
 )
 from relatum.store import Range, as_engine
 from relatum_spark._broker import Broker, database_url
-from relatum_spark.recording._backfill import named_streams
+from relatum_spark._backfill import named_streams
 from relatum_spark.recording._tasks import one_or_several, parallelism, run_tasks
 
 RUNS_EACH: Final = 4
