@@ -381,52 +381,6 @@ def test_a_broker_that_freezes_in_the_middle_of_a_slice(private_servers: LocalSe
     assert offsets == list(range(300))
 
 
-@pytest.mark.usefixtures("filtering")
-def test_filters(source: Source, amqp_url: str, stream_name: str) -> None:
-    """Filters that the source takes over give the rows that Spark's own would give."""
-    publish_plain(amqp_url, stream_name, orders(20))
-    rows = source.read(stream_name).collect()
-    middle = rows[10].timestamp.isoformat(" ")
-    conditions = [
-        "offset >= 5 AND offset < 8",
-        "offset > 17 AND offset <= 100",
-        "offset IN (3, 9) AND value IS NOT NULL",
-        "offset < 5 AND offset > 5",
-        f"stream IN ('another', '{stream_name}') AND NOT offset = 0 AND offset <= 2",
-        "stream = 'another'",
-        f"timestamp >= timestamp'{middle}' AND offset < 15",
-        f"timestamp < timestamp'{middle}' OR headers['order_id'] = 'o19'",
-        f"timestamp = timestamp'{middle}'",
-    ]
-    kept = source.read(stream_name)
-    for condition in conditions:
-        # A data frame whose filters are taken over serves one query.
-        pushed = source.read(stream_name, pushFilters="true").where(condition).select("offset").collect()
-        assert sorted(pushed) == sorted(kept.where(condition).select("offset").collect()), condition
-
-
-def test_filters_are_taken_over(amqp_url: str, stream_name: str) -> None:
-    """What is taken over leaves less to read, and is not given back to Spark."""
-    from pyspark.sql.datasource import EqualTo, GreaterThan, IsNotNull, StringContains
-
-    publish_plain(amqp_url, stream_name, orders(20))
-    source = RabbitMQStreams({"broker": amqp_url, "stream": stream_name, "pushfilters": "true"})
-    reader: Any = source.reader(source.schema())
-    contains = StringContains(("stream",), "x")
-    assert list(reader.pushFilters([IsNotNull(("offset",)), GreaterThan(("offset",), 17), contains])) == [contains]
-    assert [part.value for part in reader.partitions()] == [Part(Slice(stream_name, 18, 20))]
-    assert list(reader.pushFilters([EqualTo(("stream",), "another")])) == []
-    assert reader.partitions() == []
-
-
-def test_push_filters_option(source: Source, amqp_url: str, stream_name: str) -> None:
-    """Spark refuses it where the session does not let sources take filters, and says what to set."""
-    publish_plain(amqp_url, stream_name, orders(3))
-    assert source.read(stream_name).where("offset = 1").count() == 1
-    with pytest.raises(PySparkException, match="DATA_SOURCE_PUSHDOWN_DISABLED"):
-        source.read(stream_name, pushFilters="true").where("offset = 1").count()
-
-
 @pytest.fixture
 def recorded(amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str) -> str:
     """A stream whose first 20 messages are in the table and whose last 10 are not."""
@@ -459,20 +413,16 @@ def test_key_columns(source: Source, recorded: str, database_url: str) -> None:
         assert (row.order_id, row.n) == ("o8", "2")
 
 
-@pytest.mark.usefixtures("filtering")
 def test_a_filter_on_a_key_column(source: Source, recorded: str, database_url: str) -> None:
-    """Gives the same rows by the table as by Spark."""
-    options = {"database": database_url, "keys": "order_id,n"}
-    for push in ("true", "false"):
-        one = source.read(recorded, pushFilters=push, **options).where("order_id = 'o7'")
-        assert sorted(row.offset for row in one.collect()) == [7, 27]
-        both = source.read(recorded, pushFilters=push, **options)
-        both = both.where("order_id IN ('o7', 'o8', 'o9') AND n = '2' AND offset < 25")
-        assert sorted(row.offset for row in both.collect()) == [8]
+    """Gives the messages with that value, those that the table does not know yet included."""
+    frame = source.read(recorded, database=database_url, keys="order_id,n")
+    assert sorted(row.offset for row in frame.where("order_id = 'o7'").collect()) == [7, 27]
+    both = frame.where("order_id IN ('o7', 'o8', 'o9') AND n = '2' AND offset < 25")
+    assert sorted(row.offset for row in both.collect()) == [8]
 
 
 @pytest.mark.usefixtures("filtering")
-def test_a_data_frame_serves_any_query_unless_told_otherwise(source: Source, amqp_url: str, stream_name: str) -> None:
+def test_a_data_frame_serves_any_query(source: Source, amqp_url: str, stream_name: str) -> None:
     """A filter of one query leaves nothing behind for the next, though the session lets sources take filters."""
     publish_plain(amqp_url, stream_name, orders(20))
     frame = source.read(stream_name)
