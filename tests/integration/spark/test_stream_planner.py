@@ -91,7 +91,7 @@ def test_a_query_that_begins_at_the_end_freezes_there(make: Make, amqp_url: str,
 
 
 def test_where_spark_gives_no_start_planning_goes_on_where_it_was(make: Make, pair: tuple[str, str]) -> None:
-    """From the beginning, from the last end, or from what Spark planned with last, as 4.0 does after a restart."""
+    """From the beginning, from the last end, or from what Spark planned with last, as 4.1 does after a restart."""
     stream = pair[0]
     planner = make(stream=stream)
     assert planner.latest(None, 4) == {stream: 4}
