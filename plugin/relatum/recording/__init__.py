@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from relatum.recording._embedded import EmbeddedRecorder
     from relatum.recording._extract import Extractor
     from relatum.recording._fill import Filler, Pace
-    from relatum.recording._forget import ForgottenStream, forget
+    from relatum.recording._forget import ForgottenStream, forget, forget_origin
     from relatum.recording._losing import is_same
     from relatum.recording._overview import (
         KeySize,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from relatum.recording._recorder import Recorder
     from relatum.recording._repair import repair
     from relatum.recording._statistics import RecordedStream, RecorderStatistics
-    from relatum.recording._status import StreamEvent, StreamStatus, status
+    from relatum.recording._status import StreamEvent, StreamStatus, recorded_status, status
     from relatum.recording._times import set_record_time
     from relatum.recording._verify import VerifyReport, verify
 
@@ -61,12 +61,14 @@ __all__ = [
     "coverage_bar",
     "edges_of",
     "forget",
+    "forget_origin",
     "is_same",
     "key_sizes",
     "new_holder",
     "plan_backfill",
     "prune",
     "recorded_ends",
+    "recorded_status",
     "recorder_list",
     "repair",
     "set_record_time",
@@ -83,7 +85,7 @@ _HOMES = {
         "_embedded": "EmbeddedRecorder",
         "_extract": "Extractor",
         "_fill": "Filler Pace",
-        "_forget": "ForgottenStream forget",
+        "_forget": "ForgottenStream forget forget_origin",
         "_losing": "is_same",
         "_overview": "KeySize RecordedEnd RecorderMember key_sizes recorded_ends recorder_list",
         "_prune": "PruneReport prune",
@@ -92,7 +94,7 @@ _HOMES = {
         "_recorder": "Recorder",
         "_repair": "repair",
         "_statistics": "RecordedStream RecorderStatistics",
-        "_status": "StreamEvent StreamStatus status",
+        "_status": "StreamEvent StreamStatus recorded_status status",
         "_times": "set_record_time",
         "_verify": "VerifyReport verify",
     }.items()
