@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound, StreamNotFound, TimeNotRecorded
 from relatum.reading import StreamReader
-from relatum.recording import set_record_time
-from relatum.store import remove_key
+from relatum.recording import backfill, set_record_time
+from relatum.store import add_keys, remove_key
 from relatum_consumer import Expectation, Finding, MissingReport, Relations, Status, Unmet, Why
 from relatum_consumer.expectations import (
     _expectation_limits,
@@ -274,6 +274,23 @@ def test_messages_that_are_not_recorded_are_not_passed_over(
     publish(amqp_url, {stream_name: [("b", BASE_US)]})
     report = relations.missing(expectation)
     assert (report.status, report.unattended) == (Status.NOT_RECORDED_YET, (stream_name,))
+
+
+def test_by_a_new_key_the_cure_is_a_back_fill(
+    amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, payments: str
+) -> None:
+    """What was recorded before the key was defined is no recorder's to look at again."""
+    publish_plain(amqp_url, stream_name, [about("a", BASE_US)])
+    publish_plain(amqp_url, payments, [about("a", BASE_US)])
+    support.record(amqp_url, engine, stream_name, payments, keys=["another"])
+    add_keys(engine, ["order_id"])
+    expectation = Expectation("paid", stream_name, "order_id", payments, 60)
+    report = relations.missing(expectation, since=at(BASE_US))
+    assert report.status is Status.NOT_RECORDED_YET
+    assert (report.unattended, report.new_keys) == ((), (("order_id", (payments,)),))
+    assert "relatum backfill --keys order_id" in report.words
+    backfill(amqp_url, engine, payments, keys=["order_id"])
+    assert relations.missing(expectation, since=at(BASE_US)).status is Status.ABSENT
 
 
 @pytest.mark.differs

@@ -118,9 +118,9 @@ class Site:
             return writable_tables(connection)
 
     async def close(self) -> None:
-        """Let look-ups under way end, and close all connections."""
+        """Close all connections."""
         await self.servers.close()
-        await self.relations.close(drain_s=self.options.drain_s)
+        await self.relations.close()
         if self._reader is not None:
             await self._reader.close()
         close_engine(self.engine)

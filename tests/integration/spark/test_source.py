@@ -18,9 +18,9 @@ import sqlalchemy as sa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader
+from relatum.compiled import is_compiled
 
 from pyspark_relatum import DefaultSource
-from relatum.compiled import is_compiled
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, Transient
 from relatum.local import LocalServers
 from relatum.reading import StreamReader
