@@ -23,6 +23,7 @@ from tests.support.collectors import AsyncCollectorFace, a_loop
 from tests.support.leases import LEASE_S, let_lapse
 
 SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
 COLLECTED, FORWARDED, UNKNOWN = OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED, OutcomeStatus.UNKNOWN
 
 
@@ -885,40 +886,7 @@ def test_a_message_given_twice_is_consumed_once(
     assert sorted(consumer.bodies) == ["a", "b"]
 
 
-# --- without a database, and wrong input ------------------------------------------------------------------------
-
-
-def test_a_collector_in_memory_needs_no_database(amqp_url: str, stream_name: str) -> None:
-    """Without a database everything works in this process, followed streams too."""
-    publish(amqp_url, stream_name, *"abc")
-    told: list[tuple[str, OutcomeStatus]] = []
-    answers = iter([[None, ValueError("once"), Failure("no", retry=False)], [None]])
-    collector = MessageCollector("test", broker=amqp_url, streams=[stream_name])
-    collector.register_executor(
-        "order", Consumer(lambda bulk: next(answers)), ExecutorOptions(bulk_messages=3, backoff_s=0.01)
-    )
-    collector.register_result_handler(lambda outcome: told.append((outcome.message_id, outcome.status)))
-    with collector:
-        wait_status(collector, SUCCEEDED, "a")
-        collector.flush()
-        wait_status(collector, FAILED, "c")
-        wait_until(lambda: collector.outcome("b").attempts == 2, what="the second attempt")
-        wait_status(collector, SUCCEEDED, "b")
-        assert collector.outcome("nobody's").status is UNKNOWN
-    assert sorted(told[:3]) == [(each, COLLECTED) for each in "abc"]
-    assert sorted(told[3:]) == [("a", SUCCEEDED), ("b", SUCCEEDED), ("c", FAILED)]
-
-
-def test_a_collector_in_memory_needs_no_broker() -> None:
-    """Messages may be given by hand, without any server."""
-    consumer, collector = Consumer(), MessageCollector("test")
-    collector.register_executor("order", consumer, ExecutorOptions(bulk_messages=2))
-    properties = pika.BasicProperties(type="order")
-    messages = [Message.from_amqp("made", offset, properties, b"%d" % offset) for offset in range(2)]
-    with collector:
-        assert collector.collect_many(messages) == [True, True]
-        wait_status(collector, SUCCEEDED, "made:0", "made:1")
-    assert consumer.bulks == [(FlushReason.MESSAGES, ["0", "1"])]
+# --- wrong input --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -938,20 +906,18 @@ def test_a_collector_in_memory_needs_no_broker() -> None:
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
     """A collector's option that cannot be one is one clear error, before anything is opened."""
     with pytest.raises(InvalidInput, match=said):
-        MessageCollector(**{"name": "billing"} | options)
+        MessageCollector(**{"name": "billing", "database": NOWHERE} | options)
 
 
-def test_options_that_need_a_server_say_which() -> None:
-    """What cannot work without a broker or a database is refused when it is asked for."""
+def test_options_that_need_a_broker_say_so(database_url: str) -> None:
+    """What cannot work without a broker is refused when it is asked for."""
     with pytest.raises(ConfigurationError, match="broker"):
-        MessageCollector("billing", streams=["orders"])
+        MessageCollector("billing", database=NOWHERE, streams=["orders"])
     with pytest.raises(ConfigurationError, match="broker"):
-        MessageCollector("billing", dead_letter_stream="dead")
-    collector = MessageCollector("billing")
+        MessageCollector("billing", database=NOWHERE, dead_letter_stream="dead")
+    collector = MessageCollector("billing", database=database_url)
     with pytest.raises(ConfigurationError, match="broker"):
         collector.register_executor("order", Consumer(), ExecutorOptions(when_full="spill"))
-    with pytest.raises(ConfigurationError, match="database"):
-        collector.register_executor("order", Consumer(), ExecutorOptions(joins_transaction=True))
     with pytest.raises(InvalidInput, match="called"):
         collector.register_executor("order", "no executor")  # type: ignore[arg-type]
     collector.register_executor("order", Consumer())

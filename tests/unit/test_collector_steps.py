@@ -25,7 +25,8 @@ from relatum.collecting._bulk_steps import (
 )
 from relatum.collecting._collector_core import Core, Verdict
 from relatum.collecting._collector_options import CRASHES_MAX, ExecutorOptions
-from relatum.collecting._intake import Intake, describe, id_of, type_of_property
+from relatum.collecting._intake import Intake, describe, type_of_property
+from relatum.collecting._message_ids import id_of
 from relatum.collecting._ports import Followed, Stored
 from relatum.errors import OffsetExpired
 from relatum.outcomes import OutcomeStatus

@@ -24,7 +24,7 @@ class MessageCollector(CollectorLife[Executor], Closing):
 
     Args:
         name: The collector's name.
-        database: PostgreSQL's URL, or an engine; None keeps states in this process alone.
+        database: PostgreSQL's URL, or an engine.
         broker: The broker's URL or address; None where no stream is followed, nothing is spilled or taken over, and
             there is no dead-letter stream.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
@@ -43,7 +43,7 @@ class MessageCollector(CollectorLife[Executor], Closing):
 
     Raises:
         InvalidInput: An option cannot be one.
-        ConfigurationError: An option needs a broker or a database that was not given.
+        ConfigurationError: An option needs a broker that was not given.
     """
 
     def _called_in_thread(self, executor: Executor) -> Executor:
@@ -141,8 +141,7 @@ class MessageCollector(CollectorLife[Executor], Closing):
     def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Stop in order: take nothing more, close all bulks, and wait for the executors.
 
-        What is not done in time, and what waits for a retry, is left to the other members, or to the next start; a
-        collector in memory forgets it.
+        What is not done in time, and what waits for a retry, is left to the other members, or to the next start.
 
         Args:
             timeout_s: Seconds to wait for executors. Where PostgreSQL does not answer, five more pass at most.

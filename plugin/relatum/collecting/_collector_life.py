@@ -163,8 +163,7 @@ class CollectorLife(Collector[ExecutorT]):
         if names and self._following is None:
             assert self._address is not None, "streams are followed on a broker"
             self._following = Following(self._shared, self._address, self._type_of, self._initial)
-            if self._is_durable:
-                self._shared.reach = self._following.reach
+            self._shared.reach = self._following.reach
         if self._following is not None:
             self._following.add(names)
 

@@ -21,7 +21,7 @@ from relatum.collecting._bulk import REASON_CHARACTERS_MAX
 from relatum.collecting._collector_prune import KEEP_S, forget_finished
 from relatum.collecting._collector_rows import add_missing, added_before, by_source, copy, ends, selected, update
 from relatum.collecting._collector_sources import CollectorSources
-from relatum.collecting._intake import id_of_place
+from relatum.collecting._message_ids import id_of_place
 from relatum.collecting._ports import Advance, Entry, Followed, Result, Stored
 from relatum.errors import Conflict, RowRefused
 from relatum.ids import MessageId
@@ -48,7 +48,10 @@ lease has to be renewed meanwhile."""
 
 
 class CollectorStore:
-    """The states of one collector's messages in PostgreSQL; what `Store` promises. Thread-safe.
+    """The states of one collector's messages in PostgreSQL. Thread-safe.
+
+    Each call may raise `DatabaseUnavailable`, and is repeated then with the same arguments. A member is one running
+    collector: what it collected is its own until its lease has lapsed and another member takes it over.
 
     Args:
         name: The collector's name.
@@ -77,7 +80,7 @@ class CollectorStore:
         self._ending.end_in(seconds)
 
     def open(self, types: Collection[str], lease_s: float) -> int:
-        """Join as a new member."""
+        """Join as a new member with executors of these types; gives its id."""
         self._ending.begin_anew()
         with self._database.transaction() as connection:
             member = {
@@ -90,7 +93,11 @@ class CollectorStore:
             return int(connection.execute(member_statements.add_member, member).scalar_one())
 
     def renew(self, member: int) -> bool:
-        """Extend the lease; and forget what has been finished for longer than it is kept."""
+        """Extend the lease, also one that lapsed; and forget what has been finished for longer than it is kept.
+
+        Returns:
+            False where the member is gone, since all it had was taken over: join anew.
+        """
         with self._database.transaction() as connection:
             collector = self._sources.collector_id(connection)
             is_there = connection.execute(member_statements.renew, {"id": member}).rowcount == 1
@@ -107,7 +114,10 @@ class CollectorStore:
     # Streams
 
     def follow(self, member: int, stream: str, initial: int) -> Followed | None:
-        """Follow a stream, if no member with a lease does."""
+        """Follow a stream, if no member with a lease does; None where one does.
+
+        `initial`: The position of a stream that this collector never followed before.
+        """
         with self._database.transaction() as connection:
             self._sources.hold(connection, member)
             source = self._sources.lock(connection, stream)
@@ -128,7 +138,7 @@ class CollectorStore:
             return frozenset(connection.scalars(member_statements.held, named))
 
     def begin_anew(self, member: int, stream: str, initial: int) -> None:
-        """Begin a new generation of a stream this member follows."""
+        """Begin a new generation of a stream this member follows; what is unfinished of the old one failed."""
         with self._database.transaction() as connection:
             old = self._its_own(connection, member, stream)
             connection.execute(member_statements.replace_source, {"id": old.source_id})
@@ -171,7 +181,11 @@ class CollectorStore:
     # Messages
 
     def add(self, member: int, entries: Sequence[Entry], advance: Advance | None = None) -> Stored:
-        """Store messages as collected, and move the position of their stream."""
+        """Store messages as collected, and move the position of their stream; gives those to be consumed here.
+
+        Raises:
+            Conflict: The position is not where it was left, or members came or went: `follow` anew. Nothing is written.
+        """
         try:
             return self._add(member, entries, advance)
         except RowRefused as refused:
@@ -248,7 +262,7 @@ class CollectorStore:
     def finish(
         self, member: int, bulk_id: int, results: Sequence[Result], *, connection: sa.Connection | None = None
     ) -> Stored:
-        """Store what an attempt came to."""
+        """Store what an attempt came to, of what this member still has in this bulk."""
         if connection is None:
             try:
                 return self._finish_alone(member, bulk_id, results)

@@ -10,9 +10,9 @@ from typing import Final
 
 from relatum.collecting._bulk import Collected
 from relatum.collecting._collector_core import Core, Verdict
+from relatum.collecting._message_ids import checked_id, id_of_place
 from relatum.collecting._ports import Advance, Entry, Followed, Stored
 from relatum.errors import DataError, InvalidInput
-from relatum.ids import MessageId
 from relatum.reading import Message, position_of, type_and_id_of
 from relatum.waiting import ended
 
@@ -21,10 +21,6 @@ logger = logging.getLogger("relatum.collector")
 NOT_OURS_MAX: Final = 10_000
 """Messages for others, or types nobody has an executor of, that are gathered for one transaction."""
 
-MESSAGE_ID_BYTES_MAX: Final = 2000
-"""Bytes of a property `message_id` that a message is known by. AMQP 0.9.1 has 255 at most, the stream protocol any
-number; an index of PostgreSQL takes 2,704 bytes a row, and with them goes what else the row holds."""
-
 TypeOf = Callable[[Message], str | None]
 """Tells a message's type; None for a message nobody consumes."""
 
@@ -32,28 +28,6 @@ TypeOf = Callable[[Message], str | None]
 def type_of_property(message: Message) -> str | None:
     """The property `type`: what a collector goes by unless it is told otherwise."""
     return message.properties.type
-
-
-def id_of(message: Message) -> str:
-    """What a message is asked for by: its property `message_id`, or "stream:offset" where it has none.
-
-    One with a NUL, which PostgreSQL's text can't hold, and one too long for its index count as none.
-    """
-    return _id_of(message.id, message.properties.message_id)
-
-
-def _id_of(place: MessageId, given: str | None) -> str:
-    return given if given and "\0" not in given and not _is_long(given) else id_of_place(place)
-
-
-def _is_long(given: str) -> bool:
-    # Four bytes a character at most: only what is long is encoded to be measured.
-    return len(given) > MESSAGE_ID_BYTES_MAX // 4 and len(given.encode()) > MESSAGE_ID_BYTES_MAX
-
-
-def id_of_place(place: MessageId) -> str:
-    """What a message without a property `message_id` is asked for by."""
-    return f"{place.stream}:{place.offset}"
 
 
 def describe_followed(message: Message, type_of: TypeOf) -> Collected:
@@ -82,7 +56,7 @@ def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Coll
     if kind is not None and not isinstance(kind, str):
         raise InvalidInput(f"type_of gives a text or None, not {type(kind).__name__}, for message {place}")
     # Interned: as many messages as there are would each keep a copy of the few types.
-    kind, message_id = sys.intern(kind or ""), _id_of(place, given)
+    kind, message_id = sys.intern(kind or ""), checked_id(place, given)
     size = len(message.body if raw is None else raw)
     if raw is not None and not (is_new and type_of is type_of_property):
         message = Message.from_record(message.stream, message.offset, raw, message.chunk_ms)
