@@ -321,18 +321,20 @@ def test_block_stops_a_followed_stream(
     assert gate.bodies == list("abcdef")
 
 
-def test_refuse_refuses_at_once(amqp_url: str, stream_name: str, collector_of: Callable[..., MessageCollector]) -> None:
-    """With "refuse", a message without room is refused, nothing is stored of it, and it may be given again."""
+def test_no_time_to_wait_refuses_at_once(
+    amqp_url: str, stream_name: str, collector_of: Callable[..., MessageCollector]
+) -> None:
+    """With `timeout_s=0`, a message without room is refused, nothing is stored of it, and it may be given again."""
     publish(amqp_url, stream_name, *"abc")
     gate, collector = Gate(), collector_of(streams=[])
-    collector.register_executor("order", gate, ExecutorOptions(when_full="refuse", **FULL))
+    collector.register_executor("order", gate, ExecutorOptions(**FULL))
     with collector, gate.closed():
         [third] = fill(collector, gate, read_all(amqp_url, stream_name))
-        assert not collector.collect(third)
+        assert not collector.collect(third, timeout_s=0)
         assert (collector.refused, collector.outcome("c").status) == (1, UNKNOWN)
         gate.opened.set()
         wait_status(collector, SUCCEEDED, "a", "b")
-        assert collector.collect(third)
+        assert collector.collect(third, timeout_s=0)
         wait_status(collector, SUCCEEDED, "c")
 
 

@@ -169,7 +169,7 @@ def test_the_position_moves_with_the_rows_or_not_at_all(store: CollectorStore, m
         store.add(member, entries(3), Advance("orders", 3, 4))
     assert statuses(store, 3) == ["unknown"]
     known = Position(8, 42, None)
-    store.add(member, entries(5, 7), Advance("orders", 5, 9, known, passed_over=2, refused=1))
+    store.add(member, entries(5, 7), Advance("orders", 5, 9, known, passed_over=2))
     followed = store.follow(member, "orders", 0)
     assert (followed.next_offset, followed.known_by) == (9, known)
     store.add(member, [], Advance("orders", 9, 12))

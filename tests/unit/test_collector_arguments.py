@@ -75,8 +75,9 @@ def test_an_option_that_cannot_be_one_is_refused(kind: Callable[..., Any], name:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("one_at_a_time", "yes"),
-        ("one_at_a_time", 1),
+        ("joins_transaction", "yes"),
+        ("joins_transaction", 1),
+        ("when_full", "refuse"),
         ("max_age_s", 10**12),
         ("max_age_s", "1"),
         ("idle_s", -1),

@@ -61,13 +61,13 @@ class MessageCollector(CollectorLife[Executor], Closing):
 
         Args:
             message: A message that lies in a stream. Its place is its identity: given twice, it is consumed once.
-            timeout_s: Seconds to wait for room with `when_full="block"`; None waits for as long as it takes. A handler
-                of `collected` never waits: storing goes on only after it. An executor may wait in vain for room of its
+            timeout_s: Seconds to wait for room; 0 refuses at once, None waits for as long as it takes. A handler of
+                `collected` never waits: storing goes on only after it. An executor may wait in vain for room of its
                 own type: that is made when it returns.
 
         Returns:
-            False where it was refused, and nothing is stored: its type has no executor, there is no room (with
-            `when_full="refuse"`, or in time), or the collector stops.
+            False where it was refused, and nothing is stored: its type has no executor, there was no room in time, or
+            the collector stops.
 
         Raises:
             ConfigurationError: The collector does not run.
@@ -93,7 +93,7 @@ class MessageCollector(CollectorLife[Executor], Closing):
             while not self._offer(described, taken):
                 remaining = 0.0 if self._is_storer() else None if until is None else until - time.monotonic()
                 if remaining is not None and remaining <= 0:
-                    taken.append(False)
+                    self._refuse(taken)
                 else:
                     shared.changed.wait(remaining)
         return taken

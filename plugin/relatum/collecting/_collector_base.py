@@ -249,7 +249,7 @@ class Collector(Generic[ExecutorT]):
 
     @property
     def refused(self) -> int:
-        """Messages this member refused for lack of room."""
+        """Messages that `collect` refused: for want of room in time, at the end, or since they cannot be stored."""
         return self._shared.intake.refused
 
 

@@ -105,7 +105,6 @@ class CollectorSources:
                 "expected": advance.from_offset,
                 "to": advance.to_offset,
                 "more_passed_over": advance.passed_over,
-                "more_refused": advance.refused,
                 "is_known": known is not None,
                 "known_offset": known and known.offset,
                 "known_fingerprint": known and known.fingerprint,

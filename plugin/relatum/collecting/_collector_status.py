@@ -35,7 +35,7 @@ class SourceStatus:
 
     `position` is the next offset to be read, None where the stream is not followed but messages of it were handed in.
     `lag_offsets` counts from there to the stream's end; None without a broker to ask. `follower` is who follows the
-    stream now. `passed_over` counts messages of types without an executor, `refused` those there was no room for.
+    stream now. `passed_over` counts messages of types without an executor.
     """
 
     stream: str
@@ -44,7 +44,6 @@ class SourceStatus:
     follower: str | None
     moved_at: datetime | None
     passed_over: int
-    refused: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
     named = {"in_collector": row.collector_id}
     members = [MemberStatus(*member) for member in connection.execute(statements.members, named)]
     sources = [
-        SourceStatus(each.stream, each.position, None, each.holder, each.moved_at, each.passed_over, each.refused)
+        SourceStatus(each.stream, each.position, None, each.holder, each.moved_at, each.passed_over)
         for each in connection.execute(statements.sources, named)
     ]
     unfinished = connection.execute(statements.unfinished, named).all()

@@ -159,15 +159,15 @@ class Intake:
     def take(self, stream: str, messages: Sequence[Collected], now: float) -> int:
         """Take messages of a stream, in order; gives how many. Fewer than all where the next one has to wait.
 
-        Messages whose type no running member has an executor of are passed over, as are those that are refused.
+        Messages whose type no running member has an executor of are passed over.
         """
-        from_offset, passed_over, refused, taken = self._next[stream], self.passed_over, self.refused, 0
+        from_offset, passed_over, taken = self._next[stream], self.passed_over, 0
         gathered = self._followed.get(stream, Gathered())
         if gathered.is_full:
             return 0
         for message in messages:
             verdict = self._core.admit(message, now)
-            if verdict is Verdict.WAIT or (verdict is Verdict.REFUSED and self._core.is_stopping):
+            if verdict in (Verdict.WAIT, Verdict.REFUSED):
                 break
             self._keep(gathered, message, verdict, self._types_of_others[stream])
             taken += 1
@@ -180,7 +180,6 @@ class Intake:
                 from_offset if before is None else before.from_offset,
                 last.offset + 1,
                 passed_over=self.passed_over - passed_over + (0 if before is None else before.passed_over),
-                refused=self.refused - refused + (0 if before is None else before.refused),
             )
             self._followed[stream] = gathered
             self._next[stream] = advance.to_offset
@@ -190,8 +189,8 @@ class Intake:
         """Gather a followed stream's message for whom it is."""
         if verdict is Verdict.TAKEN:
             gathered.messages.append(message)
-        elif verdict is not Verdict.NO_EXECUTOR:
-            self._count(verdict)
+        elif verdict is Verdict.KNOWN:
+            return
         elif message.type in of_others:
             gathered.for_others.append(_entry(message))
         else:

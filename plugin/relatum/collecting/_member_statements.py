@@ -231,7 +231,6 @@ advance: Final = (
         position=sa.bindparam("to", type_=sa.BigInteger),
         moved_at=sa.func.now(),
         passed_over=_sources.passed_over + sa.bindparam("more_passed_over", type_=sa.BigInteger),
-        refused=_sources.refused + sa.bindparam("more_refused", type_=sa.BigInteger),
         **{
             name: sa.case((sa.bindparam("is_known", type_=sa.Boolean), value), else_=_sources[name])
             for name, value in _KNOWN_BY.items()

@@ -42,7 +42,6 @@ class Advance:
         to_offset: Where it is then: the next offset to be read.
         known_by: What lies at the last offset read, to know the stream again.
         passed_over: Messages whose type has no executor.
-        refused: Messages refused because there was no room, with `when_full="refuse"`.
         passed_over_types: The types of those passed over.
         for_others: Messages that other members have executors of, to be stored for them to take over.
     """
@@ -52,7 +51,6 @@ class Advance:
     to_offset: int
     known_by: Position | None = None
     passed_over: int = 0
-    refused: int = 0
     passed_over_types: frozenset[str] = frozenset()
     for_others: tuple[Entry, ...] = ()
 

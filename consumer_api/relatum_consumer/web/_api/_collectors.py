@@ -64,7 +64,6 @@ class CollectorSource:
     lag_offsets: int | None
     follower: str | None
     passed_over: int
-    refused: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,6 @@ def _collector_row(site: Site, status: CollectorStatus) -> CollectorRow:
                 each.lag_offsets,
                 each.follower,
                 each.passed_over,
-                each.refused,
             )
             for each in status.sources
         ),
