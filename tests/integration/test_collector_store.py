@@ -136,30 +136,54 @@ def test_a_retry_waits_until_it_is_due(store: CollectorStore, member: int, other
     assert entry.attempts == 1
 
 
-def test_what_is_for_others_is_stored_for_whoever_has_an_executor(
-    store: CollectorStore, member: int, other: CollectorStore
-) -> None:
-    """It is nobody's until a member takes it up. Where members came or went, nothing is written: it is decided anew.
-
-    A repetition answers the same, whoever came meanwhile.
-    """
-    assert store.follow(member, "orders", 0).types_of_others == frozenset()
+def test_who_has_all_types_follows(store: CollectorStore, member: int, other: CollectorStore) -> None:
+    """A member without the types of another that lives passes none of them over, and follows nothing any more."""
+    assert store.follow(member, "orders", 0) is not None
     passing = Advance("orders", 0, 2, passed_over=1, passed_over_types=frozenset({"mail"}))
-    mails = tuple(entries(1, 1000, message_type="mail"))
-    parking = Advance("orders", 0, 2, for_others=mails)
-    with pytest.raises(Conflict, match="mail"):
-        store.add(member, entries(0), parking)
-    heir = other.open(["mail"], LEASE_S)
-    with pytest.raises(Conflict, match="mail"):
+    heir = other.open(["mail", "order"], LEASE_S)
+    with pytest.raises(Conflict, match="executors"):
         store.add(member, entries(0), passing)
-    assert statuses(store, 0, 1) == ["unknown", "unknown"]
-    assert store.follow(member, "orders", 0).types_of_others == frozenset({"mail"})
-    other.add(heir, mails[1:])
-    assert store.add(member, entries(0), parking).places == places(0)
-    assert other.take_over(heir, ["order"], 10) == []
-    assert [entry.place.offset for entry in other.take_over(heir, ["mail"], 10)] == [1]
+    assert statuses(store, 0) == ["unknown"]
+    store.unfollow(member, "orders")
+    assert store.follow(member, "orders", 0) is None
+    assert store.held(member) == {"orders"}
+    assert other.held(heir) == frozenset()
+    assert other.follow(heir, "orders", 7).next_offset == 0
     other.close(heir)
-    assert store.add(member, entries(0), parking).places == places(0)
+    assert store.held(member) == frozenset()
+    assert store.follow(member, "orders", 0) is not None
+    assert store.add(member, entries(0), passing).places == places(0)
+
+
+def test_nobody_follows_where_none_has_all_types(
+    store: CollectorStore, member: int, other: CollectorStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once, and with whose end it is over; what others merely have more of is no warning."""
+    heir = other.open(["mail"], LEASE_S)
+    with caplog.at_level("INFO", "relatum.collector"):
+        assert [store.follow(member, stream, 0) for stream in ("orders", "mails", "orders")] == [None] * 3
+        assert other.follow(heir, "orders", 0) is None
+        assert [(each.levelname, each.getMessage().count("nobody follows")) for each in caplog.records] == [
+            ("WARNING", 1),
+            ("WARNING", 1),
+        ]
+        other.close(heir)
+        assert store.follow(member, "orders", 0) is not None
+        caplog.clear()
+        other.open(["mail", "order"], LEASE_S)
+        assert [store.follow(member, stream, 0) for stream in ("mails", "parcels")] == [None] * 2
+        assert [each.levelname for each in caplog.records] == ["INFO"]
+
+
+def test_messages_of_nobody_are_taken_over(store: CollectorStore, member: int, engine: sa.Engine) -> None:
+    """Release 0.4.0 stored what others had executors of so; only whoever has one takes them, of this collector's."""
+    mine, others = store.open(["mail"], LEASE_S), CollectorStore("audit", engine)
+    store.add(member, [*entries(0), *entries(1, message_type="mail")])
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE relatum.collected_messages SET member_id = NULL"))
+    assert others.take_over(others.open(["mail"], LEASE_S), ["mail"], 10) == []
+    assert [entry.place.offset for entry in store.take_over(mine, ["mail"], 10)] == [1]
+    assert store.take_over(mine, ["mail"], 10) == []
 
 
 def test_the_position_moves_with_the_rows_or_not_at_all(store: CollectorStore, member: int) -> None:

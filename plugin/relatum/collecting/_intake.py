@@ -18,8 +18,8 @@ from relatum.waiting import ended
 
 logger = logging.getLogger("relatum.collector")
 
-NOT_OURS_MAX: Final = 10_000
-"""Messages for others, or types nobody has an executor of, that are gathered for one transaction."""
+PASSED_OVER_MAX: Final = 10_000
+"""Types nobody has an executor of that are gathered for one transaction."""
 
 TypeOf = Callable[[Message], str | None]
 """Tells a message's type; None for a message nobody consumes."""
@@ -71,20 +71,18 @@ class Gathered:
         messages: They are held by the core.
         advance: The move of their stream's position, where it is followed.
         last: The last message below that position.
-        for_others: Messages of types that other members have executors of.
-        passed_over_types: Types of messages that nobody has an executor of.
+        passed_over_types: Types of messages that have no executor here.
     """
 
     messages: list[Collected] = field(default_factory=list)
     advance: Advance | None = None
     last: Message | None = None
-    for_others: list[Entry] = field(default_factory=list)
     passed_over_types: set[str] = field(default_factory=set)
 
     @property
     def is_full(self) -> bool:
         """Whether what it keeps beside the core's messages has to be stored before there is more."""
-        return max(len(self.for_others), len(self.passed_over_types)) >= NOT_OURS_MAX
+        return len(self.passed_over_types) >= PASSED_OVER_MAX
 
     @property
     def stream(self) -> str:
@@ -94,11 +92,7 @@ class Gathered:
     @property
     def entries(self) -> list[Entry]:
         """The messages as the store takes them."""
-        return [_entry(message) for message in self.messages]
-
-
-def _entry(message: Collected) -> Entry:
-    return Entry(message.place, message.message_id, message.type, message.bytes)
+        return [Entry(each.place, each.message_id, each.type, each.bytes) for each in self.messages]
 
 
 class Intake:
@@ -115,7 +109,6 @@ class Intake:
         self._given = Gathered()
         self._followed: dict[str, Gathered] = {}
         self._next: dict[str, int] = {}
-        self._types_of_others: dict[str, frozenset[str]] = {}
         self._storing: Counter[str] = Counter()
         self.lost_streams: dict[str, Exception | None] = {}
         """Streams not followed any more since nothing of them was stored; whoever follows them takes them out."""
@@ -129,20 +122,15 @@ class Intake:
         verdict = self._core.admit(message, now)
         if verdict is Verdict.TAKEN:
             self._given.messages.append(message)
-        elif verdict is not Verdict.WAIT:
-            self._count(verdict)
-        return verdict
-
-    def _count(self, verdict: Verdict) -> None:
         self.passed_over += verdict is Verdict.NO_EXECUTOR
         self.refused += verdict is Verdict.REFUSED
+        return verdict
 
     # --- messages of streams that are followed --------------------------------------------------------------------
 
     def follow(self, stream: str, followed: Followed) -> None:
         """Begin with a stream where its position is."""
         self._next[stream] = followed.next_offset
-        self._types_of_others[stream] = followed.types_of_others
         self._followed.pop(stream, None)
 
     def is_followed(self, stream: str) -> bool:
@@ -159,7 +147,7 @@ class Intake:
     def take(self, stream: str, messages: Sequence[Collected], now: float) -> int:
         """Take messages of a stream, in order; gives how many. Fewer than all where the next one has to wait.
 
-        Messages whose type no running member has an executor of are passed over.
+        Messages whose type has no executor here are passed over.
         """
         from_offset, passed_over, taken = self._next[stream], self.passed_over, 0
         gathered = self._followed.get(stream, Gathered())
@@ -169,7 +157,11 @@ class Intake:
             verdict = self._core.admit(message, now)
             if verdict in (Verdict.WAIT, Verdict.REFUSED):
                 break
-            self._keep(gathered, message, verdict, self._types_of_others[stream])
+            if verdict is Verdict.TAKEN:
+                gathered.messages.append(message)
+            elif verdict is Verdict.NO_EXECUTOR:
+                gathered.passed_over_types.add(message.type)
+                self.passed_over += 1
             taken += 1
         if taken:
             last = messages[taken - 1].message
@@ -184,18 +176,6 @@ class Intake:
             self._followed[stream] = gathered
             self._next[stream] = advance.to_offset
         return taken
-
-    def _keep(self, gathered: Gathered, message: Collected, verdict: Verdict, of_others: frozenset[str]) -> None:
-        """Gather a followed stream's message for whom it is."""
-        if verdict is Verdict.TAKEN:
-            gathered.messages.append(message)
-        elif verdict is Verdict.KNOWN:
-            return
-        elif message.type in of_others:
-            gathered.for_others.append(_entry(message))
-        else:
-            gathered.passed_over_types.add(message.type)
-            self._count(verdict)
 
     # --- into the store -------------------------------------------------------------------------------------------
 
@@ -239,7 +219,6 @@ class Intake:
                     gathered.advance,
                     known_by=position_of(gathered.last),
                     passed_over_types=frozenset(gathered.passed_over_types),
-                    for_others=tuple(gathered.for_others),
                 )
             batches.append(gathered)
         self._given, self._followed = Gathered(), {}

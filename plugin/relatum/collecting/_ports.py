@@ -43,7 +43,6 @@ class Advance:
         known_by: What lies at the last offset read, to know the stream again.
         passed_over: Messages whose type has no executor.
         passed_over_types: The types of those passed over.
-        for_others: Messages that other members have executors of, to be stored for them to take over.
     """
 
     stream: str
@@ -52,7 +51,6 @@ class Advance:
     known_by: Position | None = None
     passed_over: int = 0
     passed_over_types: frozenset[str] = frozenset()
-    for_others: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +60,11 @@ class Followed:
     Attributes:
         next_offset: The position: where to read on.
         known_by: What lay at the last offset read; None where none was.
-        types_of_others: The types other running members have executors of.
         is_new: Whether it was never followed before, and so begins where it was told to.
     """
 
     next_offset: int
     known_by: Position | None = None
-    types_of_others: frozenset[str] = frozenset()
     is_new: bool = False
 
 
