@@ -266,81 +266,17 @@ DAMAGE: dict[str, tuple[Hurt, set[str]]] = {
         of_coverage(_COVER + "last_offset = NULL, last_fingerprint = NULL WHERE {row}", "is_tail"),
         {"coverage_position"},
     ),
-    "checkpoint's fingerprint": (
-        statement("UPDATE relatum.checkpoints SET fingerprint = fingerprint # {n} WHERE {row}", "checkpoints"),
-        {"checkpoint_wrong"},
-    ),
-    "checkpoint's offset": (
-        statement("UPDATE relatum.checkpoints SET last_offset = last_offset - {n} WHERE {row}", "checkpoints"),
-        {"checkpoint_wrong"},
-    ),
-    "checkpoint behind the end": (
-        statement("UPDATE relatum.checkpoints SET last_offset = 300 + {n} WHERE {row}", "checkpoints"),
-        {"checkpoint_wrong"},
-    ),
-    "checkpoint where another one is": (
-        statement(
-            "INSERT INTO relatum.checkpoints (stream_id, last_offset, fingerprint, chunk_ms) "
-            "SELECT stream_id, last_offset, fingerprint # {n}, chunk_ms FROM relatum.checkpoints WHERE {row}",
-            "checkpoints",
-        ),
-        {"checkpoint_wrong"},
-    ),
-    "checkpoint doubled": (
-        statement("INSERT INTO relatum.checkpoints SELECT * FROM relatum.checkpoints WHERE {row}", "checkpoints"),
-        {"checkpoint_duplicate"},
-    ),
     "checkpoint of no stream": (
         statement("UPDATE relatum.checkpoints SET stream_id = 90 + {n} WHERE {row}", "checkpoints"),
         {"unknown_stream"},
-    ),
-    "receipt's offset": (
-        statement("UPDATE relatum.receipts SET stream_offset = stream_offset + 1 WHERE {row}", "receipts"),
-        {"receipt_wrong"},
-    ),
-    "receipt's name": (
-        statement("UPDATE relatum.receipts SET message_id = 'nobody' WHERE {row}", "receipts"),
-        {"receipt_wrong"},
-    ),
-    "receipt doubled": (
-        statement("INSERT INTO relatum.receipts SELECT * FROM relatum.receipts WHERE {row}", "receipts"),
-        {"receipt_duplicate"},
     ),
     "receipt of no stream": (
         statement("UPDATE relatum.receipts SET stream_id = 90 + {n} WHERE {row}", "receipts"),
         {"unknown_stream"},
     ),
-    "stream's state": (
-        statement("UPDATE relatum.streams SET state = 'broken' WHERE {row}", "streams"),
-        {"stream_wrong"},
-    ),
-    "stream's first offset": (
-        statement("UPDATE relatum.streams SET first_offset = 1000 + {n} WHERE {row}", "streams"),
-        {"stream_wrong"},
-    ),
-    "stream out of force": (
-        statement("UPDATE relatum.streams SET replaced_at = now(), state = 'replaced' WHERE {row}", "streams"),
-        {"stream_wrong"},
-    ),
-    "scan behind the coverage": (
-        statement("UPDATE relatum.group_scans SET to_offset = 300 + {n} WHERE {row}", "group_scans"),
-        {"scan_wrong"},
-    ),
-    "scanned twice": (
-        statement(
-            "INSERT INTO relatum.group_scans (from_offset, to_offset, consumer_id, stream_id) "
-            "SELECT from_offset + {n}, to_offset, consumer_id, stream_id FROM relatum.group_scans WHERE {row}",
-            "group_scans",
-        ),
-        {"scan_wrong"},
-    ),
     "scan of no stream": (
         statement("UPDATE relatum.group_scans SET stream_id = 90 + {n} WHERE {row}", "group_scans"),
         {"unknown_stream"},
-    ),
-    "group's first offset": (
-        statement("UPDATE relatum.group_states SET first_offset = 10 + {n} WHERE {row}", "group_states"),
-        {"group_wrong"},
     ),
 }
 
