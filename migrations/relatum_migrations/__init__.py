@@ -4,7 +4,6 @@ The version table is `relatum.alembic_version`, the schema's own: an application
 """
 
 import io
-from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Final
@@ -18,7 +17,7 @@ from sqlalchemy import Connection, Engine, inspect
 from relatum.store import SCHEMA, as_engine, translated_errors
 from relatum_migrations import _roles
 
-__all__ = ["LOCK_S", "current", "downgrade", "head", "missing_roles", "sql", "upgrade"]
+__all__ = ["LOCK_S", "current", "head", "missing_roles", "sql", "upgrade"]
 
 _LOCK = 0x72656C6174756D
 """The advisory lock a migration takes, so that several that start together run one after the other ("relatum")."""
@@ -61,35 +60,15 @@ def upgrade(database: str | Engine, revision: str = "head", *, lock_timeout_s: f
     newest = head()
     wanted = newest if revision == "head" else revision
     steps = [step for step in _APART if step < wanted] + [wanted]
-    _migrate(database, alembic_command.upgrade, steps, lock_timeout_s, with_roles=wanted == newest)
-
-
-def downgrade(database: str | Engine, revision: str) -> None:
-    """Go back to an older revision; "base" drops every table of Relatum.
-
-    What is recorded can be rebuilt from the streams. What consumers of groups (before "0002") and collectors (before
-    "0003") keep cannot: it is lost.
-    """
-    _migrate(database, alembic_command.downgrade, [revision])
-
-
-def _migrate(
-    database: str | Engine,
-    run: object,
-    steps: Sequence[str],
-    lock_timeout_s: float = LOCK_S,
-    *,
-    with_roles: bool = False,
-) -> None:
-    """Go to revisions, one after the other, each in a transaction of its own."""
     with as_engine(database, statement_s=_STATEMENT_S) as engine, translated_errors():
         for step in steps:
+            # Each in a transaction of its own.
             with engine.begin() as connection:
                 # Another migration is waited for: it ends.
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(lock_timeout_s * 1000)}")
-                run(_config(connection), step)  # type: ignore[operator]
-                if with_roles and step == steps[-1]:
+                alembic_command.upgrade(_config(connection), step)
+                if step == newest:
                     _roles.grant_roles(connection)
 
 
