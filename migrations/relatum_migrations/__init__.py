@@ -12,9 +12,9 @@ from alembic import command as alembic_command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, inspect
+from sqlalchemy import Connection, inspect
 
-from relatum.store import SCHEMA, as_engine, translated_errors
+from relatum.store import SCHEMA, AnyDatabase, as_engine, translated_errors
 from relatum_migrations import _roles
 
 __all__ = ["LOCK_S", "current", "head", "missing_roles", "sql", "upgrade"]
@@ -41,14 +41,14 @@ def _config(connection: Connection | None = None) -> Config:
     return config
 
 
-def upgrade(database: str | Engine, revision: str = "head", *, lock_timeout_s: float = LOCK_S) -> None:
+def upgrade(database: AnyDatabase, revision: str = "head", *, lock_timeout_s: float = LOCK_S) -> None:
     """Make the schema, or bring it to a newer revision. Safe to call again and from several processes.
 
     At the newest revision it makes the roles that lack, where the user may, and grants each what it needs; also where
     there was nothing else to do. `missing_roles` says which could not be made.
 
     Args:
-        database: A PostgreSQL URL, or an engine. The user must own the schema, or may create it.
+        database: PostgreSQL's URL, or a `Database`. The user must own the schema, or may create it.
         revision: Which revision to go to; the newest by default.
         lock_timeout_s: Seconds to wait for each lock that other sessions hold. Default 30.
 
@@ -72,7 +72,7 @@ def upgrade(database: str | Engine, revision: str = "head", *, lock_timeout_s: f
                     _roles.grant_roles(connection)
 
 
-def missing_roles(database: str | Engine) -> list[str]:
+def missing_roles(database: AnyDatabase) -> list[str]:
     """The roles that the server does not have: this user could not make them. Nobody may be granted their rights.
 
     Whoever may makes them, and then calls `upgrade` again, which grants them what they need.
@@ -81,7 +81,7 @@ def missing_roles(database: str | Engine) -> list[str]:
         return _roles.missing_roles(connection)
 
 
-def current(database: str | Engine) -> str | None:
+def current(database: AnyDatabase) -> str | None:
     """The revision the database is at; None where the schema is not there."""
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
         if not inspect(connection).has_table("alembic_version", schema=SCHEMA):

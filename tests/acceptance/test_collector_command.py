@@ -24,7 +24,7 @@ def stream(amqp_url: str, stream_name: str) -> str:
 @pytest.fixture
 def collected(engine: sa.Engine, stream: str) -> CollectorStore:
     """A collector that has read six of them: each in another state, one of no type, one of a type nobody runs."""
-    store = CollectorStore("billing", engine, keep_s=3600)
+    store = CollectorStore("billing", engine.url, keep_s=3600)
     member = store.open(["order"], 60)
     store.follow(member, stream, 0)
     kinds = ("succeeded", "failed", "dead", "forwarded", "collected")

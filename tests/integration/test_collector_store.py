@@ -20,7 +20,7 @@ from relatum.collecting._ports import Advance, Entry, Result
 from relatum.collecting._results import decide
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.reading import Message, Properties
-from relatum.store import Position
+from relatum.store import Database, Position
 
 LEASE_S = 60.0
 BULK = 7
@@ -30,13 +30,13 @@ PLAIN = Properties(message_id="orders-0", type="order")
 @pytest.fixture
 def store(engine: sa.Engine) -> CollectorStore:
     """The store of one process."""
-    return CollectorStore("billing", engine)
+    return CollectorStore("billing", engine.url)
 
 
 @pytest.fixture
 def other(engine: sa.Engine) -> CollectorStore:
     """The store of another process with the same name."""
-    return CollectorStore("billing", engine)
+    return CollectorStore("billing", engine.url)
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_nobody_follows_where_none_has_all_types(
 
 def test_messages_of_nobody_are_taken_over(store: CollectorStore, member: int, engine: sa.Engine) -> None:
     """Release 0.4.0 stored what others had executors of so; only whoever has one takes them, of this collector's."""
-    mine, others = store.open(["mail"], LEASE_S), CollectorStore("audit", engine)
+    mine, others = store.open(["mail"], LEASE_S), CollectorStore("audit", engine.url)
     store.add(member, [*entries(0), *entries(1, message_type="mail")])
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE relatum.collected_messages SET member_id = NULL"))
@@ -229,7 +229,7 @@ def test_one_member_follows_a_stream(
 
 def test_two_members_that_race_collect_each_message_once(engine: sa.Engine) -> None:
     """Both believe to follow the stream and read the same messages: each is one member's, and the position is right."""
-    stores = [CollectorStore("billing", engine) for _ in range(2)]
+    stores = [CollectorStore("billing", engine.url) for _ in range(2)]
     members = [each.open(["order"], LEASE_S) for each in stores]
     taken: list[MessageId] = []
 
@@ -515,7 +515,7 @@ def test_nothing_to_do_is_no_error(store: CollectorStore, member: int) -> None:
 
 def test_collectors_do_not_see_each_other(store: CollectorStore, member: int, engine: sa.Engine) -> None:
     """Two names, or two virtual hosts, follow the same stream each on its own."""
-    others = [CollectorStore("audit", engine), CollectorStore("billing", engine, vhost="other")]
+    others = [CollectorStore("audit", engine.url), CollectorStore("billing", engine.url, vhost="other")]
     consumed(store, member, 0)
     store.close(member)
     for each in others:
@@ -528,7 +528,7 @@ def test_collectors_do_not_see_each_other(store: CollectorStore, member: int, en
 
 def test_finished_messages_are_forgotten_after_a_time(engine: sa.Engine) -> None:
     """Only finished ones, only those of a collector that forgets, and only after as long as it keeps them."""
-    short, long = CollectorStore("short", engine, keep_s=3600), CollectorStore("long", engine, keep_s=None)
+    short, long = CollectorStore("short", engine.url, keep_s=3600), CollectorStore("long", engine.url, keep_s=None)
     members = [each.open(["order"], LEASE_S) for each in (short, long)]
     for each, its in zip((short, long), members, strict=True):
         consumed(each, its, *range(5))
@@ -543,7 +543,7 @@ def test_finished_messages_are_forgotten_after_a_time(engine: sa.Engine) -> None
     assert forget_finished(engine, batch_rows=3, seconds=None) == 4
     assert statuses(short, 0, 3, 4, 10) == ["unknown", "unknown", "succeeded", "collected"]
     assert statuses(long, 0, 3, 4, 10) == ["succeeded", "succeeded", "succeeded", "collected"]
-    CollectorStore("long", engine, keep_s=60).open(["order"], LEASE_S)
+    CollectorStore("long", engine.url, keep_s=60).open(["order"], LEASE_S)
     assert long.renew(members[1])
     assert statuses(long, 0, 3, 4, 10) == ["unknown", "unknown", "succeeded", "collected"]
 
@@ -568,21 +568,20 @@ def test_a_database_that_is_away_is_named(store: CollectorStore, member: int) ->
 
 
 @pytest.fixture
-def as_role(engine: sa.Engine, database_url: str) -> Iterator[Callable[[str], sa.Engine]]:
-    """Engines whose connections act in a role."""
-    made: list[sa.Engine] = []
+def as_role(engine: sa.Engine) -> Iterator[Callable[[str], Database]]:
+    """Databases whose connections act in a role."""
+    made: list[Database] = []
 
-    def acting(role: str) -> sa.Engine:
-        each = sa.create_engine(engine.url, connect_args={"options": f"-c role={role}"})
-        made.append(each)
-        return each
+    def acting(role: str) -> Database:
+        made.append(Database(engine.url.update_query_dict({"options": f"-c role={role}"})))
+        return made[-1]
 
     yield acting
     for each in made:
-        each.dispose()
+        each.close()
 
 
-def test_the_collectors_role_is_enough(as_role: Callable[[str], sa.Engine]) -> None:
+def test_the_collectors_role_is_enough(as_role: Callable[[str], Database]) -> None:
     """A user with `relatum_collector` does all that a collector does; a consumer may ask, a recorder prune."""
     store = CollectorStore("billing", as_role("relatum_collector"))
     member = store.open(["order"], LEASE_S)
@@ -594,6 +593,6 @@ def test_the_collectors_role_is_enough(as_role: Callable[[str], sa.Engine]) -> N
     store.close(member)
     consumer = as_role("relatum_consumer")
     assert statuses(CollectorStore("billing", consumer), 0) == ["succeeded"]
-    with pytest.raises(sa.exc.ProgrammingError), consumer.begin() as connection:
+    with pytest.raises(sa.exc.ProgrammingError), consumer.engine.begin() as connection:
         connection.execute(sa.text("DELETE FROM relatum.collected_messages"))
-    assert forget_finished(as_role("relatum_recorder")) == 0
+    assert forget_finished(as_role("relatum_recorder").engine) == 0

@@ -14,7 +14,7 @@ from relatum.collecting import ExecutorOptions, MessageCollector, Outcomes
 from relatum.contexts import ContextOptions, SerialConsumer, SerialOptions
 from relatum.errors import DatabaseUnavailable, NotRecordedInTime
 from relatum.recording import prune, status
-from relatum.store import make_engine
+from relatum.store import Database, make_engine
 from relatum_migrations import upgrade
 from tests.support import broker_connection, publish_plain, until_answered, wait_until
 from tests.support.affinity import Blocking
@@ -122,14 +122,14 @@ def test_a_receipt_ends_in_its_time(face: str, amqp_url: str, database_url: str,
 
 
 def test_outcomes_are_waited_for_in_time(database_url: str) -> None:
-    """`wait` on a locked table ends as `DatabaseUnavailable`, on a caller's engine, too, and leaves no statement."""
-    theirs = sa.create_engine(sa.make_url(database_url).set(drivername="postgresql+psycopg"))
+    """`wait` on a locked table ends as `DatabaseUnavailable`, on a shared database, too, and leaves no statement."""
+    theirs = Database(database_url)
     for database in (database_url, theirs):
         with Outcomes(database) as outcomes, locked(database_url, "collected_messages"):
             with in_time(2 * TIMEOUT_S), pytest.raises(DatabaseUnavailable):
                 outcomes.wait("a", TIMEOUT_S)
             nobody_waits(database_url)
-    theirs.dispose()
+    theirs.close()
 
 
 # --- consumers ------------------------------------------------------------------------------------------------------

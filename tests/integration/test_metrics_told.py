@@ -193,7 +193,7 @@ def test_serial_consumers_count_what_they_deliver(amqp_url: str, engine: sa.Engi
     labels = {"super_stream": bed.name, "consumer": "billing"}
     bed.publish(0, "a", "1", "2")
     with relatum.SerialConsumer(
-        bed.name, "billing", SerialOptions(batch_s=0.0), database=engine, broker=amqp_url
+        bed.name, "billing", SerialOptions(batch_s=0.0), database=engine.url, broker=amqp_url
     ) as consumer:
         batch = consumer.next_batch()
         assert batch is not None
@@ -278,7 +278,7 @@ def test_each_metric_is_told_by_something(
         broker_connection(amqp_url) as connection,
         recording(amqp_url, engine, stream_name, keys=["order_id"]),
         relatum.ContextRouter(layout.super_stream, database_url) as router,
-        relatum.SerialConsumer(layout.super_stream, "billing", database=engine, broker=amqp_url),
+        relatum.SerialConsumer(layout.super_stream, "billing", database=engine.url, broker=amqp_url),
         Taker(Follower(amqp_url)),
         Relations(amqp_url, database_url) as relations,
         collector,

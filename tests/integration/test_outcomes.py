@@ -28,7 +28,7 @@ class Collecting:
     """A collector's store, step by step: what its faces would do."""
 
     def __init__(self, engine: sa.Engine, name: str = "billing") -> None:
-        self.store = CollectorStore(name, engine)
+        self.store = CollectorStore(name, engine.url)
         self.member = self.store.open(["order"], LEASE_S)
 
     def collect(self, message_id: str, offset: int = 0) -> None:

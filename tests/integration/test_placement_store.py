@@ -489,7 +489,7 @@ def test_a_database_that_is_away_is_a_clear_error() -> None:
 def test_the_routers_role_is_enough(store: PlacementStore, database_url: str) -> None:
     """A user with `relatum_router` does all that a router does; a consumer may look, and no more."""
     acting = {
-        role: sa.create_engine(store.engine.url, connect_args={"options": f"-c role={role}"})
+        role: sa.make_url(database_url).update_query_dict({"options": f"-c role={role}"})
         for role in ("relatum_router", "relatum_consumer")
     }
     with PlacementStore(acting["relatum_router"], "/", "invoices") as router:

@@ -51,7 +51,7 @@ class Members:
     def join(self, holder: str, broker_url: str | None = None) -> Recorder:
         """One more, by a way to the broker of its own."""
         recorder = Recorder(
-            broker_url or self._broker_url, self._engine, self._names, keys=[KEY], holder=holder, lease_s=LEASE_S
+            broker_url or self._broker_url, self._engine.url, self._names, keys=[KEY], holder=holder, lease_s=LEASE_S
         )
         stop = threading.Event()
         thread = threading.Thread(target=recorder.run, args=[stop], name=f"member {holder}")
@@ -96,7 +96,7 @@ class Members:
         for name in self._names:
             values = [value for _, value, _ in rows_of(self._engine, name)]
             assert values == [f"o{n}" for n in range(self._published)]
-        assert verify(self._broker_url, self._engine, self._names).ok
+        assert verify(self._broker_url, self._engine.url, self._names).ok
 
 
 @contextmanager

@@ -24,7 +24,7 @@ class MessageCollector(CollectorLife[Executor], Closing):
 
     Args:
         name: The collector's name.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         broker: The broker's URL or address; None where no stream is followed, nothing is spilled or taken over, and
             there is no dead-letter stream.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.

@@ -5,8 +5,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Generic, Literal, TypeVar
 
-import sqlalchemy as sa
-
 from relatum import metrics
 from relatum.checks import (
     SECONDS_MAX,
@@ -36,6 +34,7 @@ from relatum.limits import INTEGER_MAX
 from relatum.processes import of_one_process
 from relatum.publishing import DeadLetters
 from relatum.reading import AuthMechanism, BrokerAddress, Message, StreamBounds
+from relatum.store import AnyDatabase
 
 LEASE_S: Final = 15.0
 """Seconds a member's lease holds by default: after so long without a sign of life, others take its messages over."""
@@ -59,7 +58,7 @@ class Collector(Generic[ExecutorT]):
         self,
         name: str,
         *,
-        database: str | sa.Engine,
+        database: AnyDatabase,
         broker: str | BrokerAddress | None = None,
         stream_url: str | None = None,
         ssl_context: ssl.SSLContext | None = None,

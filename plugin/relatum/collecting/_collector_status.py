@@ -11,7 +11,7 @@ from relatum.checks import checked_names, meant, shown
 from relatum.collecting import _collector_status_statements as statements
 from relatum.errors import InvalidInput, NotFound, StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import as_engine, collected_messages, translated_errors
+from relatum.store import AnyDatabase, as_engine, collected_messages, translated_errors
 
 EXACT_PAGES_MAX: Final = 50_000
 """Pages of the table up to which finished messages are counted; a larger one is sampled."""
@@ -66,12 +66,12 @@ class CollectorStatus:
 
 
 def collector_status(
-    database: str | sa.Engine, names: Collection[str] | None = None, *, broker: BrokerAddress | None = None
+    database: AnyDatabase, names: Collection[str] | None = None, *, broker: BrokerAddress | None = None
 ) -> list[CollectorStatus]:
     """The status of collectors, by name.
 
     Args:
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         names: Collectors; None: all.
         broker: Where the streams are, to know how far behind the positions are; None: that is left open.
 

@@ -28,6 +28,7 @@ from relatum.ids import MessageId
 from relatum.outcomes import Outcome, read_outcomes
 from relatum.recording import new_holder
 from relatum.store import (
+    AnyDatabase,
     Database,
     Position,
     Tokens,
@@ -55,14 +56,12 @@ class CollectorStore:
 
     Args:
         name: The collector's name.
-        database: PostgreSQL's URL, or an engine, which stays the caller's.
+        database: PostgreSQL's URL, or a `Database`, which stays the caller's.
         vhost: The virtual host of the collector's streams.
         keep_s: Seconds a finished message is remembered; None for ever. The last member that joined decides.
     """
 
-    def __init__(
-        self, name: str, database: str | sa.URL | sa.Engine, *, vhost: str = "/", keep_s: int | None = KEEP_S
-    ) -> None:
+    def __init__(self, name: str, database: AnyDatabase, *, vhost: str = "/", keep_s: int | None = KEEP_S) -> None:
         self.name = name
         self._sources = CollectorSources(name, vhost, keep_s)
         self._ending = Deadline(None)

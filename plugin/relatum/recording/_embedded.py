@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import sqlalchemy as sa
-
 from relatum.checks import checked_name, shown
 from relatum.closing import close_within
 from relatum.errors import AccessRefused, ConnectionLost, InvalidInput, NotFound, RelatumError
@@ -20,6 +18,7 @@ from relatum.recording._publishers_keys import PublishersKeys, begin_beside
 from relatum.recording._recorder import bounded
 from relatum.recording._statistics import RecorderStatistics
 from relatum.recording._watched import Subject, Watched
+from relatum.store import AnyDatabase
 from relatum.waiting import QUESTION_S, Server, backoff, ended
 
 if TYPE_CHECKING:
@@ -52,12 +51,12 @@ class EmbeddedRecorder:
 
     Args:
         address: The broker.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         definitions: Keys to define where they are not defined yet.
     """
 
     def __init__(
-        self, address: BrokerAddress, database: str | sa.Engine, definitions: Sequence[KeyDefinition] = ()
+        self, address: BrokerAddress, database: AnyDatabase, definitions: Sequence[KeyDefinition] = ()
     ) -> None:
         if not isinstance(address, BrokerAddress):
             raise InvalidInput(f"address= takes a BrokerAddress, not {shown(address)}")

@@ -20,12 +20,12 @@ from relatum.recording._rows_behind import delete_behind, rows_behind
 from relatum.recording._stored import known_key_ids
 from relatum.recording._strays import delete_strays, find_strays
 from relatum.recording._verify import VerifyReport, plan_verification, windows
-from relatum.store import CoverageRow, StreamRow, as_engine, current_stream, merged, translated_errors
+from relatum.store import AnyDatabase, CoverageRow, StreamRow, as_engine, current_stream, merged, translated_errors
 
 
 def repair(
     report: VerifyReport,
-    database: str | sa.Engine,
+    database: AnyDatabase,
     *,
     vhost: str = "/",
     dry_run: bool = True,
@@ -35,7 +35,7 @@ def repair(
 
     Args:
         report: What `verify` found.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         vhost: The streams' virtual host.
         dry_run: Only say what would be done. The default: look first.
         broker: The broker's URL or address, from which is read what to write; None for the report's.

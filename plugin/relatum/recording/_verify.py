@@ -30,6 +30,7 @@ from relatum.recording._rows_behind import rows_behind
 from relatum.recording._stored import Stored, known_key_ids, last_stored, stored_of
 from relatum.recording._strays import verify_strays
 from relatum.store import (
+    AnyDatabase,
     CoverageRow,
     Range,
     StreamRow,
@@ -68,7 +69,7 @@ class VerifyReport:
 
 def verify(
     broker: str | BrokerAddress,
-    database: str | sa.Engine,
+    database: AnyDatabase,
     streams: Sequence[str] | None = None,
     *,
     stream_url: str | None = None,
@@ -80,7 +81,7 @@ def verify(
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         streams: Streams; a super stream stands for its partitions. None: all that are recorded.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         sample: The share of windows of 20,000 offsets to compare, from 0 to 1, one of each stream at least; None

@@ -13,7 +13,7 @@ from relatum.checks import checked_name, checked_names, checked_text, shown
 from relatum.errors import Conflict, InvalidInput, NotFound
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import BrokerAddress
-from relatum.store import as_engine
+from relatum.store import AnyDatabase, as_engine
 from relatum.superstreams import (
     KEPT,
     StreamOptions,
@@ -29,7 +29,7 @@ from relatum.tapping._firehose_queue import PUBLISHED, check_free, make_way, tak
 from relatum.tapping._kept_taps import DEFAULT_EXCHANGE, Tap, as_json, stored, strike_out, write_down
 
 Broker: TypeAlias = str | BrokerAddress
-Database: TypeAlias = str | sa.Engine
+Database: TypeAlias = AnyDatabase
 AtBroker: TypeAlias = Callable[[BlockingConnection, Tap], None]
 
 ARGUMENTS_CHARACTERS_MAX: Final = 1000
@@ -56,7 +56,7 @@ def tap(
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine: there it is written down.
+        database: PostgreSQL's URL, or a `Database`: there it is written down.
         exchanges: Names of exchanges, which must be there.
         stream: The stream for all of them; None (default): `tap.EXCHANGE` for each.
         binding_keys: What is copied. None (default): all messages, which an exchange of type direct has no key for.
@@ -127,7 +127,7 @@ def tap_firehose(
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         stream: The stream. A queue `STREAM.firehose` and an exchange of the stream's name are made, too.
         options: As for `tap`.
 
@@ -155,7 +155,7 @@ def untap(
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         exchanges: Whose taps; an exchange may be gone.
         stream: Only those into this stream; None (default): all of them.
         delete: True: also deletes their streams with all messages. Only streams that were made for taps, and that no

@@ -43,7 +43,7 @@ def test_it_finds_what_the_kernel_finds(
     """Rows missing, wrong, double, behind the coverage, and lost times, over two windows, equal in every field."""
     publish_plain(amqp_url, stream_name, orders(20_010), confirm=False)
     add_keys(engine, ["order_id", "host"])
-    backfill(amqp_url, engine, stream_name)
+    backfill(amqp_url, engine.url, stream_name)
     clean = compare(spark, stream_name, amqp_url, database_url)
     assert clean.ok
     assert clean.exact
@@ -53,7 +53,7 @@ def test_it_finds_what_the_kernel_finds(
             connection.execute(sa.text(change))
     told: list[StreamVerified] = []
     found = compare(spark, stream_name, amqp_url, database_url, progress=told.append)
-    assert found == verify(amqp_url, engine, [stream_name])
+    assert found == verify(amqp_url, engine.url, [stream_name])
     assert not found.ok
     assert {difference.kind for difference in found.streams[0].differences} == {
         "missing",
@@ -62,7 +62,7 @@ def test_it_finds_what_the_kernel_finds(
         "time_missing",
     }
     assert told == found.streams
-    repair(found, engine, dry_run=False)
+    repair(found, engine.url, dry_run=False)
     assert compare(spark, stream_name, amqp_url, database_url).ok
 
 
@@ -73,12 +73,12 @@ def test_more_differences_than_are_listed_are_counted(
     """Each task may list a thousand; a stream's result still lists the first thousand, as the kernel's does."""
     publish_plain(amqp_url, stream_name, orders(22_000), confirm=False)
     add_keys(engine, ["order_id"])
-    backfill(amqp_url, engine, stream_name)
+    backfill(amqp_url, engine.url, stream_name)
     with engine.begin() as connection:
         connection.execute(sa.text("DELETE FROM relatum.relationships WHERE stream_offset % 10 = 0"))
     found = compare(spark, stream_name, amqp_url, database_url)
     assert found.streams[0].difference_count == 2200
-    assert found == verify(amqp_url, engine, [stream_name])
+    assert found == verify(amqp_url, engine.url, [stream_name])
 
 
 @pytest.mark.differs
@@ -91,12 +91,12 @@ def test_streams_replaced_empty_and_never_recorded(
     try:
         publish_plain(amqp_url, stream_name, orders(10))
         add_keys(engine, ["order_id"])
-        backfill(amqp_url, engine, stream_name)
+        backfill(amqp_url, engine.url, stream_name)
         delete_stream(amqp_url, stream_name)
         declare_stream(amqp_url, stream_name)
         found = compare(spark, [stream_name, empty], amqp_url, database_url)
         assert [difference.kind for difference in found.streams[0].differences] == ["replaced"]
-        assert found == verify(amqp_url, engine, [stream_name, empty])
+        assert found == verify(amqp_url, engine.url, [stream_name, empty])
         assert compare(spark, empty, amqp_url, database_url).ok
     finally:
         delete_stream(amqp_url, empty)
@@ -108,10 +108,10 @@ def test_a_sample_is_not_exact_and_wrong_input_is_refused(
     """However small, a sample reads something, chosen by its seed; a share beyond 1 and unknown streams are errors."""
     publish_plain(amqp_url, stream_name, orders(10))
     add_keys(engine, ["order_id"])
-    backfill(amqp_url, engine, stream_name)
+    backfill(amqp_url, engine.url, stream_name)
     least = compare(spark, stream_name, amqp_url, database_url, sample=0)
     assert (least.exact, least.streams[0].windows, least.streams[0].messages) == (False, 1, 10)
-    assert least == verify(amqp_url, engine, [stream_name], sample=0, seed=least.seed)
+    assert least == verify(amqp_url, engine.url, [stream_name], sample=0, seed=least.seed)
     assert compare(spark, stream_name, amqp_url, database_url, sample=1.0).streams[0].messages == 10
     with pytest.raises(InvalidInput, match="sample"):
         compare(spark, stream_name, amqp_url, database_url, sample=1.5)
