@@ -144,5 +144,5 @@ def test_a_recorder_goes_on_when_the_database_does(
         wait_recorded(amqp_url, engine, stream_name)
         stop.set()
         thread.join(90)
-        short.dispose()
+        short.close()
     assert [row[1] for row in rows_of(engine, stream_name)] == [str(number) for number in range(1, 50)]

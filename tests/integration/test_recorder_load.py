@@ -19,7 +19,7 @@ from relatum.errors import ConfigurationError
 from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.local import LocalServers
 from relatum.recording import Recorder
-from relatum.store import Database
+from relatum.store import Database, make_engine
 from relatum_migrations import upgrade
 from tests.support import (
     broker_connection,
