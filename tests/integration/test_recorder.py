@@ -34,6 +34,7 @@ from relatum.store import (
     remove_key,
     tail_of,
 )
+from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import Relations
 from tests.support import (
     broker_connection,
@@ -411,6 +412,22 @@ def test_times_switched_off_for_a_stream_are_not_recorded(amqp_url: str, engine:
     assert (seen.covered["time"], seen.covered["order_id"]) == ([], [(0, 5)])
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT count(*) FROM relatum.time_blocks")).scalar_one() == 0
+
+
+def test_a_name_that_becomes_a_super_streams_is_no_missing_stream_any_more(
+    amqp_url: str, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker that starts may know streams first: once it knows the super stream, nobody waits for such a stream."""
+    name = unique_name()
+    try:
+        with recording(amqp_url, engine, name) as recorder:
+            wait_until(lambda: f"There is no stream {name!r}" in caplog.text, what="the recorder to ask for a stream")
+            declare_super_stream(amqp_url, name, 2)
+            partitions = {f"{name}-0", f"{name}-1"}
+            wait_until(lambda: recorder.statistics().streams.keys() == partitions, what="partitions")
+            wait_until(lambda: name not in recorder._group._tracks, what="the name to be dropped")
+    finally:
+        delete_super_stream(amqp_url, name)
 
 
 def test_the_partitions_of_a_super_stream_are_recorded(amqp_url: str, engine: sa.Engine) -> None:

@@ -68,6 +68,7 @@ class Endpoint:
         narrower: What to ask for instead of what takes too long.
         messages: How many messages an answer shows, for the audit log.
         exports: Files of the same, by the last part of their paths.
+        empty: The code of a problem that is no problem of a page: its template shows what to do first.
         media_type: Of the answer; where it goes on, `gives` is the data of one event.
     """
 
@@ -85,6 +86,7 @@ class Endpoint:
     narrower: str = _NARROWER
     messages: Callable[[Any], int] = lambda _: 0
     exports: Mapping[str, Export] = field(default_factory=dict)
+    empty: str = ""
     media_type: str = "application/json"
 
 
@@ -143,7 +145,8 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             values["known"] = await _in_patience(endpoint.known(site, asked)) or ()
         values |= {"problem": problem, "path": request.path_params, **(await _offered(site))}
         values |= {"servers": site.servers, "away": await site.away()}
-        status, headers = (200, {}) if problem is None else (problem.status, problem.headers)
+        is_well = problem is None or problem.code == endpoint.empty
+        status, headers = (200, {}) if is_well or problem is None else (problem.status, problem.headers)
         try:
             return rendering.page(template, values, status=status, headers=headers)
         except Exception as error:  # noqa: BLE001

@@ -91,6 +91,7 @@ from relatum.store._settling import (
 )
 from relatum.store._tables import (
     SCHEMA,
+    brokers,
     checkpoints,
     coverage,
     events,
@@ -155,6 +156,7 @@ __all__ = [
     "as_engine",
     "at_one_moment",
     "backfill_command",
+    "brokers",
     "check_keys",
     "check_may_record",
     "check_recorded",

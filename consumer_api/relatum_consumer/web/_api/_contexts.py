@@ -213,13 +213,17 @@ class ContextRow:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """What a consumer holds back: messages that a move brought wait until its source is consumed up to the fence."""
+    """What a consumer holds back: messages that a move brought wait until its source is consumed past the fence.
+
+    `is_over`: it is; they go on as soon as a member consumes the partition.
+    """
 
     move_id: int
     source: str
     fence_offset: int
     messages: int
     seconds: float
+    is_over: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +330,9 @@ def _consumer_row(name: str, status: SerialStatus) -> SerialConsumerRow:
                 each.lag,
                 each.holder,
                 tuple(
-                    HeldBack(hold.move_id, hold.source, hold.fence_offset, hold.held, round(hold.seconds, 1))
+                    HeldBack(
+                        hold.move_id, hold.source, hold.fence_offset, hold.held, round(hold.seconds, 1), hold.is_over
+                    )
                     for hold in each.holds
                 ),
             )

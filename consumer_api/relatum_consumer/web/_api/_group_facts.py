@@ -22,9 +22,9 @@ NARROWER: Final = "Every row of the key is looked at: name one stream, or ask fo
 _RANGES_LISTED: Final = 20
 
 _DEFINE: Final = (
-    f"Groups are found by a key: relatum keys add {GROUP_KEY.name} "
+    f"`relatum keys add {GROUP_KEY.name} "
     + " ".join(f"--source {each}" for each in GROUP_KEY.sources)
-    + ". What lies in the streams already is found once they are back-filled."
+    + "` defines it. What lies in the streams already is found once they are back-filled."
 )
 
 _WRONG: Final = {

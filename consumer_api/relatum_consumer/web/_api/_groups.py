@@ -258,5 +258,6 @@ GROUPS = Endpoint(
     groups,
     template="groups.html",
     page="groups",
+    empty="key_not_defined",
     narrower=NARROWER,
 )

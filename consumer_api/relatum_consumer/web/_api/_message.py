@@ -108,7 +108,7 @@ class RelatedByKey:
     """
 
     key: KeyValue
-    status: Literal["found", "absent", "not_recorded_yet", "expired", "unproven", "failed"]
+    status: Literal["found", "absent", "not_recorded_yet", "expired", "deleted", "unproven", "failed"]
     words: str
     parts: tuple[RelatedPart, ...]
     has_more: bool
@@ -311,7 +311,9 @@ def _body(site: Site, found: Message, view: str) -> Body:
 
 
 def _as_text(shown: Body, text: str) -> Body:
-    return replace(shown, text=text[:TEXT_CHARACTERS_MAX], is_cut=len(text) > TEXT_CHARACTERS_MAX)
+    # HTML has no NUL.
+    visible = text[:TEXT_CHARACTERS_MAX].replace("\0", "⟨0⟩")
+    return replace(shown, text=visible, is_cut=len(text) > TEXT_CHARACTERS_MAX)
 
 
 async def _known(site: Site, asked: MessageAsked | MessageAskedByQuery) -> tuple[Known, ...]:
