@@ -11,7 +11,9 @@ from typing import Any
 import pika
 import pytest
 import sqlalchemy as sa
+from prometheus_client import CollectorRegistry
 
+from relatum import metrics
 from relatum.errors import SchemaMissing
 from relatum.keys import KeyDefinition
 from relatum.local._identity import free_port
@@ -359,12 +361,12 @@ def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(amqp_url: s
         lost = []
         with recording(amqp_url, engine, name, keys=["order_id"]) as recorder:
             wait_recorded(amqp_url, engine, name)
-            lost.append(recorder.metrics.get_sample_value("relatum_hole_offsets", {"stream": name}))
+            lost.append(recorder.statistics().streams[name].hole_offsets)
         body = b"x" * 10_000
         publish_plain(amqp_url, name, [(body, {"order_id": f"big{n}"}) for n in range(100)])
         with recording(amqp_url, engine, name) as recorder:
             wait_recorded(amqp_url, engine, name)
-            lost.append(recorder.metrics.get_sample_value("relatum_hole_offsets", {"stream": name}))
+            lost.append(recorder.statistics().streams[name].hole_offsets)
         (seen,) = status(amqp_url, engine.url, [name])
         assert seen.first is not None
         assert seen.first > 10
@@ -389,7 +391,7 @@ def test_what_retention_had_dropped_before_recording_began_is_no_gap(amqp_url: s
         publish_plain(amqp_url, name, [(b"x" * 10_000, {"order_id": f"big{n}"}) for n in range(100)])
         with recording(amqp_url, engine, name) as recorder:
             wait_recorded(amqp_url, engine, name)
-            assert recorder.metrics.get_sample_value("relatum_hole_offsets", {"stream": name}) == 0
+            assert recorder.statistics().streams[name].hole_offsets == 0
         (seen,) = status(amqp_url, engine.url, [name])
         assert seen.first is not None
         assert seen.first > 0
@@ -610,10 +612,11 @@ def test_a_recorder_that_cannot_record_does_not_delay_its_end(
 def test_the_metrics_tell_what_was_recorded(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """Prometheus sees messages, rows, skipped values and the last offset."""
     publish_plain(amqp_url, stream_name, [*orders(4), (b"", {"order_id": "x" * 2000})])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]) as recorder:
+    registry = CollectorRegistry()
+    registry.register(metrics.collector())
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
         wait_recorded(amqp_url, engine, stream_name)
-        read = recorder.metrics.get_sample_value
-        labels = {"stream": stream_name}
+        read, labels = registry.get_sample_value, {"stream": stream_name}
         wait_until(lambda: read("relatum_messages_total", labels) == 5, what="messages counted")
         assert read("relatum_rows_total", labels) == 4
         assert read("relatum_recorded_offset", labels) == 4

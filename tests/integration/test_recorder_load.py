@@ -96,9 +96,7 @@ def test_many_streams_need_few_connections(
                 lambda: all(recorded_to(engine, name) == 1 for name in many_streams), limit_s=120, what="all recorded"
             )
             assert len(earlier.begun()) <= THREADS_MAX
-        reconnects = [
-            recorder.metrics.get_sample_value("relatum_reconnects_total", {"stream": name}) for name in many_streams
-        ]
+        reconnects = [recorder.statistics().streams[name].reconnects for name in many_streams]
         assert not any(reconnects), "nobody failed for want of a connection"
     finally:
         with psycopg.connect(database_url, autocommit=True) as administrator:

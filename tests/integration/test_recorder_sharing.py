@@ -124,9 +124,9 @@ def test_members_share_as_they_come_and_go(
         members.leave("b")
         members.wait_for(a=3, c=3)
         members.publish()
-        told = [first.metrics.get_sample_value("relatum_recording", {"stream": name}) for name in names]
-        assert sum(each or 0 for each in told) == 3
-        lags = [first.metrics.get_sample_value("relatum_lag_seconds", {"stream": name}) for name in names]
+        told = [first.statistics().streams[name].is_recording for name in names]
+        assert sum(told) == 3
+        lags = [first.statistics().streams[name].lag_s for name in names]
         assert [lag is None for lag in lags] == [not each for each in told], "of what others record they tell the lag"
         members.check()
     lines = [record.getMessage() for record in caplog.records]

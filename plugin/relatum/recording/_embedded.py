@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from relatum.checks import checked_name, shown
 from relatum.closing import close_within
@@ -20,9 +20,6 @@ from relatum.recording._statistics import RecorderStatistics
 from relatum.recording._watched import Subject, Watched
 from relatum.store import AnyDatabase
 from relatum.waiting import QUESTION_S, Server, backoff, ended
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -76,11 +73,6 @@ class EmbeddedRecorder:
         of_one_process(self, "an embedded recorder")
         self._thread = threading.Thread(target=self._run, name="relatum-embedded", daemon=True)
         begin_beside(self._thread, self.agreement)
-
-    @property
-    def metrics(self) -> "CollectorRegistry":
-        """What Prometheus scrapes: the same as of `Recorder`, of the streams that were found until now."""
-        return self._group.registry
 
     def statistics(self) -> RecorderStatistics:
         """What was recorded, and how far behind each stream is. It asks nobody."""

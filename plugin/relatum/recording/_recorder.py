@@ -6,7 +6,7 @@ import ssl
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from relatum.checks import as_options, checked_count, checked_event, checked_name, checked_names, checked_seconds
 from relatum.errors import (
@@ -24,9 +24,6 @@ from relatum.recording._group import RecorderGroup
 from relatum.recording._statistics import RecorderStatistics
 from relatum.store import LEASE_S, AnyDatabase, Database, add_keys, check_may_record, key_definitions, translated_errors
 from relatum.waiting import QUESTION_S, AfterStop, Server, backoff, within
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -95,11 +92,6 @@ class Recorder:
         self._super: set[str] = set()
         self._has_checked = False
         of_one_process(self, "a recorder")
-
-    @property
-    def metrics(self) -> "CollectorRegistry":
-        """What Prometheus scrapes."""
-        return self._group.registry
 
     def statistics(self) -> RecorderStatistics:
         """What was recorded, and how far behind each stream is. It asks nobody."""
