@@ -28,15 +28,29 @@ PLAIN = Properties(message_id="orders-0", type="order")
 
 
 @pytest.fixture
-def store(engine: sa.Engine) -> CollectorStore:
-    """The store of one process."""
-    return CollectorStore("billing", engine.url)
+def database(database_url: str) -> Iterator[Database]:
+    """The database, which stores share."""
+    shared = Database(database_url)
+    yield shared
+    shared.close()
 
 
 @pytest.fixture
-def other(engine: sa.Engine) -> CollectorStore:
+def engine(database: Database) -> sa.Engine:
+    """Its engine."""
+    return database.engine
+
+
+@pytest.fixture
+def store(database: Database) -> CollectorStore:
+    """The store of one process."""
+    return CollectorStore("billing", database)
+
+
+@pytest.fixture
+def other(database: Database) -> CollectorStore:
     """The store of another process with the same name."""
-    return CollectorStore("billing", engine.url)
+    return CollectorStore("billing", database)
 
 
 @pytest.fixture
@@ -175,9 +189,11 @@ def test_nobody_follows_where_none_has_all_types(
         assert [each.levelname for each in caplog.records] == ["INFO"]
 
 
-def test_messages_of_nobody_are_taken_over(store: CollectorStore, member: int, engine: sa.Engine) -> None:
+def test_messages_of_nobody_are_taken_over(
+    store: CollectorStore, member: int, engine: sa.Engine, database: Database
+) -> None:
     """Release 0.4.0 stored what others had executors of so; only whoever has one takes them, of this collector's."""
-    mine, others = store.open(["mail"], LEASE_S), CollectorStore("audit", engine.url)
+    mine, others = store.open(["mail"], LEASE_S), CollectorStore("audit", database)
     store.add(member, [*entries(0), *entries(1, message_type="mail")])
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE relatum.collected_messages SET member_id = NULL"))
@@ -227,9 +243,9 @@ def test_one_member_follows_a_stream(
     assert store.follow(member, "orders", 0).next_offset == 1
 
 
-def test_two_members_that_race_collect_each_message_once(engine: sa.Engine) -> None:
+def test_two_members_that_race_collect_each_message_once(engine: sa.Engine, database: Database) -> None:
     """Both believe to follow the stream and read the same messages: each is one member's, and the position is right."""
-    stores = [CollectorStore("billing", engine.url) for _ in range(2)]
+    stores = [CollectorStore("billing", database) for _ in range(2)]
     members = [each.open(["order"], LEASE_S) for each in stores]
     taken: list[MessageId] = []
 
@@ -513,9 +529,9 @@ def test_nothing_to_do_is_no_error(store: CollectorStore, member: int) -> None:
     assert store.take_over(member, [], 10) == []
 
 
-def test_collectors_do_not_see_each_other(store: CollectorStore, member: int, engine: sa.Engine) -> None:
+def test_collectors_do_not_see_each_other(store: CollectorStore, member: int, database: Database) -> None:
     """Two names, or two virtual hosts, follow the same stream each on its own."""
-    others = [CollectorStore("audit", engine.url), CollectorStore("billing", engine.url, vhost="other")]
+    others = [CollectorStore("audit", database), CollectorStore("billing", database, vhost="other")]
     consumed(store, member, 0)
     store.close(member)
     for each in others:
@@ -526,9 +542,9 @@ def test_collectors_do_not_see_each_other(store: CollectorStore, member: int, en
         assert each.add(its, entries(0), Advance("orders", 0, 1)).places == places(0)
 
 
-def test_finished_messages_are_forgotten_after_a_time(engine: sa.Engine) -> None:
+def test_finished_messages_are_forgotten_after_a_time(engine: sa.Engine, database: Database) -> None:
     """Only finished ones, only those of a collector that forgets, and only after as long as it keeps them."""
-    short, long = CollectorStore("short", engine.url, keep_s=3600), CollectorStore("long", engine.url, keep_s=None)
+    short, long = CollectorStore("short", database, keep_s=3600), CollectorStore("long", database, keep_s=None)
     members = [each.open(["order"], LEASE_S) for each in (short, long)]
     for each, its in zip((short, long), members, strict=True):
         consumed(each, its, *range(5))
@@ -543,7 +559,7 @@ def test_finished_messages_are_forgotten_after_a_time(engine: sa.Engine) -> None
     assert forget_finished(engine, batch_rows=3, seconds=None) == 4
     assert statuses(short, 0, 3, 4, 10) == ["unknown", "unknown", "succeeded", "collected"]
     assert statuses(long, 0, 3, 4, 10) == ["succeeded", "succeeded", "succeeded", "collected"]
-    CollectorStore("long", engine.url, keep_s=60).open(["order"], LEASE_S)
+    CollectorStore("long", database, keep_s=60).open(["order"], LEASE_S)
     assert long.renew(members[1])
     assert statuses(long, 0, 3, 4, 10) == ["unknown", "unknown", "succeeded", "collected"]
 
