@@ -29,7 +29,6 @@ COMMANDS = [
     ("super-stream", "delete", UNKNOWN, "--yes"),
     ("super-stream", "route", UNKNOWN, "key"),
     ("affinity", "list", UNKNOWN),
-    ("affinity", "count", UNKNOWN),
     ("contexts", "status", UNKNOWN),
     ("contexts", "list", UNKNOWN),
     ("contexts", "moves", UNKNOWN),

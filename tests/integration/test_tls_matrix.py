@@ -31,8 +31,8 @@ from relatum.recording import Recorder
 from relatum.store import make_engine
 from relatum.superstreams import declare_super_stream, describe_super_stream
 from relatum_consumer import AsyncRelations, Relations
+from relatum_spark import Broker as SparkBroker
 from relatum_spark.sink._publisher import connect
-from relatum_spark.source._options import broker_of
 from tests.support import declare_stream, publish_plain, record, unique_name, wait_until
 from tests.support.tls import KEY_PASSWORD, TlsBroker
 
@@ -279,12 +279,12 @@ def _super_streams(_world: World, url: str, options: dict[str, Any]) -> None:
 
 
 def _spark_source(_world: World, url: str, options: dict[str, Any]) -> None:
-    with broker_of({"broker": url}).open() as reader:
+    with SparkBroker.of(url).open() as reader:
         assert reader.read(STREAM, 0).body == b"first"
 
 
 def _spark_sink(_world: World, url: str, options: dict[str, Any]) -> None:
-    connect(broker_of({"broker": url}), 10.0).close()
+    connect(SparkBroker.of(url), 10.0).close()
 
 
 def _command(_world: World, url: str, options: dict[str, Any]) -> None:

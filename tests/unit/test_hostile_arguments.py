@@ -242,7 +242,6 @@ def placements() -> None:
     take("forget_consumer", room.forget_consumer, consumer, super_stream=NAMES, name=NAMES, vhost=NAMES)
     reading = {"super_stream": "s", "broker": BROKER}
     take("serial.verify", room.verify, reading, super_stream=NAMES, broker=URLS, header=NAMES)
-    take("history", room.history, reading | {"context": "c"}, super_stream=NAMES, context=NAMES, broker=URLS)
     take("consumers", room.consumers, reading | {"database": DATABASE}, super_stream=NAMES, broker=URLS)
 
 

@@ -1,4 +1,4 @@
-"""Reading a whole super stream to check, or to show, the order of its serialization contexts. Nothing is written.
+"""Reading a whole super stream to check the order of its serialization contexts. Nothing is written.
 
 Only the streams say what is in them; PostgreSQL is asked for what they cannot say any more: which partitions were
 retired, and which fences and markers retention has dropped.
@@ -13,7 +13,6 @@ import sqlalchemy as sa
 
 from relatum.checks import checked_name
 from relatum.contexts.placement._entries import Entry, entry_of
-from relatum.contexts.placement._placement_names import check_name
 from relatum.contexts.placement._placement_opening import Opened, open_super_stream
 from relatum.contexts.serial._order import (
     ContextMessage,
@@ -21,7 +20,6 @@ from relatum.contexts.serial._order import (
     PartitionsReading,
     SerialReport,
     Unreadable,
-    canonical_order,
 )
 from relatum.contexts.serial._order_verify_store import floors_before
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperStreamNotFound
@@ -77,37 +75,6 @@ def verify(
     return report
 
 
-def history(
-    super_stream: str,
-    context: str,
-    *,
-    broker: str | BrokerAddress,
-    database: AnyDatabase | None = None,
-    stream_url: str | None = None,
-    header: str | None = None,
-) -> list[ContextMessage]:
-    """Where a context's messages lie, in its order, across all its moves.
-
-    Reads all partitions. The messages are then had by `StreamReader.read_many`.
-
-    Args:
-        super_stream: Its name.
-        context: The context's name.
-        broker: The broker's URL or address.
-        database: As `verify` takes it.
-        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
-        header: As `verify` takes it.
-
-    Raises:
-        SuperStreamNotFound: there is no such super stream.
-    """
-    check_name(context, "context")
-    with _opened(super_stream, broker, database, stream_url, header) as scope:
-        reading = PartitionsReading(scope.look, lambda _: None)
-        found = [counted for counted in scope.read(reading) if counted.context == context]
-    return sorted(found, key=canonical_order)
-
-
 @dataclass
 class _Scope:
     """What is read: the partitions, from where to where, and what was known of contexts before."""
@@ -118,7 +85,7 @@ class _Scope:
     floors: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def read(
-        self, reading: PartitionsReading, report: SerialReport | None = None, progress: Progress | None = None
+        self, reading: PartitionsReading, report: SerialReport, progress: Progress | None
     ) -> Iterator[ContextMessage]:
         """What counts in each partition, one after the other, in the order of offsets."""
         seen = 0
@@ -129,10 +96,9 @@ class _Scope:
                 if counted is not None:
                     yield counted
                 seen += 1
-                if report is not None and seen % PROGRESS_MESSAGES == 0:
+                if seen % PROGRESS_MESSAGES == 0:
                     self._tell(reading, report, progress)
-        if report is not None:
-            self._tell(reading, report, progress)
+        self._tell(reading, report, progress)
 
     @staticmethod
     def _tell(reading: PartitionsReading, report: SerialReport, progress: Progress | None) -> None:
