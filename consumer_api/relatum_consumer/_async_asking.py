@@ -8,8 +8,6 @@ from functools import partial
 from typing import Any, Final, Literal, Self, TypeVar
 from weakref import WeakSet
 
-import sqlalchemy as sa
-
 from relatum import metrics
 from relatum.checks import checked_count, checked_seconds
 from relatum.closing import AsyncClosing
@@ -31,7 +29,7 @@ from relatum.reading import (
     check_limit,
 )
 from relatum.steps import async_run
-from relatum.store import AsyncDatabase
+from relatum.store import AnyDatabase, AsyncDatabase
 from relatum.waiting import LOOK_S, left_s, within
 from relatum_consumer._async_together import AsyncFlights
 from relatum_consumer._async_watching import AsyncWatching
@@ -80,7 +78,7 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
     def __init__(
         self,
         broker: str | BrokerAddress,
-        database: str | sa.Engine,
+        database: AnyDatabase,
         *,
         stream_url: str | None = None,
         transport: Literal["auto", "stream", "amqp"] = "auto",
@@ -239,7 +237,7 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         return self._counts.with_connections(self._counts.connections if reader is None else reader.statistics())
 
     @classmethod
-    async def open(cls, broker: str | BrokerAddress, database: str | sa.Engine, **options: Any) -> Self:
+    async def open(cls, broker: str | BrokerAddress, database: AnyDatabase, **options: Any) -> Self:
         """The same as the constructor, once both servers have answered: what is wrong shows at once.
 
         Args:

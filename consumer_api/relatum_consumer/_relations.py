@@ -20,7 +20,7 @@ class Relations(Holdings):
 
     Args:
         broker: The broker's URL (`amqp://…` or `rabbitmq-stream://…`), or its address.
-        database: PostgreSQL's URL, or an engine, which stays open when this is closed.
+        database: PostgreSQL's URL, or a `Database`, which stays open when this is closed.
         stream_url: Where the stream protocol is, if that cannot be told from the broker's URL.
         transport: "stream" for the stream protocol, "amqp" for AMQP 0.9.1, "auto" (default) for whichever answers.
         timeout_s: Seconds for a whole call, of the database and the broker together, also where one of them accepts and

@@ -366,25 +366,25 @@ def test_expectations_are_defined_in_the_database(
     """As keys are: once, by what they say; another of the name is refused, and one is taken back."""
     paid = Expectation("paid", stream_name, "order_id", payments, 10)
     with pytest.raises(KeyNotDefined):
-        add_expectations(engine, paid)
+        add_expectations(engine.url, paid)
     publish(amqp_url, {stream_name: [("a", BASE_US)]})
     record(amqp_url, engine, stream_name, payments)
-    assert add_expectations(engine, [paid, paid]) == [paid, paid]
+    assert add_expectations(engine.url, [paid, paid]) == [paid, paid]
     with pytest.raises(InvalidInput, match="is defined already"):
-        add_expectations(engine, Expectation("paid", stream_name, "order_id", payments, 11))
+        add_expectations(engine.url, Expectation("paid", stream_name, "order_id", payments, 11))
     with pytest.raises(InvalidInput, match="clocks may differ by 1 s"):
-        add_expectations(engine, Expectation("paid", stream_name, "order_id", payments, 10, grace_s=0))
+        add_expectations(engine.url, Expectation("paid", stream_name, "order_id", payments, 10, grace_s=0))
     assert relations.expectations() == (paid,)
-    assert defined_expectations(engine, vhost="other") == []
+    assert defined_expectations(engine.url, vhost="other") == []
     assert offsets(relations.missing("paid").missing) == [0]
     with pytest.raises(NotFound, match="did you mean 'paid'"):
         relations.missing("paied")
     remove_key(engine, "order_id")
     with pytest.raises(KeyNotDefined):
         relations.missing("paid")
-    remove_expectation(engine, "paid")
+    remove_expectation(engine.url, "paid")
     with pytest.raises(NotFound):
-        remove_expectation(engine, "paid")
+        remove_expectation(engine.url, "paid")
     assert relations.expectations() == ()
 
 
@@ -406,7 +406,7 @@ def test_wrong_questions_are_refused(
     for options in wrong:
         with pytest.raises(InvalidInput):
             relations.missing(expectation, **options)
-    set_record_time(amqp_url, engine, stream_name, on=False)
+    set_record_time(amqp_url, engine.url, stream_name, on=False)
     with pytest.raises(TimeNotRecorded):
         relations.missing(expectation)
 

@@ -196,7 +196,7 @@ def test_what_is_back_filled_later_is_given(
     publish_plain(amqp_url, stream_name, whole_group(2, 2))
     record(stream_name)
     assert given(relations, stream_name) == ids(2)
-    backfill(amqp_url, engine, stream_name)
+    backfill(amqp_url, engine.url, stream_name)
     assert given(relations, stream_name) == ids(1)
 
 
@@ -635,7 +635,7 @@ def test_a_group_given_too_often_becomes_dead_letters(
     assert fail(relations, stream, consumer) == ids(2)
 
     async def rest() -> tuple[list[str | None], Mapping[str, int]]:
-        async with AsyncRelations(amqp_url, engine) as asynchronous:
+        async with AsyncRelations(amqp_url, engine.url) as asynchronous:
             found = [group.group_id async for group in asynchronous.groups(stream, consumer=consumer)]
             return found, (await asynchronous.group_consumer_status("billing")).counts
 
@@ -676,7 +676,7 @@ def test_a_stream_declared_again_begins_anew(
     record(stream_name)
     assert given(relations, stream_name) == ids(1, 2)
     assert given(relations, stream_name) == []
-    prune(amqp_url, engine)
+    prune(amqp_url, engine.url)
     with engine.connect() as connection:
         assert (
             connection.execute(sa.text("SELECT count(DISTINCT stream_id) FROM relatum.group_scans")).scalar_one() == 1
@@ -705,13 +705,13 @@ def test_what_retention_has_dropped_is_named_and_pruned(
         with StreamReader.open(amqp_url) as reader:
             wait_until(lambda: (reader.bounds(stream).first or 0) > 4, what="retention")
         record(stream)
-        prune(amqp_url, engine)
+        prune(amqp_url, engine.url)
         assert states(engine) == {group_id(1): "done", group_id(2): "ready"}, "a message of the first is retained"
         with pytest.raises(GroupConflict) as caught:
             given(relations, stream)
         assert (caught.value.group_id, caught.value.anomaly) == (group_id(2), "expired")
         assert given(relations, stream, on_conflict="skip") == []
-        prune(amqp_url, engine)
+        prune(amqp_url, engine.url)
         assert states(engine) == {group_id(1): "done"}
     finally:
         delete_stream(amqp_url, stream)
@@ -749,12 +749,9 @@ def test_a_consumer_may_keep_its_own_books(
     with psycopg.connect(database_url) as connection:
         if connection.execute("SELECT FROM pg_roles WHERE rolname = 'relatum_consumer'").rowcount == 0:
             pytest.skip("this server's user may not make roles")
-    as_consumer = make_engine(f"{database_url}?options=-c%20role%3Drelatum_consumer")
-    try:
-        with Relations(amqp_url, as_consumer) as limited:
-            assert given(limited, stream_name) == ids(1)
-    finally:
-        as_consumer.dispose()
+    as_consumer = f"{database_url}?options=-c%20role%3Drelatum_consumer"
+    with Relations(amqp_url, as_consumer) as limited:
+        assert given(limited, stream_name) == ids(1)
 
 
 def test_postgresql_may_restart_in_between(private_servers: LocalServers) -> None:

@@ -437,7 +437,7 @@ def test_a_group_that_retention_took_from_is_never_given_smaller(
             (report,) = relations.incomplete_groups(older_than=0)
             assert (report.group_id, report.position.anomalies) == (group_id(1), (Anomaly.EXPIRED,))
             assert report.position.missing == ((2, 2),)
-            prune(amqp_url, engine)
+            prune(amqp_url, engine.url)
             assert [group.group_id for group in relations.groups()] == [group_id(3)]
             (report,) = relations.incomplete_groups(older_than=0)
             assert (report.group_id, report.position.last_sequence) == (group_id(1), None)

@@ -223,9 +223,11 @@ def _recorder(world: World, url: str, options: dict[str, Any]) -> None:
         raise ended[0]
 
 
-def _collector(_world: World, url: str, options: dict[str, Any]) -> None:
+def _collector(world: World, url: str, options: dict[str, Any]) -> None:
     seen = threading.Event()
-    collector = MessageCollector(unique_name("tls"), broker=url, streams=[STREAM], type_of=lambda _: "any", **options)
+    collector = MessageCollector(
+        unique_name("tls"), database=world.database, broker=url, streams=[STREAM], type_of=lambda _: "any", **options
+    )
     collector.register_executor("any", lambda _bulk: seen.set(), ExecutorOptions(bulk_messages=1))
     collector.start()
     try:
@@ -234,7 +236,7 @@ def _collector(_world: World, url: str, options: dict[str, Any]) -> None:
         collector.close()
 
 
-def _async_collector(_world: World, url: str, options: dict[str, Any]) -> None:
+def _async_collector(world: World, url: str, options: dict[str, Any]) -> None:
     async def main() -> None:
         seen = asyncio.Event()
 
@@ -242,7 +244,9 @@ def _async_collector(_world: World, url: str, options: dict[str, Any]) -> None:
             seen.set()
 
         name = unique_name("tls")
-        collector = AsyncMessageCollector(name, broker=url, streams=[STREAM], type_of=lambda _: "any", **options)
+        collector = AsyncMessageCollector(
+            name, database=world.database, broker=url, streams=[STREAM], type_of=lambda _: "any", **options
+        )
         collector.register_executor("any", execute, ExecutorOptions(bulk_messages=1))
         await collector.start()
         try:

@@ -25,7 +25,7 @@ from relatum.contexts.serial._order_verify_store import floors_before
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperStreamNotFound
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import as_engine, translated_errors
+from relatum.store import AnyDatabase, as_engine, translated_errors
 from relatum.superstreams import describe_super_stream
 
 PROGRESS_MESSAGES: Final = 20_000
@@ -38,7 +38,7 @@ def verify(
     super_stream: str,
     *,
     broker: str | BrokerAddress,
-    database: str | sa.Engine | None = None,
+    database: AnyDatabase | None = None,
     stream_url: str | None = None,
     header: str | None = None,
     progress: Progress | None = None,
@@ -52,8 +52,8 @@ def verify(
     Args:
         super_stream: Its name.
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine. None reads the streams alone: then the partitions are those that are
-            bound now, and where retention has dropped fences, what they made strays seems to count.
+        database: PostgreSQL's URL, or a `Database`. None reads the streams alone: then the partitions are those that
+            are bound now, and where retention has dropped fences, what they made strays seems to count.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         header: The header that names contexts; None takes the database's word, and "serialization_context" without one.
         progress: Called with what is known so far, about every 20,000 messages.
@@ -122,7 +122,7 @@ class _Scope:
 def _opened(
     super_stream: str,
     broker: str | BrokerAddress,
-    database: str | sa.Engine | None,
+    database: AnyDatabase | None,
     stream_url: str | None,
     header: str | None,
 ) -> Iterator[_Scope]:
