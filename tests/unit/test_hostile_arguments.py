@@ -252,7 +252,7 @@ def super_streams() -> None:
     counts = [*COUNTS, 2**63]
     long = [*NAMES, "x" * 10_000, "a\nb"]
     take("SuperStream", relatum.SuperStream, {"name": "s"}, name=long, route_by=routes, partitions=counts)
-    take("SuperStream", relatum.SuperStream, {"name": "s"}, strategy=CHOICES, stream_url=URLS)
+    take("SuperStream", relatum.SuperStream, {"name": "s"}, stream_url=URLS)
     take("SuperStream.partition_of", stream.partition_of, {"broker": BROKER}, key=[None, True, 1.5, HALF, [], object()])
     take("SuperStream.affinity", stream.affinity, {}, balance=CHOICES, name=[True, b"x", NUL, HALF], weights=WEIGHTS)
     handle = {"super_stream": stream}
