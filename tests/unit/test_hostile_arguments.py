@@ -200,7 +200,7 @@ def placements() -> None:
     take("SerialOptions", serial, {}, held_messages_max=COUNTS, held_bytes_max=COUNTS)
     take("ContextOptions", room.ContextOptions, {}, contexts_max=COUNTS)
     sets_options = room.AffinityOptions
-    take("AffinityOptions", sets_options, {}, weights=WEIGHTS, idle_s=SECONDS, open_sets_max=COUNTS)
+    take("AffinityOptions", sets_options, {}, idle_s=SECONDS, open_sets_max=COUNTS)
     take("AffinityOptions", sets_options, {}, known_sets_max=COUNTS, predecessors_max=COUNTS)
     for options in (room.ContextOptions, sets_options):
         take(options.__name__, options, {}, balance=CHOICES, check_s=SECONDS, session_s=SECONDS, timeout_s=SECONDS)
