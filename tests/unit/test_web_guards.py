@@ -95,7 +95,7 @@ def test_files_of_the_page_are_kept_by_their_sum_and_weigh_little() -> None:
             "shared.js",
             "search.js",
             "message.js",
-            "streams.js",
+            "refresh.js",
             "symbols.svg",
             "icon.svg",
         )

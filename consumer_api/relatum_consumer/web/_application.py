@@ -1,7 +1,6 @@
 """The application: routes, what stands before them, and the servers it opens and closes."""
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -20,15 +19,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relatum_consumer.web._access import Access
-from relatum_consumer.web._api import ENDPOINTS, EVENTS, MESSAGE, MESSAGE_BY_QUERY
+from relatum_consumer.web._api import ENDPOINTS, MESSAGE, MESSAGE_BY_QUERY
 from relatum_consumer.web._audit import Audit
 from relatum_consumer.web._downloads import download_of, export_of, static_of
 from relatum_consumer.web._endpoint import document_of, page_of
 from relatum_consumer.web._guards import Hosts, Paths, SafeHeaders
 from relatum_consumer.web._limits import Limits
 from relatum_consumer.web._links import MCP_PATH, Links
-from relatum_consumer.web._live._events import events_of
-from relatum_consumer.web._live._hub import Live
 from relatum_consumer.web._openapi import openapi
 from relatum_consumer.web._options import WebOptions
 from relatum_consumer.web._problems import Problem
@@ -82,7 +79,6 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
     @asynccontextmanager
     async def lifespan(application: Starlette) -> AsyncIterator[None]:
         application.state.site = site = Site(options, links)
-        application.state.live = live = Live(site, rendering, application.state.stopping)
         beside = [asyncio.create_task(each) for each in (site.tell_rights(), site.servers.watch())]
         try:
             async with over_http(site) if over_http else nullcontext() as application.state.mcp:
@@ -90,7 +86,6 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
         finally:
             for each in beside:
                 each.cancel()
-            await live.close()
             await asyncio.wait(beside)
             await site.close()
 
@@ -116,8 +111,6 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
         ],
     )
     application.router.redirect_slashes = False
-    # Set by the server that runs it, before it waits for what is under way: what goes on for ever ends then.
-    application.state.stopping = threading.Event()
     return application
 
 
@@ -160,7 +153,7 @@ class _Tools:
 
 
 def _routes(options: WebOptions, rendering: Rendering, links: Links, static: dict[str, StaticFile]) -> list[Route]:
-    described = openapi((*ENDPOINTS, EVENTS), options.root_path, version_of_package("relatum"))
+    described = openapi(ENDPOINTS, options.root_path, version_of_package("relatum"))
 
     async def description(_: Request) -> Response:
         return rendering.json(described)
@@ -169,7 +162,6 @@ def _routes(options: WebOptions, rendering: Rendering, links: Links, static: dic
     return [
         Route("/api/openapi.json", description),
         *([Route(MCP_PATH, _Tools(rendering))] if options.mcp else []),
-        Route(f"/api{EVENTS.path}", events_of(rendering)),
         *(
             Route(f"{endpoint.path}/{part}", download_of(endpoint.asked, rendering, as_image=part == "image"))
             for endpoint in (MESSAGE, MESSAGE_BY_QUERY)

@@ -49,7 +49,7 @@ class Audit:
 
     A line has `at`, `who` (the name a proxy gave, "password" after a login, else "-"), `client`, `method`, `path`,
     `query` (with digests for values of masked keys; of a tool, its name and arguments), `status`, `messages` (how many
-    were shown) and `ms`. Events of the live view have one when they begin, too, whose `ms` is null.
+    were shown) and `ms`.
     """
 
     def __init__(self, app: ASGIApp, path: str | None) -> None:
@@ -68,8 +68,6 @@ class Audit:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if (b"content-type", b"text/event-stream; charset=utf-8") in message["headers"]:
-                    self._log.write({**self._line(scope, status), "messages": 0, "ms": None})
             await send(message)
 
         try:

@@ -69,7 +69,6 @@ class Endpoint:
         messages: How many messages an answer shows, for the audit log.
         exports: Files of the same, by the last part of their paths.
         empty: The code of a problem that is no problem of a page: its template shows what to do first.
-        media_type: Of the answer; where it goes on, `gives` is the data of one event.
     """
 
     path: str
@@ -87,7 +86,6 @@ class Endpoint:
     messages: Callable[[Any], int] = lambda _: 0
     exports: Mapping[str, Export] = field(default_factory=dict)
     empty: str = ""
-    media_type: str = "application/json"
 
 
 Handler = Callable[[Request], Awaitable[Response]]

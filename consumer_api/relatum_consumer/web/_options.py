@@ -13,10 +13,7 @@ LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """What a browser on this machine may call it; a page of elsewhere whose name was turned to 127.0.0.1 is refused."""
 
 
-_COUNTS: Final = (
-    "requests_per_s", "requests_burst", "requests_at_once", "bytes_per_s", "live_max", "live_per_client",
-    "max_connections",
-)  # fmt: skip
+_COUNTS: Final = ("requests_per_s", "requests_burst", "requests_at_once", "bytes_per_s", "max_connections")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +44,6 @@ class WebOptions:
         requests_burst: Requests of one client in a moment. Default 100.
         requests_at_once: Requests of one client under way. Default 12.
         bytes_per_s: Bytes a second of one client, over time; ten times as many in a moment. Default 16 MiB.
-        live_max: Live views at once, of all clients. Default 100.
-        live_per_client: Live views at once of one client, or of one person that a proxy names. Default 4: browsers
-            have six connections to a site.
         timeout_s: Seconds for one look-up. Default 10.
         max_connections: Sessions of PostgreSQL at most. Default 6.
         drain_s: Seconds that requests under way have to end in, once it is told to stop. Default 10.
@@ -79,8 +73,6 @@ class WebOptions:
     requests_burst: int = 100
     requests_at_once: int = 12
     bytes_per_s: int = 16 << 20
-    live_max: int = 100
-    live_per_client: int = 4
     timeout_s: float = 10.0
     max_connections: int = 6
     drain_s: float = 10.0

@@ -94,17 +94,8 @@ class Rendering:
 
     def json(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
         """An answer of JSON: of a dataclass, or of what `json` takes."""
-        text = self.json_text(value)
+        text = json.dumps(value, ensure_ascii=False, default=_plain)
         return Response(text.encode("utf-8", "replace"), status, dict(headers or {}), "application/json")
-
-    def json_text(self, value: Any) -> str:
-        """A dataclass, or what `json` takes, as JSON in one line."""
-        return json.dumps(value, ensure_ascii=False, default=_plain)
-
-    def row(self, row: Any, asked_key: str = "") -> str:
-        """A message's row in a table, as pages have it."""
-        module: Any = self._environment.get_template("parts.html").module
-        return str(module.message_row(row, asked_key)).strip()
 
     def text(self, text: str) -> Response:
         """An answer of plain text."""

@@ -36,7 +36,6 @@ class WebServer:
 
     def __init__(self, options: WebOptions) -> None:
         application = make_application(options)
-        self._stopping: threading.Event = application.state.stopping
         try:
             family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
             self._socket = socket.create_server((options.host, options.port), family=family, backlog=128)
@@ -93,7 +92,6 @@ class WebServer:
 
     def close(self) -> None:
         """Take no more requests, let those under way end for `drain_s`, and close all connections."""
-        self._stopping.set()
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
