@@ -21,7 +21,7 @@ from relatum import GROUP_KEY
 from relatum.store import make_engine
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
-from relatum_consumer.web import WebOptions, WebServer, hash_password
+from relatum_consumer.web import WebOptions, WebServer
 from tests.support import (
     LIMIT_S,
     declare_stream,
@@ -303,36 +303,20 @@ def test_all_of_it_goes_by_keyboard(browser: Browser, served: str, world: World)
         expect(page.locator("h1")).to_contain_text("Offset 3")
 
 
-@pytest.mark.parametrize(("has_scripts", "width"), [(True, 320), (False, 1280)])
-def test_who_logs_out_leaves_nothing_behind(browser: Browser, world: World, has_scripts: bool, width: int) -> None:
-    """By keyboard, with and without scripts: the way back asks for the password, and so does another tab."""
-    with WebServer(world.page(port=0, password_hash=hash_password("right horse"))) as server:
-        path = f"{server.url}streams/{world.orders}/0"
-        options = {} if has_scripts else {"java_script_enabled": False}
-        context = browser.new_context(viewport={"width": width, "height": HEIGHT}, **options)  # type: ignore[arg-type]
-        context.set_default_timeout(LIMIT_S * 1000)
-        try:
-            page, other = context.new_page(), context.new_page()
-            page.goto(path)
-            password = page.get_by_label("Password")
-            password.fill("right horse")
-            password.press("Enter")
-            expect(page.locator("h1")).to_contain_text(world.orders)
-            other.goto(path)
-            leaves = page.get_by_role("button", name="Log out")
-            expect(leaves).to_be_in_viewport(ratio=1)
-            leaves.focus()
-            page.keyboard.press("Enter")
-            expect(page.get_by_role("status")).to_have_text("You are logged out.")
-            expect(leaves).to_have_count(0)
-            assert context.cookies() == []
-            page.go_back()
-            expect(page.get_by_label("Password")).to_be_visible()
-            assert world.orders not in page.locator("main").inner_text()
-            other.reload()
-            expect(other.get_by_label("Password")).to_be_visible()
-        finally:
-            context.close()
+def test_the_address_with_the_token_lets_one_in(browser: Browser, world: World) -> None:
+    """Once: it is in no address afterwards, and another tab needs it no more."""
+    token = "a-token-of-16-characters"
+    with WebServer(world.page(port=0, token=token)) as server, looking(browser, server.url) as window:
+        page, path = window.page, f"{server.url}streams/{quote(world.orders)}/0"
+        page.goto(path)
+        expect(page.get_by_text("this page wants its token")).to_be_visible()
+        page.goto(f"{path}?token={token}")
+        expect(page.locator("h1")).to_contain_text(world.orders)
+        assert page.url == path
+        other = page.context.new_page()
+        other.goto(path)
+        expect(other.locator("h1")).to_contain_text(world.orders)
+        window.said.clear()
 
 
 def test_it_can_be_read_without_scripts(browser: Browser, served: str, world: World) -> None:

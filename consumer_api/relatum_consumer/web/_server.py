@@ -10,8 +10,10 @@ import uvicorn
 
 from relatum.errors import ServerStartFailed
 from relatum_consumer.web._application import make_application
-from relatum_consumer.web._guarded_connections import CONNECTIONS_MAX, guarded
 from relatum_consumer.web._options import WebOptions
+
+CONNECTIONS_MAX: Final = 500
+"""Connections at once."""
 
 _START_S: Final = 60.0
 """Seconds it may take until it answers."""
@@ -39,6 +41,9 @@ class WebServer:
         try:
             family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
             self._socket = socket.create_server((options.host, options.port), family=family, backlog=128)
+            # Those that are accepted have it, too. Without it an answer's second write waits for a client that puts off
+            # its acknowledgement: 40 ms.
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if sys.platform == "linux":
                 # Those that are accepted have it, too: without it who vanished is given up after a quarter of an hour.
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
@@ -50,7 +55,7 @@ class WebServer:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 application,
-                http=guarded(),
+                http="h11",
                 ws="none",
                 lifespan="on",
                 access_log=False,

@@ -347,7 +347,6 @@ COLLECTOR = Endpoint(
     collector,
     template="collector.html",
     page="collectors",
-    messages=lambda answer: len(answer.results),
 )
 
 OUTCOME = Endpoint(
@@ -358,5 +357,4 @@ OUTCOME = Endpoint(
     outcome,
     template="outcome.html",
     page="collectors",
-    messages=lambda answer: len(answer.outcomes),
 )

@@ -118,5 +118,4 @@ LIVE: Final = Endpoint(
     live,
     template="live.html",
     page="live",
-    messages=lambda answer: len(answer.results),
 )

@@ -4,11 +4,8 @@ import os
 import signal
 import stat
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -21,7 +18,6 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from starlette.types import ASGIApp
 
-from relatum_consumer.web._audit import QUERY_MAX, AuditLog
 from relatum_consumer.web._links import Links
 from relatum_consumer.web._mcp._calls import TOOLS_BY_NAME, Calls, schemas_of
 from relatum_consumer.web._mcp._given_up import SESSION, GivenUp
@@ -34,15 +30,7 @@ _GIVEN_UP: Final = -32_800
 """The code that the SDK answers with where a call was given up; the Language Server Protocol's."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Stdio:
-    """What the page's guards see to over HTTP: who takes turns, and where calls are written down."""
-
-    turns: anyio.Semaphore
-    audit: AuditLog
-
-
-def server_of(calls: Calls, given_up: GivenUp, stdio: _Stdio | None = None) -> Server[Any]:
+def server_of(calls: Calls, given_up: GivenUp) -> Server[Any]:
     """A server of the tools."""
     listed = types.ListToolsResult(tools=[_described(tool) for tool in TOOLS_BY_NAME.values()])
 
@@ -54,19 +42,10 @@ def server_of(calls: Calls, given_up: GivenUp, stdio: _Stdio | None = None) -> S
         if tool is None:
             names = ", ".join(TOOLS_BY_NAME)
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {asked.name[:80]!r}; there are {names}")
-        began, status, messages, result = time.perf_counter(), 499, 0, None
+        result = None
         request: Any = context.request
-        turns = request.state.turns if stdio is None else stdio.turns
-        try:
-            with given_up.call(request and request.headers.get(SESSION), context.request_id):
-                result = await calls.call(tool, arguments, turns)
-                status, messages = 400 if result.structured is None else 200, result.messages
-        finally:
-            query = calls.told(tool.name, arguments)
-            if stdio is not None:
-                stdio.audit.write(_line(query, status, messages, began))
-            else:
-                request.state.asked, request.state.messages = query, messages
+        with given_up.call(request and request.headers.get(SESSION), context.request_id):
+            result = await calls.call(tool, arguments)
         if result is None:
             raise MCPError(_GIVEN_UP, "it was given up")
         content: list[types.ContentBlock] = [types.TextContent(type="text", text=result.text)]
@@ -100,21 +79,6 @@ def _described(tool: Tool) -> types.Tool:
     )
 
 
-def _line(query: str, status: int, messages: int, began: float) -> dict[str, Any]:
-    """A line of the audit log, as a request by HTTP has one."""
-    return {
-        "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "who": "-",
-        "client": "stdio",
-        "method": "POST",
-        "path": "/mcp",
-        "query": query[:QUERY_MAX],
-        "status": status,
-        "messages": messages,
-        "ms": round(1e3 * (time.perf_counter() - began), 1),
-    }
-
-
 @asynccontextmanager
 async def over_http(site: Site) -> AsyncIterator[ASGIApp]:
     """The tools as an application, for as long as the page runs. No sessions are kept: a request is all there is."""
@@ -133,8 +97,7 @@ async def over_stdio(options: WebOptions) -> None:
         ConfigurationError: the broker's or the database's URL is none.
     """
     site = Site(options, Links())
-    stdio = _Stdio(anyio.Semaphore(options.requests_at_once), AuditLog(options.audit_path))
-    server = server_of(Calls(site), GivenUp(), stdio)
+    server = server_of(Calls(site), GivenUp())
     stdout = _watched()
     try:
         async with anyio.create_task_group() as group:
