@@ -4,7 +4,6 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -256,38 +255,6 @@ def test_a_call_ends_where_nobody_answers(world: World, web_database_url: str) -
             said = [text_of(each) for each in agent.together([("find", {"key": "host", "value": "busy"})] * 20)]
         assert all(re.match("(took_too_long|database_unavailable|read_timeout): ", each) for each in said), said
         wait_until(lambda: not agent.call("find", key="host", value="busy").is_error, what="it is answered again")
-
-
-def test_a_call_that_is_given_up_by_another_request_ends(world: World, web_database_url: str) -> None:
-    """As clients of 2025 do, whose connection stays: by the id that they were told, and not by a stranger's."""
-
-    def said(method: str, **more: Any) -> dict[str, Any]:
-        return {"jsonrpc": "2.0", "method": method, **more}
-
-    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
-    find = {"name": "find", "arguments": {"key": "host", "value": "busy"}}
-    with (
-        WebServer(world.page(port=0, mcp=True)) as server,
-        httpx.Client(base_url=server.url, headers=WAYS, timeout=60) as client,
-        ThreadPoolExecutor() as threads,
-        held_up(web_database_url) as asking,
-    ):
-        begun = [client.post("mcp", json=said("initialize", id=0, params=hello)) for _ in range(2)]
-        mine, strange = ({"mcp-session-id": each.headers["mcp-session-id"]} for each in begun)
-        assert mine != strange
-        assert "mcp-session-id" not in client.post("mcp", json=LISTED, headers=mine).headers
-        call = threads.submit(client.post, "mcp", json=said("tools/call", id=7, params=find), headers=mine)
-        wait_until(asking)
-        for other in ({}, strange):
-            given_up = said("notifications/cancelled", params={"requestId": 7})
-            assert client.post("mcp", json=given_up, headers=other).status_code == 202
-        for none in ([], {"requestId": {}}, None):
-            client.post("mcp", json=said("notifications/cancelled", params=none), headers=mine)
-        assert asking() == 1
-        assert not call.done()
-        assert client.post("mcp", json=given_up, headers=mine).status_code == 202
-        wait_until(lambda: asking() == 0, what="its question ended")
-        assert "it was given up" in call.result().text
 
 
 # --- who may ask ------------------------------------------------------------------------------------------
