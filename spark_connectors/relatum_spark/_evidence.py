@@ -15,6 +15,7 @@ from relatum_consumer.lookups import (
     AllBounds,
     Bounds,
     Catalog,
+    Identify,
     LookupRequest,
     Partitions,
     Pause,
@@ -78,5 +79,5 @@ def _carry_out(request: LookupRequest, reader: StreamReader, connection: sa.Conn
         return reader.partitions(request.super_stream)
     if isinstance(request, Pause):
         return time.sleep(request.seconds)
-    assert isinstance(request, Agree), "the proof asks for nothing else"
-    return agreements(reader, request.positions, request.kept)
+    assert isinstance(request, Agree | Identify), "the proof asks for nothing else"
+    return reader.identity() if isinstance(request, Identify) else agreements(reader, request.positions, request.kept)

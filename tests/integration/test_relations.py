@@ -281,23 +281,25 @@ def test_what_retention_dropped_is_expired_and_does_not_hide_the_rest(
 def test_a_stream_declared_again_is_named_and_never_answered_from(
     amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, other_stream: str, count: int
 ) -> None:
-    """Shorter, longer or empty: whether something would be found or nothing, it is `StreamReplaced`."""
+    """Shorter, longer or empty: where it is named it is `StreamReplaced`, else left out, and nothing is proven."""
     publish_plain(amqp_url, other_stream, [order("a")])
     publish_plain(amqp_url, stream_name, [order(f"o{n}") for n in range(9)] + [order("a")])
     record(amqp_url, engine, stream_name, other_stream)
     delete_stream(amqp_url, stream_name)
     declare_stream(amqp_url, stream_name)
     publish_plain(amqp_url, stream_name, [(b"new", {"order_id": "new"})] * count)
-    look_ups = [
-        lambda: relations.find("order_id", "a", streams=stream_name),
-        lambda: relations.find("order_id", "none"),
-        lambda: relations.find("order_id", "new", complete=True),
-        lambda: relations.related(relations.read(other_stream, 0)),
-    ]
-    for look_up in look_ups:
+    for value, is_complete in (("a", False), ("none", False), ("new", True)):
         with pytest.raises(StreamReplaced) as caught:
-            look_up()
+            relations.find("order_id", value, streams=stream_name, complete=is_complete)
         assert caught.value.stream == stream_name
+    for answer, ids in (
+        (relations.find("order_id", "a"), ((other_stream, 0),)),
+        (relations.find("order_id", "none"), ()),
+        (relations.find("order_id", "new", complete=True), ()),
+        (relations.related(relations.read(other_stream, 0)), ()),
+    ):
+        assert (answer.ids, answer.status) == (ids, Status.UNPROVEN)
+        assert ([each.stream for each in answer.left_out], answer.streams) == ([stream_name], (other_stream,))
     assert relations.find("order_id", "a", streams=other_stream).ids == ((other_stream, 0),)
 
 

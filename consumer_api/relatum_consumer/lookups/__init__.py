@@ -23,7 +23,6 @@ from relatum_consumer.lookups._lookups import Lookups, Names, names_of, span_of,
 from relatum_consumer.lookups._proof import (
     Evidence,
     Uncovered,
-    again_if_replaced,
     all_ends,
     all_names,
     attended,
@@ -34,6 +33,7 @@ from relatum_consumer.lookups._proof import (
     replaced,
 )
 from relatum_consumer.lookups._related import Question, Row, answer, first_retained, read_rows
+from relatum_consumer.lookups._replaced import again_if_replaced
 from relatum_consumer.lookups._requests import (
     CLOSED,
     NOT_REACHED_YET,
@@ -41,6 +41,7 @@ from relatum_consumer.lookups._requests import (
     AllBounds,
     Bounds,
     Breathe,
+    Identify,
     InTime,
     LookupRequest,
     Missing,
@@ -80,6 +81,7 @@ __all__ = [
     "Gathered",
     "Health",
     "Hit",
+    "Identify",
     "InTime",
     "Lacking",
     "LeftOut",

@@ -27,8 +27,8 @@ class Status(StrEnum):
     """There was at least one, and its stream was deleted. Where retention has dropped another one, it is `EXPIRED`."""
     UNPROVEN = "unproven"
     """What was found is there, and whether there is more nobody can prove from here: AMQP 0.9.1 alone tells where the
-    streams end, messages could not be unpacked, the index names some that could not be read, or this user may not read
-    one of the streams. Mostly there is no
+    streams end, messages could not be unpacked, the index names some that could not be read, or one of the streams
+    cannot be used (`left_out`). Mostly there is no
     message; with `complete=True`, and where `unread` names some, there may be."""
 
     @property
@@ -68,7 +68,7 @@ class Hit:
 
 
 class LeftOut(NamedTuple):
-    """A stream that an answer says nothing of: its name, and why this user cannot read it."""
+    """A stream that an answer says nothing of: its name, and why it cannot be used."""
 
     stream: str
     reason: str
@@ -108,8 +108,9 @@ class Answer(Sequence[Message]):
             With `FOUND` they are the recorded ones, as they were known within the last second: of others nothing is
             said. There is at least one.
         unread: Where messages lie that the index names and that could not be read, without a proof that they are gone.
-        left_out: Recorded streams that this user may not read, where none was named: the answer does not hold over
-            them, and where they could hold one it is unproven.
+        left_out: Recorded streams that this user may not read, that are another broker's, or that are not what was
+            recorded, where none was named: the answer does not hold over them, and where they could hold one it is
+            unproven.
         itself: Where the message in hand lies itself, where a client gave it and did not say so: the copies of it that
             were met. They are not among the hits.
         lacking: The keys asked by, each with the reason, where the message in hand has no value of any of them: then

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from relatum.errors import AccessRefused
 from relatum.ids import MessageId
 from relatum_consumer.lookups._answer import Answer, Hit, Status
 from relatum_consumer.lookups._catalog import Catalog
-from relatum_consumer.lookups._proof import Evidence, again_if_replaced, evidence_together
+from relatum_consumer.lookups._proof import Evidence, evidence_together
+from relatum_consumer.lookups._replaced import again_if_replaced
 from relatum_consumer.lookups._requests import Steps
 
 
@@ -35,11 +35,8 @@ def answered(
     catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int], find: Find, *, complete: bool
 ) -> Steps[Answer]:
     """The answer to what is found in streams, once more from the start where one was replaced under our hands."""
-    return (
-        yield from again_if_replaced(
-            catalog, partial(_answered, catalog, names, list(key_ids), find, complete=complete)
-        )
-    )
+    steps = partial(_answered, catalog, names, list(key_ids), find, complete=complete)
+    return (yield from again_if_replaced(catalog, steps, leaves_out=names is None))
 
 
 def _answered(
@@ -59,8 +56,17 @@ def _answered(
 def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found) -> Steps[Answer]:
     """The answer where the table knows something: nothing needs a proof, and nothing more is asked."""
     streams = yield from catalog.recorded(names, (hit.message.stream for hit in found.hits))
-    status = Status.UNPROVEN if found.unread else Status.FOUND
-    return Answer(status, found.hits, found.expired, streams=streams, unread=found.unread, deleted=found.deleted)
+    left_out = catalog.leaves_out(names)
+    status = Status.UNPROVEN if found.unread or left_out else Status.FOUND
+    return Answer(
+        status,
+        found.hits,
+        found.expired,
+        streams=streams,
+        unread=found.unread,
+        left_out=left_out,
+        deleted=found.deleted,
+    )
 
 
 def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool) -> Steps[Answer]:
@@ -69,7 +75,7 @@ def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool
     has_expired = found.has_expired or bool(found.expired)
     if not known.streams and not (hits or has_expired or deleted):
         if known.left_out:
-            raise AccessRefused(known.left_out[0].reason, stream=known.left_out[0].stream)
+            raise catalog.why_left_out(known.left_out[0])
         yield from catalog.nothing_recorded(known.gone)
     status = known.status(
         is_found=bool(hits),

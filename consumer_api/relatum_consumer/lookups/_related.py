@@ -204,7 +204,7 @@ def probe(catalog: Catalog, question: Question) -> Steps[Found]:
     Where retention has dropped some of it, or some are the message in hand itself, and the limit may have hidden what
     comes after, the index is asked again. Each round knows a stream's first offset or those places better, so they end.
     """
-    floors: dict[str, int] = {}
+    floors: dict[str, int] = dict.fromkeys(catalog.left_out() if question.names is None else (), INTEGER_MAX)
     lost: dict[MessageId, Gone] = {}
     while True:
         known = len(question.itself.ids)

@@ -112,7 +112,7 @@ class Trace:
         deleted: Where messages lay that were met and whose streams were deleted since.
         unread: Where messages lie that were met and that could not be read, without a proof that they are gone.
         streams: The streams over which it holds, in order.
-        left_out: Recorded streams that this user may not read.
+        left_out: Recorded streams that cannot be used: see `Answer`.
         uncovered: Offsets that are retained and are not recorded for all the keys, by stream: among them there may be
             more, by whatever hop. None where they lack `new_keys` alone, and with `complete`, which reads them.
         unattended: With `NOT_RECORDED_YET`, those of the streams that nobody records now.

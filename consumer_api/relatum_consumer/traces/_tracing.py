@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from relatum.checks import checked_count
-from relatum.errors import AccessRefused, InvalidInput
+from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import KeptChunks, Message
@@ -129,7 +129,7 @@ def trace(
         if not values.wanted:
             alone = () if held.id is None else (held.message,)
             return Trace(alone, {message.id: 0 for message in alone}, lacking=values.lacking)
-    return (yield from again_if_replaced(catalog, lambda: begin().trace(complete=complete)))
+    return (yield from again_if_replaced(catalog, lambda: begin().trace(complete=complete), leaves_out=meant is None))
 
 
 def _keys(catalog: Catalog, names: Sequence[str] | None) -> Steps[list[KeyDefinition]]:
@@ -185,7 +185,7 @@ class _Course:
         known = yield from evidence(self._catalog, self._names, key_ids, kept=self._kept)
         if not known.streams:
             if known.left_out:
-                raise AccessRefused(known.left_out[0].reason, stream=known.left_out[0].stream)
+                raise self._catalog.why_left_out(known.left_out[0])
             if not known.gone:
                 yield from self._catalog.nothing_recorded()
         for hop in range(1, self._bounds.hops + 2):

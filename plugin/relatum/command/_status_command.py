@@ -106,6 +106,7 @@ def _facts(stream: StreamStatus) -> list[tuple[str, RenderableType]]:
         ("rows", f"{stream.rows:,}"),
         ("table and index", size_text(stream.bytes)),
         ("recorder", stream.recorder or "none at the moment"),
+        ("recorded from the broker", stream.broker or "not known"),
     ]
     for key, reasons in stream.skipped.items():
         facts += [(f"skipped: {key or 'whole messages'} ({reason})", f"{n:,}") for reason, n in reasons.items()]

@@ -17,7 +17,7 @@ from relatum.closing import AsyncClosing
 # from relatum.reading._socket import SocketConnection
 # from relatum.wire import Broker
 # both:
-from relatum.errors import BrokerUnavailable, ProtocolError, ReadTimeout
+from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, ProtocolError, ReadTimeout
 from relatum.processes import of_one_process
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
@@ -34,6 +34,7 @@ from relatum.reading._stream_errors import check_offset
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.waiting import current, has_passed, left_s
+from relatum.wire import IDENTITY_STREAM, BrokerIdentity, broker_id_of
 
 _Taken = TypeVar("_Taken")
 
@@ -290,6 +291,14 @@ class AsyncStreamReader(AsyncClosing):
             streams: Their names.
         """
         return await self._transport.missing(checked_names("streams", streams))
+
+    async def identity(self) -> BrokerIdentity:
+        """Which broker this is; its id is None where no recorder left one, or where it cannot be read from here."""
+        known = None
+        if self.transport == "stream" and not await self._transport.missing([IDENTITY_STREAM]):
+            with contextlib.suppress(NotFound, AccessRefused):
+                known = broker_id_of((await self._transport.read(IDENTITY_STREAM, 0)).body)
+        return BrokerIdentity(known, cluster_name(self._transport.server_properties) or "")
 
     async def partitions(self, super_stream: str) -> list[str]:
         """The streams that a name stands for as a super stream, in their order; empty where it is no super stream's.

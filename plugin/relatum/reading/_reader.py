@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, Self, TypeVar
 from relatum import metrics
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, seconds_text
 from relatum.closing import Closing
-from relatum.errors import BrokerUnavailable, ConfigurationError, ProtocolError, ReadTimeout
+from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, NotFound, ProtocolError, ReadTimeout
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import Amqp
 from relatum.reading._batches import RecordBatch, StreamBounds
@@ -27,7 +27,7 @@ from relatum.reading._stream_errors import check_offset
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.waiting import current, has_passed, left_s
-from relatum.wire import Broker
+from relatum.wire import IDENTITY_STREAM, Broker, BrokerIdentity, broker_id_of
 
 _Taken = TypeVar("_Taken")
 
@@ -256,6 +256,14 @@ class StreamReader(Closing):
             streams: Their names.
         """
         return self._transport.missing(checked_names("streams", streams))
+
+    def identity(self) -> BrokerIdentity:
+        """Which broker this is; its id is None where no recorder left one, or where it cannot be read from here."""
+        known = None
+        if self.transport == "stream" and not self._transport.missing([IDENTITY_STREAM]):
+            with contextlib.suppress(NotFound, AccessRefused):
+                known = broker_id_of(self._transport.read(IDENTITY_STREAM, 0).body)
+        return BrokerIdentity(known, cluster_name(self._transport.server_properties) or "")
 
     def partitions(self, super_stream: str) -> list[str]:
         """The streams that a name stands for as a super stream, in their order; empty where it is no super stream's.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from relatum.recording._embedded import EmbeddedRecorder
     from relatum.recording._extract import Extractor
     from relatum.recording._fill import Filler, Pace
-    from relatum.recording._forget import ForgottenStream, forget
+    from relatum.recording._forget import ForgottenStream, forget, forget_origin
     from relatum.recording._losing import is_same
     from relatum.recording._overview import (
         KeySize,
@@ -85,6 +85,7 @@ __all__ = [
     "edges_of",
     "exit_with",
     "forget",
+    "forget_origin",
     "is_same",
     "key_sizes",
     "leave_out",
@@ -116,7 +117,7 @@ _HOMES = {
         "_embedded": "EmbeddedRecorder",
         "_extract": "Extractor",
         "_fill": "Filler Pace",
-        "_forget": "ForgottenStream forget",
+        "_forget": "ForgottenStream forget forget_origin",
         "_losing": "is_same",
         "_overview": "KeySize RecordedEnd RecorderMember key_sizes recorded_ends recorder_list",
         "_prune": "PruneReport prune",

@@ -1,6 +1,7 @@
 """What is recorded of each stream, how far behind it is, and what happened to it."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -8,9 +9,18 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.checks import checked_names
-from relatum.errors import AccessRefused, NotFound, RelatumError, StreamNotFound, Transient
+from relatum.errors import (
+    AccessRefused,
+    AnotherBroker,
+    NotFound,
+    RelatumError,
+    StreamNotFound,
+    StreamUnavailable,
+    Transient,
+)
 from relatum.keys import KeyDefinition
-from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error, is_of_all
+from relatum.reading import BrokerAddress, BrokerIdentity, StreamBounds, StreamReader, bounds_or_error, is_of_all
+from relatum.recording._broker import check_broker
 from relatum.recording._ranges import gaps
 from relatum.recording._row_counts import bytes_of_a_row, row_counts
 from relatum.store import (
@@ -21,6 +31,7 @@ from relatum.store import (
     Range,
     StreamRow,
     as_engine,
+    brokers,
     coverage_of,
     covered,
     events,
@@ -74,16 +85,17 @@ class StreamStatus:
     """One stream: what the broker holds and what the table holds of it.
 
     `state` is `recording`, `unattended` (some of it is recorded, and nobody records it now: what is published stays
-    unrecorded until a recorder runs), `not_recorded` (the database has none of it), or why it cannot be read: `missing`
-    (the broker has no such stream), `deleted` (the same of one that was recorded), `not_a_stream` (a queue of another
-    kind), `refused` (this user may not read it), `unavailable` (no leader, a node that starts: it passes) or
-    `unreadable` (bad data). `error` is the error that says so, None where it is read. `first` and `last` are retained
-    offsets, None where the stream is empty or cannot be
-    read. `covered` gives the recorded ranges by key name, `time` among them; `holes` are ranges retention took first,
-    `gaps` ranges that are retained and of which nothing is recorded: a recorder closes them. `lag_offsets` counts them
-    and what lies behind the end; `lag_s` is the age of the oldest unrecorded message; each is None where that is not
-    known. `rows` and `bytes` (of table and index) are estimates in large tables. `recorder` is who holds the lease,
-    None where nobody.
+    unrecorded until a recorder runs), `not_recorded` (the database has none of it), or why it cannot be read:
+    `missing` (the broker has no such stream), `deleted` (the same of one that was recorded), `not_a_stream` (a
+    queue of another kind), `refused` (this user may not read it), `another_broker` (it was recorded from another
+    one), `unavailable` (no leader, a node that starts: it passes) or `unreadable` (bad data). `error` is the error
+    that says so, None where it is read. `first` and `last` are retained offsets, None where the stream is empty or
+    cannot be read. `covered` gives the recorded ranges by key name, `time` among them; `holes` are ranges retention
+    took first, `gaps` ranges that are retained and of which nothing is recorded: a recorder closes them.
+    `lag_offsets` counts them and what lies behind the end; `lag_s` is the age of the oldest unrecorded message;
+    each is None where that is not known. `rows` and `bytes` (of table and index) are estimates in large tables.
+    `recorder` is who holds the lease, None where nobody. `broker` is the one it was recorded from, its cluster's
+    name and the beginning of its id; None where that is not known.
     """
 
     stream: str
@@ -104,6 +116,7 @@ class StreamStatus:
     recorder: str | None
     gaps: list[Range]
     error: RelatumError | None = None
+    broker: str | None = None
 
 
 def status(
@@ -150,7 +163,22 @@ def _statuses(
     with translated_errors(), engine.begin() as connection:
         known = streams_named(connection, vhost, names)
         facts = _Facts(connection, known)
-    return [_status_of(stream, facts, reader) for stream in known]
+    identity = reader.identity() if facts.brokers and isinstance(reader, StreamReader) else None
+    return [_status_of(stream, facts, _another(engine, reader, stream, identity) or reader) for stream in known]
+
+
+def _another(
+    engine: sa.Engine, reader: StreamReader | RelatumError, stream: StreamRow, identity: BrokerIdentity | None
+) -> AnotherBroker | None:
+    """Why a stream is another broker's; None where it is not known to be."""
+    # Where its leader does not answer, its ends cannot be had either.
+    with suppress(StreamUnavailable):
+        try:
+            if isinstance(reader, StreamReader):
+                check_broker(engine, reader, stream, identity)
+        except AnotherBroker as error:
+            return error
+    return None
 
 
 class _Facts:
@@ -167,6 +195,8 @@ class _Facts:
         self.rows = row_counts(connection)
         self.row_bytes = bytes_of_a_row(connection, sum(self.rows.values()))
         self.holders = holders_of(connection, RECORDERS, ids)
+        names = connection.execute(sa.select(brokers.c.broker_id, brokers.c.cluster_name))
+        self.brokers = {row[0]: str(BrokerIdentity(*row)) for row in names}
 
     def _skipped(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, dict[str, dict[str, int]]]:
         names = {definition.key_id: definition.name for definition in self.definitions} | {0: ""}
@@ -220,6 +250,7 @@ def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader | RelatumE
         recorder=recorder,
         gaps=open_gaps,
         error=error,
+        broker=None if stream.broker_id is None else facts.brokers.get(stream.broker_id),
     )
 
 
@@ -227,6 +258,7 @@ _STATES: Final[tuple[tuple[type[RelatumError], str], ...]] = (
     (StreamNotFound, "missing"),
     (NotFound, "not_a_stream"),
     (AccessRefused, "refused"),
+    (AnotherBroker, "another_broker"),
     (Transient, "unavailable"),
 )
 

@@ -155,7 +155,7 @@ def group(catalog: Catalog, group_id: str, streams: Names, order: GroupOrder, *,
     check_order(order)
     names = names_of("streams", streams)
     asked = partial(_group, catalog, checked_group_id(group_id), names, order=order, complete=complete)
-    return (yield from again_if_replaced(catalog, asked))
+    return (yield from again_if_replaced(catalog, asked, leaves_out=names is None))
 
 
 def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder, complete: bool) -> GroupSteps[Group]:
