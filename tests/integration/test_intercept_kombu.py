@@ -444,7 +444,7 @@ def test_what_is_published_to_a_stream_is_recorded(
     for number in range(20):
         producer.publish({"n": number}, routing_key="orders", headers={"order_id": str(number % 2)})
     wait_recorded(amqp_url, engine, stream_name)
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         assert [m.offset for m in relations.find("order_id", "1")] == list(range(1, 20, 2))
     relatum.release(connection)
     exchange(connection.default_channel).delete()
@@ -466,7 +466,7 @@ def test_copies_of_messages_to_queues_lie_in_a_stream(
     message = get(connection, queue)
     assert message.headers == {"order_id": "1"}
     wait_recorded(amqp_url, engine, stream)
-    with Relations(amqp_url, engine) as relations, StreamReader.open(amqp_url) as reader:
+    with Relations(amqp_url, engine.url) as relations, StreamReader.open(amqp_url) as reader:
         (found,) = relations.find("order_id", "1").messages
         assert found.properties.message_id == message.properties["message_id"]
         assert found.body == message.body.encode()
@@ -520,7 +520,7 @@ def test_it_publishes_where_no_thread_can_be_started(
     relatum.intercept(connection, database=database_url, keys=["order_id"])
     Producer(connection).publish("", routing_key=stream_name, headers={"order_id": "1"})
     wait_recorded(amqp_url, engine, stream_name)
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         assert [message.offset for message in relations.find("order_id", "1")] == [0, 1]
 
 
@@ -549,7 +549,7 @@ def test_a_child_has_an_interception_of_its_own(
         assert in_child(in_the_child) == 1
         channel.basic_publish(amqp.Message(""), routing_key=stream_name)
         wait_recorded(amqp_url, engine, stream_name)
-        with Relations(amqp_url, engine) as relations:
+        with Relations(amqp_url, engine.url) as relations:
             for value in ("child before", "parent", "child after"):
                 assert len(relations.find("order_id", value).messages) == 1
         relatum.release(connection)
