@@ -244,15 +244,6 @@ async def _csv(site: Site, asked: TraceAsked) -> str:
     return csv_text(head, rows)
 
 
-<<<<<<< HEAD
-async def _dot(site: Site, asked: TraceAsked) -> str:
-    """The graph for Graphviz."""
-    found = await _traced(site, asked)
-    return _Shown(site, await site.keys(), found).masked().to_dot()
-
-
-=======
->>>>>>> main
 TRACE = Endpoint(
     "/trace",
     "A conversation: all messages that are connected with one, or with a key's value.",
