@@ -11,10 +11,8 @@ from celery import Celery
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from faststream.rabbit import RabbitBroker
 from kombu import Connection
-from rstream import Producer
 
 import relatum
-from tests.integration.test_intercept_rstream import place_of
 from tests.support.unnoticed import looks
 
 Opened = Callable[[str, str], AbstractAsyncContextManager[list[Any]]]
@@ -71,14 +69,7 @@ async def of_faststream(amqp_url: str, _stream_url: str) -> AsyncIterator[list[A
         yield [broker, broker._connection]
 
 
-@asynccontextmanager
-async def of_rstream(_amqp_url: str, stream_url: str) -> AsyncIterator[list[Any]]:
-    """A producer."""
-    async with Producer(**place_of(stream_url)) as producer:
-        yield [producer]
-
-
-CLIENTS = (of_pika, of_aio_pika, of_aio_pika_robust, of_kombu, of_celery, of_dramatiq, of_faststream, of_rstream)
+CLIENTS = (of_pika, of_aio_pika, of_aio_pika_robust, of_kombu, of_celery, of_dramatiq, of_faststream)
 
 
 @pytest.mark.parametrize("opened", CLIENTS)

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
-from urllib.parse import unquote
 from uuid import UUID
 
 from relatum.errors import InvalidInput
@@ -19,12 +18,10 @@ from relatum.reading import Message, Properties, parts_of_delivery
 TAKEN: Final = (
     "look-ups take a message that was read (relations.read(stream, offset)), or consumed with pika (the tuple "
     "(method, properties, body)), aio-pika (IncomingMessage), FastStream (RabbitMessage), kombu (Message), Celery "
-    "(task.request), dramatiq (Message), rstream (the tuple (message, message_context)), or RabbitMQ's AMQP 1.0 client "
-    "(the event, or its message)"
+    "(task.request), dramatiq (Message), or rstream (the tuple (message, message_context))"
 )
 
 _OFFSET: Final = "x-stream-offset"
-_QUEUES: Final = "/queues/"
 _DELIVERY: Final = 3
 _OF_STREAM: Final = 2
 _NAMES: Final = tuple(each.name for each in fields(Properties))
@@ -182,21 +179,6 @@ def _said(properties: Mapping[str, Any], headers: Mapping[str, Any]) -> SimpleNa
     return SimpleNamespace(**{**properties, "headers": dict(headers)})
 
 
-def _of_event(event: Any) -> Message | Taken:
-    taken = _of_proton(event.message)
-    sources = (getattr(event.link, name, None) for name in ("source", "remote_source"))
-    address = next((found for each in sources if (found := getattr(each, "address", None))), None)
-    if taken.offset is None or not address or not address.startswith(_QUEUES):
-        return taken
-    return Message.from_record(unquote(address[len(_QUEUES) :]), taken.offset, bytes(event.message.encode()), None)
-
-
-def _of_proton(message: Any) -> Taken:
-    offset = (message.annotations or {}).get(_OFFSET)
-    raw = bytes(message.encode())
-    return Taken(Message.from_record("", -1, raw), _offset(offset))
-
-
 _CLIENTS: Final[dict[tuple[str, str], Callable[[Any], Message | Taken | None]]] = {
     ("aio_pika", "IncomingMessage"): _of_aio_pika,
     ("celery", "Context"): _of_celery,
@@ -204,10 +186,6 @@ _CLIENTS: Final[dict[tuple[str, str], Callable[[Any], Message | Taken | None]]] 
     ("dramatiq", "MessageProxy"): _of_dramatiq,
     ("faststream", "StreamMessage"): _of_faststream,
     ("kombu", "Message"): _of_kombu,
-    ("proton", "Event"): _of_event,
-    ("proton", "Message"): _of_proton,
-    ("rabbitmq_amqp_python_client", "Event"): _of_event,
-    ("rabbitmq_amqp_python_client", "Message"): _of_proton,
 }
 """By the package and the name of a class."""
 

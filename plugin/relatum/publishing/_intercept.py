@@ -48,8 +48,7 @@ def intercept(
 
     Args:
         connection: A pika BlockingConnection, a pika callback connection (SelectConnection and its like), an aio-pika
-            connection, robust or not; a Producer or SuperStreamProducer of rstream; a Connection or AsyncConnection of
-            rabbitmq-amqp-python-client; a kombu connection, one of its pools, or a Celery app; dramatiq's
+            connection, robust or not; a kombu connection, one of its pools, or a Celery app; dramatiq's
             RabbitmqBroker, or FastStream's RabbitBroker. The last four open nothing yet: recorders start, and errors
             are raised, once a process publishes; each forked process has its own.
         database: PostgreSQL's URL, or an engine. None (default): messages are stamped and checked, not recorded here.
@@ -62,7 +61,7 @@ def intercept(
             `settle` look there, too, beside the streams that are bound to an exchange. Name those that are bound by way
             of other exchanges: Relatum cannot find them.
         broker_url: Where streams are read; several nodes' URLs are parted by `;`. None (default): where the connection
-            leads, with its TLS and its login; of kombu, Celery, dramatiq and AMQP 1.0 the other URLs they have, too.
+            leads, with its TLS and its login; of kombu, Celery and dramatiq the other URLs they have, too.
         stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port: as many as URLs in
             `broker_url`.
         confirm_timeout_s: aio-pika: seconds to wait for a confirm where `publish` is given no `timeout`; then the

@@ -86,7 +86,6 @@ class Stamper:
         integer: Makes the time header's value out of an integer; the client's own class of long integers, where it
             has one.
         read_property: Gives a property of the client's object, by the name pika has for it; None where not set.
-        keeps_tables: Whether tables and arrays in headers come into a stream: what is encoded in AMQP 1.0 stays so.
     """
 
     def __init__(
@@ -99,11 +98,9 @@ class Stamper:
         agreement: KeyAgreement | None = None,
         integer: Callable[[int], int] = int,
         read_property: Callable[[Any, str], Any] = lambda properties, name: getattr(properties, name, None),
-        keeps_tables: bool = False,
     ) -> None:
         self._integer = integer
         self._read_property = read_property
-        self._keeps_tables = keeps_tables
         self._limits = HeaderLimits(frame_bytes_max)
         self._sure_characters = min(_SURE_CHARACTERS, self._limits.sure_characters)
         self._raises = on_invalid == "raise"
@@ -185,13 +182,6 @@ class Stamper:
         # Not `Stamp(...)`: that is a function of its own, and this is the publish path.
         return _new_tuple(Stamp, (out if out or had_headers else None, message_id, added, names_message, had_headers))
 
-    def takes_what_is_no_message(self) -> bool:
-        """Whether bytes that have no place for anything are to go as they are; they are counted."""
-        if self._raises:
-            return False
-        self._skip("message", SkipReason.UNDECODABLE)
-        return True
-
     def _is_short_text(self, headers: dict[str, Any]) -> bool:
         """Whether all headers are short printable texts, as most are: no limit and no key of text refuses such."""
         try:
@@ -254,7 +244,7 @@ class Stamper:
             self._invalid(definition.name, reason, None)
         try:
             if values:
-                _check_survives(definition, out, self._keeps_tables)
+                _check_survives(definition, out)
         except InvalidValue as error:
             self._invalid(definition.name, error.reason, None)
 
@@ -314,7 +304,7 @@ class Stamper:
             )
 
 
-def _check_survives(definition: KeyDefinition, headers: Mapping[str, Any], keeps_tables: bool) -> None:
+def _check_survives(definition: KeyDefinition, headers: Mapping[str, Any]) -> None:
     """Refuse a value that is another one in the stream: look-ups of the one that was published would not find it.
 
     An AMQP timestamp counts seconds; tables and arrays are dropped on their way into a stream, but for those of headers
@@ -323,7 +313,7 @@ def _check_survives(definition: KeyDefinition, headers: Mapping[str, Any], keeps
     """
     for place in definition.places:
         value = headers.get(place.name) if place.kind == "header" else None
-        if isinstance(value, dict | list) and not (keeps_tables or place.name.startswith("x-")):
+        if isinstance(value, dict | list) and not place.name.startswith("x-"):
             raise InvalidValue(SkipReason.NESTED)
         if isinstance(value, datetime) and value.microsecond:
             raise InvalidValue(SkipReason.SUBSECOND)

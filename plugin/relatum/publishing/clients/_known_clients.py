@@ -18,10 +18,6 @@ _OTHERS: Final = {
     "faststream.rabbit.broker.broker": "relatum.publishing.clients._faststream",
     "kombu.connection": "relatum.publishing.clients._kombu",
     "kombu.pools": "relatum.publishing.clients._kombu",
-    "rstream.producer": "relatum.publishing.clients._rstream",
-    "rstream.superstream_producer": "relatum.publishing.clients._rstream",
-    "rabbitmq_amqp_python_client.connection": "relatum.publishing.clients._amqp10",
-    "rabbitmq_amqp_python_client.asyncio.connection": "relatum.publishing.clients._amqp10",
 }
 """By the module that has the connection's class, or a package of it. Imported only then: whoever has one has those."""
 
@@ -42,8 +38,8 @@ def client_of(connection: Any) -> ModuleType:
         if known is not None:
             return import_module(known)
     raise ConfigurationError(
-        f"{type(connection).__qualname__} is no connection of pika, aio-pika, kombu or rabbitmq-amqp-python-client, no "
-        "producer of rstream, no pool of kombu, no Celery app, and no broker of dramatiq or faststream.rabbit"
+        f"{type(connection).__qualname__} is no connection of pika, aio-pika or kombu, no pool of kombu, no Celery "
+        "app, and no broker of dramatiq or faststream.rabbit"
     )
 
 

@@ -23,8 +23,6 @@ from relatum.uuid7 import uuid7
 
 if TYPE_CHECKING:
     from kombu.messaging import Producer as KombuProducer
-    from rabbitmq_amqp_python_client import Message
-    from rabbitmq_amqp_python_client import Publisher as AMQP10Publisher
 
 
 @overload
@@ -38,10 +36,6 @@ def publish(
     mandatory: bool = True,
     **kwargs: Any,
 ) -> Receipt: ...
-
-
-@overload
-def publish(channel: "AMQP10Publisher", exchange: "Message", /) -> Receipt: ...
 
 
 @overload
@@ -65,7 +59,6 @@ def publish(
     Confirm mode is switched on where the channel is not in it. On a BlockingConnection this returns when the broker
     has confirmed; on a callback connection it returns at once and must be called on the connection's thread.
 
-    With AMQP 1.0: `publish(publisher, message)`, a publisher of an intercepted connection and the client's message.
     With kombu: a Producer of an intercepted connection with `confirm_publish`, in the channel's place; exchange ("" for
     its own) and body are what its `publish` takes, and so are further arguments: `headers`, `serializer`, `retry`, ….
 
@@ -97,10 +90,6 @@ def publish(
             raise ConfigurationError("kombu takes properties by their names: headers=…, priority=…; nothing was sent")
         given: Receipt = known(channel, exchange, routing_key, body, mandatory=mandatory, **kwargs)
         return given
-    with_receipt = receipt_giver(channel)
-    if with_receipt is not None:
-        receipt: Receipt = with_receipt(channel, exchange)
-        return receipt
     publisher = publisher_of(channel)
     interception = publisher.interception
     interception.require_database()
@@ -122,23 +111,6 @@ def publish(
     return Receipt(sent, interception.locator)
 
 
-def receipt_giver(target: Any) -> Callable[..., Any] | None:
-    """What publishes with a receipt for a producer, or a publisher, whose messages are encoded already; else None.
-
-    Raises:
-        ConfigurationError: no database, so no receipt could ever come.
-    """
-    # What stands in for its method is there where it is intercepted, and only then.
-    for name, owner in (("send_wait", target), ("publish", target), ("publish", getattr(target, "_publisher", None))):
-        method = getattr(owner, name, None)
-        with_receipt = getattr(method, "with_receipt", None)
-        if method is not None and with_receipt is not None and method.interception.active:
-            method.interception.require_database()
-            found: Callable[..., Any] = with_receipt
-            return found
-    return None
-
-
 def receipt_header(message_id: str | None) -> str | bool:
     """The header by which the recorder is asked for a receipt.
 
@@ -154,8 +126,8 @@ def publisher_of(channel: Any) -> Publisher:
         raise ConfigurationError(
             f"channel is a channel of an intercepted pika connection, not {type(channel).__name__} of "
             f"{type(channel).__module__}; with aio-pika: await relatum.publish_async(exchange, message, routing_key), "
-            "with rstream publish_async(producer, message, stream), with FastStream publish_async(broker, message, "
-            "stream); with kombu publish(producer, exchange, routing_key, body)"
+            "with FastStream publish_async(broker, message, stream); with kombu publish(producer, exchange, "
+            "routing_key, body)"
         )
     publisher = vars(channel).get("basic_publish")
     if not isinstance(publisher, Publisher):
