@@ -1,23 +1,19 @@
 """Publishing with a receipt."""
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
-from pika.exceptions import NackError, UnroutableError
 
 from relatum.checks import checked_body
 from relatum.errors import ConfigurationError
 from relatum.publishing._locate import Sent
 from relatum.publishing._receipt import Receipt
-from relatum.publishing._stamp import Stamp
 from relatum.publishing.clients._known_clients import receipts_of
 from relatum.publishing.clients._pika import PUBLISHER, CountingPublisher, Publisher
 from relatum.publishing.clients._pika_confirms import Confirms
-from relatum.publishing.clients._pika_returns import strip_returned
 from relatum.superstreams import Target
 from relatum.uuid7 import uuid7
 
@@ -99,15 +95,15 @@ def publish(
     asked = receipt_header(properties.message_id if properties is not None else None)
     stamped, stamp = publisher.stamp(properties, body, asked)
     sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body)
-    if mandatory:
-        publisher.expect_return(stamp)
 
     def send() -> None:
         channel.basic_publish(exchange, routing_key, body, stamped, mandatory, **kwargs)
 
     if isinstance(publisher, CountingPublisher):
         return Confirms.of(publisher.channel, publisher).publish(sent, send)
-    _send_blocking(publisher.channel, send, stamp)
+    if not publisher.channel._delivery_confirmation:
+        publisher.channel.confirm_delivery()
+    send()
     return Receipt(sent, interception.locator)
 
 
@@ -135,13 +131,3 @@ def publisher_of(channel: Any) -> Publisher:
     if not isinstance(publisher, Publisher) or not publisher.interception.active:
         raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
     return publisher
-
-
-def _send_blocking(channel: BlockingChannel, send: Callable[[], None], stamp: Stamp) -> None:
-    if not channel._delivery_confirmation:
-        channel.confirm_delivery()
-    try:
-        send()
-    except (UnroutableError, NackError) as error:
-        strip_returned(error, stamp)
-        raise
