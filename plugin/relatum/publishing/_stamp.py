@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from time import time_ns
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -19,13 +18,11 @@ from relatum.keys import (
     KeyType,
     Place,
     SkipReason,
-    bases,
     canonical,
 )
 from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.membership import GROUP_KEY, checked_membership
 from relatum.publishing._headers import HeaderLimits
-from relatum.publishing._sure_bodies import has_short_texts, marks_of
 from relatum.uuid7 import uuid7
 
 logger = logging.getLogger("relatum.interception")
@@ -79,7 +76,7 @@ class Stamper:
             `GROUP_KEY` among them, the headers of groups are checked, too.
         on_invalid: `"raise"`: a bad value is `InvalidRelationshipKey` before anything is sent, bad headers of a group
             are `InvalidGroup`. `"skip"`: the message is published with the caller's headers as they are, and
-            `skipped` counts the value; so it does a body that is too large to be looked into, with either.
+            `skipped` counts the value.
         frame_bytes_max: The frame size the connection negotiated; 0 means no limit but our own.
         skipped: The counter to use, where several stampers share one.
         agreement: What is known of the database's definitions of the keys; None: nothing ever will be.
@@ -106,7 +103,7 @@ class Stamper:
         self._raises = on_invalid == "raise"
         self._agreement = KeyAgreement() if agreement is None else agreement
         self._text_keys: list[tuple[str, KeyDefinition]] = []
-        self._other_keys: list[tuple[KeyDefinition, bool]] = []
+        self._other_keys: list[KeyDefinition] = []
         self._lifted: list[tuple[BodyFunction, KeyDefinition]] = []
         self._checks_groups = False
         for definition in definitions:
@@ -117,14 +114,10 @@ class Stamper:
                 self._lifted.append((definition.from_body, definition))
             else:
                 header = _plain_text_header(definition)
-                if header is None:
-                    has_header = any(place.kind == "header" for place in definition.places)
-                    self._other_keys.append((definition, has_header))
-                else:
+                if header is not None:
                     self._text_keys.append((header, definition))
-        marks = {definition.name: marks_of(definition) for definition, _ in self._other_keys}
-        self._marks = tuple(dict.fromkeys(mark for found in marks.values() for mark in found))
-        self._unsure_keys = [each for each in self._other_keys if not marks[each[0].name]]
+                elif any(place.kind != "body" for place in definition.places):
+                    self._other_keys.append(definition)
         self.skipped: Counter[tuple[str, str]] = Counter() if skipped is None else skipped
         """Values published but not to be recorded, by (key, reason); only with `on_invalid="skip"`."""
 
@@ -161,7 +154,7 @@ class Stamper:
             if self._checks_groups and not _GROUP_HEADERS.isdisjoint(out):
                 added += self._check_group(out)
         if self._other_keys:
-            self._check_others(out, properties, body)
+            self._check_others(out, properties)
         now = time_ns()
         names_message = message_id is None
         if TIME_HEADER in out:
@@ -214,28 +207,16 @@ class Stamper:
             if value is not None and not is_sure:
                 self._check(definition, out, _headers_alone(out))
 
-    def _check_others(self, out: dict[str, Any], properties: Any, body: Any) -> None:
-        """Check the keys of properties, bodies and tables; a body is decoded where one is looked for in it, once."""
-        keys = self._other_keys
-        if self._marks and self._has_sure_texts(properties, body):
-            keys = self._unsure_keys
-            if not keys:
-                return
-        base_of = bases(out, partial(self._read_property, properties), partial(_content_of, body))
-        for definition, has_header in keys:
-            if has_header:
-                self._check(definition, out, base_of)
-                continue
-            # Properties and bodies come into the stream as they are.
-            for reason in definition.read(base_of)[1]:
-                self._invalid(definition.name, reason, None)
+    def _check_others(self, out: dict[str, Any], properties: Any) -> None:
+        """Check the keys of properties and tables. Bodies are not read: the recorder counts what it cannot record."""
 
-    def _has_sure_texts(self, properties: Any, body: Any) -> bool:
-        """Whether no key of the body alone can be refused: the body was not said to be JSON, or anything else."""
-        read = self._read_property
-        if read(properties, "content_type") or read(properties, "content_encoding") or type(body) is not bytes:
-            return False
-        return has_short_texts(body, self._marks)
+        def base_of(place: Place) -> Any:
+            if place.kind == "header":
+                return out.get(place.name)
+            return self._read_property(properties, place.name) if place.kind == "property" else None
+
+        for definition in self._other_keys:
+            self._check(definition, out, base_of)
 
     def _check(self, definition: KeyDefinition, out: dict[str, Any], base_of: Callable[[Place], Any]) -> None:
         """Refuse a value that cannot be recorded, or that another one would be recorded for."""
@@ -286,8 +267,7 @@ class Stamper:
 
     def _invalid(self, key: str, reason: str, cause: Exception | None) -> None:
         reason = str(reason)
-        # A body is only looked into: that it is large is no mistake of who publishes it.
-        if self._raises and reason != SkipReason.BODY_TOO_LARGE:
+        if self._raises:
             hint = _HINTS.get(reason, "")
             raise InvalidRelationshipKey(
                 f"key {key!r} has a value that cannot be recorded: {reason}{hint}; nothing was sent",
