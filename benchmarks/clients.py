@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Final
 
 import dramatiq
-import kombu
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from faststream.rabbit import RabbitBroker
 from pika import BasicProperties
@@ -28,9 +27,6 @@ UNCONFIRMED_AIM: Final = 0.92
 
 def measure(context: Context) -> Iterator[Row]:
     """The rows about these clients."""
-    context.say("publishing by kombu, bare and intercepted")
-    yield _kombu(context, "a confirm each", CONFIRMED, CONFIRMED_AIM, has_confirms=True)
-    yield _kombu(context, "no confirms", UNCONFIRMED, UNCONFIRMED_AIM, has_confirms=False)
     context.say("publishing by dramatiq, bare and intercepted")
     yield _dramatiq(context, "a confirm each", CONFIRMED, CONFIRMED_AIM, has_confirms=True)
     yield _dramatiq(context, "no confirms", UNCONFIRMED, UNCONFIRMED_AIM)
@@ -39,33 +35,6 @@ def measure(context: Context) -> Iterator[Row]:
         context.say("publishing by FastStream, bare and intercepted")
         yield _faststream(context, runner, "a confirm each", CONFIRMED)
         yield _faststream(context, runner, "100 at once, confirmed", CONFIRMED, at_once=True)
-
-
-def _kombu(context: Context, how: str, sizes: tuple[int, int], aim: float, *, has_confirms: bool) -> Row:
-    stream = context.empty_stream(f"kombu-{'with' if has_confirms else 'without'}-confirms")
-    options = {"confirm_publish": has_confirms}
-    with ExitStack() as stack:
-        connections = {
-            name: stack.enter_context(kombu.Connection(context.broker_url, transport_options=options)) for name in WAYS
-        }
-        relatum.intercept(connections["ours"], keys=KEYS, recorder="external")
-        channels = {name: connection.channel() for name, connection in connections.items()}
-
-        def publish(name: str) -> None:
-            producer = kombu.Producer(channels[name])
-            for number in range(sizes[0]):
-                given: dict[str, Any] = {"headers": headers(number), "content_type": "application/octet-stream"}
-                if name == "by hand":
-                    given["message_id"] = str(uuid.uuid4())
-                producer.publish(streams.body(number), routing_key=stream, **given)
-
-        def drain() -> None:
-            for channel in channels.values():
-                channel.queue_declare(stream, passive=True)
-
-        actions = {name: partial(publish, name) for name in WAYS}
-        what = f"kombu publish, {how}, 2 keys"
-        return compared(context, GROUP, what, actions, ids_in(context, stream), sizes, aim, drain)
 
 
 def _dramatiq(

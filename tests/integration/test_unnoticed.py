@@ -10,7 +10,6 @@ import pytest
 from celery import Celery
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from faststream.rabbit import RabbitBroker
-from kombu import Connection
 
 import relatum
 from tests.support.unnoticed import looks
@@ -40,13 +39,6 @@ async def of_aio_pika_robust(amqp_url: str, _stream_url: str) -> AsyncIterator[l
 
 
 @asynccontextmanager
-async def of_kombu(amqp_url: str, _stream_url: str) -> AsyncIterator[list[Any]]:
-    """A connection, its pool, and what is open of it."""
-    with Connection(amqp_url) as connection:
-        yield [connection, connection.Pool(1), connection.connection, connection.channel()]
-
-
-@asynccontextmanager
 async def of_celery(amqp_url: str, _stream_url: str) -> AsyncIterator[list[Any]]:
     """An app."""
     with Celery("tests", broker=amqp_url, set_as_current=False) as app:
@@ -69,7 +61,7 @@ async def of_faststream(amqp_url: str, _stream_url: str) -> AsyncIterator[list[A
         yield [broker, broker._connection]
 
 
-CLIENTS = (of_pika, of_aio_pika, of_aio_pika_robust, of_kombu, of_celery, of_dramatiq, of_faststream)
+CLIENTS = (of_pika, of_aio_pika, of_aio_pika_robust, of_celery, of_dramatiq, of_faststream)
 
 
 @pytest.mark.parametrize("opened", CLIENTS)

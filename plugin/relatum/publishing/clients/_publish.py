@@ -1,7 +1,7 @@
 """Publishing with a receipt."""
 
 import time
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
@@ -11,17 +11,15 @@ from relatum.checks import checked_body
 from relatum.errors import ConfigurationError
 from relatum.publishing._locate import Sent
 from relatum.publishing._receipt import Receipt
-from relatum.publishing.clients._known_clients import receipts_of
 from relatum.publishing.clients._pika import PUBLISHER, CountingPublisher, Publisher
 from relatum.publishing.clients._pika_confirms import Confirms
 from relatum.superstreams import Target
 from relatum.uuid7 import uuid7
 
 if TYPE_CHECKING:
-    from kombu.messaging import Producer as KombuProducer
+    pass
 
 
-@overload
 def publish(
     channel: "BlockingChannel | Channel",
     exchange: "str | Target",
@@ -31,32 +29,11 @@ def publish(
     *,
     mandatory: bool = True,
     **kwargs: Any,
-) -> Receipt: ...
-
-
-@overload
-def publish(
-    channel: "KombuProducer", exchange: Any, routing_key: str, body: Any, *, mandatory: bool = True, **kwargs: Any
-) -> Receipt: ...
-
-
-def publish(
-    channel: Any,
-    exchange: Any,
-    routing_key: str = "",
-    body: Any = b"",
-    properties: BasicProperties | None = None,
-    *,
-    mandatory: bool = True,
-    **kwargs: Any,
 ) -> Receipt:
     """Publish with a confirm and get a receipt, which gives the message's offsets once they are recorded.
 
     Confirm mode is switched on where the channel is not in it. On a BlockingConnection this returns when the broker
     has confirmed; on a callback connection it returns at once and must be called on the connection's thread.
-
-    With kombu: a Producer of an intercepted connection with `confirm_publish`, in the channel's place; exchange ("" for
-    its own) and body are what its `publish` takes, and so are further arguments: `headers`, `serializer`, `retry`, ….
 
     Args:
         channel: A channel of an intercepted pika connection.
@@ -80,12 +57,6 @@ def publish(
         PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; from here over a blocking
             connection, from the receipt over a callback connection.
     """
-    known = receipts_of(channel, is_async=False)
-    if known is not None:
-        if properties is not None:
-            raise ConfigurationError("kombu takes properties by their names: headers=…, priority=…; nothing was sent")
-        given: Receipt = known(channel, exchange, routing_key, body, mandatory=mandatory, **kwargs)
-        return given
     publisher = publisher_of(channel)
     interception = publisher.interception
     interception.require_database()
@@ -122,8 +93,7 @@ def publisher_of(channel: Any) -> Publisher:
         raise ConfigurationError(
             f"channel is a channel of an intercepted pika connection, not {type(channel).__name__} of "
             f"{type(channel).__module__}; with aio-pika: await relatum.publish_async(exchange, message, routing_key), "
-            "with FastStream publish_async(broker, message, stream); with kombu publish(producer, exchange, "
-            "routing_key, body)"
+            "with FastStream publish_async(broker, message, stream)"
         )
     publisher = vars(channel).get("basic_publish")
     if not isinstance(publisher, Publisher):

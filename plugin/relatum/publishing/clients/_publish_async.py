@@ -7,7 +7,6 @@ from relatum.errors import ConfigurationError, PublishUnroutable
 from relatum.publishing._interception import Interception
 from relatum.publishing._locate import Sent
 from relatum.publishing._receipt import AsyncReceipt
-from relatum.publishing.clients._known_clients import receipts_of
 from relatum.publishing.clients._publish import receipt_header
 from relatum.superstreams import TargetExchange
 
@@ -46,10 +45,10 @@ async def publish_async(
             sent.
         PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; `await error.settle()`.
     """
-    known = receipts_of(target, is_async=True)
-    if known is not None:
-        given: AsyncReceipt = await known(target, message, routing_key, mandatory=mandatory, **kwargs)
-        return given
+    if any(kind.__module__ == "faststream.rabbit.broker.broker" for kind in type(target).__mro__):
+        from relatum.publishing.clients import _faststream as _faststream
+
+        return await _faststream.with_receipt(target, message, routing_key, mandatory=mandatory, **kwargs)
     return await _of_aio_pika(target, message, routing_key, mandatory, kwargs)
 
 
