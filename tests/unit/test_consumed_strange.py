@@ -5,12 +5,9 @@ from typing import Any
 from unittest.mock import MagicMock, Mock
 
 import aio_pika
-import dramatiq
-import kombu.message
 import pika
 import pytest
 import rstream
-from celery.app.task import Context
 
 from relatum.errors import InvalidInput
 from relatum_consumer.consumed import in_hand
@@ -28,11 +25,6 @@ def lying(stream: Any = "orders", offset: Any = 3, timestamp: Any = 0) -> Simple
 def properties(**values: Any) -> pika.BasicProperties:
     """What pika gives."""
     return pika.BasicProperties(**values)
-
-
-def of_kombu(**values: Any) -> kombu.message.Message:
-    """What kombu gives."""
-    return kombu.message.Message(**{"body": b"x", "headers": {}, "properties": {}, **values})
 
 
 def itself() -> dict[str, Any]:
@@ -65,13 +57,8 @@ STRANGE: dict[str, Any] = {
     "rstream: none can be so far": (SECRET, lying(offset=2**64)),
     "rstream: no stream": (SECRET, lying(stream="")),
     "rstream: cannot be encoded": (rstream.AMQPMessage(body=object()), lying()),
-    "kombu: no such encoding": of_kombu(body="ä", content_encoding="nope"),
-    "kombu: a table": of_kombu(body={"card": 4711}),
-    "kombu: a number": of_kombu(body=4711),
-    "celery: odd": Context(id="1", called_directly=False, properties="card 4711"),
-    "dramatiq: no JSON": dramatiq.Message("q", "a", (object(),), {}, {}),
     "to be sent": aio_pika.Message(SECRET),
-    "a class": kombu.message.Message,
+    "a class": aio_pika.IncomingMessage,
     "a mock of one": MagicMock(spec=aio_pika.IncomingMessage),
 }
 
@@ -89,16 +76,6 @@ def is_same(one: Any, other: Any) -> bool:
     is_copy = in_hand(one).is_copy
     assert is_copy is not None
     return is_copy(in_hand(other).message)
-
-
-def test_compressed_messages_without_an_id_are_told_apart_by_their_headers() -> None:
-    """Their bodies cannot be: but all that say the same else would be the message itself, and no relation."""
-    packed = {"compression": "application/x-gzip"}
-    one = of_kombu(body=b"\x1f\x8b", headers=packed | {"order_id": "1"}, properties={"type": "order"})
-    assert is_same(one, of_kombu(headers=packed | {"order_id": "1"}, properties={"type": "order"}))
-    assert not is_same(one, of_kombu(headers=packed | {"order_id": "2"}, properties={"type": "order"}))
-    assert not is_same(one, of_kombu(headers=packed | {"order_id": "1"}, properties={"type": "bill"}))
-    assert not is_same(one, (METHOD, properties(type="order"), b""))
 
 
 def test_a_message_that_holds_no_number_is_its_own_copy() -> None:
