@@ -5,6 +5,7 @@
 #   make test-long     the tests' long forms: thousands of look-ups, 50 kills, 1,000,000 rows (hours; before a release;
 #                      it prints the seed of its deaths: TEST="--seed N" has them again)
 #   make test-pure     the tests of what is compiled, as it is: without the compiled modules
+#   make test-4        a part of the tests on a RabbitMQ 4, where one can be had
 #   make test-docker   all tests, on the servers of docker/compose.yaml
 #   make check         lint, format, types, arrows between rooms, twins, and the house in figures
 #   make twins         write the blocking faces that are generated from asyncio ones
@@ -33,6 +34,10 @@ spark := .venv/.made-spark
 site := .venv/docs/.made
 classes := .venv/spark-classes.jsa
 
+# What RabbitMQ 4 does otherwise than 3.10 is met by these.
+ON_4 := contract/test_reading.py contract/test_following.py \
+  $(addprefix integration/test_,recorder.py relations.py receipts.py groups.py contexts.py)
+
 # Nothing is written outside the checkout.
 export TMPDIR := $(CURDIR)/.venv/tmp
 export PIP_NO_CACHE_DIR := 1
@@ -40,7 +45,7 @@ export PYTHON
 # Where the environment forbids compiled modules, each process of a test compiles SQLAlchemy anew, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo compiled test test-long test-pure test-docker check docs twins bench bench-spark bench-short clean rabbitmq java pgbouncer chromium java-client
+.PHONY: demo compiled test test-long test-pure test-4 test-docker check docs twins bench bench-spark bench-short clean rabbitmq java pgbouncer chromium java-client
 .DELETE_ON_ERROR:
 
 demo: $(made) compiled rabbitmq
@@ -54,6 +59,11 @@ test-long: $(classes) compiled rabbitmq java java-client pgbouncer chromium
 
 test-pure: $(spark)
 	RELATUM_PURE=1 $(bin)/python -m pytest $(or $(TEST),$(addprefix tests/unit/test_,$(PURE)))
+
+test-4: compiled
+	@if server=$$(tools/install-rabbitmq-4); then \
+	  RELATUM_RABBITMQ_SERVER=$$server $(bin)/python -u -m pytest $(or $(TEST),$(SIDE_BY_SIDE) $(addprefix tests/,$(ON_4))); \
+	fi
 
 test-docker: $(classes) compiled java pgbouncer chromium
 	$(bin)/python -m pytest --docker --override-ini timeout=900 --override-ini faulthandler_timeout=0 $(TEST)

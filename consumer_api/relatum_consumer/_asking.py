@@ -52,6 +52,7 @@ from relatum_consumer.lookups import (
     Breathe,
     Explanation,
     Health,
+    Identify,
     InTime,
     LookupRequest,
     Lookups,
@@ -197,8 +198,8 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
 
     def _ask(self, reader: StreamReader, request: LookupRequest) -> Any:
         """Carry out what the broker answers; to have reached it is an answer, too."""
-        if type(request) is Reach:
-            return None
+        if type(request) is Identify or type(request) is Reach:
+            return reader.identity() if type(request) is Identify else None
         if type(request) is Bounds:
             return reader.bounds(request.stream)
         if type(request) is AllBounds:

@@ -52,6 +52,7 @@ from relatum_consumer.lookups import (
     Breathe,
     Explanation,
     Health,
+    Identify,
     InTime,
     LookupRequest,
     Lookups,
@@ -206,8 +207,8 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
 
     async def _ask(self, reader: AsyncStreamReader, request: LookupRequest) -> Any:
         """Carry out what the broker answers; to have reached it is an answer, too."""
-        if type(request) is Reach:
-            return None
+        if type(request) is Identify or type(request) is Reach:
+            return await reader.identity() if type(request) is Identify else None
         if type(request) is Bounds:
             return await reader.bounds(request.stream)
         if type(request) is AllBounds:

@@ -44,7 +44,8 @@ class AsyncRelations(AsyncHoldings):
     Every look-up may raise, besides what its method names:
 
     - `StreamReplaced`: a stream is not the one that was recorded (declared again, or its tail lost). It is never
-      answered from.
+      answered from. A look-up that names no stream leaves it out: `Answer.left_out`.
+    - `AnotherBroker`: a stream that was named was recorded from another broker. Left out, likewise.
     - `SchemaMissing`, `AccessRefused`, `ConfigurationError`: something must be put right first.
     - `DatabaseUnavailable`, `BrokerUnavailable`, `ConnectionLost`, `StreamUnavailable`, `ReadTimeout`,
       `ConnectionsInUse` (more asked at once than `connections_max` could serve in time): safe to repeat.

@@ -41,6 +41,7 @@ _WORDS: Final = {
     "found": "found: there is no more, within these bounds",
     "absent": "absent: nothing else is connected with it",
     "expired": "expired: there was something, and retention has dropped it",
+    "deleted": "deleted: there was something, and its stream was deleted",
     "not_recorded_yet": "not recorded yet: there may be more among {uncovered}; --complete reads them",
     "unproven": "unproven: there may be more, which nobody can prove or rule out",
 }
@@ -147,6 +148,8 @@ def _told(found: "Trace") -> list[str]:
         lines.append(f"and {len(found.stopped) - _STOPS_SHOWN:,} more such values")
     if found.expired:
         lines.append(f"expired: {some([str(where) for where in found.expired])}")
+    if found.deleted:
+        lines.append(f"deleted: {some([str(where) for where in found.deleted])}")
     if found.unread:
         lines.append(f"could not be read: {some([str(where) for where in found.unread])}")
     lines += [f"left out: {each.stream}: {each.reason}" for each in found.left_out]

@@ -49,6 +49,7 @@ CODES: Final = {
     "found": ExitCode.OK,
     "absent": ExitCode.NOT_THERE,
     "expired": ExitCode.NOT_THERE,
+    "deleted": ExitCode.NOT_THERE,
     "not_recorded_yet": ExitCode.NOT_YET,
     "unproven": ExitCode.UNPROVEN,
 }
@@ -112,8 +113,8 @@ def find(
 ) -> None:
     """Find the messages whose KEY has this VALUE.
 
-    Ends with 0 (found), 6 (absent, or expired), 8 (not recorded yet) or 11 (unproven). `--json` prints one document:
-    status, messages, streams.
+    Ends with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
+    document: status, messages, streams.
     """
     with open_relations(servers) as relations, explained(options.explain):
         answer = relations.find(
@@ -157,8 +158,8 @@ def related(
 ) -> None:
     """Find the messages that belong to the one at OFFSET of STREAM: by equal keys, or by time.
 
-    Ends with 0 (found), 6 (absent, or expired), 8 (not recorded yet) or 11 (unproven). `--json` prints one document:
-    status, messages, streams.
+    Ends with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
+    document: status, messages, streams.
     """
     if in_time and len(to or ()) != 1:
         raise typer.BadParameter("--time looks in one stream: give --to once")
@@ -193,8 +194,8 @@ def around(
 ) -> None:
     """Show what happened around a MOMENT, in all recorded streams, merged by time: the messages nearest to it.
 
-    Ends with 0 (found), 6 (absent, or expired), 8 (not recorded yet) or 11 (unproven). `--json` prints one document:
-    status, messages, streams.
+    Ends with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
+    document: status, messages, streams.
     """
     before_s, after_s = (parse_span(span if given is None else given) for given in (before, after))
     with open_relations(servers) as relations, explained(options.explain):
@@ -264,7 +265,7 @@ def _print(answer: "Answer", as_json: bool) -> None:
         elif not answer:
             rest = "; --complete reads that part" if answer.status == "not_recorded_yet" else ""
             console.print(answer.words + rest, soft_wrap=True)
-            if answer.unattended and not answer.new_keys:
+            if answer.explanation and not (answer.lacking or answer.new_keys):
                 console.print(answer.explanation)
         if answer.unread:
             console.print(f"could not be read: {some([str(place) for place in answer.unread])}")
@@ -287,6 +288,7 @@ def _document(answer: "Answer") -> dict[str, Any]:
         "status": str(answer.status),
         "messages": [message_document(hit.message) | {"keys": list(hit.keys)} for hit in answer.hits],
         "expired": [place._asdict() for place in answer.expired],
+        "deleted": [place._asdict() for place in answer.deleted],
         "unread": [place._asdict() for place in answer.unread],
         "left_out": [each._asdict() for each in answer.left_out],
         "lacking": [each._asdict() for each in answer.lacking],

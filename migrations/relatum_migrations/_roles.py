@@ -13,7 +13,7 @@ __all__ = ["ROLES", "grant_roles", "missing_roles"]
 
 _RECORDED: Final = (
     "streams, recorder_members, keys, coverage, relationships, table_parts, part_streams, part_keys, time_blocks, "
-    "checkpoints, receipts, skips, events, expectations, taps"
+    "checkpoints, receipts, skips, events, expectations, taps, brokers"
 )
 _READ: Final = _RECORDED.replace(" receipts,", "")
 _GROUPS: Final = "group_consumers, group_scans, group_states"

@@ -51,6 +51,13 @@ def checked_seconds(
     return seconds
 
 
+def seconds_text(seconds: float) -> str:
+    """A span of time as errors show it: whole seconds from 10 on, tenths below that, hundredths below 1."""
+    decimals = 0 if seconds >= 10 else 1 if seconds >= 1 else 2
+    whole, _, rest = f"{seconds:,.{decimals}f}".partition(".")
+    return f"{whole}.{rest.rstrip('0')}".rstrip(".") + " s"
+
+
 def checked_name(argument: str, value: Any) -> str:
     """A name of a stream, a super stream or a key: at once, since the broker's answer to a longer one may be none.
 

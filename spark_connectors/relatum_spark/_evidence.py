@@ -15,6 +15,7 @@ from relatum_consumer.lookups import (
     AllBounds,
     Bounds,
     Catalog,
+    Identify,
     LookupRequest,
     Partitions,
     Pause,
@@ -63,7 +64,7 @@ def _status(catalog: Catalog, names: Sequence[str], keys: Sequence[str], with_ti
         definition = yield from catalog.definition(key)
         key_ids.add(definition.key_id)
     known = yield from evidence(catalog, names, key_ids)
-    return known.status(is_found=False, was_read=False, has_expired=False, is_whole=True)
+    return known.status(is_found=False, was_read=False, is_whole=True)
 
 
 def _carry_out(request: LookupRequest, reader: StreamReader, connection: sa.Connection) -> Any:
@@ -78,5 +79,5 @@ def _carry_out(request: LookupRequest, reader: StreamReader, connection: sa.Conn
         return reader.partitions(request.super_stream)
     if isinstance(request, Pause):
         return time.sleep(request.seconds)
-    assert isinstance(request, Agree), "the proof asks for nothing else"
-    return agreements(reader, request.positions, request.kept)
+    assert isinstance(request, Agree | Identify), "the proof asks for nothing else"
+    return reader.identity() if isinstance(request, Identify) else agreements(reader, request.positions, request.kept)

@@ -1,9 +1,17 @@
 """The demo: the installed command on real data, and that it would notice a wrong answer."""
 
 import json
+import os
 import signal
+import socket
+import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Final
 
 import httpx
 import pytest
@@ -16,8 +24,11 @@ from relatum_consumer.demo._asking import Demonstration
 from relatum_consumer.demo._data import FLIGHTS, Dataset, load
 from relatum_consumer.demo._departures import check_departures, expect_departures
 from relatum_consumer.demo._publish import STREAMS, Servers, publish_and_record
-from tests.acceptance._command import LIMIT_S, Relatum
-from tests.support import delete_stream, unique_name, wait_until
+from tests.acceptance._command import COMMAND, LIMIT_S, Relatum, run
+from tests.support import delete_stream, processes_naming, unique_name, wait_until
+
+STANDSTILL_S: Final = 11.0
+"""Seconds for which RabbitMQ does nothing: more than the 10 that a look-up has by default."""
 
 
 @pytest.fixture
@@ -80,6 +91,71 @@ def test_three_clicks_lead_from_a_flight_to_its_plane_and_its_weather(
     assert process.returncode == 0
 
 
+def test_demo_on_private_servers_outlasts_a_machine_that_stands_still(tmp_path: Path) -> None:
+    """Away from a terminal it says what it does; killed and run again, it names what is there; RabbitMQ may be slow."""
+    directory = tmp_path / "servers"
+    arguments = [COMMAND, "demo", "--flights", "500", "--checked", "50", "--directory", str(directory)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RELATUM_")}
+    start = partial(subprocess.Popen, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with start([*arguments, "--web", "--port", "0"]) as process:
+        try:
+            await_line(process.stdout, "3. ")
+            broker = processes_naming(str(directory / "rabbitmq"))
+            for pid in broker:
+                os.kill(pid, signal.SIGSTOP)
+            begun = time.monotonic()
+            wait_until(lambda: time.monotonic() - begun > STANDSTILL_S, what="more than a look-up has by default")
+            for pid in broker:
+                os.kill(pid, signal.SIGCONT)
+            printed = await_line(process.stdout, "RELATUM_WEB_URL=")
+        finally:
+            process.kill()
+        said = process.communicate(timeout=LIMIT_S)[1]
+    assert sum("no differences" in line for line in printed) == 2
+    exported = [line.partition("=")[0] for line in printed if line.startswith("export ")]
+    assert exported == [f"export RELATUM_{name}_URL" for name in ("BROKER", "STREAM", "DATABASE")]
+    assert [line.split()[0] for line in said.splitlines() if line.endswith(" …")] == (
+        ["Loading", "Starting", "Publishing", "Reading", "Asking", "Asking", "Asking"]
+    )
+    with start(arguments) as again:
+        said = again.communicate(timeout=LIMIT_S)[1]
+    assert again.returncode == ExitCode.CONFIGURATION
+    assert f"relatum up --web --directory {directory}" in said
+
+
+def await_line(output: IO[str] | None, beginning: str) -> list[str]:
+    """Read to a line that begins so, and give all that were read."""
+    assert output is not None
+    lines = []
+    for line in output:
+        lines.append(line)
+        if line.startswith(beginning):
+            return lines
+    raise AssertionError(f"it ended before {beginning!r}: {''.join(lines)}")
+
+
+def test_demo_says_that_the_broker_was_lost(tmp_path: Path) -> None:
+    """A broker that ends while it is published to is one line and its code, no traceback."""
+    directory = tmp_path / "servers"
+    arguments = [COMMAND, "demo", "--flights", "500", "--directory", str(directory)]
+    with subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        await_line(process.stderr, "Publishing")
+        for pid in processes_naming(str(directory / "rabbitmq")):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        said = process.communicate(timeout=LIMIT_S)[1]
+    assert process.returncode == ExitCode.BROKER
+    assert "Traceback" not in said
+
+
+def test_demo_looks_for_the_pages_port_first() -> None:
+    """A port that another has is said before minutes are spent."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ended = run("demo", "--web", "--port", str(taken.getsockname()[1]))
+    assert (ended.returncode, ended.stdout) == (ExitCode.CONFIGURATION, "")
+    assert "--port" in ended.stderr
+
+
 @pytest.fixture
 def data() -> Dataset:
     """A small part of the data, published in a second."""
@@ -99,11 +175,11 @@ def test_demo_notices_wrong_answers(
         StreamReader.open(servers.address) as reader,
     ):
         right = Demonstration(servers, data, relations, reader)
-        asked, differences = right.check_many(40, seed=1)
+        asked, differences = right.check_many(right.numbers(40, seed=1))
         assert asked > 150
         assert differences == []
         wrong = Demonstration(servers, replace(data, planes=planes), relations, reader)
-        _, differences = wrong.check_many(40, seed=1)
+        _, differences = wrong.check_many(wrong.numbers(40, seed=1))
         expectation = expect_departures(servers)
         report, missing = check_departures(relations, data, expectation)
         assert report.checked > 20

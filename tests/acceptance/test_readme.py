@@ -67,6 +67,25 @@ def test_publisher_and_consumer_work_as_shown(environment: dict[str, str]) -> No
     assert second == "a second parcel? no"
 
 
+def test_the_consumer_says_so_where_there_is_no_such_order(
+    environment: dict[str, str], relatum: Relatum, amqp_url: str
+) -> None:
+    """Where the publisher has not run, the consumer ends with one line, and no traceback."""
+    declare_stream(amqp_url, "orders")
+    publish_plain(amqp_url, "orders", [(b"4 chairs", pika.BasicProperties(headers={"order_id": 4712}))])
+    with relatum.start("record", "orders", "--keys", "order_id") as recorder:
+        try:
+            relatum.await_recorded("orders")
+        finally:
+            recorder.terminate()
+            recorder.communicate(timeout=90)
+    ended = subprocess.run(
+        [sys.executable, "-c", example("consumer")], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.splitlines() == ["order 4711: absent "]
+
+
 def test_the_first_look_of_a_new_user_is_answered_as_shown(
     environment: dict[str, str], amqp_url: str, stream_url: str, empty_database_url: str
 ) -> None:

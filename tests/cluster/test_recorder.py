@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from relatum.reading import Agreement, BrokerAddress, Position, StreamReader, agreement
+from relatum.reading import (
+    Agreement,
+    BrokerAddress,
+    BrokerIdentity,
+    Position,
+    StreamReader,
+    agreement,
+    claimed_identity,
+)
 from relatum.recording import Recorder, StreamStatus, status
 from relatum.wire._identity import fingerprint
 from tests.support import publish_plain, unique_name, wait_until
@@ -121,3 +130,20 @@ def is_held(database_url: str, stream: str) -> bool:
             [stream],
         ).fetchone()
     return row is not None
+
+
+def test_a_broker_of_three_nodes_has_one_id(cluster: Cluster) -> None:
+    """Recorders that come first at different nodes at once agree, and each node says the same."""
+    addresses = [BrokerAddress.parse(cluster.amqp_url(node), cluster.stream_url(node)) for node in (1, 2, 3)]
+
+    def claimed(address: BrokerAddress) -> BrokerIdentity:
+        with StreamReader.open(address) as reader:
+            return claimed_identity(reader)
+
+    with ThreadPoolExecutor(6) as threads:
+        found = {each.broker_id for each in threads.map(claimed, addresses * 2)}
+    assert len(found) == 1
+    assert None not in found
+    for address in addresses:
+        with StreamReader.open(address) as reader:
+            assert {reader.identity().broker_id} == found

@@ -239,7 +239,7 @@ def test_sets_of_a_super_stream_are_closed_after_one_time(faces: Faces, sets: re
     """Who names another `idle_s` than the first is refused, and told which it is; who names none goes by that."""
     with faces.opened(idle_s=60) as first:
         first.publish(b"", "s1")
-        with pytest.raises(SuperStreamConflict, match="idle_s=60") as refused, faces.opened(idle_s=30) as other:
+        with pytest.raises(SuperStreamConflict, match="closed after 60 s") as refused, faces.opened(idle_s=30) as other:
             other.publish(b"", "s1")
         assert refused.value.reason == "its idle_s is 60"
         with faces.opened() as other:

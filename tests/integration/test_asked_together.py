@@ -157,5 +157,5 @@ def test_a_message_that_cannot_be_read_does_not_make_a_wait_ask_all_the_time(
         messages[:1],
     ) as futures:
         [answer] = answers_of(futures)
-    assert answer.status is Status.EXPIRED
+    assert answer.status is Status.DELETED
     assert asked.of("LATERAL") < 60

@@ -23,11 +23,13 @@ from relatum.errors import (
     InvalidGroup,
     InvalidInput,
     KeyNotDefined,
+    NothingRecorded,
     OffsetExpired,
     StreamNotFound,
 )
 from relatum.keys import moment
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, GroupStatus
+from relatum.reading import StreamReader
 from relatum.recording import prune
 from relatum.store import add_keys, ensure_stream
 from relatum_consumer import AsyncRelations, Relations, Status, explaining
@@ -228,6 +230,19 @@ def test_a_position_says_which_streams_it_holds_for(
     assert group.position is not None
     assert (len(group), group.position.holds_for("", unknown)) == (2, True)
     assert not relations.group_position(group_id(1), streams=known, complete=False).is_proven
+
+
+def test_where_no_stream_is_recorded_a_group_s_position_is_not_known(
+    amqp_url: str, engine: sa.Engine, stream_name: str, relations: Relations
+) -> None:
+    """Nobody named a stream, and the database knows none: a group that begins is not told from one that nobody sees."""
+    add_keys(engine, KEYS)
+    publish_plain(amqp_url, stream_name, [of_group(1, 1)])
+    for ask in (relations.group_position, relations.group):
+        for complete in (True, False):
+            with pytest.raises(NothingRecorded):
+                ask(group_id(1), complete=complete)
+    assert relations.group_position(group_id(1), streams=stream_name).seen == 1
 
 
 def test_streams_that_are_long_gone_cost_a_look_at_all_recorded_ones_nothing(
@@ -545,6 +560,9 @@ def test_large_messages_of_groups_that_lie_mixed_are_read_once(
     messages = shuffled([message for number in range(count) for message in whole_group(number, size)], 5)
     # Without waiting for confirms: many messages come to lie in one chunk.
     publish_plain(amqp_url, streams[0], [(body, headers) for _, headers in messages], confirm=False)
+    with StreamReader.open(amqp_url) as reader:
+        # What is not recorded is read for its members first. Of an empty stream the last is None.
+        wait_until(lambda: (reader.bounds(streams[0]).last or 0) >= len(messages) - 1, what="all in the stream")
     record(streams[0])
     with Proxy.to(stream_url) as proxy:
         through = proxy.url(stream_url)

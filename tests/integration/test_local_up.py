@@ -13,6 +13,7 @@ import httpx
 import psycopg
 import pytest
 
+from relatum.local._identity import free_port
 from tests.support import processes_naming, server_version, wait_until
 
 RELATUM = Path(sys.executable).parent / "relatum"
@@ -31,9 +32,9 @@ def _up(
             urls = {}
             for _ in range(urls_printed):
                 line = process.stdout.readline()
-                assert re.fullmatch(r"RELATUM_[A-Z]+_URL=\S+\n", line), line
-                name, url = line.rstrip().split("=", 1)
-                urls[name] = url
+                found = re.fullmatch(r"export (RELATUM_[A-Z]+_URL)=(\S+)\n", line)
+                assert found, line + (process.stderr.read() if process.stderr and not line else "")
+                urls[found[1]] = found[2]
             yield process, urls
         finally:
             process.kill()
@@ -61,6 +62,27 @@ def test_up_serves_until_it_is_stopped(tmp_path: Path, number: signal.Signals) -
         process.send_signal(number)
         assert process.wait(90) == 0
         assert processes_naming(str(tmp_path / "servers")) == []
+
+
+def test_up_is_started_again_in_its_directory(tmp_path: Path) -> None:
+    """Each start serves servers and page at the same URLs: after a stop, a kill, and a kill of its very first start."""
+    directory = tmp_path / "servers"
+    first = subprocess.Popen([RELATUM, "up", "--directory", directory, "--web"], stderr=subprocess.DEVNULL)
+    with first:
+        wait_until((directory / "rabbitmq" / "server.log").exists, what="the start of a server")
+        first.kill()
+    wait_until(lambda: not processes_naming(str(directory)), what="all processes to be gone")
+    port = free_port([0])
+    seen = []
+    for is_stopped in (True, False, True):
+        with _up(directory, "--web", "--port", str(port), urls_printed=4) as (process, urls):
+            assert httpx.get(urls["RELATUM_WEB_URL"] + "api/health", timeout=90).json() == {"is_well": True}
+            seen.append(urls)
+            if is_stopped:
+                process.terminate()
+                assert process.wait(90) == 0
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0]["RELATUM_WEB_URL"] == f"http://127.0.0.1:{port}/"
 
 
 def test_up_ends_when_a_server_ends(tmp_path: Path) -> None:

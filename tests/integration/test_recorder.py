@@ -1,5 +1,6 @@
 """Recording real streams into a real database."""
 
+import logging
 import re
 import threading
 import time
@@ -22,7 +23,18 @@ from relatum.recording._embedded import DRAIN_S
 from relatum.recording._extract import Extractor
 from relatum.recording._losing import is_same
 from relatum.recording._ranges import gaps
-from relatum.store import NewTail, add_keys, coverage_of, current_stream, ensure_stream, open_tail, remove_key, tail_of
+from relatum.store import (
+    NewTail,
+    add_keys,
+    coverage_of,
+    current_stream,
+    ensure_stream,
+    merged,
+    open_tail,
+    remove_key,
+    tail_of,
+)
+from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import Relations
 from tests.support import (
     broker_connection,
@@ -69,6 +81,16 @@ def test_a_stop_commits_what_was_read_and_a_start_goes_on_there(
         publish_plain(amqp_url, stream_name, orders(5, start))
         record(amqp_url, engine, stream_name, keys=["order_id"])
     assert len(rows_of(engine, stream_name)) == 15
+
+
+def test_a_stop_right_after_the_start_is_no_outage(
+    amqp_url: str, engine: sa.Engine, stream_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is said to wait, or to be tried again: what was asked when the stop came is just left."""
+    for _ in range(10):
+        with recording(amqp_url, engine, stream_name):
+            wait_until(lambda: any(each.name == "relatum-keeper" for each in threading.enumerate()), what="its threads")
+    assert not [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 def test_what_is_derived_can_be_emptied_and_filled_again(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
@@ -346,10 +368,11 @@ def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(amqp_url: s
         (seen,) = status(amqp_url, engine, [name])
         assert seen.first is not None
         assert seen.first > 10
-        ((start, end),) = seen.holes
-        assert start == 10 < end <= seen.first, "4.x drops more a moment later"
+        # 4.x drops a segment more a moment later: before the second recorder's end, or after it.
+        ((start, end),) = merged(seen.holes)
+        assert start == 10 < end <= seen.first
         assert lost == [0, end - start], "none at first; the second recorder found them when it began"
-        assert [event.kind for event in seen.events] == ["hole"]
+        assert {event.kind for event in seen.events} == {"hole"}
         assert prune(amqp_url, engine, [name]).rows[name] > 0
         assert min(offset for _, _, offset in rows_of(engine, name)) >= seen.first
         assert verify(amqp_url, engine, [name]).ok
@@ -389,6 +412,22 @@ def test_times_switched_off_for_a_stream_are_not_recorded(amqp_url: str, engine:
     assert (seen.covered["time"], seen.covered["order_id"]) == ([], [(0, 5)])
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT count(*) FROM relatum.time_blocks")).scalar_one() == 0
+
+
+def test_a_name_that_becomes_a_super_streams_is_no_missing_stream_any_more(
+    amqp_url: str, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker that starts may know streams first: once it knows the super stream, nobody waits for such a stream."""
+    name = unique_name()
+    try:
+        with recording(amqp_url, engine, name) as recorder:
+            wait_until(lambda: f"There is no stream {name!r}" in caplog.text, what="the recorder to ask for a stream")
+            declare_super_stream(amqp_url, name, 2)
+            partitions = {f"{name}-0", f"{name}-1"}
+            wait_until(lambda: recorder.statistics().streams.keys() == partitions, what="partitions")
+            wait_until(lambda: name not in recorder._group._tracks, what="the name to be dropped")
+    finally:
+        delete_super_stream(amqp_url, name)
 
 
 def test_the_partitions_of_a_super_stream_are_recorded(amqp_url: str, engine: sa.Engine) -> None:

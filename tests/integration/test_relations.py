@@ -281,23 +281,25 @@ def test_what_retention_dropped_is_expired_and_does_not_hide_the_rest(
 def test_a_stream_declared_again_is_named_and_never_answered_from(
     amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, other_stream: str, count: int
 ) -> None:
-    """Shorter, longer or empty: whether something would be found or nothing, it is `StreamReplaced`."""
+    """Shorter, longer or empty: where it is named it is `StreamReplaced`, else left out, and nothing is proven."""
     publish_plain(amqp_url, other_stream, [order("a")])
     publish_plain(amqp_url, stream_name, [order(f"o{n}") for n in range(9)] + [order("a")])
     record(amqp_url, engine, stream_name, other_stream)
     delete_stream(amqp_url, stream_name)
     declare_stream(amqp_url, stream_name)
     publish_plain(amqp_url, stream_name, [(b"new", {"order_id": "new"})] * count)
-    look_ups = [
-        lambda: relations.find("order_id", "a", streams=stream_name),
-        lambda: relations.find("order_id", "none"),
-        lambda: relations.find("order_id", "new", complete=True),
-        lambda: relations.related(relations.read(other_stream, 0)),
-    ]
-    for look_up in look_ups:
+    for value, is_complete in (("a", False), ("none", False), ("new", True)):
         with pytest.raises(StreamReplaced) as caught:
-            look_up()
+            relations.find("order_id", value, streams=stream_name, complete=is_complete)
         assert caught.value.stream == stream_name
+    for answer, ids in (
+        (relations.find("order_id", "a"), ((other_stream, 0),)),
+        (relations.find("order_id", "none"), ()),
+        (relations.find("order_id", "new", complete=True), ()),
+        (relations.related(relations.read(other_stream, 0)), ()),
+    ):
+        assert (answer.ids, answer.status) == (ids, Status.UNPROVEN)
+        assert ([each.stream for each in answer.left_out], answer.streams) == ([stream_name], (other_stream,))
     assert relations.find("order_id", "a", streams=other_stream).ids == ((other_stream, 0),)
 
 
@@ -338,10 +340,35 @@ def test_a_row_that_the_message_does_not_confirm_is_never_answered_from(
         relations.find("order_id", "b" if "value" in change else "a")
 
 
+@pytest.mark.differs
+def test_a_stream_declared_again_is_told_from_one_that_lost_its_tail(
+    amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, other_stream: str
+) -> None:
+    """Each error says which of both it is, and what to do."""
+    publish_plain(amqp_url, stream_name, [order("a"), order("b")])
+    publish_plain(amqp_url, other_stream, [order("c")])
+    record(amqp_url, engine, stream_name, other_stream)
+    delete_stream(amqp_url, stream_name)
+    declare_stream(amqp_url, stream_name)
+    publish_plain(amqp_url, stream_name, [order("z")])
+    with pytest.raises(StreamReplaced, match=f"{stream_name}' was deleted and declared again: relatum record"):
+        relations.find("order_id", "b", streams=stream_name)
+    with engine.begin() as connection:
+        # As if a message more had been recorded, which the stream lost since.
+        of_other = "FROM relatum.streams s WHERE s.stream_id = t.stream_id AND s.name = :name"
+        for change in (
+            "UPDATE relatum.coverage t SET last_offset = 7, to_offset = 8",
+            "UPDATE relatum.relationships t SET stream_offset = 7",
+        ):
+            connection.execute(sa.text(f"{change} {of_other}"), {"name": other_stream})
+    with pytest.raises(StreamReplaced, match=f"{other_stream}' has lost its tail: relatum record"):
+        relations.find("order_id", "c", streams=other_stream)
+
+
 def test_a_deleted_stream_is_not_found_by_name_and_holds_nothing_otherwise(
     amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, other_stream: str
 ) -> None:
-    """Named, it is `StreamNotFound`; among all recorded streams its messages have expired."""
+    """Named, it is `StreamNotFound`; among all recorded streams its messages are told to be deleted."""
     publish_plain(amqp_url, stream_name, [order("a")])
     publish_plain(amqp_url, other_stream, [order("b")])
     record(amqp_url, engine, stream_name, other_stream)
@@ -350,7 +377,9 @@ def test_a_deleted_stream_is_not_found_by_name_and_holds_nothing_otherwise(
         with pytest.raises(StreamNotFound) as caught:
             relations.find("order_id", value, streams=stream_name)
         assert caught.value.stream == stream_name
-    assert relations.find("order_id", "a").status is Status.EXPIRED
+    gone = relations.find("order_id", "a")
+    assert (gone.status, gone.deleted, gone.expired) == (Status.DELETED, ((stream_name, 0),), ())
+    assert f"relatum forget {stream_name}" in gone.explanation
     assert relations.find("order_id", "b").ids == ((other_stream, 0),)
     assert relations.find("order_id", "none").status is Status.ABSENT
 

@@ -100,12 +100,12 @@ def test_a_broker_that_is_down_is_said_to_be_down(
 def test_streams_that_are_all_gone_prove_nothing(
     amqp_url: str, engine: sa.Engine, relations: Relations, other_stream: str
 ) -> None:
-    """What lay there has expired; of the rest nobody can say anything, for no stream is left."""
+    """What lay there was deleted; of the rest nobody can say anything, for no stream is left."""
     publish_plain(amqp_url, other_stream, [order("a")])
     record(amqp_url, engine, other_stream)
     delete_stream(amqp_url, other_stream)
     answer = relations.find("order_id", "a")
-    assert (answer.status, answer.streams) == (Status.EXPIRED, (other_stream,))
+    assert (answer.status, answer.streams) == (Status.DELETED, (other_stream,))
     with pytest.raises(NothingRecorded):
         relations.find("order_id", "b")
 

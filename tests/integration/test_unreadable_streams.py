@@ -168,7 +168,7 @@ def test_a_recorded_stream_that_is_a_queue_now_stops_no_other(
         assert list(prune(amqp_url, engine).failed) == [name]
         with Relations(amqp_url, database_url) as relations:
             assert relations.find("order_id", stream_name).status is Status.FOUND
-            assert relations.find("order_id", name).status is Status.EXPIRED
+            assert relations.find("order_id", name).status is Status.DELETED
             assert relations.find("order_id", "nowhere").streams == (stream_name,)
             with pytest.raises((NotAStream, StreamNotFound), match=name):
                 relations.find("order_id", "nowhere", streams=name)

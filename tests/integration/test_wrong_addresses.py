@@ -87,6 +87,17 @@ def test_a_port_that_is_no_amqp_port_is_named(
 
 
 @pytest.mark.parametrize("face", FACES)
+def test_a_server_that_accepts_and_says_nothing_did_not_answer_in_time(face: str, amqp_url: str) -> None:
+    """A broker that stands still is not said to be missing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        by_stream = face.endswith("stream")
+        url = at(amqp_url, f"none://127.0.0.1:{silent.getsockname()[1]}/", "rabbitmq-stream" if by_stream else "amqp")
+        words = r"Nothing at .* answered as .* in time"
+        with pytest.raises(BrokerUnavailable, match=words), open_face(face, url, timeout_s=1):
+            pass
+
+
+@pytest.mark.parametrize("face", FACES)
 def test_tls_on_a_plain_port_is_named(face: str, amqp_url: str, stream_url: str) -> None:
     """A port without TLS given with it is a wrong URL, which no waiting cures, also where it hangs up in silence."""
     by_stream = face.endswith("stream")

@@ -41,20 +41,33 @@ def recording(
 
 def recorded_to(engine: sa.Engine, stream: str) -> int:
     """The end of a stream's coverage; 0 where it was never recorded."""
+    return _recorded_to(engine, stream) or 0
+
+
+def _recorded_to(engine: sa.Engine, stream: str) -> int | None:
     query = sa.text(
         "SELECT max(to_offset) FROM relatum.coverage JOIN relatum.streams USING (stream_id) "
         "WHERE name = :name AND replaced_at IS NULL AND kind = 'recorded'"
     )
     with engine.connect() as connection:
-        return connection.execute(query, {"name": stream}).scalar_one() or 0
+        end: int | None = connection.execute(query, {"name": stream}).scalar_one()
+        return end
 
 
 def wait_recorded(broker_url: str, engine: sa.Engine, stream: str, *, limit_s: float = LIMIT_S) -> int:
-    """Wait until everything that is in the stream now is recorded; gives the end of its coverage."""
+    """Wait until everything that is in the stream now is recorded; gives the end of its coverage.
+
+    Of an empty stream, too: until the database knows it.
+    """
     with StreamReader.open(broker_url) as reader:
         last = reader.bounds(stream).last
     end = 0 if last is None else last + 1
-    wait_until(lambda: recorded_to(engine, stream) >= end, limit_s=limit_s, what=f"coverage of {stream} up to {end}")
+
+    def is_recorded() -> bool:
+        recorded = _recorded_to(engine, stream)
+        return recorded is not None and recorded >= end
+
+    wait_until(is_recorded, limit_s=limit_s, what=f"coverage of {stream} up to {end}")
     return recorded_to(engine, stream)
 
 

@@ -47,7 +47,8 @@ def renew(server: LocalRabbitMQ) -> None:
     wait_until(lambda: evaluate(server, "whereis(rabbit_boot)") == "undefined", what="the end of its start")
     evaluate(
         server,
-        "ok = rabbit:stop(), ok = rabbit_mnesia:reset(),"
+        # Of RabbitMQ 3.12 and later, and of those before.
+        "ok = rabbit:stop(), ok = try rabbit_db:reset() catch error:undef -> rabbit_mnesia:reset() end,"
         " application:set_env(rabbit, trace_vhosts, []), ok = rabbit:start()",
     )
     wait_until(server._answers, what="an answer")

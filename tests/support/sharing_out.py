@@ -16,7 +16,8 @@ OWN_BROKER: Final = (
     "integration/test_broker_permissions", "integration/test_changing_passwords",
     "integration/test_firehose", "integration/test_firehose_faults",
     "integration/test_java_publisher", "integration/test_super_streams_interop", "integration/test_tapping",
-    "integration/test_unreadable_streams", "integration/test_virtual_hosts", "web/test_mcp_guards",
+    "integration/test_two_brokers", "integration/test_unreadable_streams", "integration/test_virtual_hosts",
+    "web/test_mcp_guards",
 )  # fmt: skip
 """Files that use the fixture `own_broker`: three seconds of a processor to start, and one to make it as new."""
 

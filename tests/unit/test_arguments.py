@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from relatum.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds
+from relatum.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds, seconds_text
 from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
@@ -15,6 +15,7 @@ from relatum.reading import BrokerAddress, Message, Properties, StreamReader
 from relatum.reading._stream_blocking import Streams
 from relatum.reading._stream_errors import check_offset
 from relatum.reading._window import Window
+from relatum.waiting import Deadline
 from relatum.wire import _frames as frames
 from relatum_consumer import Relations
 from relatum_consumer.groups import GroupConsumer
@@ -157,3 +158,27 @@ def test_a_name_of_half_a_character_is_no_name_to_the_broker() -> None:
     """It is our error, not the codec's."""
     with pytest.raises(InvalidInput, match="half a surrogate pair"):
         frames.string("orders-\ud800")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0 s"),
+        (0.05, "0.05 s"),
+        (0.5, "0.5 s"),
+        (1, "1 s"),
+        (2.3791, "2.4 s"),
+        (10.0, "10 s"),
+        (12.6, "13 s"),
+        (86_400, "86,400 s"),
+    ],
+)
+def test_errors_show_seconds_as_people_say_them(seconds: float, shown: str) -> None:
+    """No more digits than anybody reads, and no zeros behind a point."""
+    assert seconds_text(seconds) == shown
+
+
+def test_a_call_whose_time_is_over_says_how_long_that_was_and_no_name_of_python() -> None:
+    """Who reads it may never have seen the argument: a command, or the page, has set it."""
+    assert str(Deadline(10.0)) == "10 s"
+    assert str(Deadline(None, Deadline(2.3791))) == "2.4 s"

@@ -71,6 +71,12 @@ def test_what_no_client_gives_is_an_error_that_says_what_is_taken(what: str) -> 
     assert "4711" not in str(told.value)
 
 
+def test_nothing_in_hand_asks_whether_anything_was_found() -> None:
+    """`relations.find(…).first` is None where nothing was found: the error says where to look."""
+    with pytest.raises(InvalidInput, match=r"did `find` find nothing.*status and explanation"):
+        in_hand(None)  # type: ignore[arg-type]
+
+
 def is_same(one: Any, other: Any) -> bool:
     """Whether a look-up takes them for the same message, at whatever offset."""
     is_copy = in_hand(one).is_copy

@@ -1,5 +1,6 @@
 """Times as people write them, and how they are read."""
 
+import time
 from datetime import UTC, datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
@@ -46,6 +47,29 @@ def at(day: int, hour: int = 0, minute: int = 0, second: int = 0, *, zone: timez
 def test_a_time_is_read_as_it_is_meant(text: str, meant: datetime) -> None:
     """Dates, times, spans back from now; UTC where no zone is given, as commands show times."""
     assert read_moment(text, NOW).moment == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "hour", "offset"),
+    [
+        ("2026-07-01T12:00 local", 10, 2),
+        ("2026-12-01T12:00 local", 11, 1),
+        ("2026-11-22 09:30 local", 8, 1),
+        ("yesterday 12:00 local", 11, 1),
+        ("09:30 local", 8, 1),
+    ],
+)
+def test_local_time_has_the_offset_of_its_own_day(
+    text: str, hour: int, offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`local` in July is summer time, in whatever month it is asked."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+        time.tzset()
+        found = read_moment(text, NOW).moment
+    time.tzset()
+    assert found.utcoffset() == timedelta(hours=offset)
+    assert found.astimezone(UTC).hour == hour
 
 
 @pytest.mark.parametrize(

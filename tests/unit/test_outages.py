@@ -1,6 +1,7 @@
 """One line when something goes away and one when it is back."""
 
 import logging
+import threading
 
 import pytest
 
@@ -80,11 +81,15 @@ def test_a_broker_that_starts_is_still_the_same_outage(
     assert [line.levelname for line in caplog.records] == ["WARNING", "INFO"]
 
 
+@pytest.mark.parametrize("kind", [StreamUnavailable, StreamNotFound])
 def test_a_stream_that_starts_after_its_broker_is_no_news_to_those_who_did_not_wait_for_that(
-    outages: Outages, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    outages: Outages,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[StreamUnavailable | StreamNotFound],
 ) -> None:
     """Whoever meets such a stream just after the broker is back keeps still, unless it lasts."""
-    starts = StreamUnavailable("starts", stream="s")
+    starts = kind("starts", stream="s")
     outages.failed("connections", BrokerUnavailable("gone"))
     outages.over("connections")
     assert not outages.failed("recording of stream 's'", starts)
@@ -94,7 +99,7 @@ def test_a_stream_that_starts_after_its_broker_is_no_news_to_those_who_did_not_w
     for _ in range(2):
         outages.failed("recording of stream 's'", starts)
     assert texts(caplog.records[2:]) == [
-        ("WARNING", "recording of stream 's' waits, and is tried again: StreamUnavailable: starts")
+        ("WARNING", f"recording of stream 's' waits, and is tried again: {kind.__name__}: starts")
     ]
 
 
@@ -162,3 +167,14 @@ def test_who_ends_while_it_waits_says_nothing_of_its_own(outages: Outages, caplo
     assert len(caplog.records) == 2
     outages.forget("b")
     assert caplog.records[-1].getMessage() == "PostgreSQL d:2/n is back, after 0 s"
+
+
+def test_what_a_stop_ends_says_nothing_of_the_broker(caplog: pytest.LogCaptureFixture) -> None:
+    """A read that was under way, and was ended because a component stops, is no outage; a database's silence is one."""
+    caplog.set_level(logging.INFO, logger.name)
+    stop = threading.Event()
+    outages = Outages(logger, broker="amqp://u@b:1", database="d:2/n", stop=stop)
+    stop.set()
+    assert not outages.failed("renewing the leases", ReadTimeout("The time of the call is over (the work was ended)."))
+    assert texts(caplog.records) == []
+    assert outages.failed("renewing the leases", AWAY)

@@ -90,6 +90,8 @@ def test_hexadecimal_is_cut_and_text_has_no_control_characters() -> None:
     """The beginning is shown; what would move a terminal's or a page's cursor is no text."""
     assert len(hex_lines(bytes(2 * HEX_BYTES_MAX))) == HEX_BYTES_MAX // 16
     assert text_of(b"a\x1b[2Jb") is None
+    assert text_of(b"before\0after") == "before\0after"
+    assert text_of("UTF-16".encode("utf-16-le")) is text_of(bytes(8)) is None
     assert text_of(b"tab\tand\r\nlines") == "tab\tand\r\nlines"
     assert image_type(b"<svg></svg>") is None
 

@@ -9,14 +9,18 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
+import sqlalchemy as sa
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
 
+from relatum import GROUP_KEY
 from relatum.store import make_engine
+from relatum_consumer import Expectation
+from relatum_consumer.expectations import add_expectations
 from relatum_consumer.web import WebOptions, WebServer, hash_password
 from tests.support import (
     LIMIT_S,
@@ -29,9 +33,9 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
-from tests.support.groups import group_id
+from tests.support.groups import group_id, of_group
 from tests.support.proxy import Proxy
-from tests.web.conftest import BODIES, HOSTILE, KEYS, MANY, World
+from tests.web.conftest import BODIES, HOSTILE, KEYS, MANY, World, web_database
 from tests.web.conversations import Talks
 
 SCREENSHOTS: Final = Path(__file__).parents[2] / ".venv" / "screenshots"
@@ -567,6 +571,134 @@ def test_names_from_right_to_left_move_nothing(
     finally:
         engine.dispose()
         delete_stream(amqp_url, stream)
+
+
+LONG: Final = "an-endless-name-" * 12 + "to-200ch"
+VALUE: Final = "v" * 1_000
+
+BEYOND: Final = """() => {
+    const wide = (each) => each.scrollWidth > each.clientWidth + 1;
+    const found = [...document.querySelectorAll("main .scroll, main .box, main .column")].filter(wide);
+    for (const each of document.querySelectorAll("main *:not(svg *)")) {
+        const { right, width } = each.getBoundingClientRect();
+        const isBeyond = width && right > innerWidth + 1;
+        if (isBeyond && !each.closest(".scrolled, .raw, .unseen, .skip, thead")) found.push(each);
+    }
+    if (wide(document.documentElement)) found.unshift(document.documentElement);
+    const named = (each) => `${each.tagName}.${each.getAttribute("class")} ${each.textContent.trim().slice(0, 40)}`;
+    return found.slice(0, 5).map(named);
+}"""
+"""What of a view is wider than the window, or than the box it is in."""
+
+TALL: Final = """() => [...document.querySelectorAll("main .key, main .facts dd, main tr")]
+    .filter((each) => each.getBoundingClientRect().height > innerHeight)
+    .map((each) => each.textContent.trim().slice(0, 40))"""
+"""What of a view takes more than the window's height: a value that is not clamped."""
+
+WORDS: Final = """() => [...document.querySelectorAll(".state, .sign, .status, nav a, th")].filter((each) => {
+    const text = each.querySelector("span:last-child") ?? each;
+    const words = document.createRange();
+    return [...text.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE).some((node) =>
+        [...node.data.matchAll(/\\b[a-z]{1,20}\\b/g)].some(({ index, 0: word }) => {
+            words.setStart(node, index);
+            words.setEnd(node, index + word.length);
+            return new Set([...words.getClientRects()].map((each) => each.top)).size > 1;
+        }));
+}).map((each) => each.textContent.trim().slice(0, 40))"""
+"""States whose words are broken within."""
+
+
+@pytest.fixture(scope="module")
+def endless(
+    amqp_url: str, stream_url: str, database_server_url: str, _migrated_template: str, _copying: LiteralString
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """The address of a page on names and values that have no end, and its views."""
+    headers = {"order_id": VALUE, "long": VALUE, "kind": "a"} | of_group(1, 2)[1]
+    sent = [(VALUE.encode(), headers)] * 3
+    declare_stream(amqp_url, LONG)
+    try:
+        with web_database(database_server_url, _migrated_template, _copying) as url:
+            engine = make_engine(url)
+            publish_plain(amqp_url, LONG, sent)
+            keys = ["order_id", "long", "kind", GROUP_KEY]
+            with recording(amqp_url, engine, LONG, keys=keys):
+                wait_recorded(amqp_url, engine, LONG)
+            add_expectations(url, [Expectation(LONG[:100], LONG, "order_id", LONG, 0.001)])
+            with engine.begin() as connection:
+                for statement in _ENDLESS_ROWS:
+                    connection.execute(sa.text(statement), {"name": LONG, "value": VALUE[:200]})
+            engine.dispose()
+            with WebServer(WebOptions(amqp_url, url, stream_url, port=0, timeout_s=60.0)) as server:
+                yield server.url.rstrip("/"), _endless_views()
+    finally:
+        delete_stream(amqp_url, LONG)
+
+
+_ENDLESS_ROWS: Final = (
+    "INSERT INTO relatum.collectors (vhost, name) VALUES ('/', :name)",
+    "INSERT INTO relatum.collector_sources (collector_id, stream) SELECT collector_id, :name FROM relatum.collectors",
+    "INSERT INTO relatum.collected_messages (source_id, stream_offset, message_id, type, size) "
+    "SELECT source_id, 0, :value, :value, 1 FROM relatum.collector_sources",
+    "INSERT INTO relatum.super_streams (name, header) VALUES (:name, :name)",
+    "INSERT INTO relatum.super_stream_partitions (super_stream_id, stream, binding_key, place) "
+    "SELECT super_stream_id, :name || n, n, n FROM relatum.super_streams, generate_series(0, 1) n",
+)
+
+
+def _endless_views() -> dict[str, str]:
+    query = urlencode({"key": "order_id", "value": VALUE})
+    return {
+        "first": "/",
+        "search": f"/?{query}",
+        "search-refused": f"/?{urlencode({'key': LONG, 'value': VALUE})}",
+        "message": f"/streams/{LONG}/0",
+        "message-refused": f"/streams/{LONG}/99",
+        "conversation": f"/trace?{query}",
+        "conversation-message": f"/trace?stream={LONG}&offset=0",
+        "streams": "/streams",
+        "stream": f"/streams/{LONG}",
+        "missing": "/missing?span=all",
+        "expectation": f"/missing/expectation?{urlencode({'name': LONG[:100], 'span': 'all'})}",
+        "groups": "/groups?show=all",
+        "group": f"/groups/group?id={group_id(1)}",
+        "collectors": "/collectors",
+        "collector": f"/collectors/collector?{urlencode({'name': LONG, 'state': 'waiting'})}",
+        "outcome": f"/collectors/outcome?{urlencode({'id': VALUE[:200]})}",
+        "contexts": "/contexts",
+        "super-stream": f"/contexts/super-stream?{urlencode({'name': LONG})}",
+        "live": "/live",
+    }
+
+
+@pytest.mark.parametrize("width", [390, 1280, 2560])
+def test_names_and_values_without_end_stay_in_their_places(
+    browser: Browser, endless: tuple[str, dict[str, str]], width: int
+) -> None:
+    """No view is wider than its window, no box than itself; no value fills the window, no state is broken."""
+    served, views = endless
+    wrong = {}
+    with looking(browser, served, width=width) as window:
+        for name, path in views.items():
+            window.page.goto(served + path)
+            expect(window.page.locator("main h1").first).to_be_attached()
+            window.page.screenshot(path=SCREENSHOTS / f"endless-{name}-light-{width}.png", full_page=True)
+            found = [*window.page.evaluate(BEYOND), *window.page.evaluate(TALL), *window.page.evaluate(WORDS)]
+            wrong |= {name: found} if found else {}
+        window.page.goto("about:blank")
+    assert wrong == {}, "\n".join(f"{name}: {' | '.join(found)}" for name, found in wrong.items())
+
+
+def test_a_key_of_the_first_page_is_chosen_and_its_value_asked_for(browser: Browser, served: str) -> None:
+    """Its chip fills in the key, and what is typed next is the value."""
+    with looking(browser, served) as window:
+        page = window.page
+        page.goto(f"{served}/")
+        page.locator("#answer .keys").get_by_role("link", name="host", exact=True).click()
+        expect(page.get_by_label("Key")).to_have_value("host")
+        expect(page.get_by_label("Value")).to_be_focused()
+        page.keyboard.type("busy")
+        page.keyboard.press("Enter")
+        expect(page.locator("#answer").get_by_text("25 messages and more")).to_be_visible()
 
 
 def test_a_phone_has_cards_instead_of_columns(browser: Browser, served: str) -> None:

@@ -41,6 +41,21 @@ def test_expectations_are_counted(page: Asking, world: World) -> None:
     assert {row["href"] for row in answer["expectations"]} <= links
 
 
+def test_where_nothing_was_looked_at_nothing_is_praised(page: Asking) -> None:
+    """A span without messages has no green tick, and a link to the one that has some."""
+    for path, wider in (
+        ("/missing?span=5m", "/missing?span=all"),
+        ("/missing/expectation?name=paid&span=5m", "/missing/expectation?name=paid&amp;span=all"),
+    ):
+        shown = page.get(path).text
+        assert "no messages in this span" in shown
+        assert 'class="sign good"' not in shown
+        assert f'<a href="{wider}">All times</a>' in shown
+    shown = page.get("/missing?span=all").text
+    assert 'class="sign good"' in shown
+    assert "All times" not in shown
+
+
 def test_expectations_come_page_by_page(page: Asking) -> None:
     """Each once, by name."""
     names, cursor = [], ""

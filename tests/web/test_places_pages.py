@@ -1,17 +1,23 @@
 """The pages of groups, collectors and contexts: what the commands tell, with links, page by page."""
 
+import json
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
 import sqlalchemy as sa
 
+from relatum import SerialConsumer, SerializationContexts
 from relatum.collecting import _collected_listing as listing
+from relatum.keys import KeyDefinition
 from relatum.membership import GROUP_KEY
 from relatum.store import add_keys, collected_messages, collector_sources, collectors
+from relatum_consumer.web import WebOptions
 from relatum_consumer.web._api import _group_facts
+from tests.acceptance._command import Relatum
 from tests.support import publish_plain, record
 from tests.support.groups import group_id, of_group, whole_group
+from tests.support.super_streams import super_stream
 from tests.support.web import Asking, asking
 from tests.web.conftest import FAILED, HOSTILE, TAKEN, World
 from tests.web.test_api import harmless, hostile_names
@@ -112,11 +118,14 @@ def test_a_masked_group_is_followed_by_a_message_of_it(world: World) -> None:
 
 
 def test_without_the_key_of_groups_it_says_how_to_define_it(world: World, database_url: str) -> None:
-    """Neither page has another hint."""
+    """The list is empty, which is no error of a page; of one group nothing can be said."""
     with asking(world.page(database=database_url)) as page:
-        for path in ("/groups", f"/groups/group?id={group_id(1)}"):
+        for path, status in (("/groups", 200), (f"/groups/group?id={group_id(1)}", 404)):
             shown = page.get(path)
-            assert (shown.status_code, "relatum keys add message_group" in shown.text) == (404, True)
+            assert (shown.status_code, "<code>relatum keys add message_group" in shown.text) == (status, True)
+            assert "`" not in shown.text
+            assert page.get(f"/api{path}").json()["error"]["code"] == "key_not_defined"
+        assert "Groups have no key yet" in page.get("/groups").text
 
 
 def test_a_consumer_of_groups_is_shown(world: World, database_url: str) -> None:
@@ -219,6 +228,40 @@ def test_contexts_are_shown_where_they_live(page: Asking, world: World) -> None:
     assert page.get(f"{path}?name=none").status_code == 404
 
 
+@pytest.mark.parametrize(("fence_offset", "is_over"), [(0, True), (10_000, False)])
+def test_a_wait_that_is_over_is_said_to_be(
+    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, fence_offset: int, is_over: bool
+) -> None:
+    """What waited for a partition that is consumed so far waits for it no more: it waits for a member."""
+    with super_stream(amqp_url, stream_url, 2) as layout:
+        name, (source, target) = layout.super_stream, (each.stream for each in layout)
+        with SerializationContexts(name, database_url, broker=amqp_url, header="order_id") as contexts:
+            contexts.assign(["a"], source)
+            (move,) = contexts.move("a", target)
+        with SerialConsumer(name, "billing", database=database_url, broker=amqp_url) as consumer:
+            assert consumer.status().partitions
+        with engine.begin() as connection:
+            connection.execute(sa.text("UPDATE relatum.serial_positions SET position = 3"))
+            held = (
+                "INSERT INTO relatum.serial_holds "
+                "(consumer_id, partition_id, move_id, source_id, epoch, marker_offset, cursor, fence_offset, held) "
+                "SELECT p.consumer_id, p.partition_id, m.move_id, m.source_id, m.epoch, 0, 0, :fence, 2 "
+                "FROM relatum.serial_positions p JOIN relatum.context_moves m ON m.target_id = p.partition_id"
+            )
+            connection.execute(sa.text(held), {"fence": fence_offset})
+        with asking(WebOptions(amqp_url, database_url, stream_url, timeout_s=60.0)) as page:
+            path = f"/contexts/super-stream?name={name}"
+            (consumer_row,) = page.get(f"/api{path}").json()["consumers"]
+            holds = [each for partition in consumer_row["partitions"] for each in partition["held"]]
+            assert [(each["move_id"], each["is_over"]) for each in holds] == [(move.move_id, is_over)]
+            shown = page.get(path).text
+            assert (f"until {source} is consumed past" in shown) is not is_over
+            assert (f"{source} is consumed, and these go on once a member consumes here" in shown) is is_over
+        (line,) = Relatum(amqp_url, stream_url, database_url).ok("contexts", "consumers", name, "--json").splitlines()
+        holds = [each for partition in json.loads(line)["partitions"] for each in partition["holds"]]
+        assert [each["is_over"] for each in holds] == [is_over]
+
+
 def test_contexts_named_by_a_masked_key_are_digests(world: World) -> None:
     """Also in the link to the next page."""
     with asking(world.page(masked_keys=("order_id",))) as page:
@@ -248,3 +291,22 @@ def test_a_reader_sees_all_of_it(world: World) -> None:
         for path in ("/groups", "/collectors", "/collectors/collector?name=books", "/contexts"):
             assert page.get(path).status_code == 200, path
         assert page.get(f"/contexts/super-stream?name={world.placed}").status_code == 200
+
+
+def test_a_collector_is_shown_as_soon_as_it_is_there(world: World, database_url: str, engine: sa.Engine) -> None:
+    """The list of all is kept for seconds; a page that was looked at before spoils no new collector's."""
+    with asking(world.page(database=database_url)) as page:
+        assert page.get("/collectors").status_code == 200
+        with engine.begin() as connection:
+            connection.execute(sa.insert(collectors).values(vhost="/", name="young"))
+        shown = page.get("/collectors/collector?name=young")
+        assert (shown.status_code, "young" in shown.text) == (200, True)
+
+
+def test_an_unknown_outcome_of_a_masked_id_has_no_link(world: World, database_url: str, engine: sa.Engine) -> None:
+    """Nothing but the id could lead there, and that is masked."""
+    add_keys(engine, [KeyDefinition("id", source="property:message_id", masked=True)])
+    with asking(world.page(database=database_url)) as page:
+        given = page.get("/api/collectors/outcome?id=strange").json()["outcomes"]
+        assert [(each["state"], each["outcome_href"]) for each in given] == [("unknown", None)]
+        assert "of_offset=None" not in page.get("/collectors/outcome?id=strange").text

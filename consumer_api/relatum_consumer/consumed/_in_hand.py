@@ -48,7 +48,8 @@ def in_hand(given: Message | Consumed, needed: str = "a message") -> InHand:
         wrong = f"{needed} is needed, and this {_kind(given)} cannot be read ({why}): {clients.TAKEN}"
         raise InvalidInput(wrong) from error
     if taken is None:
-        raise InvalidInput(f"{needed} is needed, not {_kind(given)}: {clients.TAKEN}")
+        found_none = " (did `find` find nothing? Its answer's status and explanation say why)" if given is None else ""
+        raise InvalidInput(f"{needed} is needed, not {_kind(given)}{found_none}: {clients.TAKEN}")
     if isinstance(taken, Message):
         return InHand(taken, taken.id)
 

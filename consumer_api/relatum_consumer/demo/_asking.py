@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -97,14 +97,16 @@ class Demonstration:
                     differences.append(Difference(str(row["message_id"]), each.question.words, expected, found, by))
         return differences
 
-    def check_many(self, count: int, seed: int) -> tuple[int, list[Difference]]:
-        """Ask about many flights, random ones and every kind of unusual one.
+    def check_many(
+        self, numbers: Sequence[int], progress: Callable[[int], None] = lambda _: None
+    ) -> tuple[int, list[Difference]]:
+        """Ask about many flights, by their rows in the data frame; `progress` is told after each.
 
         Returns:
             How many questions were asked, and the differences.
         """
         asked, differences = 0, []
-        for number in self._numbers(count, seed):
+        for number in numbers:
             flight = self.flight(number)
             row = self._data.flights.loc[number]
             for question in applicable(flight):
@@ -115,9 +117,11 @@ class Demonstration:
                     differences.append(
                         Difference(str(row["message_id"]), question.words, expected, answered, "relatum")
                     )
+            progress(1)
         return asked, differences
 
-    def _numbers(self, count: int, seed: int) -> list[int]:
+    def numbers(self, count: int, seed: int) -> list[int]:
+        """The rows of random flights, and of every kind of unusual one."""
         flights = self._data.flights
         chosen = set(random.Random(seed).sample(range(len(flights)), min(count, len(flights))))  # noqa: S311
         cancelled = flights.index[flights["dep_time"].isna()]

@@ -1,20 +1,22 @@
 """The command. pandas and the data are imported only when it runs: they come with the extra `demo`."""
 
 import itertools
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from relatum.errors import ConfigurationError
-from relatum.terminal import ExitCode, JsonOption, ServerOptions, console, errors, print_json, spread
+from relatum.terminal import ExitCode, JsonOption, ServerOptions, console, errors, print_exports, print_json, spread
 from relatum_migrations import upgrade
 
 if TYPE_CHECKING:
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
     from relatum_consumer.demo._asking import Difference, Timed
     from relatum_consumer.demo._data import Dataset
     from relatum_consumer.demo._publish import Servers
+
+TIMEOUT_S: Final = 60.0
+"""Seconds for one question, of the demo and of its page: "Missing, over all time" reads 46,000 messages, and a slow
+laptop reads 3,000 a second."""
+
+LINE_S: Final = 5.0
+"""Seconds between two lines of progress where stderr is no terminal."""
 
 
 @spread
@@ -70,11 +79,12 @@ def demo(
     Ends with code 7 where a plane's flights were not consumed once and in the order in which they were published.
     """
     if web:
-        _check_page(contexts=contexts)
+        _check_page(port, contexts=contexts)
     with ExitStack() as stack:
         console.quiet, before = as_json, console.quiet
         stack.callback(setattr, console, "quiet", before)
         began = time.perf_counter()
+        _say("Loading the flights …")
         data = _load(None if all_flights else flights)
         running = stack.enter_context(_running(servers, directory, prefix))
         result = _run_contexts(running, data) if contexts else _run(running, data, checked, seed)
@@ -119,10 +129,11 @@ def _running(given: ServerOptions, directory: Path | None, prefix: str) -> "Iter
 
         began = time.perf_counter()
         where = directory or Path(stack.enter_context(TemporaryDirectory(prefix="relatum-demo-")))
+        _say(f"Starting a private RabbitMQ and a private PostgreSQL in {where} …")
         # What is thrown away at the end need not survive a power loss.
         local = stack.enter_context(LocalServers(where, durable=directory is not None))
         heading(f"1. A private RabbitMQ and a private PostgreSQL run ({time.perf_counter() - began:.1f} s).")
-        yield Servers(local.broker_url, local.stream_url, local.database_url, prefix)
+        yield Servers(local.broker_url, local.stream_url, local.database_url, prefix, directory)
 
 
 def _run(servers: "Servers", data: "Dataset", checked: int, seed: int) -> dict[str, Any]:
@@ -134,10 +145,12 @@ def _run(servers: "Servers", data: "Dataset", checked: int, seed: int) -> dict[s
     upgrade(servers.database)
     with as_engine(servers.database) as engine:
         result = _publish(servers, engine, data)
+    broker, database, stream_url = servers.broker, servers.database, servers.stream_url
     with (
-        Relations(broker=servers.broker, database=servers.database, stream_url=servers.stream_url) as relations,
-        StreamReader.open(servers.address) as reader,
+        Relations(broker=broker, database=database, stream_url=stream_url, timeout_s=TIMEOUT_S) as relations,
+        StreamReader.open(servers.address, timeout_s=TIMEOUT_S) as reader,
     ):
+        _say("Reading where each flight lies …")
         asking = Demonstration(servers, data, relations, reader)
         return {**result, **_ask(asking, lambda: _missing(servers, data, relations), checked, seed)}
 
@@ -148,14 +161,14 @@ def _run_contexts(servers: "Servers", data: "Dataset") -> dict[str, Any]:
     from relatum_consumer.demo._show import heading
 
     upgrade(servers.database)
-    with _bars("flights") as bars:
-        task = bars.add_task("", total=len(data.flights))
+    _say(f"Publishing {len(data.flights):,} flights, while planes move …")
+    with _progress({"flights": len(data.flights)}) as advance:
         steps = itertools.count(2)
         result = run(
             servers,
             data,
             lambda words: heading(f"{next(steps)}. {words}"),
-            lambda count: bars.advance(task, count),
+            lambda count: advance("flights", count),
         )
     print_result(result)
     return document(result)
@@ -165,25 +178,48 @@ def _publish(servers: "Servers", engine: Any, data: "Dataset") -> dict[str, Any]
     from relatum_consumer.demo._publish import publish_and_record, totals
     from relatum_consumer.demo._show import heading
 
-    with _bars("{task.description:8}") as bars:
-        tasks = {name: bars.add_task(name, total=total) for name, total in totals(data)}
-        published_s, recorded_s = publish_and_record(
-            servers, engine, data, lambda name, count: bars.advance(tasks[name], count)
-        )
-    messages = sum(total for _, total in totals(data))
+    counts = dict(totals(data))
+    messages = sum(counts.values())
+    _say(f"Publishing {messages:,} messages, and recording them …")
+    with _progress(counts) as advance:
+        published_s, recorded_s = publish_and_record(servers, engine, data, advance)
     heading(f"2. {messages:,} messages are published ({published_s:.1f} s), and recorded {recorded_s:.2f} s later.")
     return {"messages": messages, "publish_s": published_s, "recorded_after_s": recorded_s}
 
 
-def _bars(text: str) -> Progress:
-    columns = (TextColumn(f"   {text}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=errors, disable=console.quiet)
+def _say(text: str) -> None:
+    """Tell, on stderr, what is done now: it may take minutes."""
+    errors.print(text, soft_wrap=True)
+
+
+@contextmanager
+def _progress(totals: Mapping[str, int]) -> Iterator[Callable[[str, int], None]]:
+    """A function that is told what was done, and how many more: bars on a terminal, a line now and then elsewhere."""
+    if errors.is_terminal:
+        columns = (TextColumn("   {task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=errors, disable=console.quiet) as bars:
+            tasks = {name: bars.add_task(name, total=total) for name, total in totals.items()}
+            yield lambda name, count: bars.advance(tasks[name], count)
+        return
+    done: Counter[str] = Counter()
+    lock, said = threading.Lock(), time.monotonic()
+
+    def advance(name: str, count: int) -> None:
+        nonlocal said
+        with lock:
+            done[name] += count
+            if time.monotonic() - said > LINE_S:
+                said = time.monotonic()
+                _say(f"   {name}: {done[name]:,} of {totals[name]:,}")
+
+    yield advance
 
 
 def _missing(servers: "Servers", data: "Dataset", relations: "Relations") -> "list[Difference]":
     from relatum_consumer.demo._departures import check_departures, expect_departures
     from relatum_consumer.demo._show import heading
 
+    _say("Asking what is missing …")
     report, differences = check_departures(relations, data, expect_departures(servers))
     heading(
         f"5. What is missing: after {report.missing_count:,} of {report.checked:,} weather reports no flight left in "
@@ -199,11 +235,15 @@ def _ask(asking: Any, missing: "Callable[[], list[Difference]]", checked: int, s
     flight = asking.choose()
     heading("3. One flight, and what belongs to it:")
     console.print(f"   {describe_flight(flight)}")
+    _say("Asking each question many times, and scanning the streams for its answer …")
     timed = list(asking.timed(flight))
     print_timed(timed)
     differences = asking.check(flight, timed)
     began = time.perf_counter()
-    asked, more = asking.check_many(checked, seed)
+    numbers = asking.numbers(checked, seed)
+    _say(f"Asking them of {len(numbers):,} more flights …")
+    with _progress({"flights": len(numbers)}) as advance:
+        asked, more = asking.check_many(numbers, lambda count: advance("flights", count))
     differences += more
     heading(
         f"4. {asked:,} more questions, compared with the data frames ({time.perf_counter() - began:.1f} s): "
@@ -230,7 +270,7 @@ def _question(each: "Timed") -> dict[str, Any]:
     }
 
 
-def _check_page(*, contexts: bool) -> None:
+def _check_page(port: int, *, contexts: bool) -> None:
     """See that there will be a page, before anything is done."""
     if contexts:
         raise typer.BadParameter("--web shows what is found by keys: it goes without --contexts")
@@ -238,6 +278,12 @@ def _check_page(*, contexts: bool) -> None:
         from relatum_consumer.web import WebServer  # noqa: F401
     except ImportError as error:
         raise ConfigurationError(f"the page needs pip install 'relatum[web]': {error}") from error
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the page cannot have port {port}: {error.strerror}. Choose another with --port; 0 is a free one"
+        ) from error
 
 
 def _show(running: "Servers", port: int, flight: str, *, is_private: bool) -> None:
@@ -250,6 +296,7 @@ def _show(running: "Servers", port: int, flight: str, *, is_private: bool) -> No
     if is_private:
         from relatum.local import reader_url
 
+        print_exports(running.broker, running.stream_url, database)
         database = reader_url(database)
     names = [running.stream(name) for name in STREAMS]
     stop = threading.Event()
@@ -258,7 +305,7 @@ def _show(running: "Servers", port: int, flight: str, *, is_private: bool) -> No
     thread.start()
     try:
         stream, _, offset = flight.rpartition("@")
-        options = WebOptions(running.broker, database, running.stream_url, port=port)
+        options = WebOptions(running.broker, database, running.stream_url, port=port, timeout_s=TIMEOUT_S)
         serve(options, begin=(stream, int(offset)))
     finally:
         stop.set()

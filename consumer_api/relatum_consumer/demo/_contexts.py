@@ -20,7 +20,6 @@ import pika
 
 from relatum import ContextRouter, SerialConsumer
 from relatum.contexts import ContextOptions, Move, SerializationContexts, SerialReport, verify
-from relatum.errors import ConfigurationError
 from relatum.reading import Message, StreamReader
 from relatum.superstreams import declare_super_stream
 from relatum_consumer.demo._data import FLIGHTS, Dataset, Outgoing
@@ -138,9 +137,7 @@ def run(servers: Servers, data: Dataset, say: Tell, progress: Progress) -> Resul
 def _declare(servers: Servers, super_stream: str) -> None:
     with StreamReader.open(servers.address) as reader:
         if reader.bound(super_stream):
-            raise ConfigurationError(
-                f"there is a super stream {super_stream!r} already: choose another name with --prefix, or delete it"
-            )
+            raise servers.taken(f"a super stream {super_stream!r}")
     declare_super_stream(servers.broker, super_stream, PARTITIONS)
 
 

@@ -3,12 +3,15 @@
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pika
 import sqlalchemy as sa
+from pika.exceptions import AMQPError
 
 import relatum
-from relatum.errors import ConfigurationError, NotRecordedInTime
+from relatum.checks import seconds_text
+from relatum.errors import BrokerUnavailable, ConfigurationError, NotRecordedInTime
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import recorded_ends
 from relatum.superstreams import queue_exists
@@ -24,12 +27,13 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Where the demo runs; `prefix` is put before its streams' names."""
+    """Where the demo runs, and what is put before its streams' names. `directory` is of private servers that stay."""
 
     broker: str
     stream_url: str | None
     database: str
     prefix: str = ""
+    directory: Path | None = None
 
     @property
     def address(self) -> BrokerAddress:
@@ -39,6 +43,16 @@ class Servers:
     def stream(self, name: str) -> str:
         """The full name of one of the demo's streams."""
         return self.prefix + name
+
+    def taken(self, what: str) -> ConfigurationError:
+        """The error where a name is in use, which says what to do."""
+        there = f"there is {what} already: choose other names with --prefix"
+        if self.directory is None:
+            return ConfigurationError(f"{there}, or delete it")
+        return ConfigurationError(
+            f"{there}, or another --directory. To look at what an earlier demo left there: "
+            f"relatum up --web --directory {self.directory}"
+        )
 
 
 Progress = Callable[[str, int], None]
@@ -50,6 +64,9 @@ def publish_and_record(servers: Servers, engine: sa.Engine, data: Dataset, progr
 
     Returns:
         Seconds until all was published, and seconds from then until all was recorded.
+
+    Raises:
+        BrokerUnavailable: RabbitMQ ended the connection.
     """
     connection = pika.BlockingConnection(pika.URLParameters(servers.broker))
     try:
@@ -69,17 +86,18 @@ def publish_and_record(servers: Servers, engine: sa.Engine, data: Dataset, progr
         published = time.perf_counter()
         _wait_until_recorded(servers, engine)
         return published - began, time.perf_counter() - published
+    except AMQPError as error:
+        raise BrokerUnavailable(f"RabbitMQ was lost while messages were published: {error!r}") from error
     finally:
         relatum.release(connection)
-        connection.close()
+        if connection.is_open:
+            connection.close()
 
 
 def _declare(connection: pika.BlockingConnection, servers: Servers) -> None:
     for name in map(servers.stream, STREAMS):
         if queue_exists(connection, name):
-            raise ConfigurationError(
-                f"there is a queue or stream {name!r} already: choose other names with --prefix, or delete it"
-            )
+            raise servers.taken(f"a queue or stream {name!r}")
     channel = connection.channel()
     arguments = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": SEGMENT_BYTES}
     for name in map(servers.stream, STREAMS):
@@ -93,7 +111,7 @@ def _wait_until_recorded(servers: Servers, engine: sa.Engine, *, timeout_s: floa
     deadline = time.monotonic() + timeout_s
     while behind := _behind(servers, engine, ends):
         if time.monotonic() > deadline:
-            raise NotRecordedInTime(f"after {timeout_s:.0f} s not recorded to the end: {', '.join(behind)}")
+            raise NotRecordedInTime(f"after {seconds_text(timeout_s)} not recorded to the end: {', '.join(behind)}")
         time.sleep(POLL_S)
 
 

@@ -164,7 +164,7 @@ class MissingReport:
         if self.status is not Status.ABSENT:
             return _WORDS[self.status]
         if not self.checked:
-            return "nothing is missing: there is no message in this span of which anything is expected"
+            return "no messages in this span, so nothing was looked at"
         if not self.not_known_count:
             return _WORDS[self.status]
         if self.is_early:

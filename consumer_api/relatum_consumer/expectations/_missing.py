@@ -58,7 +58,7 @@ def missing(
     if low is not None and high is not None and low > high:
         raise InvalidInput("since= is later than until=, so that no message can lie between them")
     expectation = yield from expectation_named(catalog, name)
-    return (yield from again_if_replaced(partial(_missing, catalog, expectation, low, high, limit)))
+    return (yield from again_if_replaced(catalog, partial(_missing, catalog, expectation, low, high, limit)))
 
 
 def _missing(

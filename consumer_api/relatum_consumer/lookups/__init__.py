@@ -3,7 +3,16 @@
 `relatum_consumer.Relations` and `AsyncRelations` are the faces; look-ups of groups are built on the same.
 """
 
-from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, NewKey, Status, to_be_recorded
+from relatum_consumer.lookups._answer import (
+    Answer,
+    Hit,
+    Lacking,
+    LeftOut,
+    NewKey,
+    Status,
+    remedy,
+    to_be_recorded,
+)
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
 from relatum_consumer.lookups._explaining import STREAMS_MAX, Asked, Explanation, explaining, explanation_now
 from relatum_consumer.lookups._gathered import Gathered
@@ -14,7 +23,6 @@ from relatum_consumer.lookups._lookups import Lookups, Names, names_of, span_of,
 from relatum_consumer.lookups._proof import (
     Evidence,
     Uncovered,
-    again_if_replaced,
     all_ends,
     all_names,
     attended,
@@ -25,6 +33,7 @@ from relatum_consumer.lookups._proof import (
     replaced,
 )
 from relatum_consumer.lookups._related import Question, Row, answer, first_retained, read_rows
+from relatum_consumer.lookups._replaced import again_if_replaced
 from relatum_consumer.lookups._requests import (
     CLOSED,
     NOT_REACHED_YET,
@@ -32,6 +41,7 @@ from relatum_consumer.lookups._requests import (
     AllBounds,
     Bounds,
     Breathe,
+    Identify,
     InTime,
     LookupRequest,
     Missing,
@@ -71,6 +81,7 @@ __all__ = [
     "Gathered",
     "Health",
     "Hit",
+    "Identify",
     "InTime",
     "Lacking",
     "LeftOut",
@@ -121,6 +132,7 @@ __all__ = [
     "offsets_within",
     "reached",
     "read_rows",
+    "remedy",
     "replaced",
     "span_of",
     "time_us_of",

@@ -22,11 +22,13 @@ class Status(StrEnum):
     NOT_RECORDED_YET = "not_recorded_yet"
     """None was found, but a part of the streams is not recorded: there may be one. Ask with `complete=True`."""
     EXPIRED = "expired"
-    """There was at least one, and retention has dropped them all."""
+    """There was at least one, and retention has dropped it."""
+    DELETED = "deleted"
+    """There was at least one, and its stream was deleted. Where retention has dropped another one, it is `EXPIRED`."""
     UNPROVEN = "unproven"
     """What was found is there, and whether there is more nobody can prove from here: AMQP 0.9.1 alone tells where the
-    streams end, messages could not be unpacked, the index names some that could not be read, or this user may not read
-    one of the streams. Mostly there is no
+    streams end, messages could not be unpacked, the index names some that could not be read, or one of the streams
+    cannot be used (`left_out`). Mostly there is no
     message; with `complete=True`, and where `unread` names some, there may be."""
 
     @property
@@ -39,6 +41,7 @@ _WORDS: Final = {
     Status.FOUND: "found",
     Status.ABSENT: "absent: all that these streams retain is recorded, or was read, and there is none",
     Status.EXPIRED: "expired: there was one, and retention has dropped it",
+    Status.DELETED: "deleted: there was one, and its stream was deleted",
     Status.NOT_RECORDED_YET: "not recorded yet: a part of the streams is not recorded",
     Status.UNPROVEN: "unproven: none was found, and nobody can prove from here that there is none (AMQP 0.9.1 alone "
     "cannot, nor can batches that are not to be unpacked)",
@@ -65,7 +68,7 @@ class Hit:
 
 
 class LeftOut(NamedTuple):
-    """A stream that an answer says nothing of: its name, and why this user cannot read it."""
+    """A stream that an answer says nothing of: its name, and why it cannot be used."""
 
     stream: str
     reason: str
@@ -96,16 +99,18 @@ class Answer(Sequence[Message]):
     It is a sequence of messages: `len(answer)`, `answer[0]`, `for message in answer`; true where there is one.
 
     Attributes:
-        status: Found, absent, not recorded yet, expired, or unproven.
+        status: Found, absent, not recorded yet, expired, deleted, or unproven.
         hits: The messages with the keys they share.
         expired: Where messages lay that were recorded as sought and that retention has dropped since, as far as the
             look-up met them.
+        deleted: Where messages lay that were recorded as sought and whose streams were deleted since.
         streams: The names of the streams that the answer holds over, in order; a super stream's partitions, not itself.
             With `FOUND` they are the recorded ones, as they were known within the last second: of others nothing is
             said. There is at least one.
         unread: Where messages lie that the index names and that could not be read, without a proof that they are gone.
-        left_out: Recorded streams that this user may not read, where none was named: the answer does not hold over
-            them, and where they could hold one it is unproven.
+        left_out: Recorded streams that this user may not read, that are another broker's, or that are not what was
+            recorded, where none was named: the answer does not hold over them, and where they could hold one it is
+            unproven.
         itself: Where the message in hand lies itself, where a client gave it and did not say so: the copies of it that
             were met. They are not among the hits.
         lacking: The keys asked by, each with the reason, where the message in hand has no value of any of them: then
@@ -126,6 +131,7 @@ class Answer(Sequence[Message]):
     lacking: tuple[Lacking, ...] = field(default=(), kw_only=True)
     unattended: tuple[str, ...] = field(default=(), kw_only=True)
     new_keys: tuple[NewKey, ...] = field(default=(), kw_only=True)
+    deleted: tuple[MessageId, ...] = field(default=(), kw_only=True)
 
     @property
     def words(self) -> str:
@@ -136,11 +142,11 @@ class Answer(Sequence[Message]):
 
     @property
     def explanation(self) -> str:
-        """Why nothing was looked for, or what has to be recorded and how, in words for a log; else empty."""
+        """Why nothing was looked for, or what to do about what is not recorded or gone, in words; else empty."""
         if self.lacking:
             keys = _some([f"{key} ({reason})" for key, reason in self.lacking])
             return f"this message has no value of {keys}: nothing was looked for"
-        return to_be_recorded(self.unattended, self.new_keys)
+        return to_be_recorded(self.unattended, self.new_keys) or remedy(self.status, self.deleted)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -175,6 +181,18 @@ class Answer(Sequence[Message]):
     def __repr__(self) -> str:
         why = f"; {self.explanation}" if self.explanation else ""
         return f"<Answer {self.status}: {len(self.hits)} messages of {len(self.streams)} streams{why}>"
+
+
+def remedy(status: Status, deleted: Sequence[MessageId]) -> str:
+    """What to do where retention has dropped what was sought, or where its streams were deleted; empty for the rest."""
+    if status is Status.EXPIRED:
+        return "a longer retention of the stream (max-age, max-length-bytes) keeps the next one"
+    if status is not Status.DELETED:
+        return ""
+    streams = list(dict.fromkeys(where.stream for where in deleted))
+    names = _some([repr(stream) for stream in streams])
+    forget = f"relatum forget {' '.join(streams[:NAMED_MAX])}"
+    return f"the broker has no {names} any more: {forget} removes what was recorded of it"
 
 
 def to_be_recorded(unattended: Sequence[str], new_keys: Sequence[NewKey]) -> str:

@@ -3,18 +3,30 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
+from uuid import UUID
 
 from relatum.checks import meant
-from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, NothingRecorded, StreamNotFound
+from relatum.errors import (
+    AccessRefused,
+    InvalidInput,
+    InvalidRelationshipKey,
+    KeyNotDefined,
+    NothingRecorded,
+    RelatumError,
+    StreamNotFound,
+    StreamReplaced,
+    Transient,
+)
 from relatum.keys import InvalidValue, KeyDefinition, Place, bases_of, described
-from relatum.reading import Message
+from relatum.reading import BrokerIdentity, Message, another_broker
 from relatum.store import definitions_of
 from relatum_consumer.lookups import _lookup_statements as statements
-from relatum_consumer.lookups._answer import Lacking
-from relatum_consumer.lookups._limits import CATALOG_AGE_S
-from relatum_consumer.lookups._requests import Bounds, Partitions, Reach, Select, Steps
+from relatum_consumer.lookups._answer import Lacking, LeftOut
+from relatum_consumer.lookups._limits import CATALOG_AGE_S, IDENTIFY_S, UNUSABLE_S
+from relatum_consumer.lookups._requests import Bounds, Identify, Partitions, Reach, Select, Steps
 from relatum_consumer.lookups._spans import note_sought
 
 
@@ -25,6 +37,13 @@ class PresentStream(NamedTuple):
     name: str
     super_stream: str | None
     record_time: bool
+    broker_id: UUID | None = None
+    cluster_name: str | None = None
+
+    @property
+    def broker(self) -> BrokerIdentity:
+        """The broker that it was recorded from."""
+        return BrokerIdentity(self.broker_id, self.cluster_name or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +75,7 @@ class _Snapshot:
     definitions: Mapping[str, KeyDefinition]
     streams: tuple[str, ...]
     by_name: Mapping[str, tuple[str, ...]]
+    brokers: Mapping[str, BrokerIdentity]
     read_at: float
 
 
@@ -83,6 +103,12 @@ class Catalog:
         self.proof_s = 0.0
         self._is_being_read = False
         self._told: set[str] = set()
+        self._identity = BrokerIdentity(None, "")
+        self._identify_at = 0.0
+        self._others: tuple[_Snapshot | None, Mapping[str, BrokerIdentity]] = (None, {})
+        """Streams of other brokers, as one snapshot has them."""
+        self._unusable: dict[str, tuple[RelatumError, float]] = {}
+        """Streams that were found to be others than those recorded: the error, and until when they are left out."""
 
     def forget(self) -> None:
         """Read anew at the next use."""
@@ -112,7 +138,10 @@ class Catalog:
         now = time.monotonic()
         keys = yield from Select(statements.definitions(), {})
         streams = yield from Select(statements.present_streams(None), {"vhost": self.vhost})
-        self._snapshot = snapshot = _Snapshot({each.name: each for each in definitions_of(keys)}, *_names(streams), now)
+        recorded = [PresentStream(*row) for row in streams]
+        brokers = {stream.name: stream.broker for stream in recorded if stream.broker_id is not None}
+        definitions = {each.name: each for each in definitions_of(keys)}
+        self._snapshot = snapshot = _Snapshot(definitions, *_names(recorded), brokers, now)
         return snapshot
 
     def keys(self) -> Steps[tuple[KeyDefinition, ...]]:
@@ -182,10 +211,18 @@ class Catalog:
         note_sought([(each.definition, each.value) for each in wanted], definitions)
 
     def check_names(self, names: Sequence[str] | None) -> Steps[None]:
-        """See that each name is a stream or super stream, recorded or not."""
+        """See that each name is a stream or super stream of this broker, recorded or not.
+
+        Raises:
+            AnotherBroker: one was recorded from another broker.
+        """
+        others = yield from self._of_others()
         if names is None:
             return
         snapshot = yield from self._current()
+        for stream in others and self.known(names):
+            if stream in others:
+                raise another_broker(stream, others[stream], self._identity)
         if all(name in snapshot.by_name for name in names):
             return
         snapshot = yield from self._current(fresh=True)
@@ -197,6 +234,53 @@ class Catalog:
                     said = f"{str(error).removesuffix('.')}{meant(name, snapshot.by_name)}"
                     raise StreamNotFound(said, stream=error.stream) from error
 
+    # --- streams that cannot be used --------------------------------------------------------------------------
+
+    def _of_others(self) -> Steps[Mapping[str, BrokerIdentity]]:
+        """The streams that were recorded from another broker, with that one. The broker is rarely asked which it is."""
+        snapshot = yield from self._current()
+        known_of, others = self._others
+        if known_of is not snapshot:
+            if snapshot.brokers:
+                yield from self._identify(snapshot.brokers.values())
+            others = {stream: each for stream, each in snapshot.brokers.items() if each.contradicts(self._identity)}
+            self._others = snapshot, others
+        return others
+
+    def _identify(self, brokers: Iterable[BrokerIdentity]) -> Steps[None]:
+        """Ask the broker which it is, unless that is known and nothing speaks against it."""
+        now = time.monotonic()
+        is_known = self._identity.broker_id is not None
+        if not any(each.contradicts(self._identity) for each in brokers) if is_known else now < self._identify_at:
+            return
+        self._identify_at = now + IDENTIFY_S
+        with suppress(Transient):
+            self._identity = yield from Identify()
+
+    def left_out(self) -> Mapping[str, RelatumError]:
+        """The recorded streams that are left out where none is named, and why, as they are known now."""
+        now = time.monotonic()
+        unusable = {stream: error for stream, (error, until) in self._unusable.items() if now < until}
+        others = {stream: another_broker(stream, each, self._identity) for stream, each in self._others[1].items()}
+        return unusable | others
+
+    def leaves_out(self, names: Sequence[str] | None) -> tuple[LeftOut, ...]:
+        """The same as an answer names them: none where streams are named."""
+        left_out = {} if names is not None else self.left_out()
+        return tuple(LeftOut(stream, str(error)) for stream, error in sorted(left_out.items()))
+
+    def why_left_out(self, stream: LeftOut) -> RelatumError:
+        """The error of a stream that an answer leaves out, for one that would leave out all."""
+        return self.left_out().get(stream.stream) or AccessRefused(stream.reason, stream=stream.stream)
+
+    def leave_out(self, error: StreamReplaced) -> bool:
+        """Leave out, for a while, what is not the stream that was recorded; False where it was left out already."""
+        until = time.monotonic() + UNUSABLE_S
+        left_out = self.left_out()
+        new = {each.stream: (each, until) for each in (error, *error.also) if each.stream not in left_out}
+        self._unusable = self._unusable | new
+        return bool(new)
+
     def recorded(self, names: Sequence[str] | None, found_in: Iterable[str] = ()) -> Steps[tuple[str, ...]]:
         """The names of the recorded streams meant, in order, by the snapshot in hand: without a statement.
 
@@ -206,7 +290,8 @@ class Catalog:
         """
         snapshot = self._snapshot or (yield from self._current())
         if names is None:
-            streams = snapshot.streams
+            left_out = self.left_out()
+            streams = tuple(each for each in snapshot.streams if each not in left_out) if left_out else snapshot.streams
         elif len(names) == 1:
             streams = snapshot.by_name.get(names[0], ())
         else:
@@ -242,13 +327,14 @@ class Catalog:
         """The recorded streams of those names and super streams, or all, as the database has them now."""
         count = None if names is None else len(names)
         rows = yield from Select(statements.present_streams(count), {"vhost": self.vhost} | statements.named(names))
-        return [PresentStream(*row) for row in rows]
+        left_out = self.left_out() if names is None else ()
+        return [PresentStream(*row) for row in rows if row[1] not in left_out]
 
 
-def _names(rows: Iterable[Sequence[Any]]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+def _names(recorded: Iterable[PresentStream]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
     """The streams' names in order; and for each name of a stream or super stream those it stands for."""
     by_name: dict[str, list[str]] = defaultdict(list)
-    streams = sorted((PresentStream(*row) for row in rows), key=lambda stream: stream.name)
+    streams = sorted(recorded, key=lambda stream: stream.name)
     for stream in streams:
         for name in {stream.name, stream.super_stream} - {None}:
             by_name[str(name)].append(stream.name)

@@ -26,6 +26,12 @@ POOL_MAX: Final = 1_000
 CATALOG_AGE_S: Final = 1.0
 """Seconds for which key definitions are taken from memory: recorders take new ones up at the same pace."""
 
+IDENTIFY_S: Final = 60.0
+"""Seconds after which a broker that did not say which one it is is asked again."""
+
+UNUSABLE_S: Final = 5.0
+"""Seconds for which a stream that is not the recorded one is left out where none is named: a recorder puts it right."""
+
 POLL_S_MIN: Final = 0.005
 """The first pause between two questions to the index for all who wait, in seconds. It doubles up to `POLL_S_MAX`."""
 

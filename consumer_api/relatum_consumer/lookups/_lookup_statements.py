@@ -15,6 +15,7 @@ from relatum.store import (
     KEYS_IN_FORCE,
     RECORDERS,
     arrays,
+    brokers,
     compiled,
     coverage,
     may_hold_values,
@@ -67,9 +68,10 @@ def definitions() -> str:
 
 @lru_cache(maxsize=512)
 def present_streams(names: int | None) -> str:
-    """Present generations of the streams meant: id, name, super stream, whether times are recorded."""
+    """Present generations of the streams meant, each with what a `PresentStream` has."""
     columns = [streams.c.stream_id, streams.c.name, streams.c.super_stream, streams.c.record_time]
-    return compiled(sa.select(*columns).where(*meant_streams(names)).order_by(streams.c.name))
+    found = sa.select(*columns, streams.c.broker_id, brokers.c.cluster_name).select_from(streams.outerjoin(brokers))
+    return compiled(found.where(*meant_streams(names)).order_by(streams.c.name))
 
 
 @lru_cache

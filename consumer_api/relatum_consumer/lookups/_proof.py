@@ -12,17 +12,19 @@ The rule of statuses, the first line that fits:
   names a message that could not be read and is not surely gone: what was found may be a part.
 - None, and a range is not recorded and was not read: `not_recorded_yet`.
 - None, and a stream proves nothing: `unproven`. That is one whose end no leader told (AMQP 0.9.1 cannot ask it), or one
-  in which a batch was met that cannot be unpacked. Or a recorded stream was left out, which this user may not read.
+  in which a batch was met that cannot be unpacked. Or a recorded stream was left out: this user may not read it.
+- A recorded stream was left out that is another broker's, or not the one that was recorded: `unproven`, found or not.
 - None, but rows of messages that retention surely took: `expired`.
+- None, but rows of messages whose streams were surely deleted: `deleted`.
 - None, and at least one stream: `absent`. Without any stream there is no answer: `NothingRecorded`.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
 from relatum.reading import Agreement, KeptChunks, Message, Position, StreamBounds, UnreadableRecord
@@ -64,7 +66,8 @@ class Evidence:
     Attributes:
         streams: Those that are there, in order of their names. What is proven is proven of these.
         gone: Those that were recorded and that the broker surely has no more.
-        left_out: Those that were recorded and that this user may not read.
+        left_out: Those that were recorded and that this user may not read; and, where none is named, those of other
+            brokers, and those that are not what was recorded.
         generations: Of each stream that is recorded its number, which is another once it was declared again.
         uncovered: The ranges that are retained and not recorded as asked, by stream and offset.
         unproven: Streams of which nobody can prove what they hold, whatever is recorded or read.
@@ -80,6 +83,8 @@ class Evidence:
     unproven: set[str] = field(default_factory=set)
     behind: set[str] = field(default_factory=set)
     new_keys: dict[int, dict[str, None]] = field(default_factory=dict)
+    is_partial: bool = False
+    """Whether the index has rows of streams that are left out, and nobody may look which."""
 
     def scan(self, consider: Callable[[Message], object]) -> Steps[None]:
         """Read what is not recorded. What cannot be unpacked makes its stream unproven."""
@@ -146,19 +151,22 @@ class Evidence:
         *,
         is_found: bool,
         was_read: bool,
-        has_expired: bool,
         is_whole: bool,
+        has_expired: bool = False,
+        was_deleted: bool = False,
         required: Collection[int] | None = None,
     ) -> Status:
         """What an answer may say; the rule is told where this module begins, and `required` in `is_open`."""
-        is_proven = is_whole and not (was_read and (self.unproven or self.left_out))
+        is_proven = is_whole and not (self.is_partial or (was_read and (self.unproven or self.left_out)))
         if is_found:
             return Status.FOUND if is_proven else Status.UNPROVEN
         if self.is_open(required) and not was_read:
             return Status.NOT_RECORDED_YET
         if not is_proven or self.unproven or self.left_out:
             return Status.UNPROVEN
-        return Status.EXPIRED if has_expired else Status.ABSENT
+        if has_expired:
+            return Status.EXPIRED
+        return Status.DELETED if was_deleted else Status.ABSENT
 
 
 def evidence(
@@ -185,7 +193,8 @@ def evidence(
     ends: dict[str, StreamBounds] = {}
     # A stream that was recorded once and is gone holds nothing, and proves nothing either.
     gone: list[str] = []
-    left_out: list[LeftOut] = []
+    unusable = catalog.leaves_out(names)
+    left_out = list(unusable)
     meant = yield from all_names(recorded, names)
     lasts = {stream.name for stream in recorded} if len(meant) > 1 else set()
     for stream, found in (yield from all_ends(meant, is_named=names is not None, kept=kept, lasts=lasts)).items():
@@ -200,6 +209,7 @@ def evidence(
     keys = tuple(key_ids)
     generations = {stream.name: stream.stream_id for stream in recorded}
     result = Evidence(tuple(ends), tuple(gone), tuple(left_out), generations, unproven=unproven)
+    result.is_partial = bool(unusable)
     held = {stream: ranges.get(generations.get(stream, 0), []) for stream in ends}
     there = yield from check_identity(catalog, held, ends, kept)
 
@@ -343,7 +353,7 @@ def check_identity(
         That offset, of streams that have it still.
 
     Raises:
-        StreamReplaced: one is another.
+        StreamReplaced: one is another; field `also` has the errors of others that are.
         StreamUnavailable: nobody can say now.
     """
     positions: dict[str, Position] = {}
@@ -357,11 +367,12 @@ def check_identity(
     deadline, pause = time.monotonic() + catalog.patience_s, POLL_S_MIN
     while positions:
         agreed: dict[str, Agreement] = yield from Agree(positions, kept or KeptChunks())
-        for stream, each in agreed.items():
-            if each in (Agreement.OTHER, Agreement.ENDS_BEFORE):
-                raise replaced(stream, positions[stream].offset)
-            if each is Agreement.SAME:
-                there[stream] = positions[stream].offset
+        others = [stream for stream, each in agreed.items() if each in (Agreement.OTHER, Agreement.ENDS_BEFORE)]
+        if others:
+            first, *also = [replaced(stream, positions[stream].offset) for stream in others]
+            first.also = tuple(also)
+            raise first
+        there |= {stream: positions[stream].offset for stream, each in agreed.items() if each is Agreement.SAME}
         # Of one without a proof nobody can say from here, and the answer will say so.
         doubted = [stream for stream, each in agreed.items() if each is Agreement.UNKNOWN and ends[stream].is_proven]
         positions = {stream: positions[stream] for stream in doubted}
@@ -374,14 +385,6 @@ def check_identity(
         yield from Pause(min(pause, left))
         pause = min(2 * pause, IDENTITY_POLL_S_MAX)
     return there
-
-
-def again_if_replaced(begin: Callable[[], Generator[Any, Any, _Result]]) -> Generator[Any, Any, _Result]:
-    """Take steps; once more from the start where the recorder replaced a stream under our hands."""
-    try:
-        return (yield from begin())
-    except StreamReplaced:
-        return (yield from begin())
 
 
 def replaced(stream: str, offset: int) -> StreamReplaced:

@@ -204,20 +204,24 @@ def probe(catalog: Catalog, question: Question) -> Steps[Found]:
     Where retention has dropped some of it, or some are the message in hand itself, and the limit may have hidden what
     comes after, the index is asked again. Each round knows a stream's first offset or those places better, so they end.
     """
-    floors: dict[str, int] = {}
-    expired: dict[MessageId, bool] = {}
+    floors: dict[str, int] = dict.fromkeys(catalog.left_out() if question.names is None else (), INTEGER_MAX)
+    lost: dict[MessageId, Gone] = {}
     while True:
         known = len(question.itself.ids)
         probed = yield from Select(*_probe(catalog, question, floors))
         rows = yield from _merged(question, probed)
         read, gone = yield from verified(question.wanted, rows, is_named=question.names is not None)
         hits = tuple(hit for hit in read if not question.itself.holds(hit.message))
-        expired.update({where: each.is_sure for where, each in gone.items()})
+        lost.update(gone)
         floors.update({where.stream: each.first for where, each in gone.items()})
         is_whole = not gone and len(question.itself.ids) == known
         if is_whole or question.limit is None or len(rows) < question.limit:
-            sure = tuple(where for where, is_sure in expired.items() if is_sure)
-            return Found(hits, sure, tuple(where for where, is_sure in expired.items() if not is_sure))
+            return Found(
+                hits,
+                expired=tuple(where for where, each in lost.items() if each.is_sure and not each.is_deleted),
+                unread=tuple(where for where, each in lost.items() if not each.is_sure),
+                deleted=tuple(where for where, each in lost.items() if each.is_deleted),
+            )
 
 
 def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[Either, dict[str, Any]]:
@@ -260,6 +264,11 @@ class Gone(NamedTuple):
 
     first: int
     is_sure: bool
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether its stream is gone, rather than that retention has taken the message."""
+        return self.is_sure and self.first == INTEGER_MAX
 
 
 def verified(

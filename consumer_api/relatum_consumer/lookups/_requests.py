@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from relatum.errors import RelatumError
 from relatum.ids import MessageId
-from relatum.reading import Agreement, KeptChunks, Message, StreamBounds
+from relatum.reading import Agreement, BrokerIdentity, KeptChunks, Message, StreamBounds
 from relatum.steps import Request
 from relatum.store import Either, Position
 
@@ -81,6 +81,11 @@ class Agree(Request[dict[str, Agreement]]):
 
     positions: Mapping[str, Position]
     kept: KeptChunks
+
+
+@dataclass(frozen=True, slots=True)
+class Identify(Request[BrokerIdentity]):
+    """See which broker answers. Answer: a `BrokerIdentity`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,7 @@ LookupRequest: TypeAlias = (
     | Missing
     | Partitions
     | Agree
+    | Identify
     | Reach
     | Sift
     | Pause

@@ -56,19 +56,23 @@ class Lost:
     Attributes:
         floors: The first offset retained, by stream, where it mattered.
         ids: Where messages lay that were sought.
+        deleted: Where messages lay that were sought and whose streams are gone.
         unread: Where messages lie that were sought, that could not be read, and that are not surely gone.
         is_sure: Whether a message that was sought has expired, its id known or not.
     """
 
     floors: dict[str, int] = field(default_factory=dict)
     ids: dict[MessageId, None] = field(default_factory=dict)
+    deleted: dict[MessageId, None] = field(default_factory=dict)
     unread: dict[MessageId, None] = field(default_factory=dict)
     is_sure: bool = False
 
     def take(self, where: MessageId, first: int, *, is_sure: bool) -> None:
         """Take in that retention took a message, up to the first offset retained; surely, or as this node knows it."""
         self.floors[where.stream] = first
-        if is_sure:
+        if is_sure and first == INTEGER_MAX:
+            self.deleted[where] = None
+        elif is_sure:
             self.ids[where] = None
             self.is_sure = True
         else:
@@ -109,7 +113,7 @@ class Search:
         """What was found, with what of it is lost."""
         keys = () if self.by is None else (self.by.definition.name,)
         hits = tuple(Hit(message, keys) for message in messages)
-        return Found(hits, tuple(lost.ids), tuple(lost.unread), lost.is_sure)
+        return Found(hits, tuple(lost.ids), tuple(lost.unread), lost.is_sure, tuple(lost.deleted))
 
 
 def rank(message: Message) -> Rank:

@@ -20,8 +20,9 @@ from relatum_consumer.lookups._answer import Answer, Status
 from relatum_consumer.lookups._answering import Found, concluded, recorded_answer
 from relatum_consumer.lookups._catalog import Catalog
 from relatum_consumer.lookups._limits import POLL_S_MIN, USELESS_POLL_S_MAX
-from relatum_consumer.lookups._proof import Evidence, again_if_replaced, evidence_together
+from relatum_consumer.lookups._proof import Evidence, evidence_together
 from relatum_consumer.lookups._related import Question, probe, without_values
+from relatum_consumer.lookups._replaced import again_if_replaced
 from relatum_consumer.lookups._requests import InTime, LookupRequest, Pause, Read, Steps
 
 GRACE_S: Final = 0.25
@@ -141,8 +142,9 @@ class _Waiting:
         """Probe; nothing where the stream is being replaced: a proof, made anew once, says so if it stays like that."""
         try:
             return (yield from probe(self._catalog, self._question))
-        except StreamReplaced:
-            if self._known is not None and self._was_replaced:
+        except StreamReplaced as error:
+            is_left_out = self._question.names is None and self._was_replaced and self._catalog.leave_out(error)
+            if self._known is not None and self._was_replaced and not is_left_out:
                 raise
             self._was_replaced, self._known = self._known is not None, None
             return Found()
@@ -152,7 +154,7 @@ class _Waiting:
         self._proof_began = time.monotonic()
         keys = [wanted.key_id for wanted in self._question.wanted]
         proof = partial(evidence_together, self._catalog, self._question.names, keys)
-        known: Evidence = yield from again_if_replaced(proof)
+        known: Evidence = yield from again_if_replaced(self._catalog, proof, leaves_out=self._question.names is None)
         self.note_proof()
         return known
 
@@ -169,5 +171,5 @@ class _Waiting:
             raise out.error
         status = Status.UNPROVEN
         if known is not None:
-            status = known.status(is_found=False, was_read=False, has_expired=False, is_whole=False)
+            status = known.status(is_found=False, was_read=False, is_whole=False)
         return Answer(status, streams=streams, unread=out.unread)

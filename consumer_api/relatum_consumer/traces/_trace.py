@@ -9,9 +9,16 @@ from typing import Any, Final
 
 from relatum.ids import MessageId
 from relatum.reading import Message
-from relatum_consumer.lookups import Lacking, LeftOut, NewKey, Status, Uncovered, to_be_recorded
+from relatum_consumer.lookups import Lacking, LeftOut, NewKey, Status, Uncovered, remedy, to_be_recorded
 
-_SEVERITY: Final = (Status.UNPROVEN, Status.NOT_RECORDED_YET, Status.FOUND, Status.EXPIRED, Status.ABSENT)
+_SEVERITY: Final = (
+    Status.UNPROVEN,
+    Status.NOT_RECORDED_YET,
+    Status.FOUND,
+    Status.EXPIRED,
+    Status.DELETED,
+    Status.ABSENT,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +109,10 @@ class Trace:
         stopped: What bounds left out; empty where nothing was.
         steps: What each hop asked, and how sure it is.
         expired: Where messages lay that were met and that retention has dropped since.
+        deleted: Where messages lay that were met and whose streams were deleted since.
         unread: Where messages lie that were met and that could not be read, without a proof that they are gone.
         streams: The streams over which it holds, in order.
-        left_out: Recorded streams that this user may not read.
+        left_out: Recorded streams that cannot be used: see `Answer`.
         uncovered: Offsets that are retained and are not recorded for all the keys, by stream: among them there may be
             more, by whatever hop. None where they lack `new_keys` alone, and with `complete`, which reads them.
         unattended: With `NOT_RECORDED_YET`, those of the streams that nobody records now.
@@ -129,13 +137,14 @@ class Trace:
     unattended: tuple[str, ...] = field(default=(), kw_only=True)
     new_keys: tuple[NewKey, ...] = field(default=(), kw_only=True)
     lacking: tuple[Lacking, ...] = field(default=(), kw_only=True)
+    deleted: tuple[MessageId, ...] = field(default=(), kw_only=True)
 
     @property
     def status(self) -> Status:
         """The worst of the steps: `unproven` and `not_recorded_yet` say that there may be more, as `uncovered` does.
 
-        `found`: something was, and each step is sure, but for `new_keys`. Else `expired` or `absent`, which no trace by
-        a new key is.
+        `found`: something was, and each step is sure, but for `new_keys`. Else `expired`, `deleted` or `absent`,
+        which no trace by a new key is.
         """
         worst = min((step.status for step in self.steps), key=_SEVERITY.index, default=Status.ABSENT)
         is_open = bool(self.uncovered) or (bool(self.new_keys) and worst is not Status.FOUND)
@@ -143,8 +152,8 @@ class Trace:
 
     @property
     def explanation(self) -> str:
-        """What no recorder will record, and the commands that do, in words; else empty."""
-        return to_be_recorded(self.unattended, self.new_keys)
+        """What to do about what no recorder will record, or about what is gone, in words; else empty."""
+        return to_be_recorded(self.unattended, self.new_keys) or remedy(self.status, self.deleted)
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -224,6 +233,7 @@ class Trace:
                 for step in self.steps
             ],
             "expired": [where._asdict() for where in self.expired],
+            "deleted": [where._asdict() for where in self.deleted],
             "unread": [where._asdict() for where in self.unread],
             "left_out": [each._asdict() for each in self.left_out],
             "lacking": [each._asdict() for each in self.lacking],

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from relatum.checks import checked_count
-from relatum.errors import AccessRefused, InvalidInput
+from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import KeptChunks, Message
@@ -129,7 +129,7 @@ def trace(
         if not values.wanted:
             alone = () if held.id is None else (held.message,)
             return Trace(alone, {message.id: 0 for message in alone}, lacking=values.lacking)
-    return (yield from again_if_replaced(lambda: begin().trace(complete=complete)))
+    return (yield from again_if_replaced(catalog, lambda: begin().trace(complete=complete), leaves_out=meant is None))
 
 
 def _keys(catalog: Catalog, names: Sequence[str] | None) -> Steps[list[KeyDefinition]]:
@@ -167,6 +167,7 @@ class _Course:
         self._stops: list[Stop] = []
         self._steps: list[Step] = []
         self._expired: dict[MessageId, None] = {}
+        self._deleted: dict[MessageId, None] = {}
         self._unread: dict[MessageId, None] = {}
         self._frontier: list[Value] = list(values)
         # Hops meet the same chunks again and again: messages that belong together were published together.
@@ -184,7 +185,7 @@ class _Course:
         known = yield from evidence(self._catalog, self._names, key_ids, kept=self._kept)
         if not known.streams:
             if known.left_out:
-                raise AccessRefused(known.left_out[0].reason, stream=known.left_out[0].stream)
+                raise self._catalog.why_left_out(known.left_out[0])
             if not known.gone:
                 yield from self._catalog.nothing_recorded()
         for hop in range(1, self._bounds.hops + 2):
@@ -231,7 +232,7 @@ class _Course:
         if cut > 0:
             rows = rows[:-cut]
             self._stops.append(Stop(StopReason.LIMIT, cut))
-        before, lost = len(self._met), len(self._expired)
+        before, expired, deleted = len(self._met), len(self._expired), len(self._deleted)
         was_whole = not self._unread
         yield from self._read(rows, hop, unrecorded, known)
         # The start's own copies are no finding.
@@ -239,8 +240,9 @@ class _Course:
         status = known.status(
             is_found=bool(found or cut > 0),
             was_read=complete,
-            has_expired=len(self._expired) > lost,
             is_whole=was_whole and not self._unread,
+            has_expired=len(self._expired) > expired,
+            was_deleted=len(self._deleted) > deleted,
             required=self._required & self._sought,
         )
         self._steps.append(Step(hop, len(wanted), found, status))
@@ -329,7 +331,7 @@ class _Course:
             for where, time_us in places.items():
                 if (row := new.get(where)) is not None:
                     row.values.append(pair)
-                elif where not in self._met and where not in self._expired and where not in self._unread:
+                elif not any(where in known for known in (self._met, self._expired, self._deleted, self._unread)):
                     new[where] = _Found(where, time_us, [pair])
         return sorted(new.values(), key=lambda row: (row.time_us is None, row.time_us or 0, row.id))
 
@@ -357,13 +359,14 @@ class _Course:
             elif row.id.stream in refused:
                 self._unread[row.id] = None
             elif row.id.stream in known.gone:
-                self._expired[row.id] = None
+                self._deleted[row.id] = None
             else:
                 asked.append(row)
         gone = yield from read_rows(asked, take, is_named=self._names is not None, kept=self._kept)
         self._kept.visited.update(row.id.stream for row in asked)
         for where, each in gone.items():
-            (self._expired if each.is_sure else self._unread)[where] = None
+            lost = self._deleted if each.is_deleted else self._expired if each.is_sure else self._unread
+            lost[where] = None
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -379,6 +382,7 @@ class _Course:
             tuple(self._stops),
             tuple(self._steps),
             expired=tuple(self._expired),
+            deleted=tuple(self._deleted),
             unread=tuple(self._unread),
             streams=known.streams,
             left_out=known.left_out,

@@ -83,14 +83,15 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
     async def lifespan(application: Starlette) -> AsyncIterator[None]:
         application.state.site = site = Site(options, links)
         application.state.live = live = Live(site, rendering, application.state.stopping)
-        rights = asyncio.create_task(site.tell_rights())
+        beside = [asyncio.create_task(each) for each in (site.tell_rights(), site.servers.watch())]
         try:
             async with over_http(site) if over_http else nullcontext() as application.state.mcp:
                 yield
         finally:
-            rights.cancel()
+            for each in beside:
+                each.cancel()
             await live.close()
-            await asyncio.wait([rights])
+            await asyncio.wait(beside)
             await site.close()
 
     async def http_problem(request: Request, error: Exception) -> Response:

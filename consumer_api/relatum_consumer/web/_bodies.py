@@ -31,7 +31,10 @@ _IMAGES: Final = (
 )
 """What is shown as an image: by its first bytes alone, whatever it says of itself. SVG is text: it may hold scripts."""
 
-_NO_TEXT: Final = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
+_NO_TEXT: Final = re.compile(r"[\x01-\x08\x0b\x0e-\x1f\x7f]")
+
+_CHARACTERS_OF_A_NUL: Final = 4
+"""Characters of a text for each NUL in it, at least: in UTF-16, and in numbers, there are more of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +75,13 @@ def image_type(body: bytes) -> str | None:
 
 
 def text_of(body: bytes) -> str | None:
-    """A body as text; None where it is none."""
+    """A body as text, which may have a few NULs; None where it is none."""
     try:
         text = body.decode()
     except UnicodeDecodeError:
         return None
-    return None if _NO_TEXT.search(text, 0, TEXT_CHARACTERS_MAX) else text
+    is_text = text.count("\0") * _CHARACTERS_OF_A_NUL <= len(text)
+    return text if is_text and not _NO_TEXT.search(text, 0, TEXT_CHARACTERS_MAX) else None
 
 
 def whole_characters(body: bytes, at: int) -> int:

@@ -4,24 +4,34 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
 
 import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relatum.errors import RelatumError
+from relatum.errors import ReadTimeout, RelatumError, Transient
+from relatum.waiting import within
 from relatum_consumer.web._parameters import parsed
 from relatum_consumer.web._problems import Problem, Refused, problem_of
 from relatum_consumer.web._rendering import Rendering
+from relatum_consumer.web._servers import ANSWER_S
 from relatum_consumer.web._site import Site
 
 log = logging.getLogger(__name__)
 
+_Value = TypeVar("_Value")
+
 _FAULT: Final = Problem(
     500, "unexpected", "the page met what nobody foresaw", "Its log has the traceback: please tell who runs it."
 )
+
+
+_NARROWER: Final = "Ask for less: a shorter span of time, fewer streams."
+
+Known = tuple[str, str | None]
+"""What is known although one server is away, in words; and a link, or None."""
 
 
 def ms_since(began: float) -> float:
@@ -54,8 +64,11 @@ class Endpoint:
         is_asked: Whether there is anything to answer: a form that nobody filled in is a page, too.
         unasked: What such a page is given as `start`, to begin with.
         beside: What a page with an answer is given as `beside`, asked at the same time; None where it takes too long.
+        known: What one server alone knows, for a page whose answer needs the one that is away.
+        narrower: What to ask for instead of what takes too long.
         messages: How many messages an answer shows, for the audit log.
         exports: Files of the same, by the last part of their paths.
+        empty: The code of a problem that is no problem of a page: its template shows what to do first.
         media_type: Of the answer; where it goes on, `gives` is the data of one event.
     """
 
@@ -69,8 +82,11 @@ class Endpoint:
     is_asked: Callable[[Any], bool] = lambda _: True
     unasked: Callable[[Site], Awaitable[Any]] | None = None
     beside: Callable[[Site, Any], Awaitable[Any]] | None = None
+    known: Callable[[Site, Any], Awaitable[tuple[Known, ...]]] | None = None
+    narrower: str = _NARROWER
     messages: Callable[[Any], int] = lambda _: 0
     exports: Mapping[str, Export] = field(default_factory=dict)
+    empty: str = ""
     media_type: str = "application/json"
 
 
@@ -81,11 +97,12 @@ def document_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
     """What answers with JSON."""
 
     async def handle(request: Request) -> Response:
+        site, began = request.app.state.site, time.monotonic()
         try:
             asked: Any = parsed(endpoint.asked, request.path_params, request.query_params.multi_items())
-            answer = await endpoint.answer(request.app.state.site, asked)
+            answer = await endpoint.answer(site, asked)
         except Exception as error:  # noqa: BLE001
-            return rendering.problem(problem_met(error), request.scope)
+            return rendering.problem(await _why(endpoint, site, error, began), request.scope)
         request.state.messages = endpoint.messages(answer)
         return rendering.json(answer)
 
@@ -106,22 +123,30 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             "answer": None,
             "start": None,
             "beside": None,
+            "known": (),
             "typed": _typed(query),
         }
-        problem = None
+        problem, began = None, time.monotonic()
+        # What needs a server that is away is not waited for as long as an answer may take.
+        limit_s = ANSWER_S if await site.away() else None
         try:
             asked: Any = parsed(endpoint.asked, request.path_params, query)
             values["asked"] = asked
-            if endpoint.is_asked(asked):
-                answer, values["beside"] = await answered(endpoint, site, asked)
-                values["answer"] = answer
-                request.state.messages = endpoint.messages(answer)
-            elif endpoint.unasked is not None:
-                values["start"] = await endpoint.unasked(site)
+            with within(limit_s):
+                if endpoint.is_asked(asked):
+                    answer, values["beside"] = await answered(endpoint, site, asked)
+                    values["answer"] = answer
+                    request.state.messages = endpoint.messages(answer)
+                elif endpoint.unasked is not None:
+                    values["start"] = await _in_patience(endpoint.unasked(site))
         except Exception as error:  # noqa: BLE001
-            problem = problem_met(error)
+            problem = await _why(endpoint, site, error, began)
+        if problem is not None and site.servers.away and endpoint.known is not None:
+            values["known"] = await _in_patience(endpoint.known(site, asked)) or ()
         values |= {"problem": problem, "path": request.path_params, **(await _offered(site))}
-        status, headers = (200, {}) if problem is None else (problem.status, problem.headers)
+        values |= {"servers": site.servers, "away": await site.away()}
+        is_well = problem is None or problem.code == endpoint.empty
+        status, headers = (200, {}) if is_well or problem is None else (problem.status, problem.headers)
         try:
             return rendering.page(template, values, status=status, headers=headers)
         except Exception as error:  # noqa: BLE001
@@ -178,6 +203,26 @@ def problem_met(error: Exception) -> Problem:
     return problem_of(error) if isinstance(error, RelatumError) else _FAULT
 
 
+async def _why(endpoint: Endpoint, site: Site, error: Exception, began: float) -> Problem:
+    """What went wrong: the server that is away, where one is; and where both answer, that it took too long."""
+    problem, first, took_s = problem_met(error), met(error), time.monotonic() - began
+    if not isinstance(first, Transient):
+        return problem
+    away = await site.away()
+    if away:
+        return replace(problem, message=f"this needs {away[0].name}, which does not answer")
+    if isinstance(first, ReadTimeout) or took_s >= site.options.timeout_s:
+        limit = f"this takes longer than the {site.options.timeout_s:g} s that an answer may take"
+        return Problem(503, "took_too_long", limit, endpoint.narrower, problem.headers)
+    return problem
+
+
+def words_of(site: Site, error: RelatumError) -> str:
+    """The same in a line, of a part of an answer."""
+    away = site.servers.away
+    return f"{away[0].name} does not answer" if away and isinstance(error, Transient) else problem_met(error).words
+
+
 def _typed(query: list[tuple[str, str]]) -> Mapping[str, list[str]]:
     """What was typed, as it was typed: shown again in the form where it was wrong."""
     typed: dict[str, list[str]] = {}
@@ -187,12 +232,21 @@ def _typed(query: list[tuple[str, str]]) -> Mapping[str, list[str]]:
 
 
 async def _offered(site: Site) -> dict[str, Any]:
-    """The keys and streams that a form offers while something is typed; none where nobody can say now."""
-    offered: dict[str, Any] = {"offered_keys": (), "offered_streams": ()}
-    with anyio.move_on_after(PATIENCE_S), suppress(RelatumError):
-        offered["offered_keys"] = await site.keys()
-        offered["offered_streams"] = (await site.relations.streams())[:_OFFERED_MAX]
-    return offered
+    """The keys and streams that a form offers while something is typed; and whether anybody could say."""
+    keys = None if site.servers.database.error else await _in_patience(site.keys())
+    streams = None if keys is None else await _in_patience(site.relations.streams())
+    return {
+        "are_keys_known": keys is not None,
+        "offered_keys": keys or (),
+        "offered_streams": (streams or ())[:_OFFERED_MAX],
+    }
+
+
+async def _in_patience(asked: Awaitable[_Value]) -> _Value | None:
+    """What a page can do without; None where nobody can say in time."""
+    with within(PATIENCE_S), suppress(RelatumError):
+        return await asked
+    return None
 
 
 PATIENCE_S: Final = 3.0

@@ -53,6 +53,11 @@ class Masking:
         self._places: dict[Place, KeyType] = {}
         self.secret: bytes | None = None
 
+    @property
+    def definitions(self) -> tuple[KeyDefinition, ...] | None:
+        """Those it goes by; None before any were taken."""
+        return self._definitions
+
     def lacks_secret(self, definitions: tuple[KeyDefinition, ...]) -> bool:
         """Whether digests are needed for these definitions, and cannot be made yet."""
         return self.secret is None and any(each.masked or each.name in self._keys for each in definitions)

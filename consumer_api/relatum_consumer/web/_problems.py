@@ -29,7 +29,7 @@ class Problem:
     @property
     def title(self) -> str:
         """In a few words."""
-        return _TITLES.get(self.status, "It failed")
+        return "It took too long" if self.code == "took_too_long" else _TITLES.get(self.status, "It failed")
 
     @property
     def words(self) -> str:
@@ -56,7 +56,7 @@ _TITLES: Final = {
     403: "Refused",
     404: "Not there",
     405: "Not so",
-    409: "The stream is another one",
+    409: "The stream is not what was recorded",
     410: "No longer there",
     413: "Too much",
     421: "Called by another name",
@@ -80,6 +80,7 @@ _KINDS: Final[tuple[tuple[type[errors.RelatumError], int, str], ...]] = (
     (errors.KeyNotDefined, 404, "Choose one of the keys that are defined; they are listed below the streams."),
     (errors.NotFound, 404, "Look for its name in the list of streams."),
     (errors.AccessRefused, 403, "The user whom the page asks as may not read this; who set it up can allow it."),
+    (errors.StreamReplaced, 409, "Let a recorder run on it: relatum record STREAM."),
     (errors.Conflict, 409, "Somebody has to look into it: relatum verify STREAM."),
     (errors.Transient, 503, _REPEAT),
     (errors.DataError, 502, "Nothing can be done here: others read on beyond it."),

@@ -70,6 +70,7 @@ class Rendering:
             "count": lambda value: f"{value:,}",
             "size": size_text,
             "span": span_text,
+            "commands": _commands,
             "utc": _utc,
             "visible": _isolated,
             "visible_only": visible,
@@ -80,7 +81,7 @@ class Rendering:
     ) -> Response:
         """An answer of HTML."""
         text = self._environment.get_template(template).render(
-            {"problem": None, "page": "", "has_session": HAS_SESSION.get(), **values}
+            {"problem": None, "page": "", "known": (), "servers": None, "has_session": HAS_SESSION.get(), **values}
         )
         return Response(text, status, dict(headers or {}), "text/html; charset=utf-8")
 
@@ -123,6 +124,13 @@ def _isolated(text: str) -> str:
     if shown.isascii() or not any(unicodedata.bidirectional(each) in ("R", "AL", "AN") for each in shown):
         return shown
     return Markup("<bdi>{}</bdi>").format(shown)
+
+
+def _commands(text: str) -> Markup:
+    """Words of ours, in which commands stand between backticks."""
+    code, plain = Markup("<code>{}</code>"), Markup("{}")
+    parts = enumerate(text.split("`"))
+    return Markup("").join((code if number % 2 else plain).format(_isolated(part)) for number, part in parts)
 
 
 def _utc(moment: datetime) -> str:

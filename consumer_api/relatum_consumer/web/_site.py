@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import sqlalchemy as sa
 
-from relatum.errors import RelatumError
+from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
 from relatum.keys import KeyDefinition
 from relatum.reading import AsyncStreamReader, BrokerAddress
 from relatum.recording import (
@@ -23,15 +23,18 @@ from relatum.recording import (
     StreamStatus,
     key_sizes,
     recorded_ends,
+    recorded_status,
     recorder_list,
     status,
 )
 from relatum.store import close_engine, make_engine, mask_secret, translated_errors, writable_tables
+from relatum.waiting import within
 from relatum_consumer import AsyncRelations
 from relatum_consumer.web._links import Links
 from relatum_consumer.web._masking import Masking
 from relatum_consumer.web._options import WebOptions
 from relatum_consumer.web._rates import Rates
+from relatum_consumer.web._servers import Server, Servers
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +73,7 @@ _Value = TypeVar("_Value")
 class _Kept:
     value: Any = None
     until: float = 0.0
-    lock: anyio.Lock | None = None
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
 
 
 class Site:
@@ -78,6 +81,7 @@ class Site:
 
     Attributes:
         engine: The database, for what rooms tell by blocking calls (`in_thread`).
+        servers: Which of the two answers.
     """
 
     def __init__(self, options: WebOptions, links: Links) -> None:
@@ -90,6 +94,7 @@ class Site:
         self.relations = AsyncRelations(
             self.address, database, timeout_s=options.timeout_s, max_connections=options.max_connections
         )
+        self.servers = Servers(self.address, database)
         # One for what is live.
         self.engine: sa.Engine = make_engine(database, connections_max=_THREADS + 1, statement_s=options.timeout_s)
         self._reader: AsyncStreamReader | None = None
@@ -114,6 +119,7 @@ class Site:
 
     async def close(self) -> None:
         """Let look-ups under way end, and close all connections."""
+        await self.servers.close()
         await self.relations.close(drain_s=self.options.drain_s)
         if self._reader is not None:
             await self._reader.close()
@@ -134,15 +140,47 @@ class Site:
         self.masking.take(definitions)
         return definitions
 
+    async def keys_last_known(self) -> tuple[KeyDefinition, ...]:
+        """As `keys`; while the database is away, what it said last. Without any, nobody knows what is to be masked."""
+        if self.servers.database.error and self.masking.definitions is not None:
+            return self.masking.definitions
+        return await self.keys()
+
     def _secret(self) -> bytes:
         with translated_errors(), self.engine.connect() as connection:
             return mask_secret(connection)
 
+    async def away(self, *, now: bool = False) -> tuple[Server, ...]:
+        """The servers that do not answer. One that is known to be away is not waited for again, unless `now`.
+
+        It is not asked within a limit of time for something else: a server would look as if it were away.
+        """
+        if now or not self.servers.away:
+            await self.lately("servers", KEPT_S, self.servers.ask)
+        return self.servers.away
+
     async def statuses(self, names: Sequence[str]) -> list[StreamStatus]:
         """What is recorded of some streams, as it was within the last second."""
         wanted = tuple(names)
-        ask = partial(status, self.address, self.engine, wanted)
-        return await self.lately(("status", wanted), KEPT_S, partial(self.in_thread, ask))
+        away = BrokerUnavailable("RabbitMQ does not answer now")
+        return await self.with_broker(
+            ("status", wanted),
+            KEPT_S,
+            partial(status, self.address, self.engine, wanted),
+            partial(recorded_status, self.engine, self.address.vhost, wanted, away),
+        )
+
+    async def with_broker(
+        self, about: Any, kept_s: float, both: Callable[[], _Value], database_alone: Callable[[], _Value]
+    ) -> _Value:
+        """What both servers know by blocking calls, kept for a while; while the broker is away, the database's part."""
+        if not self.servers.broker.error:
+            try:
+                with within(self.options.timeout_s):
+                    return await self.lately(about, kept_s, partial(self.in_thread, both))
+            except (BrokerUnavailable, ReadTimeout):
+                pass
+        return await self.in_thread(database_alone)
 
     async def sizes(self) -> list[KeySize]:
         """What the table holds of each key."""
@@ -161,9 +199,9 @@ class Site:
     async def lately(self, about: Any, kept_s: float, ask: Callable[[], Awaitable[_Value]]) -> _Value:
         """What was found out lately, or is found out now, by one for all who ask; a failure is not kept."""
         if len(self._kept) > _KEPT_MAX:
-            self._kept = {each: kept for each, kept in self._kept.items() if kept.until > time.monotonic()}
-        kept = self._kept.setdefault(about, _Kept(lock=anyio.Lock()))
-        assert kept.lock is not None, "made with it"
+            now = time.monotonic()
+            self._kept = {each: kept for each, kept in self._kept.items() if kept.until > now or kept.lock.locked()}
+        kept = self._kept.setdefault(about, _Kept())
         async with kept.lock:
             if kept.until < time.monotonic():
                 kept.value = await ask()

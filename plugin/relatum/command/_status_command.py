@@ -63,7 +63,7 @@ def status(
             _print(stream)
     for stream in found if streams else ():
         # Shown in full all the same. One that is missing has a status like any other.
-        if stream.error is not None and stream.state != "missing":
+        if stream.error is not None and stream.state not in ("missing", "deleted"):
             raise stream.error
 
 
@@ -79,6 +79,8 @@ def _print(stream: StreamStatus) -> None:
 def _head(stream: StreamStatus) -> str:
     if stream.state == "unattended":
         return f"unattended: nobody records it now; relatum record {stream.super_stream or stream.stream}"
+    if stream.state == "deleted":
+        return f"deleted: relatum forget {stream.stream} removes what was recorded of it"
     return stream.state
 
 
@@ -104,10 +106,11 @@ def _facts(stream: StreamStatus) -> list[tuple[str, RenderableType]]:
         ("rows", f"{stream.rows:,}"),
         ("table and index", size_text(stream.bytes)),
         ("recorder", stream.recorder or "none at the moment"),
+        ("recorded from the broker", stream.broker or "not known"),
     ]
     for key, reasons in stream.skipped.items():
         facts += [(f"skipped: {key or 'whole messages'} ({reason})", f"{n:,}") for reason, n in reasons.items()]
-    facts += [(f"happened: {event.kind}", _event(event)) for event in stream.events]
+    facts += [(f"happened: {event.words}", _event(event)) for event in stream.events]
     return facts
 
 
@@ -115,4 +118,4 @@ def _event(event: StreamEvent) -> str:
     offsets = ""
     if event.from_offset is not None and event.to_offset is not None:
         offsets = f" {ranges_text([(event.from_offset, event.to_offset)])}"
-    return f"{moment_text(event.at)}{offsets} {event.detail}".rstrip()
+    return f"{moment_text(event.at)}{offsets} {'; '.join(filter(None, (event.detail, event.remedy)))}"

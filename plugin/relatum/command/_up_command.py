@@ -9,7 +9,7 @@ import typer
 
 from relatum.errors import ConfigurationError, ServerStartFailed
 from relatum.local import LocalServer, LocalServers, reader_url
-from relatum.terminal import stop_signals
+from relatum.terminal import print_exports, stop_signals
 
 SETUP_GROUP: Final = "relatum.setup"
 """Entry points that make a database ready: callables of its URL. The packages above the kernel have them."""
@@ -27,23 +27,22 @@ def up(
         typer.Option("--directory", "-d", help="Where the servers keep their data; made where missing."),
     ] = Path(".servers"),
     web: Annotated[bool, typer.Option("--web", help="Serve the page on them, too; needs the extra `web`.")] = False,
+    port: Annotated[int, typer.Option(help="The page's port; 0 for a free one.", min=0, max=65_535)] = 0,
 ) -> None:
     """Run a private RabbitMQ and PostgreSQL, print their URLs, and stop both on Ctrl-C.
 
-    The URLs stay the same as long as their ports are free, so that `relatum up` can be started again in the
-    directory. The data stays too.
+    The URLs are printed as lines for another terminal's shell. They stay the same as long as their ports are free, so
+    that `relatum up` can be started again in the directory. The data stays too.
     """
     with stop_signals() as stopped, LocalServers(directory) as servers:
         if stopped.is_set():
             return
         set_up(servers.database_url)
-        typer.echo(f"RELATUM_BROKER_URL={servers.broker_url}")
-        typer.echo(f"RELATUM_STREAM_URL={servers.stream_url}")
-        typer.echo(f"RELATUM_DATABASE_URL={servers.database_url}")
+        print_exports(servers.broker_url, servers.stream_url, servers.database_url)
         with ExitStack() as stack:
             if web:
-                page = stack.enter_context(_page_on(servers))
-                typer.echo(f"RELATUM_WEB_URL={page.url}")
+                page = stack.enter_context(_page_on(servers, port))
+                typer.echo(f"export RELATUM_WEB_URL={page.url}")
             typer.echo("Both servers run. Ctrl-C stops them.", err=True)
             while not stopped.wait(WATCH_S):
                 _check(servers.rabbitmq)
@@ -57,11 +56,11 @@ def set_up(database_url: str) -> None:
         make_ready(database_url)
 
 
-def _page_on(servers: LocalServers) -> Any:
+def _page_on(servers: LocalServers, port: int) -> Any:
     """The page, by the package that has one."""
     for entry_point in entry_points(group=PAGE_GROUP):
         serve: Any = entry_point.load()
-        return serve(servers.broker_url, reader_url(servers.database_url), servers.stream_url, port=0)
+        return serve(servers.broker_url, reader_url(servers.database_url), servers.stream_url, port=port)
     raise ConfigurationError("no package that is installed has a page")
 
 

@@ -7,6 +7,8 @@ RelatumError
 │   ├── UsedAfterClose            closed, and used again: make another one
 │   ├── SchemaMissing             run `relatum migrate`
 │   ├── NothingRecorded           no stream of the virtual host is recorded: let something record (field: vhost)
+│   ├── AnotherBroker             a stream of that name was recorded from another broker (fields: stream, recorded,
+│   │                             connected)
 │   ├── TlsRefused                a certificate is refused, by either side, or one of them speaks no TLS
 │   ├── ServerStartFailed         a private server of `relatum.local` did not start
 │   └── TimeNotRecorded           times are switched off for that stream
@@ -67,6 +69,7 @@ All of them can be pickled.
 
 from relatum.errors._calls import (
     AccessRefused,
+    AnotherBroker,
     ConfigurationError,
     HeadersRefused,
     InvalidGroup,
@@ -134,6 +137,7 @@ from relatum.errors._root import RelatumError
 
 __all__ = [
     "AccessRefused",
+    "AnotherBroker",
     "BrokerUnavailable",
     "ChunkCorrupt",
     "ClaimLost",

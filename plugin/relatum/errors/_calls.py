@@ -28,6 +28,17 @@ class NothingRecorded(ConfigurationError):
     vhost: str
 
 
+class AnotherBroker(ConfigurationError):
+    """A stream of that name was recorded from another broker (field `stream`); nothing was written.
+
+    Fields `recorded` and `connected`: the two brokers, in words.
+    """
+
+    stream: str
+    recorded: str
+    connected: str
+
+
 class TlsRefused(ConfigurationError):
     """TLS with a broker cannot be: a certificate is refused, by either side, or one of them does not speak TLS."""
 

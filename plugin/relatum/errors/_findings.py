@@ -67,9 +67,13 @@ class Conflict(RelatumError):
 
 
 class StreamReplaced(Conflict):
-    """The stream is not the one that was recorded: declared again, or its tail was lost (field `stream`)."""
+    """The stream is not the one that was recorded: declared again, or its tail was lost (field `stream`).
+
+    Field `also`: the errors of other streams that were found to be others at the same time.
+    """
 
     stream: str
+    also: "tuple[StreamReplaced, ...]" = ()
 
 
 class CoverageConflict(Conflict):

@@ -8,10 +8,12 @@ from relatum.checks import checked_name
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only this user can read, from its first byte on."""
-    descriptor = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    """Write a file that only this user can read, from its first byte on; a kill leaves the whole file, or none."""
+    unfinished = file.with_name(f"{file.name}.new")
+    descriptor = os.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as out:
         out.write(text)
+    unfinished.replace(file)
 
 
 def checked_directory(directory: Any) -> Path:

@@ -142,7 +142,7 @@ def reader_url(database_url: str) -> str:
     user, password = f"{_READER}_login", secrets.token_hex(16)
     named = sql.Identifier(user)
     with psycopg.connect(database_url, autocommit=True) as connection:
-        if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [user]).fetchone():
+        if not connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [user]).fetchone():
             connection.execute(sql.SQL("CREATE ROLE {} IN ROLE {}").format(named, sql.Identifier(_READER)))
         connection.execute(sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(named, sql.Literal(password)))
     parts = urlsplit(database_url)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-from relatum.checks import checked_count, checked_seconds
+from relatum.checks import checked_count, checked_seconds, seconds_text
 from relatum.closing import close_when_dropped
 from relatum.errors import ServerStartFailed
 from relatum.local._files import checked_directory
@@ -173,7 +173,7 @@ class LocalServer(ABC):
                 raise self._failed(f"ended with status {status}")
             if time.monotonic() > limit:
                 self.kill()
-                raise self._failed(f"gave no answer in {self._start_timeout_s:g} s")
+                raise self._failed(f"gave no answer in {seconds_text(self._start_timeout_s)}")
             time.sleep(ANSWER_POLL_S)
 
     def stop(self) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_callable, checked_name, checked_seconds, shown
+from relatum.checks import checked_callable, checked_name, checked_seconds, seconds_text, shown
 from relatum.closing import AsyncClosing, Closing
 from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, Transient, UsedAfterClose
 from relatum.outcomes._outcome_statements import read_outcomes, require_collector
@@ -224,7 +224,7 @@ def not_finished(outcome: Outcome, timeout_s: float) -> NotFinishedInTime:
         OutcomeStatus.FORWARDED: "its executor has it",
     }
     return NotFinishedInTime(
-        f"the outcome of message {outcome.message_id} was not final within {timeout_s} s: it is "
+        f"the outcome of message {outcome.message_id} was not final within {seconds_text(timeout_s)}: it is "
         f"{outcome.status.value}, {hints[outcome.status]}; wait again",
         outcome=outcome,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final
 
+from relatum.checks import seconds_text
 from relatum.errors import DatabaseUnavailable, NotRecordedInTime
 from relatum.ids import MessageId
 from relatum.publishing._locate import Locator, Sent, Whereabouts
@@ -137,8 +138,9 @@ class Look:
             note = " (its streams are not known: name them in intercept(…, streams=[…]))"
         elif missing:
             note = f" ({'missing' if where.is_exact else 'looked for in'}: {', '.join(sorted(missing))})"
+        within = seconds_text(self._timeout_s)
         raise NotRecordedInTime(
-            f"the message {self._sent.message_id} is confirmed, but was not recorded within {self._timeout_s} s{note}: "
+            f"the message {self._sent.message_id} is confirmed, but was not recorded within {within}{note}: "
             "wait again, or see whether a recorder runs (`relatum status`)",
             found=_in_order(found),
             in_stream=True if where.is_exact or found else None,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from relatum.checks import checked_seconds
+from relatum.checks import checked_seconds, seconds_text
 from relatum.errors import (
     ConfigurationError,
     NotFinishedInTime,
@@ -187,7 +187,8 @@ class Receipt:
             )
         if not self._decided.wait(max(0.0, deadline - time.monotonic())):
             raise PublishOutcomeUnknown(
-                f"the broker has not answered for message {self.message_id} within {timeout_s} s; it may still",
+                f"the broker has not answered for message {self.message_id} within {seconds_text(timeout_s)}; "
+                "it may still",
                 in_stream=None,
                 settle=self.settle,
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
-from relatum.checks import checked_names, checked_seconds
+from relatum.checks import checked_names, checked_seconds, seconds_text
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -195,14 +195,15 @@ class _Looks:
             raise failure
         if isinstance(failure, Transient) and not isinstance(failure, (_OutOfTime, ConnectionsInUse)):
             raise BrokerUnavailable(
-                f"the message {name} could not be looked for within {self._timeout_s:.1f} s, settle it again: {failure}"
+                f"the message {name} could not be looked for within {seconds_text(self._timeout_s)}, settle it again: "
+                f"{failure}"
             ) from failure
         arrives = "it may still arrive" if self._is_exact else "it may still arrive, or lie where it is not looked for"
         why = next((search.doubt for search in searches.values() if search.doubt), arrives)
         if isinstance(failure, ConnectionsInUse):
             why = f"others were looked for by all {failure.limit} connections, settle it again"
         raise PublishOutcomeUnknown(
-            f"the message {name} was not found within {self._timeout_s:.1f} s; {why}",
+            f"the message {name} was not found within {seconds_text(self._timeout_s)}; {why}",
             in_stream=None,
             settle=self._again,
         ) from failure

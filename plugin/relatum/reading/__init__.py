@@ -6,6 +6,7 @@ from relatum.reading._agreement import (
     agreement,
     agreement_of,
     agreements,
+    another_broker,
     async_agreements,
     ends_of_known,
     position_of,
@@ -16,6 +17,7 @@ from relatum.reading._async_reader import AsyncStreamReader
 from relatum.reading._attach import other_nodes
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._channels import RECEIVE_BYTES
+from relatum.reading._claiming import claimed_identity
 from relatum.reading._failing_over import answered, in_turn
 from relatum.reading._kept import KeptChunks
 from relatum.reading._leading import OUT_OF_REACH_S
@@ -37,7 +39,7 @@ from relatum.reading._stream_nodes import StreamNodes
 from relatum.reading._traffic import counting
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._window import Result
-from relatum.wire import Broker, Position, StreamPlaces, Traffic, UnreadableRecord
+from relatum.wire import Broker, BrokerIdentity, Position, StreamPlaces, Traffic, UnreadableRecord
 
 __all__ = [
     "ATTACHES_MAX",
@@ -55,6 +57,7 @@ __all__ = [
     "AuthMechanism",
     "Broker",
     "BrokerAddress",
+    "BrokerIdentity",
     "BrokerLogin",
     "HeldPassword",
     "KeptChunks",
@@ -75,11 +78,13 @@ __all__ = [
     "agreement",
     "agreement_of",
     "agreements",
+    "another_broker",
     "answered",
     "async_agreements",
     "blocking_connection",
     "bounds_or_error",
     "check_limit",
+    "claimed_identity",
     "connection_error",
     "counting",
     "ends_of_known",

@@ -5,12 +5,12 @@ from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from relatum.errors import OffsetExpired, OffsetNotFound, StreamUnavailable, UndecodableMessage
+from relatum.errors import AnotherBroker, OffsetExpired, OffsetNotFound, StreamUnavailable, UndecodableMessage
 from relatum.reading._batches import StreamBounds
 from relatum.reading._message import Message
 from relatum.reading._message_parts import property_text
 from relatum.reading._window import Result
-from relatum.wire import Position, amqp10, fingerprint
+from relatum.wire import BrokerIdentity, Position, amqp10, fingerprint
 
 if TYPE_CHECKING:
     from relatum.reading._async_reader import AsyncStreamReader
@@ -147,3 +147,14 @@ def _fingerprint_of(message: Message) -> int:
             with suppress(UndecodableMessage):
                 first = amqp10.decode_list(raw, start, 1)
     return fingerprint(property_text(first[0]) if first else None, body)
+
+
+def another_broker(stream: str, recorded: BrokerIdentity, connected: BrokerIdentity) -> AnotherBroker:
+    """The error for a stream that was recorded from another broker."""
+    return AnotherBroker(
+        f"the stream {stream!r} was recorded from the broker {recorded}, and this one is {connected}: give each broker "
+        f"a database of its own. If this one has taken the other's place: `relatum forget --origin {stream}`",
+        stream=stream,
+        recorded=str(recorded),
+        connected=str(connected),
+    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeAlias, TypeVar
 
+from relatum.checks import seconds_text
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -159,7 +160,7 @@ class AmqpOperations:
     def _must_come(self, stream: str) -> _Steps[list[Delivery]]:
         deliveries = yield from Next(self._timeout_s)
         if not deliveries:
-            raise ReadTimeout(f"The stream {stream!r} gave nothing for {self._timeout_s} s.")
+            raise ReadTimeout(f"The stream {stream!r} gave nothing for {seconds_text(self._timeout_s)}.")
         return deliveries
 
     def probe(self, name: str) -> _Steps[None]:
@@ -192,9 +193,10 @@ class AmqpOperations:
         deliveries = yield from Next(self._timeout_s if count else SECOND_LOOK_S)
         if count and not deliveries:
             raise ReadTimeout(
-                f"The stream {stream!r} showed nothing for {self._timeout_s:g} s, though RabbitMQ counts {count} in it."
-                " Either a new leader is slow, or retention dropped every message and what is counted are RabbitMQ's "
-                "own records: then the next message ends it, and reading by the stream protocol tells at once."
+                f"The stream {stream!r} showed nothing for {seconds_text(self._timeout_s)}, though RabbitMQ counts "
+                f"{count} in it. Either a new leader is slow, or retention dropped every message and what is counted "
+                "are RabbitMQ's own records: then the next message ends it, and reading by the stream protocol tells "
+                "at once."
             )
         return deliveries
 

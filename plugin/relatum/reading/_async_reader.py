@@ -4,11 +4,11 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from relatum import metrics
-from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text
+from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, seconds_text
 from relatum.closing import AsyncClosing
 
 # blocking only:
@@ -17,11 +17,11 @@ from relatum.closing import AsyncClosing
 # from relatum.reading._socket import SocketConnection
 # from relatum.wire import Broker
 # both:
-from relatum.errors import BrokerUnavailable, ProtocolError, ReadTimeout
+from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, ProtocolError, ReadTimeout
 from relatum.processes import of_one_process
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose
+from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose, cluster_name
 from relatum.reading._kept import KeptChunks
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
@@ -34,6 +34,7 @@ from relatum.reading._stream_errors import check_offset
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.waiting import current, has_passed, left_s
+from relatum.wire import IDENTITY_STREAM, BrokerIdentity, broker_id_of
 
 _Taken = TypeVar("_Taken")
 
@@ -41,6 +42,8 @@ _Taken = TypeVar("_Taken")
 class AsyncTransport(Protocol):
     """What a transport offers the asyncio reader."""
 
+    @property
+    def server_properties(self) -> Mapping[str, Any]: ...
     async def read(self, stream: str, offset: int) -> Message: ...
     async def bounds(self, stream: str) -> StreamBounds: ...
     async def all_bounds(
@@ -235,7 +238,7 @@ class AsyncStreamReader(AsyncClosing):
                     if has_passed():
                         raise ReadTimeout(f"The stream {stream!r} was not read to the end in time ({current()}).")
                 elif not scan.follow:
-                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {idle_s:g} s.")
+                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {seconds_text(idle_s)}.")
                 elif idle_timeout_s is not None:
                     return
 
@@ -254,6 +257,11 @@ class AsyncStreamReader(AsyncClosing):
         scan = checked_scan(stream, start, stop, follow=False)
         async with contextlib.aclosing(self._iterate(stream, scan, None, Use.ANSWER)) as messages:
             return [taken async for message in messages if (taken := take(message)) is not None]
+
+    @property
+    def cluster_name(self) -> str | None:
+        """The name of the broker's cluster, as it said when the reader was opened; None where it does not say."""
+        return cluster_name(self._transport.server_properties)
 
     async def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
@@ -283,6 +291,14 @@ class AsyncStreamReader(AsyncClosing):
             streams: Their names.
         """
         return await self._transport.missing(checked_names("streams", streams))
+
+    async def identity(self) -> BrokerIdentity:
+        """Which broker this is; its id is None where no recorder left one, or where it cannot be read from here."""
+        known = None
+        if self.transport == "stream" and not await self._transport.missing([IDENTITY_STREAM]):
+            with contextlib.suppress(NotFound, AccessRefused):
+                known = broker_id_of((await self._transport.read(IDENTITY_STREAM, 0)).body)
+        return BrokerIdentity(known, cluster_name(self._transport.server_properties) or "")
 
     async def partitions(self, super_stream: str) -> list[str]:
         """The streams that a name stands for as a super stream, in their order; empty where it is no super stream's.

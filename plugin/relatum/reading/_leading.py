@@ -8,7 +8,8 @@ The leader, too, may have nothing to show at once. A subscription begins at a ch
 when a majority has it: under publishing, the last chunk often is on its way. And a leader that has just started gives
 nothing until a replica has confirmed what it has. So "no chunk" is no answer, and is asked again. A stream is empty
 
-- where StreamStats says so, from RabbitMQ 3.11 on: it counts what is written, committed or not;
+- where StreamStats says so, from RabbitMQ 3.11 on: it counts what is written, committed or not. Where all is committed
+  and yet no message comes, what retention left are the broker's own notes;
 - on RabbitMQ 3.10, where the leader showed nothing during a look at it: `EMPTY_LOOK_S`, three times that where it
   should have replicas and Metadata names none, and three times more where the stream had messages before. What was
   found so is remembered for `EMPTY_TRUST_S`, as long as no connection to the node is lost. And a node that stood alone

@@ -189,7 +189,7 @@ class StreamOperations:
             return shown
         may_be_empty = not first.chunks
         if may_be_empty and not any_node and not is_before(self._version, STATS_SINCE):
-            if (yield from self._has_nothing_written(stream)):
+            if (yield from self._has_no_message(stream)):
                 return StreamBounds(None, None, is_proven=True)
             # A leader shows nothing until another replica has answered it, however long that takes after an election.
             may_be_empty = False
@@ -253,10 +253,27 @@ class StreamOperations:
             message = f"The stream {last.stream!r} is led by another node, or by none at present."
             raise LedElsewhere(message, stream=last.stream, leader=places.leader)
 
-    def _has_nothing_written(self, stream: str) -> Steps[bool]:
-        """Whether the leader's log has no message at all, committed or not; from RabbitMQ 3.11 on."""
+    def _has_no_message(self, stream: str) -> Steps[bool]:
+        """Whether the leader's log has no message at all, committed or not; from RabbitMQ 3.11 on.
+
+        The broker keeps notes of its own in the log (offsets that readers stored, for example), and retention may
+        leave nothing else. They are counted, and no reader is given them.
+        """
+        before = yield from self._stats(stream)
+        if before.get("first_chunk_id", 0) < 0:
+            return True
+        if before.get("committed_chunk_id", -1) != before.get("last_chunk_id"):
+            return False
+        # All that is written is committed. So this attach is given the first message, if there is one, unless the
+        # leader was elected anew just now, which sets the committed chunk back.
+        first = self.attach(stream, FIRST)
+        yield from self._finish(first)
+        return not first.chunks and before == (yield from self._stats(stream))
+
+    def _stats(self, stream: str) -> Steps[dict[str, int]]:
+        """What the leader says of its log; empty where it says nothing."""
         answer = yield from self._answer(frames.stream_stats, stream)
-        return answer.code == Code.OK and frames.decode_stats(answer.body).get("first_chunk_id", 0) < 0
+        return frames.decode_stats(answer.body) if answer.code == Code.OK else {}
 
     def routes(self, exchange: str, routing_key: str) -> Steps[list[str] | None]:
         """The streams that an exchange routes a key to; None where this broker cannot be asked without harm."""

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
+from relatum.checks import seconds_text
 from relatum.errors import BrokerUnavailable, ConfigurationError
 from relatum.processes import after_fork
 from relatum.waiting import left_s
@@ -63,7 +64,9 @@ class Asked:
                 self._call = _Call(self._function)
             call = self._call
         if not call.is_over.wait(left_s(PASSWORD_S)):
-            raise BrokerUnavailable(f"The function that says the broker's password did not within {PASSWORD_S:g} s.")
+            raise BrokerUnavailable(
+                f"The function that says the broker's password did not within {seconds_text(PASSWORD_S)}."
+            )
         if call.failure is not None:
             raise BrokerUnavailable(f"The function that says the broker's password raised {call.failure}.")
         if not can_be_sent(call.answer):

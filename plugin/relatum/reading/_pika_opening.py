@@ -6,8 +6,14 @@ import ssl
 from typing import Any, Final
 
 import pika
-from pika.adapters.utils.connection_workflow import AMQPConnectorException
-from pika.exceptions import AMQPError, AuthenticationError, IncompatibleProtocolError, StreamLostError
+from pika.adapters.utils.connection_workflow import AMQPConnectorException, AMQPConnectorStackTimeout
+from pika.exceptions import (
+    AMQPError,
+    AuthenticationError,
+    ConnectionOpenAborted,
+    IncompatibleProtocolError,
+    StreamLostError,
+)
 
 from relatum.client_logs import own_connection
 from relatum.errors import BrokerUnavailable, ConfigurationError, RelatumError
@@ -95,11 +101,16 @@ def no_amqp(error: BaseException | None, address: BrokerAddress) -> RelatumError
     service = ask_who(address.host, port) if hung_up and not address.amqp_tls else None
     if service is not None and service != AMQP:
         return ConfigurationError(f"{is_another(service, where, AMQP)}.")
+    if error is None or any(inside(error, kind) for kind in _OUT_OF_TIME):
+        return BrokerUnavailable(f"Nothing at {where} answered as AMQP 0.9.1 in time{hint(port, AMQP)}.")
     reason = inside(error, socket.gaierror) or inside(error, OSError)
     return BrokerUnavailable(f"No AMQP 0.9.1 at {where}{unreached(reason, address.host)}{hint(port, AMQP)}.")
 
 
 _HUNG_UP: Final = (StreamLostError, IncompatibleProtocolError, ConnectionResetError, EOFError, ssl.SSLError)
+
+_OUT_OF_TIME: Final = (TimeoutError, AMQPConnectorStackTimeout, ConnectionOpenAborted)
+"""asyncio's, and pika's for an attempt that pika itself has given up, of a blocking connection and of another."""
 
 _CLOSED_BY_BROKER: Final = re.compile(r"\((\d+)\) (.*)", re.DOTALL)
 """What pika's errors keep of a Close frame: the reply code and the text."""

@@ -3,17 +3,17 @@
 
 import contextlib
 import ssl
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from relatum import metrics
-from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text
+from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, seconds_text
 from relatum.closing import Closing
-from relatum.errors import BrokerUnavailable, ConfigurationError, ProtocolError, ReadTimeout
+from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, NotFound, ProtocolError, ReadTimeout
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import Amqp
 from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose
+from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose, cluster_name
 from relatum.reading._kept import KeptChunks
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
@@ -27,7 +27,7 @@ from relatum.reading._stream_errors import check_offset
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.waiting import current, has_passed, left_s
-from relatum.wire import Broker
+from relatum.wire import IDENTITY_STREAM, Broker, BrokerIdentity, broker_id_of
 
 _Taken = TypeVar("_Taken")
 
@@ -35,6 +35,8 @@ _Taken = TypeVar("_Taken")
 class Transport(Protocol):
     """What a transport offers the blocking reader."""
 
+    @property
+    def server_properties(self) -> Mapping[str, Any]: ...
     def read(self, stream: str, offset: int) -> Message: ...
     def bounds(self, stream: str) -> StreamBounds: ...
     def all_bounds(
@@ -201,7 +203,7 @@ class StreamReader(Closing):
                     if has_passed():
                         raise ReadTimeout(f"The stream {stream!r} was not read to the end in time ({current()}).")
                 elif not scan.follow:
-                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {idle_s:g} s.")
+                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {seconds_text(idle_s)}.")
                 elif idle_timeout_s is not None:
                     return
 
@@ -220,6 +222,11 @@ class StreamReader(Closing):
         scan = checked_scan(stream, start, stop, follow=False)
         with contextlib.closing(self._iterate(stream, scan, None, Use.ANSWER)) as messages:
             return [taken for message in messages if (taken := take(message)) is not None]
+
+    @property
+    def cluster_name(self) -> str | None:
+        """The name of the broker's cluster, as it said when the reader was opened; None where it does not say."""
+        return cluster_name(self._transport.server_properties)
 
     def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
@@ -249,6 +256,14 @@ class StreamReader(Closing):
             streams: Their names.
         """
         return self._transport.missing(checked_names("streams", streams))
+
+    def identity(self) -> BrokerIdentity:
+        """Which broker this is; its id is None where no recorder left one, or where it cannot be read from here."""
+        known = None
+        if self.transport == "stream" and not self._transport.missing([IDENTITY_STREAM]):
+            with contextlib.suppress(NotFound, AccessRefused):
+                known = broker_id_of(self._transport.read(IDENTITY_STREAM, 0).body)
+        return BrokerIdentity(known, cluster_name(self._transport.server_properties) or "")
 
     def partitions(self, super_stream: str) -> list[str]:
         """The streams that a name stands for as a super stream, in their order; empty where it is no super stream's.

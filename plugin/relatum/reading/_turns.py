@@ -12,7 +12,7 @@ from enum import Enum
 from itertools import count
 from typing import Annotated, Final
 
-from relatum.checks import checked_count
+from relatum.checks import checked_count, seconds_text
 from relatum.errors import ConnectionsInUse
 from relatum.metrics import Counter, Gauge, reported
 
@@ -154,8 +154,8 @@ class Line:
         """The error for a turn that did not come in time."""
         return ConnectionsInUse(
             f"all {self.limit} connections that this reader may have to the broker are in use, and none became free "
-            f"within {max(0.0, waited_s):.3g} s: ask less at once, close iterations that are left early, or set "
-            f"connections_max= (now {self.limit}) higher",
+            f"within {seconds_text(max(0.0, waited_s))}: ask less at once, close iterations that are left early, or "
+            f"set connections_max= (now {self.limit}) higher",
             limit=self.limit,
             waiting=self.waiting,
         )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from relatum.recording._embedded import EmbeddedRecorder
     from relatum.recording._extract import Extractor
     from relatum.recording._fill import Filler, Pace
-    from relatum.recording._forget import ForgottenStream, forget
+    from relatum.recording._forget import ForgottenStream, forget, forget_origin
     from relatum.recording._losing import is_same
     from relatum.recording._overview import (
         KeySize,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         verified_document,
     )
     from relatum.recording._statistics import RecordedStream, RecorderStatistics
-    from relatum.recording._status import StreamEvent, StreamStatus, status
+    from relatum.recording._status import StreamEvent, StreamStatus, recorded_status, status
     from relatum.recording._strays import verify_strays
     from relatum.recording._times import set_record_time
     from relatum.recording._verify import (
@@ -85,6 +85,7 @@ __all__ = [
     "edges_of",
     "exit_with",
     "forget",
+    "forget_origin",
     "is_same",
     "key_sizes",
     "leave_out",
@@ -96,6 +97,7 @@ __all__ = [
     "print_verified",
     "prune",
     "recorded_ends",
+    "recorded_status",
     "recorder_list",
     "repair",
     "set_record_time",
@@ -115,7 +117,7 @@ _HOMES = {
         "_embedded": "EmbeddedRecorder",
         "_extract": "Extractor",
         "_fill": "Filler Pace",
-        "_forget": "ForgottenStream forget",
+        "_forget": "ForgottenStream forget forget_origin",
         "_losing": "is_same",
         "_overview": "KeySize RecordedEnd RecorderMember key_sizes recorded_ends recorder_list",
         "_prune": "PruneReport prune",
@@ -125,7 +127,7 @@ _HOMES = {
         "_repair": "repair",
         "_reports_shown": "exit_with offsets_bar print_backfilled print_verified verified_document",
         "_statistics": "RecordedStream RecorderStatistics",
-        "_status": "StreamEvent StreamStatus status",
+        "_status": "StreamEvent StreamStatus recorded_status status",
         "_strays": "verify_strays",
         "_times": "set_record_time",
         "_verify": "Comparison Subject VerifyReport check_any checked_sample chosen_windows leave_out "

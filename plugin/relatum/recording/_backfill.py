@@ -18,6 +18,7 @@ from relatum.checks import checked_name, checked_names
 from relatum.errors import CoverageConflict, KeyNotDefined
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording._broker import check_broker
 from relatum.recording._fill import Filler, check_same
 from relatum.recording._opening import indexes_time
 from relatum.recording._ranges import Segment, unrecorded
@@ -30,6 +31,7 @@ from relatum.store import (
     as_engine,
     close_tail,
     coverage_of,
+    current_stream,
     ensure_stream,
     holders_of,
     key_definitions,
@@ -96,6 +98,7 @@ def backfill(
     Raises:
         KeyNotDefined: a name of `keys` is not in force.
         StreamNotFound: there is no such stream.
+        AnotherBroker: it was recorded from another broker; nothing was written.
         CoverageConflict: the stream is not the one that was recorded, or others keep moving the coverage.
         StreamUnavailable, ReadTimeout: the broker does not give what it should hold; safe to repeat.
     """
@@ -138,6 +141,10 @@ def plan_backfill(
         KeyNotDefined, StreamNotFound, CoverageConflict: as `backfill`.
     """
     bounds = reader.bounds(name)
+    with translated_errors(), engine.begin() as connection:
+        before = current_stream(connection, vhost, name)
+    if before is not None:
+        check_broker(engine, reader, before)
     with translated_errors(), engine.begin() as connection:
         definitions = key_definitions(connection)
         wanted = {definition.key_id for definition in _chosen(definitions, keys)}

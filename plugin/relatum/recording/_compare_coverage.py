@@ -11,6 +11,14 @@ from relatum.recording._compare import Difference
 from relatum.store import TIME, CoverageRow, Position, Range, merged
 
 
+def judged_to(recorded_to: int, stray: int | None, last: int | None) -> int:
+    """Up to where messages are compared: the coverage's end, and what the table holds behind it."""
+    end = recorded_to if last is None else min(recorded_to, last + 1)
+    if stray is None or last is None:
+        return end
+    return max(end, min(stray, last) + 1)
+
+
 def compare_coverage(
     rows: Sequence[CoverageRow], known_key_ids: Collection[int], first: int | None, last: int | None
 ) -> Iterator[Difference]:

@@ -12,6 +12,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from relatum.checks import seconds_text
 from relatum.errors import ConfigurationError, CoverageConflict, ReadTimeout, StreamUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch, StreamBounds, StreamReader, ends_of_known
@@ -257,7 +258,7 @@ class Filler:
             if self._stop.is_set():
                 return
             if silent_s >= SILENCE_S:
-                raise ReadTimeout(f"the stream {self._stream.name!r} gave nothing for {SILENCE_S:g} s")
+                raise ReadTimeout(f"the stream {self._stream.name!r} gave nothing for {seconds_text(SILENCE_S)}")
 
     def _check_end(self, part: Segment) -> None:
         """Make sure that what was not given is not to come: this node's copy of the stream reaches as far."""

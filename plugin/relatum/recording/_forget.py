@@ -120,6 +120,32 @@ def forget(
         return done
 
 
+def forget_origin(database: str | sa.Engine, names: Sequence[str], *, vhost: str = "/") -> list[str]:
+    """Forget which broker streams were recorded from: the next recorder takes them for its own broker's.
+
+    Where that one has other messages in them, it begins them anew, as it does with one that was declared again.
+
+    Args:
+        database: PostgreSQL's URL, or an engine.
+        names: Streams and super streams, which stand for their recorded partitions.
+        vhost: Their virtual host.
+
+    Returns:
+        The streams.
+
+    Raises:
+        StreamNotFound: nothing of that name is recorded; nothing was changed.
+        DatabaseUnavailable: nothing was changed; safe to repeat.
+    """
+    names = checked_names("names", names)
+    checked_name("vhost", vhost)
+    with as_engine(database) as engine, translated_errors(), engine.begin() as connection:
+        found = list(_generations(connection, vhost, names))
+        of_name = (streams.c.vhost == vhost) & streams.c.name.in_(found)
+        connection.execute(sa.update(streams).where(of_name).values(broker_id=None))
+        return found
+
+
 def _generations(connection: sa.Connection, vhost: str, names: Iterable[str]) -> dict[str, list[StreamRow]]:
     """All generations of the streams that are meant, by name, oldest first.
 

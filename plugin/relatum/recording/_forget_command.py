@@ -16,6 +16,7 @@ def forget(
     ],
     sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Only forget which broker they were recorded from.")] = False,
     batch_rows: Annotated[int, typer.Option(help="Rows deleted in one transaction.", min=1, max=1_000_000)] = 10_000,
     broker: BrokerOption = None,
     database: DatabaseOption = None,
@@ -27,14 +28,22 @@ def forget(
     with code 6 where nothing of a name is recorded, with 7 where somebody still needs a stream; nothing is deleted
     then. `--dry-run` shows the rows of that one, too. One that was killed is finished by repeating it.
 
+    `--origin` deletes nothing, and does not ask: where a broker has taken another one's place, the next recorder takes
+    the streams for that broker's, and begins those anew that are not what was recorded.
+
     `--json` prints one document, the list of streams with the rows of each table, and who needs a stream; it needs
     `--yes` or `--dry-run`.
     """
     from relatum.reading import BrokerAddress
     from relatum.recording import forget as run_forget
+    from relatum.recording import forget_origin
 
     url = require_database(database)
     vhost = "/" if broker is None else BrokerAddress.parse(broker).vhost
+    if origin:
+        forgotten = forget_origin(url, streams, vhost=vhost)
+        print_json(forgotten) if as_json else console.print(f"Taken for no broker's: {', '.join(forgotten)}.")
+        return
     if not (sure or dry_run):
         if as_json:
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")

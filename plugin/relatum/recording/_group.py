@@ -13,6 +13,7 @@ from relatum.errors import AccessRefused, NotFound, RelatumError
 from relatum.following import Follower, FollowerOptions
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording._broker import OwnBroker, adopt
 from relatum.recording._committer import Committer
 from relatum.recording._gaps import GapCloser
 from relatum.recording._intake import Intake
@@ -25,7 +26,15 @@ from relatum.recording._statistics import RecorderStatistics
 from relatum.recording._track import Missing, State, Then, Track, Tracks
 from relatum.recording._worker import Worker
 from relatum.recording._writer import RecordedListener, Writer
-from relatum.store import LEASE_S, RECORDERS, Member, component_engine, database_name
+from relatum.store import (
+    LEASE_S,
+    RECORDERS,
+    Member,
+    component_engine,
+    database_name,
+    streams_named,
+    translated_errors,
+)
 from relatum.waiting import QUESTION_S, Deadline, Outages, backoff, ended
 
 if TYPE_CHECKING:
@@ -87,9 +96,13 @@ class RecorderGroup:
         )
         self._tracks = Tracks(self.follower)
         self._committer = Committer(engine, self.metrics)
-        self._opener = Opener(engine, self._tracks, self.follower, self._writer_of, self.outages, self._stop)
+        self._engine, self._broker = engine, OwnBroker()
+        broker = self._broker
+        self._opener = Opener(engine, self._tracks, self.follower, broker, self._writer_of, self.outages, self._stop)
         member = Member(RECORDERS, name or new_holder(), lease_s=lease_s, holder=holder)
-        self._keeper = Keeper(engine, address.vhost, member, self._tracks, self.follower, self._opener, self.outages)
+        self._keeper = Keeper(
+            engine, address.vhost, member, self._tracks, self.follower, self._opener, self.outages, broker
+        )
         self._intake = Intake(self.follower, self._tracks, self._committer, self.outages, self._stop)
         self._gaps = GapCloser(engine, self.follower, self._tracks, self.outages, self._stop)
         self._parts = PartTender(engine, self._tracks, self.outages, self._stop)
@@ -127,6 +140,26 @@ class RecorderGroup:
         self.follower.open()
         for part in (self._intake, self._opener, self._keeper, self._gaps, self._parts):
             part.start()
+
+    def check_broker(self) -> None:
+        """See that there is something to record.
+
+        Raises:
+            AnotherBroker: all that is to be recorded is another broker's.
+            Transient: that cannot be told now.
+        """
+        names = [track.name for track in self._tracks.all()]
+        with translated_errors(), self._engine.begin() as connection:
+            rows = streams_named(connection, self._address.vhost, names, partitions=False)
+        reader = self.reader()
+        others = adopt(self._engine, reader, rows, self._broker.ask(reader))
+        if others and len(others) == len(names):
+            raise next(iter(others.values()))
+
+    def drop(self, name: str) -> None:
+        """Take back a name that was taken for a stream's to come."""
+        self._tracks.drop(name)
+        self.metrics.forget(name)
 
     # --- writers --------------------------------------------------------------------------------------------------
 
@@ -167,7 +200,9 @@ class RecorderGroup:
         """What was read of a stream is committed; the lock is held."""
         after = track.after
         if after is Then.LOST:
-            track.state = State.WANTED
+            # Without a row it is replaced, forgotten, or another broker's.
+            track.state = State.NEW if track.row is None else State.WANTED
+            self._keeper.wake()
         elif after is Then.RELEASE:
             track.state = State.WANTED
             self._keeper.release(track)

@@ -7,11 +7,13 @@ import logging
 import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+from uuid import UUID
 
 import sqlalchemy as sa
 
 from relatum.errors import RelatumError
 from relatum.following import Follower, Reach
+from relatum.recording._broker import OwnBroker
 from relatum.recording._opener import Opener
 from relatum.recording._prune import prune_expired, prune_receipts
 from relatum.recording._track import State, Then, Track, Tracks
@@ -50,6 +52,7 @@ class _Found(NamedTuple):
     share: Share
     key_ids: list[int]
     with_time: dict[int, bool]
+    broker_ids: dict[int, UUID | None]
 
 
 class Keeper(Worker):
@@ -63,6 +66,7 @@ class Keeper(Worker):
         follower: Follows them.
         opener: Opens those it is given.
         outages: Where to tell that the database is away.
+        broker: The broker that they are of.
     """
 
     def __init__(
@@ -74,8 +78,10 @@ class Keeper(Worker):
         follower: Follower,
         opener: Opener,
         outages: Outages,
+        broker: OwnBroker,
     ) -> None:
         super().__init__("relatum-keeper")
+        self._broker = broker
         self._engine = engine
         self._vhost = vhost
         self._member = member
@@ -128,6 +134,8 @@ class Keeper(Worker):
                     self._round()
                 self._prune()
             except Exception as error:  # noqa: BLE001 - said once, and tried again
+                if self._is_stopping:
+                    return
                 self._outages.failed(_WHO, error)
                 self._refuse()
                 pause_s = next(failures)
@@ -187,14 +195,23 @@ class Keeper(Worker):
                 # What nobody takes is followed on.
                 share = self._member.hold_on(connection, ids, leased=self._reach.is_returning)
             else:
-                share = self._member.beat(connection, ids | {row.stream_id for row in rows.values()})
+                mine = {track.name for track in new if self._is_ours(track, rows.get(track.name))}
+                share = self._member.beat(connection, ids | {rows[name].stream_id for name in mine})
             if not share.held:
-                return _Found(rows, share, [], {})
-            current = sa.select(streams.c.stream_id, streams.c.record_time).where(
+                return _Found(rows, share, [], {}, {})
+            current = sa.select(streams.c.stream_id, streams.c.record_time, streams.c.broker_id).where(
                 streams.c.stream_id == sa.any_(sa.literal(sorted(share.held), sa.ARRAY(sa.Integer)))
             )
-            with_time = {row.stream_id: row.record_time for row in connection.execute(current)}
-            return _Found(rows, share, [key.key_id for key in key_definitions(connection)], with_time)
+            held = connection.execute(current).all()
+            with_time = {row.stream_id: row.record_time for row in held}
+            key_ids = [key.key_id for key in key_definitions(connection)]
+            return _Found(rows, share, key_ids, with_time, {row.stream_id: row.broker_id for row in held})
+
+    def _is_ours(self, track: Track, row: StreamRow | None) -> bool:
+        """Whether a stream may be recorded: it was seen to be this broker's, and nobody has said otherwise since."""
+        if row is None or self._broker.is_not_of(row.broker_id):
+            return False
+        return track.is_ours or (row.broker_id is not None and row.broker_id == self._broker.identity.broker_id)
 
     def _rows_of(self, connection: sa.Connection, new: Sequence[Track]) -> list[StreamRow]:
         """The rows of new streams; of those that have none, one is made where the broker has said that they are."""
@@ -209,11 +226,20 @@ class Keeper(Worker):
         track.row = row
         if row is None:
             self._tracks.ask(track)
-        else:
+        elif self._is_ours(track, row):
             track.state = State.WANTED
+        else:
+            track.state, track.is_ours = State.DOUBTED, False
+            self._opener.submit(track)
 
     def _settle(self, track: Track, stream_id: int, found: _Found) -> None:
         share = found.share
+        if self._broker.is_not_of(found.broker_ids.get(stream_id)):
+            # Somebody else has found that it is not.
+            if track.is_mine:
+                self._tracks.close(track, Then.LOST)
+            self._forget_row(track)
+            return
         if stream_id in share.held:
             if track.state is State.WANTED:
                 track.state, track.is_refused, track.progress.is_standby = State.HELD, False, False
@@ -225,14 +251,18 @@ class Keeper(Worker):
             self._tracks.close(track, Then.LOST)
         if stream_id in share.missing:
             # Replaced, or forgotten.
-            track.row, track.is_there = None, False
-            if track.state is State.WANTED:
-                track.state = State.NEW
-                self._is_due = True
+            self._forget_row(track)
         elif stream_id in share.others and not track.progress.is_standby:
             track.is_refused = True
             track.progress.stand_by()
             self._outages.over(track.who)
+
+    def _forget_row(self, track: Track) -> None:
+        """Look for a stream's row anew."""
+        track.row, track.is_there, track.is_ours = None, False, False
+        if track.state is State.WANTED:
+            track.state = State.NEW
+            self._is_due = True
 
     def _give_surplus(self, surplus: int) -> None:
         """Finish some streams that others should have."""
@@ -287,5 +317,5 @@ class Keeper(Worker):
 
 
 def _is_shared(track: Track) -> bool:
-    """Whether a member wants its share of it: not before the broker has said that it can be read."""
-    return track.state not in (State.NEW, State.ASKED)
+    """Whether a member wants its share of it: not before the broker has said that it can be read, and is its own."""
+    return track.state not in (State.NEW, State.DOUBTED, State.ASKED)

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from relatum.errors import Conflict, RelatumError, StreamNotFound
 from relatum.following import Follower, Hole, Replaced
+from relatum.recording._broker import OwnBroker, adopt
 from relatum.recording._losing import after_loss, note_missing, pass_hole, pass_over
 from relatum.recording._opening import Opened, open_streams
 from relatum.recording._track import LOOK_S, Missing, PassOver, State, Then, Track, Tracks, next_look
@@ -33,6 +34,7 @@ class Opener(Worker):
         engine: The database.
         tracks: The streams.
         follower: Follows them.
+        broker: The broker that they are of.
         writer_of: Makes a stream's writer.
         outages: Where to tell what is away.
         stop: Ends it.
@@ -43,6 +45,7 @@ class Opener(Worker):
         engine: sa.Engine,
         tracks: Tracks,
         follower: Follower,
+        broker: OwnBroker,
         writer_of: Callable[[Track, Opened], Writer],
         outages: Outages,
         stop: threading.Event,
@@ -51,6 +54,7 @@ class Opener(Worker):
         self._engine = engine
         self._tracks = tracks
         self._follower = follower
+        self._broker = broker
         self._writer_of = writer_of
         self._outages = outages
         self._stop = stop
@@ -71,7 +75,8 @@ class Opener(Worker):
             try:
                 self._note_missing()
                 if tracks:
-                    self._open(tracks)
+                    self._see_whose([track for track in tracks if track.state is State.DOUBTED])
+                    self._open([track for track in tracks if track.state is State.HELD])
                 else:
                     self._look()
             except Exception as error:  # noqa: BLE001 - said once, and tried again
@@ -88,7 +93,7 @@ class Opener(Worker):
         """Try again later; meanwhile it is seen where the streams end."""
         with self._tracks.changed:
             for track in tracks:
-                if track.state is State.HELD:
+                if track.state in (State.DOUBTED, State.HELD):
                     track.is_refused = True
                     self.submit(track, pause_s)
         if not tracks:
@@ -103,7 +108,11 @@ class Opener(Worker):
                 if due:
                     for track in due:
                         del self._due[track]
-                    return [track for track in due if track.state is State.HELD and track.row is not None]
+                    return [
+                        track
+                        for track in due
+                        if track.state is State.DOUBTED or (track.state is State.HELD and track.row is not None)
+                    ]
                 look_at = min(
                     (each.look_at for each in self._tracks.all() if _is_looked_at(each)), default=now + LOOK_S
                 )
@@ -111,6 +120,23 @@ class Opener(Worker):
                     return []
                 self._tracks.changed.wait(min([look_at, *self._due.values()]) - now)
         return []
+
+    def _see_whose(self, tracks: Sequence[Track]) -> None:
+        """See whether streams are this broker's. The keeper goes on with those that are not known to be another's."""
+        rows = [track.row for track in tracks if track.row is not None]
+        others: dict[str, RelatumError] = {}
+        if rows:
+            reader = self._follower.reader()
+            others = adopt(self._engine, reader, rows, self._broker.ask(reader))
+        with self._tracks.changed:
+            for track in tracks:
+                if track.state is State.DOUBTED and track.name in others:
+                    # Looked up anew the next time: it may be forgotten by then.
+                    track.row = None
+                    self.failed(track, others[track.name])
+                elif track.state is State.DOUBTED:
+                    track.state, track.is_ours = State.NEW, track.row is not None
+                    self._tracks.woken()
 
     def _open(self, tracks: Sequence[Track]) -> None:
         ready = [track for track in tracks if self._has_prepared(track)]
@@ -153,7 +179,7 @@ class Opener(Worker):
         with self._tracks.changed:
             track.after = Then.OPEN
             if not is_same and track.state is State.HELD:
-                track.state, track.row, track.is_there = State.NEW, None, True
+                track.state, track.row, track.is_there, track.is_ours = State.NEW, None, True, False
                 self._tracks.woken()
         return is_same
 
@@ -163,6 +189,9 @@ class Opener(Worker):
         elif isinstance(after, PassOver):
             pass_over(self._engine, row, after.to_offset, after.reason)
         elif isinstance(after, Replaced):
+            self._broker.ask_anew(self._follower.reader())
+            if self._broker.is_not_of(row.broker_id):
+                return False
             return after_loss(self._engine, self._follower.reader(), row)
         return True
 
@@ -204,7 +233,7 @@ class Opener(Worker):
             writer = track.writer
             is_known = writer is not None and writer.is_known
         try:
-            with within(LOOK_TIME_S, "looking where a stream ends"):
+            with within(LOOK_TIME_S):
                 bounds = self._follower.reader().bounds(track.name)
         except StreamNotFound:
             track.progress.show(None)

@@ -95,6 +95,7 @@ class Recorder:
         self._plain: set[str] = set()
         """Names that are streams, and no super streams: a broker writes an error to its log when it is asked that."""
         self._super: set[str] = set()
+        self._has_checked = False
         of_one_process(self, "a recorder")
 
     @property
@@ -113,6 +114,8 @@ class Recorder:
 
         Raises:
             ConfigurationError, AccessRefused: waiting would not cure it; a user of the database who may only read, too.
+            AnotherBroker: all of the streams were recorded from another broker. One among others is left out, and
+                named in the log; it is tried again.
             KeyDefinitionConflict: a key of `keys` is defined with another source or type.
             SchemaMissing: the database has no schema: run `relatum migrate`.
         """
@@ -188,6 +191,9 @@ class Recorder:
                     return False
                 if name not in self._plain:
                     self._find(reader, name)
+            if not self._has_checked:
+                self._group.check_broker()
+                self._has_checked = True
         except (ConfigurationError, AccessRefused):
             raise
         except RelatumError as error:
@@ -205,7 +211,8 @@ class Recorder:
         if partitions:
             self._super.add(name)
             if name not in partitions:
-                self._group.metrics.forget(name)
+                # A broker that starts may not have known it before.
+                self._group.drop(name)
         elif name not in self._super:
             self._group.add(name)
             # None over AMQP 0.9.1, where nobody can say what is a super stream.

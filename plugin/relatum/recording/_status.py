@@ -1,6 +1,7 @@
 """What is recorded of each stream, how far behind it is, and what happened to it."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -8,9 +9,18 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.checks import checked_names
-from relatum.errors import AccessRefused, NotFound, RelatumError, StreamNotFound, Transient
+from relatum.errors import (
+    AccessRefused,
+    AnotherBroker,
+    NotFound,
+    RelatumError,
+    StreamNotFound,
+    StreamUnavailable,
+    Transient,
+)
 from relatum.keys import KeyDefinition
-from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error, is_of_all
+from relatum.reading import BrokerAddress, BrokerIdentity, StreamBounds, StreamReader, bounds_or_error, is_of_all
+from relatum.recording._broker import check_broker
 from relatum.recording._ranges import gaps
 from relatum.recording._row_counts import bytes_of_a_row, row_counts
 from relatum.store import (
@@ -21,6 +31,7 @@ from relatum.store import (
     Range,
     StreamRow,
     as_engine,
+    brokers,
     coverage_of,
     covered,
     events,
@@ -48,21 +59,43 @@ class StreamEvent:
     to_offset: int | None
     detail: str
 
+    @property
+    def words(self) -> str:
+        """What happened, in a word or two."""
+        return _EVENTS.get(self.kind, (self.kind, ""))[0]
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it; empty where nothing helps."""
+        return _EVENTS.get(self.kind, ("", ""))[1]
+
+
+_EVENTS: Final = {
+    "replaced": ("declared again", "relatum prune removes what was recorded before"),
+    "tail_lost": ("tail lost", "its publishers know what was in it"),
+    "missing": ("deleted", "declare it again, or relatum forget removes what was recorded"),
+    "hole": ("hole", "retention was faster than recording: keep the stream longer, or record sooner"),
+    "unreadable": ("unreadable", "install what can unpack these batches"),
+}
+"""What an event is called, and what to do about it."""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
     """One stream: what the broker holds and what the table holds of it.
 
     `state` is `recording`, `unattended` (some of it is recorded, and nobody records it now: what is published stays
-    unrecorded until a recorder runs), `not_recorded` (the database has none of it), or why it cannot be read: `missing`
-    (the broker has no such stream), `not_a_stream` (a queue of another kind), `refused` (this user may not read it),
-    `unavailable` (no leader, a node that starts: it passes) or `unreadable` (bad data). `error` is the error that says
-    so, None where it is read. `first` and `last` are retained offsets, None where the stream is empty or cannot be
-    read. `covered` gives the recorded ranges by key name, `time` among them; `holes` are ranges retention took first,
-    `gaps` ranges that are retained and of which nothing is recorded: a recorder closes them. `lag_offsets` counts them
-    and what lies behind the end; `lag_s` is the age of the oldest unrecorded message; each is None where that is not
-    known. `rows` and `bytes` (of table and index) are estimates in large tables. `recorder` is who holds the lease,
-    None where nobody.
+    unrecorded until a recorder runs), `not_recorded` (the database has none of it), or why it cannot be read:
+    `missing` (the broker has no such stream), `deleted` (the same of one that was recorded), `not_a_stream` (a
+    queue of another kind), `refused` (this user may not read it), `another_broker` (it was recorded from another
+    one), `unavailable` (no leader, a node that starts: it passes) or `unreadable` (bad data). `error` is the error
+    that says so, None where it is read. `first` and `last` are retained offsets, None where the stream is empty or
+    cannot be read. `covered` gives the recorded ranges by key name, `time` among them; `holes` are ranges retention
+    took first, `gaps` ranges that are retained and of which nothing is recorded: a recorder closes them.
+    `lag_offsets` counts them and what lies behind the end; `lag_s` is the age of the oldest unrecorded message;
+    each is None where that is not known. `rows` and `bytes` (of table and index) are estimates in large tables.
+    `recorder` is who holds the lease, None where nobody. `broker` is the one it was recorded from, its cluster's
+    name and the beginning of its id; None where that is not known.
     """
 
     stream: str
@@ -83,6 +116,7 @@ class StreamStatus:
     recorder: str | None
     gaps: list[Range]
     error: RelatumError | None = None
+    broker: str | None = None
 
 
 def status(
@@ -111,10 +145,40 @@ def status(
         names = checked_names("names", names)
     address = BrokerAddress.of(broker, stream_url)
     with as_engine(database, statement_s=STATEMENT_S) as engine, StreamReader.open(address) as reader:
-        with translated_errors(), engine.begin() as connection:
-            known = streams_named(connection, address.vhost, names)
-            facts = _Facts(connection, known)
-        return [_status_of(stream, facts, reader) for stream in known]
+        return _statuses(engine, address.vhost, names, reader)
+
+
+def recorded_status(engine: sa.Engine, vhost: str, names: Sequence[str], away: RelatumError) -> list[StreamStatus]:
+    """What the database alone knows of streams, while the broker is away; `away` says why, and is each one's `error`.
+
+    Raises:
+        DatabaseUnavailable: there is no status; safe to repeat.
+    """
+    return _statuses(engine, vhost, names, away)
+
+
+def _statuses(
+    engine: sa.Engine, vhost: str, names: Sequence[str] | None, reader: StreamReader | RelatumError
+) -> list[StreamStatus]:
+    with translated_errors(), engine.begin() as connection:
+        known = streams_named(connection, vhost, names)
+        facts = _Facts(connection, known)
+    identity = reader.identity() if facts.brokers and isinstance(reader, StreamReader) else None
+    return [_status_of(stream, facts, _another(engine, reader, stream, identity) or reader) for stream in known]
+
+
+def _another(
+    engine: sa.Engine, reader: StreamReader | RelatumError, stream: StreamRow, identity: BrokerIdentity | None
+) -> AnotherBroker | None:
+    """Why a stream is another broker's; None where it is not known to be."""
+    # Where its leader does not answer, its ends cannot be had either.
+    with suppress(StreamUnavailable):
+        try:
+            if isinstance(reader, StreamReader):
+                check_broker(engine, reader, stream, identity)
+        except AnotherBroker as error:
+            return error
+    return None
 
 
 class _Facts:
@@ -131,6 +195,8 @@ class _Facts:
         self.rows = row_counts(connection)
         self.row_bytes = bytes_of_a_row(connection, sum(self.rows.values()))
         self.holders = holders_of(connection, RECORDERS, ids)
+        names = connection.execute(sa.select(brokers.c.broker_id, brokers.c.cluster_name))
+        self.brokers = {row[0]: str(BrokerIdentity(*row)) for row in names}
 
     def _skipped(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, dict[str, dict[str, int]]]:
         names = {definition.key_id: definition.name for definition in self.definitions} | {0: ""}
@@ -152,16 +218,16 @@ def _events(connection: sa.Connection, stream_id: int) -> list[StreamEvent]:
     return [StreamEvent(*row) for row in rows][::-1]
 
 
-def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader) -> StreamStatus:
+def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader | RelatumError) -> StreamStatus:
     rows = facts.coverage[stream.stream_id]
     recorded_to = max((row.to_offset for row in rows), default=None)
-    found = bounds_or_error(reader, stream.name)
+    found = reader if isinstance(reader, RelatumError) else bounds_or_error(reader, stream.name)
     bounds, error = (found, None) if isinstance(found, StreamBounds) else (StreamBounds(None, None), found)
     ranges = {definition.name: covered(rows, definition.key_id) for definition in facts.definitions}
     open_gaps = [] if bounds.first is None else gaps(rows, bounds.first)
     lag_offsets: int | None = None
     lag_s: float | None = None
-    if error is None:
+    if error is None and isinstance(reader, StreamReader):
         lag_offsets, lag_s, error = _lag(reader, stream.name, bounds, recorded_to, open_gaps)
     count = facts.rows.get(stream.stream_id, 0)
     recorder = facts.holders.get(stream.stream_id)
@@ -169,7 +235,7 @@ def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader) -> Stream
         stream=stream.name,
         super_stream=stream.super_stream,
         generation=stream.generation,
-        state=_state_of(error) or _recording_state(recorder, rows),
+        state=_state_of(error, rows) or _recording_state(recorder, rows),
         first=bounds.first,
         last=bounds.last,
         recorded_to=recorded_to,
@@ -184,6 +250,7 @@ def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader) -> Stream
         recorder=recorder,
         gaps=open_gaps,
         error=error,
+        broker=None if stream.broker_id is None else facts.brokers.get(stream.broker_id),
     )
 
 
@@ -191,6 +258,7 @@ _STATES: Final[tuple[tuple[type[RelatumError], str], ...]] = (
     (StreamNotFound, "missing"),
     (NotFound, "not_a_stream"),
     (AccessRefused, "refused"),
+    (AnotherBroker, "another_broker"),
     (Transient, "unavailable"),
 )
 
@@ -202,10 +270,12 @@ def _recording_state(recorder: str | None, rows: Sequence[CoverageRow]) -> str:
     return "unattended" if recorder is None else "recording"
 
 
-def _state_of(error: RelatumError | None) -> str | None:
+def _state_of(error: RelatumError | None, rows: Sequence[CoverageRow]) -> str | None:
     """The state of a stream that cannot be read; None where it can."""
     if error is None:
         return None
+    if rows and isinstance(error, StreamNotFound):
+        return "deleted"
     return next((state for kind, state in _STATES if isinstance(error, kind)), "unreadable")
 
 

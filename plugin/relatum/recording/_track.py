@@ -24,6 +24,9 @@ class State(Enum):
     NEW = auto()
     """The database is asked next whether it knows the stream."""
 
+    DOUBTED = auto()
+    """The database knows it; whether it is this broker's is seen next, or after a pause."""
+
     ASKED = auto()
     """The follower waits for the broker to say that there is such a stream, and that this user may read it."""
 
@@ -89,6 +92,8 @@ class Track:
         self.row: StreamRow | None = None
         self.is_there = False
         """Whether the broker has said that it is a stream, and lets this user read it: only then it gets a row."""
+        self.is_ours = False
+        """Whether it was seen to be this broker's, or not to be known for another's."""
         self.is_refused = False
         """Whether another member has it, or it could not be recorded, the last time that was tried."""
         self.writer: Writer | None = None
@@ -186,6 +191,16 @@ class Tracks:
             self._follower.leave(track.name)
             track.following, track.state = 0, State.NEW
             self.woken()
+
+    def drop(self, name: str) -> None:
+        """Forget a name that the broker has said nothing of; a stream's stays."""
+        with self.changed:
+            track = self._by_name.get(name)
+            if track is None or track.row is not None or track.state not in (State.NEW, State.ASKED):
+                return
+            del self._by_name[name]
+            self._follower.leave(name)
+            track.state = State.CLOSING  # the keeper may hold it as new
 
     def close(self, track: Track, after: After) -> None:
         """Read no more of a stream, and commit what was read; the lock is held."""

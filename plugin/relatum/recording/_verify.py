@@ -18,13 +18,21 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_names, shown
-from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, NothingRecorded, RelatumError
+from relatum.errors import (
+    AnotherBroker,
+    ConfigurationError,
+    DatabaseUnavailable,
+    InvalidInput,
+    NothingRecorded,
+    RelatumError,
+)
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, is_of_all, position_of
+from relatum.recording._broker import check_broker
 from relatum.recording._compare import Difference, Expected, StreamVerified, compare_rows
 from relatum.recording._compare_blocks import MARGIN_MESSAGES, compare_blocks
-from relatum.recording._compare_coverage import compare_coverage
+from relatum.recording._compare_coverage import compare_coverage, judged_to
 from relatum.recording._compare_positions import compare_positions, is_replaced, verdict_of
 from relatum.recording._compare_streams import Generations, compare_generations, generations_of
 from relatum.recording._stored import Stored, known_key_ids, last_stored, stored_of
@@ -93,8 +101,8 @@ def verify(
     Raises:
         InvalidInput: `sample` is no share.
         NothingRecorded: all are meant, and none is recorded in the virtual host.
-        StreamNotFound, NotAStream, AccessRefused: no stream can be compared. One that cannot stops no other; the report
-            names it in `failed`.
+        StreamNotFound, NotAStream, AccessRefused, AnotherBroker: no stream can be compared. One that cannot stops no
+            other; the report names it in `failed`.
         BrokerUnavailable, ReadTimeout: nothing can be said now; safe to repeat.
     """
     if streams is not None:
@@ -142,7 +150,8 @@ def leave_out(failed: dict[str, RelatumError], name: str, error: RelatumError) -
     Raises:
         RelatumError: the error, where it is not about this stream: a database or a broker that does not answer.
     """
-    if is_of_all(error) or isinstance(error, (DatabaseUnavailable, ConfigurationError)):
+    is_of_stream = isinstance(error, AnotherBroker)
+    if not is_of_stream and (is_of_all(error) or isinstance(error, (DatabaseUnavailable, ConfigurationError))):
         raise error
     failed[name] = error
 
@@ -202,6 +211,7 @@ def plan_verification(
 
     Raises:
         StreamNotFound: there is no such stream.
+        AnotherBroker: it was recorded from another one.
     """
     result = StreamVerified(name, super_stream=super_stream)
     with at_one_moment(engine) as connection:
@@ -217,6 +227,7 @@ def plan_verification(
     if stream is None or not (rows or stray is not None):
         result.is_recorded = stream is not None and bool(rows)
         return result, None
+    check_broker(engine, reader, stream)
     result.is_recorded, result.stream_id = True, stream.stream_id
     _note_unproven(reader, rows, bounds, result)
     if _differs(engine, reader, name, rows, bounds, result):
@@ -224,18 +235,10 @@ def plan_verification(
     proven = bounds if bounds.is_proven else StreamBounds(bounds.first, None)
     for difference in compare_whole(generations, super_stream, rows, known, proven):
         result.add(difference)
-    result.to_offset = judged_to(recorded_to, stray, bounds)
+    result.to_offset = judged_to(recorded_to, stray, bounds.last)
     result.from_offset = result.to_offset if bounds.first is None else min(bounds.first, result.to_offset)
     result.windows_total = -(-(result.to_offset - result.from_offset) // WINDOW_OFFSETS)
     return result, Subject(stream, tuple(definitions), result.from_offset)
-
-
-def judged_to(recorded_to: int, stray: int | None, bounds: StreamBounds) -> int:
-    """Up to where messages are compared: the coverage's end, and what the table holds behind it."""
-    end = recorded_to if bounds.last is None else min(recorded_to, bounds.last + 1)
-    if stray is None or bounds.last is None:
-        return end
-    return max(end, min(stray, bounds.last) + 1)
 
 
 def compare_whole(

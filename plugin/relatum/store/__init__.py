@@ -93,6 +93,7 @@ from relatum.store._settling import (
 )
 from relatum.store._tables import (
     SCHEMA,
+    brokers,
     checkpoints,
     coverage,
     events,
@@ -156,6 +157,7 @@ __all__ = [
     "as_engine",
     "at_one_moment",
     "backfill_command",
+    "brokers",
     "check_keys",
     "check_may_record",
     "check_recorded",

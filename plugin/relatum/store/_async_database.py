@@ -77,7 +77,7 @@ class AsyncDatabase:
             UsedAfterClose: it was closed.
         """
         outer = current()
-        ending = Deadline(None, "", self._ending) if outer is None else Deadline(None, "", outer, self._ending)
+        ending = Deadline(None, self._ending) if outer is None else Deadline(None, outer, self._ending)
         with within(ending), translated_errors():
             await self._turn()
             try:

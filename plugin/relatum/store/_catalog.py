@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -44,6 +45,7 @@ class StreamRow:
     first_offset: int | None
     created_at: datetime
     replaced_at: datetime | None
+    broker_id: UUID | None = None
 
 
 _STREAM_COLUMNS = [streams.c[name] for name in StreamRow.__dataclass_fields__]

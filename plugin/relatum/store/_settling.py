@@ -235,7 +235,7 @@ def forget_settlements(connection: sa.Connection, *, older_s: float = KEEP_S) ->
 
 
 def _ask(engine: sa.Engine, token: UUID) -> bool:
-    with within(ASK_S, "settling"), translated_errors(), engine.connect() as connection:
+    with within(ASK_S), translated_errors(), engine.connect() as connection:
         connection.execute(_wait_no_longer, {"limit": f"{ASK_S * 500:.0f}ms"})
         is_void = connection.execute(_settle, {"token": token}).scalar_one()
         connection.commit()

@@ -4,6 +4,7 @@ The streams are the truth and these tables are derived from them: they can be dr
 
 - `streams`: one row for each generation of a stream. A stream that is deleted and declared again starts at offset 0
   again; it gets a new row, so that no row of the old one can answer for the new one.
+- `brokers`: those whose streams are recorded, each virtual host by an id of its own. See ADR 0043.
 - `recorder_members`: the recorders that are up, each with a lease: what names one of them in `streams` is held by it.
 - `keys`: the key definitions in force, and those removed.
 - `masking`: the secret that digests of masked keys' values are made with, in one row. See ADR 0030.
@@ -74,6 +75,15 @@ def part_of(table: str, key: str) -> "Column[int]":
     return Column(key, Integer, ForeignKey(f"{SCHEMA}.{table}.{key}", ondelete="CASCADE"), nullable=False)
 
 
+brokers = Table(
+    "brokers",
+    metadata,
+    Column("broker_id", Uuid, primary_key=True),
+    # For people: as it was when one of its streams was seen to be its own.
+    Column("cluster_name", Text, nullable=False),
+    made_at("created_at"),
+)
+
 streams = Table(
     "streams",
     metadata,
@@ -92,6 +102,8 @@ streams = Table(
     moment("lease_expires_at"),
     # Rows of offsets before it are of messages that retention has dropped.
     Column("retained_from", BigInteger),
+    # Whose stream it is; NULL where nobody could tell yet.
+    Column("broker_id", Uuid, ForeignKey("relatum.brokers.broker_id")),
     Index("streams_current", "vhost", "name", unique=True, postgresql_where=text("replaced_at IS NULL")),
     Index("streams_super_stream", "vhost", "super_stream", postgresql_where=text("replaced_at IS NULL")),
 )

@@ -23,6 +23,7 @@ from psycopg.waiting import Ready, Wait
 from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
+from relatum.checks import seconds_text
 from relatum.errors import DatabaseUnavailable
 from relatum.steps import async_run
 from relatum.waiting import LOOK_S, Bell, Deadline, current, left_s, within
@@ -163,14 +164,14 @@ class TimedConnection(psycopg.Connection[Any]):
 
     @property
     def _limit(self) -> str:
-        return "" if self.statement_s is None else f"statement_s={self.statement_s:g} s"
+        return "" if self.statement_s is None else seconds_text(self.statement_s)
 
     def _deadline(self) -> Deadline | None:
         """What ends first: the call under way, or the component it is of."""
         deadline = current()
         if self.ending is None:
             return deadline
-        return self.ending if deadline is None else Deadline(None, "", deadline, self.ending)
+        return self.ending if deadline is None else Deadline(None, deadline, self.ending)
 
     def _wait_until(
         self, until: float, deadline: Deadline | None, gen: Any, args: tuple[Any, ...], options: dict[str, Any]
@@ -357,7 +358,7 @@ class ComponentEngine(OptionEngine):
         """A connection of the pool, whose waits end with the component, as waiting for it does."""
         deadline = current()
         given = () if deadline is None else (deadline,)
-        with within(Deadline(None, "", *given, self._ending)):
+        with within(Deadline(None, *given, self._ending)):
             pooled = super().raw_connection()
         driver: Any = pooled.driver_connection
         if isinstance(driver, TimedConnection):

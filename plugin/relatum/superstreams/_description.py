@@ -1,5 +1,6 @@
 """Finding out what a super stream is made of: by the stream protocol where it answers, else as far as AMQP can tell."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -21,6 +22,9 @@ from relatum.superstreams._layout import Layout, checked_stream_name
 
 NOT_FOUND: Final = 404
 """AMQP's reply code for a queue or an exchange that is not there."""
+
+_NONE: Final = re.compile(r"no (queue|exchange) '")
+"""In the text of a 404: the broker knows nothing of that name. Texts seen with RabbitMQ 3.10.8 and 4.3.6."""
 
 
 @contextmanager
@@ -132,8 +136,9 @@ def _exists(connection: BlockingConnection, ask: Any) -> bool:
     try:
         ask(channel)
     except ChannelClosedByBroker as error:
-        if error.reply_code == NOT_FOUND:
-            return False
-        raise
+        if error.reply_code != NOT_FOUND:
+            raise
+        # A node that starts says 404, too, of streams that it has not started yet: "home node … is down".
+        return _NONE.search(error.reply_text) is None
     channel.close()
     return True

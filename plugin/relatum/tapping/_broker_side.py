@@ -10,7 +10,7 @@ from typing import Any, Final
 from pika import BlockingConnection
 from pika.exceptions import ChannelClosedByBroker
 
-from relatum.errors import AccessRefused, InvalidInput, NotFound
+from relatum.errors import AccessRefused, InvalidInput, NotFound, StreamUnavailable
 from relatum.headers import BROKERS_OWN
 from relatum.superstreams import exchange_exists, queue_exists
 from relatum.tapping._kept_taps import Tap
@@ -22,6 +22,7 @@ Exchanges of type headers take no notice of arguments that begin so, but where `
 """
 
 _ACCESS_REFUSED: Final = 403
+_NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 406
 _TYPE: Final = re.compile(r"inequivalent arg 'type'.* but current is '+([^']+)'")
 """Names with a hyphen come in two pairs of quotes."""
@@ -69,6 +70,7 @@ def bind(connection: BlockingConnection, tap: Tap) -> None:
     Raises:
         AccessRefused: this user may not write to the stream, or not read from the exchange.
         InvalidInput: an exchange of type headers does not know such arguments.
+        StreamUnavailable: the node of the stream has not started it yet, or the exchange was just deleted.
     """
     channel = connection.channel()
     try:
@@ -76,6 +78,10 @@ def bind(connection: BlockingConnection, tap: Tap) -> None:
     except ChannelClosedByBroker as error:
         if error.reply_code == _PRECONDITION_FAILED:
             raise InvalidInput(f"Exchange {tap.exchange!r} does not take such a binding: {error.reply_text}") from error
+        if error.reply_code == _NOT_FOUND:
+            raise StreamUnavailable(
+                f"The stream {tap.stream!r} cannot be bound now: {error.reply_text}. Try again.", stream=tap.stream
+            ) from error
         if error.reply_code != _ACCESS_REFUSED:
             raise
         raise AccessRefused(

@@ -67,11 +67,17 @@ def _of_parts(day: str | None, clock: str | None, zone: str | None, now: datetim
     assumed = "" if zone else name
     today = now.astimezone(of).date()
     if day is None or day.lower() in ("today", "yesterday"):
-        found = datetime.combine(today if day is None or day.lower() == "today" else today - timedelta(1), at, of)
+        found = _combined(today if day is None or day.lower() == "today" else today - timedelta(1), at, of)
         if day is None and found > now:
-            found = datetime.combine(today - timedelta(1), at, of)
+            found = _combined(today - timedelta(1), at, of)
         return ReadMoment(found, name)
-    return ReadMoment(datetime.combine(date.fromisoformat(day), at, of), assumed)
+    return ReadMoment(_combined(date.fromisoformat(day), at, of), assumed)
+
+
+def _combined(day: date, at: time, zone: tzinfo | None) -> datetime:
+    """A day and a time in a zone; None is this machine's, with the offset that it has on that day."""
+    moment = datetime.combine(day, at, zone)
+    return moment.astimezone() if zone is None else moment
 
 
 def _zone(name: str | None) -> tuple[tzinfo | None, str]:
@@ -81,7 +87,7 @@ def _zone(name: str | None) -> tuple[tzinfo | None, str]:
     if name.upper() in ("Z", "UTC"):
         return UTC, "UTC"
     if name.lower() == "local":
-        return datetime.now().astimezone().tzinfo, "local time"
+        return None, "local time"
     if name[0] in "+-":
         return datetime.strptime(name, "%z").tzinfo, name
     try:

@@ -1,6 +1,7 @@
 """Options that several commands share. URLs may hold passwords: none is ever printed or shown as a default."""
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import timedelta
@@ -84,6 +85,14 @@ def require_database(url: str | None) -> str:
             f"which PostgreSQL? Give --database or set {DATABASE_VARIABLE} to postgresql://user:password@host:5432/name{_TO_TRY}"
         )
     return url
+
+
+def print_exports(broker_url: str, stream_url: str | None, database_url: str) -> None:
+    """Print servers' URLs as lines for a shell: pasted into another terminal, every command there uses them."""
+    urls = {BROKER_VARIABLE: broker_url, STREAM_VARIABLE: stream_url, DATABASE_VARIABLE: database_url}
+    for variable, url in urls.items():
+        if url is not None:
+            typer.echo(f"export {variable}={shlex.quote(url)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """One deadline for a whole call: what it asks of the database and of the broker, and what it waits for, together.
 
-Who is called says `with within(timeout_s, "timeout_s"):` once. Whatever waits further down, in the same thread or task,
+Who is called says `with within(timeout_s):` once. Whatever waits further down, in the same thread or task,
 asks `left_s(its_own_limit)` how long it may: nothing has to be handed through. A thread that works for the call takes
 the deadline with it by `contextvars.copy_context().run`; `in_thread` does so for tasks, and is ended with them.
 
@@ -16,6 +16,8 @@ from concurrent.futures import Executor
 from contextvars import ContextVar, Token, copy_context
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
+
+from relatum.checks import seconds_text
 
 LOOK_S: Final = 0.1
 """Seconds within which a wait notices that its deadline was brought forward."""
@@ -36,19 +38,16 @@ class Deadline:
 
     Args:
         seconds: From now on; None for no end, until one is set by `end_in`.
-        option: The option that sets it, as errors name it.
         outer: Deadlines that end this one as well.
 
     Attributes:
         seconds: As given.
-        option: As given.
     """
 
-    __slots__ = ("_outer", "_until", "option", "seconds")
+    __slots__ = ("_outer", "_until", "seconds")
 
-    def __init__(self, seconds: float | None, option: str = "timeout_s", *outer: "Deadline") -> None:
+    def __init__(self, seconds: float | None, *outer: "Deadline") -> None:
         self.seconds = seconds
-        self.option = option
         self._until = math.inf if seconds is None else time.monotonic() + seconds
         self._outer = outer
 
@@ -82,7 +81,7 @@ class Deadline:
         first = min(self._outer, key=lambda outer: outer.until, default=self)
         if first.until < self._until:
             return str(first)
-        return "the work was ended" if self.seconds is None else f"{self.option}={self.seconds:g} s"
+        return "the work was ended" if self.seconds is None else seconds_text(self.seconds)
 
 
 class Stopping(Protocol):
@@ -124,22 +123,21 @@ class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
             it is, without one around it.
     """
 
-    __slots__ = ("_option", "_seconds", "_token")
+    __slots__ = ("_seconds", "_token")
 
-    def __init__(self, seconds: "float | Deadline | None", option: str = "timeout_s") -> None:
+    def __init__(self, seconds: "float | Deadline | None") -> None:
         self._seconds = seconds
-        self._option = option
 
     def __enter__(self) -> Deadline:
         given, outer = self._seconds, _current.get()
         if isinstance(given, Deadline):
             deadline = given
         elif outer is None:
-            deadline = Deadline(given, self._option)
+            deadline = Deadline(given)
         elif given is not None and outer.left_s() <= given:
             deadline = outer  # it comes first in any case
         else:
-            deadline = Deadline(given, self._option, outer)
+            deadline = Deadline(given, outer)
         self._token: Token[Deadline | None] = _current.set(deadline)
         return deadline
 

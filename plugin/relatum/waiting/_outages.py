@@ -13,7 +13,14 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Final
 
-from relatum.errors import BrokerUnavailable, DatabaseUnavailable, ReadTimeout, RelatumError, StreamUnavailable
+from relatum.errors import (
+    BrokerUnavailable,
+    DatabaseUnavailable,
+    ReadTimeout,
+    RelatumError,
+    StreamNotFound,
+    StreamUnavailable,
+)
 from relatum.waiting._repeating import ended
 
 ANSWER_S: Final = 10.0
@@ -21,6 +28,10 @@ ANSWER_S: Final = 10.0
 
 STARTING_S: Final = 30.0
 """Seconds after a broker is back within which a stream that is not there yet is no news."""
+
+
+_OF_STREAM: Final = (StreamUnavailable, StreamNotFound)
+"""What is said of streams, and of super streams, that a broker which starts has not found yet."""
 
 
 class Server(StrEnum):
@@ -80,7 +91,9 @@ class Outages:
         with self._changed:
             before = self._waiting.get(who)
             what = _cause(error, before)
-            if what == before or (isinstance(error, StreamUnavailable) and before is None and self._is_starting()):
+            if what is Server.BROKER and self._stop.is_set():
+                return False  # what was under way was ended, which says nothing of the broker
+            if what == before or (isinstance(error, _OF_STREAM) and before is None and self._is_starting()):
                 return False
             self._waiting[who] = what
             # What it waited for before may be there: the others say so.

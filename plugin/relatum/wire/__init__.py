@@ -10,7 +10,7 @@ from relatum.wire._amqp10 import pick, pick_list
 from relatum.wire._chunk import Chunk, UnreadableRecord, record_at, records_at, small_records, split
 from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
 from relatum.wire._head import Head, find_head
-from relatum.wire._identity import Position, fingerprint
+from relatum.wire._identity import IDENTITY_STREAM, BrokerIdentity, Position, broker_id_of, fingerprint, short_id
 from relatum.wire._peers import (
     AMQP,
     POSTGRESQL,
@@ -23,6 +23,7 @@ from relatum.wire._peers import (
     service_in,
     unreached,
 )
+from relatum.wire._publishing import Confirmed, Refused
 from relatum.wire._scalars import Opaque
 from relatum.wire._session import (
     SUBSCRIPTIONS,
@@ -44,6 +45,7 @@ from relatum.wire._traffic import Traffic
 __all__ = [
     "AMQP",
     "FIRST",
+    "IDENTITY_STREAM",
     "LAST",
     "NEXT",
     "POSTGRESQL",
@@ -54,8 +56,10 @@ __all__ = [
     "AnotherProtocol",
     "Answer",
     "Broker",
+    "BrokerIdentity",
     "Chunk",
     "Code",
+    "Confirmed",
     "CreditRefused",
     "Damaged",
     "Event",
@@ -66,6 +70,7 @@ __all__ = [
     "MechanismNotTaken",
     "Opaque",
     "Position",
+    "Refused",
     "Start",
     "StartSpec",
     "Steps",
@@ -77,6 +82,7 @@ __all__ = [
     "UnreadableRecord",
     "amqp10",
     "ask_who",
+    "broker_id_of",
     "checked_host",
     "code_name",
     "find_head",
@@ -91,6 +97,7 @@ __all__ = [
     "record_at",
     "records_at",
     "service_in",
+    "short_id",
     "small_records",
     "split",
     "unreached",

@@ -1,7 +1,12 @@
-"""Knowing a message again: what is compared to tell whether a stream is still the one that was recorded."""
+"""Knowing a message, and a broker, again: what is compared to tell whether a stream is the one that was recorded."""
 
 import zlib
 from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+IDENTITY_STREAM: Final = "relatum.broker"
+"""The stream of each virtual host whose first message holds the broker's id. See ADR 0043."""
 
 
 def fingerprint(message_id: str | None, body: bytes) -> int:
@@ -31,3 +36,37 @@ class Position:
         """Whether what lies there now is what lay there; chunk times count where both are known."""
         same_chunk = None in (chunk_ms, self.chunk_ms) or chunk_ms == self.chunk_ms
         return same_chunk and fingerprint == self.fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerIdentity:
+    """Which broker a virtual host is of.
+
+    Attributes:
+        broker_id: The id that its stream `relatum.broker` holds; None where that is not known.
+        cluster_name: What the cluster calls itself, for people: default names collide, and may be changed.
+    """
+
+    broker_id: UUID | None
+    cluster_name: str
+
+    def __str__(self) -> str:
+        known = "its id is not known" if self.broker_id is None else short_id(self.broker_id)
+        return f"{self.cluster_name!r} ({known})"
+
+    def contradicts(self, other: "BrokerIdentity") -> bool:
+        """Whether both are known, and are two brokers."""
+        return None not in (self.broker_id, other.broker_id) and self.broker_id != other.broker_id
+
+
+def short_id(broker_id: UUID) -> str:
+    """The beginning of a broker's id: enough to tell a few of one name apart."""
+    return broker_id.hex[:8]
+
+
+def broker_id_of(body: bytes) -> UUID | None:
+    """The id that the message holds; None where it holds something else."""
+    try:
+        return UUID(body.decode())
+    except ValueError:
+        return None

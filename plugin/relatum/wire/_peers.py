@@ -3,6 +3,7 @@
 The first bytes tell: each server has its own way to refuse what it does not understand.
 """
 
+import os
 import re
 import socket
 import struct
@@ -126,7 +127,12 @@ def unreached(error: BaseException | None, host: str) -> str:
     """Why a server was not reached, to be appended: that its name does not resolve, or what the system says."""
     if isinstance(error, socket.gaierror):
         return f": the host name {host!r} does not resolve ({error.strerror or error})"
-    return f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
+    if not isinstance(error, OSError) or not error.strerror:
+        return ""
+    # asyncio has a text of its own, which shows a tuple.
+    if error.errno is not None and error.strerror.startswith("Connect call failed"):
+        return f": {os.strerror(error.errno)}"
+    return f": {error.strerror}"
 
 
 def ask_who(host: str, port: int) -> str | None:

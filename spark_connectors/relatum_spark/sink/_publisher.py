@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, NoReturn, Self
 
+from relatum.checks import seconds_text
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -186,7 +187,7 @@ class Publisher:
             left = self._progress_at + self._confirm_timeout_s - time.monotonic()
             if left <= 0:
                 self._connection.abandon()
-                self._unknown(f"no confirm came for {self._confirm_timeout_s:g} s", None)
+                self._unknown(f"no confirm came for {seconds_text(self._confirm_timeout_s)}", None)
             self._take(min(left, _LOOK_UP_S))
 
     def _take(self, idle_s: float) -> None:

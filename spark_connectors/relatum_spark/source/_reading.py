@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 
+from relatum.checks import seconds_text
 from relatum.errors import OffsetExpired, OffsetNotFound, ReadTimeout
 from relatum.reading import RecordBatch, StreamReader
 from relatum_spark.source._offsets import Slice
@@ -37,7 +38,7 @@ def read_slice(
         with contextlib.closing(batches):
             for batch in batches:
                 if batch is None:
-                    raise ReadTimeout(f"the stream {wanted.stream!r} gave nothing for {poll_timeout_s:g} s")
+                    raise ReadTimeout(f"the stream {wanted.stream!r} gave nothing for {seconds_text(poll_timeout_s)}")
                 if batch.first_offset > expected:
                     _check(reader, Slice(wanted.stream, expected, batch.first_offset), on_loss)
                 expected = batch.last_offset + 1

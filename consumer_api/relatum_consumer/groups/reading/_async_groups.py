@@ -205,6 +205,7 @@ class AsyncGroupMethods(ABC):
         Raises:
             InvalidGroup: that is no group's id.
             KeyNotDefined, StreamNotFound: as for `groups`.
+            NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
         """
         return await self._finish(look_ups.group(self._catalog, group_id, streams, order, complete=complete))
 
@@ -243,6 +244,7 @@ class AsyncGroupMethods(ABC):
         Raises:
             InvalidGroup: that is no group's id.
             KeyNotDefined, StreamNotFound: as for `groups`.
+            NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
         """
         steps = look_ups.position(self._catalog, group_id, streams, complete=complete)
         return await self._finish(steps, called="group_position")

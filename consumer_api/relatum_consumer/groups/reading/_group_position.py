@@ -79,6 +79,8 @@ def standing(
     yield from catalog.check_names(names)
     known = (yield from evidence(catalog, names, [key_id])) if complete else None
     recorded = yield from catalog.streams(names)
+    if names is None and not recorded:
+        yield from catalog.nothing_recorded()
     members = yield from _recorded_members(recorded, key_id, group_id)
     for gap in known.uncovered if known else ():
         found: list[Member] = yield from Sift(gap.stream, gap.start, gap.stop, member_of)
@@ -153,7 +155,7 @@ def group(catalog: Catalog, group_id: str, streams: Names, order: GroupOrder, *,
     check_order(order)
     names = names_of("streams", streams)
     asked = partial(_group, catalog, checked_group_id(group_id), names, order=order, complete=complete)
-    return (yield from again_if_replaced(asked))
+    return (yield from again_if_replaced(catalog, asked, leaves_out=names is None))
 
 
 def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder, complete: bool) -> GroupSteps[Group]:

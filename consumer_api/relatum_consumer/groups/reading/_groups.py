@@ -202,6 +202,7 @@ class GroupMethods(ABC):
         Raises:
             InvalidGroup: that is no group's id.
             KeyNotDefined, StreamNotFound: as for `groups`.
+            NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
         """
         return self._finish(look_ups.group(self._catalog, group_id, streams, order, complete=complete))
 
@@ -240,6 +241,7 @@ class GroupMethods(ABC):
         Raises:
             InvalidGroup: that is no group's id.
             KeyNotDefined, StreamNotFound: as for `groups`.
+            NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
         """
         steps = look_ups.position(self._catalog, group_id, streams, complete=complete)
         return self._finish(steps, called="group_position")

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Final, Literal
 
 from relatum.collecting import CollectedAt, CollectorStatus, collected, collector_status
-from relatum.errors import InvalidInput
+from relatum.errors import InvalidInput, NotFound
 from relatum.outcomes import Outcome, Outcomes, OutcomeStatus
 from relatum.reading import Message
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
@@ -117,10 +117,11 @@ async def collectors(site: Site, asked: CollectorsAsked) -> CollectorsAnswer:
     )
 
 
-async def _statuses(site: Site) -> list[CollectorStatus]:
-    """All collectors of the virtual host, by name."""
-    ask = partial(collector_status, site.engine, broker=site.address)
-    found = await site.lately("collectors", COLLECTORS_KEPT_S, partial(site.in_thread, ask))
+async def _statuses(site: Site, names: tuple[str, ...] | None = None) -> list[CollectorStatus]:
+    """The collectors of the virtual host, by name."""
+    alone = partial(collector_status, site.engine, names)
+    both = partial(alone, broker=site.address)
+    found = await site.with_broker(("collectors", names), COLLECTORS_KEPT_S, both, alone)
     return [each for each in found if each.vhost == site.address.vhost]
 
 
@@ -174,12 +175,12 @@ class CollectorAsked:
 class OutcomeRow:
     """What became of a message, and why the last attempt failed. `href` leads to the message, `outcome_href` to this.
 
-    `message_id` is a digest where a masked key comes from it; `reason` is empty where bodies, or any key, are masked:
-    executors say there what they like.
+    `message_id` is a digest where a masked key comes from it, and `outcome_href` is None where nothing but the id could
+    lead there; `reason` is empty where bodies, or any key, are masked: executors say there what they like.
     """
 
     message_id: str
-    outcome_href: str
+    outcome_href: str | None
     state: _State
     collector: str | None
     type: str | None
@@ -225,7 +226,9 @@ async def collector(site: Site, asked: CollectorAsked) -> CollectorAnswer:
         limit=asked.limit,
     )
     page = await site.in_thread(ask)
-    status = next(each for each in await _statuses(site) if each.collector == asked.name)
+    status = next(iter(await _statuses(site, (asked.name,))), None)
+    if status is None:
+        raise NotFound(f"there is no collector {asked.name!r} any more")
     cursor = None
     if page.next is not None:
         moment = page.next.finished_at
@@ -255,8 +258,8 @@ def _place(cursor: str) -> CollectedAt | None:
 def _outcome_row(site: Site, outcome: Outcome) -> OutcomeRow:
     is_masked = site.masking.is_masked_place("property", "message_id")
     is_placed = outcome.stream is not None and outcome.offset is not None
-    outcome_href = site.links.to("/collectors/outcome", id=outcome.message_id)
-    if is_masked:
+    outcome_href = None if is_masked else site.links.to("/collectors/outcome", id=outcome.message_id)
+    if is_masked and is_placed:
         outcome_href = site.links.to("/collectors/outcome", of_stream=outcome.stream, of_offset=str(outcome.offset))
     return OutcomeRow(
         message_id=site.masking.digest(outcome.message_id) if is_masked else outcome.message_id,

@@ -213,13 +213,17 @@ class ContextRow:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """What a consumer holds back: messages that a move brought wait until its source is consumed up to the fence."""
+    """What a consumer holds back: messages that a move brought wait until its source is consumed past the fence.
+
+    `is_over`: it is; they go on as soon as a member consumes the partition.
+    """
 
     move_id: int
     source: str
     fence_offset: int
     messages: int
     seconds: float
+    is_over: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,12 +249,15 @@ class SerialConsumerRow:
 
 @dataclass(frozen=True, slots=True)
 class SuperStreamAnswer:
-    """A super stream, a page of its contexts by name, its latest moves, and who consumes it in order."""
+    """A super stream, a page of its contexts by name, its latest moves, and who consumes it in order.
+
+    `consumers` is None while the broker, which has the streams' ends, does not answer.
+    """
 
     super_stream: SuperStreamRow
     contexts: tuple[ContextRow, ...]
     latest: tuple[MoveRow, ...]
-    consumers: tuple[SerialConsumerRow, ...]
+    consumers: tuple[SerialConsumerRow, ...] | None
     next: str | None
     next_href: str | None
     took_ms: float
@@ -268,7 +275,7 @@ async def super_stream(site: Site, asked: SuperStreamAsked) -> SuperStreamAnswer
     found, latest = await site.in_thread(partial(_contexts_of, site, asked, after, shown))
     page = found[: asked.limit]
     ask = partial(consumers, asked.name, database=site.engine, broker=site.address)
-    consumed = await site.lately(("consumers", asked.name), CONTEXTS_KEPT_S, partial(site.in_thread, ask))
+    consumed = await site.with_broker(("consumers", asked.name), CONTEXTS_KEPT_S, ask, lambda: None)
     key = next((each.name for each in definitions if list(each.sources) == [f"header:{status.header}"]), None)
     cursor = None
     if len(found) > len(page):
@@ -278,7 +285,7 @@ async def super_stream(site: Site, asked: SuperStreamAsked) -> SuperStreamAnswer
         super_stream=_super_stream_row(site, status),
         contexts=tuple(_context_row(site, each, key, is_masked=is_masked) for each in page),
         latest=_move_rows(latest),
-        consumers=tuple(_consumer_row(*each) for each in sorted(consumed.items())),
+        consumers=None if consumed is None else tuple(_consumer_row(*each) for each in sorted(consumed.items())),
         next=cursor,
         next_href=cursor and _href(site, replace(asked, cursor=cursor)),
         took_ms=ms_since(began),
@@ -323,7 +330,9 @@ def _consumer_row(name: str, status: SerialStatus) -> SerialConsumerRow:
                 each.lag,
                 each.holder,
                 tuple(
-                    HeldBack(hold.move_id, hold.source, hold.fence_offset, hold.held, round(hold.seconds, 1))
+                    HeldBack(
+                        hold.move_id, hold.source, hold.fence_offset, hold.held, round(hold.seconds, 1), hold.is_over
+                    )
                     for hold in each.holds
                 ),
             )

@@ -8,7 +8,15 @@ from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.membership import membership
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
-from relatum_consumer.web._api._group_facts import GroupFacts, answered, group_facts, id_at, is_much, recorded_by_key
+from relatum_consumer.web._api._group_facts import (
+    NARROWER,
+    GroupFacts,
+    answered,
+    group_facts,
+    id_at,
+    is_much,
+    recorded_by_key,
+)
 from relatum_consumer.web._api._shown import MessageRow, Place, message_row
 from relatum_consumer.web._endpoint import Endpoint, ms_since
 from relatum_consumer.web._parameters import Parameter
@@ -99,5 +107,6 @@ GROUP = Endpoint(
     group,
     template="group.html",
     page="groups",
+    narrower=NARROWER,
     messages=lambda answer: len(answer.results),
 )

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from relatum.errors import InvalidInput, KeyNotDefined, Transient
+from relatum.errors import InvalidInput, KeyNotDefined
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, membership
@@ -17,12 +17,14 @@ UNRECORDED_READ: Final = 20_000
 """Offsets that are not recorded by the key of groups and are read all the same: some 100 ms. A recorder that is a
 little behind so leaves nothing open; where there are more, what is recorded is told, and what is not is named."""
 
+NARROWER: Final = "Every row of the key is looked at: name one stream, or ask for older groups."
+
 _RANGES_LISTED: Final = 20
 
 _DEFINE: Final = (
-    f"Groups are found by a key: relatum keys add {GROUP_KEY.name} "
+    f"`relatum keys add {GROUP_KEY.name} "
     + " ".join(f"--source {each}" for each in GROUP_KEY.sources)
-    + ". What lies in the streams already is found once they are back-filled."
+    + "` defines it. What lies in the streams already is found once they are back-filled."
 )
 
 _WRONG: Final = {
@@ -71,9 +73,6 @@ def answered(site: Site) -> Iterator[None]:
         yield
     except KeyNotDefined as error:
         raise Refused(Problem(404, "key_not_defined", str(error), _DEFINE)) from error
-    except Transient as error:
-        hint = "Every row of the key is looked at: name one stream, or ask for older groups. It may pass, too."
-        raise Refused(Problem(503, "no_answer_in_time", str(error), hint, {"Retry-After": "1"})) from error
 
 
 def is_unsound(position: GroupPosition) -> bool:

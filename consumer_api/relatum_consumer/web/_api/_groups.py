@@ -15,6 +15,7 @@ from relatum.waiting import within
 from relatum_consumer.groups import GroupConsumerStatus, GroupPage, GroupReport
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
 from relatum_consumer.web._api._group_facts import (
+    NARROWER,
     GroupFacts,
     answered,
     group_facts,
@@ -24,7 +25,7 @@ from relatum_consumer.web._api._group_facts import (
     recorded_by_key,
 )
 from relatum_consumer.web._api._shown import Place
-from relatum_consumer.web._endpoint import Endpoint, ms_since, problem_met
+from relatum_consumer.web._endpoint import Endpoint, ms_since, words_of
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 
@@ -231,7 +232,7 @@ async def _consumers(site: Site) -> tuple[int, tuple[GroupConsumerRow, ...]]:
             try:
                 rows.append(_consumer_row(await site.lately(("group consumer", name), GROUPS_KEPT_S, ask)))
             except RelatumError as error:
-                rows.append(GroupConsumerRow(name, problem_met(error).words, (), None, None, 0, ()))
+                rows.append(GroupConsumerRow(name, words_of(site, error), (), None, None, 0, ()))
     return len(names), tuple(rows)
 
 
@@ -257,4 +258,6 @@ GROUPS = Endpoint(
     groups,
     template="groups.html",
     page="groups",
+    empty="key_not_defined",
+    narrower=NARROWER,
 )

@@ -21,9 +21,9 @@ class HealthAnswer:
 
 async def health(site: Site, _: HealthAsked) -> HealthAnswer:
     """Ask both."""
-    found = await site.relations.health()
-    if not found.is_well:
-        wrong = "; ".join(each for each in (found.database, found.broker) if each)
+    away = await site.away(now=True)
+    if away:
+        wrong = "; ".join(f"{each.name} does not answer: {each.error}" for each in away)
         raise Refused(Problem(503, "not_well", wrong, "It may pass: ask again.", {"Retry-After": "1"}))
     return HealthAnswer(is_well=True)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from relatum_consumer.web._api._shown import HUES
+from relatum_consumer.web._api._shown import hue_of
 from relatum_consumer.web._endpoint import Endpoint
 from relatum_consumer.web._site import Site
 
@@ -50,12 +50,12 @@ async def key_rows(site: Site) -> tuple[KeyRow, ...]:
             names=each.definition.names,
             since=each.definition.since,
             is_masked=each.definition.name in masked,
-            hue=place % HUES,
+            hue=hue_of(each.definition),
             rows=each.rows,
             bytes=each.bytes,
             is_exact=each.is_exact,
         )
-        for place, each in enumerate(await site.sizes())
+        for each in await site.sizes()
     )
 
 

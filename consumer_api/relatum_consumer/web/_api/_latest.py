@@ -1,6 +1,5 @@
 """The newest message of some streams: where to begin for who has no value at hand."""
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,34 +21,34 @@ class LatestAsked:
 
 @dataclass(frozen=True, slots=True)
 class LatestAnswer:
-    """The newest message of each of the first six recorded streams; what cannot be read now is left out."""
+    """The newest message of each of the first six recorded streams; `unread` names those that could not be read now."""
 
     messages: tuple[MessageRow, ...]
+    unread: tuple[str, ...]
 
 
 async def latest(site: Site, _: LatestAsked) -> LatestAnswer:
     """Read them."""
-    found: dict[str, Message] = {}
+    found: dict[str, Message | None] = {}
 
     async def read(stream: str) -> None:
         try:
             last = (await (await site.reader()).bounds(stream)).last
-            if last is not None:
-                found[stream] = await site.relations.read(stream, last)
+            found[stream] = None if last is None else await site.relations.read(stream, last)
         except RelatumError:
             pass
 
-    rows: tuple[MessageRow, ...] = ()
-    with suppress(RelatumError):
-        names: tuple[str, ...] = ()
-        with anyio.move_on_after(PATIENCE_S):
-            definitions = await site.keys()
-            names = (await site.relations.streams())[:STREAMS_SHOWN]
-            async with anyio.create_task_group() as group:
-                for name in names:
-                    group.start_soon(read, name)
-        rows = tuple(message_row(site, definitions, found[name]) for name in names if name in found)
-    return LatestAnswer(rows)
+    definitions = await site.keys()
+    names = (await site.relations.streams())[:STREAMS_SHOWN]
+    with anyio.move_on_after(PATIENCE_S):
+        async with anyio.create_task_group() as group:
+            for name in names:
+                group.start_soon(read, name)
+    newest = [each for name in names if (each := found.get(name)) is not None]
+    return LatestAnswer(
+        tuple(message_row(site, definitions, each) for each in newest),
+        tuple(name for name in names if name not in found),
+    )
 
 
 LATEST = Endpoint(

@@ -45,7 +45,7 @@ class LiveAsked:
 
 @dataclass(frozen=True, slots=True)
 class LiveAnswer:
-    """The latest messages recorded, the newest first.
+    """The recorded messages that arrived last at the broker, the newest first, whatever times they carry themselves.
 
     They are of the twenty `streams` that were recorded last, of `streams_count`, and of the last offsets of each:
     what is rare may not be among them. `events_href` tells of those that are recorded from now on.
@@ -138,7 +138,7 @@ async def live(site: Site, asked: LiveAsked) -> LiveAnswer:
         for message in messages
         if by.has_value([] if definition is None else definition.values_of(message))
     ]
-    found.sort(key=lambda message: (message.time_us or 0, message.stream, message.offset), reverse=True)
+    found.sort(key=lambda message: (message.chunk_ms or 0, message.stream, message.offset), reverse=True)
     query = {"key": asked.key, "value": asked.value, "stream": asked.stream}
     return LiveAnswer(
         results=tuple(message_row(site, definitions, message) for message in found[: asked.limit]),
@@ -166,7 +166,7 @@ async def _latest(site: Site, end: RecordedEnd) -> list[Message]:
 
 LIVE: Final = Endpoint(
     "/live",
-    "The latest messages recorded.",
+    "The recorded messages that arrived last.",
     LiveAsked,
     LiveAnswer,
     live,

@@ -14,6 +14,7 @@ from relatum.errors import RelatumError
 from relatum.keys import KeyDefinition
 from relatum.membership import membership
 from relatum.reading import Message
+from relatum.terminal import size_text
 from relatum_consumer.web._api._collectors import message_id_of, outcome_of
 from relatum_consumer.web._api._neighbours import Neighbour, following, preceding
 from relatum_consumer.web._api._shown import (
@@ -36,7 +37,7 @@ from relatum_consumer.web._bodies import (
     text_of,
     tree,
 )
-from relatum_consumer.web._endpoint import Endpoint, ms_since, problem_met
+from relatum_consumer.web._endpoint import Endpoint, Known, ms_since, words_of
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 from relatum_consumer.web._traces_elsewhere import trace_href
@@ -107,7 +108,7 @@ class RelatedByKey:
     """
 
     key: KeyValue
-    status: Literal["found", "absent", "not_recorded_yet", "expired", "unproven", "failed"]
+    status: Literal["found", "absent", "not_recorded_yet", "expired", "deleted", "unproven", "failed"]
     words: str
     parts: tuple[RelatedPart, ...]
     has_more: bool
@@ -153,7 +154,7 @@ async def message(site: Site, asked: MessageAsked | MessageAskedByQuery) -> Mess
     """Read a message, and look for what belongs to it."""
     began = time.perf_counter()
     found = await site.relations.read(asked.stream, asked.offset)
-    definitions = await site.keys()
+    definitions = await site.keys_last_known()
     keys = key_values(site, definitions, found)
     # Once for each key, whose values are all asked for.
     sought = list({key.key: key for key in reversed(keys)}.values())[::-1]
@@ -224,7 +225,7 @@ async def _related(site: Site, definitions: Sequence[KeyDefinition], found: Mess
     try:
         answer = await site.relations.related(found, by=key.key, limit=RELATED_SHOWN + 1)
     except RelatumError as error:
-        return RelatedByKey(key, "failed", problem_met(error).words, (), has_more=False)
+        return RelatedByKey(key, "failed", words_of(site, error), (), has_more=False)
     has_more = len(answer) > RELATED_SHOWN
     messages = await _nearest(site, definitions, found, key) if has_more else answer.messages
     parts = _parts(site, definitions, found, messages or answer[:RELATED_SHOWN])
@@ -310,7 +311,26 @@ def _body(site: Site, found: Message, view: str) -> Body:
 
 
 def _as_text(shown: Body, text: str) -> Body:
-    return replace(shown, text=text[:TEXT_CHARACTERS_MAX], is_cut=len(text) > TEXT_CHARACTERS_MAX)
+    # HTML has no NUL.
+    visible = text[:TEXT_CHARACTERS_MAX].replace("\0", "⟨0⟩")
+    return replace(shown, text=visible, is_cut=len(text) > TEXT_CHARACTERS_MAX)
+
+
+async def _known(site: Site, asked: MessageAsked | MessageAskedByQuery) -> tuple[Known, ...]:
+    """What one server knows of a message without the other."""
+    if not site.servers.broker.error:
+        found = await site.relations.read(asked.stream, asked.offset)
+        words = f"RabbitMQ has the message: {size_text(len(found.body))}. Which values are masked is not known without "
+        return ((words + "PostgreSQL, so its headers and its body are not shown.", None),)
+    facts: list[Known] = []
+    for each in await site.statuses([asked.stream]):
+        by = [
+            key for key, ranges in each.covered.items() if any(start <= asked.offset < stop for start, stop in ranges)
+        ]
+        words = f"recorded by {', '.join(by)}" if by else "not recorded"
+        facts.append((f"PostgreSQL says that the offset {asked.offset:,} is {words}.", None))
+        facts.append((f"What is recorded of {each.stream}", site.links.stream(each.stream)))
+    return tuple(facts) or ((f"Nothing is recorded of {asked.stream}.", None),)
 
 
 _SUMMARY: Final = "A message, with what belongs to it by each key."
@@ -323,6 +343,7 @@ MESSAGE = Endpoint(
     message,
     template="message.html",
     page="message",
+    known=_known,
     messages=lambda answer: 1 + sum(len(part.results) for each in answer.related for part in each.parts),
 )
 

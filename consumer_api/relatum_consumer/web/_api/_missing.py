@@ -15,9 +15,8 @@ from relatum.waiting import within
 from relatum_consumer.expectations import Expectation, Finding, MissingReport, Unmet, Why
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
 from relatum_consumer.web._api._shown import KeyValue, Place, first_of, key_value
-from relatum_consumer.web._endpoint import Endpoint, ms_since, problem_met
+from relatum_consumer.web._endpoint import Endpoint, ms_since, words_of
 from relatum_consumer.web._parameters import Parameter
-from relatum_consumer.web._problems import Problem, Refused
 from relatum_consumer.web._site import Site
 
 SPANS: Final = {"5m": 300.0, "1h": 3_600.0, "1d": None, "all": None}
@@ -128,10 +127,8 @@ async def _counted(site: Site, expectation: Expectation, span: str) -> Expectati
     try:
         report = await site.lately(("missing", expectation, span), COUNTS_KEPT_S, ask)
     except RelatumError as error:
-        problem = problem_met(error)
-        words = (
-            f"could not be counted: {problem.message.rstrip('.')}. {_TOO_LONG if problem.is_passing else problem.hint}"
-        )
+        is_late = isinstance(error, Transient) and not site.servers.away
+        words = f"not counted in time. {_TOO_LONG}" if is_late else f"not counted: {words_of(site, error)}"
         return _row(site, expectation, span, None, words)
     return _row(site, expectation, span, report, report.words)
 
@@ -243,7 +240,7 @@ async def expectation(site: Site, asked: ExpectationAsked) -> ExpectationAnswer:
         raise InvalidInput("name is missing: the name of the expectation")
     after = _Cursor.read(asked.cursor)
     definitions = await site.keys()
-    report = await _report(site, asked, after, began)
+    report = await _report(site, asked, after)
     finding = Finding(after.finding if after else asked.finding or _first(report))
     shown = [each for each in getattr(report, finding) if after is None or (each.time, *each.id) > after.place]
     page = shown[: asked.limit]
@@ -301,22 +298,16 @@ class _Cursor:
         return cursor_of(self.finding, self.until.isoformat(), moment.isoformat(), stream, offset, self.same)
 
 
-async def _report(site: Site, asked: ExpectationAsked, after: _Cursor | None, began: float) -> MissingReport:
+async def _report(site: Site, asked: ExpectationAsked, after: _Cursor | None) -> MissingReport:
     """What there is from the page's beginning on: what was shown of its first moment, the page, and one more."""
-    try:
-        if after is not None:
-            most = after.same + asked.limit + 1
-            return await site.relations.missing(asked.name, since=after.place[0], until=after.until, limit=most)
-        since = asked.since
-        if since is None and asked.until is None:
-            named = {each.name: each for each in await site.relations.expectations()}.get(asked.name)
-            since = None if named is None else _since(named, asked.span)
-        return await site.relations.missing(asked.name, since=since, until=asked.until, limit=asked.limit + 1)
-    except Transient as error:
-        if time.perf_counter() - began < site.options.timeout_s:
-            raise
-        message = f"this took longer than {site.options.timeout_s:g} s: {error}"
-        raise Refused(Problem(503, "took_too_long", message, _TOO_LONG)) from error
+    if after is not None:
+        most = after.same + asked.limit + 1
+        return await site.relations.missing(asked.name, since=after.place[0], until=after.until, limit=most)
+    since = asked.since
+    if since is None and asked.until is None:
+        named = {each.name: each for each in await site.relations.expectations()}.get(asked.name)
+        since = None if named is None else _since(named, asked.span)
+    return await site.relations.missing(asked.name, since=since, until=asked.until, limit=asked.limit + 1)
 
 
 def _first(report: MissingReport) -> Finding:
@@ -368,5 +359,6 @@ EXPECTATION = Endpoint(
     expectation,
     template="expectation.html",
     page="missing",
+    narrower=_TOO_LONG,
     messages=lambda answer: len(answer.results),
 )

@@ -53,12 +53,13 @@ class SearchAsked:
 class SearchAnswer:
     """Messages, and how sure it is that there are no more.
 
-    `status` is found, absent, not_recorded_yet, expired or unproven, `words` says so for a person, and `advice` what to
-    do. It holds over `streams`, the first hundred of `streams_count`. `next` asks for the next page, None where there
-    is none; `next_href` is that page. `complete_href` asks the same with what is not recorded yet, where that may help.
+    `status` is found, absent, not_recorded_yet, expired, deleted or unproven, `words` says so for a person, and
+    `advice` what to do. It holds over `streams`, the first hundred of `streams_count`. `next` asks for the next page,
+    None where there is none; `next_href` is that page. `complete_href` asks the same with what is not recorded yet,
+    where that may help.
     """
 
-    status: Literal["found", "absent", "not_recorded_yet", "expired", "unproven"]
+    status: Literal["found", "absent", "not_recorded_yet", "expired", "deleted", "unproven"]
     words: str
     advice: str
     key: str
@@ -70,6 +71,7 @@ class SearchAnswer:
     streams: tuple[str, ...]
     streams_count: int
     expired: tuple[Place, ...]
+    deleted: tuple[Place, ...]
     unread: tuple[Place, ...]
     left_out: tuple[Reason, ...]
     unattended: tuple[str, ...]
@@ -241,13 +243,11 @@ def _words(answer: Answer, page: Sequence[Message], beside: Message | None) -> s
 
 
 def _advice(answer: Answer, asked: SearchAsked) -> str:
-    if answer.unattended and not answer.new_keys:
+    if answer.explanation and not (answer.lacking or answer.new_keys):
         return answer.explanation
     if _may_help(answer, asked):
         return "It may be in what is not recorded yet, which can be read from the streams."
-    if answer.status == "expired":
-        return "Retention took it: keep the stream longer for the next one."
-    return ""
+    return "" if answer.lacking else answer.explanation
 
 
 SEARCH = Endpoint(
@@ -258,7 +258,7 @@ SEARCH = Endpoint(
     search,
     template="search.html",
     page="search",
-    is_asked=lambda asked: bool(asked.key or asked.value or asked.of_stream),
+    is_asked=lambda asked: bool(asked.value or asked.of_stream),
     unasked=lambda site: latest(site, LatestAsked()),
     messages=lambda answer: len(answer.results),
 )

@@ -25,8 +25,8 @@ LETTERS: Final = "ABCDEFGH"
 class KeyValue:
     """A key's value in a message.
 
-    `hue` is the key's colour, from 0 to 7, by its place among the keys. `value` is a digest where it is masked. `href`
-    leads to all messages that share it; empty where nothing can.
+    `hue` is the key's colour, from 0 to 7, by its number in the database, so that it stays. `value` is a digest where
+    it is masked. `href` leads to all messages that share it; empty where nothing can.
     """
 
     key: str
@@ -121,7 +121,12 @@ def key_value(
         of_value = {"of_value": str(number)} if number else {}
         href = site.links.search(key=definition.name, of_stream=place.stream, of_offset=str(place.offset), **of_value)
     shown = site.masking.shown(definition, value)
-    return KeyValue(definition.name, shown, is_masked, definitions.index(definition) % HUES, href)
+    return KeyValue(definition.name, shown, is_masked, hue_of(definition), href)
+
+
+def hue_of(definition: KeyDefinition) -> int:
+    """A key's colour, and the place of its letter: other keys that come or go change nothing of it."""
+    return (definition.key_id - 1) % HUES
 
 
 def message_row(site: Site, definitions: Sequence[KeyDefinition], message: Message) -> MessageRow:
@@ -185,6 +190,7 @@ def held_over(site: Site, found: Answer | Trace) -> dict[str, Any]:
         "streams": found.streams[:STREAMS_LISTED],
         "streams_count": len(found.streams),
         "expired": places(site, found.expired),
+        "deleted": places(site, found.deleted),
         "unread": places(site, found.unread),
         "left_out": tuple(Reason(*each) for each in found.left_out[:STREAMS_LISTED]),
         "unattended": first_of(found.unattended, STREAMS_LISTED),

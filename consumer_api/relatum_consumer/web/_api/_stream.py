@@ -7,7 +7,7 @@ from typing import Annotated
 from relatum.errors import StreamNotFound
 from relatum.recording import CoveragePiece, StreamEvent, coverage_bar
 from relatum_consumer.web._api._stream_shown import StreamRow, stream_row
-from relatum_consumer.web._endpoint import Endpoint, ms_since
+from relatum_consumer.web._endpoint import Endpoint, Known, ms_since
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 
@@ -100,6 +100,18 @@ async def stream(site: Site, asked: StreamAsked | StreamAskedByQuery) -> StreamA
     return StreamAnswer(asked.stream, tuple(details), ms_since(began))
 
 
+async def ends(site: Site, asked: StreamAsked | StreamAskedByQuery) -> tuple[Known, ...]:
+    """The ends of the stream: all that the broker knows of it."""
+    found = await (await site.reader()).bounds(asked.stream)
+    if found.first is None or found.last is None:
+        return (("The stream is there, and empty.", None),)
+    return (
+        (f"The broker holds its messages {found.first:,} to {found.last:,}.", None),
+        (f"The first message, {found.first:,}", site.links.message(asked.stream, found.first)),
+        (f"The last message, {found.last:,}", site.links.message(asked.stream, found.last)),
+    )
+
+
 STREAM = Endpoint(
     "/streams/{stream:name}",
     "A stream: coverage by key, what was skipped, what happened.",
@@ -108,6 +120,7 @@ STREAM = Endpoint(
     stream,
     template="stream.html",
     page="streams",
+    known=ends,
 )
 
 STREAM_BY_QUERY = replace(STREAM, path="/stream", asked=StreamAskedByQuery)

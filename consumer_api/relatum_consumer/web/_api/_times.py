@@ -6,7 +6,7 @@ from typing import Final
 
 from relatum.errors import InvalidInput
 from relatum_consumer.web._api._search import SEARCH, SearchAsked, search_href, value_sought
-from relatum_consumer.web._endpoint import Endpoint
+from relatum_consumer.web._endpoint import Endpoint, Known
 from relatum_consumer.web._site import Site
 
 _SPANS: Final = 60
@@ -77,5 +77,18 @@ TIMES = Endpoint(
     times,
 )
 
-SEARCH_WITH_TIMES = replace(SEARCH, beside=times)
+
+async def _known(site: Site, asked: SearchAsked) -> tuple[Known, ...]:
+    """What the index alone knows of a search."""
+    if site.servers.database.error:
+        return ()
+    found = await times(site, asked)
+    if not found.spans:
+        return (("PostgreSQL has recorded no message with this value and a time.", None),)
+    first, last = (f"{each:%Y-%m-%d %H:%M:%S} UTC" for each in (found.spans[0].since, found.spans[-1].until))
+    many = f"{'' if found.is_whole else 'at least '}{found.count:,}"
+    return ((f"PostgreSQL has recorded {many} with this value, from {first} to before {last}.", None),)
+
+
+SEARCH_WITH_TIMES = replace(SEARCH, beside=times, known=_known)
 """The search, whose page shows them."""

@@ -204,7 +204,7 @@ def _words(found: Trace) -> str:
         return _BY_NEW_KEYS[found.status]
     if found.status is Status.FOUND:
         return "found, as far as its bounds go" if found.stopped else "found: this is all"
-    if not found.messages or found.status in (Status.NOT_RECORDED_YET, Status.EXPIRED):
+    if not found.messages or found.status in (Status.NOT_RECORDED_YET, Status.EXPIRED, Status.DELETED):
         return found.status.words
     if found.status is Status.UNPROVEN:
         return "unproven: there may be more, which nobody can prove or rule out"
@@ -216,8 +216,6 @@ def _advice(found: Trace, *, may_help: bool) -> str:
         return found.explanation
     if may_help:
         return "More may be in what is not recorded yet, which can be read from the streams."
-    if found.status is Status.EXPIRED:
-        return "Retention took it: keep the stream longer for the next one."
     return ""
 
 

@@ -65,7 +65,7 @@ class TraceStep:
     hop: int
     values: int
     found: int
-    status: Literal["found", "absent", "not_recorded_yet", "expired", "unproven"]
+    status: Literal["found", "absent", "not_recorded_yet", "expired", "deleted", "unproven"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class TraceAnswer:
     the first hundred of `streams_count`.
     """
 
-    status: Literal["found", "absent", "not_recorded_yet", "expired", "unproven"]
+    status: Literal["found", "absent", "not_recorded_yet", "expired", "deleted", "unproven"]
     words: str
     advice: str
     start: str
@@ -94,6 +94,7 @@ class TraceAnswer:
     streams: tuple[str, ...]
     streams_count: int
     expired: tuple[Place, ...]
+    deleted: tuple[Place, ...]
     unread: tuple[Place, ...]
     left_out: tuple[Reason, ...]
     lacking: tuple[Reason, ...]

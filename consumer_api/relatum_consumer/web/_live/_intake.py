@@ -72,7 +72,7 @@ class Came:
     """What one round brought.
 
     Attributes:
-        messages: Recorded messages, in order of time.
+        messages: Recorded messages, in the order in which they arrived at the broker.
         passed: How many more there were of each stream, which were not looked at.
         super_streams: Of each stream that is followed, its super stream.
         away: What broker or database say, where they do not answer.
@@ -147,7 +147,7 @@ class Intake:
                 over -= first - begin
                 messages += _messages(batch, first, end)
         supers = {name: each.end.super_stream for name, each in self._followed.items()}
-        messages.sort(key=lambda message: (message.time_us is None, message.time_us))
+        messages.sort(key=lambda message: message.chunk_ms or 0)
         failed = {name: each.error for name, each in self._followed.items() if each.error is not None}
         waiting = [name for name, each in self._followed.items() if now - each.given_at > BEHIND_S]
         for name in waiting:

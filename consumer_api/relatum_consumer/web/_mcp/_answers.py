@@ -42,7 +42,7 @@ _AT_ONCE: Final = 4
 
 _SPAN_S: Final = 30.0
 
-_STATUS = Literal["found", "absent", "not_recorded_yet", "expired", "unproven"]
+_STATUS = Literal["found", "absent", "not_recorded_yet", "expired", "deleted", "unproven"]
 
 # --- read -------------------------------------------------------------------------------------------------
 
@@ -254,6 +254,7 @@ class AroundAnswer:
     streams: tuple[str, ...]
     streams_count: int
     expired: tuple[Place, ...]
+    deleted: tuple[Place, ...]
     unread: tuple[Place, ...]
     left_out: tuple[Reason, ...]
     unattended: tuple[str, ...]

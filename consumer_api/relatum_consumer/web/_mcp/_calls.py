@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 import anyio
 
 from relatum import errors
+from relatum.checks import seconds_text
 from relatum_consumer.web._audit import told
 from relatum_consumer.web._endpoint import met, problem_met
 from relatum_consumer.web._mcp._results import (
@@ -84,7 +85,7 @@ class Calls:
                 async with turns:
                     return await self._answered(tool, _asked(tool, arguments))
         except TimeoutError:
-            return Result(f"took_too_long: no answer within {patience_s:g} s. Ask for less: {_LESS}")
+            return Result(f"took_too_long: no answer within {seconds_text(patience_s)}. Ask for less: {_LESS}")
         except Exception as error:  # noqa: BLE001
             words = visible(await self._words(problem_met(error), met(error)))
             return Result(words if len(words) <= _ERROR_CHARACTERS_MAX else f"{words[: _ERROR_CHARACTERS_MAX - 1]}…")

@@ -45,7 +45,8 @@ and were not. `values` lists values of a key.
 
 A `status` says how sure an answer is, and it holds over the `streams` that it names, no others. found: each message \
 was read and checked; there may be more that is not recorded yet. absent: proven, there is none. not_recorded_yet: a \
-part of the streams is not recorded, ask with complete=true. expired: there was one, retention dropped it. unproven: \
+part of the streams is not recorded, ask with complete=true. expired: there was one, retention dropped it. deleted: \
+there was one, its stream was deleted. unproven: \
 nobody can say. Only `absent` is a "no". `new_keys` are newer than what is recorded: \
 by them there may be more. `stopped` of a trace says what was not followed and why.
 

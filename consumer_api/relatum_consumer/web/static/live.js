@@ -39,7 +39,7 @@ function count() {
   came = came.filter(([at]) => now - at < RATE_MS);
   const rate = came.reduce((sum, [, messages]) => sum + messages, 0) / (RATE_MS / 1000);
   const waiting = held.reduce((sum, each) => sum + each.shown, 0);
-  const parts = [`${number(counts.shown)} came`];
+  const parts = [`${number(counts.shown)} new`];
   if (rate >= 1) parts.push(`about ${number(Math.round(rate))} a second`);
   if (waiting) parts.push(`${number(waiting)} wait`);
   if (counts.more) parts.push(`${number(counts.more)} more than are listed`);
@@ -96,7 +96,7 @@ const tell = {
   },
   lost(data) { counts.lost += data.count; },
   missed(data) {
-    mark("What came between ", moment(data.since), " and ", moment(Date.now()), " is not listed: nobody looked then.");
+    mark("What arrived between ", moment(data.since), " and ", moment(Date.now()), " is not listed: nobody looked then.");
   },
   end({ why }) { isRenewed = why === "renew"; },
 };
@@ -140,7 +140,7 @@ async function listen() {
   try {
     const response = await fetch(url, { headers: last ? { "Last-Event-ID": last } : {}, signal: stop.signal });
     if (!response.ok) return await refused(response);
-    if (!hasBegun && body.childElementCount) mark("Recorded from here on");
+    if (!hasBegun && body.childElementCount) mark("Above: arrived since this page was opened");
     hasBegun = true;
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let text = "";

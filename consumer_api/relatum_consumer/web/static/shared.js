@@ -61,6 +61,10 @@ export async function renew(url, part = "#answer") {
     const found = page.querySelector(part)?.childNodes ?? page.querySelectorAll("main [data-problem]");
     // A login, for one, is a page of its own.
     if (!found.length) { location.assign(url); return true; }
+    const servers = document.querySelector("#servers");
+    const now = page.querySelector("#servers");
+    // An alert that is put there anew is read out anew.
+    if (now && servers.textContent !== now.textContent) { servers.replaceChildren(...now.childNodes); drawTimes(servers); }
     const restore = kept(target);
     target.replaceChildren(...found);
     restore();

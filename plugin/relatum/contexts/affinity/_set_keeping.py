@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from relatum.checks import seconds_text
 from relatum.contexts.affinity._affinity_headers import Wish
 from relatum.contexts.affinity._predecessors import Found, Recent, find_predecessor, place_in, read_predecessor
 from relatum.contexts.affinity._set_upkeep import Upkeep
@@ -88,7 +89,7 @@ class Keeping:
             if time.monotonic() >= deadline:
                 placement = store.find([name]).get(name)
                 raise ContextMoving(
-                    f"the affinity set {name!r} has ended, and is still being moved after {timeout_s:g} s; "
+                    f"the affinity set {name!r} has ended, and is still being moved after {seconds_text(timeout_s)}; "
                     "nothing was sent",
                     context=name,
                     move_id=0 if placement is None else placement.move_id,

@@ -78,4 +78,7 @@ def _print(found: dict[str, SerialStatus]) -> None:
 
 
 def _held(hold: HoldStatus) -> str:
-    return f"{hold.held:,} of move {hold.move_id} for {hold.seconds:,.1f} s, until {hold.source}@{hold.fence_offset}"
+    held = f"{hold.held:,} of move {hold.move_id} for {hold.seconds:,.1f} s"
+    if hold.is_over:
+        return f"{held}: go on once a member consumes here"
+    return f"{held}, until {hold.source} is consumed past {hold.fence_offset}"

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_name
+from relatum.checks import checked_name, seconds_text
 from relatum.contexts.placement import _placement_statements as statements
 from relatum.contexts.placement._model import PartitionLike, PartitionRow, PartitionState
 from relatum.errors import StreamNotFound, SuperStreamConflict, SuperStreamNotFound
@@ -84,8 +84,8 @@ def _agree_on_idle(connection: sa.Connection, whose: tuple[int, str], idle_s: fl
         stored = rule.idle_s
     if stored != float(idle_s):
         raise SuperStreamConflict(
-            f"the sets of super stream {name!r} are closed after idle_s={stored:g} without use, not after "
-            f"{idle_s:g}: it is the same for all routers, and changed by `AffinitySets.set_idle`",
+            f"the sets of super stream {name!r} are closed after {seconds_text(stored)} without use, not after "
+            f"{seconds_text(idle_s)}: it is the same for all routers, and changed by `AffinitySets.set_idle`",
             super_stream=name,
             reason=f"its idle_s is {stored:g}",
         )

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from relatum.checks import seconds_text
 from relatum.contexts.placement._cache import Known, PlacementCache, Sent, Unchecked
 from relatum.contexts.placement._entries import Adoption, Placed
 from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
@@ -227,7 +228,7 @@ class Publications:
                 return known
             if self._clock() >= deadline:
                 raise ContextMoving(
-                    f"a move of {name!r} did not end within {self._timeout_s:g} s; nothing was sent",
+                    f"a move of {name!r} did not end within {seconds_text(self._timeout_s)}; nothing was sent",
                     context=name,
                     move_id=placement.move_id,
                 )

@@ -7,6 +7,7 @@ from typing import Final
 
 from pika import BasicProperties
 
+from relatum.checks import seconds_text
 from relatum.contexts.placement._cache import Sent
 from relatum.contexts.placement._entries import (
     CONTENT_TYPE,
@@ -58,7 +59,7 @@ def scan(
     with contextlib.closing(found) as batches:
         for batch in batches:
             if batch is None:
-                raise ReadTimeout(f"the stream {stream!r} gave nothing for {IDLE_S:g} s")
+                raise ReadTimeout(f"the stream {stream!r} gave nothing for {seconds_text(IDLE_S)}")
             read_to = batch.last_offset
             if batch.messages is not None:
                 yield from batch.messages

@@ -17,6 +17,7 @@ from pika.exceptions import (
     UnroutableError,
 )
 
+from relatum.checks import seconds_text
 from relatum.client_logs import own_connection
 from relatum.closing import Closing
 from relatum.errors import (
@@ -188,7 +189,7 @@ def _answered(connection: BlockingConnection, timeout_s: float) -> Iterator[None
     """End a connection whose broker does not answer in time: pika itself waits for ever."""
     # As pika's own timer does for brokers that block publishers: only timers of the loop run while it waits.
     loop = connection._impl
-    end = partial(loop._terminate_stream, ConnectionBlockedTimeout(f"no answer within {timeout_s:g} s"))
+    end = partial(loop._terminate_stream, ConnectionBlockedTimeout(f"no answer within {seconds_text(timeout_s)}"))
     timer = loop._adapter_call_later(timeout_s, end)
     try:
         yield

@@ -112,29 +112,29 @@ _before: Final = serial_holds.alias("holds_before")
 _waiting: Final = moved_contexts.alias("waiting")
 _waiting_before: Final = moved_contexts.alias("waiting_before")
 
+_of_source: Final = (_source_positions.c.consumer_id == _holds.consumer_id) & (
+    _source_positions.c.partition_id == _holds.source_id
+)
+_is_complete: Final = (_source_positions.c.position > _holds.fence_offset) & ~sa.exists(
+    sa.select(sa.literal(1))
+    .select_from(_before)
+    .join(_waiting_before, _waiting_before.c.move_id == _before.c.move_id)
+    .join(_waiting, _waiting.c.name == _waiting_before.c.name)
+    .where(
+        _before.c.consumer_id == _holds.consumer_id,
+        _before.c.partition_id == _holds.source_id,
+        _before.c.marker_offset < _holds.fence_offset,
+        _waiting.c.move_id == _holds.move_id,
+    )
+)
+
 complete_holds: Final = (
     sa.select(_holds.partition_id, _holds.move_id)
-    .join(
-        _source_positions,
-        (_source_positions.c.consumer_id == _holds.consumer_id)
-        & (_source_positions.c.partition_id == _holds.source_id),
-    )
+    .join(_source_positions, _of_source)
     .where(
         _holds.consumer_id == _of_consumer,
         _holds.partition_id == sa.any_(sa.bindparam("of_partitions", type_=sa.ARRAY(sa.Integer))),
-        _source_positions.c.position > _holds.fence_offset,
-        ~sa.exists(
-            sa.select(sa.literal(1))
-            .select_from(_before)
-            .join(_waiting_before, _waiting_before.c.move_id == _before.c.move_id)
-            .join(_waiting, _waiting.c.name == _waiting_before.c.name)
-            .where(
-                _before.c.consumer_id == _holds.consumer_id,
-                _before.c.partition_id == _holds.source_id,
-                _before.c.marker_offset < _holds.fence_offset,
-                _waiting.c.move_id == _holds.move_id,
-            )
-        ),
+        _is_complete,
     )
 )
 
@@ -148,8 +148,10 @@ status_holds: Final = (
         _holds.fence_offset,
         _holds.held,
         sa.func.extract("epoch", NOW - _holds.since).cast(sa.Float).label("since_s"),
+        sa.func.coalesce(_is_complete, sa.false()).label("is_complete"),
     )
     .join(_sources, _sources.c.partition_id == _holds.source_id)
+    .outerjoin(_source_positions, _of_source)
     .where(_holds.consumer_id == _of_consumer)
     .order_by(_holds.partition_id, _holds.marker_offset)
 )

@@ -39,6 +39,7 @@ class HoldStatus:
         fence_offset: That must be consumed past this offset.
         held: Messages that wait, as far as was stored.
         seconds: For how long.
+        is_over: Whether the source is consumed so far: they go on as soon as a member has the partition.
     """
 
     move_id: int
@@ -46,6 +47,7 @@ class HoldStatus:
     fence_offset: int
     held: int
     seconds: float
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def read_status(store: ConsumerStore, reader: StreamReader, pauses: Sequence[Pau
             lag=_lag(reader, row.stream, row.position),
             holder=row.holder,
             holds=tuple(
-                HoldStatus(hold.move_id, hold.source, hold.fence_offset, hold.held, hold.since_s)
+                HoldStatus(hold.move_id, hold.source, hold.fence_offset, hold.held, hold.since_s, hold.is_complete)
                 for hold in holds
                 if hold.partition_id == row.partition_id
             ),

@@ -1,0 +1,131 @@
+"""Which of the two servers answers, since when one does not, and what they are called: each view says so at its top.
+
+They are asked on connections of their own: a page whose connections are all in use has servers that answer.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+import anyio
+
+from relatum.errors import RelatumError
+from relatum.reading import AsyncStreamReader, BrokerAddress
+from relatum.store import KEYS_IN_FORCE, AsyncDatabase, database_name
+from relatum.waiting import within
+
+log = logging.getLogger(__name__)
+
+ANSWER_S: Final = 2.0
+"""Seconds in which a server answers a small question, or counts as one that does not."""
+
+EVERY_S: Final = 5.0
+"""Seconds between two looks while nobody looks at the page: so that `since` is true for whoever comes."""
+
+AGAIN_S: Final = 1.0
+"""The same while a server is away: it is back for all views then."""
+
+_ANY_STREAM: Final = "relatum"
+"""A stream that need not be there: any answer will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """RabbitMQ or PostgreSQL.
+
+    Attributes:
+        name: "RabbitMQ" or "PostgreSQL".
+        called: The cluster's name; empty while the cluster has not said it.
+        where: Host and port, and the virtual host or the database.
+        error: Why it counts as away; empty where it answers.
+        since: Since when it has not answered; None where it does.
+    """
+
+    name: str
+    called: str
+    where: str
+    error: str = ""
+    since: datetime | None = None
+
+
+class Servers:
+    """Asks both, and remembers since when one does not answer.
+
+    Args:
+        address: The broker's.
+        database: PostgreSQL's URL.
+    """
+
+    def __init__(self, address: BrokerAddress, database: str) -> None:
+        self._address = address
+        self._database = AsyncDatabase(database, pool_size=1, connections_max=1)
+        self._reader: AsyncStreamReader | None = None
+        self._lock = anyio.Lock()
+        self.broker = Server("RabbitMQ", "", _place_of(address))
+        self.database = Server("PostgreSQL", "", database_name(self._database.engine))
+
+    @property
+    def away(self) -> tuple[Server, ...]:
+        """Those that did not answer when they were last asked."""
+        return tuple(each for each in (self.broker, self.database) if each.error)
+
+    async def ask(self) -> None:
+        """Ask both now; `ANSWER_S` at most."""
+        async with self._lock, anyio.create_task_group() as group:
+            group.start_soon(self._ask_broker)
+            group.start_soon(self._ask_database)
+
+    async def watch(self) -> None:
+        """Ask both again and again."""
+        while True:
+            await self.ask()
+            await anyio.sleep(AGAIN_S if self.away else EVERY_S)
+
+    async def close(self) -> None:
+        """Close both connections."""
+        if self._reader is not None:
+            await self._reader.close()
+        await self._database.close()
+
+    async def _ask_broker(self) -> None:
+        error = await _error_of(self._reach_broker())
+        called = self.broker.called if self._reader is None else self._reader.cluster_name or ""
+        self.broker = _found(replace(self.broker, called=called), error)
+
+    async def _reach_broker(self) -> None:
+        if self._reader is None:
+            self._reader = await AsyncStreamReader.open(self._address, timeout_s=ANSWER_S, connections_max=2)
+        await self._reader.missing([_ANY_STREAM])
+
+    async def _ask_database(self) -> None:
+        self.database = _found(self.database, await _error_of(self._database.rows(KEYS_IN_FORCE, {})))
+
+
+async def _error_of(asked: Awaitable[object]) -> str:
+    """What is wrong with a server; empty where it answers in time."""
+    began = time.monotonic()
+    try:
+        with within(ANSWER_S):
+            await asked
+    except RelatumError as error:
+        return str(error).rstrip(".") if time.monotonic() - began < ANSWER_S else f"no answer within {ANSWER_S:g} s"
+    return ""
+
+
+def _found(server: Server, error: str) -> Server:
+    """The same server, after it was asked; what has changed goes to the log."""
+    if not error:
+        if server.error:
+            log.warning("%s at %s answers again", server.name, server.where)
+        return replace(server, error="", since=None)
+    if server.since is None:
+        log.warning("%s at %s cannot be asked: %s. The page goes on, and asks again", server.name, server.where, error)
+    return replace(server, error=error, since=server.since or datetime.now(UTC))
+
+
+def _place_of(address: BrokerAddress) -> str:
+    hosts = [f"{each.host}:{each.amqp_port or each.stream_port}" for each in address.each]
+    return f"{','.join(hosts)}{'' if address.vhost == '/' else f', virtual host {address.vhost}'}"

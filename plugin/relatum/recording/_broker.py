@@ -1,0 +1,162 @@
+"""Which broker streams are recorded from: another one's stream of the same name is not recorded. See docs/adr/0043."""
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, StreamUnavailable
+from relatum.reading import Agreement, BrokerIdentity, StreamReader, agreement, another_broker, claimed_identity
+from relatum.store import (
+    RECORDERS,
+    Position,
+    StreamRow,
+    brokers,
+    coverage_of,
+    last_position,
+    streams,
+    translated_errors,
+)
+
+UNKNOWN_S: Final = 60.0
+"""Seconds after which a broker whose id could not be told is asked again."""
+
+
+class OwnBroker:
+    """The broker that a recorder reads from. Threads may share it."""
+
+    def __init__(self) -> None:
+        self.identity = BrokerIdentity(None, "")
+        self._ask_at = 0.0
+        self._asking = threading.Lock()
+
+    def ask(self, reader: StreamReader) -> BrokerIdentity:
+        """Which broker it is, once it is known without asking again. Where nobody can tell now it is unknown.
+
+        Raises:
+            Transient: the broker does not answer.
+        """
+        with self._asking:
+            if self.identity.broker_id is None and time.monotonic() >= self._ask_at:
+                with suppress(StreamUnavailable, ReadTimeout):
+                    self.ask_anew(reader)
+                self._ask_at = time.monotonic() + UNKNOWN_S
+            return self.identity
+
+    def ask_anew(self, reader: StreamReader) -> None:
+        """See whether it still is the same: another one may have taken its address.
+
+        Raises:
+            StreamUnavailable, ReadTimeout: nobody can tell now.
+            Transient: the broker does not answer.
+        """
+        self.identity = claimed_identity(reader)
+
+    def is_not_of(self, broker_id: UUID | None) -> bool:
+        """Whether a stream with that broker's id is known to be another broker's."""
+        return BrokerIdentity(broker_id, "").contradicts(self.identity)
+
+
+def adopt(
+    engine: sa.Engine, reader: StreamReader, rows: Iterable[StreamRow], identity: BrokerIdentity
+) -> dict[str, RelatumError]:
+    """Note whose the streams are: those of which it is not known, and another broker's whose very messages are here.
+
+    A broker that lost its id, or is a copy of another one, has them. What has no messages recorded is anybody's.
+
+    Args:
+        engine: The database.
+        reader: A reader of the broker.
+        rows: Present generations of streams.
+        identity: The broker.
+
+    Returns:
+        Why a stream is not this broker's, by its name: `AnotherBroker`, or `StreamUnavailable` where that cannot be
+        told now.
+
+    Raises:
+        Transient: as of `StreamReader.read`.
+    """
+    others = [row for row in rows if row.broker_id != identity.broker_id]
+    if identity.broker_id is None or not others:
+        return {}
+    with translated_errors(), engine.begin() as connection:
+        ranges = coverage_of(connection, [row.stream_id for row in others])
+    known = {row: last_position([each for each in ranges if each.stream_id == row.stream_id]) for row in others}
+    ours: list[StreamRow] = []
+    unknown: dict[str, RelatumError] = {}
+    for row, position in known.items():
+        try:
+            if position is None or _is_here(reader, row, position):
+                ours.append(row)
+        except StreamUnavailable as error:
+            unknown[row.name] = error
+    with translated_errors(), engine.begin() as connection:
+        note_broker(connection, identity)
+        for row in ours:
+            adopted = sa.update(streams).where(
+                streams.c.stream_id == row.stream_id, streams.c.broker_id.is_not_distinct_from(row.broker_id)
+            )
+            if known[row] is None and row.broker_id is not None:
+                # Nothing is recorded of it, but somebody may be about to.
+                adopted = adopted.where(~RECORDERS.is_held)
+            connection.execute(adopted.values(broker_id=identity.broker_id))
+        return _strangers(connection, others, identity) | unknown
+
+
+def _is_here(reader: StreamReader, row: StreamRow, position: Position) -> bool:
+    """Whether the message that was recorded last is in this broker's stream."""
+    found = None
+    with suppress(NotFound, AccessRefused):
+        found = agreement(reader, row.name, position)
+    if found is Agreement.UNKNOWN and row.broker_id is not None:
+        message = f"whether {row.name!r} is the stream that was recorded cannot be told now: its leader does not answer"
+        raise StreamUnavailable(message, stream=row.name)
+    # Without the time of its chunk it could be the same message, published to both brokers.
+    return found is Agreement.SAME and (row.broker_id is None or position.chunk_ms is not None)
+
+
+def _strangers(
+    connection: sa.Connection, rows: Sequence[StreamRow], identity: BrokerIdentity
+) -> dict[str, RelatumError]:
+    """Those of the streams that are another broker's now, each with the error that says so."""
+    ids = [row.stream_id for row in rows]
+    query = sa.select(streams.c.name, brokers.c.broker_id, brokers.c.cluster_name).join(brokers)
+    query = query.where(streams.c.stream_id.in_(ids), brokers.c.broker_id != identity.broker_id)
+    return {row[0]: another_broker(row[0], BrokerIdentity(*row[1:]), identity) for row in connection.execute(query)}
+
+
+def note_broker(connection: sa.Connection, identity: BrokerIdentity) -> None:
+    """Write down a broker that is known, with what its cluster is called now."""
+    values = {"broker_id": identity.broker_id, "cluster_name": identity.cluster_name}
+    renamed = brokers.c.cluster_name != identity.cluster_name
+    statement = insert(brokers).values(values)
+    connection.execute(statement.on_conflict_do_update(index_elements=["broker_id"], set_=values, where=renamed))
+
+
+def check_broker(
+    engine: sa.Engine, reader: StreamReader, row: StreamRow, identity: BrokerIdentity | None = None
+) -> None:
+    """See that a stream is this broker's, for who is about to compare or fill it. Nothing is written.
+
+    `identity`: The broker; None asks it, where the stream is known to be of one.
+
+    Raises:
+        AnotherBroker: it is not.
+        StreamUnavailable: that cannot be told now.
+    """
+    if row.broker_id is None:
+        return
+    identity = identity or reader.identity()
+    if not BrokerIdentity(row.broker_id, "").contradicts(identity):
+        return
+    with translated_errors(), engine.begin() as connection:
+        position = last_position(coverage_of(connection, [row.stream_id]))
+        found = _strangers(connection, [row], identity)
+    if found and (position is None or not _is_here(reader, row, position)):
+        raise found[row.name]

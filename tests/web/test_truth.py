@@ -1,0 +1,189 @@
+"""What the page says while a server is away: which one, since when, what the other knows; and never "there is none"."""
+
+import html
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import quote
+
+import anyio
+import pytest
+
+from relatum_consumer.web._links import Links
+from relatum_consumer.web._servers import ANSWER_S
+from relatum_consumer.web._site import _KEPT_MAX, Site
+from tests.support import wait_until
+from tests.support.proxy import Proxy
+from tests.support.standstill import in_time, silent_database
+from tests.support.web import Asking, asking
+from tests.web.conftest import MANY, World
+from tests.web.test_api import harmless
+
+EMPTY = (
+    "No key is defined yet", "No stream is recorded yet", "Nothing is expected yet", "There is no collector yet",
+    "Nothing is placed over partitions yet", "No groups", "No group of that age", "Nobody.",
+)  # fmt: skip
+"""What a view says where the question was answered, and the answer is that there is nothing."""
+
+NAMES = re.compile(
+    r"\b(timeout_s|[A-Z][a-z]+[A-Z]\w*(Error|Timeout|Unavailable|Lost|Refused))\b|(?<!within )\b\d\.\d{3,} s\b"
+)
+"""Words of the code, and figures that nobody needs."""
+
+
+def views(world: World) -> dict[str, str]:
+    """A page of each kind."""
+    return {
+        "/": "",
+        "search": "/?key=host&value=busy",
+        "streams": "/streams",
+        "stream": f"/streams/{world.orders}",
+        "message": f"/streams/{world.orders}/0",
+        "missing": "/missing",
+        "expectation": "/missing/expectation?name=paid&span=all",
+        "groups": "/groups",
+        "collectors": "/collectors",
+        "collector": "/collectors/collector?name=books",
+        "contexts": "/contexts",
+        "super stream": f"/contexts/super-stream?name={quote(world.placed)}",
+        "conversation": "/trace?key=host&value=busy",
+    }
+
+
+def shown(page: Asking, world: World, away: str) -> dict[str, str]:
+    """Each view's text, while a server is away: it says so, names both, and calls nothing empty that it did not ask."""
+    texts = {}
+    for name, path in views(world).items():
+        with in_time(3 * ANSWER_S + 3):
+            text = page.get(path or "/").text
+        harmless(text)
+        assert f'data-away="{away}"' in text, name
+        assert text.count("has not answered since") == 1, name
+        assert "PostgreSQL at " in html.unescape(text), name
+        assert not any(words in text for words in EMPTY), (name, [words for words in EMPTY if words in text])
+        assert not NAMES.search(text), (name, NAMES.search(text))
+        texts[name] = text
+    return texts
+
+
+@contextmanager
+def database_away(world: World, how: str) -> Iterator[str]:
+    """A URL of a database that is away in one of the ways in which one can be."""
+    if how == "silent":
+        with silent_database() as url:
+            yield url
+    elif how == "stopped":
+        yield "postgresql://nobody@127.0.0.1:1/none"
+    else:
+        yield re.sub("//[^@/]*@", "//stranger:wrong@", world.options["database"])
+
+
+@pytest.mark.parametrize("how", ["refusing", "stopped", "silent"])
+def test_a_page_without_its_database_says_so_in_each_view(
+    world: World, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also in the first one; what the broker knows is shown, and the log says at the start what is wrong."""
+    with database_away(world, how) as url, asking(world.page(database=url)) as page:
+        texts = shown(page, world, "PostgreSQL")
+        assert "The keys cannot be listed now" in texts["/"]
+        assert f"messages 0 to {MANY + 12:,}" in texts["stream"]
+        assert "RabbitMQ has the message" in texts["message"]
+        assert page.get("/api/latest").status_code >= 400
+    assert "PostgreSQL at " in caplog.text
+
+
+@pytest.mark.parametrize("how", ["stopped", "frozen"])
+def test_a_page_without_its_broker_shows_what_the_database_knows(
+    world: World, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Streams with what is recorded, keys, collectors and contexts; and all of it is as before once it is back."""
+    with Proxy.to(world.options["stream_url"]) as proxy:
+        options = world.page(stream_url=proxy.url(world.options["stream_url"]))
+        with asking(options) as page:
+            assert "data-away" not in page.get("/streams").text
+            if how == "frozen":
+                proxy.mode = "frozen"
+            else:
+                proxy.accepts = False
+                proxy.cut()
+            wait_until(lambda: "data-away" in page.get("/collectors").text)
+            texts = shown(page, world, "RabbitMQ")
+            assert "The newest message could not be read of" in texts["/"]
+            assert 'class="key hue' in texts["/"]
+            assert f"recorded up to {MANY + 11:,}" in texts["streams"]
+            assert f"recorded: 0–{MANY + 11:,}" in texts["stream"]
+            assert "recorded by " in texts["message"]
+            assert f"PostgreSQL has recorded {MANY:,}" in texts["search"]
+            assert "not counted: RabbitMQ does not answer" in texts["missing"]
+            assert "books" in texts["collectors"]
+            assert world.placed in texts["contexts"]
+            assert "not known: RabbitMQ does not answer" in texts["super stream"]
+            assert len(page.get("/api/latest").json()["unread"]) == 2
+            proxy.mode, proxy.accepts = "pass", True
+            wait_until(lambda: "data-away" not in page.get("/streams").text)
+            wait_until(lambda: page.get(f"/streams/{world.orders}/0").status_code == 200)
+    assert "RabbitMQ at " in caplog.text
+    assert "answers again" in caplog.text
+
+
+def test_each_view_names_its_servers(page: Asking, world: World) -> None:
+    """The broker by its cluster's name."""
+    for path in views(world).values():
+        text = page.get(path or "/").text
+        assert re.search(r"RabbitMQ <b>[^<]+</b> at ", text), path
+        assert "PostgreSQL at " in text, path
+        assert "data-away" not in text, path
+
+
+def test_a_message_is_shown_without_the_database_once_it_is_known_what_is_masked(world: World) -> None:
+    """Keys come from the message itself; what belongs to it is said to be unknown."""
+    database = world.options["database"]
+    with Proxy.to(database) as proxy, asking(world.page(database=proxy.url(database))) as page:
+        assert page.get(f"/streams/{world.orders}/0").status_code == 200
+        proxy.accepts = False
+        proxy.cut()
+        wait_until(lambda: "data-away" in page.get("/collectors").text)
+        text = page.get(f"/streams/{world.orders}/1").text
+        assert "Headers" in text
+        assert 'class="status failed"' in text
+
+
+def test_what_takes_too_long_says_what_to_narrow(world: World) -> None:
+    """Both servers answer: it is nobody's fault, and no error's text is shown."""
+    with asking(world.page(timeout_s=0.01)) as page:
+        page.get("/collectors")
+        for path in ("/missing/expectation?name=paid&span=all", "/?key=host&value=busy"):
+            text = page.get(path).text
+            assert 'data-problem="took_too_long"' in text, text
+            assert "It took too long" in text
+            assert "shorter span" in text
+            assert "data-away" not in text
+            assert not NAMES.search(text), NAMES.search(text)
+
+
+def test_what_is_kept_is_asked_once_whatever_else_is_kept(world: World) -> None:
+    """Also while so much is asked for that old answers are dropped."""
+    asked = 0
+
+    async def ask() -> int:
+        nonlocal asked
+        asked += 1
+        await anyio.sleep(0.1)
+        return asked
+
+    async def other() -> None:
+        pass
+
+    async def many() -> None:
+        site = Site(world.page(), Links())
+        async with anyio.create_task_group() as group:
+            group.start_soon(site.lately, "slow", 1.0, ask)
+            await anyio.sleep(0.01)
+            for number in range(_KEPT_MAX + 1):
+                # Kept for no time: dropped as soon as there are too many.
+                await site.lately(number, 0.0, other)
+            await site.lately("slow", 1.0, ask)
+        await site.close()
+
+    anyio.run(many)
+    assert asked == 1
