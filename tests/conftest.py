@@ -31,7 +31,7 @@ from tests.support import START_S, in_a_loop, make_streams_survive, server_versi
 from tests.support.cluster import Cluster, newer_server
 from tests.support.databases import NEW, Databases, administer, clear, database_name, named
 from tests.support.leases import LEASE_S
-from tests.support.rabbitmq_tools import evaluate, renew
+from tests.support.rabbitmq_tools import renew
 from tests.support.sharing_out import BySharedFixtures, longest_first
 from tests.support.threads import Threads
 
@@ -396,13 +396,6 @@ def own_broker(_own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
     _own_broker.start()
     renew(_own_broker)
     return _own_broker
-
-
-@pytest.fixture(scope="module")
-def traced_broker(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
-    """The same, with its firehose on."""
-    evaluate(own_broker, 'rabbit_trace:start(<<"/">>)')
-    return own_broker
 
 
 @pytest.fixture(scope="module")

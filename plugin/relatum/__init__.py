@@ -6,13 +6,9 @@ offset of what it published calls `relatum.publish` (`publish_async` for aio-pik
 
 from typing import TYPE_CHECKING
 
-from relatum.compiled import prefer_compiled
-
-prefer_compiled()
-
-from relatum import errors  # noqa: E402 - before all that may be compiled
-from relatum.faces import imported_later  # noqa: E402
-from relatum.ids import MessageId  # noqa: E402
+from relatum import errors
+from relatum.faces import imported_later
+from relatum.ids import MessageId
 
 if TYPE_CHECKING:
     from relatum.collecting import AsyncMessageCollector, MessageCollector

@@ -25,10 +25,10 @@ def _run(*command: str | Path, cwd: Path | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the checkout."""
+    """The wheel, built from the checkout without a C compiler."""
     directory = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", directory]
-    _run(*pip, pytestconfig.rootpath)
+    _run("env", "CC=no-such-compiler", *pip, pytestconfig.rootpath)
     (built,) = directory.glob("*.whl")
     return built
 

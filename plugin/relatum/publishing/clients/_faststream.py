@@ -47,7 +47,7 @@ def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
     if interceptions.options.copy_to is not None:
         raise ConfigurationError(
             "copy_to= is for Celery and dramatiq: FastStream publishes as mandatory, and a message whose queue "
-            "is gone would count as delivered, for its copy. `relatum tap` the exchange, or `relatum tap --firehose`"
+            "is gone would count as delivered, for its copy. `relatum tap` the exchange"
         )
     _cover(broker._connection, interceptions)
     interceptions.put(broker, "_connect", _Connect(broker._connect, interceptions))
