@@ -179,7 +179,7 @@ def test_kills_under_questions_make_no_answer_wrong(cluster: Cluster, engine: sa
     def ask(number: int, transport: Any) -> str:
         value, complete = chance.choice(values), chance.random() < 0.5
         try:
-            with Relations(cluster.amqp_url(number), engine, transport=transport, timeout_s=5) as relations:
+            with Relations(cluster.amqp_url(number), engine.url, transport=transport, timeout_s=5) as relations:
                 how = ended(lambda: relations.find("order_id", value, complete=complete))
         except Transient:
             how = "Transient"

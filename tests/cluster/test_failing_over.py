@@ -147,7 +147,7 @@ def check_verified(cluster: Cluster, engine: sa.Engine, stream: str) -> None:
 
     def report() -> VerifyReport | None:
         try:
-            return verify(cluster.amqp_url(2), engine, [stream])
+            return verify(cluster.amqp_url(2), engine.url, [stream])
         except (BrokerUnavailable, ReadTimeout):
             return None
 
@@ -173,7 +173,7 @@ def test_the_first_node_is_down_at_the_start(
         stack.callback(publisher.close)
         orders = confirmed(publisher, range(20))
         check_rows(cluster, engine, stream, orders, node=2)
-        with Relations(urls, engine, timeout_s=60) as relations:
+        with Relations(urls, engine.url, timeout_s=60) as relations:
             assert relations.find("order_id", "7").messages
         check_verified(cluster, engine, stream)
     assert len(told(caplog)) <= 1

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import psycopg
@@ -79,8 +78,7 @@ def test_a_recorder_at_a_lagging_node_loses_and_doubles_nothing(
     with recording_at(cluster, 3, database_url, stream, transport=transport) as recorder:
         if transport == "amqp":
             # AMQP 0.9.1 cannot ask the leader: it waits.
-            reconnects = partial(recorder.metrics.get_sample_value, "relatum_reconnects_total", {"stream": stream})
-            wait_until(reconnects, what="a try that concludes nothing")
+            wait_until(lambda: recorder.statistics().streams[stream].reconnects, what="a try that concludes nothing")
         else:
             wait_until(lambda: is_held(database_url, stream), what="the lease")
         publish_plain(cluster.amqp_url(1), stream, orders(50, start=100))
@@ -112,8 +110,9 @@ def test_a_leader_that_shows_nothing_for_long_is_no_other_stream(cluster: Cluste
         assert reader.bounds(stream) == (None, None)
         assert agreement(reader, stream, position) is Agreement.UNKNOWN
     with recording_at(cluster, 2, database_url, stream) as recorder:
-        reconnects = partial(recorder.metrics.get_sample_value, "relatum_reconnects_total", {"stream": stream})
-        wait_until(reconnects, limit_s=120, what="a try that concludes nothing")
+        wait_until(
+            lambda: recorder.statistics().streams[stream].reconnects, limit_s=120, what="a try that concludes nothing"
+        )
         publish_plain(cluster.amqp_url(1), stream, orders(50, start=50))
         wait_until(lambda: is_recorded(100), limit_s=120, what="recorded")
     seen = seen_at(cluster, database_url, stream)

@@ -84,7 +84,7 @@ def record(amqp_url: str, engine: sa.Engine, stream: str, keys: Any, *, count: i
 
 def told_of_first(amqp_url: str, engine: sa.Engine, stream: str) -> dict[str, Any]:
     """What look-ups say of the stream's first message, read from there."""
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         first = relations.read(stream, 0)
         answer, trace = relations.related(first), relations.trace(first)
     return {

@@ -26,6 +26,7 @@ from relatum.metrics._reporting import _registry
 from relatum.publishing._embedded import EmbeddedRecorders
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.recording import Recorder
+from relatum.store import Database
 from relatum.superstreams import Layout
 from relatum_consumer import Expectation, Relations
 from tests.support import publish_plain, record, rows_of, wait_until
@@ -65,7 +66,7 @@ def test_a_child_records_what_it_publishes(
         wait_until(lambda: values_of(engine, stream_name) == expected, what="all rows")
 
 
-@pytest.mark.parametrize("database", ["url", "engine"])
+@pytest.mark.parametrize("database", ["url", "shared"])
 def test_what_only_asks_works_in_a_child(
     amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str, database: str
 ) -> None:
@@ -74,9 +75,9 @@ def test_what_only_asks_works_in_a_child(
     record(amqp_url, engine, stream_name, keys=["order_id"])
     with ExitStack() as stack:
         named: Any = database_url
-        if database == "engine":
-            named = sa.create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
-            stack.callback(named.dispose)
+        if database == "shared":
+            named = Database(database_url)
+            stack.callback(named.close)
         over_streams = stack.enter_context(StreamReader.open(stream_url))
         over_amqp = stack.enter_context(StreamReader.open(amqp_url, transport="amqp"))
         relations = stack.enter_context(Relations(BrokerAddress.parse(amqp_url, stream_url), named))

@@ -159,7 +159,7 @@ def test_each_process_records_what_it_publishes(
     with pytest.raises(AssertionError, match="UsedAfterFork"):
         in_child(lambda: send(app))
     wait_recorded(amqp_url, engine, stream)
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         for offset, task in enumerate(tasks):
             assert [message.offset for message in relations.find("celery_id", task)] == [offset]
     relatum.release(app)
@@ -179,7 +179,7 @@ def test_what_a_terminated_pool_process_published_a_recorder_of_its_own_has(
         app.tasks["add"].apply_async((1, 2), task_id=task)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with recording(amqp_url, engine, stream, keys=preset("celery")), Relations(amqp_url, engine) as relations:
+    with recording(amqp_url, engine, stream, keys=preset("celery")), Relations(amqp_url, engine.url) as relations:
         task = unique_name("task")
         child = billiard.Process(target=publish_and_die, args=(task,))
         child.start()

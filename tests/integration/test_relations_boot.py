@@ -49,7 +49,7 @@ def test_while_a_broker_boots_no_answer_is_a_part(server: LocalRabbitMQ, engine:
     def ask(transport: Any) -> bool:
         names = chance.choice([None, STREAMS])
         try:
-            with Relations(server.broker_url, engine, transport=transport, timeout_s=5) as relations:
+            with Relations(server.broker_url, engine.url, transport=transport, timeout_s=5) as relations:
                 answer = relations.find("order_id", "a", streams=names, complete=chance.random() < 0.3)
         except Transient:
             told["to be repeated"] += 1

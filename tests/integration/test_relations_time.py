@@ -298,7 +298,7 @@ def test_times_switched_off_are_an_error_and_not_an_absence(
     amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, other_stream: str
 ) -> None:
     """For that stream, whatever is asked by time."""
-    set_record_time(amqp_url, engine, other_stream, on=False)
+    set_record_time(amqp_url, engine.url, other_stream, on=False)
     publish(amqp_url, stream_name, [SECOND])
     publish(amqp_url, other_stream, [SECOND])
     record(amqp_url, engine, stream_name, other_stream)
@@ -360,10 +360,10 @@ def test_a_back_fill_of_times_makes_them_found(
     amqp_url: str, engine: sa.Engine, database_url: str, relations: Relations, stream_name: str
 ) -> None:
     """Switched off, then on again, then back-filled."""
-    set_record_time(amqp_url, engine, stream_name, on=False)
+    set_record_time(amqp_url, engine.url, stream_name, on=False)
     publish(amqp_url, stream_name, [3 * SECOND, SECOND])
     record(amqp_url, engine, stream_name)
-    set_record_time(amqp_url, engine, stream_name, on=True)
+    set_record_time(amqp_url, engine.url, stream_name, on=True)
     assert relations.after(moment_of(0), stream_name).status is Status.NOT_RECORDED_YET
     backfill(amqp_url, database_url, stream_name)
     assert relations.after(moment_of(0), stream_name).ids == ((stream_name, 1),)

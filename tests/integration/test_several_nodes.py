@@ -79,7 +79,7 @@ def test_a_recorder_goes_on_at_the_next_node(
         publish_plain(amqp_url, stream_name, map(order, range(10, 20)))
         wait_recorded(amqp_url, engine, stream_name)
     assert rows_of(engine, stream_name) == [("order_id", str(number), number) for number in range(20)]
-    assert verify(amqp_url, engine, [stream_name]).ok
+    assert verify(amqp_url, engine.url, [stream_name]).ok
     assert sum(record.name == "relatum.broker" for record in caplog.records) == 1
 
 
@@ -153,4 +153,4 @@ def test_a_recorder_in_the_process_goes_where_its_client_goes(
         publish.close()
     rows = {value for key, value, _ in rows_of(engine, stream_name) if key == client.key}
     assert rows == {str(number) for number in range(20)}
-    assert verify(amqp_url, engine, [stream_name]).ok
+    assert verify(amqp_url, engine.url, [stream_name]).ok

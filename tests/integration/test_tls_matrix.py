@@ -32,8 +32,8 @@ from relatum.recording import Recorder
 from relatum.store import make_engine
 from relatum.superstreams import declare_super_stream, describe_super_stream
 from relatum_consumer import AsyncRelations, Relations
+from relatum_spark import Broker as SparkBroker
 from relatum_spark.sink._publisher import connect
-from relatum_spark.source._options import broker_of
 from tests.support import declare_stream, publish_plain, record, unique_name, wait_until
 from tests.support.tls import KEY_PASSWORD, TlsBroker
 
@@ -224,9 +224,11 @@ def _recorder(world: World, url: str, options: dict[str, Any]) -> None:
         raise ended[0]
 
 
-def _collector(_world: World, url: str, options: dict[str, Any]) -> None:
+def _collector(world: World, url: str, options: dict[str, Any]) -> None:
     seen = threading.Event()
-    collector = MessageCollector(unique_name("tls"), broker=url, streams=[STREAM], type_of=lambda _: "any", **options)
+    collector = MessageCollector(
+        unique_name("tls"), database=world.database, broker=url, streams=[STREAM], type_of=lambda _: "any", **options
+    )
     collector.register_executor("any", lambda _bulk: seen.set(), ExecutorOptions(bulk_messages=1))
     collector.start()
     try:
@@ -235,7 +237,7 @@ def _collector(_world: World, url: str, options: dict[str, Any]) -> None:
         collector.close()
 
 
-def _async_collector(_world: World, url: str, options: dict[str, Any]) -> None:
+def _async_collector(world: World, url: str, options: dict[str, Any]) -> None:
     async def main() -> None:
         seen = asyncio.Event()
 
@@ -243,7 +245,9 @@ def _async_collector(_world: World, url: str, options: dict[str, Any]) -> None:
             seen.set()
 
         name = unique_name("tls")
-        collector = AsyncMessageCollector(name, broker=url, streams=[STREAM], type_of=lambda _: "any", **options)
+        collector = AsyncMessageCollector(
+            name, database=world.database, broker=url, streams=[STREAM], type_of=lambda _: "any", **options
+        )
         collector.register_executor("any", execute, ExecutorOptions(bulk_messages=1))
         await collector.start()
         try:
@@ -276,12 +280,12 @@ def _super_streams(_world: World, url: str, options: dict[str, Any]) -> None:
 
 
 def _spark_source(_world: World, url: str, options: dict[str, Any]) -> None:
-    with broker_of({"broker": url}).open() as reader:
+    with SparkBroker.of(url).open() as reader:
         assert reader.read(STREAM, 0).body == b"first"
 
 
 def _spark_sink(_world: World, url: str, options: dict[str, Any]) -> None:
-    connect(broker_of({"broker": url}), 10.0).close()
+    connect(SparkBroker.of(url), 10.0).close()
 
 
 def _command(_world: World, url: str, options: dict[str, Any]) -> None:

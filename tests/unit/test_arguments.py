@@ -78,7 +78,6 @@ LIMITED: dict[str, Callable[[Any], Any]] = {
 }
 TIMED: dict[str, Callable[[Any], Any]] = {
     "wait_related": lambda seconds: next(LOOKUPS.wait_related(MESSAGE, None, None, None, "oldest", seconds)),
-    "groups": lambda seconds: GroupOptions(None, timeout_s=seconds),
     "idle": lambda seconds: GroupOptions(None, idle_timeout_s=seconds),
     "incomplete_groups": lambda seconds: next(group_lookups.incomplete(CATALOG, None, seconds, complete=True)),
     "lease_s": lambda seconds: GroupConsumer("c", lease_s=seconds),

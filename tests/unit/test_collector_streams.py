@@ -1,5 +1,6 @@
 """Where a followed stream of a collector stands: begun, waited for, replaced, lost, handed over. No I/O, no clock."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pytest
@@ -7,8 +8,7 @@ import pytest
 from relatum.collecting._bulk import FlushReason
 from relatum.collecting._collector_options import CollectorLimits, ExecutorOptions
 from relatum.collecting._intake import type_of_property
-from relatum.collecting._memory import MemoryStore
-from relatum.collecting._ports import Followed, Stored
+from relatum.collecting._ports import Advance, Entry, Followed, Stored
 from relatum.collecting._shared import Shared
 from relatum.collecting._streams import AGAIN_S, Begin, CollectedStream, FindAgain, Leave
 from relatum.errors import BrokerUnavailable, Conflict
@@ -19,11 +19,22 @@ KNOWN = Position(9, b"f" * 8, None)
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
+class AllIsStored:
+    """A store that takes all it is given."""
+
+    name = "billing"
+    server = ""
+
+    def add(self, member: int, entries: Sequence[Entry], advance: Advance | None = None) -> Stored:
+        """All of it is this member's."""
+        return Stored(frozenset(entry.place for entry in entries), NOW)
+
+
 class World:
     """What reads a stream, as far as it is told to; and the stream, whose questions are answered by the test."""
 
     def __init__(self) -> None:
-        self.shared = Shared(MemoryStore("billing"), CollectorLimits())
+        self.shared = Shared(AllIsStored(), CollectorLimits())  # type: ignore[arg-type]
         self.shared.member = 1
         self.shared.core.register("a", ExecutorOptions(bulk_messages=2, queue_bulks=1))
         self.reading: tuple[int, Position | None] | None = None
@@ -58,7 +69,6 @@ class World:
     def begin(self, next_offset: int = 0, known: Position | None = None) -> None:
         """Have the stream followed, and attached."""
         followed = Followed(next_offset, known)
-        self.shared.store.follow(1, "orders", next_offset)
         question = self.stream.step(0.0)
         assert question == Begin(1, None)
         self.stream.answered(question, (0, followed), 0.0)

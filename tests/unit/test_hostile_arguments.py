@@ -157,17 +157,17 @@ def recorders(directory: Path) -> None:
 def collectors() -> None:
     """Everything that collects, and tells what became of messages."""
     for kind in (relatum.MessageCollector, relatum.AsyncMessageCollector):
-        name, given = kind.__name__, {"name": "c", "broker": BROKER}
+        name, given = kind.__name__, {"name": "c", "database": DATABASE, "broker": BROKER}
         take(name, kind, given, name=[*NAMES, "x" * 256], database=URLS, broker=URLS, stream_url=URLS, streams=LISTS)
         take(name, kind, given, start=COUNTS, bytes_max=COUNTS, bulks_max=COUNTS, dead_letter_stream=NAMES)
         take(name, kind, given, type_of=OTHERS, lease_s=SECONDS, keep_s=COUNTS)
 
         def register(kind: Any = kind, **given: Any) -> Any:
-            return kind("c").register_executor(**given)
+            return kind("c", database=DATABASE).register_executor(**given)
 
         executor = {"type": "t", "executor": print}
         take(f"{name}.register_executor", register, executor, type=NAMES, executor=OTHERS, options=OTHERS)
-        collector: Any = kind("c")
+        collector: Any = kind("c", database=DATABASE)
         take(f"{name}.close", collector.close, {}, timeout_s=[*SECONDS, None])
         take(f"{name}.flush", collector.flush, {}, type=NAMES)
         take(f"{name}.outcome", collector.outcome, {}, message_id=NAMES)
@@ -242,7 +242,6 @@ def placements() -> None:
     take("forget_consumer", room.forget_consumer, consumer, super_stream=NAMES, name=NAMES, vhost=NAMES)
     reading = {"super_stream": "s", "broker": BROKER}
     take("serial.verify", room.verify, reading, super_stream=NAMES, broker=URLS, header=NAMES)
-    take("history", room.history, reading | {"context": "c"}, super_stream=NAMES, context=NAMES, broker=URLS)
     take("consumers", room.consumers, reading | {"database": DATABASE}, super_stream=NAMES, broker=URLS)
 
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from relatum.following import FollowerOptions
 from relatum.reading import BrokerAddress
-from relatum.store import make_engine
+from relatum.store import Database, make_engine
 from relatum_consumer.web import WebServer, _access, _server, hash_password
 from relatum_consumer.web._live import _events, _intake, _seen
 from tests.support import (
@@ -366,7 +366,7 @@ def test_the_newest_of_each_stream_is_looked_at_however_many_come(
     """What is passed over lies before it, in however small chunks it came: the list shows how far the stream is."""
     monkeypatch.setattr(_intake, "LOOKED_MAX", 1)
     wait_recorded(amqp_url, recorded, stream)
-    intake = _intake.Intake(BrokerAddress.of(amqp_url), recorded)
+    intake = _intake.Intake(BrokerAddress.of(amqp_url), Database(recorded.url))
     try:
         intake.come(frozenset([stream]))
         publish_plain(amqp_url, stream, [b"%d" % number for number in range(20)])

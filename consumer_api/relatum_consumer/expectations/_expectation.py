@@ -8,7 +8,7 @@ from typing import Final
 from relatum.checks import checked_name, checked_seconds
 from relatum.ids import MessageId
 from relatum_consumer.expectations._expectation_limits import GRACE_S, GRACE_S_MAX
-from relatum_consumer.lookups import Status
+from relatum_consumer.lookups import NewKey, Status, to_be_recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,8 @@ class MissingReport:
         unreadable: Batches met that cannot be unpacked; nothing is known of what is in them.
         streams: The streams whose messages were looked at; a super stream's partitions, not itself.
         unattended: Streams of which a part is not recorded and that nobody records now: asking later does not help.
+        new_keys: The key, where it is newer than what is recorded of the streams that follow, and a part is therefore
+            not known: the words say which command has it.
     """
 
     expectation: Expectation
@@ -148,6 +150,7 @@ class MissingReport:
     unreadable: int = 0
     streams: tuple[str, ...] = ()
     unattended: tuple[str, ...] = ()
+    new_keys: tuple[NewKey, ...] = ()
 
     def __bool__(self) -> bool:
         return self.status is Status.FOUND
@@ -162,7 +165,7 @@ class MissingReport:
     def words(self) -> str:
         """Its status, for a person."""
         if self.status is not Status.ABSENT:
-            return _WORDS[self.status]
+            return "; ".join(filter(None, (_WORDS[self.status], to_be_recorded((), self.new_keys))))
         if not self.checked:
             return "no messages in this span, so nothing was looked at"
         if not self.not_known_count:

@@ -32,7 +32,6 @@ from relatum.store import TIME, CoverageRow, Range, covered, last_position, merg
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import LeftOut, NewKey, Status
 from relatum_consumer.lookups._catalog import Catalog, PresentStream
-from relatum_consumer.lookups._explaining import explanation_now
 from relatum_consumer.lookups._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
 from relatum_consumer.lookups._requests import (
     Agree,
@@ -227,8 +226,7 @@ def evidence(
         if ends[stream].first == 0 and any(start <= there.get(stream, start) for start, _ in uncovered_of(stream))
     ]
     ends |= (yield from _begun(unsure, ends)) if unsure else {}
-    explanation = explanation_now()
-    for stream, bounds in ends.items():
+    for stream in ends:
         uncovered = uncovered_of(stream)
         result.uncovered += [Uncovered(stream, *gap) for gap in uncovered]
         if uncovered:
@@ -236,8 +234,6 @@ def evidence(
             recorded_at_all = merged((row.from_offset, row.to_offset) for row in rows if row.kind == "recorded")
             for key_id in keys:
                 result.note_gaps(stream, key_id, uncovered_of(stream, [key_id]), recorded_at_all)
-        if explanation is not None:
-            explanation.note_coverage(stream, bounds, sum(end - start for start, end in uncovered))
     return result
 
 

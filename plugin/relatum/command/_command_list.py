@@ -46,7 +46,6 @@ HELP: Final[Mapping[str, str]] = {
     "super-stream": "Make, describe and delete super streams, and tell where keys go.",
     "affinity": "List, count, show, close and move affinity sets.",
     "contexts": "Place serialization contexts, move them between partitions in order, and verify it.",
-    "spark": "Back-fill, join and compare with Spark, on this machine or on a cluster.",
 }
 """The first paragraph of each command's own help, in the order of the list.
 

@@ -5,13 +5,12 @@ from contextlib import contextmanager
 from time import time_ns
 from typing import Any, Final
 
-from sqlalchemy import URL, Engine
-
 from relatum.errors import ConfigurationError
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.publishing._interception import Interception, Options
 from relatum.publishing._stamp import Stamper
 from relatum.reading import BrokerAddress
+from relatum.store import AnyDatabase
 from relatum.uuid7 import uuid7
 
 _STAMPER: Final = Stamper(())
@@ -38,7 +37,7 @@ def stamped(headers: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], s
 @contextmanager
 def recording_here(
     broker: "str | BrokerAddress",
-    database: "str | URL | Engine",
+    database: "AnyDatabase",
     *,
     streams: Iterable[str],
     keys: Iterable["str | KeyDefinition"] = (),
@@ -52,7 +51,7 @@ def recording_here(
 
     Args:
         broker: The broker's AMQP URL; several nodes' URLs are parted by `;`.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         streams: The streams' names; of a super stream those of its partitions.
         keys: Names of headers, or definitions.
         stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.

@@ -5,8 +5,6 @@ from contextlib import suppress
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import URL, Engine
-
 from relatum.checks import checked_names
 from relatum.errors import ConfigurationError, RelatumError
 from relatum.keys import KeyDefinition, as_definitions
@@ -15,6 +13,7 @@ from relatum.publishing._process_interceptions import ProcessInterceptions
 from relatum.publishing._publisher_statistics import PublisherCounts, PublisherStatistics
 from relatum.publishing._stamp import OnInvalid
 from relatum.publishing.clients._known_clients import client_of
+from relatum.store import AnyDatabase
 
 _Connection = TypeVar("_Connection")
 
@@ -25,7 +24,7 @@ _released: Final[WeakKeyDictionary[object, PublisherCounts]] = WeakKeyDictionary
 def intercept(
     connection: _Connection,
     *,
-    database: "str | URL | Engine | None" = None,
+    database: "AnyDatabase | None" = None,
     keys: Iterable["str | KeyDefinition"] = (),
     recorder: RecorderChoice = "embedded",
     on_invalid: OnInvalid = "raise",
@@ -51,7 +50,7 @@ def intercept(
             connection, robust or not; a Celery app, dramatiq's RabbitmqBroker, or FastStream's RabbitBroker. The last
             three open nothing yet: recorders start, and errors
             are raised, once a process publishes; each forked process has its own.
-        database: PostgreSQL's URL, or an engine. None (default): messages are stamped and checked, not recorded here.
+        database: PostgreSQL's URL, or a `Database`. None (default): messages are stamped and checked, not recorded.
         keys: Names of headers, or definitions.
         recorder: `"embedded"` (default): with a database, a thread of this process records the streams it publishes to;
             where several processes publish to a stream, one of them records it. `"external"`: `relatum record` does.

@@ -36,10 +36,9 @@ from relatum.reading._reader import StreamReader
 from relatum.reading._socket import SocketConnection
 from relatum.reading._stream_errors import moved, refusal
 from relatum.reading._stream_nodes import StreamNodes
-from relatum.reading._traffic import counting
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._window import Result
-from relatum.wire import Broker, BrokerIdentity, Position, StreamPlaces, Traffic, UnreadableRecord
+from relatum.wire import Broker, BrokerIdentity, Position, StreamPlaces, UnreadableRecord
 
 __all__ = [
     "ATTACHES_MAX",
@@ -73,7 +72,6 @@ __all__ = [
     "StreamPlaces",
     "StreamReader",
     "TimeSource",
-    "Traffic",
     "UnreadableRecord",
     "agreement",
     "agreement_of",
@@ -86,7 +84,6 @@ __all__ = [
     "check_limit",
     "claimed_identity",
     "connection_error",
-    "counting",
     "ends_of_known",
     "header_value",
     "in_turn",

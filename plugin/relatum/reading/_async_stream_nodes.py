@@ -39,10 +39,9 @@ from relatum.reading._opening import HEARTBEAT_S, login_for
 from relatum.reading._operations import StreamOperations
 from relatum.reading._plan import Density
 from relatum.reading._time import check_time, connect_left_s
-from relatum.reading._traffic import note
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.waiting import AsyncKeeper, Patience, left_s
-from relatum.wire import AnotherCluster, Broker, Steps, Traffic
+from relatum.wire import AnotherCluster, Broker, Steps
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
@@ -179,8 +178,6 @@ class AsyncStreamNodes:
             return connection
 
     async def _release(self, connection: AsyncSocketConnection, use: Use) -> None:
-        note(connection.session.traffic)
-        connection.session.traffic = Traffic()
         if not connection.is_usable:
             self.losses += 1
             self._connections.drop(use)

@@ -36,10 +36,9 @@ from relatum.reading._operations import StreamOperations
 from relatum.reading._plan import Density
 from relatum.reading._socket import SocketConnection
 from relatum.reading._time import check_time, connect_left_s
-from relatum.reading._traffic import note
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.waiting import Keeper, Patience, left_s
-from relatum.wire import AnotherCluster, Broker, Steps, Traffic
+from relatum.wire import AnotherCluster, Broker, Steps
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
@@ -172,8 +171,6 @@ class StreamNodes:
             return connection
 
     def _release(self, connection: SocketConnection, use: Use) -> None:
-        note(connection.session.traffic)
-        connection.session.traffic = Traffic()
         if not connection.is_usable:
             self.losses += 1
             self._connections.drop(use)

@@ -25,6 +25,7 @@ from relatum.recording._ranges import Segment, unrecorded
 from relatum.store import (
     RECORDERS,
     TIME,
+    AnyDatabase,
     CoverageRow,
     NewTail,
     StreamRow,
@@ -71,7 +72,7 @@ ProgressListener = Callable[[BackfillProgress], None]
 
 def backfill(
     broker: str | BrokerAddress,
-    database: str | sa.Engine,
+    database: AnyDatabase,
     stream: str,
     *,
     keys: Sequence[str] | None = None,
@@ -87,7 +88,7 @@ def backfill(
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         stream: One stream; for a super stream call it for each partition.
         keys: Names of defined keys; None: all that are in force, and the time unless it is switched off.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.

@@ -25,9 +25,7 @@ class Difference:
       messages), `time_duplicate` (a block whose messages another one holds), `uncovered`;
     - of `coverage`: `coverage_overlap`, `coverage_past_end`, `coverage_hole` (a hole where messages are),
       `coverage_tail` (none, or not the last range), `coverage_position` (what lay last is not there), `unknown_key`;
-    - of `checkpoints`: `checkpoint_wrong`, `checkpoint_duplicate`; of `receipts`: `receipt_wrong`, `receipt_duplicate`;
-    - of `streams`: `stream_wrong` (what its row says cannot be), `replaced` (it is not the one that was recorded);
-    - of `group_scans`: `scan_wrong` (scanned twice, or where nothing is recorded); of `group_states`: `group_wrong`;
+    - of `streams`: `replaced` (it is not the one that was recorded);
     - of any: `unknown_stream` (rows of a stream id that no stream has).
     """
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from relatum.checks import checked_name
-from relatum.store import as_engine, taps, translated_errors
+from relatum.store import AnyDatabase, as_engine, taps, translated_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ _COLUMNS: Final = [
 ]
 
 
-def defined_taps(database: str | sa.Engine, *, vhost: str = "/") -> list[Tap]:
+def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
     """What is tapped in a virtual host, by exchange and stream.
 
     Args:
-        database: PostgreSQL's URL, or an engine, which stays open.
+        database: PostgreSQL's URL, or a `Database`, which stays open.
         vhost: The virtual host.
 
     Raises:

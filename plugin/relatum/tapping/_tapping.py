@@ -13,7 +13,7 @@ from relatum.checks import checked_name, checked_names, checked_text, shown
 from relatum.errors import Conflict, InvalidInput, NotFound
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import BrokerAddress
-from relatum.store import as_engine
+from relatum.store import AnyDatabase, as_engine
 from relatum.superstreams import (
     KEPT,
     StreamOptions,
@@ -28,7 +28,6 @@ from relatum.tapping._broker_side import SHARING
 from relatum.tapping._kept_taps import Tap, as_json, stored, strike_out, write_down
 
 Broker: TypeAlias = str | BrokerAddress
-Database: TypeAlias = str | sa.Engine
 
 ARGUMENTS_CHARACTERS_MAX: Final = 1000
 """Of a binding's arguments as JSON: they are part of an index entry."""
@@ -36,7 +35,7 @@ ARGUMENTS_CHARACTERS_MAX: Final = 1000
 
 def tap(
     broker: Broker,
-    database: Database,
+    database: AnyDatabase,
     exchanges: str | Sequence[str],
     *,
     stream: str | None = None,
@@ -51,7 +50,7 @@ def tap(
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine: there it is written down.
+        database: PostgreSQL's URL, or a `Database`: there it is written down.
         exchanges: Names of exchanges, which must be there.
         stream: The stream for all of them; None (default): `tap.EXCHANGE` for each.
         binding_keys: What is copied. None (default): all messages, which an exchange of type direct has no key for.
@@ -111,7 +110,7 @@ def _check_no_super_stream(
 
 def untap(
     broker: Broker,
-    database: Database,
+    database: AnyDatabase,
     exchanges: str | Sequence[str],
     *,
     stream: str | None = None,
@@ -121,7 +120,7 @@ def untap(
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         exchanges: Whose taps; an exchange may be gone.
         stream: Only those into this stream; None (default): all of them.
         delete: True: also deletes their streams with all messages. Only streams that were made for taps, and that no

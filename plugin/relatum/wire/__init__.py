@@ -40,7 +40,6 @@ from relatum.wire._session import (
 )
 from relatum.wire._stream_login import AnotherCluster, AnotherProtocol, Login, Mechanism, MechanismNotTaken
 from relatum.wire._too_many import TooManyValues
-from relatum.wire._traffic import Traffic
 
 __all__ = [
     "AMQP",
@@ -78,7 +77,6 @@ __all__ = [
     "StreamPlaces",
     "StreamSession",
     "TooManyValues",
-    "Traffic",
     "UnreadableRecord",
     "amqp10",
     "ask_who",

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 import relatum_spark
+from pyspark_relatum import DefaultSource
 from relatum.errors import BrokerUnavailable, Conflict, InvalidInput, PublishOutcomeUnknown, StreamNotFound
 from relatum.keys import KeyDefinition
 from relatum.local import LocalServers
@@ -25,9 +26,7 @@ from relatum.store import add_keys
 from relatum.superstreams import Layout
 from relatum.superstreams._routing import partition_of
 from relatum_spark.sink._options import parse_sink_options
-from relatum_spark.sink._outgoing import Columns
-from relatum_spark.sink._sink import Published, _shape, make_stream_writer, make_writer, write_task
-from relatum_spark.source._schema import HEADERS, PROPERTIES
+from relatum_spark.sink._sink import Published, _shape, write_task
 from tests.support import (
     declare_stream,
     delete_stream,
@@ -41,6 +40,8 @@ from tests.support import (
 )
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
+
+Columns = dict[str, Any]
 
 ROWS = 500
 
@@ -92,9 +93,8 @@ def test_what_is_written_is_what_is_read(
     headers = {"text": "tëxt", "long": "x" * 5000, "x-own": "y", "none": None}
     plain = properties | {"timestamp": int(moment.timestamp())}
     publish_plain(amqp_url, stream_name, [(b"body", pika.BasicProperties(headers=headers | {"id": 7}, **plain))])
-    schema = (
-        StructType().add("value", "binary").add("headers", HEADERS).add("properties", PROPERTIES).add("id", "integer")
-    )
+    columns = spark.read.format("rabbitmq_streams").options(**sink, stream=stream_name).load().schema
+    schema = StructType([columns[name] for name in ("value", "headers", "properties")]).add("id", "integer")
     df = spark.createDataFrame([(b"body", headers, tuple(properties.values()), 7)], schema)
     df.write.format("rabbitmq_streams").options(**sink, stream=stream_name, keyColumns="id").mode("append").save()
     for transport in ("stream", "amqp"):
@@ -324,13 +324,13 @@ def test_a_streaming_query_waits_for_a_broker_that_is_away(
         proxy.accepts = False
         options = sink | {"streamUrl": proxy.url(stream_url), "stream": stream_name, "pollTimeoutMs": "90000"}
         with pytest.raises(BrokerUnavailable):
-            make_writer(options, schema, False)
+            DefaultSource(options).writer(schema, False)
         with pytest.raises(BrokerUnavailable):
-            make_stream_writer(options | {"pollTimeoutMs": "300"}, schema, False)
+            DefaultSource(options | {"pollTimeoutMs": "300"}).streamWriter(schema, False)
         comes_back = threading.Timer(1, setattr, (proxy, "accepts", True))
         started = time.monotonic()
         comes_back.start()
-        make_stream_writer(options, schema, False)
+        DefaultSource(options).streamWriter(schema, False)
         assert time.monotonic() - started >= 1
         comes_back.join()
 

@@ -133,7 +133,7 @@ class Live:
     # --- rounds ---------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        intake = Intake(self.site.address, self.site.engine)
+        intake = Intake(self.site.address, self.site.database)
         try:
             while self._clients or time.monotonic() - self._left_at < LINGER_S:
                 began = time.monotonic()

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-import sqlalchemy as sa
-
 from relatum.errors import RelatumError, StreamNotFound
 from relatum.following import CaughtUp, Event, Failed, Follower, FollowerOptions, Hole, Records, Replaced
 from relatum.reading import BrokerAddress, Message, RecordBatch
 from relatum.recording import RecordedEnd, recorded_ends
+from relatum.store import Database
 from relatum_consumer.web._live._filter import Filter
 
 LOOKED_MAX: Final = 1_000
@@ -111,12 +110,12 @@ class Intake:
 
     Args:
         address: The broker.
-        engine: PostgreSQL.
+        database: PostgreSQL.
     """
 
-    def __init__(self, address: BrokerAddress, engine: sa.Engine) -> None:
+    def __init__(self, address: BrokerAddress, database: Database) -> None:
         self._vhost = address.vhost
-        self._engine = engine
+        self._postgresql = database
         self._follower = Follower(address, options=_FOLLOWING).open()
         self._followed: dict[str, _Followed] = {}
         self._names: frozenset[str] = frozenset()
@@ -160,7 +159,7 @@ class Intake:
     def _ask(self, names: frozenset[str], now: float) -> None:
         self._names, self._ends_at = names, now + ENDS_S
         try:
-            ends = {end.stream: end for end in recorded_ends(self._engine, self._vhost, names)}
+            ends = {end.stream: end for end in recorded_ends(self._postgresql, self._vhost, names)}
         except RelatumError as error:
             self._database = str(error)
             return
