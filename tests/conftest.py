@@ -28,7 +28,7 @@ from relatum.local._identity import free_port
 from relatum.store import make_engine
 from relatum_migrations import upgrade
 from tests.support import START_S, in_a_loop, make_streams_survive, server_version, unique_name
-from tests.support.cluster import Cluster, NewerRabbitMQ, newer_server
+from tests.support.cluster import Cluster, newer_server
 from tests.support.databases import NEW, Databases, administer, clear, database_name, named
 from tests.support.leases import LEASE_S
 from tests.support.rabbitmq_tools import renew
@@ -249,18 +249,6 @@ def stream_url(broker: Broker) -> str:
 def broker_version(broker: Broker) -> tuple[int, ...]:
     """The broker's version, as (3, 10, 8)."""
     return server_version(broker.amqp_url)
-
-
-@pytest.fixture(scope="session")
-def newer_broker(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A RabbitMQ 4: the broker of this run, or a private one of the server script that `NEWER_VARIABLE` names."""
-    if server_version(broker.amqp_url) >= (4,):
-        yield broker
-        return
-    server = newer_server()
-    for directory in _directory(tmp_path_factory, "rabbitmq4"):
-        with NewerRabbitMQ(server, directory) as newer:
-            yield Broker(newer.broker_url, newer.stream_url)
 
 
 @pytest.fixture(scope="session")

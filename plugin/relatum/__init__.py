@@ -32,7 +32,9 @@ if TYPE_CHECKING:
         intercept,
         publish,
         publish_async,
+        recording_here,
         release,
+        stamped,
         statistics,
     )
     from relatum.superstreams import AffinityHandle, SuperStream
@@ -67,7 +69,9 @@ __all__ = [
     "new_group_id",
     "publish",
     "publish_async",
+    "recording_here",
     "release",
+    "stamped",
     "statistics",
 ]
 
@@ -99,7 +103,9 @@ _HOMES = {
     "new_group_id": "relatum.groups",
     "publish": "relatum.publishing",
     "publish_async": "relatum.publishing",
+    "recording_here": "relatum.publishing",
     "release": "relatum.publishing",
+    "stamped": "relatum.publishing",
     "statistics": "relatum.publishing",
 }
 

@@ -122,7 +122,7 @@ def test_unroutable_and_nacked_raise_at_once(channel: BlockingChannel) -> None:
         relatum.publish(channel, "", unique_name(), b"", pika.BasicProperties(type="mine"))
     assert unroutable.value.in_stream is False
     assert isinstance(unroutable.value, pika.exceptions.UnroutableError)
-    assert unroutable.value.messages[0].properties == pika.BasicProperties(type="mine")
+    assert unroutable.value.messages[0].properties.type == "mine"
     full = unique_name()
     channel.queue_declare(full, exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
 

@@ -9,7 +9,6 @@ import pytest
 import sqlalchemy as sa
 from celery import Celery
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
-from kombu import Connection
 
 import relatum
 from relatum.keys import preset
@@ -84,28 +83,6 @@ def test_a_recorder_goes_on_at_the_next_node(
     assert sum(record.name == "relatum.broker" for record in caplog.records) == 1
 
 
-class ByKombu:
-    """A kombu connection with several URLs, as Celery makes it."""
-
-    key = "order_id"
-
-    def __init__(self, urls: str, database_url: str, stream: str) -> None:
-        self._connection = Connection(urls, transport_options={"confirm_publish": True})
-        relatum.intercept(self._connection, database=database_url, keys=[self.key])
-        self._producer = self._connection.Producer()
-        self._stream = stream
-
-    def __call__(self, number: int) -> None:
-        """Publish, as often as it takes."""
-        headers = {"order_id": str(number)}
-        self._producer.publish(b"", routing_key=self._stream, headers=headers, retry=True)
-
-    def close(self) -> None:
-        """Give all back."""
-        relatum.release(self._connection)
-        self._connection.close()
-
-
 class ByCelery:
     """A Celery app with a list of URLs, whose tasks are copied."""
 
@@ -148,7 +125,7 @@ class ByDramatiq:
         self._broker.close()
 
 
-@pytest.mark.parametrize("client", [ByKombu, ByCelery, ByDramatiq])
+@pytest.mark.parametrize("client", [ByCelery, ByDramatiq])
 @pytest.mark.parametrize("transport", ["amqp"], indirect=True)
 @pytest.mark.parametrize("is_up", [True, False], ids=["cut", "down"])
 def test_a_recorder_in_the_process_goes_where_its_client_goes(

@@ -17,6 +17,7 @@ import kombu
 import pika
 import psycopg
 import pytest
+from celery import Celery
 from pika.credentials import ExternalCredentials
 from psycopg import sql
 from typer.testing import CliRunner
@@ -351,7 +352,7 @@ async def test_an_intercepted_aio_pika_connection(world: World, way: str) -> Non
 
 
 @pytest.mark.parametrize("way", ["ca", "client", "external", "other-name"])
-def test_an_intercepted_kombu_connection(world: World, way: str) -> None:
+def test_an_intercepted_celery_app(world: World, way: str) -> None:
     """As with pika; kombu makes the context itself, out of names of files."""
     tls = world.tls
     port = tls.elsewhere if way == "other-name" else tls.secure
@@ -362,11 +363,12 @@ def test_an_intercepted_kombu_connection(world: World, way: str) -> None:
     user, _, password = tls.credentials.partition(":")
     login = {"login_method": "EXTERNAL"} if way == "external" else {"userid": user, "password": password}
     with kombu.Connection("localhost", port=port.amqp, ssl=options, **login) as connection:
-        relatum.intercept(connection, database=world.database, keys=["order_id"])
-        kombu.Producer(connection).publish("by kombu", routing_key=STREAM, headers={"order_id": f"kombu-{way}"})
+        app = relatum.intercept(Celery(set_as_current=False), database=world.database, keys=["order_id"])
+        with app.producer_or_acquire(kombu.Producer(connection)) as producer:
+            producer.publish("by Celery", routing_key=STREAM, headers={"order_id": f"celery-{way}"})
         with Relations(tls.server.broker_url, world.database) as relations:
-            wait_until(lambda: relations.find("order_id", f"kombu-{way}").messages, WAIT_S)
-        relatum.release(connection)
+            wait_until(lambda: relations.find("order_id", f"celery-{way}").messages, WAIT_S)
+        relatum.release(app)
 
 
 COMPONENTS: dict[str, Callable[[World, str, dict[str, Any]], None]] = {

@@ -75,8 +75,6 @@ class Sent:
     sent_at: datetime
     """By the clock of this machine, a moment before it was handed to the client; `monotonic_s` is the same moment."""
     monotonic_s: float
-    is_copy: bool = False
-    """Whether a queue gets the message as well: what the stream of copies lacks, the queue may have."""
 
     @classmethod
     def of(
@@ -188,7 +186,7 @@ class Locator:
         if exchange == "":
             # Not asked for: a broker that starts says of streams, too, that they are none.
             streams = frozenset() if name.startswith(BROKERS_OWN) else frozenset([name])
-            return Whereabouts(streams, is_exact=not sent.is_copy)
+            return Whereabouts(streams, is_exact=True)
         bound = self._bound(exchange, timeout_s)
         if f"{exchange}-{name}" in bound and all(stream.startswith(f"{exchange}-") for stream in bound):
             return Whereabouts(frozenset([f"{exchange}-{name}"]), is_exact=True)

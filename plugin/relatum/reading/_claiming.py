@@ -22,9 +22,9 @@ from relatum.wire import (
     Refused,
     Steps,
     StreamSession,
+    amqp10,
     broker_id_of,
     frames,
-    plain_message,
     publishing,
 )
 
@@ -98,8 +98,7 @@ def _publish(session: StreamSession, text: str) -> Steps[bool]:
         raise AccessRefused(f"this user may not write to {IDENTITY_STREAM!r}")
     if code != Code.OK:
         return False
-    message = plain_message({}, text.encode())
-    assert message is not None, "it has no headers"
+    message = amqp10.data_section(text.encode())
     session.send(publishing.publish(0, [publishing.entry(0, message)]))
     while True:
         for event in (yield from Exchange()):

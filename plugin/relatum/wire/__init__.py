@@ -6,7 +6,6 @@ Three modules are public as a whole, for callers that need many of their names: 
 from relatum.wire import _amqp10 as amqp10
 from relatum.wire import _frames as frames
 from relatum.wire import _publishing as publishing
-from relatum.wire._adding import id_section, plain_message, with_added
 from relatum.wire._amqp10 import pick, pick_list
 from relatum.wire._chunk import Chunk, UnreadableRecord, record_at, records_at, small_records, split
 from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
@@ -88,12 +87,10 @@ __all__ = [
     "fingerprint",
     "frames",
     "hint",
-    "id_section",
     "is_another",
     "is_before",
     "pick",
     "pick_list",
-    "plain_message",
     "publishing",
     "record_at",
     "records_at",
@@ -102,5 +99,4 @@ __all__ = [
     "small_records",
     "split",
     "unreached",
-    "with_added",
 ]

@@ -345,7 +345,6 @@ COLLECTOR = Endpoint(
     collector,
     template="collector.html",
     page="collectors",
-    messages=lambda answer: len(answer.results),
 )
 
 OUTCOME = Endpoint(
@@ -356,5 +355,4 @@ OUTCOME = Endpoint(
     outcome,
     template="outcome.html",
     page="collectors",
-    messages=lambda answer: len(answer.outcomes),
 )

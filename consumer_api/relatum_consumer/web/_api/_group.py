@@ -107,5 +107,4 @@ GROUP = Endpoint(
     template="group.html",
     page="groups",
     narrower=NARROWER,
-    messages=lambda answer: len(answer.results),
 )

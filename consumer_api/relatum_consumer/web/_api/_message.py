@@ -344,7 +344,6 @@ MESSAGE = Endpoint(
     template="message.html",
     page="message",
     known=_known,
-    messages=lambda answer: 1 + sum(len(part.results) for each in answer.related for part in each.parts),
 )
 
 MESSAGE_BY_QUERY = replace(MESSAGE, path="/message", asked=MessageAskedByQuery)

@@ -360,5 +360,4 @@ EXPECTATION = Endpoint(
     template="expectation.html",
     page="missing",
     narrower=_TOO_LONG,
-    messages=lambda answer: len(answer.results),
 )

@@ -228,7 +228,7 @@ def _stops(site: Site, asked: TraceAsked, shown: _Shown) -> list[TraceStop]:
 # --- files ------------------------------------------------------------------------------------------------
 
 
-async def _csv(site: Site, asked: TraceAsked) -> tuple[str, int]:
+async def _csv(site: Site, asked: TraceAsked) -> str:
     """A line for each message, with a column for each key."""
     found = await _traced(site, asked)
     definitions = await site.keys()
@@ -241,7 +241,7 @@ async def _csv(site: Site, asked: TraceAsked) -> tuple[str, int]:
         moment = "" if each.time is None else each.time.isoformat()
         known = [moment, each.stream, each.offset, each.hop, causes]
         rows.append([*known, *(values.get(definition.name, "") for definition in definitions)])
-    return csv_text(head, rows), len(found)
+    return csv_text(head, rows)
 
 
 TRACE = Endpoint(
@@ -253,7 +253,6 @@ TRACE = Endpoint(
     template="trace.html",
     page="trace",
     is_asked=lambda asked: asked.is_asked,
-    messages=lambda answer: len(answer.messages),
     exports={
         "csv": Export(_csv, "text/csv; charset=utf-8", "conversation.csv"),
     },
