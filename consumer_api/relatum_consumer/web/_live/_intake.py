@@ -266,8 +266,6 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _messages(batch: RecordBatch, begin: int, end: int) -> Iterable[Message]:
-    if batch.messages is not None:
-        return batch.messages[begin:end]
     stream, chunk_ms = batch.stream, batch.chunk_ms
     pairs = zip(batch.offsets[begin:end], batch.records[begin:end], strict=True)
     return (Message.from_record(stream, offset, record, chunk_ms) for offset, record in pairs)
