@@ -5,7 +5,7 @@ import asyncio
 import ssl
 import time
 from functools import partial
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from weakref import WeakSet
 
 from relatum import metrics
@@ -81,7 +81,6 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         database: AnyDatabase,
         *,
         stream_url: str | None = None,
-        transport: Literal["auto", "stream", "amqp"] = "auto",
         timeout_s: float = 10.0,
         pool_size: int = 5,
         max_connections: int | None = None,
@@ -100,11 +99,7 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         self._timeout_s = timeout_s
         check_limit(connections_max)
         self._counts = LookupCounts(connections_max)
-        self._options: dict[str, Any] = {
-            "transport": transport,
-            "timeout_s": timeout_s,
-            "connections_max": connections_max,
-        }
+        self._options: dict[str, Any] = {"timeout_s": timeout_s, "connections_max": connections_max}
         self._lookups = Lookups(self._address.vhost, timeout_s)
         self._catalog = self._lookups.catalog
         self._sharing = WeakSet()

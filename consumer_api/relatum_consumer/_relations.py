@@ -22,7 +22,6 @@ class Relations(Holdings):
         broker: The broker's URL (`amqp://…` or `rabbitmq-stream://…`), or its address.
         database: PostgreSQL's URL, or a `Database`, which stays open when this is closed.
         stream_url: Where the stream protocol is, if that cannot be told from the broker's URL.
-        transport: "stream" for the stream protocol, "amqp" for AMQP 0.9.1, "auto" (default) for whichever answers.
         timeout_s: Seconds for a whole call, of the database and the broker together, also where one of them accepts and
             never answers. Default 10. It ends as `DatabaseUnavailable` (`reason` is "timeout", or "pool" where all
             connections are in use) or `ReadTimeout`, and is safe to repeat. What reads much (`complete=True` far behind
@@ -279,8 +278,7 @@ class Relations(Holdings):
             No message or one, with the status.
 
         Raises:
-            TimeNotRecorded: times are switched off for the stream, or come from its chunks while messages are read
-                over AMQP, which does not show them.
+            TimeNotRecorded: times are switched off for the stream.
             KeyNotDefined: no key of that name is defined.
             StreamNotFound: neither the database nor the broker knows the stream, or it was deleted.
             InvalidInput: an argument is wrong, or the message has no time.

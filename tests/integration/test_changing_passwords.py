@@ -202,9 +202,8 @@ def test_a_function_that_fails_hurts_nobody(
         relatum.release(app)
 
 
-@pytest.mark.parametrize("transport", ["stream", "amqp"])
-def test_readers_ask_for_the_password_too(transport: Any, own_broker: LocalRabbitMQ, url: str, stream: str) -> None:
-    """By either protocol, blocking and with asyncio; a loop does not wait for the function."""
+def test_readers_ask_for_the_password_too(own_broker: LocalRabbitMQ, url: str, stream: str) -> None:
+    """Blocking and with asyncio; a loop does not wait for the function."""
     passwords, beats = [PASSWORD], [0]
     address = replace(BrokerAddress.of(url), password="wrong", password_now=lambda: passwords[-1])
 
@@ -220,11 +219,11 @@ def test_readers_ask_for_the_password_too(transport: Any, own_broker: LocalRabbi
                 await asyncio.sleep(0)
 
         beating = asyncio.create_task(beat())
-        async with await AsyncStreamReader.open(replace(address, password_now=slow), transport=transport) as reader:
+        async with await AsyncStreamReader.open(replace(address, password_now=slow)) as reader:
             assert (await reader.bounds(stream)).last is None
         beating.cancel()
 
-    with StreamReader.open(address, transport=transport) as reader:
+    with StreamReader.open(address) as reader:
         assert reader.bounds(stream).last is None
         passwords.append("second")
         change_password(own_broker, passwords[-1])
@@ -232,5 +231,5 @@ def test_readers_ask_for_the_password_too(transport: Any, own_broker: LocalRabbi
     asyncio.run(read())
     passwords.append("wrong")
     with pytest.raises(AccessRefused) as caught:
-        StreamReader.open(address, transport=transport)
+        StreamReader.open(address)
     assert "second" not in str(caught.value)

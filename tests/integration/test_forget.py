@@ -140,7 +140,7 @@ def test_who_was_about_to_write_is_refused(amqp_url: str, engine: sa.Engine, str
     with engine.begin() as connection:
         row = current_stream(connection, "/", stream_name)
     assert row is not None
-    (opened,) = open_streams(engine, [row], over_amqp=False)
+    (opened,) = open_streams(engine, [row])
     tail = opened.tail
     forget(engine.url, [stream_name])
     with engine.connect() as connection:
@@ -159,7 +159,7 @@ def test_what_a_recorder_commits_in_its_midst_is_deleted(amqp_url: str, engine: 
     with engine.begin() as connection:
         row = current_stream(connection, "/", stream_name)
     assert row is not None
-    (opened,) = open_streams(engine, [row], over_amqp=False)
+    (opened,) = open_streams(engine, [row])
     tail = opened.tail
 
     def go_on(done: ForgottenStream) -> None:

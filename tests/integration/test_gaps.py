@@ -1,21 +1,17 @@
 """What is uncovered and still in the stream is always somebody's work."""
 
 import sys
-import threading
-from dataclasses import replace
 from typing import Any
 
 import cramjam
 import pytest
 import sqlalchemy as sa
 
-from relatum.local._identity import free_port
-from relatum.reading import BrokerAddress, StreamReader
-from relatum.recording import Recorder, backfill, status
+from relatum.reading import StreamReader
+from relatum.recording import backfill, status
 from relatum.recording._backfill import plan_backfill
-from relatum.store import add_keys
 from relatum.wire._unpacking import _cramjam
-from tests.integration.test_foreign import headed, in_batch, text, zipped
+from tests.integration.test_foreign import headed, in_batch, text
 from tests.support import (
     declare_stream,
     delete_stream,
@@ -27,7 +23,6 @@ from tests.support import (
     wait_until,
 )
 from tests.support._raw_publisher import RawPublisher
-from tests.support.proxy import Proxy
 
 
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
@@ -52,51 +47,6 @@ def test_a_gap_that_an_interrupted_back_fill_left_is_shown_and_closed(
         publish_plain(amqp_url, stream_name, orders(5, start=160))
         wait_until(lambda: not status(amqp_url, engine.url, [stream_name])[0].lag_offsets, what="no gap")
     assert [value for _, value, _ in rows_of(engine, stream_name)] == [f"o{n}" for n in range(165)]
-
-
-def test_what_amqp_recorded_is_read_again_once_the_stream_protocol_answers(
-    amqp_url: str, stream_url: str, engine: sa.Engine, stream_name: str, broker_version: tuple[int, ...]
-) -> None:
-    """A recorder that began while the stream port refused goes over to it by itself, and misses no compressed batch."""
-    # RabbitMQ 4 leaves compressed batches out over AMQP 0.9.1; before, it ends the consumer's connection there.
-    batches = [zipped(in_batch(["b", "c"]))] if broker_version >= (4,) else []
-    values = ["a", "b", "c", "d"] if batches else ["a", "d"]
-    with RawPublisher(stream_url, stream_name) as publisher:
-        publisher.publish(headed(text("a")), *batches, headed(text("d")))
-    port = free_port((0, 0, 0))
-    address = replace(
-        BrokerAddress.parse(amqp_url), stream_host="127.0.0.1", stream_port=port, stream_port_guessed=True
-    )
-    add_keys(engine, ["order_id"])
-    recorder = Recorder(address, engine.url, [stream_name])
-    stop = threading.Event()
-    thread = threading.Thread(target=recorder.run, args=[stop])
-    thread.start()
-    try:
-        wait_recorded(amqp_url, engine, stream_name)
-        assert marks(engine, stream_name) == {True}
-        assert [value for _, value, _ in rows_of(engine, stream_name)] == ["a", "d"]
-        stream = BrokerAddress.parse(stream_url)
-        with Proxy(stream.stream_host, stream.stream_port or 0, listens_on=port):
-            wait_until(lambda: marks(engine, stream_name) == {False}, what="all by the stream protocol")
-            publish_plain(amqp_url, stream_name, [(b"", {"order_id": "e"})])
-            wait_recorded(amqp_url, engine, stream_name)
-    finally:
-        stop.set()
-        thread.join(90)
-    assert [value for _, value, _ in rows_of(engine, stream_name)] == [*values, "e"]
-    (seen,) = status(amqp_url, engine.url, [stream_name])
-    assert seen.covered["order_id"] == seen.covered["time"] == [(0, len(values) + 1)]
-
-
-def marks(engine: sa.Engine, stream: str) -> set[bool]:
-    """By which protocols a stream's messages were recorded: True for AMQP 0.9.1."""
-    query = sa.text(
-        "SELECT DISTINCT over_amqp FROM relatum.coverage JOIN relatum.streams USING (stream_id)"
-        " WHERE name = :name AND from_offset < to_offset"
-    )
-    with engine.begin() as connection:
-        return set(connection.execute(query, {"name": stream}).scalars())
 
 
 def test_a_batch_that_cannot_be_unpacked_is_not_covered_until_it_can(

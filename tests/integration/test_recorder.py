@@ -624,25 +624,6 @@ def test_the_metrics_tell_what_was_recorded(amqp_url: str, engine: sa.Engine, st
         wait_until(lambda: read("relatum_lag_offsets", labels) == 0, what="no lag")
 
 
-def test_recording_over_amqp_gives_the_same_rows(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
-    """Where the stream port does not answer, AMQP 0.9.1 serves."""
-    address = BrokerAddress.parse(amqp_url)
-    without_stream_port = BrokerAddress(
-        address.host, address.user, address.password, address.vhost, amqp_port=address.amqp_port
-    )
-    publish_plain(amqp_url, stream_name, orders(20))
-    recorder = Recorder(without_stream_port, engine.url, [stream_name], keys=["order_id", "host"])
-    stop = threading.Event()
-    thread = threading.Thread(target=recorder.run, args=[stop])
-    thread.start()
-    try:
-        wait_recorded(amqp_url, engine, stream_name)
-    finally:
-        stop.set()
-        thread.join(90)
-    assert len(rows_of(engine, stream_name)) == 40
-
-
 def test_a_removed_key_is_recorded_no_more(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """Its rows go away with the next prune."""
     publish_plain(amqp_url, stream_name, orders(5))

@@ -135,7 +135,7 @@ def test_times_are_checked_before_anything_is_connected(call: Callable[[Any], An
 def test_a_time_is_refused_by_the_name_it_was_given_under() -> None:
     """Following and reading in batches have one each."""
     address = BrokerAddress.of("rabbitmq-stream://127.0.0.1:1")
-    reader = StreamReader(Streams(address, timeout_s=1.0), "stream", 1.0)
+    reader = StreamReader(Streams(address, timeout_s=1.0), 1.0)
     with pytest.raises(InvalidInput, match=r"^idle_timeout_s= takes"):
         reader.iterate("s", follow=True, idle_timeout_s=-1)
     with pytest.raises(InvalidInput, match=r"^idle_s= takes"):

@@ -13,9 +13,13 @@ from relatum.collecting._shared import Shared
 from relatum.collecting._streams import AGAIN_S, Begin, CollectedStream, FindAgain, Leave
 from relatum.errors import BrokerUnavailable, Conflict
 from relatum.following import Attached, Event, Failed, Records, Replaced
-from relatum.reading import Agreement, Message, Position, Properties, RecordBatch
+from relatum.reading import Agreement, Position, RecordBatch
 
 KNOWN = Position(9, b"f" * 8, None)
+TYPED = b"\0\0\0\x15\0\0\0\x02\xa3\x0cx-basic-type\xa1\x01a"
+"""A map of message annotations: the type."""
+ID = b"\xc0\x06\x01\xa1\x03m%02d"
+"""A list of properties: the message id, of two digits."""
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
@@ -60,11 +64,8 @@ class World:
 
     def records(self, *offsets: int) -> Records:
         """Messages that are read."""
-        messages = [
-            Message("orders", n, None, None, lambda n=n: ({}, Properties(message_id=f"m{n}", type="a"), b"body", True))
-            for n in offsets
-        ]
-        return Records("orders", self.number, RecordBatch("orders", offsets[0], offsets, [], messages=messages), None)
+        records = [b"\0\x53\x72\xd1" + TYPED + b"\0\x53\x73" + ID % n + b"\0\x53\x75\xa0\x04body" for n in offsets]
+        return Records("orders", self.number, RecordBatch("orders", offsets[0], offsets, records), None)
 
     def begin(self, next_offset: int = 0, known: Position | None = None) -> None:
         """Have the stream followed, and attached."""

@@ -79,7 +79,7 @@ def readers() -> None:
     """Everything that reads."""
     transport: Any = Unreachable()
     for kind in (StreamReader, AsyncStreamReader):
-        reader: Any = kind(transport, "stream", 1.0)
+        reader: Any = kind(transport, 1.0)
         name = kind.__name__
         take(f"{name}.read", reader.read, {"stream": "s", "offset": 1}, stream=[*NAMES, None], offset=[*OFFSETS, None])
         take(f"{name}.read_many", reader.read_many, {"ids": []}, ids=[*OTHERS, None], window=COUNTS)
@@ -99,7 +99,7 @@ def readers() -> None:
         take(f"{name}.routes", reader.routes, routes, exchange=texts, routing_key=texts)
         opening = {"address": BROKER}
         take(f"{name}.open", kind.open, opening, timeout_s=SECONDS, heartbeat_s=COUNTS, connections_max=COUNTS)
-        take(f"{name}.open", kind.open, opening, transport=CHOICES, auth_mechanism=CHOICES, mechanism=CHOICES)
+        take(f"{name}.open", kind.open, opening, auth_mechanism=CHOICES)
         take(f"{name}.open", kind.open, opening, ssl_context=OTHERS)
     delivery = {"stream": "s", "offset": 1, "properties": pika.BasicProperties(), "body": b""}
     take("Message.from_amqp", Message.from_amqp, delivery, stream=NAMES, offset=OFFSETS, properties=OTHERS)

@@ -82,7 +82,7 @@ class Why(StrEnum):
     """What came up to the moment it was due is not all recorded yet."""
     UNPROVEN = "unproven"
     """What came in that time can never be known, or not from here: retention has dropped it, a hole was torn before
-    it was recorded, or it was read by AMQP 0.9.1 alone, which proves nothing absent."""
+    it was recorded, or a stream's leader cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +177,8 @@ class MissingReport:
 
 _WORDS: Final = {
     Status.ABSENT: "nothing is missing: every message that was due was followed in time",
-    Status.UNPROVEN: "unproven: a part of what was due cannot be known: not recorded, dropped by retention, or read by "
-    "AMQP 0.9.1 alone",
+    Status.UNPROVEN: "unproven: a part of what was due cannot be known: not recorded, dropped by retention, or of a "
+    "stream whose leader cannot be reached",
     Status.NOT_RECORDED_YET: "not recorded yet: a recorder is behind with what was due",
     Status.FOUND: "not all were followed in time",
 }

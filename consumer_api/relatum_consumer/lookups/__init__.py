@@ -32,7 +32,7 @@ from relatum_consumer.lookups._proof import (
     replaced,
 )
 from relatum_consumer.lookups._questions import are_logged, log_question
-from relatum_consumer.lookups._related import Question, Row, answer, first_retained, read_rows
+from relatum_consumer.lookups._related import Question, Row, answer, first_retained, read_rows, seen_over_amqp
 from relatum_consumer.lookups._replaced import again_if_replaced
 from relatum_consumer.lookups._requests import (
     CLOSED,
@@ -131,6 +131,7 @@ __all__ = [
     "read_rows",
     "remedy",
     "replaced",
+    "seen_over_amqp",
     "span_of",
     "time_us_of",
     "to_be_recorded",

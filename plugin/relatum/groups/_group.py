@@ -58,8 +58,8 @@ class GroupBase:
             position: What the streams hold of the group: `relations.group_position(group_id, streams=…)`, asked for
                 with the stream that this group is put into. The database may not know it yet.
             unproven: True: also from a position that is not proven (`position.is_proven`): one that was read with
-                `complete=False`, or over AMQP 0.9.1 alone. There may be more of the group than it says, and what is put
-                would double it. Default False.
+                `complete=False`, or where a leader cannot be reached. There may be more of the group than it says,
+                and what is put would double it. Default False.
 
         Raises:
             InvalidGroup: it is another group, and this one has messages already; the position says nothing of where

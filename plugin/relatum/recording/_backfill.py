@@ -20,7 +20,6 @@ from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._broker import check_broker
 from relatum.recording._fill import Filler, check_same
-from relatum.recording._opening import indexes_time
 from relatum.recording._ranges import Segment, unrecorded
 from relatum.store import (
     RECORDERS,
@@ -160,7 +159,7 @@ def plan_backfill(
         with translated_errors(), engine.begin() as connection:
             tail = tail_of(connection, stream.stream_id) or tail
             rows = coverage_of(connection, [stream.stream_id])
-    if keys is None and indexes_time(stream, reader):
+    if keys is None and stream.record_time:
         wanted.add(TIME)
     first = tail.to_offset if bounds.first is None else bounds.first
     end = first if bounds.last is None else min(tail.to_offset, bounds.last + 1)

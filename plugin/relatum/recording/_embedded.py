@@ -222,7 +222,9 @@ class EmbeddedRecorder:
             return streams
         is_super_stream = all(stream.startswith(f"{name}-") for stream in streams)
         if not streams or (len(streams) > BOUND_MAX and not is_super_stream):
-            self._say_unknown(name, f"{len(streams)} streams are bound to it" if streams else _why_none(reader))
+            self._say_unknown(
+                name, f"{len(streams)} streams are bound to it" if streams else "no stream is bound to it directly"
+            )
             return []
         for stream in streams:
             # All of them: a look-up by the super stream's name covers those that others publish to.
@@ -256,9 +258,3 @@ def _named(reader: StreamReader, name: str) -> list[str]:
         # It is one: that this user may not read it is said by its recorder, and keeps nobody from the others.
         return [name]
     return found
-
-
-def _why_none(reader: StreamReader) -> str:
-    if reader.transport == "stream":
-        return "no stream is bound to it directly"
-    return "the stream protocol, by which its streams are asked for, does not answer"

@@ -205,7 +205,6 @@ class Recorder:
                 self._group.drop(name)
         elif name not in self._super:
             self._group.add(name)
-            # None over AMQP 0.9.1, where nobody can say what is a super stream.
             if reader.routes("", name):
                 self._plain.add(name)
 

@@ -79,7 +79,6 @@ class WindowRepair:
         self._reader = reader
         self._stream = stream
         self._first_retained = first_retained
-        self._sees_all = reader.transport == "stream"
         self.unmasked: list[Range] = []
         """Offsets outside the window that a deleted block claimed: what they lack could not be seen before."""
 
@@ -89,7 +88,7 @@ class WindowRepair:
         with translated_errors(), self._engine.begin() as connection:
             lock_coverage(connection, self._stream.stream_id)
             stored = stored_of(connection, self._stream.stream_id, window)
-            found = list(compare_window(read, stored, window, self._first_retained, sees_all=self._sees_all))
+            found = list(compare_window(read, stored, window, self._first_retained))
             if found:
                 self._write(connection, window, read, stored, found)
         return found
@@ -101,10 +100,9 @@ class WindowRepair:
         covering = stored.covering
         for part in again:
             covering = painted(covering, self._recorded(part, read.messages, stored))
-        expected = Expected(stored.definitions, covering, window, sees_all=self._sees_all)
+        expected = Expected(stored.definitions, covering, window)
         self._write_rows(connection, read.messages, stored, expected, _offsets(read.messages, found, again))
-        if self._sees_all:
-            self._write_blocks(connection, window, read, stored, expected, found)
+        self._write_blocks(connection, window, read, stored, expected, found)
         rewrite_coverage(connection, stored.covering, covering)
         if again or any(difference.key == GROUP_KEY.name for difference in found):
             _scan_again(connection, self._stream.stream_id, window)
@@ -117,14 +115,13 @@ class WindowRepair:
             from_offset=part[0],
             to_offset=part[1],
             key_ids=tuple(sorted(definition.key_id for definition in stored.definitions)),
-            with_time=self._stream.record_time and self._sees_all,
+            with_time=self._stream.record_time,
             kind="recorded",
             is_tail=False,
             last_offset=None,
             last_fingerprint=None,
             last_chunk_ms=None,
             recorded_at=datetime.now(UTC),
-            over_amqp=not self._sees_all,
         )
         lying = [message for message in messages if part[0] <= message.offset < part[1]]
         return known_by(row, position_of(lying[-1])) if lying else row

@@ -244,16 +244,12 @@ def _note_unproven(
     reader: StreamReader, rows: Sequence[CoverageRow], bounds: StreamBounds, result: StreamVerified
 ) -> None:
     """Say what cannot be judged, and why. It is no difference."""
-    if reader.transport != "stream":
-        result.unproven.append(
-            "read over AMQP 0.9.1, which shows neither compressed batches nor times of chunks: "
-            "rows of messages not shown, and the time index, were not compared"
-        )
     if not bounds.is_proven:
         result.unproven.append("the stream's end is not its leader's word: coverage behind it was not judged")
     if any(row.over_amqp and row.from_offset < row.to_offset for row in rows):
         result.unproven.append(
-            "recorded in part over AMQP 0.9.1, which proves nothing absent: rows missing there were not looked for"
+            "recorded in part over AMQP 0.9.1, which release 0.4 did, and which proves nothing absent: rows missing "
+            "there were not looked for"
         )
 
 
@@ -306,8 +302,7 @@ class Comparison:
         read = read_window(self._reader, self._stream.name, window)
         with at_one_moment(self._engine) as connection:
             stored = stored_of(connection, self._stream.stream_id, window)
-        sees_all = self._reader.transport == "stream"
-        found = list(compare_window(read, stored, window, self._first_retained, sees_all=sees_all))
+        found = list(compare_window(read, stored, window, self._first_retained))
         listed = len(result.differences)
         result.add_window(window, found)
         if unlisted := found[len(result.differences) - listed :]:
@@ -355,12 +350,9 @@ def read_window(reader: StreamReader, stream: str, window: Range) -> WindowRead:
     return WindowRead(messages, behind)
 
 
-def compare_window(
-    read: WindowRead, stored: Stored, window: Range, first_retained: int, *, sees_all: bool
-) -> Iterator[Difference]:
+def compare_window(read: WindowRead, stored: Stored, window: Range, first_retained: int) -> Iterator[Difference]:
     """Where the table differs from a window's messages."""
-    expected = Expected(stored.definitions, stored.covering, window, sees_all=sees_all)
+    expected = Expected(stored.definitions, stored.covering, window)
     yield from compare_rows(read.messages, stored.rows, expected, stored.known_key_ids)
-    if sees_all:
-        both = [*read.messages, *read.behind]
-        yield from compare_blocks(both, stored.blocks, expected, window, first_retained)
+    both = [*read.messages, *read.behind]
+    yield from compare_blocks(both, stored.blocks, expected, window, first_retained)

@@ -288,8 +288,8 @@ class StreamSession:
         version = self.server_properties.get("version", "")
         if login.mechanism is Mechanism.EXTERNAL and is_before(version, EXTERNAL_SINCE):
             raise MechanismNotTaken(
-                f"RabbitMQ {version} cannot take EXTERNAL by the stream protocol: update it to 3.12.1 or later, read "
-                "over AMQP 0.9.1 by an amqps:// URL, or log in by PLAIN."
+                f"RabbitMQ {version} cannot take EXTERNAL by the stream protocol: update it to 3.12.1 or later, or log "
+                "in by PLAIN."
             )
         correlation = self.next_correlation()
         self.send(frames.sasl_authenticate(correlation, login.mechanism.value, login.sasl_response()))

@@ -109,11 +109,6 @@ def _shape(options: SinkOptions, *, patience_s: float = 0) -> Shape:
 
 def _asked(reader: StreamReader, options: SinkOptions) -> tuple[list[str], str, int]:
     """What the broker says: the streams to write to, its version, and how many bytes a frame may have."""
-    # Which also tells whether a guessed stream port is the same broker's.
-    if reader.transport != "stream":
-        raise ConfigurationError(
-            "the sink needs the stream protocol: enable the plugin rabbitmq_stream, and name its port by streamUrl"
-        )
     if options.stream is not None:
         reader.bounds(options.stream)
         streams = [options.stream]

@@ -82,13 +82,12 @@ def record_batches(
 
 def _pieces(batch: RecordBatch, rows_max: int, bytes_max: int) -> Iterator[tuple[RecordBatch, int]]:
     """A batch in pieces within the caps, each with its size; nearly always the batch itself."""
-    payloads = batch.records or [message.body for message in batch.messages or ()]
-    total = sum(map(len, payloads))
+    total = sum(map(len, batch.records))
     if len(batch) <= rows_max and total <= bytes_max:
         yield batch, total
         return
     start = held = 0
-    for row, size in enumerate(map(len, payloads)):
+    for row, size in enumerate(map(len, batch.records)):
         if row > start and (row - start >= rows_max or held + size > bytes_max):
             yield _cut(batch, range(start, row)), held
             start, held = row, 0
@@ -102,8 +101,7 @@ def _cut(batch: RecordBatch, rows: Sequence[int]) -> RecordBatch:
         batch,
         first_offset=batch.offsets[rows[0]],
         offsets=[batch.offsets[row] for row in rows],
-        records=[batch.records[row] for row in rows] if batch.messages is None else (),
-        messages=None if batch.messages is None else [batch.messages[row] for row in rows],
+        records=[batch.records[row] for row in rows],
     )
 
 

@@ -218,6 +218,6 @@ def check(row: Row, message: Message) -> None:
             return
     if membership(message.headers) != row[:3]:
         raise replaced(stream, offset)
-    # A row of an AMQP recorder, or a message read over AMQP, may lack the time; what both have must agree.
+    # A row that was recorded over AMQP 0.9.1 may lack the time; what both have must agree.
     if recorded_us is not None and message.time_us not in (recorded_us, None):
         raise replaced(stream, offset)

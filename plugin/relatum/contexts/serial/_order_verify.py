@@ -26,7 +26,6 @@ from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperS
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import AnyDatabase, as_engine, translated_errors
-from relatum.superstreams import describe_super_stream
 
 PROGRESS_MESSAGES: Final = 20_000
 """Messages between two calls of `progress`."""
@@ -158,8 +157,6 @@ def _known(connection: sa.Connection, vhost: str, super_stream: str) -> Opened |
 
 def _bound_now(reader: StreamReader, address: BrokerAddress, super_stream: str) -> list[str]:
     """The partitions as the broker has them."""
-    if reader.transport == "amqp":
-        return [partition.stream for partition in describe_super_stream(address, super_stream)]
     # The empty name is the default exchange's, to which every stream is bound.
     streams = reader.bound(super_stream) if super_stream else ()
     if not streams:
