@@ -430,7 +430,7 @@ def test_reads_are_exact_while_rows_come_and_go(
         try:
             wait_until(lambda: _count(engine) > 1_000, what="the first rows")
             remove_key(engine, "old")
-            pruner = threading.Thread(target=prune, args=(amqp_url, engine), kwargs={"batch_rows": 500})
+            pruner = threading.Thread(target=prune, args=(amqp_url, engine.url), kwargs={"batch_rows": 500})
             pruner.start()
             for _ in range(20 if is_long else 4):
                 before = _count(engine)
