@@ -289,7 +289,7 @@ def test_by_a_new_key_the_cure_is_a_back_fill(
     assert report.status is Status.NOT_RECORDED_YET
     assert (report.unattended, report.new_keys) == ((), (("order_id", (payments,)),))
     assert "relatum backfill --keys order_id" in report.words
-    backfill(amqp_url, engine, payments, keys=["order_id"])
+    backfill(amqp_url, engine.url, payments, keys=["order_id"])
     assert relations.missing(expectation, since=at(BASE_US)).status is Status.ABSENT
 
 
