@@ -9,7 +9,6 @@ import cramjam
 import pytest
 import sqlalchemy as sa
 
-from relatum.local._identity import free_port
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import Recorder, backfill, status
 from relatum.recording._backfill import plan_backfill
@@ -27,6 +26,7 @@ from tests.support import (
     wait_until,
 )
 from tests.support._raw_publisher import RawPublisher
+from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 
 

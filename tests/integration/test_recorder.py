@@ -14,7 +14,6 @@ import sqlalchemy as sa
 
 from relatum.errors import SchemaMissing
 from relatum.keys import KeyDefinition
-from relatum.local._identity import free_port
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader
 from relatum.recording import EmbeddedRecorder, Recorder, backfill, prune, repair, set_record_time, status, verify
 from relatum.recording._batch import Batch
@@ -52,6 +51,7 @@ from tests.support import (
     wait_until,
 )
 from tests.support._raw_publisher import RawPublisher, uncompressed
+from tests.support.ports import free_port
 
 
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
