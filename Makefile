@@ -4,7 +4,6 @@
 #   make test          all tests, by five processes with servers of their own (PROCESSES=3; TEST="tests/unit": in one)
 #   make test-long     the tests' long forms: thousands of look-ups, 50 kills, 1,000,000 rows (hours; before a release;
 #                      it prints the seed of its deaths: TEST="--seed N" has them again)
-#   make test-pure     the tests of what is compiled, as it is: without the compiled modules
 #   make test-4        a part of the tests on a RabbitMQ 4, where one can be had
 #   make test-docker   all tests, on the servers of docker/compose.yaml
 #   make check         lint, format, types, arrows between rooms, twins, and the house in figures
@@ -25,14 +24,15 @@ BENCH ?=
 # tests/support/sharing_out.py.
 SIDE_BY_SIDE := --numprocesses $(PROCESSES) --no-loadscope-reorder
 
-# What the modules that are compiled do is seen by these.
-PURE := extract.py spark_columns.py stamp_ids.py wire_chunk.py wire_message.py
-
 bin := .venv/bin
 made := .venv/.made
 spark := .venv/.made-spark
 site := .venv/docs/.made
+wheel := .venv/.made-wheel
 classes := .venv/spark-classes.jsa
+
+# The wheel's modules come before those of the checkout: what is measured is what users install.
+on_wheel := PYTHONPATH=$(CURDIR)/.venv/wheel $(bin)/python
 
 # What RabbitMQ 4 does otherwise than 3.10 is met by these.
 ON_4 := contract/test_reading.py contract/test_following.py \
@@ -45,27 +45,24 @@ export PYTHON
 # Where the environment forbids compiled modules, each process of a test compiles SQLAlchemy anew, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo compiled test test-long test-pure test-4 test-docker check docs twins bench bench-spark bench-short clean rabbitmq java pgbouncer chromium java-client
+.PHONY: demo test test-long test-4 test-docker check docs twins bench bench-spark bench-short clean rabbitmq java pgbouncer chromium java-client
 .DELETE_ON_ERROR:
 
-demo: $(made) compiled rabbitmq
+demo: $(made) rabbitmq
 	$(bin)/relatum demo $(DEMO)
 
-test: $(classes) compiled rabbitmq java java-client pgbouncer chromium
+test: $(classes) rabbitmq java java-client pgbouncer chromium
 	$(bin)/python -u -m pytest $(or $(TEST),$(SIDE_BY_SIDE))
 
-test-long: $(classes) compiled rabbitmq java java-client pgbouncer chromium
+test-long: $(classes) rabbitmq java java-client pgbouncer chromium
 	$(bin)/python -m pytest --long --override-ini timeout=21600 --override-ini faulthandler_timeout=0 $(TEST)
 
-test-pure: $(spark)
-	RELATUM_PURE=1 $(bin)/python -m pytest $(or $(TEST),$(addprefix tests/unit/test_,$(PURE)))
-
-test-4: compiled
+test-4: $(made)
 	@if server=$$(tools/install-rabbitmq-4); then \
 	  RELATUM_RABBITMQ_SERVER=$$server $(bin)/python -u -m pytest $(or $(TEST),$(SIDE_BY_SIDE) $(addprefix tests/,$(ON_4))); \
 	fi
 
-test-docker: $(classes) compiled java pgbouncer chromium
+test-docker: $(classes) java pgbouncer chromium
 	$(bin)/python -m pytest --docker --override-ini timeout=900 --override-ini faulthandler_timeout=0 $(TEST)
 
 check: $(spark)
@@ -84,15 +81,15 @@ docs: $(site)
 	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --strict --quiet
 	@echo "The site is in .venv/site/index.html"
 
-bench: $(made) compiled rabbitmq
-	$(bin)/python -m benchmarks $(BENCH)
+bench: $(wheel) rabbitmq
+	$(on_wheel) -m benchmarks $(BENCH)
 
-bench-spark: $(spark) compiled rabbitmq java
-	$(bin)/python -m benchmarks.spark $(BENCH)
+bench-spark: $(spark) $(wheel) rabbitmq java
+	$(on_wheel) -m benchmarks.spark $(BENCH)
 
 # It ends by itself after 95 s, and at the latest so.
-bench-short: $(made) compiled rabbitmq
-	-timeout --signal=KILL 118 $(bin)/python -m benchmarks --short $(BENCH)
+bench-short: $(wheel) rabbitmq
+	-timeout --signal=KILL 118 env $(on_wheel) -m benchmarks --short $(BENCH)
 
 clean:
 	rm -rf .venv .servers dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -117,10 +114,11 @@ $(made): pyproject.toml tools/make-environment
 	@tools/make-environment .venv
 	@touch $@
 
-# What is compiled lies in the environment, by a sum of its sources: of others nothing is used. Without a compiler, all
-# runs as it is.
-compiled: $(made)
-	@$(bin)/python tools/compiling.py
+# In a directory of its own: the environment runs the checkout.
+$(wheel): $(made) tools/wheel_hook.py $(shell find plugin migrations consumer_api spark_connectors -type f -not -name '*.pyc')
+	@rm -rf .venv/wheel
+	@$(bin)/python -m pip --disable-pip-version-check install -q --no-deps --target .venv/wheel .
+	@touch $@
 
 # Spark is 400 MB to download: only what needs it waits for it.
 $(spark): pyproject.toml tools/make-environment

@@ -57,14 +57,6 @@ def parsed(
     parser.add_argument("--output", type=Path, default=None, help="where the JSON file goes")
     parser.add_argument("--keep", action="store_true", help=f"keep the ratios in {FOLDER.name}/, for later runs")
     parser.add_argument("--markdown", action="store_true", help="measure nothing; print the JSON file's table")
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        nargs="?",
-        const=Path(__file__).parents[1] / "README.md",
-        metavar="FILE",
-        help="measure nothing; draw a JSON file as SVG beside it, or README's tables in docs/images",
-    )
     options = parser.parse_args(arguments)
     options.short = bool(short) and options.short
     if options.short:
@@ -102,12 +94,6 @@ def run(
     options = parsed(prog, groups, results, arguments, short)
     if options.markdown:
         sys.stdout.write(markdown(load(options.output)) + "\n")
-        return 0
-    if options.plot is not None:
-        # Not above: matplotlib takes a second, and measuring needs none of it.
-        from benchmarks._plots import draw
-
-        sys.stdout.writelines(f"{path}\n" for path in draw(options.plot.resolve()))
         return 0
     console = Console()
     if not console.is_terminal:

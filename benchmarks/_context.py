@@ -19,7 +19,7 @@ from psycopg import sql
 
 from benchmarks import _streams as streams
 from benchmarks._recorder import catch_up
-from relatum.compiled import is_compiled
+from relatum import limits
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ
 from relatum.reading import BrokerAddress
 from relatum.store import add_keys, as_engine
@@ -193,7 +193,7 @@ class Context:
             "postgresql_fsync": durable[0],
             "python": platform.python_version(),
             "packages": {name: version(name) for name in PACKAGES},
-            "compiled": is_compiled(),
+            "compiled": not str(limits.__file__).endswith(".py"),
             "system": platform.platform(),
             "architecture": platform.machine(),
             "processor": _processor(),

@@ -135,10 +135,10 @@ def bounded(context: Context, small: sa.Engine, large: sa.Engine, grown: Grown) 
 
         asked: Sequence[tuple[str, Callable[[sa.Engine], object]]] = (
             (of_hot, find),
-            ("`status` of a stream", lambda engine: status(context.address, engine, [real])),
+            ("`status` of a stream", lambda engine: status(context.address, engine.url, [real])),
             (
                 "`verify --sample` of a stream, a window",
-                lambda engine: verify(context.address, engine, [real], sample=0.01),
+                lambda engine: verify(context.address, engine.url, [real], sample=0.01),
             ),
         )
         for what, ask in asked:

@@ -2,19 +2,15 @@
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
 
 import dramatiq
-import kombu
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from faststream.rabbit import RabbitBroker
 from pika import BasicProperties
-from rabbitmq_amqp_python_client import Environment, Message
-from rstream import AMQPMessage, ConfirmationStatus, Producer
-from rstream._pyamqp.message import Properties  # type: ignore[attr-defined]
 
 import relatum
 from benchmarks import _streams as streams
@@ -28,18 +24,9 @@ GROUP: Final = "clients"
 CONFIRMED_AIM: Final = 0.95
 UNCONFIRMED_AIM: Final = 0.92
 
-BATCHED: Final = (500, 60)
-"""Messages in a round, and rounds, where many are under way at once."""
-
-AMQP10_SINCE: Final = 4
-"""RabbitMQ's version that the AMQP 1.0 client speaks to."""
-
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about these clients; AMQP 1.0 where the broker is new enough."""
-    context.say("publishing by kombu, bare and intercepted")
-    yield _kombu(context, "a confirm each", CONFIRMED, CONFIRMED_AIM, has_confirms=True)
-    yield _kombu(context, "no confirms", UNCONFIRMED, UNCONFIRMED_AIM, has_confirms=False)
+    """The rows about these clients."""
     context.say("publishing by dramatiq, bare and intercepted")
     yield _dramatiq(context, "a confirm each", CONFIRMED, CONFIRMED_AIM, has_confirms=True)
     yield _dramatiq(context, "no confirms", UNCONFIRMED, UNCONFIRMED_AIM)
@@ -48,41 +35,6 @@ def measure(context: Context) -> Iterator[Row]:
         context.say("publishing by FastStream, bare and intercepted")
         yield _faststream(context, runner, "a confirm each", CONFIRMED)
         yield _faststream(context, runner, "100 at once, confirmed", CONFIRMED, at_once=True)
-        context.say("publishing by rstream, bare and intercepted")
-        yield _rstream(context, runner, "send_wait", CONFIRMED)
-        yield _rstream(context, runner, "send_batch", BATCHED)
-    with streams.connected(context.broker_url) as connection:
-        version: str = connection._impl.server_properties["version"]
-    if int(version.partition(".")[0]) >= AMQP10_SINCE:
-        context.say("publishing by AMQP 1.0, bare and intercepted")
-        yield _amqp10(context, CONFIRMED)
-
-
-def _kombu(context: Context, how: str, sizes: tuple[int, int], aim: float, *, has_confirms: bool) -> Row:
-    stream = context.empty_stream(f"kombu-{'with' if has_confirms else 'without'}-confirms")
-    options = {"confirm_publish": has_confirms}
-    with ExitStack() as stack:
-        connections = {
-            name: stack.enter_context(kombu.Connection(context.broker_url, transport_options=options)) for name in WAYS
-        }
-        relatum.intercept(connections["ours"], keys=KEYS, recorder="external")
-        channels = {name: connection.channel() for name, connection in connections.items()}
-
-        def publish(name: str) -> None:
-            producer = kombu.Producer(channels[name])
-            for number in range(sizes[0]):
-                given: dict[str, Any] = {"headers": headers(number), "content_type": "application/octet-stream"}
-                if name == "by hand":
-                    given["message_id"] = str(uuid.uuid4())
-                producer.publish(streams.body(number), routing_key=stream, **given)
-
-        def drain() -> None:
-            for channel in channels.values():
-                channel.queue_declare(stream, passive=True)
-
-        actions = {name: partial(publish, name) for name in WAYS}
-        what = f"kombu publish, {how}, 2 keys"
-        return compared(context, GROUP, what, actions, ids_in(context, stream), sizes, aim, drain)
 
 
 def _dramatiq(
@@ -196,83 +148,3 @@ def _faststream(
     finally:
         for broker in brokers.values():
             runner.run(broker.stop())
-
-
-def _rstream(context: Context, runner: asyncio.Runner, how: str, sizes: tuple[int, int]) -> Row:
-    stream = context.empty_stream(f"rstream-{how.replace('_', '-')}")
-    address = context.address
-    producers = {
-        name: Producer(
-            address.stream_host,
-            port=address.stream_port or 5552,
-            vhost=address.vhost,
-            username=address.user,
-            password=address.password,
-            load_balancer_mode=True,
-        )
-        for name in WAYS
-    }
-    relatum.intercept(producers["ours"], keys=KEYS, recorder="external")
-    send = _singly if how == "send_wait" else _in_a_batch
-
-    def publish(name: str) -> None:
-        runner.run(send(producers[name], stream, sizes[0], name == "by hand"))
-
-    for producer in producers.values():
-        runner.run(producer.start())
-    try:
-        actions = {name: partial(publish, name) for name in WAYS}
-        what = f"rstream {how}, confirmed, 2 keys"
-        return compared(context, GROUP, what, actions, ids_in(context, stream), sizes, CONFIRMED_AIM)
-    finally:
-        for producer in producers.values():
-            runner.run(producer.close())
-
-
-def _order(number: int, has_id: bool) -> Any:
-    properties = Properties(message_id=str(uuid.uuid4())) if has_id else None
-    return AMQPMessage(body=streams.body(number), application_properties=headers(number), properties=properties)
-
-
-async def _singly(producer: Producer, stream: str, count: int, has_id: bool) -> None:
-    for number in range(count):
-        await producer.send_wait(stream, _order(number, has_id), timeout=60)
-
-
-async def _in_a_batch(producer: Producer, stream: str, count: int, has_id: bool) -> None:
-    confirmed = 0
-    done = asyncio.Event()
-
-    def on_confirm(status: ConfirmationStatus) -> None:
-        nonlocal confirmed
-        confirmed += status.is_confirmed
-        if confirmed == count:
-            done.set()
-
-    batch = [_order(number, has_id) for number in range(count)]
-    await producer.send_batch(stream, batch, on_publish_confirm=on_confirm)
-    await done.wait()
-
-
-def _amqp10(context: Context, sizes: tuple[int, int]) -> Row:
-    stream = context.empty_stream("amqp10")
-    with ExitStack() as stack:
-        actions: dict[str, Callable[[], None]] = {}
-        for name in WAYS:
-            environment = stack.enter_context(Environment(uri=context.broker_url))
-            connection = environment.connection()
-            connection.dial()
-            if name == "ours":
-                relatum.intercept(connection, keys=KEYS, recorder="external")
-            publisher = connection.publisher(f"/queues/{stream}")
-            actions[name] = partial(_publish, publisher, sizes[0], has_id=name == "by hand")
-        what = "AMQP 1.0 publish, confirmed, 2 keys"
-        return compared(context, GROUP, what, actions, ids_in(context, stream), sizes, CONFIRMED_AIM)
-
-
-def _publish(publisher: Any, count: int, *, has_id: bool) -> None:
-    for number in range(count):
-        message = Message(body=streams.body(number), application_properties=headers(number))
-        if has_id:
-            message.id = str(uuid.uuid4())
-        publisher.publish(message)

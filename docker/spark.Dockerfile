@@ -9,6 +9,7 @@ COPY plugin plugin
 COPY migrations migrations
 COPY consumer_api consumer_api
 COPY spark_connectors spark_connectors
+COPY tools/wheel_hook.py tools/
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
 
 FROM python:3.13-slim

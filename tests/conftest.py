@@ -27,11 +27,11 @@ from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 from relatum.store import make_engine
 from relatum_migrations import upgrade
 from tests.support import START_S, in_a_loop, make_streams_survive, server_version, unique_name
-from tests.support.cluster import Cluster, NewerRabbitMQ, newer_server
+from tests.support.cluster import Cluster, newer_server
 from tests.support.databases import NEW, Databases, administer, clear, database_name, named
 from tests.support.leases import LEASE_S
 from tests.support.ports import free_port
-from tests.support.rabbitmq_tools import evaluate, renew
+from tests.support.rabbitmq_tools import renew
 from tests.support.sharing_out import BySharedFixtures, longest_first
 from tests.support.threads import Threads
 
@@ -252,18 +252,6 @@ def broker_version(broker: Broker) -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="session")
-def newer_broker(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A RabbitMQ 4: the broker of this run, or a private one of the server script that `NEWER_VARIABLE` names."""
-    if server_version(broker.amqp_url) >= (4,):
-        yield broker
-        return
-    server = newer_server()
-    for directory in _directory(tmp_path_factory, "rabbitmq4"):
-        with NewerRabbitMQ(server, directory) as newer:
-            yield Broker(newer.broker_url, newer.stream_url)
-
-
-@pytest.fixture(scope="session")
 def database_server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A database of the PostgreSQL of this run, whose user may create others."""
     named = os.environ.get("RELATUM_TEST_DATABASE_URL")
@@ -408,13 +396,6 @@ def own_broker(_own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
     _own_broker.start()
     renew(_own_broker)
     return _own_broker
-
-
-@pytest.fixture(scope="module")
-def traced_broker(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
-    """The same, with its firehose on."""
-    evaluate(own_broker, 'rabbit_trace:start(<<"/">>)')
-    return own_broker
 
 
 @pytest.fixture(scope="module")

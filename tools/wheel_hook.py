@@ -1,31 +1,72 @@
-"""Adds compiled modules to a wheel, where HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 asks for them."""
+"""Compiles the hot modules into a wheel by mypyc, where there is a C compiler; without one the wheel is pure Python."""
 
-import sys
+import os
+import shutil
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+MYPY = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports"]
+"""Modules that are not named have no types: what is compiled depends on no other package that is installed."""
+
 
 class CompiledHook(BuildHookInterface):  # type: ignore[misc,type-arg]
-    """Compiles for the interpreter that builds the wheel, which is then for that one alone."""
+    """Compiles for the interpreter that builds the wheel, which then is for this interpreter alone."""
 
     def dependencies(self) -> list[str]:
-        """What the build needs besides hatchling."""
+        """Return what the build needs besides hatchling."""
         return ["mypy>=1.15", "setuptools>=65"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, before the wheel is written."""
-        sys.path.insert(0, str(Path(__file__).parent))
-        from compiling import compile_into
-
+        """Compile before the wheel is written. An editable installation runs its sources."""
+        if version == "editable":
+            return
+        lacking = _lacking()
+        if lacking:
+            self.app.display_warning(f"The wheel is pure Python, nothing is compiled: {lacking}")
+            return
         self._place = tempfile.TemporaryDirectory(prefix="relatum-")
-        package = compile_into(Path(self._place.name))
+        made = Path(self._place.name, "made")
+        _compile(Path(self._place.name), made, self.config["compiled"], self.config["read"])
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
-        build_data["force_include"][str(package)] = package.name
+        for library in made.rglob("*" + sysconfig.get_config_var("EXT_SUFFIX")):
+            build_data["force_include"][str(library)] = str(library.relative_to(made))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what was only made for it."""
-        self._place.cleanup()
+        """Remove what was made for the wheel alone."""
+        if hasattr(self, "_place"):
+            self._place.cleanup()
+
+
+def _lacking() -> str | None:
+    """Say what a compilation lacks, before mypyc reads anything; None where nothing does."""
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None:
+        return f"there is no compiler {compiler}"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "Python's headers are missing (on Debian: python3-dev)"
+    return None
+
+
+def _compile(place: Path, made: Path, compiled: list[str], read: list[str]) -> None:
+    """Compile modules, as one library; of others it reads their types and constants."""
+    from mypyc.build import mypycify  # first: setuptools brings the compiler
+    from setuptools import Distribution
+
+    os.environ["MYPYPATH"] = "plugin:spark_connectors"
+    extensions = mypycify(
+        [*MYPY, f"--cache-dir={place / 'cache'}", *compiled, *read],
+        only_compile_paths=compiled,
+        target_dir=str(place / "c"),
+        group_name="relatum",
+        debug_level="0",
+        opt_level=os.environ.get("MYPYC_OPT_LEVEL", "3"),
+    )
+    command = Distribution({"name": "relatum", "ext_modules": extensions}).get_command_obj("build_ext")
+    command.build_lib, command.build_temp = str(made), str(place / "objects")
+    command.ensure_finalized()
+    command.run()

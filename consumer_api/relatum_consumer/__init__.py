@@ -15,34 +15,28 @@ if TYPE_CHECKING:
     from relatum_consumer._relations import Relations
     from relatum_consumer.expectations import Expectation, Finding, MissingReport, Unmet, Why
     from relatum_consumer.groups import (
-        AsyncOpenGroup,
         AsyncSharedGroup,
         AsyncSharedGroups,
         Group,
         GroupConsumer,
         GroupConsumerStatus,
-        GroupPage,
         IncompleteGroupReport,
-        OpenGroup,
         SharedGroup,
         SharedGroups,
     )
-    from relatum_consumer.lookups import Answer, Explanation, Health, Hit, Lacking, LeftOut, NewKey, Status, explaining
+    from relatum_consumer.lookups import Answer, Health, Hit, Lacking, LeftOut, NewKey, Status
     from relatum_consumer.traces import Trace
 
 __all__ = [
     "Answer",
-    "AsyncOpenGroup",
     "AsyncRelations",
     "AsyncSharedGroup",
     "AsyncSharedGroups",
     "Expectation",
-    "Explanation",
     "Finding",
     "Group",
     "GroupConsumer",
     "GroupConsumerStatus",
-    "GroupPage",
     "Health",
     "Hit",
     "IncompleteGroupReport",
@@ -51,7 +45,6 @@ __all__ = [
     "LookupStatistics",
     "MissingReport",
     "NewKey",
-    "OpenGroup",
     "Relations",
     "SharedGroup",
     "SharedGroups",
@@ -59,22 +52,18 @@ __all__ = [
     "Trace",
     "Unmet",
     "Why",
-    "explaining",
 ]
 
 _HOMES = {
     "Answer": "relatum_consumer.lookups",
-    "AsyncOpenGroup": "relatum_consumer.groups",
     "AsyncRelations": "relatum_consumer._async_relations",
     "AsyncSharedGroup": "relatum_consumer.groups",
     "AsyncSharedGroups": "relatum_consumer.groups",
     "Expectation": "relatum_consumer.expectations",
-    "Explanation": "relatum_consumer.lookups",
     "Finding": "relatum_consumer.expectations",
     "Group": "relatum_consumer.groups",
     "GroupConsumer": "relatum_consumer.groups",
     "GroupConsumerStatus": "relatum_consumer.groups",
-    "GroupPage": "relatum_consumer.groups",
     "Health": "relatum_consumer.lookups",
     "Hit": "relatum_consumer.lookups",
     "IncompleteGroupReport": "relatum_consumer.groups",
@@ -83,7 +72,6 @@ _HOMES = {
     "LookupStatistics": "relatum_consumer._lookup_statistics",
     "MissingReport": "relatum_consumer.expectations",
     "NewKey": "relatum_consumer.lookups",
-    "OpenGroup": "relatum_consumer.groups",
     "Relations": "relatum_consumer._relations",
     "SharedGroup": "relatum_consumer.groups",
     "SharedGroups": "relatum_consumer.groups",
@@ -91,7 +79,6 @@ _HOMES = {
     "Trace": "relatum_consumer.traces",
     "Unmet": "relatum_consumer.expectations",
     "Why": "relatum_consumer.expectations",
-    "explaining": "relatum_consumer.lookups",
 }
 
 # A command's help needs none of this, nor the database's driver.

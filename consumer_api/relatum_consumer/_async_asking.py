@@ -4,13 +4,9 @@
 import asyncio
 import ssl
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from weakref import WeakSet
-
-import sqlalchemy as sa
 
 from relatum import metrics
 from relatum.checks import checked_count, checked_seconds
@@ -31,13 +27,12 @@ from relatum.reading import (
     Message,
     async_agreements,
     check_limit,
-    counting,
 )
 from relatum.steps import async_run
-from relatum.store import AsyncDatabase
+from relatum.store import AnyDatabase, AsyncDatabase
 from relatum.waiting import LOOK_S, left_s, within
 from relatum_consumer._async_together import AsyncFlights
-from relatum_consumer._async_watching import AsyncSignal, AsyncWatching
+from relatum_consumer._async_watching import AsyncWatching
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
 from relatum_consumer.expectations import AsyncExpectationMethods
 from relatum_consumer.groups import AsyncGroupMethods
@@ -45,12 +40,10 @@ from relatum_consumer.lookups import (
     CLOSED,
     NOT_REACHED_YET,
     POOL_MAX,
-    STREAMS_MAX,
     Agree,
     AllBounds,
     Bounds,
     Breathe,
-    Explanation,
     Health,
     Identify,
     InTime,
@@ -66,9 +59,10 @@ from relatum_consumer.lookups import (
     Steps,
     Together,
     Watch,
-    explanation_now,
+    are_logged,
     health,
     in_time,
+    log_question,
     look_up,
     reached,
 )
@@ -84,14 +78,12 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
     def __init__(
         self,
         broker: str | BrokerAddress,
-        database: str | sa.Engine,
+        database: AnyDatabase,
         *,
         stream_url: str | None = None,
-        transport: Literal["auto", "stream", "amqp"] = "auto",
         timeout_s: float = 10.0,
         pool_size: int = 5,
         max_connections: int | None = None,
-        max_waiting: int | None = None,
         connections_max: int = CONNECTIONS_MAX,
         ssl_context: ssl.SSLContext | None = None,
         auth_mechanism: AuthMechanism | None = None,
@@ -101,20 +93,13 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         checked_count("pool_size", pool_size, most=POOL_MAX)
         if max_connections is not None:
             checked_count("max_connections", max_connections, most=POOL_MAX)
-        if max_waiting is not None:
-            checked_count("max_waiting", max_waiting, least=0)
         self._database = AsyncDatabase(
             database, refusing=CLOSED, pool_size=pool_size, connections_max=max_connections, is_kept=True
         )
-        most = 2 * pool_size if max_connections is None else max_connections
         self._timeout_s = timeout_s
         check_limit(connections_max)
-        self._counts = LookupCounts(connections_max, None if max_waiting is None else most + max_waiting)
-        self._options: dict[str, Any] = {
-            "transport": transport,
-            "timeout_s": timeout_s,
-            "connections_max": connections_max,
-        }
+        self._counts = LookupCounts(connections_max)
+        self._options: dict[str, Any] = {"timeout_s": timeout_s, "connections_max": connections_max}
         self._lookups = Lookups(self._address.vhost, timeout_s)
         self._catalog = self._lookups.catalog
         self._sharing = WeakSet()
@@ -139,56 +124,21 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         self._together = AsyncFlights()
 
     async def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0, called: str = "") -> _Result:
-        explanation = explanation_now()
         with within(self._timeout_s + waits_s), look_up(steps, called) as told, self._counts.counted():
-            if explanation is None:
-                return told(await async_run(steps, self._carry_out))
-            found = await async_run(steps, partial(self._carry_out_noting, explanation))
-            await self._note_scan(explanation, getattr(found, "streams", ()))
-            return told(found)
-
-    async def _carry_out_noting(self, explanation: Explanation, request: LookupRequest) -> Any:
-        """Carry out a request, and note it; what would be shared with others is asked for by itself, to be seen."""
-        noting = partial(self._carry_out_noting, explanation)
-        if type(request) is Together:
-            return await async_run(request.begin(), noting)
-        if type(request) is InTime:
-            return await async_run(request.steps, partial(self._carry_out_by, noting, request.until))
-        began, answer = time.perf_counter(), None
-        with counting() as traffic:
-            try:
-                answer = await self._carry_out(request)
-            finally:
-                explanation.note(request, answer, began, traffic)
-        return answer
-
-    async def _note_scan(self, explanation: Explanation, streams: tuple[str, ...]) -> None:
-        """Note what a scan of streams would read, as far as they tell."""
-        explanation.streams, explanation.retained = streams, 0
-        reader = await self._open_reader()
-        for stream in streams[:STREAMS_MAX]:
-            with suppress(RelatumError):
-                explanation.note_ends(stream, await reader.bounds(stream))
+            return told(await async_run(steps, self._carry_out))
 
     async def _carry_out(self, request: LookupRequest) -> Any:
-        if type(request) is Select:
-            return await self._select(request)
-        if type(request) is Read:
-            return await self._read(request)
         if type(request) is InTime:
-            return await async_run(request.steps, partial(self._carry_out_by, self._carry_out, request.until))
+            return await async_run(request.steps, partial(self._carry_out_by, request.until))
         if type(request) in _BESIDE_OTHERS:
             return await self._beside_others(request)
-        reader = await self._open_reader()
-        if type(request) is Agree:
-            return await async_agreements(reader, request.positions, request.kept)
-        return await self._ask(reader, request)
+        return await self._ask(request)
 
     async def _beside_others(self, request: LookupRequest) -> Any:
         """Carry out what makes way for others, or is done with them."""
         if type(request) is Watch:
             with self._counts.awaiting():
-                return await self._watching.wait(request, self._select)
+                return await self._watching.wait(request, self._ask)
         if type(request) is Together:
             return await self._together.run(request, self._carry_out, within_s=self._timeout_s)
         if type(request) is Pause:
@@ -199,13 +149,32 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         # both:
         return None
 
-    async def _carry_out_by(
-        self, carry_out: Callable[[LookupRequest], Any], until: float, request: LookupRequest
-    ) -> Any:
+    async def _carry_out_by(self, until: float, request: LookupRequest) -> Any:
         with in_time(request, until):
-            return await carry_out(request)
+            return await self._carry_out(request)
 
-    async def _ask(self, reader: AsyncStreamReader, request: LookupRequest) -> Any:
+    async def _ask(self, request: LookupRequest) -> Any:
+        """Carry out what a server answers; it is logged where somebody wants to see that."""
+        if not are_logged():
+            return await self._answer(request)
+        began, answer = time.perf_counter(), None
+        try:
+            answer = await self._answer(request)
+        finally:
+            log_question(request, answer, began)
+        return answer
+
+    async def _answer(self, request: LookupRequest) -> Any:
+        if type(request) is Select:
+            return await self._select(request)
+        if type(request) is Read:
+            return await self._read(request)
+        reader = await self._open_reader()
+        if type(request) is Agree:
+            return await async_agreements(reader, request.positions, request.kept)
+        return await self._ask_broker(reader, request)
+
+    async def _ask_broker(self, reader: AsyncStreamReader, request: LookupRequest) -> Any:
         """Carry out what the broker answers; to have reached it is an answer, too."""
         if type(request) is Identify or type(request) is Reach:
             return await reader.identity() if type(request) is Identify else None
@@ -263,13 +232,13 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         return self._counts.with_connections(self._counts.connections if reader is None else reader.statistics())
 
     @classmethod
-    async def open(cls, broker: str | BrokerAddress, database: str | sa.Engine, **options: Any) -> Self:
+    async def open(cls, broker: str | BrokerAddress, database: AnyDatabase, **options: Any) -> Self:
         """The same as the constructor, once both servers have answered: what is wrong shows at once.
 
         Args:
             broker: As for the class.
             database: As for the class.
-            options: As for the class: `max_connections`, `max_waiting`, `timeout_s`, …
+            options: As for the class: `max_connections`, `timeout_s`, …
 
         Raises:
             DatabaseUnavailable, SchemaMissing, AccessRefused: what is wrong with the database.
@@ -295,17 +264,8 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         with within(timeout_s + LOOK_S):
             return await async_run(health(timeout_s), self._carry_out)
 
-    async def close(self, *, drain_s: float = 0.0) -> None:
-        """Close all connections; shared groups are given back.
-
-        Args:
-            drain_s: Seconds in which look-ups under way may still end, those that wait for a message included; others
-                are refused (`UsedAfterClose`) from now on. What has not ended then may fail. Default 0.
-        """
-        checked_seconds("drain_s", drain_s)
-        drained = AsyncSignal()
-        if not self._counts.end(drained.set) and drain_s:
-            await drained.wait(drain_s)
+    async def close(self) -> None:
+        """Close all connections; shared groups are given back. Look-ups under way may fail."""
         for shared in list(self._sharing):
             await shared.aclose()
         async with self._lock:

@@ -20,9 +20,8 @@ class AsyncRelations(AsyncHoldings):
 
     Args:
         broker: The broker's URL (`amqp://…` or `rabbitmq-stream://…`), or its address.
-        database: PostgreSQL's URL, or an engine, which stays open when this is closed.
+        database: PostgreSQL's URL, or a `Database`, which stays open when this is closed.
         stream_url: Where the stream protocol is, if that cannot be told from the broker's URL.
-        transport: "stream" for the stream protocol, "amqp" for AMQP 0.9.1, "auto" (default) for whichever answers.
         timeout_s: Seconds for a whole call, of the database and the broker together, also where one of them accepts and
             never answers. Default 10. It ends as `DatabaseUnavailable` (`reason` is "timeout", or "pool" where all
             connections are in use) or `ReadTimeout`, and is safe to repeat. What reads much (`complete=True` far behind
@@ -31,9 +30,6 @@ class AsyncRelations(AsyncHoldings):
             opened; what is asked waits for one within `timeout_s`. None (default) for twice `pool_size`. An engine's
             pool is its owner's.
         pool_size: Half of that, as the option was before, and as a database's URL may have it. Default 5.
-        max_waiting: Look-ups that may wait for a session of PostgreSQL at most; what comes beyond is refused at once
-            (`ConnectionsInUse`). 0 refuses where there are `max_connections` look-ups; None (default) never.
-            Look-ups that wait for a message do not count, nor do `read` and iterators.
         connections_max: Connections to the broker at most (`max_connections` is PostgreSQL's), from 2 on, to all its
             nodes together. What is asked waits for one within `timeout_s`; each iteration that reads streams holds one.
             Default 16.
@@ -282,8 +278,7 @@ class AsyncRelations(AsyncHoldings):
             No message or one, with the status.
 
         Raises:
-            TimeNotRecorded: times are switched off for the stream, or come from its chunks while messages are read
-                over AMQP, which does not show them.
+            TimeNotRecorded: times are switched off for the stream.
             KeyNotDefined: no key of that name is defined.
             StreamNotFound: neither the database nor the broker knows the stream, or it was deleted.
             InvalidInput: an argument is wrong, or the message has no time.

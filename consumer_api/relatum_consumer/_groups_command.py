@@ -88,7 +88,7 @@ def groups(
         elif group is not None:
             _print_group(relations.group(group, streams=streams or None, complete=not recorded), as_json)
         elif every:
-            _print_page(relations.newest_groups(streams or None, before=before, limit=limit), as_json)
+            _print_page(relations._newest_groups(streams or None, before=before, limit=limit), as_json)
         else:
             _print_list(
                 relations.incomplete_groups(
@@ -172,7 +172,6 @@ def _places(places: Iterable[MessageId]) -> list[dict[str, Any]]:
 
 def _print_group(group: Group, as_json: bool) -> None:
     position = group.position
-    assert position is not None, "it was asked for by its id"
     if as_json:
         print_json(
             {

@@ -3,15 +3,14 @@
 import threading
 import time
 from collections import Counter as Counts
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from relatum.errors import ConnectionsInUse, RelatumError, UsedAfterClose
+from relatum.errors import RelatumError
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, reported
 from relatum.reading import ReaderStatistics
-from relatum_consumer.lookups import CLOSED
 
 
 @reported("look-ups")
@@ -25,7 +24,6 @@ class LookupStatistics(ReaderStatistics):
         errors: Look-ups that ended as an error, by its class.
         asking: Look-ups under way, besides those that wait for a message.
         awaiting: Look-ups that wait for a message (`wait_related`).
-        refused: Look-ups that were refused at once, since too many were under way (`max_waiting`).
     """
 
     lookup_s: Annotated[Observed, Distribution("relatum_lookup_seconds", "Time of one look-up")]
@@ -34,33 +32,24 @@ class LookupStatistics(ReaderStatistics):
     ]
     asking: Annotated[int, Gauge("relatum_lookups_asking", "Look-ups under way that do not wait for a message")]
     awaiting: Annotated[int, Gauge("relatum_lookups_awaiting", "Look-ups that wait for a message")]
-    refused: Annotated[int, Counter("relatum_lookups_refused_total", "Look-ups refused at once: too many under way")]
 
 
 class LookupCounts:
-    """The look-ups of one object: what is counted of them, who is refused, when the last has ended. Thread-safe.
+    """The look-ups of one object: what is counted of them. Thread-safe.
 
     Args:
         limit: Of its connections to the broker.
-        most: Look-ups under way at most, besides those that wait for a message; None for any number.
     """
 
-    def __init__(self, limit: int, most: int | None = None) -> None:
+    def __init__(self, limit: int) -> None:
         self.connections = ReaderStatistics.of_none(limit)
-        self._most = most
         self._lookup_s = Histogram()
         self._errors: Counts[str] = Counts()
-        self._asking = self._awaiting = self._refused = 0
-        self._ended: Callable[[], None] | None = None
+        self._asking = self._awaiting = 0
         self._lock = threading.Lock()
 
     def counted(self) -> "_Counted":
-        """Count what is asked in the block, and how it ends.
-
-        Raises:
-            ConnectionsInUse: too many are under way.
-            UsedAfterClose: no more are taken.
-        """
+        """Count what is asked in the block, and how it ends."""
         return _Counted(self)
 
     def left(self, seconds: float, error: BaseException | None) -> None:
@@ -73,19 +62,7 @@ class LookupCounts:
 
     def enter(self) -> None:
         """Count one that begins; see `counted`."""
-        with self._lock:
-            if self._ended is not None:
-                raise UsedAfterClose(CLOSED)
-            if self._most is None or self._asking < self._most:
-                self._asking += 1
-                return
-            self._refused += 1
-        raise ConnectionsInUse(
-            f"refused at once: {self._most} look-ups are under way, as many as max_connections= and max_waiting= "
-            "allow; it is safe to repeat",
-            limit=self._most,
-            waiting=self._most + 1,
-        )
+        self._move(1, 0)
 
     @contextmanager
     def awaiting(self) -> Iterator[None]:
@@ -100,20 +77,11 @@ class LookupCounts:
         with self._lock:
             self._asking += asking
             self._awaiting += awaiting
-            ended = None if self._asking or self._awaiting else self._ended
-        if ended is not None:
-            ended()
 
     def renew(self) -> None:
         """In a child: what is under way is the parent's."""
         self._lock = threading.Lock()
         self._asking = self._awaiting = 0
-
-    def end(self, ended: Callable[[], None]) -> bool:
-        """Take no more. Whether none is under way; else `ended` is called once the last one has ended."""
-        with self._lock:
-            self._ended = ended
-            return not self._asking and not self._awaiting
 
     def statistics(self) -> LookupStatistics:
         """What was counted. Of connections it tells nothing: the reader does."""
@@ -129,7 +97,6 @@ class LookupCounts:
                 errors=dict(self._errors),
                 asking=self._asking,
                 awaiting=self._awaiting,
-                refused=self._refused,
             )
 
 

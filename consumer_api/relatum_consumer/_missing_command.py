@@ -14,7 +14,6 @@ from relatum import metrics
 from relatum.terminal import (
     ExitCode,
     JsonOption,
-    LogFormat,
     LogLevel,
     ServerOptions,
     SinceOption,
@@ -23,10 +22,9 @@ from relatum.terminal import (
     moment_text,
     plain_text,
     print_json,
-    set_up_logging,
     spread,
 )
-from relatum_consumer.command import ExplainOption, explained, open_relations
+from relatum_consumer.command import LogLevelOption, open_relations
 
 if TYPE_CHECKING:
     from relatum_consumer import MissingReport, Relations, Unmet
@@ -61,7 +59,7 @@ def missing(
         typer.Option(help="With --follow: serve Prometheus metrics on this port; 0 does not.", min=0, max=65535),
     ] = 0,
     metrics_host: Annotated[str, typer.Option(help="The address the metrics are served on.")] = "127.0.0.1",
-    explain: ExplainOption = False,
+    log_level: LogLevelOption = None,
     *,
     servers: ServerOptions,
     as_json: JsonOption = False,
@@ -75,19 +73,19 @@ def missing(
     """
     if follow and (name is None or until is not None):
         raise typer.BadParameter("--follow takes the NAME of one expectation, and no --until")
-    if explain and follow:
-        raise typer.BadParameter("--explain is for one look, not for --follow")
     if metrics_port and not follow:
         raise typer.BadParameter("--metrics-port is for --follow")
-    with open_relations(servers, timeout_s=timeout) as relations:
+    if follow:
+        # What is away, and that it is back, is said on stderr.
+        log_level = log_level or LogLevel.INFO
+    with open_relations(servers, log_level, timeout_s=timeout) as relations:
         if follow and name is not None:
             if metrics_port:
                 metrics.serve(metrics_port, metrics_host)
             _follow(relations, name, since, as_json)
             return
         names = [each.name for each in relations.expectations()] if name is None else [name]
-        with explained(explain):
-            reports = [relations.missing(each, since=since, until=until, limit=limit) for each in names]
+        reports = [relations.missing(each, since=since, until=until, limit=limit) for each in names]
     if as_json:
         print_json([_report_document(report) for report in reports])
     else:
@@ -98,8 +96,6 @@ def missing(
 
 
 def _follow(relations: "Relations", name: str, since: datetime | None, as_json: bool) -> None:
-    # What is away, and that it is back, is said on stderr.
-    set_up_logging(LogFormat.TEXT, LogLevel.INFO)
     with closing(relations.watch_missing(name, since=since)) as found:
         for unmet in found:
             if as_json:
@@ -157,4 +153,5 @@ def _document(unmet: "Unmet") -> dict[str, Any]:
 
 def _report_document(report: "MissingReport") -> dict[str, Any]:
     lists = {name: [_document(each) for each in getattr(report, name)] for name in ("late", "missing", "not_known")}
-    return asdict(report) | lists
+    new_keys = [each._asdict() for each in report.new_keys]
+    return asdict(report) | lists | {"new_keys": new_keys}

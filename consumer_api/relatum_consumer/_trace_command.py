@@ -25,9 +25,8 @@ from relatum.terminal import (
 from relatum_consumer.command import (
     CODES,
     CompleteOption,
-    ExplainOption,
+    LogLevelOption,
     StreamsOption,
-    explained,
     open_relations,
     some,
 )
@@ -81,8 +80,7 @@ def trace(
     since: SinceOption = None,
     until: UntilOption = None,
     complete: CompleteOption = False,
-    explain: ExplainOption = False,
-    as_dot: Annotated[bool, typer.Option("--dot", help="Print a graph for Graphviz.")] = False,
+    log_level: LogLevelOption = None,
     as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a flowchart for Mermaid.")] = False,
     *,
     servers: ServerOptions,
@@ -95,16 +93,16 @@ def trace(
     Ends with 0 (found), 6 (nothing else is there), 8 (not recorded yet: there may be more) or 11 (unproven). `--json`
     prints one document.
     """
-    if as_dot + as_mermaid + as_json > 1:
-        raise typer.BadParameter("give one of --dot, --mermaid and --json")
+    if as_mermaid and as_json:
+        raise typer.BadParameter("give --mermaid or --json, not both")
     if is_message and not _is_offset(value):
         raise typer.BadParameter("--message takes a stream and an offset")
     bounds = {"hops": hops, "limit": limit, "fan_out": fan_out, "since": since, "until": until}
-    with open_relations(servers) as relations, explained(explain):
+    with open_relations(servers, log_level) as relations:
         options = {"by": by, "streams": streams, "complete": complete} | bounds
         found = _traced(relations, name, value, options, is_message=is_message)
-    if as_dot or as_mermaid:
-        print(found.to_dot() if as_dot else found.to_mermaid(), end="", flush=True)
+    if as_mermaid:
+        print(found.to_mermaid(), end="", flush=True)
     elif as_json:
         messages = [message_document(message) | {"hop": found.hops[message.id]} for message in found]
         print_json(found.to_document() | {"messages": messages})
@@ -112,7 +110,7 @@ def trace(
         start = next((str(where) for where, hop in found.hops.items() if hop == 0), f"{name} = {' | '.join(value)}")
         console.print(tree(found, start))
     if not as_json:
-        where = errors if as_dot or as_mermaid else console
+        where = errors if as_mermaid else console
         where.print(*_told(found), sep="\n", soft_wrap=True)
     code = CODES[found.status]
     if code:

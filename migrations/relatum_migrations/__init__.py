@@ -4,7 +4,6 @@ The version table is `relatum.alembic_version`, the schema's own: an application
 """
 
 import io
-from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Final
@@ -13,12 +12,12 @@ from alembic import command as alembic_command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, inspect
+from sqlalchemy import Connection, inspect
 
-from relatum.store import SCHEMA, as_engine, translated_errors
+from relatum.store import SCHEMA, AnyDatabase, as_engine, translated_errors
 from relatum_migrations import _roles
 
-__all__ = ["LOCK_S", "current", "downgrade", "head", "missing_roles", "sql", "upgrade"]
+__all__ = ["LOCK_S", "current", "head", "missing_roles", "sql", "upgrade"]
 
 _LOCK = 0x72656C6174756D
 """The advisory lock a migration takes, so that several that start together run one after the other ("relatum")."""
@@ -42,14 +41,14 @@ def _config(connection: Connection | None = None) -> Config:
     return config
 
 
-def upgrade(database: str | Engine, revision: str = "head", *, lock_timeout_s: float = LOCK_S) -> None:
+def upgrade(database: AnyDatabase, revision: str = "head", *, lock_timeout_s: float = LOCK_S) -> None:
     """Make the schema, or bring it to a newer revision. Safe to call again and from several processes.
 
     At the newest revision it makes the roles that lack, where the user may, and grants each what it needs; also where
     there was nothing else to do. `missing_roles` says which could not be made.
 
     Args:
-        database: A PostgreSQL URL, or an engine. The user must own the schema, or may create it.
+        database: PostgreSQL's URL, or a `Database`. The user must own the schema, or may create it.
         revision: Which revision to go to; the newest by default.
         lock_timeout_s: Seconds to wait for each lock that other sessions hold. Default 30.
 
@@ -61,39 +60,19 @@ def upgrade(database: str | Engine, revision: str = "head", *, lock_timeout_s: f
     newest = head()
     wanted = newest if revision == "head" else revision
     steps = [step for step in _APART if step < wanted] + [wanted]
-    _migrate(database, alembic_command.upgrade, steps, lock_timeout_s, with_roles=wanted == newest)
-
-
-def downgrade(database: str | Engine, revision: str) -> None:
-    """Go back to an older revision; "base" drops every table of Relatum.
-
-    What is recorded can be rebuilt from the streams. What consumers of groups (before "0002") and collectors (before
-    "0003") keep cannot: it is lost.
-    """
-    _migrate(database, alembic_command.downgrade, [revision])
-
-
-def _migrate(
-    database: str | Engine,
-    run: object,
-    steps: Sequence[str],
-    lock_timeout_s: float = LOCK_S,
-    *,
-    with_roles: bool = False,
-) -> None:
-    """Go to revisions, one after the other, each in a transaction of its own."""
     with as_engine(database, statement_s=_STATEMENT_S) as engine, translated_errors():
         for step in steps:
+            # Each in a transaction of its own.
             with engine.begin() as connection:
                 # Another migration is waited for: it ends.
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(lock_timeout_s * 1000)}")
-                run(_config(connection), step)  # type: ignore[operator]
-                if with_roles and step == steps[-1]:
+                alembic_command.upgrade(_config(connection), step)
+                if step == newest:
                     _roles.grant_roles(connection)
 
 
-def missing_roles(database: str | Engine) -> list[str]:
+def missing_roles(database: AnyDatabase) -> list[str]:
     """The roles that the server does not have: this user could not make them. Nobody may be granted their rights.
 
     Whoever may makes them, and then calls `upgrade` again, which grants them what they need.
@@ -102,7 +81,7 @@ def missing_roles(database: str | Engine) -> list[str]:
         return _roles.missing_roles(connection)
 
 
-def current(database: str | Engine) -> str | None:
+def current(database: AnyDatabase) -> str | None:
     """The revision the database is at; None where the schema is not there."""
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
         if not inspect(connection).has_table("alembic_version", schema=SCHEMA):

@@ -6,13 +6,9 @@ offset of what it published calls `relatum.publish` (`publish_async` for aio-pik
 
 from typing import TYPE_CHECKING
 
-from relatum.compiled import prefer_compiled
-
-prefer_compiled()
-
-from relatum import errors  # noqa: E402 - before all that may be compiled
-from relatum.faces import imported_later  # noqa: E402
-from relatum.ids import MessageId  # noqa: E402
+from relatum import errors
+from relatum.faces import imported_later
+from relatum.ids import MessageId
 
 if TYPE_CHECKING:
     from relatum.collecting import AsyncMessageCollector, MessageCollector
@@ -36,7 +32,9 @@ if TYPE_CHECKING:
         intercept,
         publish,
         publish_async,
+        recording_here,
         release,
+        stamped,
         statistics,
     )
     from relatum.superstreams import AffinityHandle, SuperStream
@@ -71,7 +69,9 @@ __all__ = [
     "new_group_id",
     "publish",
     "publish_async",
+    "recording_here",
     "release",
+    "stamped",
     "statistics",
 ]
 
@@ -103,7 +103,9 @@ _HOMES = {
     "new_group_id": "relatum.groups",
     "publish": "relatum.publishing",
     "publish_async": "relatum.publishing",
+    "recording_here": "relatum.publishing",
     "release": "relatum.publishing",
+    "stamped": "relatum.publishing",
     "statistics": "relatum.publishing",
 }
 

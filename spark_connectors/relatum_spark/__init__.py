@@ -7,7 +7,7 @@ Needs the extra `spark`. The package can be imported without it; its names can't
   catalog of Spark SQL, and `jdbc_jar` finds the driver they need.
 - `resolve` gets the messages for any DataFrame of streams and offsets; `Enrichment` joins the micro-batches of a
   streaming query to their relata.
-- `backfill` records what streams hold and the table lacks, in parallel; `verify` compares the two.
+- `backfill` records what streams hold and the table lacks, in parallel.
 - `related_pairs`, `as_of`, `unmatched` and `conversations` join messages over their relations.
 """
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from relatum.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from relatum_spark._backfill import backfill
     from relatum_spark._broker import Broker
     from relatum_spark._register import register
     from relatum_spark.joins._as_of import as_of
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from relatum_spark.joins._unmatched import unmatched
     from relatum_spark.payloads._enrich import Enrichment
     from relatum_spark.payloads._resolve import resolve
-    from relatum_spark.recording._backfill import backfill
-    from relatum_spark.recording._follower import FillProgress
-    from relatum_spark.recording._verify import verify
     from relatum_spark.table._catalog import catalog
     from relatum_spark.table._jdbc import jdbc_jar
     from relatum_spark.table._relationships import relationships
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Broker",
     "Enrichment",
-    "FillProgress",
     "Snapshot",
     "as_of",
     "backfill",
@@ -49,16 +46,14 @@ __all__ = [
     "resolve",
     "snapshot",
     "unmatched",
-    "verify",
 ]
 
 _HOMES: Final = {
     "Broker": "_broker",
     "Enrichment": "payloads._enrich",
-    "FillProgress": "recording._follower",
     "Snapshot": "table._snapshot",
     "as_of": "joins._as_of",
-    "backfill": "recording._backfill",
+    "backfill": "_backfill",
     "catalog": "table._catalog",
     "conversations": "joins._conversations",
     "jdbc_jar": "table._jdbc",
@@ -68,7 +63,6 @@ _HOMES: Final = {
     "resolve": "payloads._resolve",
     "snapshot": "table._snapshot",
     "unmatched": "joins._unmatched",
-    "verify": "recording._verify",
 }
 """The module of each public name, imported when the name is first asked for: pyspark takes a second."""
 

@@ -22,7 +22,6 @@ from relatum_spark._workers import spare_collections
 from relatum_spark.source._keyfilter import KeyFilter, look_up
 from relatum_spark.source._offsets import Slice, slices
 from relatum_spark.source._options import SourceOptions, parse_options
-from relatum_spark.source._pushdown import Pushed
 from relatum_spark.source._ranges import check_named, range_of
 from relatum_spark.source._rows import Part, read_part
 from relatum_spark.source._schema import schema as columns
@@ -47,8 +46,7 @@ class RabbitMQStreams(DataSource):
         """The reader of a batch."""
         options = parse_options(self.options)
         self._check_schema(schema, options)
-        kind = FilteringBatchReader if options.push_filters else BatchReader
-        return kind(options, _definitions(options))
+        return BatchReader(options, _definitions(options))
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802
         """The reader of a streaming query."""
@@ -103,10 +101,8 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, definitions: Sequence[KeyDefinition]) -> None:
         self._options = options
         self._keys = tuple(definitions[: len(options.keys)])
-        self._only = tuple(
-            KeyFilter.of(definition, options.key_values) for definition in definitions[len(self._keys) :]
-        )
-        self._pushed = Pushed()
+        looked_up = definitions[len(self._keys) :]
+        self._only = KeyFilter.of(looked_up[0], options.key_values) if looked_up else None
 
     def partitions(self) -> list[InputPartition]:
         """What the tasks read; on the driver, once a query."""
@@ -121,12 +117,7 @@ class BatchReader(DataSourceReader):
         """The rows of a part; in a task. Where there are no partitions Spark calls it once, with none."""
         if not isinstance(partition.value, Part):
             return iter(())
-        return read_part(self._options, self._keys, partition.value, only=self._filters(), window=self._pushed.window)
-
-    def _filters(self) -> list[KeyFilter]:
-        """The filters by key: that of the options, and those of the query."""
-        by_name = {key.name: key for key in self._keys}
-        return [*self._only, *(KeyFilter(by_name[name], values) for name, values in self._pushed.values)]
+        return read_part(self._options, self._keys, partition.value, only=self._only)
 
     def _streams(self, tails: Tails) -> list[str]:
         super_stream = self._options.super_stream
@@ -140,11 +131,10 @@ class BatchReader(DataSourceReader):
     def _parts(self, reader: StreamReader, streams: list[str]) -> list[Part]:
         options = self._options
         check_named(options, streams)
-        wanted = [self._pushed.limited(range_of(reader, stream, options)) for stream in streams]
-        filters = self._filters()
+        wanted = [range_of(reader, stream, options) for stream in streams]
         picked: list[Part] = []
-        if filters:
-            picked, wanted = self._looked_up(reader, [each for each in wanted if len(each)], filters[0])
+        if self._only is not None:
+            picked, wanted = self._looked_up(reader, [each for each in wanted if len(each)], self._only)
         whole = slices(wanted, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
         return [*picked, *(Part(each) for each in whole)]
 
@@ -165,21 +155,3 @@ class BatchReader(DataSourceReader):
                 cuts = range(0, len(found.offsets), size)
                 parts += [Part(each, found.offsets[at : at + size]) for at in cuts]
         return parts, unknown
-
-
-class FilteringBatchReader(BatchReader):
-    """The reader of a batch that takes filters over, for the option `pushFilters`.
-
-    It is not the default, whatever the session says: Spark 4.3 keeps what a filter left to read with the data frame,
-    and the next query on the same data frame without a filter gets no more than that. So a data frame read with it
-    serves one query. Spark refuses such a reader where `spark.sql.python.filterPushdown.enabled` is false.
-    """
-
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802
-        """Take over what there is to take, and give back the rest; on the driver, before `partitions`."""
-        for each in filters:
-            pushed = self._pushed.take(each, self._options.keys)
-            if pushed is None:
-                yield each
-            else:
-                self._pushed = pushed

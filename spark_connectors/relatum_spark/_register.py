@@ -1,6 +1,5 @@
 """Making the source known to a session."""
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from relatum_spark._format import RabbitMQStreams
@@ -14,9 +13,4 @@ def register(spark: SparkSession) -> None:
     Args:
         spark: The session; one of Spark Connect will do. The tasks need `relatum` with its extra `spark` too.
     """
-    try:
-        spark.dataSource.register(RabbitMQStreams)
-    except AnalysisException as error:
-        # Spark 4.0 refuses what it has found by itself; later ones replace it, with a warning.
-        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-            raise
+    spark.dataSource.register(RabbitMQStreams)

@@ -70,12 +70,6 @@ def pairs(spark: SparkSession, left: str, right: str, on: str) -> list[Any]:
     return numbers(found.select(number_of("left_value"), number_of("right_value")))
 
 
-def verify(spark: SparkSession, streams: list[str]) -> list[Any]:
-    """Compare: whether all is well, and how many messages were seen of each."""
-    report = relatum_spark.verify(spark, streams)
-    return [report.ok, [stream.messages for stream in report.streams]]
-
-
 def copy(spark: SparkSession, source: str, target: str, checkpoint: str, each: int) -> list[Any]:
     """A streaming query from one stream into another; the numbers of rows of its micro-batches."""
     rows = spark.readStream.format("rabbitmq_streams").options(
@@ -88,7 +82,7 @@ def copy(spark: SparkSession, source: str, target: str, checkpoint: str, each: i
 
 
 STEPS: dict[str, Callable[..., list[Any]]] = {
-    step.__name__: step for step in (whereabouts, read, resolve, backfill, pairs, verify, copy)
+    step.__name__: step for step in (whereabouts, read, resolve, backfill, pairs, copy)
 }
 
 

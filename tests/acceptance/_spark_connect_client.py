@@ -50,7 +50,6 @@ def main(remote: str, broker: str, left: str, right: str, target: str) -> None:
 
     calls: dict[str, Callable[[], Any]] = {
         "backfill": lambda: [report.rows for report in relatum_spark.backfill(spark, [left, right])],
-        "verify": lambda: relatum_spark.verify(spark, [left, right]).ok,
         "read": lambda: messages().count(),
         "write": batch_write,
         "streaming": stream_write,

@@ -1,4 +1,4 @@
-"""A Celery app as its users write it, with one line more or one command more: what belongs to a task?"""
+"""A Celery app as its users write it, with one line more, or tapped: what belongs to a task?"""
 
 import json
 import os
@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,9 @@ ORDERS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def server(traced_broker: LocalRabbitMQ) -> LocalRabbitMQ:
-    """A broker of this module, whose firehose is on."""
-    return traced_broker
+def server(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
+    """A broker of this module."""
+    return own_broker
 
 
 @pytest.fixture
@@ -100,44 +100,22 @@ class Shop:
         return {(parent, child) for parent, child in pairs if parent in under and parent != child}
 
 
-@contextmanager
-def one_command(relatum: Relatum, tmp_path: Path) -> Iterator[str]:
-    """The firehose is carried into a stream and recorded; gives the stream."""
-    stream = unique_name("hose")
-    relatum.ok("keys", "add", "--preset", "celery")
-    with ExitStack() as stack:
-        for words in (("tap", "--firehose", "--stream", stream), ("record", stream)):
-            process = relatum.start(*words, stderr=tmp_path / f"{words[0]}.log")
-            stack.callback(process.communicate, timeout=LIMIT_S)
-            stack.callback(process.kill)
-        # It is, once the carrier has made its stream, and the queue that it carries from.
-        wait_until(lambda: relatum.run("status", stream).returncode == 0, LIMIT_S, what="the recorder")
-        yield stream
-
-
-@contextmanager
-def one_line(relatum: Relatum, tmp_path: Path) -> Iterator[str]:
-    """Nothing more: the app's processes record what they publish."""
-    yield "celery.tasks"
-
-
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("module", "way"), [(LINE, one_line), (PLAIN, one_command)], ids=["line", "command"])
-def test_what_belongs_to_a_task(relatum: Relatum, tmp_path: Path, module: str, way: Any) -> None:
+def test_what_belongs_to_a_task(relatum: Relatum, tmp_path: Path) -> None:
     """Chains, chords, groups, retries and a killed child: trace and related say what Celery's results say."""
-    shop = Shop(relatum, tmp_path, module)
-    with way(relatum, tmp_path) as stream:
-        with shop.worker():
-            told = shop.place(ORDERS[:2])
-        with shop.worker():
-            again = shop.place(ORDERS[2:])
-        relatum.await_recorded(stream)
-        for name, root in {**told["orders"], **again["orders"]}.items():
-            check_trace(relatum, shop, root, retries=2 if name == "scarce" else 0)
-        for audits in (told["audits"], again["audits"]):
-            (start,) = relatum.json("find", "celery_id", audits[0])["messages"]
-            related = relatum.json("related", stream, str(start["offset"]), "--by", "celery_group")
-            assert {each["headers"]["id"] for each in related["messages"]} == set(audits[1:])
+    stream = "celery.tasks"
+    shop = Shop(relatum, tmp_path, LINE)
+    with shop.worker():
+        told = shop.place(ORDERS[:2])
+    with shop.worker():
+        again = shop.place(ORDERS[2:])
+    relatum.await_recorded(stream)
+    for name, root in {**told["orders"], **again["orders"]}.items():
+        check_trace(relatum, shop, root, retries=2 if name == "scarce" else 0)
+    for audits in (told["audits"], again["audits"]):
+        (start,) = relatum.json("find", "celery_id", audits[0])["messages"]
+        related = relatum.json("related", stream, str(start["offset"]), "--by", "celery_group")
+        assert {each["headers"]["id"] for each in related["messages"]} == set(audits[1:])
 
 
 def check_trace(relatum: Relatum, shop: Shop, root: str, *, retries: int) -> None:

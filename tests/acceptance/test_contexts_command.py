@@ -64,18 +64,17 @@ def test_what_the_page_shows_of_moving_works(relatum: Relatum, super_stream: str
     assert (status["header"], status["moves"]) == ("serialization_context", [])
 
 
-def test_contexts_are_assigned_moved_and_shown(relatum: Relatum, super_stream: str, tmp_path: Path) -> None:
-    """Names come from a file, the moves with their pause go out as JSON, and each error is a line and its code."""
-    file = tmp_path / "names"
-    file.write_text("a\nb\nc\n")
-    relatum.ok("contexts", "assign", super_stream, "--file", str(file), "--to", f"{super_stream}-0")
+def test_contexts_are_assigned_moved_and_shown(relatum: Relatum, super_stream: str) -> None:
+    """The moves with their pause go out as JSON, a dry run moves nothing, and each error is a line and its code."""
+    relatum.ok("contexts", "assign", super_stream, "a", "b", "c", "--to", f"{super_stream}-0")
     [moved] = relatum.json("contexts", "move", super_stream, "a", "b", "--to", f"{super_stream}-1")
     assert (moved["contexts"], moved["state"], 0 < moved["pause_s"] < 10) == (2, "switched", True)
     listed = [json.loads(line) for line in relatum.ok("contexts", "list", super_stream, "--json").splitlines()]
     assert {each["context"]: each["partition"][-1] for each in listed} == {"a": "1", "b": "1", "c": "0"}
-    plan = tmp_path / "plan"
-    plan.write_text(relatum.ok("contexts", "plan", super_stream, f"{super_stream}-2", "--json"))
-    assert "3 contexts in 2 moves" in relatum.ok("contexts", "rebalance", super_stream, "--plan", str(plan))
+    rebalance = ("contexts", "rebalance", super_stream, f"{super_stream}-2")
+    assert list(map(sorted, relatum.json(*rebalance, "--dry-run").values())) == [["a", "b", "c"]]
+    assert "3 contexts would go" in relatum.ok(*rebalance, "--dry-run")
+    assert "3 contexts in 2 moves" in relatum.ok(*rebalance)
     relatum.ok("contexts", "retire", super_stream, f"{super_stream}-1")
     refused = relatum.run("contexts", "retire", super_stream, f"{super_stream}-2")
     assert (refused.returncode, refused.stderr.count("\n")) == (7, 1)

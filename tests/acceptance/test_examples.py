@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance._command import Relatum
-from tests.support import delete_stream
+from tests.support import declare_stream, delete_stream, publish_plain, unique_name
+from tests.support.spark import JDBC_JAR
 from tests.support.spark_python import spark_python
 from tests.support.super_streams import delete_by_hand
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
 STREAMS = (
     "example-orders",
     "example-payments",
@@ -94,10 +96,10 @@ def test_example_prints_what_it_should(name: str, environment: dict[str, str]) -
 
 
 @pytest.mark.timeout(900)
-def test_spark_agrees_with_pandas(environment: dict[str, str], tmp_path: Path) -> None:
-    """The flights' example joins as pandas' `merge` and `merge_asof` do, and draws its two plots."""
+def test_spark_agrees_with_pandas(environment: dict[str, str]) -> None:
+    """The flights' example joins as pandas' `merge` and `merge_asof` do."""
     ended = subprocess.run(
-        [sys.executable, EXAMPLES / "spark" / "flights.py", "2000", tmp_path],
+        [sys.executable, EXAMPLES / "spark" / "flights.py", "2000"],
         env=environment | {"PYSPARK_PYTHON": str(spark_python())},
         capture_output=True,
         text=True,
@@ -106,4 +108,43 @@ def test_spark_agrees_with_pandas(environment: dict[str, str], tmp_path: Path) -
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1].endswith("with their plane: as pandas")
-    assert {path.name for path in tmp_path.iterdir()} == {"delay-by-visibility.png", "delay-by-age.png"}
+
+
+@pytest.mark.timeout(900)
+def test_spark_back_fills_and_joins_by_spark_submit(environment: dict[str, str], amqp_url: str) -> None:
+    """The back-fill records both streams; the joins then find pairs, what has none, and the nearest in time."""
+    pythons = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYSPARK_PYTHON": str(spark_python())}
+
+    def submit(program: str, *arguments: str) -> str:
+        ended = subprocess.run(
+            [SPARK_SUBMIT, "--master", "local[2,4]", "--jars", JDBC_JAR, EXAMPLES / "spark" / program, *arguments],
+            env=environment | pythons,
+            capture_output=True,
+            text=True,
+            timeout=420,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    relatum = Relatum(*(environment[f"RELATUM_{name}_URL"] for name in ("BROKER", "STREAM", "DATABASE")))
+    relatum.ok("keys", "add", "order_id")
+    left, right = unique_name("left"), unique_name("right")
+    for stream, count in ((left, 3), (right, 2)):
+        declare_stream(amqp_url, stream)
+        publish_plain(amqp_url, stream, [(b"%d" % n, {"order_id": f"o{n}"}) for n in range(count)])
+
+    filled = submit("backfill.py", left, right).splitlines()
+    assert [line.rpartition(" in ")[0] for line in filled] == [
+        f"{left}: 3 messages read, 3 rows written",
+        f"{right}: 2 messages read, 2 rows written",
+    ]
+    cells = [tuple(part.strip() for part in line.strip("|").split("|"))
+             for line in submit("joins.py", left, right, "order_id").splitlines() if line.startswith("|o")]  # fmt: skip
+    assert cells == [
+        ("o0", "0", "0"), ("o1", "1", "1"),
+        ("o2", "2", "absent"),
+        ("o0", "0", "0"), ("o1", "1", "1"), ("o2", "2", "NULL"),
+    ]  # fmt: skip
+    for stream in (left, right):
+        delete_stream(amqp_url, stream)

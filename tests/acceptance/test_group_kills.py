@@ -183,7 +183,7 @@ def test_groups_of_a_tail_that_was_lost_are_looked_for_again(private_servers: Lo
     publish_plain(url, stream, [*whole_group(5, 2), *whole_group(3, 2)])
     with recording(url, engine, stream):
         wait_until(lambda: recorded_to(engine, stream) == 7, what="the stream as it is now is recorded")
-    (seen,) = status(url, engine, [stream])
+    (seen,) = status(url, engine.url, [stream])
     assert [event.kind for event in seen.events] == ["tail_lost"]
     with Relations(url, servers.database_url) as relations:
         assert bodies_given(relations, stream, acknowledge=(3, 5)) == ["5-1 5-2", "3-1 3-2"]

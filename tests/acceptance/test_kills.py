@@ -231,16 +231,16 @@ def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(server
     shutil.copytree(older, servers.rabbitmq.data, symlinks=True)
     restart_broker(servers)
     publish_plain(url, STREAM, orders("new", 500), confirm=False)
-    found = verify(url, engine, [STREAM])
+    found = verify(url, engine.url, [STREAM])
     assert [difference.kind for difference in found.streams[0].differences] == ["replaced"], "verify notices it too"
     with recording(url, engine, STREAM):
         wait_until(lambda: recorded_to(engine, STREAM) == 3_500, what="the stream as it is now is recorded")
-    (seen,) = status(url, engine, [STREAM])
+    (seen,) = status(url, engine.url, [STREAM])
     assert [event.kind for event in seen.events] == ["tail_lost"]
     assert seen.generation == 1
     values = [value for _, value, _ in rows_of(engine, STREAM)]
     assert values == [f"kept{n}" for n in range(3_000)] + [f"new{n}" for n in range(500)]
-    assert verify(url, engine, [STREAM]).ok
+    assert verify(url, engine.url, [STREAM]).ok
     engine.dispose()
 
 

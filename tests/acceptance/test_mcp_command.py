@@ -51,43 +51,6 @@ def test_stdout_has_the_protocol_and_nothing_else(
     assert "Traceback" not in logged.read_text()
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["9" * 5_000, '"half of a letter: \\ud83d"', "[" * 1_000 + "]" * 1_000, "1e400", "NaN"],
-    ids=lambda value: value[:20],
-)
-def test_what_cannot_be_read_is_answered(relatum: Relatum, value: str) -> None:
-    """The SDK says nothing to what is no JSON by its rules: who asked would wait for ever."""
-    with relatum.start("mcp", stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        _ask(process, id=1, method="initialize", params=HELLO)
-        process.stdout.readline()
-        asked = f'{{"name": "find", "arguments": {{"key": "k", "value": {value}}}}}'
-        process.stdin.write(f'\n{{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {asked}}}\n')
-        process.stdin.flush()
-        answer = json.loads(process.stdout.readline())
-        assert answer["id"] == 7
-        assert "error" in answer or answer["result"]["isError"]
-        process.communicate(timeout=LIMIT_S)
-
-
-@pytest.mark.parametrize("length", [300_000, 50_000_000])
-def test_a_line_without_end_is_refused_and_not_kept(relatum: Relatum, length: int) -> None:
-    """What is longer than a request over HTTP may be is answered as too long, and the next question as ever."""
-    with relatum.start("mcp", stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        _ask(process, id=1, method="initialize", params=HELLO)
-        process.stdout.readline()
-        _ask(process, id=7, method="tools/call", params={"name": "find", "arguments": {"value": "x" * length}})
-        answer = json.loads(process.stdout.readline())
-        assert (answer["id"], answer["error"]["message"]) == (7, "a request has 262,144 characters at most")
-        _ask(process, id=8, method="tools/list")
-        assert len(json.loads(process.stdout.readline())["result"]["tools"]) == 10
-        process.communicate(timeout=LIMIT_S)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_while_it_waits(relatum: Relatum, number: signal.Signals) -> None:
     """It ends with 0, though a thread waits for stdin."""
@@ -123,13 +86,3 @@ def test_the_page_s_command_serves_them_beside_it(relatum: Relatum, amqp_url: st
     assert process.returncode == 0, said
     assert f"Tools for agents are at {url}mcp\n" in said[1]
     assert "Traceback" not in said[1]
-
-
-def test_it_ends_when_nobody_reads_its_answers_any_more(relatum: Relatum) -> None:
-    """It ends with 0 though its stdin is held open, as by a client whose reader died."""
-    with relatum.start("mcp", stdin=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        _ask(process, id=1, method="initialize", params=HELLO)
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.wait(timeout=LIMIT_S) == 0

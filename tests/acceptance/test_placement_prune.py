@@ -15,7 +15,7 @@ def test_prune_forgets_sets_that_were_released_long_ago(
     """Open ones and those of a moment ago stay; with names of streams, all stay."""
     relatum = Relatum(amqp_url, stream_url, database_url)
     vhost = BrokerAddress.parse(amqp_url, stream_url).vhost
-    with PlacementStore(engine, vhost, stream_name) as store:
+    with PlacementStore(engine.url, vhost, stream_name) as store:
         store.open("affinity_set", Layout.of(stream_name, [(stream_name, "0")]))
         placed = store.place(["long ago", "just now", "open"], lambda _name, partitions: partitions[0])
         store.release([(name, placed[name].epoch) for name in ("long ago", "just now")])

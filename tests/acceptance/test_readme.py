@@ -170,7 +170,7 @@ def test_commands_shown_exist() -> None:
     assert {words[0] for words in shown} >= {"migrate", "keys", "record", "status"}
     by_command: dict[tuple[str, ...], set[str]] = {}
     for words in shown:
-        has_own_commands = words[0] in ("keys", "expect", "super-stream", "affinity", "contexts", "spark")
+        has_own_commands = words[0] in ("keys", "expect", "super-stream", "affinity", "contexts")
         command = words[:2] if has_own_commands else words[:1]
         by_command.setdefault(command, set()).update(word for word in words if word.startswith("--"))
     for command, options in by_command.items():

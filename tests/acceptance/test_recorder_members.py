@@ -94,4 +94,4 @@ def test_members_that_are_frozen_or_killed_are_replaced_and_no_row_is_written_tw
         assert first.wait(90) == 0
     for name in names:
         assert [value for _, value, _ in rows_of(engine, name)] == [f"o{n}" for n in range(published)]
-    assert verify(amqp_url, engine, names).ok
+    assert verify(amqp_url, engine.url, names).ok

@@ -1,7 +1,6 @@
 """`relatum tap` and `relatum untap`: two commands, and the messages of an exchange are found."""
 
 import json
-from pathlib import Path
 
 import pytest
 from pika import BasicProperties
@@ -13,9 +12,9 @@ from tests.support import broker_connection, unique_name, wait_until
 
 
 @pytest.fixture
-def server(traced_broker: LocalRabbitMQ) -> LocalRabbitMQ:
-    """A broker of this module, whose firehose is on."""
-    return traced_broker
+def server(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
+    """A broker of this module."""
+    return own_broker
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def test_two_commands_and_an_exchange_is_looked_up(relatum: Relatum, server: Loc
     """Tap and record, then find; listed, taken away, and deleted only where somebody says so."""
     exchange = unique_name("orders")
     assert relatum.run("tap", exchange).returncode == ExitCode.NOT_THERE
-    assert relatum.run("tap").returncode == relatum.run("tap", exchange, "--firehose").returncode == ExitCode.USAGE
+    assert relatum.run("tap").returncode == relatum.run("untap").returncode == ExitCode.USAGE
     with broker_connection(server.broker_url) as connection:
         channel = connection.channel()
         channel.exchange_declare(exchange, "topic", durable=True)
@@ -64,26 +63,3 @@ def test_two_commands_and_an_exchange_is_looked_up(relatum: Relatum, server: Loc
     (made,) = relatum.json("tap", "amq.headers", "--stream", f"{exchange}.pdf", "--arguments", arguments)
     assert made["arguments"] == {"x-match": "any", "format": "pdf"}
     assert "is deleted" in relatum.ok("untap", "amq.headers", "--delete", "--yes")
-
-
-def test_the_firehose_runs_until_it_is_told_to_end(relatum: Relatum, server: LocalRabbitMQ, tmp_path: Path) -> None:
-    """SIGTERM ends it with 0, whole; what was published to the default exchange lies in its stream."""
-    stream, queue, log = unique_name("hose"), unique_name("work"), tmp_path / "log"
-    process = relatum.start("tap", "--firehose", "--stream", stream, "--max-length-bytes", "20000000", stderr=log)
-    try:
-        with broker_connection(server.broker_url) as connection:
-            channel = connection.channel()
-
-            def is_carried() -> bool:
-                channel.basic_publish("", queue, b"one")
-                return relatum.run("read", stream, "0").returncode == 0
-
-            wait_until(is_carried, LIMIT_S, what="a message", every_s=0.5)
-        process.terminate()
-        said, _ = process.communicate(timeout=LIMIT_S)
-    finally:
-        process.kill()
-    assert process.returncode == 0, log.read_text()
-    assert "the default exchange (firehose, key 'publish.')" in said
-    assert "messages carried" in log.read_text()
-    assert "is not tapped any more" in relatum.ok("untap", "--firehose", "--delete", "--yes")

@@ -29,7 +29,6 @@ COMMANDS = [
     ("super-stream", "delete", UNKNOWN, "--yes"),
     ("super-stream", "route", UNKNOWN, "key"),
     ("affinity", "list", UNKNOWN),
-    ("affinity", "count", UNKNOWN),
     ("contexts", "status", UNKNOWN),
     ("contexts", "list", UNKNOWN),
     ("contexts", "moves", UNKNOWN),
@@ -44,7 +43,7 @@ def relatum(amqp_url: str, stream_url: str, database_url: str, stream_name: str)
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": 1})])
     engine = make_engine(database_url)
     add_keys(engine, ["order_id", GROUP_KEY])
-    backfill(amqp_url, engine, stream_name)
+    backfill(amqp_url, engine.url, stream_name)
     engine.dispose()
     return Relatum(amqp_url, stream_url, database_url)
 

@@ -1,14 +1,11 @@
 """`relatum web`: the installed command, as it is started, asked and ended."""
 
-import os
 import signal
-import subprocess
 
 import httpx
 import pytest
 
-from relatum_consumer.web._passwords import is_password
-from tests.acceptance._command import COMMAND, LIMIT_S, Relatum
+from tests.acceptance._command import LIMIT_S, Relatum
 from tests.support import publish_plain
 
 ADDRESS = "RELATUM_WEB_URL="
@@ -37,23 +34,24 @@ def test_it_serves_until_it_is_told_to_stop(
     assert "Traceback" not in said[1]
 
 
-def test_it_does_not_listen_where_anyone_could_look(relatum: Relatum) -> None:
-    """Without a password it ends with the code of configuration, and says what to do."""
-    ended = relatum.run("web", "--host", "0.0.0.0", "--port", "0")
-    assert ended.returncode == 3
-    assert "--hash-password" in ended.stderr
-
-
-def test_a_password_is_hashed_and_not_shown() -> None:
-    """Typed twice, and what is printed is its hash alone."""
-    ended = subprocess.run(
-        [COMMAND, "web", "--hash-password"],
-        input="correct horse\ncorrect horse\n",
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env=os.environ,
-        check=True,
-    )
-    assert is_password("correct horse", ended.stdout.strip())
-    assert "correct horse" not in ended.stdout + ended.stderr
+def test_where_anyone_could_look_it_makes_a_token(relatum: Relatum, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address lets one in, once; one that is given is not printed."""
+    with relatum.start("web", "--host", "0.0.0.0", "--port", "0") as process:
+        try:
+            assert process.stdout is not None
+            address, _, token = process.stdout.readline().strip().removeprefix(ADDRESS).partition("?token=")
+            with httpx.Client(base_url=address.replace("0.0.0.0", "127.0.0.1"), timeout=LIMIT_S) as client:
+                assert client.get("api/keys").status_code == 401
+                assert client.get(f"api/keys?token={token}").status_code == 303
+                assert client.get("api/keys").status_code == 200
+        finally:
+            process.terminate()
+        process.communicate(timeout=LIMIT_S)
+    monkeypatch.setenv("RELATUM_WEB_TOKEN", "given-by-whoever-starts-it")
+    with relatum.start("web", "--host", "0.0.0.0", "--port", "0") as process:
+        try:
+            assert process.stdout is not None
+            assert "token" not in process.stdout.readline()
+        finally:
+            process.terminate()
+        assert "given-by" not in str(process.communicate(timeout=LIMIT_S))

@@ -9,6 +9,7 @@ from typing import Any
 import pika
 import pytest
 import sqlalchemy as sa
+from celery import Celery
 from kombu import Connection
 from pika.exceptions import AMQPError
 
@@ -27,35 +28,36 @@ PUBLISHED_ANEW_S = 180.0
 
 @pytest.fixture
 def urls(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> str:
-    """All nodes' URLs, as kombu and Celery are given them; of which a new process does not know who answered."""
+    """All nodes' URLs, as Celery is given them; of which a new process does not know who answered."""
     monkeypatch.setattr("relatum.reading._failing_over._used", {})
     return ";".join(cluster.amqp_url(node) for node in (1, 2, 3))
 
 
-class ByKombu:
-    """A kombu connection with several URLs, intercepted; kombu itself goes on to the next."""
+class ByCelery:
+    """An intercepted app with a connection of several URLs; kombu itself goes on to the next."""
 
     def __init__(self, urls: str, database_url: str, stream: str) -> None:
         self._connection = Connection(urls, connect_timeout=5, transport_options={"confirm_publish": True})
-        relatum.intercept(self._connection, database=database_url, keys=["order_id"])
+        self._app = relatum.intercept(Celery(set_as_current=False), database=database_url, keys=["order_id"])
         self._producer = self._connection.Producer()
         self._stream = stream
 
     def __call__(self, order: str) -> None:
         """Publish, with a confirm."""
-        self._producer.publish(
-            b"",
-            routing_key=self._stream,
-            headers={"order_id": order},
-            retry=True,
-            retry_policy={"max_retries": 100, "interval_start": 0.1, "interval_max": 1},
-            confirm_timeout=5,
-            timeout=5,
-        )
+        with self._app.producer_or_acquire(self._producer) as producer:
+            producer.publish(
+                b"",
+                routing_key=self._stream,
+                headers={"order_id": order},
+                retry=True,
+                retry_policy={"max_retries": 100, "interval_start": 0.1, "interval_max": 1},
+                confirm_timeout=5,
+                timeout=5,
+            )
 
     def close(self) -> None:
         """Give all back."""
-        relatum.release(self._connection)
+        relatum.release(self._app)
         self._connection.close()
 
 
@@ -93,10 +95,10 @@ class ByPika:
             self._connection.close()
 
 
-@pytest.fixture(params=["kombu", "pika"])
+@pytest.fixture(params=["celery", "pika"])
 def client(request: pytest.FixtureRequest) -> Any:
     """Makes publishers of each client."""
-    return {"kombu": ByKombu, "pika": ByPika}[request.param]
+    return {"celery": ByCelery, "pika": ByPika}[request.param]
 
 
 def confirmed(publisher: Any, orders: range) -> set[str]:
@@ -145,7 +147,7 @@ def check_verified(cluster: Cluster, engine: sa.Engine, stream: str) -> None:
 
     def report() -> VerifyReport | None:
         try:
-            return verify(cluster.amqp_url(2), engine, [stream])
+            return verify(cluster.amqp_url(2), engine.url, [stream])
         except (BrokerUnavailable, ReadTimeout):
             return None
 
@@ -171,7 +173,7 @@ def test_the_first_node_is_down_at_the_start(
         stack.callback(publisher.close)
         orders = confirmed(publisher, range(20))
         check_rows(cluster, engine, stream, orders, node=2)
-        with Relations(urls, engine, timeout_s=60) as relations:
+        with Relations(urls, engine.url, timeout_s=60) as relations:
             assert relations.find("order_id", "7").messages
         check_verified(cluster, engine, stream)
     assert len(told(caplog)) <= 1

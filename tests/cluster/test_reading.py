@@ -12,13 +12,11 @@ import pytest
 from relatum.errors import OffsetNotFound, Transient
 from relatum.reading import Agreement, Position, StreamReader, agreement
 from relatum.wire._identity import fingerprint
-from tests.contract._faces import open_face
+from tests.contract._faces import FACES, open_face
 from tests.support import publish_plain, unique_name, wait_until
 from tests.support.cluster import NODES, Cluster, on_each_cluster
 
 pytestmark = on_each_cluster
-
-STREAM_FACES = ["blocking-stream", "asyncio-stream"]
 
 
 class Publisher:
@@ -68,7 +66,7 @@ class Publisher:
             self._thread.join()
 
 
-@pytest.mark.parametrize("name", STREAM_FACES)
+@pytest.mark.parametrize("name", FACES)
 def test_ends_under_publishing(cluster: Cluster, is_long: bool, name: str) -> None:
     """A stream that is written to is never empty, and never ends before what was confirmed when it was asked."""
     stream = unique_name()
@@ -96,7 +94,7 @@ def test_ends_under_publishing(cluster: Cluster, is_long: bool, name: str) -> No
                         assert messages[-1].offset >= confirmed
 
 
-@pytest.mark.parametrize("name", STREAM_FACES)
+@pytest.mark.parametrize("name", FACES)
 def test_a_lagging_replica_is_passed_by(cluster: Cluster, name: str) -> None:
     """Read through a node that is held back, a stream has all that was confirmed, and is the one that it was."""
     stream = unique_name()

@@ -1,4 +1,4 @@
-"""The four readers behind one blocking face, so that each behaviour is written down once."""
+"""Both readers behind one blocking face, so that each behaviour is written down once."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from relatum.reading import (
 
 _Result = TypeVar("_Result")
 
-FACES = ("blocking-stream", "blocking-amqp", "asyncio-stream", "asyncio-amqp")
+FACES = ("blocking", "asyncio")
 
 
 class Face(Protocol):
@@ -147,14 +147,13 @@ async def _collect(source: Any, take: int | None) -> list[Any]:
 
 @contextlib.contextmanager
 def open_face(name: str, url: str | BrokerAddress, **options: Any) -> Iterator[Face]:
-    """Open one of the four readers."""
-    face, transport = name.split("-")
-    if face == "blocking":
-        with StreamReader.open(url, transport=transport, **options) as reader:  # type: ignore[arg-type]
+    """Open one of the readers."""
+    if name == "blocking":
+        with StreamReader.open(url, **options) as reader:
             yield BlockingFace(name, reader)
         return
     with asyncio.Runner() as runner:
-        opened = runner.run(AsyncStreamReader.open(url, transport=transport, **options))  # type: ignore[arg-type]
+        opened = runner.run(AsyncStreamReader.open(url, **options))
         try:
             yield AsyncFace(name, runner, opened)
         finally:

@@ -16,8 +16,8 @@ class EmptyNode:
     _leader = 1
     """Who leads in Metadata: 0 for itself, 1 for the other."""
 
-    def __init__(self, other_port: int) -> None:
-        self._other_port = other_port
+    def __init__(self, other_port: int, other_host: str = "127.0.0.1") -> None:
+        self._other_port, self._other_host = other_port, other_host
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._connections: list[socket.socket] = []
@@ -55,8 +55,8 @@ class EmptyNode:
 
     def _metadata(self, correlation: int, stream: str) -> bytes:
         nodes = struct.pack(">I", 2)
-        for reference, port in ((0, self.port), (1, self._other_port)):
-            nodes += struct.pack(">H", reference) + frames.string("127.0.0.1") + struct.pack(">I", port)
+        for reference, host, port in ((0, "127.0.0.1", self.port), (1, self._other_host, self._other_port)):
+            nodes += struct.pack(">H", reference) + frames.string(host) + struct.pack(">I", port)
         places = struct.pack(">I", 1) + frames.string(stream) + struct.pack(">HHIHH", Code.OK, self._leader, 2, 0, 1)
         answer = struct.pack(">HHI", Command.METADATA | frames.RESPONSE_BIT, 1, correlation) + nodes + places
         return struct.pack(">I", len(answer)) + answer

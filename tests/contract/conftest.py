@@ -9,7 +9,7 @@ from tests.contract._faces import FACES, Face, open_face
 
 @pytest.fixture(params=FACES)
 def face_name(request: pytest.FixtureRequest) -> str:
-    """Each face over each transport."""
+    """Each face."""
     return str(request.param)
 
 

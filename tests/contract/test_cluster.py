@@ -5,11 +5,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from relatum.errors import StreamUnavailable
-from tests.contract._faces import open_face
+from tests.contract._faces import FACES, open_face
 from tests.contract._node import EmptyNode, SilentLeader
 from tests.support import publish_plain
-
-STREAM_FACES = ["blocking-stream", "asyncio-stream"]
 
 
 def through(url: str, port: int) -> str:
@@ -18,7 +16,7 @@ def through(url: str, port: int) -> str:
     return parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@127.0.0.1:{port}").geturl()
 
 
-@pytest.mark.parametrize("name", STREAM_FACES)
+@pytest.mark.parametrize("name", FACES)
 def test_a_stream_on_another_node(name: str, amqp_url: str, stream_url: str, stream_name: str) -> None:
     """A reader goes to the node that has the stream."""
     publish_plain(amqp_url, stream_name, [b"0", b"1"])
@@ -29,7 +27,7 @@ def test_a_stream_on_another_node(name: str, amqp_url: str, stream_url: str, str
         assert [message.body for message in face.read_many([(stream_name, 1)])] == [b"1"]  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("name", STREAM_FACES)
+@pytest.mark.parametrize("name", FACES)
 def test_a_node_that_cannot_be_reached(name: str, stream_url: str, stream_name: str) -> None:
     """Where no other node can be reached, the stream is unavailable, in time."""
     with EmptyNode(1) as node, open_face(name, through(stream_url, node.port), timeout_s=6) as face:
@@ -38,7 +36,7 @@ def test_a_node_that_cannot_be_reached(name: str, stream_url: str, stream_name: 
                 attempt()
 
 
-@pytest.mark.parametrize("name", STREAM_FACES)
+@pytest.mark.parametrize("name", FACES)
 def test_a_leader_that_shows_nothing_of_what_is_written(name: str, stream_url: str, stream_name: str) -> None:
     """It is waited for as long as may be, and its stream never taken for empty; one that has nothing written is."""
     with (

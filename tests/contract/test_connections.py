@@ -1,4 +1,4 @@
-"""How many connections readers have: one limit for all ways to read, over both transports, blocking and asyncio."""
+"""How many connections readers have: one limit for all ways to read, blocking and asyncio."""
 
 import asyncio
 import contextlib
@@ -18,29 +18,20 @@ from tests.support import publish_plain, wait_until
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
 
-TRANSPORTS = ["stream", "amqp"]
 ASKED = 14
 
 
 @pytest.fixture
-def proxy(amqp_url: str, stream_url: str, transport: str) -> Iterator[Proxy]:
+def proxy(stream_url: str) -> Iterator[Proxy]:
     """Counts the connections to the broker."""
-    with Proxy.to(stream_url if transport == "stream" else amqp_url) as proxy:
+    with Proxy.to(stream_url) as proxy:
         yield proxy
 
 
-@pytest.fixture(params=TRANSPORTS)
-def transport(request: pytest.FixtureRequest) -> str:
-    """Each transport."""
-    return str(request.param)
-
-
 @pytest.fixture
-def address(amqp_url: str, stream_url: str, transport: str, proxy: Proxy) -> BrokerAddress:
+def address(amqp_url: str, stream_url: str, proxy: Proxy) -> BrokerAddress:
     """The broker by way of the proxy."""
-    if transport == "stream":
-        return BrokerAddress.parse(amqp_url, proxy.url(stream_url))
-    return BrokerAddress.parse(proxy.url(amqp_url))
+    return BrokerAddress.parse(amqp_url, proxy.url(stream_url))
 
 
 @pytest.fixture
@@ -88,9 +79,9 @@ async def all_ways_async(reader: AsyncStreamReader, stream: str, number: int) ->
             return tuple(await reader.bounds(stream))
 
 
-def test_all_ways_to_read_share_one_limit(address: BrokerAddress, stream: str, transport: str, proxy: Proxy) -> None:
+def test_all_ways_to_read_share_one_limit(address: BrokerAddress, stream: str, proxy: Proxy) -> None:
     """Many threads read in all ways at once: each has its answer, over no more connections than there may be."""
-    with StreamReader.open(address, transport=transport, connections_max=3, timeout_s=60) as reader:  # type: ignore[arg-type]
+    with StreamReader.open(address, connections_max=3, timeout_s=60) as reader:
         with ThreadPoolExecutor(ASKED) as threads:
             found = list(threads.map(lambda number: all_ways(reader, stream, number), range(ASKED)))
         assert found == [EXPECTED[number % len(EXPECTED)] for number in range(ASKED)]
@@ -101,13 +92,10 @@ def test_all_ways_to_read_share_one_limit(address: BrokerAddress, stream: str, t
         assert statistics.opened == proxy.opened
 
 
-async def test_all_ways_to_read_share_one_limit_with_asyncio(
-    address: BrokerAddress, stream: str, transport: str, proxy: Proxy
-) -> None:
+async def test_all_ways_to_read_share_one_limit_with_asyncio(address: BrokerAddress, stream: str, proxy: Proxy) -> None:
     """The same for tasks."""
     async with await AsyncStreamReader.open(
         address,
-        transport=transport,  # type: ignore[arg-type]
         connections_max=3,
         timeout_s=60,
     ) as reader:
@@ -119,16 +107,16 @@ async def test_all_ways_to_read_share_one_limit_with_asyncio(
         assert statistics.opened == proxy.opened
 
 
-def test_who_iterates_may_ask_something_else(address: BrokerAddress, stream: str, transport: str) -> None:
+def test_who_iterates_may_ask_something_else(address: BrokerAddress, stream: str) -> None:
     """Also where there are two connections in all: the question has the other one."""
-    with StreamReader.open(address, transport=transport, connections_max=2) as reader:  # type: ignore[arg-type]
+    with StreamReader.open(address, connections_max=2) as reader:
         assert [reader.read(stream, message.offset).body for message in reader.iterate(stream, 7)] == [b"7", b"8", b"9"]
         assert reader.statistics().in_use == 0
 
 
-def test_no_connection_in_time_is_an_error_of_its_own(address: BrokerAddress, stream: str, transport: str) -> None:
+def test_no_connection_in_time_is_an_error_of_its_own(address: BrokerAddress, stream: str) -> None:
     """It comes within the time-out, names limit and option, and passes once an iteration is closed."""
-    options: Any = {"transport": transport, "connections_max": 2, "timeout_s": 1.5}
+    options: Any = {"connections_max": 2, "timeout_s": 1.5}
     with StreamReader.open(address, **options) as reader, contextlib.ExitStack() as stack:
         first = stack.enter_context(contextlib.closing(reader.iterate(stream)))  # type: ignore[type-var]
         assert next(first).offset == 0
@@ -143,9 +131,9 @@ def test_no_connection_in_time_is_an_error_of_its_own(address: BrokerAddress, st
         assert reader.statistics().in_use == 0
 
 
-async def test_a_cancelled_call_gives_its_place_back(address: BrokerAddress, stream: str, transport: str) -> None:
+async def test_a_cancelled_call_gives_its_place_back(address: BrokerAddress, stream: str) -> None:
     """Whether it waits or reads: afterwards nothing is in use, and others go on."""
-    options: Any = {"transport": transport, "connections_max": 2}
+    options: Any = {"connections_max": 2}
     async with await AsyncStreamReader.open(address, **options) as reader:
         async with contextlib.aclosing(reader.iterate(stream)) as messages:
             assert (await anext(messages)).offset == 0
@@ -174,10 +162,10 @@ async def _take_one(reader: AsyncStreamReader, stream: str) -> int:
         return (await anext(messages)).offset
 
 
-def test_followed_streams_are_beside_the_limit(address: BrokerAddress, stream: str, transport: str) -> None:
+def test_followed_streams_are_beside_the_limit(address: BrokerAddress, stream: str) -> None:
     """A recorder of many streams has a connection for each, and still asks."""
     with (
-        StreamReader.open(address, transport=transport, connections_max=2) as reader,  # type: ignore[arg-type]
+        StreamReader.open(address, connections_max=2) as reader,
         contextlib.ExitStack() as stack,
     ):
         for _ in range(4):
@@ -188,12 +176,8 @@ def test_followed_streams_are_beside_the_limit(address: BrokerAddress, stream: s
         assert (statistics.following, statistics.in_use) == (4, 0)
 
 
-def test_a_batched_read_holds_no_connection_for_what_has_come(
-    address: BrokerAddress, stream: str, transport: str
-) -> None:
-    """Who has what he asked for, and takes no more, stops nobody. Over AMQP 0.9.1 he holds a connection until then."""
-    if transport == "amqp":
-        pytest.skip("over AMQP 0.9.1 what has come is not told from what is under way")
+def test_a_batched_read_holds_no_connection_for_what_has_come(address: BrokerAddress, stream: str) -> None:
+    """Who has what he asked for, and takes no more, stops nobody."""
     with StreamReader.open(address, connections_max=2) as reader:
         open_reads: list[Any] = []
         for _ in range(5):
@@ -204,17 +188,12 @@ def test_a_batched_read_holds_no_connection_for_what_has_come(
         assert [list(results) for results in open_reads] == [[]] * 5
 
 
-def test_a_name_that_is_missing_stays_within_the_limit(
-    address: BrokerAddress, amqp_url: str, transport: str, proxy: Proxy
-) -> None:
+def test_a_name_that_is_missing_stays_within_the_limit(amqp_url: str, proxy: Proxy) -> None:
     """What asks AMQP 0.9.1 about a missing name has a place, too: threads that ask at once do not open one each."""
     with (
         Proxy.to(amqp_url) as asked,
         StreamReader.open(
-            BrokerAddress.parse(asked.url(amqp_url), f"rabbitmq-stream://guest:guest@127.0.0.1:{proxy.port}")
-            if transport == "stream"
-            else address,
-            transport=transport,  # type: ignore[arg-type]
+            BrokerAddress.parse(asked.url(amqp_url), f"rabbitmq-stream://guest:guest@127.0.0.1:{proxy.port}"),
             connections_max=2,
             timeout_s=60,
         ) as reader,

@@ -16,25 +16,24 @@ from tests.support.standstill import in_time
 
 TIMEOUT_S = 1.0
 HEARTBEAT_S = 1
+AWAY = 129
+"""A port where nobody listens, nor 120 below it."""
+
 LAST = 2
 """The offset of the last message."""
 
 
 @pytest.fixture
-def proxy(face_name: str, amqp_url: str, stream_url: str) -> Iterator[Proxy]:
-    """A proxy before the port the face uses."""
-    parts = urlsplit(stream_url if face_name.endswith("stream") else amqp_url)
-    with Proxy(parts.hostname or "", parts.port or 0) as proxy:
+def proxy(stream_url: str) -> Iterator[Proxy]:
+    """A proxy before the broker."""
+    with Proxy.to(stream_url) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def face(face_name: str, amqp_url: str, stream_url: str, proxy: Proxy) -> Iterator[Face]:
+def face(face_name: str, stream_url: str, proxy: Proxy) -> Iterator[Face]:
     """A reader that goes through the proxy."""
-    if face_name.endswith("stream"):
-        address = BrokerAddress.parse(through(stream_url, proxy))
-    else:
-        address = BrokerAddress.parse(through(amqp_url, proxy))
+    address = BrokerAddress.parse(through(stream_url, proxy))
     with open_face(face_name, address, timeout_s=TIMEOUT_S, heartbeat_s=HEARTBEAT_S) as opened:
         yield opened
 
@@ -95,8 +94,8 @@ def test_a_connection_that_ends_while_waiting(face: Face, proxy: Proxy, stream: 
 
 def test_an_idle_connection_is_kept(face: Face, proxy: Proxy, stream: str, face_name: str) -> None:
     """Heartbeats keep an idle stream connection open past the time the broker would close it."""
-    if face_name.startswith("asyncio") or face_name.endswith("amqp"):
-        # Their loop does not run between the calls of this suite; they connect anew instead.
+    if face_name == "asyncio":
+        # Its loop does not run between the calls of this suite; it connects anew instead.
         assert until_answered(lambda: face.read(stream, 0)).body == b"0"
         return
 
@@ -110,10 +109,10 @@ def test_an_idle_connection_is_kept(face: Face, proxy: Proxy, stream: str, face_
     in_a_try(is_kept, what="the connection is kept")
 
 
-def test_nobody_there(face_name: str, amqp_url: str) -> None:
+@pytest.mark.parametrize("scheme", ["rabbitmq-stream", "amqp"])
+def test_nobody_there(face_name: str, scheme: str, amqp_url: str) -> None:
     """A port where nobody listens, and one where nobody answers, are errors in time."""
-    scheme = "rabbitmq-stream" if face_name.endswith("stream") else "amqp"
-    with pytest.raises(BrokerUnavailable), open_face(face_name, f"{scheme}://127.0.0.1:1/", timeout_s=TIMEOUT_S):
+    with pytest.raises(BrokerUnavailable), open_face(face_name, f"{scheme}://127.0.0.1:{AWAY}/", timeout_s=TIMEOUT_S):
         pass
     parts = urlsplit(amqp_url)
     with Proxy(parts.hostname or "", parts.port or 0) as silent:
@@ -126,9 +125,9 @@ def test_nobody_there(face_name: str, amqp_url: str) -> None:
             pass
 
 
-def test_wrong_password_and_virtual_host(face_name: str, amqp_url: str, stream_url: str) -> None:
+def test_wrong_password_and_virtual_host(face_name: str, stream_url: str) -> None:
     """Both are refusals, and no message shows the password."""
-    parts = urlsplit(stream_url if face_name.endswith("stream") else amqp_url)
+    parts = urlsplit(stream_url)
     host = parts.netloc.rpartition("@")[2]
     wrong = parts._replace(netloc=f"{parts.username}:canary-7f3a@{host}").geturl()
     with pytest.raises(AccessRefused) as caught, open_face(face_name, wrong):
@@ -144,9 +143,8 @@ def test_urls_that_do_not_fit(face_name: str) -> None:
         with pytest.raises(ConfigurationError) as caught, open_face(face_name, url):
             pass
         assert "can" not in str(caught.value).split()
-    if face_name.endswith("amqp"):
-        with pytest.raises(ConfigurationError), open_face(face_name, "rabbitmq-stream://127.0.0.1/"):
-            pass
+    with pytest.raises(ConfigurationError, match="rabbitmq-stream"), open_face(face_name, "amqp://127.0.0.1:100/"):
+        pass
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,15 @@
-"""What a follower tells of streams, over both transports."""
+"""What a follower tells of streams."""
 
 import logging
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from urllib.parse import urlsplit
 
 import pytest
 
 from relatum.errors import ConfigurationError, NotAStream, StreamNotFound, UsedAfterFork
 from relatum.following import Attached, CaughtUp, Event, Failed, Follower, FollowerOptions, Hole, Records, Replaced
-from relatum.reading import QUIET_S, Agreement, BrokerAddress, Position, StreamReader, position_of
+from relatum.reading import Agreement, BrokerAddress, Position, StreamReader, position_of
 from relatum.waiting import Outages, Server
 from tests.support import (
     broker_connection,
@@ -25,29 +24,21 @@ from tests.support.following import Taker
 from tests.support.forking import in_child
 from tests.support.proxy import Proxy
 
-TRANSPORTS = ("stream", "amqp")
-
-
-@pytest.fixture(params=TRANSPORTS)
-def transport(request: pytest.FixtureRequest) -> str:
-    """The transport by which streams are read."""
-    return str(request.param)
+QUIET_S = 0.5
+"""Seconds in which what is there has come."""
 
 
 @pytest.fixture
-def proxy(transport: str, amqp_url: str, stream_url: str) -> Iterator[Proxy]:
+def proxy(stream_url: str) -> Iterator[Proxy]:
     """What the follower's connections go through."""
-    parts = urlsplit(stream_url if transport == "stream" else amqp_url)
-    with Proxy(parts.hostname or "127.0.0.1", parts.port or 0) as proxy:
+    with Proxy.to(stream_url) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def address(transport: str, amqp_url: str, stream_url: str, proxy: Proxy) -> BrokerAddress:
-    """The broker, by that transport alone."""
+def address(amqp_url: str, stream_url: str, proxy: Proxy) -> BrokerAddress:
+    """The broker, through the proxy."""
     address = BrokerAddress.parse(amqp_url, stream_url)
-    if transport == "amqp":
-        return replace(address, amqp_port=proxy.port, stream_port=None, host="127.0.0.1")
     return replace(address, stream_host="127.0.0.1", stream_port=proxy.port)
 
 
@@ -73,9 +64,7 @@ def known_at(address: BrokerAddress, stream: str, offset: int) -> Position:
         return position_of(reader.read(stream, offset))
 
 
-def test_all_of_a_stream_is_given_in_order_and_then_what_is_published(
-    taker: Taker, amqp_url: str, stream: str, transport: str
-) -> None:
+def test_all_of_a_stream_is_given_in_order_and_then_what_is_published(taker: Taker, amqp_url: str, stream: str) -> None:
     """Attached, the records, caught up, and then what comes."""
     publish_plain(amqp_url, stream, [b"%d" % number for number in range(300)], confirm=False)
     number = taker.follower.follow(stream, 0)
@@ -86,7 +75,6 @@ def test_all_of_a_stream_is_given_in_order_and_then_what_is_published(
     taker.wait_bodies(stream, [*[b"%d" % number for number in range(300)], b"more"])
     assert taker.kinds(stream)[0] is Attached
     assert set(taker.kinds(stream)) == {Attached, Records, CaughtUp}
-    assert taker.follower.transport == transport
 
 
 def test_a_stream_is_caught_up_behind_what_came_larger_than_before(taker: Taker, amqp_url: str, stream: str) -> None:
@@ -117,7 +105,6 @@ def test_a_stream_is_not_caught_up_as_long_as_the_taker_holds_up_the_rest(
         assert taker.wait_event(stream, CaughtUp).next_offset == 200
 
 
-@pytest.mark.parametrize("transport", ["stream"], indirect=True)
 def test_many_lone_messages_are_held_for_a_taker_who_looks_seldom(taker: Taker, amqp_url: str, stream: str) -> None:
     """A thousand chunks of one message each, though the taker is done with none: a page looks five times a second."""
     publish_plain(amqp_url, stream, [b"%d" % number for number in range(1_000)])
@@ -126,7 +113,6 @@ def test_many_lone_messages_are_held_for_a_taker_who_looks_seldom(taker: Taker, 
 
 
 def test_more_streams_than_connections_hold_is_no_outage(
-    transport: str,
     address: BrokerAddress,
     amqp_url: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -134,7 +120,6 @@ def test_more_streams_than_connections_hold_is_no_outage(
 ) -> None:
     """It is told of the stream that has no room, which gets it when another one is left."""
     monkeypatch.setattr("relatum.following._subscriptions.SUBSCRIPTIONS", 2)
-    monkeypatch.setattr("relatum.following._channels.CHANNELS", 2)
     outages = Outages(logging.getLogger("relatum.test-following"), broker="b:1")
     options = FollowerOptions(connections_max=1)
     with new_streams(amqp_url, 3) as streams, Taker(Follower(address, options=options, outages=outages)) as taker:
@@ -190,21 +175,18 @@ def test_a_stream_that_holds_something_else_is_replaced(
 
 
 def test_a_stream_that_is_shorter_than_known_is_replaced_where_its_leader_says_so(
-    taker: Taker, address: BrokerAddress, amqp_url: str, stream: str, transport: str
+    taker: Taker, address: BrokerAddress, amqp_url: str, stream: str
 ) -> None:
-    """By the stream protocol the leader is asked; AMQP 0.9.1 proves no end, and the stream is waited for."""
+    """The leader is asked: a node that has less may be behind."""
     publish_plain(amqp_url, stream, [b"%d" % number for number in range(5)])
     known = known_at(address, stream, 4)
     delete_stream(amqp_url, stream)
     declare_stream(amqp_url, stream)
     publish_plain(amqp_url, stream, [b"another"])
     taker.follower.follow(stream, 5, known=known)
-    if transport == "stream":
-        replaced = taker.wait_event(stream, Replaced)
-        assert replaced.found is Agreement.ENDS_BEFORE
-        assert replaced.bounds == (0, 0)
-    else:
-        assert "offset 4" in str(taker.wait_event(stream, Failed).error)
+    replaced = taker.wait_event(stream, Replaced)
+    assert replaced.found is Agreement.ENDS_BEFORE
+    assert replaced.bounds == (0, 0)
     assert not taker.offsets(stream)
 
 
@@ -216,7 +198,6 @@ def test_what_retention_took_is_a_hole(taker: Taker, address: BrokerAddress, amq
         first: int | None = None
         while not first:
             publish_plain(amqp_url, declared, [b"x" * 1_000] * 200, confirm=False)
-            # Where retention took them all, AMQP 0.9.1 shows no bounds.
             publish_plain(amqp_url, declared, [b"last"])
             first = reader.bounds(declared).first
     known = Position(2, 12345, None)

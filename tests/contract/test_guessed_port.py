@@ -6,23 +6,24 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from relatum.errors import BrokerUnavailable
+from relatum.reading import BrokerAddress
 from relatum.reading._address import AMQP_TO_STREAM_PORT
 from relatum.wire import _frames as frames
 from relatum.wire._frames import Command
-from tests.contract._faces import open_face
+from tests.contract._faces import FACES, open_face
 from tests.contract.test_tls import FILES, _serve, trusting
 from tests.support import publish_plain
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 from tests.unit.wire_samples import answered
 
-FACES = ("blocking", "asyncio")
 ANSWERS = {
     "another": frames.table({"cluster_name": "another@host", "version": "4.3"}),
     "nameless": frames.table({"version": "4.3"}),
@@ -108,27 +109,15 @@ def login_in(url: str) -> bytes:
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_stranger_on_the_guessed_port_is_told_no_password(
-    face: str, answer: str, listening: Any, amqp_url: str, stream_name: str
+    face: str, answer: str, listening: Any, amqp_url: str
 ) -> None:
-    """Who is another broker, does not say who it is, or says nothing gets no login; reading goes by AMQP 0.9.1."""
-    publish_plain(amqp_url, stream_name, [b"a", b"b"])
+    """Who is another broker, does not say who it is, or says nothing gets no login, and is an error."""
     url, stranger = listening(ANSWERS[answer])
-    with open_face(f"{face}-auto", url, timeout_s=ANSWER_S) as reader:
-        assert [message.body for message in reader.iterate(stream_name)] == [b"a", b"b"]
+    words = "in time" if answer == "silent" else "not the cluster"
+    with pytest.raises(BrokerUnavailable, match=words), open_face(face, url, timeout_s=ANSWER_S):
+        pass
     assert stranger.visits == 1
     assert login_in(amqp_url) not in stranger.told
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_the_stream_protocol_alone_does_not_trust_a_guess(face: str, listening: Any) -> None:
-    """Where nothing but the stream protocol is wanted, a stranger on its guessed port is an error, told nothing."""
-    url, stranger = listening(ANSWERS["another"])
-    with (
-        pytest.raises(BrokerUnavailable, match="not the cluster"),
-        open_face(f"{face}-stream", url, timeout_s=ANSWER_S),
-    ):
-        pass
-    assert login_in(url) not in stranger.told
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -142,7 +131,7 @@ def test_who_takes_the_guessed_port_over_is_told_no_password(
     url = amqp._replace(netloc=f"{amqp.username}:{amqp.password}@127.0.0.1:{port}").geturl()
     with Proxy(amqp.hostname or "", amqp.port or 0, listens_on=port):
         before = Proxy(stream.hostname or "", stream.port or 0, listens_on=port - AMQP_TO_STREAM_PORT)
-        with before, open_face(f"{face}-auto", url, timeout_s=ANSWER_S) as reader:
+        with before, open_face(face, url, timeout_s=ANSWER_S) as reader:
             assert reader.read(stream_name, 0).body == b"a"
             before.close()
             stranger = Stranger(port - AMQP_TO_STREAM_PORT, ANSWERS["another"])
@@ -152,7 +141,7 @@ def test_who_takes_the_guessed_port_over_is_told_no_password(
     assert login_in(amqp_url) not in stranger.told
 
 
-def test_a_stranger_with_a_trusted_certificate_is_told_no_password(amqp_url: str, stream_name: str) -> None:
+def test_a_stranger_with_a_trusted_certificate_is_told_no_password(amqp_url: str) -> None:
     """With TLS too: a certificate says who owns a name, not that the broker is the one AMQP leads to."""
     parts = urlsplit(amqp_url)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -164,11 +153,29 @@ def test_a_stranger_with_a_trusted_certificate_is_told_no_password(amqp_url: str
         serving = threading.Thread(target=_serve, args=(listener, context, parts.port or 0, opened), daemon=True)
         serving.start()
         url = f"amqps://{parts.username}:{parts.password}@localhost:{port}/"
-        with open_face("blocking-auto", url, ssl_context=trusting(), timeout_s=ANSWER_S) as reader:
-            assert reader.iterate(stream_name) == []
+        with (
+            pytest.raises(BrokerUnavailable, match="not the cluster"),
+            open_face("blocking", url, ssl_context=trusting(), timeout_s=ANSWER_S),
+        ):
+            pass
         listener.shutdown(socket.SHUT_RDWR)
         serving.join(90)
     for each in opened:
         each.close()
     assert stranger.visits == 1
     assert login_in(amqp_url) not in stranger.told
+
+
+def test_brokers_are_compared_once(amqp_url: str, stream_url: str) -> None:
+    """The AMQP port is asked once whether the stream port is the same broker's, however many readers open."""
+    stream = urlsplit(stream_url)
+    with Proxy.to(amqp_url) as proxy:
+        address = replace(
+            BrokerAddress.parse(proxy.url(amqp_url), stream_url),
+            stream_host=stream.hostname or "",
+            stream_port_guessed=True,
+        )
+        for face in FACES * 3:
+            with open_face(face, address):
+                pass
+        assert proxy.opened == 1

@@ -1,4 +1,4 @@
-"""What reading a stream promises, over every face and transport."""
+"""What reading a stream promises, over every face."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -10,13 +10,12 @@ from relatum.errors import (
     NotAStream,
     OffsetExpired,
     OffsetNotFound,
-    ReadTimeout,
     StreamNotFound,
     StreamUnavailable,
 )
 from relatum.reading import Message, StreamBounds, StreamReader, TimeSource
 from relatum.reading._operations import ATTACHES_MAX, ROUTE_SINCE, StreamOperations
-from tests.contract._faces import Face, open_face
+from tests.contract._faces import FACES, Face, open_face
 from tests.support import (
     LIMIT_S,
     broker_connection,
@@ -35,7 +34,7 @@ IDLE_S = 3.0
 def fill(amqp_url: str, stream: str, count: int, *, confirm: bool = False) -> None:
     """Publish `count` messages, each with its number as body and as header `n`."""
     publish_plain(amqp_url, stream, [(str(n).encode(), {"n": n}) for n in range(count)], confirm=confirm)
-    with open_face("blocking-stream", amqp_url) as reader:
+    with open_face("blocking", amqp_url) as reader:
         wait_until(lambda: len(reader.iterate(stream)) >= count, what="the messages in the stream")
 
 
@@ -153,24 +152,15 @@ class TestBounds:
         assert face.bounds(stream_name) == StreamBounds(None, None)
 
     def test_of_a_stream_that_retention_emptied(self, amqp_url: str, stream_url: str) -> None:
-        """What the broker wrote for itself is counted there, and is no message.
-
-        Over AMQP 0.9.1 that cannot be told from a new leader that is slow: an error says both, and never "empty".
-        """
+        """What the broker wrote for itself is counted there, and is no message."""
         name = unique_name("emptied")
         declare_stream(amqp_url, name, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
         with RawPublisher(stream_url, name) as publisher:
             publisher.publish(uncompressed([b"\0\x53\x75\xb0" + (200_000).to_bytes(4) + bytes(200_000)]))
             publisher.store_offset("somebody", 0)
         try:
-            with StreamReader.open(stream_url, transport="stream") as reader:
+            with StreamReader.open(stream_url) as reader:
                 wait_until(lambda: reader.bounds(name) == StreamBounds(None, None), what="retention")
-            with broker_connection(amqp_url) as connection:
-                channel = connection.channel()
-                wait_until(lambda: channel.queue_declare(name, passive=True).method.message_count, what="the count")
-            with StreamReader.open(amqp_url, transport="amqp", timeout_s=1.0) as reader:
-                with pytest.raises(ReadTimeout, match=r"counts 1 in it.*retention"):
-                    reader.bounds(name)
                 publish_plain(amqp_url, name, [b"more"])
                 assert reader.bounds(name) == StreamBounds(2, 2)
         finally:
@@ -292,7 +282,7 @@ class TestReadMany:
         for window in (1, 2, 3, 7, 100):
             assert [result.id for result in face.read_many(ids, window=window)] == ids
 
-    @pytest.mark.parametrize("name", ["blocking-stream", "asyncio-stream"])
+    @pytest.mark.parametrize("name", FACES)
     def test_a_worn_connection_is_replaced_on_the_way(self, amqp_url: str, stream_name: str, name: str) -> None:
         """More attaches than a connection should have give the same results."""
         fill(amqp_url, stream_name, 10)
@@ -302,7 +292,7 @@ class TestReadMany:
             assert [result.id for result in reader.read_many(ids, window=len(ids))] == ids
             assert reader.read(stream_name, 9).offset == 9
 
-    @pytest.mark.parametrize("name", ["blocking-stream", "asyncio-stream"])
+    @pytest.mark.parametrize("name", FACES)
     def test_what_is_left_early_stays_attached_to_nothing(self, amqp_url: str, name: str) -> None:
         """Its connection's subscriptions come round to the same numbers, and are free then."""
         streams = [unique_name() for _ in range(4)]
@@ -344,13 +334,9 @@ class TestBatches:
         fill(amqp_url, stream_name, 1)
         (batch,) = face.batches(stream_name, follow=False)
         (message,) = batch.each_message()
-        if "stream" in face.name:
-            assert abs(batch.chunk_ms / 1000 - datetime.now(UTC).timestamp()) < 60
-            assert batch.epoch >= 1
-            assert message.time_source is TimeSource.CHUNK
-        else:
-            assert (batch.chunk_ms, batch.epoch) == (None, None)
-            assert message.time_source is TimeSource.UNKNOWN
+        assert abs(batch.chunk_ms / 1000 - datetime.now(UTC).timestamp()) < 60
+        assert batch.epoch >= 1
+        assert message.time_source is TimeSource.CHUNK
 
 
 class TestRouting:
@@ -371,20 +357,15 @@ class TestRouting:
             routed = [face.routes(exchange, "a.b"), face.routes(exchange, "c"), face.routes("", stream_name)]
             bound = face.partitions(exchange)
             channel.exchange_delete(exchange)
-        expected: list[list[str] | None] = [None, None, None]
-        if "stream" in face.name:
-            expected = (
-                [[stream_name], [], [stream_name]] if broker_version >= ROUTE_SINCE else [None, None, [stream_name]]
-            )
-        assert routed == expected
-        assert bound == ([stream_name] if "stream" in face.name else [])
+        assert routed == (
+            [[stream_name], [], [stream_name]] if broker_version >= ROUTE_SINCE else [None, None, [stream_name]]
+        )
+        assert bound == [stream_name]
 
     def test_partitions_that_a_broker_still_recovers_are_waited_for(
         self, face: Face, amqp_url: str, stream_name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """RabbitMQ 3.10 answers while it starts, and names what it has so far: keys would go to other partitions."""
-        if "stream" not in face.name:
-            pytest.skip("AMQP 0.9.1 cannot say what is bound")
         exchange = unique_name("exchange")
         answers = [["o-0"], ["o-0", "o-2"], ["o-0", "o-1", "o-2"], ["o-0", "o-1", "o-2"]]
         asked = iter([*answers, answers[-1]])
@@ -402,8 +383,7 @@ class TestRouting:
     def test_what_is_no_stream_leads_nowhere(self, face: Face) -> None:
         """Names of no stream, of a direct reply-to, and such as no queue can have: no stream, and no harm."""
         wrong = ["nobody", "amq.rabbitmq.reply-to.g1h2AA5yZXBseUA4", "x" * 300, "x" * 70_000, ""]
-        expected: list[str] | None = [] if "stream" in face.name else None
-        assert [face.routes("", name) for name in wrong] == [expected] * len(wrong)
+        assert [face.routes("", name) for name in wrong] == [[]] * len(wrong)
         assert face.partitions("amq.rabbitmq.trace") == []
 
     def test_no_super_stream(self, face: Face) -> None:

@@ -36,16 +36,13 @@ def test_the_ends_of_many_streams(face: Face, amqp_url: str, streams: list[str],
     finally:
         delete_stream(amqp_url, queue)
     alone = {name: face.bounds(name) for name in streams}
-    assert found == (alone if face.name.endswith("stream") else {})
+    assert found == alone
     assert face.all_bounds([]) == {}
 
 
 def test_the_last_offsets_of_many_streams(face: Face, streams: list[str]) -> None:
     """Asked for alone they are the same; the first is 0 for want of a question."""
     found = face.all_bounds(streams, lasts=streams[1:])
-    if face.name.endswith("amqp"):
-        assert found == {}
-        return
     assert found == face.all_bounds(streams)
     assert all(bounds.is_proven for bounds in found.values())
 
@@ -63,8 +60,6 @@ def test_what_is_kept_is_not_asked_for_again(face: Face, amqp_url: str, stream_n
     assert isinstance(missing, OffsetNotFound)
     fill(amqp_url, stream_name, 1)
     assert face.read_all([ids[3], nowhere, ids[3]], kept=kept)[1].headers["n"] == 0
-    if face.name.endswith("amqp"):
-        return  # It has no chunks.
     delete_stream(amqp_url, stream_name)
     assert {type(each) for each in face.read_all(ids, kept=kept)} == {Message}
     assert {type(each) for each in face.read_all(ids)} == {StreamNotFound}
@@ -78,8 +73,6 @@ def test_a_stream_that_was_visited_is_read_ahead(face: Face, amqp_url: str, stre
     face.read_all(ids[:1], kept=kept)
     kept.visited.add(stream_name)
     face.read_all(ids[20:21], kept=kept)
-    if face.name.endswith("amqp"):
-        return  # It has no chunks.
     delete_stream(amqp_url, stream_name)
     assert [each.id for each in face.read_all(ids[21:32], kept=kept)] == ids[21:32]
 
@@ -100,7 +93,7 @@ def test_connections_for_attaches_are_those_that_can_be_had(
     ids = [MessageId(stream, 0) for stream in streams]
     with Proxy.to(stream_url) as proxy:
         address = BrokerAddress.parse(amqp_url, proxy.url(stream_url))
-        with StreamReader.open(address, transport="stream", connections_max=most) as reader:
+        with StreamReader.open(address, connections_max=most) as reader:
             proxy.accepts = lets_in
             assert [each.id for each in reader.read_all(ids) if isinstance(each, Message)] == ids
             assert (reader.statistics().opened, reader.statistics().in_use) == (opened, 0)

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from relatum.errors import AccessRefused, BrokerUnavailable
-from relatum.reading import StreamReader
 from tests.contract._faces import open_face
 
 # How the frames begin that a client sends: AMQP's Start-Ok and Open, the stream protocol's SaslAuthenticate and Open.
@@ -79,15 +78,15 @@ def stopping(url: str, moment: bytes, close: tuple[int, str] | None = None) -> I
         broker.stop()
 
 
+@pytest.mark.parametrize("protocol", MOMENTS)
 @pytest.mark.parametrize("moment", [0, 1], ids=["logging-in", "opening"])
 def test_a_broker_that_hangs_up_while_a_connection_opens_refuses_nobody(
-    face_name: str, moment: int, amqp_url: str, stream_url: str
+    face_name: str, protocol: str, moment: int, amqp_url: str, stream_url: str
 ) -> None:
     """A connection cut in the middle of its opening is safe to try again, whatever clients guess from it."""
-    transport = face_name.rpartition("-")[2]
-    url = stream_url if transport == "stream" else amqp_url
+    url = {"stream": stream_url, "amqp": amqp_url}[protocol]
     with (
-        stopping(url, MOMENTS[transport][moment]) as broken,
+        stopping(url, MOMENTS[protocol][moment]) as broken,
         pytest.raises(BrokerUnavailable),
         open_face(face_name, broken, timeout_s=TIMEOUT_S),
     ):
@@ -104,24 +103,13 @@ def test_a_broker_that_hangs_up_while_a_connection_opens_refuses_nobody(
         (403, "ACCESS_REFUSED - Login was refused", AccessRefused),
     ],
 )
-@pytest.mark.parametrize("face", ["blocking-amqp", "asyncio-amqp"])
 def test_only_the_brokers_own_word_is_a_refusal(
-    face: str, code: int, text: str, expected: type[Exception], amqp_url: str
+    face_name: str, code: int, text: str, expected: type[Exception], amqp_url: str
 ) -> None:
     """A Close says by its code whether waiting helps: a node that stops and a full virtual host pass."""
     with (
         stopping(amqp_url, MOMENTS["amqp"][1], (code, text)) as broken,
         pytest.raises(expected),
-        open_face(face, broken, timeout_s=TIMEOUT_S),
-    ):
-        pass
-
-
-def test_a_broker_of_one_protocol_that_hangs_up_refuses_nobody(amqp_url: str) -> None:
-    """The same for a reader that may choose, as recorders open theirs."""
-    with (
-        stopping(amqp_url, MOMENTS["amqp"][1]) as broken,
-        pytest.raises(BrokerUnavailable),
-        StreamReader.open(broken, timeout_s=TIMEOUT_S),
+        open_face(face_name, broken, timeout_s=TIMEOUT_S),
     ):
         pass

@@ -14,24 +14,21 @@ from tests.support.proxy import Proxy
 
 @pytest.fixture(params=FACES)
 def face_name(request: pytest.FixtureRequest) -> str:
-    """Each face over each transport."""
+    """Each face."""
     return str(request.param)
 
 
 @pytest.fixture
-def nodes(amqp_url: str, stream_url: str, face_name: str) -> Iterator[list[Proxy]]:
+def nodes(stream_url: str) -> Iterator[list[Proxy]]:
     """Three ways to the broker, as if to three nodes."""
     with ExitStack() as stack:
-        url = stream_url if face_name.endswith("stream") else amqp_url
-        yield [stack.enter_context(Proxy.to(url)) for _ in range(3)]
+        yield [stack.enter_context(Proxy.to(stream_url)) for _ in range(3)]
 
 
 @pytest.fixture
-def address(amqp_url: str, stream_url: str, face_name: str, nodes: list[Proxy]) -> BrokerAddress:
+def address(amqp_url: str, stream_url: str, nodes: list[Proxy]) -> BrokerAddress:
     """All of them."""
-    if face_name.endswith("stream"):
-        return BrokerAddress.parse(";".join([amqp_url] * 3), ";".join(node.url(stream_url) for node in nodes))
-    return BrokerAddress.parse(";".join(node.url(amqp_url) for node in nodes))
+    return BrokerAddress.parse(";".join([amqp_url] * 3), ";".join(node.url(stream_url) for node in nodes))
 
 
 @pytest.fixture

@@ -17,8 +17,6 @@ from tests.support import publish_plain
 FILES = Path(__file__).parent / "tls"
 """A certificate for localhost that signed itself, valid until 2126, and its key: for these tests only."""
 
-SCHEMES = {"stream": "rabbitmq-stream+tls", "amqp": "amqps"}
-
 
 def trusting() -> ssl.SSLContext:
     """A context that trusts the tests' certificate."""
@@ -51,10 +49,9 @@ def _serve(listener: socket.socket, context: ssl.SSLContext, port: int, opened: 
 
 
 @pytest.fixture
-def tls_url(face_name: str, amqp_url: str, stream_url: str) -> Iterator[str]:
-    """The face's URL with TLS, ended by a proxy before the broker."""
-    transport = face_name.split("-")[1]
-    parts = urlsplit(stream_url if transport == "stream" else amqp_url)
+def tls_url(stream_url: str) -> Iterator[str]:
+    """The broker's URL with TLS, ended by a proxy before the broker."""
+    parts = urlsplit(stream_url)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(FILES / "certificate.pem", FILES / "key.pem")
     opened: list[socket.socket] = []
@@ -62,7 +59,7 @@ def tls_url(face_name: str, amqp_url: str, stream_url: str) -> Iterator[str]:
         serving = threading.Thread(target=_serve, args=(listener, context, parts.port or 0, opened), daemon=True)
         serving.start()
         credentials = parts.netloc.rpartition("@")[0]
-        yield f"{SCHEMES[transport]}://{credentials}@localhost:{listener.getsockname()[1]}/"
+        yield f"rabbitmq-stream+tls://{credentials}@localhost:{listener.getsockname()[1]}/"
         listener.shutdown(socket.SHUT_RDWR)
         serving.join(timeout=90)
     for each in opened:
@@ -95,10 +92,8 @@ def test_a_certificate_for_another_host(face_name: str, tls_url: str) -> None:
         pass
 
 
-def test_no_tls_where_it_was_asked_for(face_name: str, amqp_url: str, stream_url: str) -> None:
+def test_no_tls_where_it_was_asked_for(face_name: str, stream_url: str) -> None:
     """A port without TLS is not used in the clear."""
-    transport = face_name.split("-")[1]
-    parts = urlsplit(stream_url if transport == "stream" else amqp_url)
-    plain = parts._replace(scheme=SCHEMES[transport]).geturl()
+    plain = urlsplit(stream_url)._replace(scheme="rabbitmq-stream+tls").geturl()
     with pytest.raises((BrokerUnavailable, TlsRefused)), open_face(face_name, plain, timeout_s=2):
         pass

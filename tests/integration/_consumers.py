@@ -7,7 +7,6 @@ their own, since they leave sockets and threads.
 import asyncio
 import json
 import sys
-from queue import Queue
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -104,72 +103,6 @@ def faststream(broker: str, database: str, queue: str) -> dict[str, Any]:
     return dict(answers[0])
 
 
-def kombu(broker: str, database: str, queue: str) -> dict[str, Any]:
-    """A consumer's message."""
-    from kombu import Connection
-    from kombu import Queue as Declared
-
-    answers = []
-
-    def on_message(message: Any) -> None:
-        answers.append(asked(broker, database, message))
-        message.ack()
-
-    with (
-        Connection(broker) as connection,
-        connection.Consumer(Declared(queue, no_declare=True), on_message=on_message, accept=["json", "text/plain"]),
-    ):
-        connection.drain_events(timeout=120)
-    return dict(answers[0])
-
-
-def celery(broker: str, database: str, queue: str, *numbers: str) -> dict[str, Any]:
-    """A task's own request, in a worker; with numbers, only send a task for each."""
-    from celery import Celery
-    from celery.contrib.testing.worker import start_worker
-
-    app = Celery("tests", broker=broker, backend="cache+memory://")
-    app.conf.update(
-        task_default_queue=queue,
-        task_default_exchange=queue,
-        task_default_exchange_type="topic",
-        broker_connection_retry_on_startup=True,
-    )
-    answers: Queue[dict[str, Any]] = Queue()
-
-    @app.task(name="ask", bind=True)
-    def ask(self: Any, number: str) -> None:
-        answers.put(asked(broker, database, self.request))
-
-    if numbers:
-        return {"ids": [ask.delay(number).id for number in numbers]}
-    with start_worker(app, pool="solo", perform_ping_check=False, loglevel="ERROR", shutdown_timeout=120):
-        return answers.get(timeout=240)
-
-
-def dramatiq(broker: str, database: str, queue: str) -> dict[str, Any]:
-    """The message that an actor works on."""
-    import dramatiq
-    from dramatiq.brokers.rabbitmq import RabbitmqBroker
-    from dramatiq.middleware import CurrentMessage
-
-    rabbit = RabbitmqBroker(url=broker)
-    answers: Queue[dict[str, Any]] = Queue()
-    rabbit.add_middleware(CurrentMessage())
-    dramatiq.set_broker(rabbit)
-
-    @dramatiq.actor(queue_name=queue)
-    def charge(order: str) -> None:
-        answers.put(asked(broker, database, CurrentMessage.get_current_message()))
-
-    worker = dramatiq.Worker(rabbit, worker_threads=1)
-    worker.start()
-    answer = answers.get(timeout=240)
-    worker.stop()
-    rabbit.close()
-    return answer
-
-
 def rstream(broker: str, database: str, stream: str, stream_url: str) -> dict[str, Any]:
     """A consumer's message and its context, of a stream."""
     from rstream import AMQPMessage, Consumer, ConsumerOffsetSpecification, MessageContext, OffsetType, amqp_decoder
@@ -201,7 +134,7 @@ def rstream(broker: str, database: str, stream: str, stream_url: str) -> dict[st
     return answers[0]
 
 
-CONSUMERS = (pika, pika_get, aio_pika, faststream, kombu, celery, dramatiq, rstream)
+CONSUMERS = (pika, pika_get, aio_pika, faststream, rstream)
 
 if __name__ == "__main__":
     consume = {each.__name__: each for each in CONSUMERS}[sys.argv[1]]

@@ -97,7 +97,7 @@ def _verify(item: pytest.Function) -> None:
     try:
         with engine.connect() as connection:
             names = [stream.name for stream in streams_named(connection, "/", None)]
-        report = verify(broker, engine, names) if names else None
+        report = verify(broker, engine.url, names) if names else None
     except StreamNotFound:
         return  # The test deleted all.
     finally:

@@ -55,7 +55,7 @@ async def until_succeeded(collector: AsyncMessageCollector, *ids: str) -> None:
     await until(have)
 
 
-def test_coroutine_functions_run_in_the_loop_and_plain_ones_in_threads() -> None:
+def test_coroutine_functions_run_in_the_loop_and_plain_ones_in_threads(database_url: str) -> None:
     """Each kind of executor and handler is called where it belongs, with the same results."""
     places: dict[str, threading.Thread] = {}
     told: list[str] = []
@@ -75,7 +75,7 @@ def test_coroutine_functions_run_in_the_loop_and_plain_ones_in_threads() -> None
         told.append(outcome.status.value)
 
     async def main() -> None:
-        collector = AsyncMessageCollector("test")
+        collector = AsyncMessageCollector("test", database=database_url)
         collector.register_executor("object", Noting(), ExecutorOptions(max_age_s=0.01))
         collector.register_executor("coroutine", coroutine, ExecutorOptions(max_age_s=0.01))
         collector.register_executor("plain", plain, ExecutorOptions(max_age_s=0.01))
@@ -91,7 +91,7 @@ def test_coroutine_functions_run_in_the_loop_and_plain_ones_in_threads() -> None
     assert sorted(told) == ["collected"] * 3 + ["succeeded"] * 3
 
 
-def test_a_cancelled_collect_has_taken_nothing() -> None:
+def test_a_cancelled_collect_has_taken_nothing(database_url: str) -> None:
     """Cancelled while it waits for room, a message is as if it had never been given."""
 
     async def main() -> None:
@@ -100,7 +100,7 @@ def test_a_cancelled_collect_has_taken_nothing() -> None:
         async def wait(bulk: Bulk) -> None:
             await opened.wait()
 
-        collector = AsyncMessageCollector("test")
+        collector = AsyncMessageCollector("test", database=database_url)
         collector.register_executor("order", wait, ExecutorOptions(bulk_messages=1, queue_bulks=1))
         async with collector:
             first, second, third = messages(3)
@@ -230,7 +230,7 @@ def test_joined_executors_may_use_threads_as_many_as_they_are(
         assert connection.execute(sa.text("SELECT count(DISTINCT body), count(*) FROM ledger")).one() == (count, count)
 
 
-def test_an_executor_that_is_cancelled_by_itself_is_a_failed_attempt() -> None:
+def test_an_executor_that_is_cancelled_by_itself_is_a_failed_attempt(database_url: str) -> None:
     """A `CancelledError` of the executor's own is a result, not the end of the worker."""
     attempts: list[int] = []
 
@@ -240,7 +240,7 @@ def test_an_executor_that_is_cancelled_by_itself_is_a_failed_attempt() -> None:
             raise asyncio.CancelledError
 
     async def main() -> None:
-        collector = AsyncMessageCollector("test")
+        collector = AsyncMessageCollector("test", database=database_url)
         collector.register_executor("order", cancelled, ExecutorOptions(max_age_s=0.01, backoff_s=0.01))
         async with collector:
             assert await collector.collect(messages(1)[0])
@@ -250,7 +250,7 @@ def test_an_executor_that_is_cancelled_by_itself_is_a_failed_attempt() -> None:
     assert attempts == [1, 2]
 
 
-def test_a_handler_that_is_cancelled_by_itself_keeps_no_other_from_being_told() -> None:
+def test_a_handler_that_is_cancelled_by_itself_keeps_no_other_from_being_told(database_url: str) -> None:
     """A `CancelledError` of the handler's own is its failure, as any other error."""
     told: list[tuple[str, str]] = []
 
@@ -258,7 +258,7 @@ def test_a_handler_that_is_cancelled_by_itself_keeps_no_other_from_being_told() 
         raise asyncio.CancelledError
 
     async def main() -> None:
-        collector = AsyncMessageCollector("test")
+        collector = AsyncMessageCollector("test", database=database_url)
         collector.register_executor("order", lambda bulk: None, ExecutorOptions(max_age_s=0.01))
         collector.register_result_handler(cancelled)
         collector.register_result_handler(lambda outcome: told.append((outcome.message_id, outcome.status.value)))
@@ -275,12 +275,12 @@ def test_a_handler_that_is_cancelled_by_itself_keeps_no_other_from_being_told() 
     ]
 
 
-def test_executors_and_handlers_may_flush_and_close() -> None:
+def test_executors_and_handlers_may_flush_and_close(database_url: str) -> None:
     """What would wait for itself does not: the collector closes behind an executor that asked for it."""
     answers: list[bool] = []
 
     async def main() -> None:
-        collector = AsyncMessageCollector("test")
+        collector = AsyncMessageCollector("test", database=database_url)
 
         async def close(bulk: Bulk) -> None:
             answers.append(await collector.close())
@@ -301,7 +301,7 @@ def test_executors_and_handlers_may_flush_and_close() -> None:
     assert answers[:2] == [True, False]
 
 
-def test_run_goes_on_until_it_is_told_to_stop() -> None:
+def test_run_goes_on_until_it_is_told_to_stop(database_url: str) -> None:
     """`run` starts, and closes in order when the event is set."""
     bodies: list[bytes] = []
 
@@ -309,7 +309,7 @@ def test_run_goes_on_until_it_is_told_to_stop() -> None:
         bodies.extend(each.message.body for each in bulk.messages)
 
     async def main() -> None:
-        collector = AsyncMessageCollector("test")
+        collector = AsyncMessageCollector("test", database=database_url)
         collector.register_executor("order", note, ExecutorOptions(max_age_s=600))
         stop = asyncio.Event()
         running = asyncio.create_task(collector.run(stop))

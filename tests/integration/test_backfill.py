@@ -90,11 +90,11 @@ def test_slices_filled_in_any_order_by_many_leave_one_range(amqp_url: str, engin
 
         with recording(amqp_url, engine, stream_name):
             # Before there is a lease, the back-fill takes the end of the stream too.
-            wait_until(lambda: status(amqp_url, engine, [stream_name])[0].recorder, what="a lease")
+            wait_until(lambda: status(amqp_url, engine.url, [stream_name])[0].recorder, what="a lease")
             raised = together(
                 *[lambda worker=worker: fill(worker) for worker in range(8)],  # type: ignore[misc]
                 lambda: publish_plain(amqp_url, stream_name, orders(300, start=2000)),
-                lambda: backfill(amqp_url, engine, stream_name),
+                lambda: backfill(amqp_url, engine.url, stream_name),
             )
             wait_recorded(amqp_url, engine, stream_name)
     assert raised == []
@@ -123,7 +123,7 @@ def test_new_streams_back_filled_at_once_get_one_tail(amqp_url: str, engine: sa.
     """Back-fills that all find a stream nobody recorded agree on its tail."""
     publish_plain(amqp_url, stream_name, orders(20))
     add_keys(engine, ["order_id"])
-    calls = [lambda: backfill(amqp_url, engine, stream_name) for _ in range(6)]
+    calls = [lambda: backfill(amqp_url, engine.url, stream_name) for _ in range(6)]
     assert together(*calls) == []
     assert [row[3] for row in coverage_rows(engine)] == [False, True]
     assert len(rows_of(engine, stream_name)) == 18
@@ -143,11 +143,11 @@ def test_retention_that_overtakes_a_back_fill_is_recorded_as_a_hole(amqp_url: st
             wait_until(lambda: (reader.bounds(name).first or 0) > 10, what="retention past the plan")
             Filler(engine, reader, plan.stream, plan.definitions).complete(segment)
         assert [row for row in coverage_rows(engine) if not row[3]] == [(0, 10, 0, False, "hole")]
-        (seen,) = status(amqp_url, engine, [name])
+        (seen,) = status(amqp_url, engine.url, [name])
         assert [event.kind for event in seen.events] == ["hole"]
         record(amqp_url, engine, name)
-        backfill(amqp_url, engine, name)
-        assert verify(amqp_url, engine, [name]).ok
+        backfill(amqp_url, engine.url, name)
+        assert verify(amqp_url, engine.url, [name]).ok
     finally:
         delete_stream(amqp_url, name)
 
@@ -159,7 +159,7 @@ def test_a_stream_that_was_replaced_between_plan_and_fill_is_refused(
     """The rows of one stream are never written in the name of another."""
     publish_plain(amqp_url, stream_name, orders(10))
     add_keys(engine, ["order_id"])
-    backfill(amqp_url, engine, stream_name)
+    backfill(amqp_url, engine.url, stream_name)
     add_keys(engine, ["host"])
     with StreamReader.open(amqp_url) as reader:
         plan = plan_backfill(engine, reader, "/", stream_name, ["host"])
@@ -175,7 +175,7 @@ def test_partitions_are_known_by_their_super_stream(amqp_url: str, engine: sa.En
     """Look-ups by the super stream's name find what was back-filled."""
     publish_plain(amqp_url, stream_name, orders(3))
     add_keys(engine, ["order_id"])
-    backfill(amqp_url, engine, stream_name, super_stream="all orders")
+    backfill(amqp_url, engine.url, stream_name, super_stream="all orders")
     with engine.connect() as connection:
         assert [row.name for row in streams_named(connection, "/", ["all orders"])] == [stream_name]
 
@@ -183,10 +183,10 @@ def test_partitions_are_known_by_their_super_stream(amqp_url: str, engine: sa.En
 def test_a_repeated_back_fill_reaches_the_streams_end(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """Without a recorder each run records what was published since; a recorder that starts goes on behind it."""
     add_keys(engine, ["order_id"])
-    assert backfill(amqp_url, engine, stream_name).messages == 0
+    assert backfill(amqp_url, engine.url, stream_name).messages == 0
     for start in (0, 10, 20):
         publish_plain(amqp_url, stream_name, [(b"", {"order_id": f"o{n}"}) for n in range(start, start + 10)])
-        assert backfill(amqp_url, engine, stream_name).messages == 10
+        assert backfill(amqp_url, engine.url, stream_name).messages == 10
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": "o30"})])
     record(amqp_url, engine, stream_name)
     assert rows_of(engine, stream_name) == [("order_id", f"o{n}", n) for n in range(31)]
@@ -200,9 +200,9 @@ def test_a_back_fill_leaves_the_end_to_a_recorder_that_runs(amqp_url: str, engin
         wait_until(lambda: bool(coverage_rows(engine)), what="the recorder opens the stream")
     before = coverage_rows(engine)
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": "o"})])
-    assert backfill(amqp_url, engine, stream_name, keys=["order_id"]).messages == 0
+    assert backfill(amqp_url, engine.url, stream_name, keys=["order_id"]).messages == 0
     record_as(engine, "x")
-    assert backfill(amqp_url, engine, stream_name).messages == 0
+    assert backfill(amqp_url, engine.url, stream_name).messages == 0
     assert coverage_rows(engine) == before
     let_lapse(engine)
-    assert backfill(amqp_url, engine, stream_name).messages == 1
+    assert backfill(amqp_url, engine.url, stream_name).messages == 1

@@ -14,6 +14,7 @@ import kombu
 import pika
 import pytest
 import sqlalchemy as sa
+from celery import Celery
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 
 import relatum
@@ -60,17 +61,22 @@ def cut(server: LocalRabbitMQ) -> None:
 
 
 @contextmanager
-def by_kombu(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
-    """A connection whose password is a function, as its documentation has it for tokens."""
+def by_celery(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
+    """An app that is given a connection whose password is a function, as kombu has it for tokens."""
     parts, passwords = urlsplit(url), [PASSWORD]
     place: dict[str, Any] = {"hostname": parts.hostname, "port": parts.port, "userid": USER}
     with kombu.Connection(**place, password=lambda: passwords[-1]) as connection:
-        relatum.intercept(connection, **options)
-        producer = kombu.Producer(connection)
+        app = relatum.intercept(Celery(set_as_current=False), **options)
+        given = kombu.Producer(connection)
+
+        def publish(name: str) -> None:
+            with app.producer_or_acquire(given) as producer:
+                producer.publish("x", routing_key=name, headers={"k": "1"})
+
         try:
-            yield lambda name: producer.publish("x", routing_key=name, headers={"k": "1"}), passwords.append
+            yield publish, passwords.append
         finally:
-            relatum.release(connection)
+            relatum.release(app)
 
 
 @contextmanager
@@ -150,7 +156,7 @@ def by_dramatiq(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
     broker.close()
 
 
-@pytest.mark.parametrize("client", [by_kombu, by_aio_pika, by_pika, by_new_connections, by_dramatiq])
+@pytest.mark.parametrize("client", [by_celery, by_aio_pika, by_pika, by_new_connections, by_dramatiq])
 def test_the_recorder_goes_on_by_the_new_password(
     client: Any, own_broker: LocalRabbitMQ, url: str, stream: str, database_url: str, engine: sa.Engine
 ) -> None:
@@ -184,20 +190,20 @@ def test_a_function_that_fails_hurts_nobody(
         return PASSWORD
 
     with kombu.Connection(hostname=parts.hostname, port=parts.port, userid=USER, password=password) as connection:
-        relatum.intercept(connection, database=database_url, streams=[stream])
+        app = relatum.intercept(Celery(set_as_current=False), database=database_url, streams=[stream])
         for _ in range(3):
-            kombu.Producer(connection).publish("x", routing_key=stream)
+            with app.producer_or_acquire(kombu.Producer(connection)) as producer:
+                producer.publish("x", routing_key=stream)
         said = "The function that says the broker's password raised LookupError"
         wait_until(lambda: said in caplog.text, what="a line")
         assert PASSWORD not in caplog.text
         fails.clear()
         assert wait_recorded(own_broker.broker_url, engine, stream) == 3
-        relatum.release(connection)
+        relatum.release(app)
 
 
-@pytest.mark.parametrize("transport", ["stream", "amqp"])
-def test_readers_ask_for_the_password_too(transport: Any, own_broker: LocalRabbitMQ, url: str, stream: str) -> None:
-    """By either protocol, blocking and with asyncio; a loop does not wait for the function."""
+def test_readers_ask_for_the_password_too(own_broker: LocalRabbitMQ, url: str, stream: str) -> None:
+    """Blocking and with asyncio; a loop does not wait for the function."""
     passwords, beats = [PASSWORD], [0]
     address = replace(BrokerAddress.of(url), password="wrong", password_now=lambda: passwords[-1])
 
@@ -213,11 +219,11 @@ def test_readers_ask_for_the_password_too(transport: Any, own_broker: LocalRabbi
                 await asyncio.sleep(0)
 
         beating = asyncio.create_task(beat())
-        async with await AsyncStreamReader.open(replace(address, password_now=slow), transport=transport) as reader:
+        async with await AsyncStreamReader.open(replace(address, password_now=slow)) as reader:
             assert (await reader.bounds(stream)).last is None
         beating.cancel()
 
-    with StreamReader.open(address, transport=transport) as reader:
+    with StreamReader.open(address) as reader:
         assert reader.bounds(stream).last is None
         passwords.append("second")
         change_password(own_broker, passwords[-1])
@@ -225,5 +231,5 @@ def test_readers_ask_for_the_password_too(transport: Any, own_broker: LocalRabbi
     asyncio.run(read())
     passwords.append("wrong")
     with pytest.raises(AccessRefused) as caught:
-        StreamReader.open(address, transport=transport)
+        StreamReader.open(address)
     assert "second" not in str(caught.value)

@@ -52,10 +52,9 @@ async def test_closed_relations_say_that_they_are_closed(
         await ask(relations, stream_name)
 
 
-@pytest.mark.parametrize("transport", ["stream", "amqp"])
-async def test_closed_readers_say_that_they_are_closed(transport: Any, amqp_url: str, stream_name: str) -> None:
-    """Each question to a closed reader, blocking and asyncio, over both transports, ends as `UsedAfterClose`."""
-    with StreamReader.open(amqp_url, transport=transport) as reader:
+async def test_closed_readers_say_that_they_are_closed(amqp_url: str, stream_name: str) -> None:
+    """Each question to a closed reader, blocking and asyncio, ends as `UsedAfterClose`."""
+    with StreamReader.open(amqp_url) as reader:
         reader.bounds(stream_name)
     for ask in (
         lambda: reader.read(stream_name, 0),
@@ -65,7 +64,7 @@ async def test_closed_readers_say_that_they_are_closed(transport: Any, amqp_url:
     ):
         with pytest.raises(UsedAfterClose):
             ask()
-    async with await AsyncStreamReader.open(amqp_url, transport=transport) as reader:
+    async with await AsyncStreamReader.open(amqp_url) as reader:
         await reader.bounds(stream_name)
     for ask in (
         lambda: reader.read(stream_name, 0),

@@ -19,6 +19,7 @@ WAITING = 20_000
 DEAD_MEMBER, LIVE_MEMBER = 7, 8
 OFFSETS = list(range(ROWS - 500, ROWS))
 PLACES = {"source": 1, "offsets": OFFSETS}
+TAKEN = {"in_collector": 1, "of_types": ["order"], "most": 500, "by": LIVE_MEMBER, "token": -1}
 RESULTS = {"states": ["succeeded"] * 500, "reasons": [None] * 500, "retries_s": [None] * 500}
 
 NOW = datetime.now(UTC)
@@ -38,14 +39,8 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mine to consume": (statements.mine_to_consume, {**PLACES, "of_member": LIVE_MEMBER}),
     "give back": (statements.give_back, {**PLACES, "in_collector": 1, "of_member": LIVE_MEMBER}),
     "is mine": (statements.is_mine, {**PLACES, "of_member": LIVE_MEMBER}),
-    "take over": (
-        statements.take_over,
-        {"lapsed": [DEAD_MEMBER], "of_types": ["order"], "most": 500, "by": LIVE_MEMBER, "token": -1},
-    ),
-    "take up": (
-        statements.take_up,
-        {"in_collector": 1, "of_types": ["order"], "most": 500, "by": LIVE_MEMBER, "token": -1},
-    ),
+    "take over": (statements.take_over, {**TAKEN, "lapsed": [DEAD_MEMBER]}),
+    "take over of nobody": (statements.take_over, {**TAKEN, "lapsed": []}),
     "taken over": (statements.taken_over, {"of_member": DEAD_MEMBER, "token": -1}),
     "last collected": (
         member_statements.last_collected,

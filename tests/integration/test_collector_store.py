@@ -20,7 +20,7 @@ from relatum.collecting._ports import Advance, Entry, Result
 from relatum.collecting._results import decide
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.reading import Message, Properties
-from relatum.store import Position
+from relatum.store import Database, Position
 
 LEASE_S = 60.0
 BULK = 7
@@ -28,15 +28,29 @@ PLAIN = Properties(message_id="orders-0", type="order")
 
 
 @pytest.fixture
-def store(engine: sa.Engine) -> CollectorStore:
-    """The store of one process."""
-    return CollectorStore("billing", engine)
+def database(database_url: str) -> Iterator[Database]:
+    """The database, which stores share."""
+    shared = Database(database_url)
+    yield shared
+    shared.close()
 
 
 @pytest.fixture
-def other(engine: sa.Engine) -> CollectorStore:
+def engine(database: Database) -> sa.Engine:
+    """Its engine."""
+    return database.engine
+
+
+@pytest.fixture
+def store(database: Database) -> CollectorStore:
+    """The store of one process."""
+    return CollectorStore("billing", database)
+
+
+@pytest.fixture
+def other(database: Database) -> CollectorStore:
     """The store of another process with the same name."""
-    return CollectorStore("billing", engine)
+    return CollectorStore("billing", database)
 
 
 @pytest.fixture
@@ -136,30 +150,56 @@ def test_a_retry_waits_until_it_is_due(store: CollectorStore, member: int, other
     assert entry.attempts == 1
 
 
-def test_what_is_for_others_is_stored_for_whoever_has_an_executor(
-    store: CollectorStore, member: int, other: CollectorStore
-) -> None:
-    """It is nobody's until a member takes it up. Where members came or went, nothing is written: it is decided anew.
-
-    A repetition answers the same, whoever came meanwhile.
-    """
-    assert store.follow(member, "orders", 0).types_of_others == frozenset()
+def test_who_has_all_types_follows(store: CollectorStore, member: int, other: CollectorStore) -> None:
+    """A member without the types of another that lives passes none of them over, and follows nothing any more."""
+    assert store.follow(member, "orders", 0) is not None
     passing = Advance("orders", 0, 2, passed_over=1, passed_over_types=frozenset({"mail"}))
-    mails = tuple(entries(1, 1000, message_type="mail"))
-    parking = Advance("orders", 0, 2, for_others=mails)
-    with pytest.raises(Conflict, match="mail"):
-        store.add(member, entries(0), parking)
-    heir = other.open(["mail"], LEASE_S)
-    with pytest.raises(Conflict, match="mail"):
+    heir = other.open(["mail", "order"], LEASE_S)
+    with pytest.raises(Conflict, match="executors"):
         store.add(member, entries(0), passing)
-    assert statuses(store, 0, 1) == ["unknown", "unknown"]
-    assert store.follow(member, "orders", 0).types_of_others == frozenset({"mail"})
-    other.add(heir, mails[1:])
-    assert store.add(member, entries(0), parking).places == places(0)
-    assert other.take_over(heir, ["order"], 10) == []
-    assert [entry.place.offset for entry in other.take_over(heir, ["mail"], 10)] == [1]
+    assert statuses(store, 0) == ["unknown"]
+    store.unfollow(member, "orders")
+    assert store.follow(member, "orders", 0) is None
+    assert store.held(member) == {"orders"}
+    assert other.held(heir) == frozenset()
+    assert other.follow(heir, "orders", 7).next_offset == 0
     other.close(heir)
-    assert store.add(member, entries(0), parking).places == places(0)
+    assert store.held(member) == frozenset()
+    assert store.follow(member, "orders", 0) is not None
+    assert store.add(member, entries(0), passing).places == places(0)
+
+
+def test_nobody_follows_where_none_has_all_types(
+    store: CollectorStore, member: int, other: CollectorStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once, and with whose end it is over; what others merely have more of is no warning."""
+    heir = other.open(["mail"], LEASE_S)
+    with caplog.at_level("INFO", "relatum.collector"):
+        assert [store.follow(member, stream, 0) for stream in ("orders", "mails", "orders")] == [None] * 3
+        assert other.follow(heir, "orders", 0) is None
+        assert [(each.levelname, each.getMessage().count("nobody follows")) for each in caplog.records] == [
+            ("WARNING", 1),
+            ("WARNING", 1),
+        ]
+        other.close(heir)
+        assert store.follow(member, "orders", 0) is not None
+        caplog.clear()
+        other.open(["mail", "order"], LEASE_S)
+        assert [store.follow(member, stream, 0) for stream in ("mails", "parcels")] == [None] * 2
+        assert [each.levelname for each in caplog.records] == ["INFO"]
+
+
+def test_messages_of_nobody_are_taken_over(
+    store: CollectorStore, member: int, engine: sa.Engine, database: Database
+) -> None:
+    """Release 0.4.0 stored what others had executors of so; only whoever has one takes them, of this collector's."""
+    mine, others = store.open(["mail"], LEASE_S), CollectorStore("audit", database)
+    store.add(member, [*entries(0), *entries(1, message_type="mail")])
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE relatum.collected_messages SET member_id = NULL"))
+    assert others.take_over(others.open(["mail"], LEASE_S), ["mail"], 10) == []
+    assert [entry.place.offset for entry in store.take_over(mine, ["mail"], 10)] == [1]
+    assert store.take_over(mine, ["mail"], 10) == []
 
 
 def test_the_position_moves_with_the_rows_or_not_at_all(store: CollectorStore, member: int) -> None:
@@ -169,7 +209,7 @@ def test_the_position_moves_with_the_rows_or_not_at_all(store: CollectorStore, m
         store.add(member, entries(3), Advance("orders", 3, 4))
     assert statuses(store, 3) == ["unknown"]
     known = Position(8, 42, None)
-    store.add(member, entries(5, 7), Advance("orders", 5, 9, known, passed_over=2, refused=1))
+    store.add(member, entries(5, 7), Advance("orders", 5, 9, known, passed_over=2))
     followed = store.follow(member, "orders", 0)
     assert (followed.next_offset, followed.known_by) == (9, known)
     store.add(member, [], Advance("orders", 9, 12))
@@ -203,9 +243,9 @@ def test_one_member_follows_a_stream(
     assert store.follow(member, "orders", 0).next_offset == 1
 
 
-def test_two_members_that_race_collect_each_message_once(engine: sa.Engine) -> None:
+def test_two_members_that_race_collect_each_message_once(engine: sa.Engine, database: Database) -> None:
     """Both believe to follow the stream and read the same messages: each is one member's, and the position is right."""
-    stores = [CollectorStore("billing", engine) for _ in range(2)]
+    stores = [CollectorStore("billing", database) for _ in range(2)]
     members = [each.open(["order"], LEASE_S) for each in stores]
     taken: list[MessageId] = []
 
@@ -489,9 +529,9 @@ def test_nothing_to_do_is_no_error(store: CollectorStore, member: int) -> None:
     assert store.take_over(member, [], 10) == []
 
 
-def test_collectors_do_not_see_each_other(store: CollectorStore, member: int, engine: sa.Engine) -> None:
+def test_collectors_do_not_see_each_other(store: CollectorStore, member: int, database: Database) -> None:
     """Two names, or two virtual hosts, follow the same stream each on its own."""
-    others = [CollectorStore("audit", engine), CollectorStore("billing", engine, vhost="other")]
+    others = [CollectorStore("audit", database), CollectorStore("billing", database, vhost="other")]
     consumed(store, member, 0)
     store.close(member)
     for each in others:
@@ -502,9 +542,9 @@ def test_collectors_do_not_see_each_other(store: CollectorStore, member: int, en
         assert each.add(its, entries(0), Advance("orders", 0, 1)).places == places(0)
 
 
-def test_finished_messages_are_forgotten_after_a_time(engine: sa.Engine) -> None:
+def test_finished_messages_are_forgotten_after_a_time(engine: sa.Engine, database: Database) -> None:
     """Only finished ones, only those of a collector that forgets, and only after as long as it keeps them."""
-    short, long = CollectorStore("short", engine, keep_s=3600), CollectorStore("long", engine, keep_s=None)
+    short, long = CollectorStore("short", database, keep_s=3600), CollectorStore("long", database, keep_s=None)
     members = [each.open(["order"], LEASE_S) for each in (short, long)]
     for each, its in zip((short, long), members, strict=True):
         consumed(each, its, *range(5))
@@ -519,7 +559,7 @@ def test_finished_messages_are_forgotten_after_a_time(engine: sa.Engine) -> None
     assert forget_finished(engine, batch_rows=3, seconds=None) == 4
     assert statuses(short, 0, 3, 4, 10) == ["unknown", "unknown", "succeeded", "collected"]
     assert statuses(long, 0, 3, 4, 10) == ["succeeded", "succeeded", "succeeded", "collected"]
-    CollectorStore("long", engine, keep_s=60).open(["order"], LEASE_S)
+    CollectorStore("long", database, keep_s=60).open(["order"], LEASE_S)
     assert long.renew(members[1])
     assert statuses(long, 0, 3, 4, 10) == ["unknown", "unknown", "succeeded", "collected"]
 
@@ -544,21 +584,20 @@ def test_a_database_that_is_away_is_named(store: CollectorStore, member: int) ->
 
 
 @pytest.fixture
-def as_role(engine: sa.Engine, database_url: str) -> Iterator[Callable[[str], sa.Engine]]:
-    """Engines whose connections act in a role."""
-    made: list[sa.Engine] = []
+def as_role(engine: sa.Engine) -> Iterator[Callable[[str], Database]]:
+    """Databases whose connections act in a role."""
+    made: list[Database] = []
 
-    def acting(role: str) -> sa.Engine:
-        each = sa.create_engine(engine.url, connect_args={"options": f"-c role={role}"})
-        made.append(each)
-        return each
+    def acting(role: str) -> Database:
+        made.append(Database(engine.url.update_query_dict({"options": f"-c role={role}"})))
+        return made[-1]
 
     yield acting
     for each in made:
-        each.dispose()
+        each.close()
 
 
-def test_the_collectors_role_is_enough(as_role: Callable[[str], sa.Engine]) -> None:
+def test_the_collectors_role_is_enough(as_role: Callable[[str], Database]) -> None:
     """A user with `relatum_collector` does all that a collector does; a consumer may ask, a recorder prune."""
     store = CollectorStore("billing", as_role("relatum_collector"))
     member = store.open(["order"], LEASE_S)
@@ -570,6 +609,6 @@ def test_the_collectors_role_is_enough(as_role: Callable[[str], sa.Engine]) -> N
     store.close(member)
     consumer = as_role("relatum_consumer")
     assert statuses(CollectorStore("billing", consumer), 0) == ["succeeded"]
-    with pytest.raises(sa.exc.ProgrammingError), consumer.begin() as connection:
+    with pytest.raises(sa.exc.ProgrammingError), consumer.engine.begin() as connection:
         connection.execute(sa.text("DELETE FROM relatum.collected_messages"))
-    assert forget_finished(as_role("relatum_recorder")) == 0
+    assert forget_finished(as_role("relatum_recorder").engine) == 0

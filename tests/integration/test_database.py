@@ -12,7 +12,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relatum.errors import ConfigurationError, DatabaseUnavailable, RowRefused, UsedAfterClose
+from relatum.errors import DatabaseUnavailable, RowRefused, UsedAfterClose
 from relatum.store import AsyncDatabase, Database, compiled, keys, make_engine
 from tests.support import wait_until
 
@@ -101,9 +101,10 @@ def test_a_connection_that_is_kept_stands_in_nobodys_way(database_url: str) -> N
     database.close()
 
 
-def test_a_callers_engine_is_as_it_was(engine: sa.Engine) -> None:
+def test_a_shared_database_is_as_it_was(database_url: str) -> None:
     """None of its connections is kept, and the next who has it finds it as ever."""
-    database = Database(engine)
+    shared = Database(database_url)
+    engine, database = shared.engine, Database(shared)
     database.rows(ADD, {"named": "a"})
     assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     with engine.connect() as connection:
@@ -115,6 +116,7 @@ def test_a_callers_engine_is_as_it_was(engine: sa.Engine) -> None:
         assert connection.scalars(NAMES).all() == ["a"]
     with pytest.raises(UsedAfterClose):
         database.rows(NAMES, {})
+    shared.close()
 
 
 def test_what_is_closed_says_so(database_url: str) -> None:
@@ -127,18 +129,11 @@ def test_what_is_closed_says_so(database_url: str) -> None:
             use()
 
 
-def test_another_driver_is_refused() -> None:
-    """Before anything is asked."""
-    engine = sa.create_engine("sqlite://")
-    with pytest.raises(ConfigurationError, match="psycopg 3"):
-        Database(engine).rows(NAMES, {})
-    engine.dispose()
-
-
-async def test_tasks_have_all_rows(engine: sa.Engine, database_url: str) -> None:
-    """Of an own pool and of a caller's, and more than are taken over at a time; without an open transaction after."""
+async def test_tasks_have_all_rows(database_url: str) -> None:
+    """Of an own pool and of a shared one, and more than are taken over at a time; without an open transaction after."""
     counts = []
-    for given in (engine, database_url):
+    shared = Database(database_url)
+    for given in (shared, database_url):
         database = AsyncDatabase(given)
         for count in (0, 1, 2_500):
             rows = await database.rows(sa.select(sa.func.generate_series(1, sa.bindparam("n"))), {"n": count})
@@ -147,6 +142,7 @@ async def test_tasks_have_all_rows(engine: sa.Engine, database_url: str) -> None
         assert await database.rows("SET LOCAL search_path TO public", {}) == []
         await database.close()
     assert counts == [0, 1, 2_500] * 2
+    shared.close()
 
 
 async def test_tasks_repeat_what_was_dead_in_the_pool(database_url: str) -> None:
@@ -164,10 +160,9 @@ async def test_tasks_repeat_what_was_dead_in_the_pool(database_url: str) -> None
 
 
 async def test_a_task_that_waits_for_a_connection_no_more_leaves_it_to_others(database_url: str) -> None:
-    """Cancelled while a thread of its own waits for the only one of a caller's pool."""
-    url = sa.make_url(database_url).set(drivername="postgresql+psycopg")
-    engine = sa.create_engine(url, pool_size=1, max_overflow=0)
-    database = AsyncDatabase(engine)
+    """Cancelled while a thread of its own waits for the only one of a shared pool."""
+    shared = Database(database_url, connections_max=1)
+    engine, database = shared.engine, AsyncDatabase(shared)
     with engine.connect():
         task = asyncio.create_task(database.rows(NAMES, {}))
         await asyncio.to_thread(wait_until, lambda: database._kept._waiting == 1, what="a thread waits")
@@ -177,7 +172,7 @@ async def test_a_task_that_waits_for_a_connection_no_more_leaves_it_to_others(da
     assert await database.rows(NAMES, {}) == []
     await database.close()
     assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-    engine.dispose()
+    shared.close()
 
 
 @pytest.mark.parametrize("style", ["German", "SQL, DMY"])

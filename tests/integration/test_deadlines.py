@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import psycopg
@@ -11,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import DatabaseUnavailable
-from relatum.store import CommitInDoubt, Tokens, close_engine, known_engine, make_engine, settle, translated_errors
+from relatum.store import CommitInDoubt, Tokens, close_engine, make_engine, settle, translated_errors
 from relatum.store._settling import joined
 from relatum.waiting import Deadline, within
 from tests.support.proxy import Proxy
@@ -57,23 +56,6 @@ def test_a_statement_has_a_limit_of_its_own(database_url: str) -> None:
     engine = make_engine(database_url, statement_s=SHORT_S)
     with locked(database_url, "streams"), in_time(SHORT_S), pytest.raises(DatabaseUnavailable, match=r"in time \(0"):
         _ask(engine)
-    engine.dispose()
-
-
-def test_a_callers_engine_ends_our_waits_alone(database_url: str) -> None:
-    """On an engine of the caller's, connections from before end our calls in time, and his own as they did."""
-    engine = sa.create_engine(sa.make_url(database_url).set(drivername="postgresql+psycopg"))
-    assert _ask(engine) == 0
-    known_engine(engine)
-    with locked(database_url, "streams") as session, in_time(SHORT_S):
-        for _ in range(2):
-            with within(SHORT_S), pytest.raises(DatabaseUnavailable):
-                _ask(engine)
-        with ThreadPoolExecutor(1) as threads:
-            own = threads.submit(_ask, engine)
-            assert not own.done()
-            session.rollback()
-            assert own.result(90) == 0
     engine.dispose()
 
 

@@ -14,8 +14,8 @@ from relatum.collecting import ExecutorOptions, MessageCollector, Outcomes
 from relatum.contexts import ContextOptions, SerialConsumer, SerialOptions
 from relatum.errors import DatabaseUnavailable, NotRecordedInTime
 from relatum.recording import prune, status
-from relatum.store import make_engine
-from relatum_migrations import downgrade, upgrade
+from relatum.store import Database, make_engine
+from relatum_migrations import upgrade
 from tests.support import broker_connection, publish_plain, until_answered, wait_until
 from tests.support.affinity import Blocking
 from tests.support.proxy import Proxy
@@ -122,14 +122,14 @@ def test_a_receipt_ends_in_its_time(face: str, amqp_url: str, database_url: str,
 
 
 def test_outcomes_are_waited_for_in_time(database_url: str) -> None:
-    """`wait` on a locked table ends as `DatabaseUnavailable`, on a caller's engine, too, and leaves no statement."""
-    theirs = sa.create_engine(sa.make_url(database_url).set(drivername="postgresql+psycopg"))
+    """`wait` on a locked table ends as `DatabaseUnavailable`, on a shared database, too, and leaves no statement."""
+    theirs = Database(database_url)
     for database in (database_url, theirs):
         with Outcomes(database) as outcomes, locked(database_url, "collected_messages"):
             with in_time(2 * TIMEOUT_S), pytest.raises(DatabaseUnavailable):
                 outcomes.wait("a", TIMEOUT_S)
             nobody_waits(database_url)
-    theirs.dispose()
+    theirs.close()
 
 
 # --- consumers ------------------------------------------------------------------------------------------------------
@@ -173,13 +173,13 @@ def test_a_serial_consumer_closes_while_the_database_stands_still(
 # --- commands, and what they call -----------------------------------------------------------------------------------
 
 
-def test_a_migration_waits_for_locks_in_time(database_url: str) -> None:
+def test_a_migration_waits_for_locks_in_time(empty_database_url: str) -> None:
     """A migration that meets a lock ends with a word on locks, changes nothing, and may be repeated."""
-    downgrade(database_url, "0006")
+    upgrade(empty_database_url, "0006")
     is_locked = pytest.raises(DatabaseUnavailable, match="holds a lock")
-    with locked(database_url, "super_streams"), in_time(TIMEOUT_S), is_locked:
-        upgrade(database_url, lock_timeout_s=TIMEOUT_S)
-    upgrade(database_url)
+    with locked(empty_database_url, "super_streams"), in_time(TIMEOUT_S), is_locked:
+        upgrade(empty_database_url, lock_timeout_s=TIMEOUT_S)
+    upgrade(empty_database_url)
 
 
 def test_what_commands_do_once_ends_by_the_urls_limit(amqp_url: str, database_url: str) -> None:

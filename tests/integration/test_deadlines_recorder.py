@@ -10,7 +10,7 @@ from relatum.reading import BrokerAddress
 from relatum.recording import Recorder
 from relatum.recording._embedded import CLOSE_S, EmbeddedRecorder
 from relatum.recording._group import RecorderGroup
-from relatum.store import add_keys, make_engine
+from relatum.store import Database, add_keys, make_engine
 from tests.support import publish_plain, rows_of, unique_name, wait_recorded, wait_until
 from tests.support.leases import LEASE_S
 from tests.support.ports import free_port
@@ -102,9 +102,8 @@ def test_what_is_asked_for_rarely_does_not_hold_the_stop(
 def test_a_locked_table_is_let_go_and_recorded_later(
     has_own_engine: bool, amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
-    """A recorder that waits for a lock stops in time, through a caller's engine, too; the next one records it once."""
-    url = sa.make_url(database_url).set(drivername="postgresql+psycopg")
-    theirs = sa.create_engine(url)
+    """A recorder that waits for a lock stops in time, through a shared database, too; the next one records it once."""
+    theirs = Database(database_url, refusing=None)
     given = database_url if has_own_engine else theirs
     thread, stop = _running(Recorder(amqp_url, given, [stream_name], keys=["order_id"]))
     publish_plain(amqp_url, stream_name, [(b"a", {"order_id": 1})])
@@ -121,7 +120,7 @@ def test_a_locked_table_is_let_go_and_recorded_later(
     stop.set()
     thread.join(90)
     assert [row[1] for row in rows_of(engine, stream_name)] == ["1", "2"]
-    theirs.dispose()
+    theirs.close()
 
 
 def _is_waited_for(session: psycopg.Connection) -> bool:
@@ -134,7 +133,7 @@ def test_a_recorder_goes_on_when_the_database_does(
 ) -> None:
     """It gives up a statement that is not answered, says so, and records each message once when PostgreSQL goes on."""
     with Proxy.to(database_url) as proxy:
-        short = make_engine(proxy.url(database_url), statement_s=0.5)
+        short = Database(proxy.url(database_url), refusing=None, statement_s=0.5)
         thread, stop = _running(Recorder(amqp_url, short, [stream_name], keys=["order_id"]))
         publish_plain(amqp_url, stream_name, [(b"a", {"order_id": 1})])
         wait_recorded(amqp_url, engine, stream_name)
@@ -145,5 +144,5 @@ def test_a_recorder_goes_on_when_the_database_does(
         wait_recorded(amqp_url, engine, stream_name)
         stop.set()
         thread.join(90)
-        short.dispose()
+        short.close()
     assert [row[1] for row in rows_of(engine, stream_name)] == [str(number) for number in range(1, 50)]

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from relatum.errors import DatabaseUnavailable, KeyNotDefined, Transient
 from relatum.keys import KeyDefinition
-from relatum.store import add_keys
+from relatum.store import Database, add_keys
 from relatum_consumer import AsyncRelations, Expectation, Relations, Status
 from tests.support import publish_plain, record, until_answered, wait_until
 from tests.support.proxy import Proxy
@@ -140,18 +140,18 @@ def _is_waited_for(session: object) -> bool:
     return bool(row[0])
 
 
-def test_a_callers_engine_is_left_in_time(face: str, amqp_url: str, database_url: str) -> None:
-    """Look-ups through an engine of the caller's end in their time, also where he uses all of its connections."""
-    url = sa.make_url(database_url).set(drivername="postgresql+psycopg")
-    engine = sa.create_engine(url, pool_size=1, max_overflow=0)
+def test_a_shared_database_is_left_in_time(face: str, amqp_url: str, database_url: str) -> None:
+    """Look-ups through a database of the caller's end in their time, also where he uses all of its connections."""
+    shared = Database(database_url, connections_max=1)
+    engine = shared.engine
     add_keys(engine, [KeyDefinition("order_id")])
-    with open_relations(face, amqp_url, engine, timeout_s=TIMEOUT_S) as relations:  # type: ignore[arg-type]
+    with open_relations(face, amqp_url, shared, timeout_s=TIMEOUT_S) as relations:  # type: ignore[arg-type]
         with locked(database_url, "keys"), in_time(TIMEOUT_S), pytest.raises(DatabaseUnavailable):
             _find(relations)
         with engine.connect(), in_time(TIMEOUT_S), pytest.raises(DatabaseUnavailable) as caught:
             _find(relations)
         assert caught.value.reason == "pool"
-    engine.dispose()
+    shared.close()
 
 
 def told(look: Callable[[], Any]) -> None:

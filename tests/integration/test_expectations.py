@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound, StreamNotFound, TimeNotRecorded
 from relatum.reading import StreamReader
-from relatum.recording import set_record_time
-from relatum.store import remove_key
+from relatum.recording import backfill, set_record_time
+from relatum.store import add_keys, remove_key
 from relatum_consumer import Expectation, Finding, MissingReport, Relations, Status, Unmet, Why
 from relatum_consumer.expectations import (
     _expectation_limits,
@@ -276,6 +276,23 @@ def test_messages_that_are_not_recorded_are_not_passed_over(
     assert (report.status, report.unattended) == (Status.NOT_RECORDED_YET, (stream_name,))
 
 
+def test_by_a_new_key_the_cure_is_a_back_fill(
+    amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, payments: str
+) -> None:
+    """What was recorded before the key was defined is no recorder's to look at again."""
+    publish_plain(amqp_url, stream_name, [about("a", BASE_US)])
+    publish_plain(amqp_url, payments, [about("a", BASE_US)])
+    support.record(amqp_url, engine, stream_name, payments, keys=["another"])
+    add_keys(engine, ["order_id"])
+    expectation = Expectation("paid", stream_name, "order_id", payments, 60)
+    report = relations.missing(expectation, since=at(BASE_US))
+    assert report.status is Status.NOT_RECORDED_YET
+    assert (report.unattended, report.new_keys) == ((), (("order_id", (payments,)),))
+    assert "relatum backfill --keys order_id" in report.words
+    backfill(amqp_url, engine, payments, keys=["order_id"])
+    assert relations.missing(expectation, since=at(BASE_US)).status is Status.ABSENT
+
+
 @pytest.mark.differs
 def test_a_hole_proves_nothing_missing_and_nothing_late(
     amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, payments: str
@@ -349,25 +366,25 @@ def test_expectations_are_defined_in_the_database(
     """As keys are: once, by what they say; another of the name is refused, and one is taken back."""
     paid = Expectation("paid", stream_name, "order_id", payments, 10)
     with pytest.raises(KeyNotDefined):
-        add_expectations(engine, paid)
+        add_expectations(engine.url, paid)
     publish(amqp_url, {stream_name: [("a", BASE_US)]})
     record(amqp_url, engine, stream_name, payments)
-    assert add_expectations(engine, [paid, paid]) == [paid, paid]
+    assert add_expectations(engine.url, [paid, paid]) == [paid, paid]
     with pytest.raises(InvalidInput, match="is defined already"):
-        add_expectations(engine, Expectation("paid", stream_name, "order_id", payments, 11))
+        add_expectations(engine.url, Expectation("paid", stream_name, "order_id", payments, 11))
     with pytest.raises(InvalidInput, match="clocks may differ by 1 s"):
-        add_expectations(engine, Expectation("paid", stream_name, "order_id", payments, 10, grace_s=0))
+        add_expectations(engine.url, Expectation("paid", stream_name, "order_id", payments, 10, grace_s=0))
     assert relations.expectations() == (paid,)
-    assert defined_expectations(engine, vhost="other") == []
+    assert defined_expectations(engine.url, vhost="other") == []
     assert offsets(relations.missing("paid").missing) == [0]
     with pytest.raises(NotFound, match="did you mean 'paid'"):
         relations.missing("paied")
     remove_key(engine, "order_id")
     with pytest.raises(KeyNotDefined):
         relations.missing("paid")
-    remove_expectation(engine, "paid")
+    remove_expectation(engine.url, "paid")
     with pytest.raises(NotFound):
-        remove_expectation(engine, "paid")
+        remove_expectation(engine.url, "paid")
     assert relations.expectations() == ()
 
 
@@ -389,7 +406,7 @@ def test_wrong_questions_are_refused(
     for options in wrong:
         with pytest.raises(InvalidInput):
             relations.missing(expectation, **options)
-    set_record_time(amqp_url, engine, stream_name, on=False)
+    set_record_time(amqp_url, engine.url, stream_name, on=False)
     with pytest.raises(TimeNotRecorded):
         relations.missing(expectation)
 

@@ -167,7 +167,7 @@ def test_sub_entry_batches_and_single_messages_mixed(
         publisher.publish(*[zipped(in_batch(values[n : n + 20])) for n in range(100, 200, 20)])
     expected = dict(enumerate(values[:100])) | dict(enumerate(values[100:], start=103))
     assert recorded_values(amqp_url, engine, stream_name) == expected
-    (found,) = status(amqp_url, engine, [stream_name])
+    (found,) = status(amqp_url, engine.url, [stream_name])
     assert found.skipped[""] == {"undecodable_message": 3}
 
 
@@ -199,8 +199,8 @@ def test_batches_of_no_record(
         assert [reader.read(stream_name, offset).headers["order_id"] for offset in expected] == values
         places = [(stream_name, offset) for offset in reversed(expected)]
         assert [message.offset for message in reader.read_many(places)] == list(reversed(expected))
-    assert verify(amqp_url, engine, [stream_name]).ok
-    with Relations(amqp_url, engine) as relations:
+    assert verify(amqp_url, engine.url, [stream_name]).ok
+    with Relations(amqp_url, engine.url) as relations:
         assert [relations.find("order_id", value).ids for value in values] == [((stream_name, n),) for n in expected]
         assert relations.find("order_id", "nobody's").status is Status.ABSENT
 
@@ -219,7 +219,7 @@ def test_recording_begins_inside_a_sub_entry_batch(
         open_tail(connection, NewTail(stream_id, start, True), [key.key_id])
     expected = dict(enumerate(values))
     assert recorded_values(amqp_url, engine, stream_name) == {n: expected[n] for n in range(start, 100)}
-    assert backfill(amqp_url, engine, stream_name).messages == start
+    assert backfill(amqp_url, engine.url, stream_name).messages == start
     assert recorded_values(amqp_url, engine, stream_name) == expected
 
 
@@ -238,7 +238,7 @@ def test_offsets_that_the_broker_takes_for_itself(
     assert recorded_values(amqp_url, engine, stream_name) == dict(
         zip(offsets, [f"v{n}" for n in range(5)], strict=True)
     )
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         assert relations.find("order_id", "nobody's").status is Status.ABSENT
 
 
@@ -273,6 +273,6 @@ def test_a_time_header_that_is_no_time(
     properties = pika.BasicProperties(timestamp=1_600_000_000, headers={"relatum_time": stamp, "order_id": "v"})
     publish_plain(amqp_url, stream_name, [(b"", properties)])
     assert recorded_values(amqp_url, engine, stream_name) == {0: "v"}
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         (message,) = relations.find("order_id", "v")
     assert message.time == datetime.fromtimestamp(1_600_000_000, UTC)

@@ -57,9 +57,9 @@ def test_everything_derived_is_deleted_and_other_streams_are_left_alone(
         filled = rows_by_table(engine)
         assert filled.keys() >= others.keys() | {"events", "receipts", "checkpoints", "skips", "group_scans"}
         told: list[int] = []
-        (dry,) = forget(engine, [stream_name], dry_run=True)
+        (dry,) = forget(engine.url, [stream_name], dry_run=True)
         assert rows_by_table(engine) == filled
-        (done,) = forget(engine, [stream_name], batch_rows=7, progress=lambda each: told.append(each.total))
+        (done,) = forget(engine.url, [stream_name], batch_rows=7, progress=lambda each: told.append(each.total))
         steps = [after - before for before, after in zip([0, *told], told, strict=False)]
         assert max(steps) <= 7
         assert (done.stream, done.rows["relationships"]) == (stream_name, 63)
@@ -68,11 +68,11 @@ def test_everything_derived_is_deleted_and_other_streams_are_left_alone(
         }
         left = rows_by_table(engine)
         assert {name: left[name] for name in others} == others
-        assert [each.stream for each in status(amqp_url, engine)] == [other_stream]
+        assert [each.stream for each in status(amqp_url, engine.url)] == [other_stream]
         assert [each.stream for each in relations.find("order_id", "o1").ids] == [other_stream]
         with pytest.raises(StreamNotFound, match=stream_name):
-            forget(engine, [stream_name])
-        forget(engine, [other_stream])
+            forget(engine.url, [stream_name])
+        forget(engine.url, [other_stream])
         assert rows_by_table(engine) == {}
         with pytest.raises(NothingRecorded):
             relations.find("order_id", "o1")
@@ -101,13 +101,13 @@ def test_what_a_kill_left_is_deleted_by_the_next_one(
             raise Killed
 
     with pytest.raises(Killed):
-        forget(engine, [stream_name], batch_rows=7, progress=kill)
-    assert status(amqp_url, engine) == []
+        forget(engine.url, [stream_name], batch_rows=7, progress=kill)
+    assert status(amqp_url, engine.url) == []
     assert rows_by_table(engine)
     if is_pruned:
-        prune(amqp_url, engine)
+        prune(amqp_url, engine.url)
     else:
-        forget(engine, [stream_name])
+        forget(engine.url, [stream_name])
     assert rows_by_table(engine) == {}
 
 
@@ -117,17 +117,17 @@ def test_it_is_not_forgotten_while_a_recorder_works(amqp_url: str, engine: sa.En
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": 1})])
     with recording(amqp_url, engine, stream_name, keys=["order_id"]):
         wait_recorded(amqp_url, engine, stream_name)
-        (seen,) = status(amqp_url, engine)
+        (seen,) = status(amqp_url, engine.url)
         assert seen.recorder
         with pytest.raises(StreamInUse, match=seen.recorder) as caught:
-            forget(engine, [stream_name])
+            forget(engine.url, [stream_name])
         assert caught.value.stream == stream_name
-        (dry,) = forget(engine, [stream_name], dry_run=True)
+        (dry,) = forget(engine.url, [stream_name], dry_run=True)
         assert (dry.rows["relationships"], dry.needed) == (1, caught.value.reason)
         assert len(rows_of(engine, stream_name)) == 1
-    (dry,) = forget(engine, [stream_name], dry_run=True)
+    (dry,) = forget(engine.url, [stream_name], dry_run=True)
     assert dry.needed is None
-    forget(engine, [stream_name])
+    forget(engine.url, [stream_name])
     assert rows_by_table(engine) == {}
 
 
@@ -136,13 +136,13 @@ def test_who_was_about_to_write_is_refused(amqp_url: str, engine: sa.Engine, str
     """A recorder without its lease, and a back-fill, write nothing more of a stream that was forgotten meanwhile."""
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": 1})])
     add_keys(engine, ["order_id"])
-    backfill(amqp_url, engine, stream_name)
+    backfill(amqp_url, engine.url, stream_name)
     with engine.begin() as connection:
         row = current_stream(connection, "/", stream_name)
     assert row is not None
-    (opened,) = open_streams(engine, [row], over_amqp=False)
+    (opened,) = open_streams(engine, [row])
     tail = opened.tail
-    forget(engine, [stream_name])
+    forget(engine.url, [stream_name])
     with engine.connect() as connection:
         with pytest.raises(CoverageConflict):
             lock_stream(connection, row.stream_id)
@@ -159,7 +159,7 @@ def test_what_a_recorder_commits_in_its_midst_is_deleted(amqp_url: str, engine: 
     with engine.begin() as connection:
         row = current_stream(connection, "/", stream_name)
     assert row is not None
-    (opened,) = open_streams(engine, [row], over_amqp=False)
+    (opened,) = open_streams(engine, [row])
     tail = opened.tail
 
     def go_on(done: ForgottenStream) -> None:
@@ -173,7 +173,7 @@ def test_what_a_recorder_commits_in_its_midst_is_deleted(amqp_url: str, engine: 
                     gone_on.append(1)
 
     gone_on: list[int] = []
-    forget(engine, [stream_name], progress=go_on)
+    forget(engine.url, [stream_name], progress=go_on)
     assert gone_on
     assert rows_by_table(engine) == {}
 
@@ -187,7 +187,7 @@ def test_primary_data_that_refers_to_it_stops_it(
 
     def refused(match: str) -> None:
         with pytest.raises(StreamInUse, match=match):
-            forget(engine, [stream_name])
+            forget(engine.url, [stream_name])
         assert len(rows_of(engine, stream_name)) == 63
 
     with Relations(amqp_url, database_url) as relations:
@@ -223,7 +223,7 @@ def test_primary_data_that_refers_to_it_stops_it(
     refused("collector 'mail'")
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE relatum.collected_messages SET state = 'succeeded', finished_at = now()"))
-    forget(engine, [stream_name])
+    forget(engine.url, [stream_name])
     assert rows_by_table(engine) == {}
 
 
@@ -241,11 +241,11 @@ def test_a_super_stream_stands_for_its_partitions(amqp_url: str, engine: sa.Engi
         with relatum.ContextRouter(name, database_url) as router:
             router.open(amqp_url)
             with pytest.raises(StreamInUse, match=f"{name!r} are placed"):
-                forget(engine, [name])
-        assert len(status(amqp_url, engine)) == 2
+                forget(engine.url, [name])
+        assert len(status(amqp_url, engine.url)) == 2
         with engine.begin() as connection:
             connection.execute(sa.text("DELETE FROM relatum.super_streams"))
-        assert [each.stream for each in forget(engine, [name])] == [f"{name}-0", f"{name}-1"]
+        assert [each.stream for each in forget(engine.url, [name])] == [f"{name}-0", f"{name}-1"]
         assert rows_by_table(engine) == {}
     finally:
         delete_super_stream(amqp_url, name)

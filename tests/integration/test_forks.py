@@ -25,6 +25,7 @@ from relatum.metrics._reporting import _registry
 from relatum.publishing._embedded import EmbeddedRecorders
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.recording import Recorder
+from relatum.store import Database
 from relatum.superstreams import Layout
 from relatum_consumer import Expectation, Relations
 from tests.support import publish_plain, record, rows_of, wait_until
@@ -65,7 +66,7 @@ def test_a_child_records_what_it_publishes(
         wait_until(lambda: values_of(engine, stream_name) == expected, what="all rows")
 
 
-@pytest.mark.parametrize("database", ["url", "engine"])
+@pytest.mark.parametrize("database", ["url", "shared"])
 def test_what_only_asks_works_in_a_child(
     amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str, database: str
 ) -> None:
@@ -74,11 +75,10 @@ def test_what_only_asks_works_in_a_child(
     record(amqp_url, engine, stream_name, keys=["order_id"])
     with ExitStack() as stack:
         named: Any = database_url
-        if database == "engine":
-            named = sa.create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
-            stack.callback(named.dispose)
+        if database == "shared":
+            named = Database(database_url)
+            stack.callback(named.close)
         over_streams = stack.enter_context(StreamReader.open(stream_url))
-        over_amqp = stack.enter_context(StreamReader.open(amqp_url, transport="amqp"))
         relations = stack.enter_context(Relations(BrokerAddress.parse(amqp_url, stream_url), named))
         outcomes = stack.enter_context(Outcomes(named))
         orders = relatum.SuperStream("orders", partitions=4)
@@ -87,7 +87,6 @@ def test_what_only_asks_works_in_a_child(
         def ask() -> list[Any]:
             return [
                 over_streams.read(stream_name, 1).body,
-                over_amqp.read(stream_name, 1).body,
                 relations.read(stream_name, 0).body,
                 relations.around(datetime.now(UTC), stream_name, before_s=60).status,
                 relations.values("order_id"),
@@ -99,13 +98,12 @@ def test_what_only_asks_works_in_a_child(
             ]
 
         before = ask()
-        transport: Any = over_streams._transport
-        idle = transport._connections.idle
+        streams: Any = over_streams._streams
+        idle = streams._connections.idle
 
         def in_the_child() -> list[Any]:
             found = ask()
             over_streams.close()
-            over_amqp.close()
             relations.close()
             outcomes.close()
             return found
@@ -114,7 +112,7 @@ def test_what_only_asks_works_in_a_child(
         assert in_child(in_the_child) == before
         assert ask() == before
         # The very connections: none was ended by a child.
-        assert transport._connections.idle == idle
+        assert streams._connections.idle == idle
         assert handle.partition is None
 
 
@@ -200,7 +198,7 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(
         relations = stack.enter_context(Relations(BrokerAddress.parse(amqp_url, stream_url), database_url))
         relations.read(stream_name, 0)
         orders = relatum.SuperStream("orders", partitions=4)
-        streams: Any = reader._transport
+        streams: Any = reader._streams
         locks = [
             EmbeddedRecorders._lock,
             streams._lock,
@@ -254,7 +252,7 @@ reader = StreamReader.open(streams)
 reader.read(stream, place.offset)
 relations = Relations(streams, database)
 relations.find("order_id", "x")
-idle = reader._transport._connections.idle
+idle = reader._streams._connections.idle
 child = os.fork()
 if child == 0:
     sys.exit(0)
@@ -262,7 +260,7 @@ assert os.waitpid(child, 0)[1] == 0
 place, = relatum.publish(channel, "", stream, b"after").wait(90)
 assert reader.read(stream, place.offset).body == b"after"
 relations.find("order_id", "x")
-assert reader._transport._connections.idle == idle, "the parent had to connect again"
+assert reader._streams._connections.idle == idle, "the parent had to connect again"
 """
     arguments = [amqp_url, stream_url, database_url, stream_name]
     done = subprocess.run(

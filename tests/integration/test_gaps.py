@@ -1,20 +1,17 @@
 """What is uncovered and still in the stream is always somebody's work."""
 
 import sys
-import threading
-from dataclasses import replace
 from typing import Any
 
 import cramjam
 import pytest
 import sqlalchemy as sa
 
-from relatum.reading import BrokerAddress, StreamReader
-from relatum.recording import Recorder, backfill, status
+from relatum.reading import StreamReader
+from relatum.recording import backfill, status
 from relatum.recording._backfill import plan_backfill
-from relatum.store import add_keys
 from relatum.wire._unpacking import _cramjam
-from tests.integration.test_foreign import headed, in_batch, text, zipped
+from tests.integration.test_foreign import headed, in_batch, text
 from tests.support import (
     declare_stream,
     delete_stream,
@@ -26,8 +23,6 @@ from tests.support import (
     wait_until,
 )
 from tests.support._raw_publisher import RawPublisher
-from tests.support.ports import free_port
-from tests.support.proxy import Proxy
 
 
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
@@ -44,59 +39,14 @@ def test_a_gap_that_an_interrupted_back_fill_left_is_shown_and_closed(
     publish_plain(amqp_url, stream_name, orders(100, start=60))
     with StreamReader.open(amqp_url) as reader:
         plan_backfill(engine, reader, "/", stream_name, None)
-    (seen,) = status(amqp_url, engine, [stream_name])
+    (seen,) = status(amqp_url, engine.url, [stream_name])
     assert (seen.gaps, seen.lag_offsets) == ([(60, 160)], 100)
     assert seen.lag_s is not None
     assert seen.lag_s > 0
     with recording(amqp_url, engine, stream_name):
         publish_plain(amqp_url, stream_name, orders(5, start=160))
-        wait_until(lambda: not status(amqp_url, engine, [stream_name])[0].lag_offsets, what="no gap")
+        wait_until(lambda: not status(amqp_url, engine.url, [stream_name])[0].lag_offsets, what="no gap")
     assert [value for _, value, _ in rows_of(engine, stream_name)] == [f"o{n}" for n in range(165)]
-
-
-def test_what_amqp_recorded_is_read_again_once_the_stream_protocol_answers(
-    amqp_url: str, stream_url: str, engine: sa.Engine, stream_name: str, broker_version: tuple[int, ...]
-) -> None:
-    """A recorder that began while the stream port refused goes over to it by itself, and misses no compressed batch."""
-    # RabbitMQ 4 leaves compressed batches out over AMQP 0.9.1; before, it ends the consumer's connection there.
-    batches = [zipped(in_batch(["b", "c"]))] if broker_version >= (4,) else []
-    values = ["a", "b", "c", "d"] if batches else ["a", "d"]
-    with RawPublisher(stream_url, stream_name) as publisher:
-        publisher.publish(headed(text("a")), *batches, headed(text("d")))
-    port = free_port((0, 0, 0))
-    address = replace(
-        BrokerAddress.parse(amqp_url), stream_host="127.0.0.1", stream_port=port, stream_port_guessed=True
-    )
-    add_keys(engine, ["order_id"])
-    recorder = Recorder(address, engine, [stream_name])
-    stop = threading.Event()
-    thread = threading.Thread(target=recorder.run, args=[stop])
-    thread.start()
-    try:
-        wait_recorded(amqp_url, engine, stream_name)
-        assert marks(engine, stream_name) == {True}
-        assert [value for _, value, _ in rows_of(engine, stream_name)] == ["a", "d"]
-        stream = BrokerAddress.parse(stream_url)
-        with Proxy(stream.stream_host, stream.stream_port or 0, listens_on=port):
-            wait_until(lambda: marks(engine, stream_name) == {False}, what="all by the stream protocol")
-            publish_plain(amqp_url, stream_name, [(b"", {"order_id": "e"})])
-            wait_recorded(amqp_url, engine, stream_name)
-    finally:
-        stop.set()
-        thread.join(90)
-    assert [value for _, value, _ in rows_of(engine, stream_name)] == [*values, "e"]
-    (seen,) = status(amqp_url, engine, [stream_name])
-    assert seen.covered["order_id"] == seen.covered["time"] == [(0, len(values) + 1)]
-
-
-def marks(engine: sa.Engine, stream: str) -> set[bool]:
-    """By which protocols a stream's messages were recorded: True for AMQP 0.9.1."""
-    query = sa.text(
-        "SELECT DISTINCT over_amqp FROM relatum.coverage JOIN relatum.streams USING (stream_id)"
-        " WHERE name = :name AND from_offset < to_offset"
-    )
-    with engine.begin() as connection:
-        return set(connection.execute(query, {"name": stream}).scalars())
 
 
 def test_a_batch_that_cannot_be_unpacked_is_not_covered_until_it_can(
@@ -113,16 +63,16 @@ def test_a_batch_that_cannot_be_unpacked_is_not_covered_until_it_can(
         with recording(amqp_url, engine, stream_name, keys=["order_id"]):
             wait_recorded(amqp_url, engine, stream_name)
             assert [value for _, value, _ in rows_of(engine, stream_name)] == ["a", "d"]
-            (seen,) = status(amqp_url, engine, [stream_name])
+            (seen,) = status(amqp_url, engine.url, [stream_name])
             assert (seen.gaps, seen.covered["order_id"], seen.lag_offsets) == ([(1, 3)], [(0, 1), (3, 4)], 2)
             (event,) = seen.events
             assert (event.kind, event.from_offset, event.to_offset) == ("unreadable", 1, 3)
             assert "zstd" in event.detail
-            backfill(amqp_url, engine, stream_name)
-            assert status(amqp_url, engine, [stream_name])[0].gaps == [(1, 3)]
+            backfill(amqp_url, engine.url, stream_name)
+            assert status(amqp_url, engine.url, [stream_name])[0].gaps == [(1, 3)]
             monkeypatch.undo()
             _cramjam.cache_clear()
-            wait_until(lambda: not status(amqp_url, engine, [stream_name])[0].gaps, what="the gap closed")
+            wait_until(lambda: not status(amqp_url, engine.url, [stream_name])[0].gaps, what="the gap closed")
     finally:
         monkeypatch.undo()
         _cramjam.cache_clear()
@@ -135,7 +85,7 @@ def test_a_broken_batch_stops_nobody(amqp_url: str, stream_url: str, engine: sa.
         publisher.publish(headed(text("a")), (1, 2, 10, b"no gzip"), headed(text("d")))
     record(amqp_url, engine, stream_name, keys=["order_id"])
     assert [value for _, value, _ in rows_of(engine, stream_name)] == ["a", "d"]
-    (seen,) = status(amqp_url, engine, [stream_name])
+    (seen,) = status(amqp_url, engine.url, [stream_name])
     assert (seen.gaps, seen.skipped) == ([], {"": {"undecodable_message": 2}})
 
 
@@ -160,6 +110,6 @@ def test_a_gap_that_cannot_be_closed_keeps_nobody_from_another_streams(
         refused = sa.text(f"ALTER TABLE relatum.coverage ADD CHECK (stream_id <> {stream_id} OR is_tail) NOT VALID")
         connection.execute(refused)
     with recording(amqp_url, engine, *names):
-        wait_until(lambda: not status(amqp_url, engine, [second])[0].lag_offsets, what="no gap")
-    assert status(amqp_url, engine, [stream_name])[0].gaps == [(5, 10)]
+        wait_until(lambda: not status(amqp_url, engine.url, [second])[0].lag_offsets, what="no gap")
+    assert status(amqp_url, engine.url, [stream_name])[0].gaps == [(5, 10)]
     delete_stream(amqp_url, second)

@@ -17,7 +17,6 @@ ONE = MINE | {"group_id": f"{7:048x}", "number": 1}
 
 STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "claiming": (statements.claim(), MINE | LEASE | {"limit": 10, "held": []}),
-    "claiming what is idle": (statements.claim_idle(), MINE | LEASE | {"limit": 10, "idle_s": -60.0}),
     "renewing": (statements.renew(), MINE | LEASE | {"group_ids": [f"{n:048x}" for n in range(10)]}),
     "acknowledging": (statements.finish("done"), ONE),
     "counting": (statements.count_given(), ONE | {"given": 1}),

@@ -31,7 +31,7 @@ from relatum.reading import StreamReader
 from relatum.recording import backfill, prune
 from relatum.store import make_engine
 from relatum_consumer import AsyncRelations, Relations
-from relatum_consumer.groups import GroupConsumer, IncompleteGroupReport, SharedGroup
+from relatum_consumer.groups import GroupConsumer, SharedGroup
 from relatum_consumer.groups.sharing import _unrecorded
 from tests import support
 from tests.support import (
@@ -196,7 +196,7 @@ def test_what_is_back_filled_later_is_given(
     publish_plain(amqp_url, stream_name, whole_group(2, 2))
     record(stream_name)
     assert given(relations, stream_name) == ids(2)
-    backfill(amqp_url, engine, stream_name)
+    backfill(amqp_url, engine.url, stream_name)
     assert given(relations, stream_name) == ids(1)
 
 
@@ -330,8 +330,6 @@ def test_members_must_agree(relations: Relations, streams: list[str], record: Re
 @pytest.mark.parametrize(
     "options",
     [
-        {"complete_only": False},
-        {"ungrouped": True},
         {"complete": False},
         {"consumer": ""},
         {"consumer": 5},
@@ -353,10 +351,6 @@ def test_what_does_not_go_together_is_refused(relations: Relations, options: dic
         {"prefetch": 1_001},
         {"prefetch": True},
         {"member": ""},
-        {"incomplete_after_s": 5},
-        {"on_incomplete": print},
-        {"incomplete_after_s": 5, "on_incomplete": "dead_letter"},
-        {"incomplete_after_s": 5, "on_incomplete": "skip"},
         {"dead_letter_stream": ""},
         {"deliveries_max": 0},
         {"deliveries_max": True},
@@ -487,67 +481,7 @@ async def test_the_asyncio_face_shares_with_the_blocking_one(
         assert given(relations, stream_name) == ids(2, 3, 4)
 
 
-# --- groups that do not complete, and groups that are not sound --------------------------------------------
-
-
-def test_somebody_is_told_of_groups_that_do_not_complete(
-    relations: Relations, amqp_url: str, stream_name: str, engine: sa.Engine, record: Record
-) -> None:
-    """Once; the group stays open, and is given should it complete after all."""
-    publish_plain(amqp_url, stream_name, [of_group(1, 1), of_group(1, 3, last=True)])
-    record(stream_name)
-    told: list[IncompleteGroupReport] = []
-    consumer = GroupConsumer("billing", incomplete_after_s=0.2, on_incomplete=told.append)
-    assert given_until(lambda: told, relations, stream_name, consumer) == []
-    assert given(relations, stream_name, consumer, follow=True, idle_timeout_s=1) == []
-    (report,) = told
-    assert (report.group_id, report.position.missing) == (group_id(1), ((2, 2),))
-    assert [place.offset for place in report.places] == [0, 1]
-    publish_plain(amqp_url, stream_name, [of_group(1, 2)])
-    record(stream_name)
-    assert given(relations, stream_name, consumer) == ids(1)
-    assert len(told) == 1
-
-
-async def test_what_is_told_of_may_be_awaited(
-    amqp_url: str, database_url: str, stream_name: str, record: Record
-) -> None:
-    """The asyncio face takes a coroutine function."""
-    publish_plain(amqp_url, stream_name, [of_group(1, 1)])
-    record(stream_name)
-    told = []
-
-    async def tell(report: IncompleteGroupReport) -> None:
-        await asyncio.sleep(0)
-        told.append(report.group_id)
-
-    consumer = GroupConsumer("billing", incomplete_after_s=0.1, on_incomplete=tell)
-    async with AsyncRelations(amqp_url, database_url) as relations:
-        while not told:
-            groups = relations.groups(stream_name, consumer=consumer, follow=True, idle_timeout_s=1)
-            assert [group async for group in groups] == []
-    assert told == ids(1)
-
-
-def test_groups_that_do_not_complete_become_dead_letters(
-    relations: Relations, amqp_url: str, streams: list[str], engine: sa.Engine, record: Record
-) -> None:
-    """Their messages lie in the dead-letter stream with what is missing; completing them later changes nothing."""
-    stream, dead = streams
-    publish_plain(amqp_url, stream, [of_group(1, 1), of_group(1, 4), *whole_group(2, 1)])
-    record(stream)
-    consumer = GroupConsumer("b", incomplete_after_s=0.2, on_incomplete="dead_letter", dead_letter_stream=dead)
-    assert given_until(lambda: states(engine)[group_id(1)] == "dead", relations, stream, consumer) == ids(2)
-    with StreamReader.open(amqp_url) as reader:
-        letters = list(reader.iterate(dead, 0, stop=2))
-    assert [letter.body for letter in letters] == [b"1-1", b"1-4"]
-    assert {letter.headers["relatum_dead_reason"] for letter in letters} == {"incomplete"}
-    assert letters[0].headers["relatum_dead_group_missing"] == "2-3"
-    assert letters[0].headers["relatum_dead_stream"] == stream
-    publish_plain(amqp_url, stream, [of_group(1, 2), of_group(1, 3), of_group(1, 5, last=True)])
-    record(stream)
-    assert given(relations, stream, consumer) == []
-    assert states(engine) == {group_id(1): "dead", group_id(2): "done"}
+# --- groups that are not sound ----------------------------------------------------------------------------
 
 
 UNSOUND = [*whole_group(1, 2), of_group(1, 3), *whole_group(2, 1)]
@@ -642,30 +576,6 @@ def test_who_follows_waits_with_dead_letters_for_the_broker(
         back.join()
 
 
-async def test_what_fails_when_told_is_told_again(
-    relations: Relations, amqp_url: str, database_url: str, stream_name: str, record: Record
-) -> None:
-    """The error ends the iteration, and the report is any member's next, at once."""
-    publish_plain(amqp_url, stream_name, [of_group(1, 1)])
-    record(stream_name)
-
-    async def fail_once(report: IncompleteGroupReport) -> None:
-        raise ValueError(report.group_id)
-
-    consumer = GroupConsumer("billing", incomplete_after_s=0.1, on_incomplete=fail_once)
-    async with AsyncRelations(amqp_url, database_url) as asynchronous:
-        groups = asynchronous.groups(stream_name, consumer=consumer, follow=True)
-        with pytest.raises(ValueError, match=group_id(1)):
-            await anext(groups)
-        told: list[str] = []
-        telling = GroupConsumer(
-            "billing", incomplete_after_s=0.1, on_incomplete=lambda report: told.append(report.group_id)
-        )
-        assert await asyncio.to_thread(given_until, lambda: told, relations, stream_name, telling) == []
-        assert told == ids(1)
-        await groups.aclose()
-
-
 def fail(relations: Relations, stream: str, consumer: GroupConsumer) -> list[str | None]:
     """A member that is given all groups, and ends at the first one of number 2; what it was given."""
     found = []
@@ -725,7 +635,7 @@ def test_a_group_given_too_often_becomes_dead_letters(
     assert fail(relations, stream, consumer) == ids(2)
 
     async def rest() -> tuple[list[str | None], Mapping[str, int]]:
-        async with AsyncRelations(amqp_url, engine) as asynchronous:
+        async with AsyncRelations(amqp_url, engine.url) as asynchronous:
             found = [group.group_id async for group in asynchronous.groups(stream, consumer=consumer)]
             return found, (await asynchronous.group_consumer_status("billing")).counts
 
@@ -766,7 +676,7 @@ def test_a_stream_declared_again_begins_anew(
     record(stream_name)
     assert given(relations, stream_name) == ids(1, 2)
     assert given(relations, stream_name) == []
-    prune(amqp_url, engine)
+    prune(amqp_url, engine.url)
     with engine.connect() as connection:
         assert (
             connection.execute(sa.text("SELECT count(DISTINCT stream_id) FROM relatum.group_scans")).scalar_one() == 1
@@ -795,13 +705,13 @@ def test_what_retention_has_dropped_is_named_and_pruned(
         with StreamReader.open(amqp_url) as reader:
             wait_until(lambda: (reader.bounds(stream).first or 0) > 4, what="retention")
         record(stream)
-        prune(amqp_url, engine)
+        prune(amqp_url, engine.url)
         assert states(engine) == {group_id(1): "done", group_id(2): "ready"}, "a message of the first is retained"
         with pytest.raises(GroupConflict) as caught:
             given(relations, stream)
         assert (caught.value.group_id, caught.value.anomaly) == (group_id(2), "expired")
         assert given(relations, stream, on_conflict="skip") == []
-        prune(amqp_url, engine)
+        prune(amqp_url, engine.url)
         assert states(engine) == {group_id(1): "done"}
     finally:
         delete_stream(amqp_url, stream)
@@ -839,12 +749,9 @@ def test_a_consumer_may_keep_its_own_books(
     with psycopg.connect(database_url) as connection:
         if connection.execute("SELECT FROM pg_roles WHERE rolname = 'relatum_consumer'").rowcount == 0:
             pytest.skip("this server's user may not make roles")
-    as_consumer = make_engine(f"{database_url}?options=-c%20role%3Drelatum_consumer")
-    try:
-        with Relations(amqp_url, as_consumer) as limited:
-            assert given(limited, stream_name) == ids(1)
-    finally:
-        as_consumer.dispose()
+    as_consumer = f"{database_url}?options=-c%20role%3Drelatum_consumer"
+    with Relations(amqp_url, as_consumer) as limited:
+        assert given(limited, stream_name) == ids(1)
 
 
 def test_postgresql_may_restart_in_between(private_servers: LocalServers) -> None:

@@ -5,7 +5,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -19,7 +18,6 @@ import sqlalchemy as sa
 import relatum
 from relatum.errors import (
     GroupConflict,
-    IncompleteGroup,
     InvalidGroup,
     InvalidInput,
     KeyNotDefined,
@@ -32,7 +30,7 @@ from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, GroupStatus
 from relatum.reading import StreamReader
 from relatum.recording import prune
 from relatum.store import add_keys, ensure_stream
-from relatum_consumer import AsyncRelations, Relations, Status, explaining
+from relatum_consumer import AsyncRelations, Relations, Status
 from relatum_consumer.groups import GroupPage
 from tests import support
 from tests.support import (
@@ -48,7 +46,7 @@ from tests.support import (
 )
 from tests.support.groups import Naive, group_id, of_group, shuffled, whole_group
 from tests.support.proxy import Proxy
-from tests.support.relations import FACES
+from tests.support.relations import FACES, questions
 
 KEYS = [GROUP_KEY]
 
@@ -118,8 +116,6 @@ def test_groups_are_what_a_naive_reader_of_everything_finds(
     for recorded in ("in part", "altogether"):
         for order in ("logical", "physical"):
             assert places(relations.groups(list(messages), order=order)) == naive.complete(order), recorded
-            found = relations.groups(list(messages), order=order, ungrouped=True)
-            assert places(found) == naive.complete(order, ungrouped=True)
         record(*messages)
 
 
@@ -165,7 +161,6 @@ def test_bad_arguments_are_refused_before_anything_is_read(relations: Relations,
         {"start": -1},
         {"start": True},
         {"start": "first"},
-        {"timeout_s": -1},
         {"idle_timeout_s": float("nan")},
         {"on_duplicate": "last"},
         {"on_conflict": "ignore"},
@@ -442,7 +437,7 @@ def test_a_group_that_retention_took_from_is_never_given_smaller(
             (report,) = relations.incomplete_groups(older_than=0)
             assert (report.group_id, report.position.anomalies) == (group_id(1), (Anomaly.EXPIRED,))
             assert report.position.missing == ((2, 2),)
-            prune(amqp_url, engine)
+            prune(amqp_url, engine.url)
             assert [group.group_id for group in relations.groups()] == [group_id(3)]
             (report,) = relations.incomplete_groups(older_than=0)
             assert (report.group_id, report.position.last_sequence) == (group_id(1), None)
@@ -461,7 +456,7 @@ def test_all_groups_are_listed_the_newest_first(
     publish_plain(amqp_url, streams[0], [*whole_group(1, 2), of_group(2, 1), *hostile])
     publish_plain(amqp_url, streams[1], [*whole_group(3, 1), of_group(2, 2, last=True), of_group(4, 2)])
     record(*streams)
-    page = relations.newest_groups()
+    page = relations._newest_groups()
     assert [(each.group_id, each.position.is_complete) for each in page.groups] == [
         (group_id(4), False),
         (group_id(3), True),
@@ -472,15 +467,15 @@ def test_all_groups_are_listed_the_newest_first(
     assert (page.next, page.unrecorded) == (None, ())
     found, before = [], None
     for _ in range(10):
-        part = relations.newest_groups(before=before, limit=1)
+        part = relations._newest_groups(before=before, limit=1)
         found += [each.group_id for each in part.groups]
         if (before := part.next) is None:
             break
     assert found == [each.group_id for each in page.groups]
-    assert [each.group_id for each in relations.newest_groups(streams[1]).groups] == [group_id(n) for n in (4, 3, 2)]
+    assert [each.group_id for each in relations._newest_groups(streams[1]).groups] == [group_id(n) for n in (4, 3, 2)]
     for wrong in ({"limit": -1}, {"limit": 1_001}, {"before": 1}, {"before": "\0"}):
         with pytest.raises(InvalidInput):
-            relations.newest_groups(**wrong)  # type: ignore[arg-type]
+            relations._newest_groups(**wrong)  # type: ignore[arg-type]
 
 
 def test_what_lies_before_the_key_was_defined_is_named_and_not_read(
@@ -494,16 +489,16 @@ def test_what_lies_before_the_key_was_defined_is_named_and_not_read(
     publish_plain(amqp_url, streams[0], [of_group(2, 2, last=True), of_group(3, 2)])
     with recording(amqp_url, engine, streams[0]):
         wait_recorded(amqp_url, engine, streams[0])
-    page = relations.newest_groups()
+    page = relations._newest_groups()
     assert [(each.group_id, each.position.is_complete) for each in page.groups] == [
         (group_id(3), False),
         (group_id(2), False),
     ]
     (gap,) = page.unrecorded
     assert (gap.stream, gap.start) == (streams[0], 0)
-    with explaining() as explanation:
-        assert relations.newest_groups(limit=0) == GroupPage((), None, page.unrecorded)
-    assert not any("walk" in each.about for each in explanation.asked), "no groups are looked for"
+    with questions() as asked:
+        assert relations._newest_groups(limit=0) == GroupPage((), None, page.unrecorded)
+    assert not any("walk" in each["about"] for each in asked), "no groups are looked for"
     as_recorded = relations.incomplete_groups(older_than=0, complete=False)
     assert {each.group_id for each in as_recorded} == {group_id(2), group_id(3)}
     assert [each.group_id for each in relations.incomplete_groups(older_than=0)] == [group_id(3)]
@@ -552,10 +547,10 @@ def test_what_others_write_into_the_headers_stands_for_no_number(
     assert [group.group_id for group in relations.groups(stream_name)] == [group_id(3)]
 
 
-def test_large_messages_of_groups_that_lie_mixed_are_read_once(
-    amqp_url: str, stream_url: str, database_url: str, streams: list[str], record: Record
+def test_large_messages_of_groups_that_lie_mixed_come_whole(
+    amqp_url: str, database_url: str, streams: list[str], record: Record
 ) -> None:
-    """Each chunk is received once, though it holds messages of many groups, and they come to more than memory holds."""
+    """Though each chunk holds messages of many groups, and they come to more than memory holds: they are read again."""
     body, count, size = b"x" * 20_000, 480, 10
     messages = shuffled([message for number in range(count) for message in whole_group(number, size)], 5)
     # Without waiting for confirms: many messages come to lie in one chunk.
@@ -564,11 +559,8 @@ def test_large_messages_of_groups_that_lie_mixed_are_read_once(
         # What is not recorded is read for its members first. Of an empty stream the last is None.
         wait_until(lambda: (reader.bounds(streams[0]).last or 0) >= len(messages) - 1, what="all in the stream")
     record(streams[0])
-    with Proxy.to(stream_url) as proxy:
-        through = proxy.url(stream_url)
-        with Relations(amqp_url, database_url, stream_url=through, transport="stream") as relations:
-            assert [len(group) for group in relations.groups(streams[0])] == [size] * count
-        assert proxy.given < 1.5 * len(body) * count * size
+    with Relations(amqp_url, database_url) as relations:
+        assert [len(group) for group in relations.groups(streams[0])] == [size] * count
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -591,14 +583,14 @@ def test_a_connection_that_is_lost_between_groups_is_made_again(
 
         async def asynchronous() -> list[Any]:
             given: list[Any] = []
-            async with AsyncRelations(amqp_url, database_url, stream_url=through, transport="stream") as relations:
+            async with AsyncRelations(amqp_url, database_url, stream_url=through) as relations:
                 async for group in relations.groups(streams):
                     taken(given, group)
             return given
 
         def blocking() -> list[Any]:
             given: list[Any] = []
-            with Relations(amqp_url, database_url, stream_url=through, transport="stream") as relations:
+            with Relations(amqp_url, database_url, stream_url=through) as relations:
                 for group in relations.groups(streams):
                     taken(given, group)
             return given
@@ -606,115 +598,6 @@ def test_a_connection_that_is_lost_between_groups_is_made_again(
         given = blocking() if face == "blocking" else asyncio.run(asynchronous())
     assert len(expected) == 300
     assert places(given) == expected
-
-
-# --- groups as they come ----------------------------------------------------------------------------------
-
-
-@contextmanager
-def publishing_on_time(amqp_url: str, stream: str, messages: Any) -> Iterator[threading.Event]:
-    """Publish one message after the other in a thread, each when the event is set."""
-    go = threading.Event()
-
-    def run() -> None:
-        for message in messages:
-            assert go.wait(90), "the test goes on"
-            go.clear()
-            publish_plain(amqp_url, stream, [message])
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield go
-    thread.join(90)
-    assert not thread.is_alive()
-
-
-@pytest.mark.parametrize("order", ["logical", "physical"])
-def test_a_group_is_given_as_it_comes(
-    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str, order: Any
-) -> None:
-    """Each message when all before it are there; the next is waited for."""
-    publish_plain(amqp_url, stream_name, [of_group(1, 1), of_group(2, 1), of_group(1, 2)])
-    later = [of_group(1, 4, last=True), of_group(1, 3)]
-    with (
-        recording(amqp_url, engine, stream_name, keys=KEYS),
-        publishing_on_time(amqp_url, stream_name, later) as go,
-        Relations(amqp_url, database_url) as relations,
-    ):
-        wait_recorded(amqp_url, engine, stream_name)
-        groups = relations.groups(stream_name, complete_only=False, timeout_s=90, order=order)
-        given = []
-        for message in next(groups):
-            given.append(message.body)
-            if len(given) == 2:
-                go.set()
-                if order == "logical":
-                    wait_until(lambda: not go.is_set(), what="the first")
-                    go.set()
-            elif order == "physical" and len(given) == 3:
-                go.set()
-        expected = [b"1-1", b"1-2", b"1-3", b"1-4"] if order == "logical" else [b"1-1", b"1-2", b"1-4", b"1-3"]
-        assert given == expected
-        assert next(groups).group_id == group_id(2)
-        groups.close()
-
-
-def test_a_number_is_given_once_though_an_earlier_message_of_it_is_recorded_later(
-    amqp_url: str, database_url: str, streams: list[str], record: Record
-) -> None:
-    """In physical order, as by fan-out to a stream whose recorder is behind."""
-    now = time.time_ns() // 1_000
-    publish_plain(amqp_url, streams[1], [of_group(1, 1, time_us=now)])
-    record(streams[1])
-    with Relations(amqp_url, database_url) as relations:
-        groups = relations.groups(streams[:2], order="physical", complete_only=False, timeout_s=90)
-        messages = iter(next(groups))
-        given = [next(messages).id]
-        publish_plain(amqp_url, streams[0], [of_group(1, 1, time_us=now)])
-        publish_plain(amqp_url, streams[1], [of_group(1, 2, last=True, time_us=now + 1)])
-        record(*streams[:2])
-        given += [message.id for message in messages]
-        groups.close()
-    assert given == [(streams[1], 0), (streams[1], 1)]
-
-
-def test_what_does_not_come_in_time_is_an_incomplete_group(
-    amqp_url: str, stream_name: str, record: Record, database_url: str
-) -> None:
-    """What was there was given; the error says what is missing; what is only in the stream counts as there."""
-    publish_plain(amqp_url, stream_name, [of_group(1, 1), of_group(1, 4, last=True), of_group(2, 1), (b"alone", {})])
-    record(stream_name)
-    publish_plain(amqp_url, stream_name, [of_group(1, 2)])
-    with Relations(amqp_url, database_url) as relations:
-        first, second, alone = relations.groups(stream_name, complete_only=False, timeout_s=0, ungrouped=True)
-        given: list[bytes] = []
-        with pytest.raises(IncompleteGroup) as error:
-            given.extend(message.body for message in first)
-        assert given == [b"1-1", b"1-2"]
-        assert (error.value.group_id, error.value.missing, error.value.last_sequence) == (group_id(1), ((3, 3),), 4)
-        with pytest.raises(IncompleteGroup) as error:
-            list(second)
-        assert (error.value.missing, error.value.last_sequence) == ((), None)
-        assert [message.body for message in alone] == [b"alone"]
-        assert alone.group_id is None
-
-
-async def test_groups_come_one_message_after_the_other_with_asyncio(
-    amqp_url: str, stream_name: str, record: Record, database_url: str
-) -> None:
-    """The same through the other face."""
-    publish_plain(amqp_url, stream_name, [*whole_group(1, 3), of_group(2, 1)])
-    record(stream_name)
-    given = []
-    async with (
-        AsyncRelations(amqp_url, database_url) as relations,
-        aclosing(relations.groups(stream_name, complete_only=False, timeout_s=0)) as groups,
-    ):
-        async for group in groups:
-            with suppress(IncompleteGroup):
-                given += [message.body async for message in group]
-                given.append(b"end")
-    assert given == [b"1-1", b"1-2", b"1-3", b"end"]
 
 
 # --- following --------------------------------------------------------------------------------------------
@@ -746,13 +629,11 @@ def test_a_group_that_is_completed_later_is_not_lost(
 def test_following_ends_when_nothing_came_for_the_time_given(
     amqp_url: str, stream_name: str, record: Record, relations: Relations
 ) -> None:
-    """After what there is; also where groups are given as they come."""
+    """After what there is."""
     publish_plain(amqp_url, stream_name, [*whole_group(1, 2), of_group(2, 1)])
     record(stream_name)
     follow = {"follow": True, "idle_timeout_s": 0.1}
     assert [group.group_id for group in relations.groups(stream_name, **follow)] == [group_id(1)]
-    both = relations.groups(stream_name, complete_only=False, **follow)
-    assert [group.group_id for group in both] == [group_id(1), group_id(2)]
 
 
 def test_whatever_order_messages_come_in_each_group_is_given_once_while_following(
@@ -762,18 +643,17 @@ def test_whatever_order_messages_come_in_each_group_is_given_once_while_followin
     messages = shuffled([message for number in range(40) for message in whole_group(number, 6)], seed=5)
     add_keys(engine, KEYS)
     with recording(amqp_url, engine, *streams, keys=KEYS), Relations(amqp_url, database_url) as relations:
-        groups = relations.groups(streams, follow=True, ungrouped=True, idle_timeout_s=90)
+        groups = relations.groups(streams, follow=True, idle_timeout_s=90)
         publisher = threading.Thread(target=_publish_each, args=(amqp_url, streams, messages))
         publisher.start()
-        found = list(islice(groups, 41))
+        found = list(islice(groups, 40))
         publisher.join()
         groups.close()
         for stream in streams:
             wait_recorded(amqp_url, engine, stream)
     given = [group.group_id for group in found]
-    assert sorted(each for each in given if each is not None) == [group_id(number) for number in range(40)]
-    assert given.count(None) == 1
-    assert all(len(group) == (1 if group.group_id is None else 6) for group in found)
+    assert sorted(given) == [group_id(number) for number in range(40)]
+    assert all(len(group) == 6 for group in found)
 
 
 def _publish_each(amqp_url: str, streams: list[str], messages: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""A publisher in Java, with the client of RabbitMQ's own: tapped, and through the firehose, unchanged."""
+"""A publisher in Java, with the client of RabbitMQ's own, tapped and unchanged."""
 
 import os
 import shutil
@@ -10,12 +10,10 @@ import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
 from relatum.local import LocalRabbitMQ
-from relatum.reading import StreamReader
 from relatum.superstreams import StreamOptions
-from relatum.tapping import tap, tap_firehose
+from relatum.tapping import tap
 from relatum_consumer import Relations
-from tests.support import broker_connection, record, unique_name, wait_until
-from tests.support.tapped import carrying
+from tests.support import broker_connection, record, unique_name
 
 SMALL = StreamOptions(max_length_bytes=10_000_000)
 PROGRAM = Path(__file__).parents[1] / "support" / "java" / "Publisher.java"
@@ -30,9 +28,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def server(traced_broker: LocalRabbitMQ) -> LocalRabbitMQ:
-    """A broker of this module, whose firehose is on."""
-    return traced_broker
+def server(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
+    """A broker of this module."""
+    return own_broker
 
 
 def publish(url: str, exchange: str, routing_key: str) -> None:
@@ -44,10 +42,7 @@ def publish(url: str, exchange: str, routing_key: str) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.parametrize("way", ["tap", "firehose"])
-def test_a_java_publisher_is_found_as_it_is(
-    server: LocalRabbitMQ, database_url: str, engine: sa.Engine, way: str
-) -> None:
+def test_a_java_publisher_is_found_as_it_is(server: LocalRabbitMQ, database_url: str, engine: sa.Engine) -> None:
     """Its confirms come, its queue has its messages, and each is found by text, number, and what Java makes of both."""
     url, name = server.broker_url, unique_name("java")
     stream = f"{name}.copied"
@@ -58,16 +53,8 @@ def test_a_java_publisher_is_found_as_it_is(
         channel.queue_declare(name, durable=True)
         channel.exchange_declare(name, "topic", durable=True)
         channel.queue_bind(name, name, "order.#")
-        if way == "tap":
-            tap(url, database_url, name, stream=stream, options=SMALL)
-            publish(url, name, "order.new")
-        else:
-            tap_firehose(url, database_url, stream=stream, options=SMALL)
-            with carrying(url, stream):
-                publish(url, "", name)
-                with StreamReader.open(server.stream_url) as reader:
-                    wait_until(lambda: reader.bounds(stream).last is not None, what="the first order")
-                    wait_until(lambda: len(list(reader.iterate(stream))) == ORDERS, what="all orders")
+        tap(url, database_url, name, stream=stream, options=SMALL)
+        publish(url, name, "order.new")
         assert channel.queue_declare(name, passive=True).method.message_count == ORDERS
     record(url, engine, stream, keys=keys)
     with Relations(url, database_url) as relations:

@@ -228,7 +228,7 @@ def test_a_key_that_others_define_anew_is_noticed(engine: sa.Engine) -> None:
 def test_a_recorder_with_other_definitions_ends(amqp_url: str, taken: sa.Engine, stream_name: str) -> None:
     """It raises before it records anything."""
     with pytest.raises(KeyDefinitionConflict):
-        Recorder(amqp_url, taken, [stream_name], keys=[MINE]).run(threading.Event())
+        Recorder(amqp_url, taken.url, [stream_name], keys=[MINE]).run(threading.Event())
     with taken.connect() as connection:
         assert connection.execute(sa.text("SELECT count(*) FROM relatum.streams")).scalar_one() == 0
 

@@ -64,9 +64,9 @@ def test_rows_are_those_of_what_lies_at_the_path(
     record(amqp_url, engine, stream_name, keys=KEYS)
     rows = rows_of(engine, stream_name)
     assert (set(rows), len(rows)) == (expected(broker_version), len(expected(broker_version)))
-    (seen,) = status(amqp_url, engine, [stream_name])
+    (seen,) = status(amqp_url, engine.url, [stream_name])
     assert seen.skipped == {"sku": {"float": 1}, "order": {"not_json": 1}, "both": {"not_json": 1}}
-    assert verify(amqp_url, engine, [stream_name]).ok
+    assert verify(amqp_url, engine.url, [stream_name]).ok
     with engine.connect() as connection:
         assert [(key.name, key.sources) for key in key_definitions(connection)] == [
             (key.name, key.sources) for key in KEYS
@@ -80,7 +80,7 @@ def test_a_back_fill_reads_bodies_too(
     publish_plain(amqp_url, stream_name, MESSAGES)
     record(amqp_url, engine, stream_name, keys=["order_id"])
     add_keys(engine, KEYS)
-    backfill(amqp_url, engine, stream_name)
+    backfill(amqp_url, engine.url, stream_name)
     assert set(rows_of(engine, stream_name)) - {("order_id", "o1", 2)} == expected(broker_version)
 
 
@@ -88,7 +88,7 @@ def test_answers_follow_each_value(amqp_url: str, engine: sa.Engine, stream_name
     """A message with several values of a key is related by each of them, and is one message all the same."""
     publish_plain(amqp_url, stream_name, MESSAGES)
     record(amqp_url, engine, stream_name, keys=KEYS)
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         assert [each.offset for each in relations.find("sku", "b").messages] == [0, 1]
         assert [each.offset for each in relations.find("order", 2).messages] == [1]
         first, second = relations.read(stream_name, 0), relations.read(stream_name, 1)
@@ -110,7 +110,7 @@ def test_what_is_not_recorded_yet_is_read_in_the_same_way(amqp_url: str, engine:
     publish_plain(amqp_url, stream_name, MESSAGES[:1])
     record(amqp_url, engine, stream_name, keys=KEYS)
     publish_plain(amqp_url, stream_name, MESSAGES[1:])
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         assert [each.offset for each in relations.find("sku", "b").messages] == [0]
         assert [each.offset for each in relations.find("sku", "b", complete=True).messages] == [0, 1]
 
@@ -130,6 +130,6 @@ def test_a_publisher_records_what_its_bodies_say(
         assert (caught.value.key, caught.value.reason) == ("order", "float")
         relatum.release(connection)
     assert set(rows_of(engine, stream_name)) == {("order", "o1", 0), ("sku", "a", 0), ("sku", "b", 0)}
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         assert relations.read(stream_name, 0).body == body
         assert relations.read(stream_name, 0).headers.keys() <= {"relatum_receipt", "relatum_time"}

@@ -30,7 +30,7 @@ RECORD = MEASURE.format(
 broker, database, stream, end = sys.argv[1:]
 engine = make_engine(database)
 stop = threading.Event()
-recorder = Recorder(broker, engine, [stream], keys=["order_id"])
+recorder = Recorder(broker, database, [stream], keys=["order_id"])
 thread = threading.Thread(target=recorder.run, args=(stop,))
 thread.start()
 query = sqlalchemy.text("SELECT max(to_offset) FROM relatum.coverage JOIN relatum.streams USING (stream_id)")

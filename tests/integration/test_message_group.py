@@ -220,38 +220,17 @@ def test_leaving_without_a_last_message_is_an_error(
     assert places(stream_url, stream_name) == [(1, False), (2, False)]
 
 
-def test_leaving_can_close_the_group(
-    channel: BlockingChannel, stream_url: str, stream_name: str, other_stream: str
-) -> None:
-    """By option an empty last message is published, where the newest message went."""
-    with relatum.MessageGroup(channel, "", stream_name, on_incomplete="close") as group:
-        group.put(b"1")
-        group.put(b"2", routing_key=other_stream)
-    assert group.is_complete
-    closing = read(stream_url, other_stream)[-1]
-    assert (closing.body, membership(closing.headers)) == (b"", Membership(group.group_id, 3, True))
-    with relatum.MessageGroup(channel, "", stream_name, on_incomplete="close") as closed:
-        closed.put(b"3", last=True)
-    assert len(read(stream_url, stream_name)) == 2
-
-
-@pytest.mark.parametrize("on_incomplete", ["raise", "close"])
-def test_nothing_put_is_no_group(
-    connection: BlockingConnection, channel: BlockingChannel, stream_name: str, on_incomplete: Any
-) -> None:
+def test_nothing_put_is_no_group(connection: BlockingConnection, channel: BlockingChannel, stream_name: str) -> None:
     """A block in which nothing was put ends without an error and without a message."""
     frames = connection._impl.frames_sent
-    with relatum.MessageGroup(channel, "", stream_name, on_incomplete=on_incomplete):
+    with relatum.MessageGroup(channel, "", stream_name):
         pass
     assert connection._impl.frames_sent == frames
 
 
-@pytest.mark.parametrize("on_incomplete", ["raise", "close"])
-def test_an_error_in_the_block_goes_through(
-    channel: BlockingChannel, stream_url: str, stream_name: str, on_incomplete: Any
-) -> None:
-    """The group is left as it is, not even closed; the exception is the caller's own."""
-    group = relatum.MessageGroup(channel, "", stream_name, on_incomplete=on_incomplete)
+def test_an_error_in_the_block_goes_through(channel: BlockingChannel, stream_url: str, stream_name: str) -> None:
+    """The group is left as it is; the exception is the caller's own."""
+    group = relatum.MessageGroup(channel, "", stream_name)
     with pytest.raises(ZeroDivisionError), group:
         put_each(group, (b"%d" % (1 / number) for number in (1, 0)))
     assert places(stream_url, stream_name) == [(1, False)]
@@ -451,7 +430,6 @@ def test_bad_headers_can_be_let_through(amqp_url: str, stream_url: str, stream_n
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"on_incomplete": "ignore"}, "option_invalid"),
         ({"start": 2}, "option_invalid"),
         ({"group_id": ID[1:]}, "group_id_not_48_hex_digits"),
         ({"group_id": ID, "start": 0}, "group_sequence_out_of_range"),
@@ -519,14 +497,14 @@ def test_a_group_needs_an_intercepted_connection(amqp_url: str, stream_url: str,
 
 
 def test_a_callback_connection_publishes_groups(amqp_url: str, stream_url: str, stream_name: str) -> None:
-    """On the connection's thread a group is put at once, closed by option, and refused like anywhere else."""
+    """On the connection's thread a group is put at once, and refused like anywhere else."""
     with running(amqp_url, keys=[relatum.GROUP_KEY]) as (connection, on_thread):
         channel = open_channel(connection, on_thread)
 
         def publish() -> str:
-            with relatum.MessageGroup(channel, "", stream_name, on_incomplete="close") as group:
-                for _ in range(20):
-                    group.put(b"")
+            with relatum.MessageGroup(channel, "", stream_name) as group:
+                for number in range(20):
+                    group.put(b"", last=number == 19)
             with pytest.raises(IncompleteGroup), relatum.MessageGroup(channel, "", unique_name()) as incomplete:
                 incomplete.put(b"")
             frames = connection.frames_sent
@@ -544,4 +522,4 @@ def test_a_callback_connection_publishes_groups(amqp_url: str, stream_url: str, 
             other.channel().queue_declare(stream_name, passive=True)
     position = position_of(stream_url, group_id, stream_name)
     assert position.is_complete
-    assert position.last_sequence == 21
+    assert position.last_sequence == 20

@@ -75,23 +75,23 @@ def test_a_group_gets_its_id_and_numbers(amqp_url: str, stream_url: str, stream_
 
 
 async def test_each_put_may_name_its_own_place(amqp_url: str, stream_url: str, stream_name: str) -> None:
-    """An exchange and a routing key for one message; the closing message goes where the newest went."""
+    """An exchange and a routing key for one message."""
     async with await aio_pika.connect(amqp_url) as connection:
         relatum.intercept(connection)
         channel = await connection.channel()
         queue = await channel.declare_queue(unique_name(), exclusive=True)
         exchange = await channel.declare_exchange(unique_name(), "direct", auto_delete=True)
         await queue.bind(exchange, "elsewhere")
-        async with relatum.AsyncMessageGroup(channel, stream_name, on_incomplete="close") as group:
+        async with relatum.AsyncMessageGroup(channel, stream_name) as group:
             await group.put(message())
             await group.put(message(), exchange=exchange, routing_key="elsewhere")
+            await group.put(message(), last=True, exchange=exchange, routing_key="elsewhere")
         assert group.is_complete
         got = [await queue.get(no_ack=True, timeout=90) for _ in range(2)]
         assert [(one.headers["group_sequence"], one.headers["group_last"]) for one in got] == [
             (2, False),
             (3, True),
         ]
-        assert got[1].body == b""
     assert places(stream_url, stream_name) == [(1, False)]
 
 
@@ -139,7 +139,7 @@ def test_the_end_of_a_group(amqp_url: str, stream_url: str, stream_name: str) ->
             )
             with pytest.raises(InvalidGroup):
                 await group.put(message())
-            async with relatum.AsyncMessageGroup(channel, stream_name, on_incomplete="close") as nothing:
+            async with relatum.AsyncMessageGroup(channel, stream_name) as nothing:
                 pass
             assert not nothing.is_complete
             again = relatum.AsyncMessageGroup(channel, stream_name, group_id=group.group_id, start=2)

@@ -158,11 +158,11 @@ def test_routers_count_by_super_stream(amqp_url: str, layout: Layout, database_u
     assert told("relatum_router_unnamed_total", **(labels | {"kind": "affinity"})) == 1
 
 
-def test_collectors_count_by_type(amqp_url: str, stream_name: str) -> None:
+def test_collectors_count_by_type(database_url: str) -> None:
     """Collected, each outcome, retries, the time of bulks: of the types that have an executor here, and no others."""
     name = unique_name()
     answers = iter([[None, ValueError("once"), Failure("no", retry=False)], [None]])
-    collector = MessageCollector(name)
+    collector = MessageCollector(name, database=database_url)
     collector.register_executor(
         "order", lambda bulk: next(answers), ExecutorOptions(bulk_messages=3, max_age_s=0.01, backoff_s=0.01)
     )
@@ -193,7 +193,7 @@ def test_serial_consumers_count_what_they_deliver(amqp_url: str, engine: sa.Engi
     labels = {"super_stream": bed.name, "consumer": "billing"}
     bed.publish(0, "a", "1", "2")
     with relatum.SerialConsumer(
-        bed.name, "billing", SerialOptions(batch_s=0.0), database=engine, broker=amqp_url
+        bed.name, "billing", SerialOptions(batch_s=0.0), database=engine.url, broker=amqp_url
     ) as consumer:
         batch = consumer.next_batch()
         assert batch is not None
@@ -272,13 +272,13 @@ def test_each_metric_is_told_by_something(
     amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, layout: Layout
 ) -> None:
     """With a component of each kind there is each name, but of what is counted by reason, if there was any."""
-    collector = MessageCollector(unique_name())
+    collector = MessageCollector(unique_name(), database=database_url)
     collector.register_executor("order", lambda bulk: None)
     with (
         broker_connection(amqp_url) as connection,
         recording(amqp_url, engine, stream_name, keys=["order_id"]),
         relatum.ContextRouter(layout.super_stream, database_url) as router,
-        relatum.SerialConsumer(layout.super_stream, "billing", database=engine, broker=amqp_url),
+        relatum.SerialConsumer(layout.super_stream, "billing", database=engine.url, broker=amqp_url),
         Taker(Follower(amqp_url)),
         Relations(amqp_url, database_url) as relations,
         collector,

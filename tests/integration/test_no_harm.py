@@ -271,7 +271,7 @@ def test_releasing_is_quick_though_the_broker_is_frozen(
         channel = connection.channel()
         relatum.publish(channel, "", "PLAIN", b"").wait(90)
         relatum.publish(channel, "fanout", "", b"").wait(90)
-        recorder = EmbeddedRecorder(BrokerAddress.parse(server.broker_url, server.stream_url), engine)
+        recorder = EmbeddedRecorder(BrokerAddress.parse(server.broker_url, server.stream_url), engine.url)
         recorder.record("TOPIC")
         wait_until(lambda: recorded_to(engine, "PLAIN") > 0, what="recorded")
         server.freeze()

@@ -172,7 +172,7 @@ def test_a_back_fill_has_spans_of_its_own(amqp_url: str, engine: sa.Engine, stre
     """By another name, and without links: what it writes was sent long ago."""
     publish_plain(amqp_url, stream_name, [(b"", sender(spans)[1] | {"order_id": str(n)}) for n in range(5)])
     add_keys(engine, ["order_id"])
-    backfill(amqp_url, engine, stream_name)
+    backfill(amqp_url, engine.url, stream_name)
     (span,) = [each for each in spans.ours if each.name == f"backfill {stream_name}"]
     assert span.attributes["messaging.operation.name"] == "backfill"
     assert span.attributes["messaging.batch.message_count"] == 5
@@ -186,7 +186,7 @@ def test_what_postgresql_refuses_is_the_transactions_error(
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": "zebra-9"})])
     with engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE relatum.relationships ADD CHECK (value <> 'zebra-9')"))
-    recorder, stop = Recorder(amqp_url, engine, [stream_name], keys=["order_id"]), threading.Event()
+    recorder, stop = Recorder(amqp_url, engine.url, [stream_name], keys=["order_id"]), threading.Event()
     thread = threading.Thread(target=recorder.run, args=[stop])
     thread.start()
     try:

@@ -18,6 +18,7 @@ from relatum.collecting import AsyncOutcomes, MessageCollector, Outcome, Outcome
 from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._ports import Entry, Result
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, NotFinishedInTime, NotFound
+from relatum.store import Database
 from tests.support import broker_connection, wait_until
 
 LEASE_S = 60.0
@@ -27,8 +28,8 @@ BULK = 7
 class Collecting:
     """A collector's store, step by step: what its faces would do."""
 
-    def __init__(self, engine: sa.Engine, name: str = "billing") -> None:
-        self.store = CollectorStore(name, engine)
+    def __init__(self, database: Database, name: str = "billing") -> None:
+        self.store = CollectorStore(name, database)
         self.member = self.store.open(["order"], LEASE_S)
 
     def collect(self, message_id: str, offset: int = 0) -> None:
@@ -51,9 +52,23 @@ class Collecting:
 
 
 @pytest.fixture
-def collecting(engine: sa.Engine) -> Collecting:
+def database(database_url: str) -> Iterator[Database]:
+    """The database, which stores share."""
+    shared = Database(database_url)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def engine(database: Database) -> sa.Engine:
+    """Its engine."""
+    return database.engine
+
+
+@pytest.fixture
+def collecting(database: Database) -> Collecting:
     """A collector."""
-    return Collecting(engine)
+    return Collecting(database)
 
 
 @pytest.fixture
@@ -99,9 +114,9 @@ def test_ids_that_cannot_be_are_unknown_or_refused(outcomes: Outcomes) -> None:
         outcomes.of_many("id")
 
 
-def test_several_collectors_answer_for_themselves(engine: sa.Engine, outcomes: Outcomes) -> None:
+def test_several_collectors_answer_for_themselves(database: Database, outcomes: Outcomes) -> None:
     """Asked for none, the least advanced counts; asked for one, that one."""
-    billing, audit = Collecting(engine), Collecting(engine, "audit")
+    billing, audit = Collecting(database), Collecting(database, "audit")
     billing.all_at_once("id", OutcomeStatus.SUCCEEDED)
     audit.collect("id")
     outcome = outcomes.of("id")
@@ -120,13 +135,13 @@ def test_several_collectors_answer_for_themselves(engine: sa.Engine, outcomes: O
         outcomes.of("id", collector="")
 
 
-def test_a_collector_that_nobody_made_yet_is_waited_for(engine: sa.Engine, outcomes: Outcomes) -> None:
+def test_a_collector_that_nobody_made_yet_is_waited_for(database: Database, outcomes: Outcomes) -> None:
     """A publisher may ask for the outcome before the first member started; a handler is told then, too."""
     told: queue.Queue[Outcome] = queue.Queue()
     outcomes.register_result_handler(told.put, "id", collector="late")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(outcomes.wait, "id", 30, collector="late")
-        Collecting(engine, "late").all_at_once("id", OutcomeStatus.SUCCEEDED)
+        Collecting(database, "late").all_at_once("id", OutcomeStatus.SUCCEEDED)
         assert waiting.result(90).status is OutcomeStatus.SUCCEEDED
     while not told.get(timeout=90).is_final:
         pass
@@ -274,16 +289,16 @@ async def test_the_async_twin_answers_the_same(collecting: Collecting, database_
                 pass
 
 
-def collected_later(engine: sa.Engine, message_id: str, status: OutcomeStatus) -> threading.Thread:
+def collected_later(database: Database, message_id: str, status: OutcomeStatus) -> threading.Thread:
     """Collect and consume a message in another thread."""
-    thread = threading.Thread(target=lambda: Collecting(engine).all_at_once(message_id, status, reason="as told"))
+    thread = threading.Thread(target=lambda: Collecting(database).all_at_once(message_id, status, reason="as told"))
     thread.start()
     return thread
 
 
 @pytest.mark.parametrize("status", [OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED])
 def test_a_receipt_waits_for_the_outcome(
-    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str, status: OutcomeStatus
+    amqp_url: str, stream_url: str, database_url: str, database: Database, stream_name: str, status: OutcomeStatus
 ) -> None:
     """The publisher learns what became of its message, and until then how far it is."""
     with broker_connection(amqp_url) as connection:
@@ -298,7 +313,7 @@ def test_a_receipt_waits_for_the_outcome(
             for timeout_s in (-1, "3"):
                 with pytest.raises(InvalidInput, match="timeout_s"):
                     call(timeout_s)  # type: ignore[arg-type]
-        thread = collected_later(engine, receipt.message_id, status)
+        thread = collected_later(database, receipt.message_id, status)
         outcome = receipt.outcome(timeout_s=90)
         # What succeeded needs none.
         assert (outcome.status, outcome.reason) == (status, "as told" if status is OutcomeStatus.FAILED else None)
@@ -309,7 +324,7 @@ def test_a_receipt_waits_for_the_outcome(
 
 
 async def test_an_async_receipt_waits_for_the_outcome(
-    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str
+    amqp_url: str, stream_url: str, database_url: str, database: Database, stream_name: str
 ) -> None:
     """The asyncio twin, while the loop goes on."""
     connection = await aio_pika.connect_robust(amqp_url)
@@ -323,7 +338,7 @@ async def test_an_async_receipt_waits_for_the_outcome(
         for call in (receipt.outcome, receipt.wait):
             with pytest.raises(InvalidInput, match="timeout_s"):
                 await call(-1)
-        thread = collected_later(engine, receipt.message_id, OutcomeStatus.SUCCEEDED)
+        thread = collected_later(database, receipt.message_id, OutcomeStatus.SUCCEEDED)
         assert (await receipt.outcome(timeout_s=90)).status is OutcomeStatus.SUCCEEDED
         thread.join()
         await receipt.wait()

@@ -330,7 +330,7 @@ def test_recorders_go_from_part_to_part(amqp_url: str, engine: sa.Engine, monkey
             wait_until(lambda: sum(part.is_compact for part in parts_of(engine)) > 3, what="compact parts")
         for stream in streams:
             assert [row[1] for row in rows_of(engine, stream)] == [f"o{number}" for number in range(10 * MESSAGES)]
-            assert verify(amqp_url, engine, [stream]).ok
+            assert verify(amqp_url, engine.url, [stream]).ok
     finally:
         for stream in streams:
             delete_stream(amqp_url, stream)

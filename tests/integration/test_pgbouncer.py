@@ -17,7 +17,7 @@ from relatum.contexts import SerialConsumer, SerialOptions
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.store import make_engine, parse_database, translated_errors
 from relatum_consumer import AsyncRelations, Relations
-from relatum_migrations import current, downgrade, head, upgrade
+from relatum_migrations import current, head, upgrade
 from tests.support import broker_connection, recording, unique_name, wait_recorded, wait_until
 from tests.support.commits import written
 from tests.support.pgbouncer import holds_statements, pgbouncer
@@ -147,7 +147,6 @@ def test_the_schema_is_made_through_a_pooler(empty_database_url: str, tmp_path: 
         with ThreadPoolExecutor(3) as threads:
             list(threads.map(upgrade, [url] * 3))
         assert current(url) == head()
-        downgrade(url, "base")
 
 
 def test_statements_are_prepared_where_no_pooler_is(database_url: str, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def begin_move(store: PlacementStore, name: str, target: int, **values: Any) -> 
         "generation": 0,
     }
     is_ended = values.get("state") in ("switched", "aborted")
-    with store.engine.begin() as connection:
+    with store.database.engine.begin() as connection:
         insert = sa.insert(context_moves).values({**row, **values}).returning(context_moves.c.move_id)
         move_id: int = connection.execute(insert).scalar_one()
         connection.execute(sa.insert(moved_contexts).values(move_id=move_id, name=name, from_epoch=placement.epoch))
@@ -106,7 +106,7 @@ def end_move(store: PlacementStore, name: str, move_id: int) -> None:
     """Switch the placement of a move to its target, as a mover does at the end."""
     move = store.move_of(move_id)
     assert move is not None
-    with store.engine.begin() as connection:
+    with store.database.engine.begin() as connection:
         ended = {"state": "switched", "ended_at": sa.func.now(), "fence_offset": 5, "marker_offset": 7}
         connection.execute(sa.update(context_moves).where(context_moves.c.move_id == move_id).values(ended))
         switched = {"state": "open", "move_id": None, "partition_id": move.target_id, "epoch": move.epoch}
@@ -283,11 +283,11 @@ def test_a_set_is_released_that_arrives_just_then(store: PlacementStore) -> None
     )
 
     def waits() -> bool:
-        with store.engine.connect() as another:
+        with store.database.engine.connect() as another:
             return bool(another.execute(is_waiting).scalar_one())
 
     with ThreadPoolExecutor(1) as threads:
-        with store.engine.begin() as connection:
+        with store.database.engine.begin() as connection:
             locked = sa.select(placements.c.name).where(placements.c.name == "a").with_for_update()
             connection.execute(locked)
             released = threads.submit(store.release, [("a", epoch)])
@@ -350,7 +350,7 @@ def test_nothing_new_is_placed_in_a_retired_partition(store: PlacementStore) -> 
     """Not even where the partition was retired between the choice and the write."""
 
     def retire(stream: str) -> None:
-        with store.engine.begin() as connection:
+        with store.database.engine.begin() as connection:
             where = super_stream_partitions.c.stream == stream
             connection.execute(sa.update(super_stream_partitions).where(where).values(state="retired"))
 
@@ -382,7 +382,7 @@ def test_what_cannot_be_a_name_is_refused(store: PlacementStore, name: Any) -> N
 
 def test_more_changes_than_can_be_told_are_everything(store: PlacementStore) -> None:
     """One who slept long is told to forget all, not handed a table."""
-    with store.engine.begin() as connection:
+    with store.database.engine.begin() as connection:
         row = "INSERT INTO relatum.placements (super_stream_id, name, partition_id, epoch, first_epoch, generation) "
         rows = row + f"SELECT {store.super_stream_id}, 'n' || n, {store.partitions()[0].partition_id}, n, n, 2 + n % 2 "
         connection.execute(sa.text(rows + f"FROM generate_series(1, {CHANGES_MAX + 1}) AS n"))
@@ -458,7 +458,7 @@ def test_a_server_that_was_restarted_is_found_again(store: PlacementStore, datab
     end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
     for call in (store.generation, lambda: store.find(["a"]), lambda: store.place(["b"], least)):
         with psycopg.connect(database_server_url, autocommit=True) as administration:
-            administration.execute(end, [store.engine.url.database])
+            administration.execute(end, [store.database.engine.url.database])
         call()
     assert store.generation() == before
 
@@ -489,7 +489,7 @@ def test_a_database_that_is_away_is_a_clear_error() -> None:
 def test_the_routers_role_is_enough(store: PlacementStore, database_url: str) -> None:
     """A user with `relatum_router` does all that a router does; a consumer may look, and no more."""
     acting = {
-        role: sa.create_engine(store.engine.url, connect_args={"options": f"-c role={role}"})
+        role: sa.make_url(database_url).update_query_dict({"options": f"-c role={role}"})
         for role in ("relatum_router", "relatum_consumer")
     }
     with PlacementStore(acting["relatum_router"], "/", "invoices") as router:
@@ -505,8 +505,6 @@ def test_the_routers_role_is_enough(store: PlacementStore, database_url: str) ->
         for call in (lambda: consumer.place(["c"], least), lambda: consumer.close("b")):
             with pytest.raises(AccessRefused):
                 call()
-    for engine in acting.values():
-        engine.dispose()
 
 
 def test_what_was_released_long_ago_is_forgotten(store: PlacementStore) -> None:
@@ -516,11 +514,11 @@ def test_what_was_released_long_ago_is_forgotten(store: PlacementStore) -> None:
     store.release([("a", placed["a"].epoch)])
     of_a = store.generation()
     store.release([("b", placed["b"].epoch)])
-    with store.engine.begin() as connection:
+    with store.database.engine.begin() as connection:
         old = sa.update(placements).where(placements.c.name == "a")
         connection.execute(old.values(released_at=sa.func.now() - sa.text("interval '61 minutes'")))
-    assert forget_released(store.engine, store.super_stream_id) == 1
-    assert forget_released(store.engine, store.super_stream_id) == 0
+    assert forget_released(store.database.engine, store.super_stream_id) == 1
+    assert forget_released(store.database.engine, store.super_stream_id) == 0
     assert in_state(store, PlacementState.RELEASED) == 1
     assert store.changes(since).placements is None
     assert [each.name for each in store.changes(of_a).placements or ()] == ["b"]
@@ -540,7 +538,7 @@ def test_the_last_move_of_a_context_at_each_end_is_kept(store: PlacementStore) -
     ]
 
     def kept(first_offsets: dict[int, int]) -> list[int]:
-        forget_moves(store.engine, store.super_stream_id, first_offsets)
+        forget_moves(store.database.engine, store.super_stream_id, first_offsets)
         return [move_id for move_id in moves if store.move_of(move_id) is not None]
 
     assert kept({ids[0]: 20, ids[1]: 21}) == moves
@@ -548,12 +546,12 @@ def test_the_last_move_of_a_context_at_each_end_is_kept(store: PlacementStore) -
     assert kept({ids[0]: 99}) == moves
     hold = {"consumer_id": 1, "partition_id": ids[1], "move_id": moves[0], "marker_offset": 10, "cursor": 11}
     hold |= {"epoch": 1, "fence_offset": 10, "source_id": ids[0]}
-    with store.engine.begin() as connection:
+    with store.database.engine.begin() as connection:
         consumer = {"super_stream_id": store.super_stream_id, "name": "billing"}
         connection.execute(sa.insert(serial_consumers).values(consumer))
         connection.execute(sa.insert(serial_holds).values(hold))
     assert kept({ids[0]: 21, ids[1]: 21}) == moves
-    with store.engine.begin() as connection:
+    with store.database.engine.begin() as connection:
         connection.execute(sa.delete(serial_holds))
     assert kept({ids[0]: 21, ids[1]: 21}) == moves[1:]
     assert kept({ids[0]: 31, ids[1]: 31}) == kept({ids[0]: 99, ids[1]: INTEGER_MAX}) == moves[2:]
@@ -570,19 +568,19 @@ def test_pruning_looks_at_what_the_streams_still_hold(
     layout = Layout.of(stream_name, [(stream_name, "0"), (f"{stream_name}-gone", "1")])
     address = BrokerAddress.parse(amqp_url, stream_url)
     with PlacementStore(database_url, address.vhost, stream_name) as store:
-        assert forget_placements(store.engine, address) == 0
+        assert forget_placements(store.database.engine, address) == 0
         store.open(HEADER, layout)
         placed = store.place(["a", "b"], in_place(1))
         ended = {"state": "aborted", "ended_at": sa.func.now(), "fence_offset": 1, "marker_offset": 2}
         move_id = begin_move(store, "b", 1, **ended)
         store.release([("a", placed["a"].epoch)])
-        with store.engine.begin() as connection:
+        with store.database.engine.begin() as connection:
             long_ago = sa.func.now() - sa.text("interval '2 hours'")
             connection.execute(sa.update(placements).where(placements.c.name == "a").values(released_at=long_ago))
-        assert forget_placements(store.engine, amqp_url, stream_url=stream_url) == 1
+        assert forget_placements(store.database.engine, amqp_url, stream_url=stream_url) == 1
         assert store.move_of(move_id) is not None
-        with store.engine.begin() as connection:
+        with store.database.engine.begin() as connection:
             is_gone = super_stream_partitions.c.place == 1
             connection.execute(sa.update(super_stream_partitions).where(is_gone).values(state="retired"))
-        assert forget_placements(store.engine, address) == 2
+        assert forget_placements(store.database.engine, address) == 2
         assert store.move_of(move_id) is None

@@ -48,7 +48,7 @@ def test_what_belongs_to_a_task_of_celery(amqp_url: str, engine: sa.Engine, stre
     told = run("celery", amqp_url, exchange)
     assert told["sums"] == [10, 6]
     recorded(amqp_url, engine, stream_name, "celery", count=6)
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         (last,) = relations.find("celery_id", told["chain"][-1]).messages
         trace = relations.trace(last)
         ids = {message.id: message.headers["id"] for message in trace.messages}
@@ -65,7 +65,7 @@ def test_the_answer_of_a_task_names_it(amqp_url: str, engine: sa.Engine, stream_
     publish_plain(amqp_url, stream_name, [(b"[[1,2],{},{}]", {"id": "t-1", "task": "add"})])
     run("answer", amqp_url, stream_name)
     recorded(amqp_url, engine, stream_name, "celery", count=2)
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         (edge,) = relations.trace(relations.read(stream_name, 0)).edges
         assert (edge.cause and edge.cause.offset, edge.effect.offset, edge.key) == (0, 1, "celery_result")
 
@@ -85,7 +85,7 @@ def test_the_messages_of_dramatiq(amqp_url: str, engine: sa.Engine, stream_name:
             channel.queue_delete(name)
     publish_plain(amqp_url, stream_name, taken)
     recorded(amqp_url, engine, stream_name, "dramatiq", count=2)
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         assert [m.offset for m in relations.find("dramatiq_id", told["alone"])] == [0]
         assert [m.offset for m in relations.find("dramatiq_next", told["following"])] == [1]
 
@@ -94,7 +94,7 @@ def test_the_messages_of_faststream(amqp_url: str, engine: sa.Engine, stream_nam
     """A request, and what its handler gave back, share the correlation."""
     told = run("faststream", amqp_url, exchange)
     recorded(amqp_url, engine, stream_name, "faststream", count=2)
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         found = relations.find("faststream_correlation", told["correlation"]).messages
         assert [message.offset for message in found] == [0, 1]
         assert [m.offset for m in relations.find("faststream_id", found[1].properties.message_id)] == [1]
@@ -109,7 +109,7 @@ def test_what_a_consumer_of_masstransit_sent(amqp_url: str, engine: sa.Engine, s
     properties = pika.BasicProperties(content_type="application/vnd.masstransit+json")
     publish_plain(amqp_url, stream_name, [(json.dumps(each).encode(), properties) for each in envelopes])
     record(amqp_url, engine, stream_name, keys=preset("masstransit"))
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         (edge,) = relations.trace(relations.read(stream_name, 1)).edges
         assert (edge.cause and edge.cause.offset, edge.effect.offset) == (0, 1)
 
@@ -119,7 +119,7 @@ def test_the_reply_of_a_listener_of_spring(amqp_url: str, engine: sa.Engine, str
     sent = [{"message_id": "m-1"}, {"correlation_id": "c-2"}, {"correlation_id": "m-1"}, {"correlation_id": "c-2"}]
     publish_plain(amqp_url, stream_name, [(b"{}", pika.BasicProperties(**each)) for each in sent])
     record(amqp_url, engine, stream_name, keys=preset("spring"))
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         for request, reply in ((0, 2), (1, 3)):
             found = relations.related(relations.read(stream_name, request), stream_name)
             assert [message.offset for message in found] == [reply]

@@ -12,7 +12,7 @@ from relatum.errors import DataError, StreamNotFound
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader
 from relatum.recording import backfill, prune, set_record_time
-from relatum.store import add_keys
+from relatum.store import Database, add_keys
 from tests.support import (
     START_S,
     declare_stream,
@@ -52,12 +52,12 @@ def test_a_stream_that_cannot_be_read_stops_no_other(server: LocalRabbitMQ, engi
     for stream in STREAMS:
         declare_stream(server.broker_url, stream)
         publish_plain(server.broker_url, stream, [(b"the body of the first", {"order_id": 1})])
-        backfill(server.broker_url, engine, stream)
+        backfill(server.broker_url, engine.url, stream)
     with engine.begin() as connection:
         # As if retention had dropped them: the streams begin at 0.
         connection.execute(sa.text("UPDATE relatum.relationships SET stream_offset = -1"))
     break_first_chunk(server, STREAMS[0])
-    report = prune(server.broker_url, engine, STREAMS)
+    report = prune(server.broker_url, engine.url, STREAMS)
     assert report.rows == {STREAMS[1]: 1}
     assert list(report.failed) == [STREAMS[0]]
     assert isinstance(report.failed[STREAMS[0]], DataError)
@@ -70,11 +70,11 @@ def test_a_name_that_is_not_recorded_is_refused_before_anything_is_deleted(
     """A name that is spelled wrong beside right ones deletes nothing."""
     add_keys(engine, ["order_id"])
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": 1})])
-    backfill(amqp_url, engine, stream_name)
+    backfill(amqp_url, engine.url, stream_name)
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE relatum.relationships SET stream_offset = -1"))
     with pytest.raises(StreamNotFound, match="nope"):
-        prune(amqp_url, engine, [stream_name, "nope"])
+        prune(amqp_url, engine.url, [stream_name, "nope"])
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT count(*) FROM relatum.relationships")).scalar_one() == 1
 
@@ -88,7 +88,7 @@ def dropped_front(amqp_url: str, engine: sa.Engine, database_url: str) -> Iterat
     publish_plain(amqp_url, stream, ((b"x" * 10_000, {"order_id": 1}) for _ in range(60)))
     with StreamReader.open(amqp_url) as reader:
         wait_until(lambda: (reader.bounds(stream).first or 0) > len(ANEW), what="retention")
-    set_record_time(amqp_url, engine, stream, on=True)
+    set_record_time(amqp_url, engine.url, stream, on=True)
     yield stream
     delete_stream(amqp_url, stream)
 
@@ -118,12 +118,12 @@ def test_a_stream_that_is_declared_anew_in_its_midst_keeps_its_rows(
             done.append(statement)
             declare_anew(amqp_url, engine, dropped_front)
 
-    pruning = sa.create_engine(engine.url)
-    sa.event.listen(pruning, "before_cursor_execute", declare)
+    pruning = Database(engine.url)
+    sa.event.listen(pruning.engine, "before_cursor_execute", declare)
     try:
         prune(amqp_url, pruning)
     finally:
-        pruning.dispose()
+        pruning.close()
     assert done
     assert [offset for _, _, offset in rows_of(engine, dropped_front)] == [0, 1, 2]
 
@@ -133,10 +133,10 @@ def test_a_part_of_a_stream_that_was_declared_anew_is_not_dropped(
     amqp_url: str, engine: sa.Engine, dropped_front: str
 ) -> None:
     """What one stream retained says nothing of the next one of its name, of whose rows a part is full."""
-    prune(amqp_url, engine)
+    prune(amqp_url, engine.url)
     turn(engine)
     declare_anew(amqp_url, engine, dropped_front)
     turn(engine)
     close(engine)
-    prune(amqp_url, engine)
+    prune(amqp_url, engine.url)
     assert [offset for _, _, offset in rows_of(engine, dropped_front)] == [0, 1, 2]

@@ -85,7 +85,7 @@ def test_look_ups_go_on_where_nothing_can_be_written(
         with recording(amqp_url, engine, stream_name):
             standby.promote()
             assert wait_recorded(amqp_url, engine, stream_name) > end
-        assert verify(amqp_url, engine, [stream_name]).ok
+        assert verify(amqp_url, engine.url, [stream_name]).ok
 
 
 def test_a_recorder_goes_on_at_the_host_that_takes_writes(
@@ -104,7 +104,7 @@ def test_a_recorder_goes_on_at_the_host_that_takes_writes(
             assert wait_recorded(amqp_url, engine, stream_name) > end
             with Relations(amqp_url, standby.both) as relations:
                 assert len(relations.find("host", "h", streams=[stream_name]).ids) == 200
-        assert verify(amqp_url, engine, [stream_name]).ok
+        assert verify(amqp_url, engine.url, [stream_name]).ok
 
 
 def test_connections_to_a_server_that_takes_no_writes_are_given_up(database_url: str) -> None:

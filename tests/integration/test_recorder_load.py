@@ -19,7 +19,7 @@ from relatum.errors import ConfigurationError
 from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.local import LocalServers
 from relatum.recording import Recorder
-from relatum.store import make_engine
+from relatum.store import Database, make_engine
 from relatum_migrations import upgrade
 from tests.support import (
     broker_connection,
@@ -96,9 +96,7 @@ def test_many_streams_need_few_connections(
                 lambda: all(recorded_to(engine, name) == 1 for name in many_streams), limit_s=120, what="all recorded"
             )
             assert len(earlier.begun()) <= THREADS_MAX
-        reconnects = [
-            recorder.metrics.get_sample_value("relatum_reconnects_total", {"stream": name}) for name in many_streams
-        ]
+        reconnects = [recorder.statistics().streams[name].reconnects for name in many_streams]
         assert not any(reconnects), "nobody failed for want of a connection"
     finally:
         with psycopg.connect(database_url, autocommit=True) as administrator:
@@ -164,10 +162,10 @@ def test_at_rest_a_process_asks_little_whatever_the_number_of_streams(
         wait_until(
             lambda: all(recorded_to(engine, name) == 1 for name in many_streams), limit_s=120, what="all recorded"
         )
-        counted = make_engine(database_url)
+        counted = Database(database_url, refusing=None)
         ends: Counter[str] = Counter()
         for kind in ("commit", "rollback"):
-            sa.event.listen(counted, kind, partial(count, ends, kind))
+            sa.event.listen(counted.engine, kind, partial(count, ends, kind))
         names = many_streams
         if not is_standby:
             # The other one has its streams to itself, so this one needs its own.
@@ -184,7 +182,7 @@ def test_at_rest_a_process_asks_little_whatever_the_number_of_streams(
                 assert 1 <= ends["commit"] - before["commit"] <= 2 * rested_s
                 assert ends["rollback"] == 0
         finally:
-            counted.dispose()
+            counted.close()
             for name in set(names) - set(many_streams):
                 delete_stream(amqp_url, name)
 

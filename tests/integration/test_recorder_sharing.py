@@ -51,7 +51,7 @@ class Members:
     def join(self, holder: str, broker_url: str | None = None) -> Recorder:
         """One more, by a way to the broker of its own."""
         recorder = Recorder(
-            broker_url or self._broker_url, self._engine, self._names, keys=[KEY], holder=holder, lease_s=LEASE_S
+            broker_url or self._broker_url, self._engine.url, self._names, keys=[KEY], holder=holder, lease_s=LEASE_S
         )
         stop = threading.Event()
         thread = threading.Thread(target=recorder.run, args=[stop], name=f"member {holder}")
@@ -96,7 +96,7 @@ class Members:
         for name in self._names:
             values = [value for _, value, _ in rows_of(self._engine, name)]
             assert values == [f"o{n}" for n in range(self._published)]
-        assert verify(self._broker_url, self._engine, self._names).ok
+        assert verify(self._broker_url, self._engine.url, self._names).ok
 
 
 @contextmanager
@@ -124,9 +124,9 @@ def test_members_share_as_they_come_and_go(
         members.leave("b")
         members.wait_for(a=3, c=3)
         members.publish()
-        told = [first.metrics.get_sample_value("relatum_recording", {"stream": name}) for name in names]
-        assert sum(each or 0 for each in told) == 3
-        lags = [first.metrics.get_sample_value("relatum_lag_seconds", {"stream": name}) for name in names]
+        told = [first.statistics().streams[name].is_recording for name in names]
+        assert sum(told) == 3
+        lags = [first.statistics().streams[name].lag_s for name in names]
         assert [lag is None for lag in lags] == [not each for each in told], "of what others record they tell the lag"
         members.check()
     lines = [record.getMessage() for record in caplog.records]

@@ -519,7 +519,7 @@ def test_an_engine_of_the_callers_stays_open(amqp_url: str, engine: sa.Engine, s
     """It is used as it is, and not closed."""
     publish_plain(amqp_url, stream_name, [order("a")])
     record(amqp_url, engine, stream_name)
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         assert relations.find("order_id", "a").ids == ((stream_name, 0),)
         with engine.connect() as connection:
             connection.execute(

@@ -649,13 +649,13 @@ def test_a_name_is_forgotten_when_nobody_uses_it(
     with engine.begin() as connection:
         connection.execute(sa.update(super_streams).values(vhost="elsewhere"))
     with pytest.raises(errors.NotFound, match="'elsewhere'"):
-        forget_consumer(bed.name, "test", database=engine)
-    assert not forget_consumer(bed.name, "tset", database=engine)
-    assert forget_consumer(bed.name, "test", database=engine, vhost="elsewhere")
+        forget_consumer(bed.name, "test", database=engine.url)
+    assert not forget_consumer(bed.name, "tset", database=engine.url)
+    assert forget_consumer(bed.name, "test", database=engine.url, vhost="elsewhere")
     with engine.begin() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(serial_positions)) == 0
         connection.execute(sa.update(super_streams).values(vhost="/"))
-    assert not forget_consumer(bed.name, "test", database=engine)
+    assert not forget_consumer(bed.name, "test", database=engine.url)
     with consumer(bed, database_url, amqp_url) as member:
         assert consume(member, 1) == ["a1"]
 

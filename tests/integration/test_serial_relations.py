@@ -55,7 +55,7 @@ def test_look_ups_find_a_context_on_both_sides_of_its_moves(
             wait_recorded(amqp_url, engine, stream)
     relatum.release(connection)
     connection.close()
-    assert verify(super_stream, broker=amqp_url, stream_url=stream_url, database=engine).ok
+    assert verify(super_stream, broker=amqp_url, stream_url=stream_url, database=engine.url).ok
     expected = [f"plane-{number}" for number in range(3 * MESSAGES + 1)]
     with Relations(broker=amqp_url, database=database_url, stream_url=stream_url) as relations:
         found = relations.find(KEY, "plane", streams=[super_stream])

@@ -1,6 +1,5 @@
 """Look-ups in a web service: how many at once, what is refused, whether they are well, and how they are closed."""
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +9,8 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relatum.errors import BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, InvalidInput, UsedAfterClose
-from relatum_consumer import AsyncRelations, Health, Relations, Status
+from relatum.errors import BrokerUnavailable, DatabaseUnavailable, InvalidInput, UsedAfterClose
+from relatum_consumer import Health, Relations, Status
 from tests.support import in_a_try, publish_plain, record, wait_until
 from tests.support.relations import FACES, open_relations
 
@@ -58,74 +57,20 @@ def test_no_more_connections_than_allowed_and_each_is_kept(amqp_url: str, databa
     assert len(opened) <= 3
 
 
-def test_what_would_wait_is_refused_at_once_where_asked(
-    amqp_url: str, database_url: str, recorded: str, lock: psycopg.Connection[Any]
-) -> None:
-    """One asks, one may wait for its connection, a third is told; and is answered once there is room."""
-    with (
-        ThreadPoolExecutor(2) as threads,
-        Relations(amqp_url, database_url, max_connections=1, max_waiting=1, timeout_s=LONG_S) as relations,
-    ):
-        under_way = [threads.submit(find, relations) for _ in range(2)]
-        wait_until(lambda: relations.statistics().asking == 2, what="two look-ups under way")
-        with pytest.raises(ConnectionsInUse, match="refused at once"):
-            find(relations)
-        assert relations.statistics().refused == 1
-        lock.rollback()
-        assert [each.result(LONG_S) for each in under_way] == [Status.FOUND] * 2
-        assert find(relations) is Status.FOUND
-        assert relations.statistics().asking == 0
-
-
 def test_who_waits_for_a_message_takes_nobodys_place(amqp_url: str, database_url: str, recorded: str) -> None:
     """A wait asks now and then, and holds no connection."""
     with (
         ThreadPoolExecutor(1) as threads,
-        Relations(amqp_url, database_url, max_connections=1, max_waiting=0) as relations,
+        Relations(amqp_url, database_url, max_connections=1) as relations,
     ):
         message = relations.read(recorded, 0)
         wait = threads.submit(relations.wait_related, message, timeout_s=LONG_S)
         wait_until(lambda: relations.statistics().awaiting == 1, what="the wait")
         assert find(relations) is Status.FOUND
         assert not wait.done()
-        assert relations.close(drain_s=0.0) is None
+        relations.close()
         with pytest.raises(UsedAfterClose):
             wait.result(LONG_S)
-
-
-def test_closing_lets_what_is_under_way_end(
-    amqp_url: str, database_url: str, recorded: str, lock: psycopg.Connection[Any]
-) -> None:
-    """What comes meanwhile is refused; what had begun has its answer."""
-    relations = Relations(amqp_url, database_url, timeout_s=LONG_S)
-    with ThreadPoolExecutor(2) as threads:
-        under_way = threads.submit(find, relations)
-        wait_until(lambda: relations.statistics().asking == 1, what="a look-up under way")
-        closing = threads.submit(relations.close, drain_s=LONG_S)
-        wait_until(lambda: relations._counts._ended is not None, what="closing")
-        with pytest.raises(UsedAfterClose):
-            find(relations)
-        assert not closing.done()
-        lock.rollback()
-        assert under_way.result(LONG_S) is Status.FOUND
-        closing.result(LONG_S)
-
-
-async def test_closing_with_asyncio_lets_what_is_under_way_end(
-    amqp_url: str, database_url: str, recorded: str, lock: psycopg.Connection[Any]
-) -> None:
-    """The same in tasks."""
-    relations = await AsyncRelations.open(amqp_url, database_url, timeout_s=LONG_S, max_connections=2)
-    under_way = asyncio.create_task(relations.find("order_id", "a"))
-    await asyncio.to_thread(wait_until, lambda: relations.statistics().asking == 1, what="a look-up under way")
-    closing = asyncio.create_task(relations.close(drain_s=LONG_S))
-    await asyncio.to_thread(wait_until, lambda: relations._counts._ended is not None, what="closing")
-    with pytest.raises(UsedAfterClose):
-        await relations.find("order_id", "a")
-    assert not closing.done()
-    await asyncio.to_thread(lock.rollback)
-    await closing
-    assert (await under_way).status is Status.FOUND
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -171,5 +116,3 @@ def test_opening_shows_what_is_wrong_at_once(amqp_url: str, database_url: str, e
         Relations.open(amqp_url, NO_DATABASE)
     with pytest.raises(InvalidInput, match="max_connections"):
         Relations.open(amqp_url, database_url, max_connections=0)
-    with pytest.raises(InvalidInput, match="max_waiting"):
-        Relations.open(amqp_url, database_url, max_waiting=-1)

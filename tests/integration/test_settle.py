@@ -181,27 +181,17 @@ def test_while_the_broker_is_away_it_is_said_so_in_time(
         assert place.stream == stream_name
 
 
-@pytest.mark.parametrize("transport", ["stream", "amqp"])
 @pytest.mark.parametrize("face", ["blocking", "asyncio"])
-def test_many_at_once_share_few_connections(
-    face: str, transport: str, amqp_url: str, stream_url: str, stream_name: str
-) -> None:
+def test_many_at_once_share_few_connections(face: str, amqp_url: str, stream_url: str, stream_name: str) -> None:
     """After an outage hundreds are settled at once: each is found, over a handful of connections to the broker."""
-    by_streams = transport == "stream"
-    # Over AMQP 0.9.1 the end of a stream is what nothing comes behind for a moment.
-    at_once = AT_ONCE if by_streams else AT_ONCE // 4
-    with Proxy.to(stream_url if by_streams else amqp_url) as line:
-        where = (
-            {"broker_url": amqp_url, "stream_url": line.url(stream_url)}
-            if by_streams
-            else {"broker_url": line.url(amqp_url)}
-        )
+    with Proxy.to(stream_url) as line:
+        where = {"broker_url": amqp_url, "stream_url": line.url(stream_url)}
         unsettled, _ = lost(amqp_url, stream_name, mode="blackhole_replies", **where)
         line.most = 0
         settle_all = _in_threads if face == "blocking" else _in_tasks
-        found = settle_all(unsettled, at_once)
+        found = settle_all(unsettled, AT_ONCE)
         assert {place.stream for (place,) in found} == {stream_name}
-        assert len(found) == at_once
+        assert len(found) == AT_ONCE
         assert 1 <= line.most <= CONNECTIONS_MAX
         assert line.opened <= 2 * CONNECTIONS_MAX
 

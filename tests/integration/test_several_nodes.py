@@ -3,45 +3,49 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 import dramatiq
 import pytest
 import sqlalchemy as sa
 from celery import Celery
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
-from kombu import Connection
 
 import relatum
 from relatum.keys import preset
 from relatum.reading import BrokerAddress
 from relatum.recording import verify
 from tests.support import publish_plain, recording, rows_of, unique_name, wait_recorded
+from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 
 FAULTS = ["cut", "silent"]
 
 
-@pytest.fixture(params=["stream", "amqp"])
-def transport(request: pytest.FixtureRequest) -> str:
-    """How streams are read."""
-    return str(request.param)
-
-
 @pytest.fixture
-def nodes(amqp_url: str, stream_url: str, transport: str) -> Iterator[list[Proxy]]:
+def nodes(stream_url: str) -> Iterator[list[Proxy]]:
     """Two ways to the broker, as if to two nodes."""
     with ExitStack() as stack:
-        url = stream_url if transport == "stream" else amqp_url
-        yield [stack.enter_context(Proxy.to(url)) for _ in range(2)]
+        yield [stack.enter_context(Proxy.to(stream_url)) for _ in range(2)]
 
 
 @pytest.fixture
-def urls(amqp_url: str, stream_url: str, transport: str, nodes: list[Proxy]) -> tuple[str, str]:
-    """The URLs of both nodes, of AMQP 0.9.1 and of the stream protocol; where that is to answer nobody, AMQP's port."""
-    if transport == "stream":
-        return ";".join([amqp_url] * 2), ";".join(node.url(stream_url) for node in nodes)
-    silent = stream_url.replace(f":{BrokerAddress.parse(stream_url).stream_port}", ":1")
-    return ";".join(node.url(amqp_url) for node in nodes), ";".join([silent] * 2)
+def whole_nodes(amqp_url: str, stream_url: str) -> Iterator[list[tuple[Proxy, Proxy]]]:
+    """Two ways to the broker by both protocols, whose ports are as far apart as the broker's usually are."""
+    amqp, stream = urlsplit(amqp_url), urlsplit(stream_url)
+    with ExitStack() as stack:
+
+        def way(parts: SplitResult, port: int) -> Proxy:
+            return stack.enter_context(Proxy(parts.hostname or "", parts.port or 0, listens_on=port))
+
+        ports = [free_port((0, -120)) for _ in range(2)]
+        yield [(way(amqp, port), way(stream, port - 120)) for port in ports]
+
+
+@pytest.fixture
+def urls(amqp_url: str, stream_url: str, nodes: list[Proxy]) -> tuple[str, str]:
+    """The URLs of both nodes, of AMQP 0.9.1 and of the stream protocol."""
+    return ";".join([amqp_url] * 2), ";".join(node.url(stream_url) for node in nodes)
 
 
 def end(node: Proxy, fault: str) -> None:
@@ -65,45 +69,22 @@ def test_a_recorder_goes_on_at_the_next_node(
     stream_name: str,
     nodes: list[Proxy],
     urls: tuple[str, str],
-    transport: str,
     fault: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whichever way it reads: what is published after its node has ended is recorded, and one line says so."""
-    address = BrokerAddress.parse(urls[0]) if transport == "amqp" else BrokerAddress.parse(*urls)
+    """What is published after its node has ended is recorded, and one line says so."""
+    address = BrokerAddress.parse(*urls)
     publish_plain(amqp_url, stream_name, map(order, range(10)))
     with recording(address, engine, stream_name, keys=["order_id"]):  # type: ignore[arg-type]
         wait_recorded(amqp_url, engine, stream_name)
         assert nodes[0].opened
-        assert transport == "amqp" or not nodes[1].opened
+        assert not nodes[1].opened
         end(nodes[0], fault)
         publish_plain(amqp_url, stream_name, map(order, range(10, 20)))
         wait_recorded(amqp_url, engine, stream_name)
     assert rows_of(engine, stream_name) == [("order_id", str(number), number) for number in range(20)]
-    assert verify(amqp_url, engine, [stream_name]).ok
+    assert verify(amqp_url, engine.url, [stream_name]).ok
     assert sum(record.name == "relatum.broker" for record in caplog.records) == 1
-
-
-class ByKombu:
-    """A kombu connection with several URLs, as Celery makes it."""
-
-    key = "order_id"
-
-    def __init__(self, urls: str, database_url: str, stream: str) -> None:
-        self._connection = Connection(urls, transport_options={"confirm_publish": True})
-        relatum.intercept(self._connection, database=database_url, keys=[self.key])
-        self._producer = self._connection.Producer()
-        self._stream = stream
-
-    def __call__(self, number: int) -> None:
-        """Publish, as often as it takes."""
-        headers = {"order_id": str(number)}
-        self._producer.publish(b"", routing_key=self._stream, headers=headers, retry=True)
-
-    def close(self) -> None:
-        """Give all back."""
-        relatum.release(self._connection)
-        self._connection.close()
 
 
 class ByCelery:
@@ -148,32 +129,35 @@ class ByDramatiq:
         self._broker.close()
 
 
-@pytest.mark.parametrize("client", [ByKombu, ByCelery, ByDramatiq])
-@pytest.mark.parametrize("transport", ["amqp"], indirect=True)
+@pytest.mark.parametrize("client", [ByCelery, ByDramatiq])
 @pytest.mark.parametrize("is_up", [True, False], ids=["cut", "down"])
 def test_a_recorder_in_the_process_goes_where_its_client_goes(
     amqp_url: str,
     database_url: str,
     engine: sa.Engine,
     stream_name: str,
-    nodes: list[Proxy],
-    urls: tuple[str, str],
+    whole_nodes: list[tuple[Proxy, Proxy]],
     client: Any,
     is_up: bool,
 ) -> None:
     """By the client's own URLs, with no other word: its node ends while it publishes, or does not answer at first."""
+
+    def end_first() -> None:
+        for way in whole_nodes[0]:
+            end(way, "cut")
+
     if not is_up:
-        end(nodes[0], "cut")
-    publish = client(urls[0], database_url, stream_name)
+        end_first()
+    publish = client(";".join(amqp.url(amqp_url) for amqp, _ in whole_nodes), database_url, stream_name)
     try:
         for number in range(20):
             if is_up and number == 10:
                 wait_recorded(amqp_url, engine, stream_name)
-                end(nodes[0], "cut")
+                end_first()
             publish(number)
         wait_recorded(amqp_url, engine, stream_name)
     finally:
         publish.close()
     rows = {value for key, value, _ in rows_of(engine, stream_name) if key == client.key}
     assert rows == {str(number) for number in range(20)}
-    assert verify(amqp_url, engine, [stream_name]).ok
+    assert verify(amqp_url, engine.url, [stream_name]).ok

@@ -95,7 +95,7 @@ def test_the_name_of_a_tapped_exchange(
     meant = name if has_stream else f"tap.{name}"
     with recording(url, engine, meant, keys=["order"]):
         wait_recorded(url, engine, meant)
-    report = verify(url, engine, [name])
+    report = verify(url, engine.url, [name])
     assert [(each.stream, each.differences) for each in report.streams] == [(meant, [])]
     if has_stream:
         publish(channel, "", b"more", key=name, order="7")

@@ -76,9 +76,9 @@ def test_another_brokers_stream_is_one_clear_error(
     record(one, engine, stream, keys=["order_id"])
     before = rows_of(engine, stream)
     for ask in (
-        lambda: Recorder(other, engine, [stream]).run(threading.Event()),
-        lambda: backfill(other, engine, stream),
-        lambda: verify(other, engine, [stream]),
+        lambda: Recorder(other, engine.url, [stream]).run(threading.Event()),
+        lambda: backfill(other, engine.url, stream),
+        lambda: verify(other, engine.url, [stream]),
     ):
         with pytest.raises(AnotherBroker) as caught:
             ask()
@@ -87,7 +87,7 @@ def test_another_brokers_stream_is_one_clear_error(
         assert caught.value.stream == stream
     assert rows_of(engine, stream) == before
     assert rows(engine, stream) == [(1, id_of(one))]
-    assert verify(one, engine, [stream]).ok
+    assert verify(one, engine.url, [stream]).ok
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_lookups_name_another_brokers_stream_or_leave_it_out(
     assert relations.find("order_id", "o3", streams=alone).status is Status.FOUND
     assert not relations.find("order_id", "o8", streams=alone)
     # Whose it is has no trouble.
-    with Relations(own_broker.broker_url, engine) as others:
+    with Relations(own_broker.broker_url, engine.url) as others:
         assert others.find("order_id", "o8").status is Status.UNPROVEN
         assert others.find("order_id", "o8", streams=stream).status is Status.FOUND
 
@@ -137,13 +137,13 @@ def test_a_stream_that_was_forgotten_is_anybodys(
 ) -> None:
     """What was forgotten another broker records; where only the origin was, it begins a generation of its own."""
     record(own_broker.broker_url, engine, stream, keys=["order_id"])
-    assert forget_origin(engine, [stream]) == [stream]
+    assert forget_origin(engine.url, [stream]) == [stream]
     record_until_of(amqp_url, engine, stream)
     assert rows(engine, stream) == [(1, None), (2, id_of(amqp_url))]
-    forget(engine, [stream])
+    forget(engine.url, [stream])
     record(own_broker.broker_url, engine, stream)
     assert rows(engine, stream)[-1][1] == id_of(own_broker.broker_url)
-    assert verify(own_broker.broker_url, engine, [stream]).ok
+    assert verify(own_broker.broker_url, engine.url, [stream]).ok
 
 
 def test_the_commands_say_whose_a_stream_is(
@@ -183,7 +183,7 @@ def test_a_recorder_of_others_goes_on_beside_another_brokers_stream(
         record(own_broker.broker_url, engine, stream)
     assert len(rows_of(engine, stream)) == len(before) + 1
     assert rows(engine, stream) == [(1, id_of(own_broker.broker_url))]
-    shown = {each.stream: each for each in status(amqp_url, engine)}
+    shown = {each.stream: each for each in status(amqp_url, engine.url)}
     assert (shown[stream].state, type(shown[stream].error)) == ("another_broker", AnotherBroker)
     assert str(id_of(own_broker.broker_url))[:8] in str(shown[stream].broker)
     assert shown[alone].state in ("recording", "unattended")
@@ -200,7 +200,7 @@ def test_rows_of_before_are_adopted_by_who_has_the_messages(
     record_until_of(own_broker.broker_url, engine, stream)
     assert len(rows(engine, stream)) == 1
     with pytest.raises(AnotherBroker):
-        Recorder(amqp_url, engine, [stream]).run(threading.Event())
+        Recorder(amqp_url, engine.url, [stream]).run(threading.Event())
 
 
 def test_a_broker_that_has_lost_its_id_has_its_messages_still(
@@ -221,9 +221,9 @@ def test_a_broker_that_has_lost_its_id_has_its_messages_still(
     after = id_of(url)
     assert after not in (None, before)
     assert rows(engine, stream) == [(1, after)]
-    assert verify(url, engine, [stream]).ok
+    assert verify(url, engine.url, [stream]).ok
     with pytest.raises(AnotherBroker):
-        Recorder(url, engine, [other]).run(threading.Event())
+        Recorder(url, engine.url, [other]).run(threading.Event())
     delete_stream(url, other)
 
 
@@ -237,7 +237,7 @@ def test_a_stream_that_is_declared_again_is_replaced(amqp_url: str, engine: sa.E
     delete_stream(amqp_url, stream_name)
     declare_stream(amqp_url, stream_name)
     publish_plain(amqp_url, stream_name, [(b"again", {"order_id": "o3"}), (b"again", {"order_id": "o4"})])
-    with Relations(amqp_url, engine) as relations:
+    with Relations(amqp_url, engine.url) as relations:
         with pytest.raises(StreamReplaced):
             relations.find("order_id", "o2", streams=stream_name)
         for value, count in (("o2", 1), ("o5", 0)):
@@ -270,7 +270,7 @@ def test_who_has_no_rights_to_the_id_records_as_before(
     publish_plain(own_broker.broker_url, stream, [(b"more", {"order_id": "o9"})])
     record(narrow, engine, stream)
     assert rows(engine, stream) == [(1, id_of(own_broker.broker_url))]
-    with Relations(narrow, engine) as relations:
+    with Relations(narrow, engine.url) as relations:
         assert relations.find("order_id", "o9").status is Status.FOUND
 
 

@@ -92,14 +92,14 @@ def test_a_status_begins_with_who_records(
     amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, recorded: str
 ) -> None:
     """`recording` is said while somebody does; else the first line says that nobody does."""
-    [found] = status(amqp_url, engine)
+    [found] = status(amqp_url, engine.url)
     assert (found.state, found.recorder) == ("unattended", None)
     shown = Relatum(amqp_url, stream_url, database_url).ok("status", recorded)
     assert shown.startswith(f"{recorded}: unattended: nobody records it now; relatum record {recorded}"), shown
     with recording(amqp_url, engine, recorded):
         publish_plain(amqp_url, recorded, [(b"", {})])
         wait_recorded(amqp_url, engine, recorded)
-        [found] = status(amqp_url, engine)
+        [found] = status(amqp_url, engine.url)
     assert found.state == "recording"
     assert found.recorder is not None
 

@@ -10,11 +10,8 @@ import pytest
 from celery import Celery
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from faststream.rabbit import RabbitBroker
-from kombu import Connection
-from rstream import Producer
 
 import relatum
-from tests.integration.test_intercept_rstream import place_of
 from tests.support.unnoticed import looks
 
 Opened = Callable[[str, str], AbstractAsyncContextManager[list[Any]]]
@@ -42,13 +39,6 @@ async def of_aio_pika_robust(amqp_url: str, _stream_url: str) -> AsyncIterator[l
 
 
 @asynccontextmanager
-async def of_kombu(amqp_url: str, _stream_url: str) -> AsyncIterator[list[Any]]:
-    """A connection, its pool, and what is open of it."""
-    with Connection(amqp_url) as connection:
-        yield [connection, connection.Pool(1), connection.connection, connection.channel()]
-
-
-@asynccontextmanager
 async def of_celery(amqp_url: str, _stream_url: str) -> AsyncIterator[list[Any]]:
     """An app."""
     with Celery("tests", broker=amqp_url, set_as_current=False) as app:
@@ -71,14 +61,7 @@ async def of_faststream(amqp_url: str, _stream_url: str) -> AsyncIterator[list[A
         yield [broker, broker._connection]
 
 
-@asynccontextmanager
-async def of_rstream(_amqp_url: str, stream_url: str) -> AsyncIterator[list[Any]]:
-    """A producer."""
-    async with Producer(**place_of(stream_url)) as producer:
-        yield [producer]
-
-
-CLIENTS = (of_pika, of_aio_pika, of_aio_pika_robust, of_kombu, of_celery, of_dramatiq, of_faststream, of_rstream)
+CLIENTS = (of_pika, of_aio_pika, of_aio_pika_robust, of_celery, of_dramatiq, of_faststream)
 
 
 @pytest.mark.parametrize("opened", CLIENTS)

@@ -48,14 +48,14 @@ def reader_url(owner_url: str, engine: sa.Engine) -> str:
     """The URL of the user who may not read all that is recorded."""
     add_keys(engine, ["order_id", GROUP_KEY])
     for name in (OPEN, CLOSED):
-        backfill(owner_url, engine, name)
+        backfill(owner_url, engine.url, name)
     url = urlsplit(owner_url)
     return url._replace(netloc=f"reader:secret@{url.hostname}:{url.port}").geturl()
 
 
 def test_status_prune_and_verify_go_on_with_the_others(reader_url: str, owner_url: str, engine: sa.Engine) -> None:
     """The stream that this user may not read is a row with its reason; the other one is whole."""
-    closed, opened = status(reader_url, engine)
+    closed, opened = status(reader_url, engine.url)
     assert (closed.stream, closed.state, closed.lag_offsets, closed.last) == (CLOSED, "refused", None, None)
     assert isinstance(closed.error, AccessRefused)
     assert closed.rows > 0
@@ -63,13 +63,13 @@ def test_status_prune_and_verify_go_on_with_the_others(reader_url: str, owner_ur
     with engine.begin() as connection:
         # As if retention had dropped them: the streams begin at 0.
         connection.execute(sa.text("UPDATE relatum.relationships SET stream_offset = -1 WHERE value = 'both'"))
-    pruned = prune(reader_url, engine)
+    pruned = prune(reader_url, engine.url)
     assert (pruned.rows, list(pruned.failed)) == ({OPEN: 1}, [CLOSED])
-    report = verify(reader_url, engine, [CLOSED, OPEN])
+    report = verify(reader_url, engine.url, [CLOSED, OPEN])
     assert ([each.stream for each in report.streams], list(report.failed)) == ([OPEN], [CLOSED])
     assert not report.ok
     with pytest.raises(AccessRefused, match=CLOSED):
-        verify(reader_url, engine, [CLOSED])
+        verify(reader_url, engine.url, [CLOSED])
 
 
 def test_a_publishers_recorder_that_is_closed_records_the_others_to_their_end(
@@ -78,7 +78,7 @@ def test_a_publishers_recorder_that_is_closed_records_the_others_to_their_end(
     """Two seconds are enough for what can be read; what cannot is no reason to leave that to the next recorder."""
 
     def leaves_nothing() -> bool:
-        recorder = EmbeddedRecorder(BrokerAddress.parse(reader_url), engine)
+        recorder = EmbeddedRecorder(BrokerAddress.parse(reader_url), engine.url)
         publish_plain(owner_url, OPEN, [(b"", {"order_id": "last"})])
         for name in (CLOSED, OPEN):
             recorder.record(name)
@@ -145,7 +145,7 @@ def test_a_stream_that_this_user_may_not_read_is_not_written(
     declare_stream(owner_url, name)
     with recording(reader_url, engine, name):
         wait_until(lambda: f"reading of stream {name!r} waits" in caplog.text, what="the refusal is told")
-    assert name not in [each.stream for each in status(owner_url, engine)]
+    assert name not in [each.stream for each in status(owner_url, engine.url)]
 
 
 @pytest.mark.differs
@@ -162,10 +162,10 @@ def test_a_recorded_stream_that_is_a_queue_now_stops_no_other(
     with broker_connection(amqp_url) as connection:
         connection.channel().queue_declare(name, durable=True)
     try:
-        found = {each.stream: each for each in status(amqp_url, engine)}
+        found = {each.stream: each for each in status(amqp_url, engine.url)}
         assert (found[name].state, found[stream_name].state) == ("not_a_stream", "unattended")
         assert isinstance(found[name].error, NotAStream)
-        assert list(prune(amqp_url, engine).failed) == [name]
+        assert list(prune(amqp_url, engine.url).failed) == [name]
         with Relations(amqp_url, database_url) as relations:
             assert relations.find("order_id", stream_name).status is Status.FOUND
             assert relations.find("order_id", name).status is Status.DELETED

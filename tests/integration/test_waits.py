@@ -133,9 +133,8 @@ def test_readers_keep_the_deadline_of_the_call_around_them(
 ) -> None:
     """A silent broker ends each question in time; and what was cut short is never taken for the end of a stream."""
     publish_plain(amqp_url, stream_name, [b"0"])
-    is_stream = name.endswith("-stream")
-    with Proxy.to(stream_url if is_stream else amqp_url) as line:
-        address = BrokerAddress.parse(amqp_url, line.url(stream_url)) if is_stream else line.url(amqp_url)
+    with Proxy.to(stream_url) as line:
+        address = BrokerAddress.parse(amqp_url, line.url(stream_url))
         with open_face(name, address, timeout_s=LIMIT_S) as face:
             assert face.read(stream_name, 0).body == b"0"
             line.mode = "blackhole_replies"

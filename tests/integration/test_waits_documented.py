@@ -19,7 +19,6 @@ from relatum.collecting import AsyncMessageCollector, AsyncOutcomes, MessageColl
 from relatum.contexts import AsyncSerialConsumer, SerialConsumer
 from relatum.errors import (
     BrokerUnavailable,
-    IncompleteGroup,
     NotFinishedInTime,
     NotRecordedInTime,
     ReadTimeout,
@@ -222,17 +221,6 @@ def _groups(bed: Bed) -> None:
         list(bed.go(relations.groups(bed.stream, **following)))
 
 
-def _open_groups(bed: Bed) -> None:
-    relations = bed.relations()
-    options = {"complete_only": False, "timeout_s": WAIT_S}
-    whole, part = bed.go(relations.groups(bed.stream, **options))
-    assert len(list(bed.go(aiter(whole) if bed.is_async else iter(whole)))) == 2
-    began = time.monotonic()
-    with pytest.raises(IncompleteGroup):
-        list(bed.go(aiter(part) if bed.is_async else iter(part)))
-    bed.took_s = time.monotonic() - began
-
-
 def _recorder(bed: Bed) -> None:
     stop = threading.Event()
     recorder = Recorder(bed.address, bed.database_url, [bed.stream], keys=["order_id"])
@@ -265,7 +253,6 @@ WAITS: dict[str, Callable[[Bed], None]] = {
     "next_batch(timeout_s)": _next_batch,
     "messages(timeout_s)": _messages,
     "groups(follow=True, idle_timeout_s=)": _groups,
-    "groups(complete_only=False, timeout_s=)": _open_groups,
     "Recorder.run(stop)": _recorder,
     "pollTimeoutMs": _spark,
 }

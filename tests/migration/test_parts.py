@@ -81,8 +81,6 @@ def test_no_row_is_rewritten(before: str) -> None:
     relatum_migrations.upgrade(before)
     assert counted(before, of_table.format("_0")) == file
     assert counted(before, of_table.format("_0_lookup")) == index
-    relatum_migrations.downgrade(before, "0009")
-    assert counted(before, of_table.format("")) == file
 
 
 def test_a_long_reader_is_not_waited_for_longer_than_told(before: str) -> None:
@@ -100,22 +98,6 @@ def test_a_long_reader_is_not_waited_for_longer_than_told(before: str) -> None:
     assert relatum_migrations.current(before) == "0010"
     relatum_migrations.upgrade(before)
     assert counted(before, "SELECT count(*) FROM relatum.relationships") == ROWS
-
-
-def test_the_rows_of_all_parts_come_back(before: str) -> None:
-    """Going back makes one table of all parts, and the roles have the rights that they had."""
-    relatum_migrations.upgrade(before)
-    with psycopg.connect(before) as connection:
-        connection.execute("INSERT INTO relatum.relationships_1 VALUES (1000000, 1, 1, 1, 'later')")
-        connection.execute("SELECT relatum.make_part()")
-    relatum_migrations.downgrade(before, "0009")
-    assert counted(before, "SELECT count(*) FROM relatum.relationships") == ROWS + 1
-    assert counted(before, "SELECT count(*) FROM pg_class WHERE relname ~ '^relationships_[0-9p]'") == 0
-    with psycopg.connect(before) as connection:
-        connection.execute("SET ROLE relatum_consumer")
-        assert connection.execute("SELECT count(*) FROM relatum.relations WHERE value = 'later'").fetchone() == (1,)
-    relatum_migrations.upgrade(before)
-    assert counted(before, "SELECT count(*) FROM relatum.relationships_0") == ROWS + 1
 
 
 def test_rights_that_somebody_gave_are_those_of_the_parts(before: str) -> None:

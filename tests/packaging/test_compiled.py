@@ -1,11 +1,10 @@
-"""The hot modules as mypyc compiles them: chosen by their sources alone, and equal to these in all that they do."""
+"""The wheel with the hot modules as mypyc compiles them: equal to their sources in all that they do."""
 
 import os
 import pickle
-import shutil
 import subprocess
 import sys
-import sysconfig
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,85 +13,77 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.compiled import PACKAGE, sum_of_sources
 from tests.unit.test_extract import damaged, messages
 from tests.unit.test_wire_message import SAMPLE, TYPED
 
-SAYS = """
-from relatum.compiled import is_compiled
-from relatum.limits import KEYS_MAX
-from relatum.recording import Extractor
-print(is_compiled(), type(Extractor.from_record).__name__, KEYS_MAX)
-"""
-
-
-def _said(directory: Path | None, *, roots: tuple[Path, ...] = (), **environment: str) -> str:
-    """What a fresh interpreter says that runs, with a directory of compiled modules."""
-    places = [*roots, *([] if directory is None else [directory]), *filter(None, sys.path)]
-    environment = {"PYTHONPATH": os.pathsep.join(map(str, places)), "RELATUM_PURE": ""} | environment
-    done = subprocess.run([sys.executable, "-c", SAYS], env=os.environ | environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+TESTED_BY = ("delivered_messages", "extract", "spark_columns", "stamp_ids", "wire_chunk", "wire_message")
+"""Unit tests of the modules that are compiled."""
 
 
 @pytest.fixture(scope="module")
-def directory(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where these sources lie compiled: in the environment, else they are compiled now."""
-    here = Path(sysconfig.get_path("platlib"))
-    if (here / PACKAGE / sum_of_sources()).is_dir():
-        return here
-    made = tmp_path_factory.mktemp("compiled")
-    done = _compiling(pytestconfig.rootpath, made)
-    if not (made / PACKAGE).is_dir():
-        pytest.skip(done)
-    return made
+def wheel(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel as a machine with a C compiler builds it."""
+    directory = tmp_path_factory.mktemp("wheel")
+    # Not optimised, which takes the C compiler as long as everything else does.
+    _built(pytestconfig.rootpath, directory, MYPYC_OPT_LEVEL="0")
+    (built,) = directory.glob("*.whl")
+    if built.name.endswith("-py3-none-any.whl"):
+        pytest.skip("there is no C compiler, or there are no headers of Python")
+    return built
 
 
-def _compiling(checkout: Path, directory: Path, **environment: str) -> str:
-    command = [sys.executable, checkout / "tools/compiling.py", directory]
+@pytest.fixture(scope="module")
+def unpacked(wheel: Path) -> Path:
+    """The wheel as it is installed."""
+    directory = wheel.parent / "unpacked"
+    zipfile.ZipFile(wheel).extractall(directory)
+    return directory
+
+
+def _built(checkout: Path, directory: Path, **environment: str) -> str:
+    command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps", "--wheel-dir", directory, checkout]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stderr.strip()
+    return done.stdout + done.stderr
 
 
-def test_what_is_compiled_of_these_sources_runs_unless_it_is_not_wanted(directory: Path) -> None:
-    """The extractor is compiled where it is there, and as it is with `RELATUM_PURE=1`."""
-    assert _said(directory) == "True method_descriptor 256"
-    assert _said(directory, RELATUM_PURE="1") == "False function 256"
+def _version(place: Path) -> str:
+    """What the command says that runs from a place."""
+    command = [sys.executable, "-c", "from relatum._start import main; main()", "--version"]
+    environment = os.environ | {"PYTHONPATH": str(place)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-def test_an_edited_source_is_what_runs(directory: Path, pytestconfig: pytest.Config, tmp_path: Path) -> None:
-    """One changed constant, and none of the compiled modules is used."""
-    for source in ("plugin/relatum", "spark_connectors/relatum_spark"):
-        shutil.copytree(pytestconfig.rootpath / source, tmp_path / Path(source).name)
-    assert _said(directory, roots=(tmp_path,)) == "True method_descriptor 256"
-    limits = tmp_path / "relatum/limits.py"
-    limits.write_text(limits.read_text().replace("KEYS_MAX: Final = 256", "KEYS_MAX: Final = 255"))
-    assert _said(directory, roots=(tmp_path,)) == "False function 255"
+def test_each_module_that_is_named_is_there(pytestconfig: pytest.Config) -> None:
+    """What the build reads and compiles is named in pyproject.toml."""
+    hook = tomllib.loads((pytestconfig.rootpath / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    named = [*hook["wheel"]["hooks"]["custom"]["compiled"], *hook["wheel"]["hooks"]["custom"]["read"]]
+    assert [name for name in named if not (pytestconfig.rootpath / name).is_file()] == []
 
 
-def test_without_a_compiler_all_runs_as_it_is(pytestconfig: pytest.Config, tmp_path: Path) -> None:
-    """It is said in one line, and is no failure."""
-    said = _compiling(pytestconfig.rootpath, tmp_path, CC="no-such-compiler")
-    assert said == "Relatum runs as pure Python here, nothing is compiled: there is no compiler no-such-compiler"
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_wheel_with_compiled_modules_is_built_where_that_is_asked_for(
-    directory: Path, pytestconfig: pytest.Config, tmp_path: Path
-) -> None:
-    """It is for this interpreter alone, and runs compiled from where it is unpacked."""
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path]
-    # Not optimised, which takes the C compiler as long as everything else does.
-    environment = os.environ | {"HATCH_BUILD_HOOK_ENABLE_CUSTOM": "1", "MYPYC_OPT_LEVEL": "0"}
-    done = subprocess.run([*pip, pytestconfig.rootpath], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
+def test_a_wheel_runs_compiled_where_it_is_installed(wheel: Path, unpacked: Path) -> None:
+    """It is for this interpreter alone. In a zip, as Spark takes them, its sources run; so do those of a checkout."""
     assert f"-cp{sys.version_info[0]}{sys.version_info[1]}-" in wheel.name
-    unpacked = tmp_path / "unpacked"
-    zipfile.ZipFile(wheel).extractall(unpacked)
-    assert _said(None, roots=(unpacked,)) == "True method_descriptor 256"
-    assert _said(None, roots=(wheel,)) == "False function 256", "a zip has them as they are"
+    assert "(compiled)" in _version(unpacked)
+    assert "(pure Python)" in _version(wheel)
+    assert "(pure Python)" in _version(Path())
+
+
+def test_the_tests_of_what_is_compiled_pass_with_the_wheel(unpacked: Path, pytestconfig: pytest.Config) -> None:
+    """Users run it compiled, and the suite as it is."""
+    files = [f"tests/unit/test_{name}.py" for name in TESTED_BY]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *files]
+    environment = os.environ | {"PYTHONPATH": str(unpacked)}
+    done = subprocess.run(command, env=environment, cwd=pytestconfig.rootpath, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_without_a_compiler_a_wheel_is_pure_python(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    """It is built all the same, and the reason is said."""
+    said = _built(pytestconfig.rootpath, tmp_path, CC="no-such-compiler")
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert "there is no compiler no-such-compiler" in said
 
 
 # --- the same, compiled or not ------------------------------------------------------------------------------------
@@ -128,10 +119,10 @@ class Decoder:
 
 
 @pytest.fixture(scope="module")
-def decoders(directory: Path, pytestconfig: pytest.Config) -> Iterator[tuple[Decoder, Decoder]]:
+def decoders(unpacked: Path, pytestconfig: pytest.Config) -> Iterator[tuple[Decoder, Decoder]]:
     """One that runs compiled, and one that runs as it is."""
-    path = os.pathsep.join(map(str, [directory, pytestconfig.rootpath, *filter(None, sys.path)]))
-    both = tuple(Decoder({"PYTHONPATH": path, "RELATUM_PURE": pure}) for pure in ("", "1"))
+    rest = [pytestconfig.rootpath, *filter(None, sys.path)]
+    both = tuple(Decoder({"PYTHONPATH": os.pathsep.join(map(str, places))}) for places in ([unpacked, *rest], rest))
     assert [each.is_compiled for each in both] == [True, False]
     yield both[0], both[1]
     for each in both:

@@ -17,7 +17,7 @@ def recording(
     broker_url: str, engine: sa.Engine, *streams: str, keys: Iterable[str | KeyDefinition] = ()
 ) -> Iterator[Recorder]:
     """Run a recorder in a thread; leaving finishes its batch and waits for its end."""
-    recorder = Recorder(broker_url, engine, streams, keys=keys)
+    recorder = Recorder(broker_url, engine.url, streams, keys=keys)
     stop = threading.Event()
     failures: list[BaseException] = []
 

@@ -365,17 +365,6 @@ class Cluster:
         self._had_faults = False
 
 
-class NewerRabbitMQ(LocalRabbitMQ):
-    """One node of another RabbitMQ than the installed one, by its server script."""
-
-    def __init__(self, server: str, directory: Path) -> None:
-        super().__init__(directory, start_timeout_s=START_S)
-        self._server = server
-
-    def _command(self) -> list[str]:
-        return [self._server]
-
-
 def newer_server() -> str:
     """The server script of a newer RabbitMQ; skips the test where none is named."""
     named = os.environ.get(NEWER_VARIABLE)

@@ -50,17 +50,14 @@ class Naive:
 
     def __init__(self, amqp_url: str, streams: Mapping[str, int]) -> None:
         self.groups: dict[str, list[Found]] = defaultdict(list)
-        self.alone: list[Found] = []
         for stream, count in streams.items():
             for offset, headers in _headers_of(amqp_url, stream, count):
                 place = headers["relatum_time"], stream, offset
                 if "group_id" in headers:
                     found = Found(*place, headers["group_sequence"], headers["group_last"])
                     self.groups[headers["group_id"]].append(found)
-                else:
-                    self.alone.append(Found(*place, 1, True))
 
-    def complete(self, order: str, *, ungrouped: bool = False) -> list[list[Place]]:
+    def complete(self, order: str) -> list[list[Place]]:
         """Where the messages of each complete group lie, groups and messages in order."""
         whole = []
         for members in self.groups.values():
@@ -70,8 +67,6 @@ class Naive:
             lasts = [number for number, member in first.items() if member.last]
             if lasts and set(first) == set(range(1, lasts[0] + 1)):
                 whole.append((first[1] if order == "logical" else min(first.values()), first))
-        if ungrouped:
-            whole += [(found, {1: found}) for found in self.alone]
         whole.sort(key=lambda each: each[0])
         by_number = order == "logical"
         return [

@@ -1,6 +1,7 @@
 """Both faces of look-ups behind one interface, for tests that hold of each."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -50,3 +51,19 @@ def open_relations(face: str, broker: str, database: str, **options: Any) -> Ite
             yield relations  # type: ignore[misc]
         finally:
             relations.close()
+
+
+@contextmanager
+def questions() -> Iterator[list[dict[str, Any]]]:
+    """What look-ups in the block, of this process, ask of servers: the log `relatum.lookups`."""
+    asked: list[dict[str, Any]] = []
+    logger, handler = logging.getLogger("relatum.lookups"), logging.Handler()
+    handler.emit = lambda record: asked.append(record.args)  # type: ignore[assignment,method-assign,arg-type,return-value]
+    before = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    try:
+        yield asked
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)

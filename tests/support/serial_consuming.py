@@ -33,14 +33,14 @@ class SerialBed:
         self._channel = channel
         self._numbers = 0
         self._epochs: dict[str, int] = {}
-        with PlacementStore(engine, "/", self.name) as store:
+        with PlacementStore(engine.url, "/", self.name) as store:
             self._ids = {row.stream: row.partition_id for row in store.open(CONTEXT_HEADER, layout)}
             self._super_stream_id = store.super_stream_id
 
     def add(self, partition: Partition) -> None:
         """Take a partition that was added to the super stream into its rows."""
         layout = Layout.of(self.name, [(each, each.removeprefix(f"{self.name}-")) for each in self.streams])
-        with PlacementStore(self._engine, "/", self.name) as store:
+        with PlacementStore(self._engine.url, "/", self.name) as store:
             rows = store.open(CONTEXT_HEADER, [*layout, partition])
         self._ids = {row.stream: row.partition_id for row in rows}
         self.streams.append(partition.stream)

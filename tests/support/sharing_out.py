@@ -14,7 +14,6 @@ OWN_JVM: Final = ("test_page",)
 OWN_BROKER: Final = (
     "acceptance/test_celery", "acceptance/test_tap_command", "integration/test_broker_counters",
     "integration/test_broker_permissions", "integration/test_changing_passwords",
-    "integration/test_firehose", "integration/test_firehose_faults",
     "integration/test_java_publisher", "integration/test_super_streams_interop", "integration/test_tapping",
     "integration/test_two_brokers", "integration/test_unreadable_streams", "integration/test_virtual_hosts",
     "web/test_mcp_guards",

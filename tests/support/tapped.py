@@ -1,13 +1,9 @@
-"""Users that may do little, and the firehose, on private brokers."""
+"""Users that may do little, on private brokers."""
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from relatum.local import LocalRabbitMQ
-from relatum.tapping import Firehose
-from tests.support._waiting import LIMIT_S, wait_until
 from tests.support.rabbitmq_tools import evaluate
 
 PASSWORD = "secret"
@@ -28,29 +24,3 @@ def as_user(url: str, name: str) -> str:
     """The URL of a broker for another user."""
     parts = urlsplit(url)
     return parts._replace(netloc=f"{name}:{PASSWORD}@{parts.hostname}:{parts.port}").geturl()
-
-
-@contextmanager
-def carrying(url: str, stream: str, *errors: type[Exception]) -> Iterator[Firehose]:
-    """Run a carrier in a thread; leaving ends it, by one of the errors where some are given."""
-    firehose = Firehose(url, stream)
-    stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            firehose.run(stop)
-        except Exception as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=run, name="firehose of the test")
-    thread.start()
-    try:
-        yield firehose
-        if errors:
-            wait_until(lambda: failures, what="the carrier's end")
-    finally:
-        stop.set()
-        thread.join(LIMIT_S)
-    assert not thread.is_alive()
-    assert [type(failure) for failure in failures] == list(errors)

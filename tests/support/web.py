@@ -1,8 +1,7 @@
 """The page as tests ask it: without a server, each request run to its end on one event loop."""
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,15 +39,13 @@ class Asking:
 
 
 @contextmanager
-def asking(
-    options: WebOptions, client: tuple[str, int] = ("127.0.0.1", 5000), clock: Callable[[], float] = time.monotonic
-) -> Iterator[Asking]:
-    """The page with these options, asked by a client of an address."""
-    application = make_application(options, clock=clock)
+def asking(options: WebOptions) -> Iterator[Asking]:
+    """The page with these options."""
+    application = make_application(options)
     with asyncio.Runner() as runner:
         lifespan = application.router.lifespan_context(application)
         runner.run(lifespan.__aenter__())
-        transport = httpx.ASGITransport(application, client=client)
+        transport = httpx.ASGITransport(application)
         http = httpx.AsyncClient(transport=transport, base_url="http://localhost")
         try:
             yield Asking(runner, http)

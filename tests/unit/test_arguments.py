@@ -78,7 +78,6 @@ LIMITED: dict[str, Callable[[Any], Any]] = {
 }
 TIMED: dict[str, Callable[[Any], Any]] = {
     "wait_related": lambda seconds: next(LOOKUPS.wait_related(MESSAGE, None, None, None, "oldest", seconds)),
-    "groups": lambda seconds: GroupOptions(None, timeout_s=seconds),
     "idle": lambda seconds: GroupOptions(None, idle_timeout_s=seconds),
     "incomplete_groups": lambda seconds: next(group_lookups.incomplete(CATALOG, None, seconds, complete=True)),
     "lease_s": lambda seconds: GroupConsumer("c", lease_s=seconds),
@@ -136,7 +135,7 @@ def test_times_are_checked_before_anything_is_connected(call: Callable[[Any], An
 def test_a_time_is_refused_by_the_name_it_was_given_under() -> None:
     """Following and reading in batches have one each."""
     address = BrokerAddress.of("rabbitmq-stream://127.0.0.1:1")
-    reader = StreamReader(Streams(address, timeout_s=1.0), "stream", 1.0)
+    reader = StreamReader(Streams(address, timeout_s=1.0), 1.0)
     with pytest.raises(InvalidInput, match=r"^idle_timeout_s= takes"):
         reader.iterate("s", follow=True, idle_timeout_s=-1)
     with pytest.raises(InvalidInput, match=r"^idle_s= takes"):

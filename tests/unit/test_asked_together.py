@@ -14,7 +14,7 @@ from relatum.steps import run
 from relatum.waiting import within
 from relatum_consumer._async_together import AsyncFlights
 from relatum_consumer._together import Flights
-from relatum_consumer.lookups import Breathe, Read, Together, Waits, Watch
+from relatum_consumer.lookups import Breathe, Catalog, Read, Together, Waits, Watch
 from relatum_consumer.lookups._limits import SLICE
 from relatum_consumer.lookups._related import Row, verified
 from tests.support import wait_until
@@ -174,6 +174,6 @@ def test_a_large_answer_lets_others_go_on_after_each_slice() -> None:
         asked.append(type(request).__name__)
         return answers if isinstance(request, Read) else None
 
-    hits, gone = run(verified((), rows, is_named=True), perform)
+    hits, gone = run(verified(Catalog("/"), (), rows, is_named=True), perform)
     assert (len(hits), len(gone)) == (0, 4 * SLICE)
     assert asked == ["Read"] + ["Breathe"] * 4

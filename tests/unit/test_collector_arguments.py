@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pika import BasicProperties
 
 from relatum import MessageId
 from relatum.collecting import AsyncMessageCollector, Bulk, ExecutorOptions, Failure, FlushReason, MessageCollector
@@ -13,6 +14,7 @@ from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading import Message, Properties
 
 BROKER = "amqp://guest@127.0.0.1:1/"
+DATABASE = "postgresql://nobody@127.0.0.1:1/nothing"
 
 
 def read(offset: int) -> Message:
@@ -26,9 +28,10 @@ def test_python_s_own_errors_name_what_was_called(kind: Callable[..., Any]) -> N
     for call in (
         kind,
         lambda: kind("billing", databse="postgresql:///"),
-        lambda: kind("billing").register_executor("order"),
-        lambda: kind("billing").register_executor("order", print, ExecutorOptions(bulk_message=5)),
-        lambda: kind("billing").register_result_handler(print, typ="order"),
+        lambda: kind("billing"),
+        lambda: kind("billing", database=DATABASE).register_executor("order"),
+        lambda: kind("billing", database=DATABASE).register_executor("order", print, ExecutorOptions(bulk_message=5)),
+        lambda: kind("billing", database=DATABASE).register_result_handler(print, typ="order"),
     ):
         with pytest.raises(TypeError, match=r"^(Collector|ExecutorOptions|(Async)?MessageCollector)\.") as caught:
             call()
@@ -40,7 +43,7 @@ def test_a_collector_can_be_derived_from() -> None:
 
     class Mine(MessageCollector):
         def __init__(self) -> None:
-            super().__init__("mine")
+            super().__init__("mine", database=DATABASE)
 
     assert Mine().name == "mine"
 
@@ -66,14 +69,15 @@ def test_a_collector_can_be_derived_from() -> None:
 def test_an_option_that_cannot_be_one_is_refused(kind: Callable[..., Any], name: str, value: Any) -> None:
     """Before anything is opened; nothing listens where the broker is said to be."""
     with pytest.raises(InvalidInput, match=name):
-        kind("billing", **{"broker": BROKER, name: value})
+        kind("billing", **{"database": DATABASE, "broker": BROKER, name: value})
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("one_at_a_time", "yes"),
-        ("one_at_a_time", 1),
+        ("joins_transaction", "yes"),
+        ("joins_transaction", 1),
+        ("when_full", "refuse"),
         ("max_age_s", 10**12),
         ("max_age_s", "1"),
         ("idle_s", -1),
@@ -84,7 +88,7 @@ def test_an_option_that_cannot_be_one_is_refused(kind: Callable[..., Any], name:
 )
 def test_an_option_of_an_executor_is_refused(name: str, value: Any) -> None:
     """Nothing is registered then, so that the type is free."""
-    collector = MessageCollector("billing")
+    collector = MessageCollector("billing", database=DATABASE)
     with pytest.raises(InvalidInput, match=name):
         collector.register_executor("order", print, ExecutorOptions(**{name: value}))  # type: ignore[arg-type]
     collector.register_executor("order", lambda bulk: None)
@@ -103,66 +107,7 @@ def test_an_option_of_an_executor_is_refused(name: str, value: Any) -> None:
 def test_a_result_handler_that_cannot_be_called_is_refused(handler: Any, options: dict[str, Any], said: str) -> None:
     """It would fail later, in a thread, for each message."""
     with pytest.raises(InvalidInput, match=said):
-        MessageCollector("billing").register_result_handler(handler, **options)
-
-
-def test_only_messages_of_streams_are_collected() -> None:
-    """One that is none is refused together with all that were given with it: nothing is taken."""
-    collector = MessageCollector("billing")
-    collector.register_executor("order", lambda bulk: None)
-    with collector:
-        for wrong in (None, b"body", (read(1),)):
-            with pytest.raises(InvalidInput, match=type(wrong).__name__):
-                collector.collect(wrong)  # type: ignore[arg-type]
-        with pytest.raises(InvalidInput, match="bytes"):
-            collector.collect_many([read(1), b"body"])  # type: ignore[list-item]
-        with pytest.raises(InvalidInput, match="NoneType"):
-            collector.collect_many(None)  # type: ignore[arg-type]
-        for timeout_s in (-1, "3", float("inf"), 10**12):
-            with pytest.raises(InvalidInput, match="timeout_s"):
-                collector.collect(read(1), timeout_s=timeout_s)  # type: ignore[arg-type]
-        assert collector.held_messages == 0
-
-
-def test_a_type_nobody_consumes_is_not_flushed() -> None:
-    """A misspelt one would leave the bulk that is meant open."""
-    collector = MessageCollector("billing")
-    collector.register_executor("order", lambda bulk: None)
-    with collector:
-        collector.flush("order")
-        collector.flush()
-        with pytest.raises(InvalidInput, match="'oder'"):
-            collector.flush("oder")
-
-
-def test_a_time_out_to_close_in_is_checked_first() -> None:
-    """The collector goes on: it can be closed afterwards."""
-    collector = MessageCollector("billing")
-    collector.register_executor("order", lambda bulk: None)
-    with collector:
-        for timeout_s in (-1, "3"):
-            with pytest.raises(InvalidInput, match="timeout_s"):
-                collector.close(timeout_s)  # type: ignore[arg-type]
-        assert collector.collect(read(1)) is False
-        assert collector.passed_over == 1
-        with pytest.raises(InvalidInput, match="message_id"):
-            collector.outcome("")
-
-
-async def test_asyncio_refuses_the_same() -> None:
-    """Its own calls check their arguments as the blocking ones do."""
-    collector = AsyncMessageCollector("billing")
-    collector.register_executor("order", lambda bulk: None)
-    async with collector:
-        for call in (
-            lambda: collector.collect(b"body"),  # type: ignore[arg-type]
-            lambda: collector.collect(read(1), timeout_s=-1),
-            lambda: collector.flush("oder"),
-            lambda: collector.close(-1),
-            lambda: collector.outcome(""),
-        ):
-            with pytest.raises(InvalidInput):
-                await call()
+        MessageCollector("billing", database=DATABASE).register_result_handler(handler, **options)
 
 
 def bulk_of(*offsets: int) -> Bulk:
@@ -203,7 +148,7 @@ def test_a_failure_says_why(error: Any) -> None:
 def test_what_needs_a_server_is_configuration() -> None:
     """As it was: streams without a broker are no wrong value, but a missing one."""
     with pytest.raises(ConfigurationError, match="broker"):
-        MessageCollector("billing", streams=["orders"])
+        MessageCollector("billing", database=DATABASE, streams=["orders"])
 
 
 class Coroutine:
@@ -215,10 +160,34 @@ class Coroutine:
 
 def test_coroutine_functions_are_for_asyncio() -> None:
     """With threads nobody would await what they give, and each message would fail, or nobody be told."""
-    collector: Any = MessageCollector("billing")
+    collector: Any = MessageCollector("billing", database=DATABASE)
     for function in (Coroutine(), Coroutine().__call__):
         with pytest.raises(InvalidInput, match="AsyncMessageCollector"):
             collector.register_executor("order", function)
         with pytest.raises(InvalidInput, match="AsyncMessageCollector"):
             collector.register_result_handler(function)
-    AsyncMessageCollector("billing").register_executor("order", Coroutine())
+    AsyncMessageCollector("billing", database=DATABASE).register_executor("order", Coroutine())
+
+
+def test_an_executor_is_tested_without_a_server() -> None:
+    """A bulk of messages that were made is what an executor is handed, and tells what it noted."""
+    made = [
+        Message.from_amqp("orders", n, BasicProperties(type="order", message_id=f"m{n}"), b"%d" % n) for n in (1, 2)
+    ]
+
+    def executor(bulk: Bulk) -> None:
+        assert bulk.connection is None
+        for each in bulk.messages:
+            assert (each.attempts, each.type, each.message_id) == (1, "order", f"m{each.message.offset}")
+            bulk.succeeded(each) if each.message.body == b"1" else bulk.failed(each, "no such order", retry=False)
+
+    bulk = Bulk.of("order", made)
+    executor(bulk)
+    assert list(bulk.results.values()) == [None, Failure("no such order", retry=False)]
+    assert (len(bulk), bulk.type, bulk.bytes) == (2, "order", 2)
+
+
+def test_a_bulk_is_made_of_messages_alone() -> None:
+    """What is no message of a stream is refused."""
+    with pytest.raises(InvalidInput, match="bytes"):
+        Bulk.of("order", [b"body"])  # type: ignore[list-item]

@@ -121,7 +121,7 @@ class Model:
                         self.spill(bulk)
             full = self.held >= self.bytes_max
         if full:
-            return Verdict.REFUSED if options.when_full == "refuse" else Verdict.WAIT
+            return Verdict.WAIT
         self.messages.append(Naive(offset, type_, size, "admitted", now))
         return Verdict.TAKEN
 
@@ -193,7 +193,7 @@ class Model:
     def take(self, type_: str) -> int | None:
         options = self.types[type_]
         running = {each.bulk for each in self.of(type_, "running")}
-        if not self.waiting(type_) or len(running) >= (1 if options.one_at_a_time else options.workers):
+        if not self.waiting(type_) or len(running) >= options.workers:
             return None
         bulk = self.waiting(type_)[0]
         for each in self.messages:
@@ -204,15 +204,13 @@ class Model:
 
 TYPES = {
     "block": ExecutorOptions(bulk_bytes=60, bulk_messages=4, max_age_s=5, queue_bulks=2, workers=2),
-    "refuse": ExecutorOptions(bulk_bytes=50, bulk_messages=3, max_age_s=7, idle_s=2, queue_bulks=1, when_full="refuse"),
+    "idle": ExecutorOptions(bulk_bytes=50, bulk_messages=3, max_age_s=7, idle_s=2, queue_bulks=1),
     "spill": ExecutorOptions(
         bulk_bytes=2000,
         bulk_messages=5,
         max_age_s=4,
         queue_bulks=1,
         when_full="spill",
-        workers=3,
-        one_at_a_time=True,
     ),
 }
 NAMES = st.sampled_from(sorted(TYPES))
@@ -431,17 +429,6 @@ def test_spilling_begins_at_the_end_of_the_queue() -> None:
     assert core.held_bytes == 3 * ENTRY_BYTES + 1000 + 10
     first, last = taken(core), taken(core)
     assert [first.messages[0].body is None, last.messages[0].body is None] == [False, True]
-
-
-def test_one_at_a_time() -> None:
-    """With `one_at_a_time`, the next bulk waits until the one before is settled, however many workers there are."""
-    core = core_of({"a": ExecutorOptions(bulk_messages=1, workers=4, one_at_a_time=True)})
-    put(core, 0)
-    put(core, 1)
-    first = taken(core)
-    assert core.take("a") is None
-    core.settle(first, results(first, OutcomeStatus.SUCCEEDED), 0.0)
-    assert offsets(taken(core)) == [1]
 
 
 def test_retries_wait_for_their_time() -> None:

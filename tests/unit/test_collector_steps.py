@@ -25,7 +25,8 @@ from relatum.collecting._bulk_steps import (
 )
 from relatum.collecting._collector_core import Core, Verdict
 from relatum.collecting._collector_options import CRASHES_MAX, ExecutorOptions
-from relatum.collecting._intake import Intake, describe, id_of, type_of_property
+from relatum.collecting._intake import Intake, describe, type_of_property
+from relatum.collecting._message_ids import id_of
 from relatum.collecting._ports import Followed, Stored
 from relatum.errors import OffsetExpired
 from relatum.outcomes import OutcomeStatus
@@ -382,16 +383,15 @@ def test_messages_that_were_collected_before_are_let_go() -> None:
     assert (core.held_messages, core.held_bytes) == (0, 0)
 
 
-def test_messages_for_others_are_gathered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other members consume is kept for the store, not held; while that is away, the stream is not read on."""
-    monkeypatch.setattr(_intake, "NOT_OURS_MAX", 2)
+def test_types_that_are_passed_over_are_gathered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept for the store, and their messages are not held; while that is away, the stream is not read on."""
+    monkeypatch.setattr(_intake, "PASSED_OVER_MAX", 2)
     core, intake = intake_of()
-    intake.follow("orders", Followed(10, None, frozenset({"mail"})))
-    assert intake.take("orders", [*described(10, 11, type_="mail"), *described(12, type_="z")], 0.0) == 3
-    assert intake.take("orders", described(13, type_="mail"), 0.0) == 0
+    intake.follow("orders", Followed(10))
+    assert intake.take("orders", [*described(10, 11, type_="y"), *described(12, type_="z")], 0.0) == 3
+    assert intake.take("orders", described(13, type_="y"), 0.0) == 0
     [gathered] = intake.next()
     assert gathered.advance is not None
-    assert [entry.place.offset for entry in gathered.advance.for_others] == [10, 11]
-    assert (gathered.advance.passed_over_types, gathered.advance.passed_over) == (frozenset({"z"}), 1)
-    assert (core.held_messages, intake.passed_over) == (0, 1)
-    assert intake.take("orders", described(13, type_="mail"), 0.0) == 1
+    assert (gathered.advance.passed_over_types, gathered.advance.passed_over) == (frozenset({"y", "z"}), 3)
+    assert (core.held_messages, intake.passed_over) == (0, 3)
+    assert intake.take("orders", described(13, type_="y"), 0.0) == 1

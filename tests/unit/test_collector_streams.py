@@ -1,5 +1,6 @@
 """Where a followed stream of a collector stands: begun, waited for, replaced, lost, handed over. No I/O, no clock."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pytest
@@ -7,23 +8,37 @@ import pytest
 from relatum.collecting._bulk import FlushReason
 from relatum.collecting._collector_options import CollectorLimits, ExecutorOptions
 from relatum.collecting._intake import type_of_property
-from relatum.collecting._memory import MemoryStore
-from relatum.collecting._ports import Followed, Stored
+from relatum.collecting._ports import Advance, Entry, Followed, Stored
 from relatum.collecting._shared import Shared
 from relatum.collecting._streams import AGAIN_S, Begin, CollectedStream, FindAgain, Leave
 from relatum.errors import BrokerUnavailable, Conflict
 from relatum.following import Attached, Event, Failed, Records, Replaced
-from relatum.reading import Agreement, Message, Position, Properties, RecordBatch
+from relatum.reading import Agreement, Position, RecordBatch
 
 KNOWN = Position(9, b"f" * 8, None)
+TYPED = b"\0\0\0\x15\0\0\0\x02\xa3\x0cx-basic-type\xa1\x01a"
+"""A map of message annotations: the type."""
+ID = b"\xc0\x06\x01\xa1\x03m%02d"
+"""A list of properties: the message id, of two digits."""
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+class AllIsStored:
+    """A store that takes all it is given."""
+
+    name = "billing"
+    server = ""
+
+    def add(self, member: int, entries: Sequence[Entry], advance: Advance | None = None) -> Stored:
+        """All of it is this member's."""
+        return Stored(frozenset(entry.place for entry in entries), NOW)
 
 
 class World:
     """What reads a stream, as far as it is told to; and the stream, whose questions are answered by the test."""
 
     def __init__(self) -> None:
-        self.shared = Shared(MemoryStore("billing"), CollectorLimits())
+        self.shared = Shared(AllIsStored(), CollectorLimits())  # type: ignore[arg-type]
         self.shared.member = 1
         self.shared.core.register("a", ExecutorOptions(bulk_messages=2, queue_bulks=1))
         self.reading: tuple[int, Position | None] | None = None
@@ -49,16 +64,12 @@ class World:
 
     def records(self, *offsets: int) -> Records:
         """Messages that are read."""
-        messages = [
-            Message("orders", n, None, None, lambda n=n: ({}, Properties(message_id=f"m{n}", type="a"), b"body", True))
-            for n in offsets
-        ]
-        return Records("orders", self.number, RecordBatch("orders", offsets[0], offsets, [], messages=messages), None)
+        records = [b"\0\x53\x72\xd1" + TYPED + b"\0\x53\x73" + ID % n + b"\0\x53\x75\xa0\x04body" for n in offsets]
+        return Records("orders", self.number, RecordBatch("orders", offsets[0], offsets, records), None)
 
     def begin(self, next_offset: int = 0, known: Position | None = None) -> None:
         """Have the stream followed, and attached."""
         followed = Followed(next_offset, known)
-        self.shared.store.follow(1, "orders", next_offset)
         question = self.stream.step(0.0)
         assert question == Begin(1, None)
         self.stream.answered(question, (0, followed), 0.0)

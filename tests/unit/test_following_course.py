@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from relatum.following._course import Course, Differs, Doubt, Drop, Finding, Give, Missed, Rewind
-from relatum.following._held import HeldDeliveries
+from relatum.following._held import Held
 from relatum.reading import Agreement, Message, Position, Properties, StreamBounds, position_of
+from relatum.wire import Chunk
+from tests.unit.wire_samples import record
 
 
 def message(offset: int, body: bytes = b"") -> Message:
@@ -13,9 +15,11 @@ def message(offset: int, body: bytes = b"") -> Message:
     return Message("s", offset, None, None, lambda: ({}, Properties(), body or b"%d" % offset, True))
 
 
-def held(*offsets: int, other: bool = False) -> HeldDeliveries:
+def held(*offsets: int, other: bool = False) -> Held:
     """Messages that were read at once; `other` ones are another stream's."""
-    return HeldDeliveries([message(offset, b"other" if other else b"") for offset in offsets], 0)
+    bodies = [b"other" if other else b"%d" % offset for offset in offsets]
+    data = b"".join(record(b"\0\x53\x75\xa0%c%b" % (len(body), body)) for body in bodies)
+    return Held(Chunk(0, offsets[0], len(offsets), len(offsets), 1_700_000_000_000, 1, data, 0, len(data)))
 
 
 def known(offset: int) -> Position:

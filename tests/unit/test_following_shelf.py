@@ -6,15 +6,18 @@ from relatum.following import CaughtUp, Event, Records
 from relatum.following._followed import WINDOW_MAX, Followed
 from relatum.following._follower import WINDOW_BYTES
 from relatum.following._gathering import BYTES, STREAMS, Gathering
-from relatum.following._held import HeldDeliveries
+from relatum.following._held import Held
 from relatum.following._shelf import TAKE_BYTES, Shelf, Shelves
-from relatum.reading import Message, Properties
+from relatum.wire import Chunk
+from tests.unit.wire_samples import record
 
 
-def held(offset: int, size: int = 10) -> HeldDeliveries:
+def held(offset: int, size: int = 10) -> Held:
     """A message that was read."""
-    message = Message("s", offset, None, None, lambda: ({}, Properties(), b"x" * size, True))
-    return HeldDeliveries([message], offset)
+    data = record(b"x" * size)
+    read = Held(Chunk(0, offset, 1, 1, 1_700_000_000_000, 1, data, 0, len(data)))
+    read.bytes = size
+    return read
 
 
 def shelves(bytes_max: int = 1 << 20) -> tuple[Shelves, list[str]]:
@@ -23,7 +26,7 @@ def shelves(bytes_max: int = 1 << 20) -> tuple[Shelves, list[str]]:
     return Shelves(bytes_max, lambda: called.append("changed"), lambda: called.append("ready")), called
 
 
-def put(all_: Shelves, shelf: Shelf, item: HeldDeliveries) -> None:
+def put(all_: Shelves, shelf: Shelf, item: Held) -> None:
     """Put something that was read on a shelf and announce it, as the reading thread does at the end of a turn."""
     all_.put(shelf, item, is_new=True)
     all_.announce()

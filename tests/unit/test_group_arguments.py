@@ -24,11 +24,9 @@ def test_a_group_is_published_through_an_intercepted_channel(wrong: Any) -> None
 def test_options_of_a_group_are_checked() -> None:
     """Each by its name, when the group is made."""
     with pytest.raises(InvalidGroup, match="routing_key"):
-        GroupBase(None, "raise", None, 1)  # type: ignore[arg-type]
-    with pytest.raises(InvalidGroup, match="on_incomplete"):
-        GroupBase("orders", "clsoe", None, 1)  # type: ignore[arg-type]
+        GroupBase(None, None, 1)  # type: ignore[arg-type]
     with pytest.raises(InvalidGroup, match="position"):
-        GroupBase("orders", "raise", None, 1).resume(None)  # type: ignore[arg-type]
+        GroupBase("orders", None, 1).resume(None)  # type: ignore[arg-type]
 
 
 def test_only_what_was_to_be_sent_was_not_sent() -> None:

@@ -95,7 +95,7 @@ def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:
         return [(f"{id_}|{n}|{'true' if n == size else 'false'}", 1, at + n - 1, None) for n in range(1, size + 1)]
 
     view = View(1, {1: "s"}, {"s": 0}, {"s": len(groups) + 50})
-    batches = Batches(view, Scan(view, "logical", None, ungrouped=False), GroupOptions(("s",)))
+    batches = Batches(view, Scan(view, "logical", None), GroupOptions(("s",)))
     counts = []
     while True:
         steps, answer = batches.next(), None

@@ -16,30 +16,24 @@ from typing import assert_type
 from relatum.membership import GroupPosition
 from relatum.reading import Message
 from relatum_consumer import (
-    AsyncOpenGroup,
     AsyncRelations,
     AsyncSharedGroup,
     AsyncSharedGroups,
     Group,
     GroupConsumer,
-    OpenGroup,
     Relations,
     SharedGroup,
     SharedGroups,
 )
 
 
-def blocking(relations: Relations, name: str | None, only: bool) -> None:
+def blocking(relations: Relations, name: str | None) -> None:
     assert_type(relations.groups(), Generator[Group, None, None])
-    assert_type(relations.groups("orders", complete_only=True, ungrouped=True), Generator[Group, None, None])
+    assert_type(relations.groups("orders", complete=False), Generator[Group, None, None])
     with closing(relations.groups(["a", "b"], order="physical", start=datetime.now(UTC))) as groups:
         for group in groups:
             assert_type(group[0], Message)
-            assert_type(group.position, GroupPosition | None)
-    assert_type(relations.groups("orders", complete_only=False, timeout_s=1), Generator[OpenGroup, None, None])
-    assert_type(relations.groups("orders", complete_only=only), Generator[Group | OpenGroup, None, None])
-    for opening in relations.groups(complete_only=False):
-        assert_type([message for message in opening], list[Message])
+            assert_type(group.position, GroupPosition)
     with relations.groups("orders", consumer="billing", follow=True, idle_timeout_s=3) as shared:
         assert_type(shared, SharedGroups)
         for each in shared:
@@ -53,9 +47,6 @@ def blocking(relations: Relations, name: str | None, only: bool) -> None:
 async def asynchronous(relations: AsyncRelations) -> None:
     async with aclosing(relations.groups("orders", follow=True)) as groups:
         assert_type(groups, AsyncGenerator[Group, None])
-    async for opening in relations.groups(complete_only=False):
-        assert_type(opening, AsyncOpenGroup)
-        assert_type([message async for message in opening], list[Message])
     async with relations.groups("orders", consumer=GroupConsumer("billing"), on_conflict="skip") as shared:
         assert_type(shared, AsyncSharedGroups)
         async for each in shared:
@@ -67,7 +58,7 @@ WRONG = """
 from relatum_consumer import Relations
 
 relations = Relations("", "")
-relations.groups(consumer="billing", ungrouped=True)
+relations.groups(consumer="billing", complete=True)
 relations.groups(order="random")
 relations.groups(nonsense=1)
 for group in relations.groups():
@@ -87,9 +78,9 @@ def check(directory: Path, text: str) -> list[str]:
 
 
 def test_what_is_given_is_told_by_the_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups, groups as they come, or shared groups that are a context manager; what cannot be is refused."""
+    """Groups, or shared groups that are a context manager; what cannot be is refused."""
     monkeypatch.chdir(ROOT)
     assert check(tmp_path, RIGHT) == []
-    first = WRONG.splitlines().index('relations.groups(consumer="billing", ungrouped=True)') + 1
+    first = WRONG.splitlines().index('relations.groups(consumer="billing", complete=True)') + 1
     refused = {int(line.split(":")[1]) for line in check(tmp_path, WRONG)}
     assert refused == {first, first + 1, first + 2, first + 4}

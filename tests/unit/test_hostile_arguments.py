@@ -79,7 +79,7 @@ def readers() -> None:
     """Everything that reads."""
     transport: Any = Unreachable()
     for kind in (StreamReader, AsyncStreamReader):
-        reader: Any = kind(transport, "stream", 1.0)
+        reader: Any = kind(transport, 1.0)
         name = kind.__name__
         take(f"{name}.read", reader.read, {"stream": "s", "offset": 1}, stream=[*NAMES, None], offset=[*OFFSETS, None])
         take(f"{name}.read_many", reader.read_many, {"ids": []}, ids=[*OTHERS, None], window=COUNTS)
@@ -99,7 +99,7 @@ def readers() -> None:
         take(f"{name}.routes", reader.routes, routes, exchange=texts, routing_key=texts)
         opening = {"address": BROKER}
         take(f"{name}.open", kind.open, opening, timeout_s=SECONDS, heartbeat_s=COUNTS, connections_max=COUNTS)
-        take(f"{name}.open", kind.open, opening, transport=CHOICES, auth_mechanism=CHOICES, mechanism=CHOICES)
+        take(f"{name}.open", kind.open, opening, auth_mechanism=CHOICES)
         take(f"{name}.open", kind.open, opening, ssl_context=OTHERS)
     delivery = {"stream": "s", "offset": 1, "properties": pika.BasicProperties(), "body": b""}
     take("Message.from_amqp", Message.from_amqp, delivery, stream=NAMES, offset=OFFSETS, properties=OTHERS)
@@ -157,17 +157,17 @@ def recorders(directory: Path) -> None:
 def collectors() -> None:
     """Everything that collects, and tells what became of messages."""
     for kind in (relatum.MessageCollector, relatum.AsyncMessageCollector):
-        name, given = kind.__name__, {"name": "c", "broker": BROKER}
+        name, given = kind.__name__, {"name": "c", "database": DATABASE, "broker": BROKER}
         take(name, kind, given, name=[*NAMES, "x" * 256], database=URLS, broker=URLS, stream_url=URLS, streams=LISTS)
         take(name, kind, given, start=COUNTS, bytes_max=COUNTS, bulks_max=COUNTS, dead_letter_stream=NAMES)
         take(name, kind, given, type_of=OTHERS, lease_s=SECONDS, keep_s=COUNTS)
 
         def register(kind: Any = kind, **given: Any) -> Any:
-            return kind("c").register_executor(**given)
+            return kind("c", database=DATABASE).register_executor(**given)
 
         executor = {"type": "t", "executor": print}
         take(f"{name}.register_executor", register, executor, type=NAMES, executor=OTHERS, options=OTHERS)
-        collector: Any = kind("c")
+        collector: Any = kind("c", database=DATABASE)
         take(f"{name}.close", collector.close, {}, timeout_s=[*SECONDS, None])
         take(f"{name}.flush", collector.flush, {}, type=NAMES)
         take(f"{name}.outcome", collector.outcome, {}, message_id=NAMES)
@@ -242,7 +242,6 @@ def placements() -> None:
     take("forget_consumer", room.forget_consumer, consumer, super_stream=NAMES, name=NAMES, vhost=NAMES)
     reading = {"super_stream": "s", "broker": BROKER}
     take("serial.verify", room.verify, reading, super_stream=NAMES, broker=URLS, header=NAMES)
-    take("history", room.history, reading | {"context": "c"}, super_stream=NAMES, context=NAMES, broker=URLS)
     take("consumers", room.consumers, reading | {"database": DATABASE}, super_stream=NAMES, broker=URLS)
 
 

@@ -13,8 +13,7 @@ from relatum.errors import OffsetNotFound
 from relatum.reading._message import Message
 from relatum.reading._operations import ATTACHES_MAX, StreamOperations
 from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, Density, PlannedAttach, StreamPlan
-from relatum.reading._spill import Spill
-from relatum.reading._window import TAKEN_BYTES, Window
+from relatum.reading._window import Window
 from relatum.wire import Login, StreamSession
 from relatum.wire import _frames as frames
 from relatum.wire._frames import FIRST, Code, Command
@@ -200,33 +199,11 @@ def records(window: Window, offsets: list[int], size: int) -> None:
     window.put_records("s", offsets, [b"%-*d" % (size, offset) for offset in offsets], 7)
 
 
-def test_window_holds_in_a_file_what_is_too_much_for_memory() -> None:
-    """What came is asked for once, whatever it comes to, and memory holds as much as it may."""
-    count, size, bytes_max = 20, 500_000, 1_500_000
-    asked = [*range(count - 1, -1, -1), 3, 17]
-    window = Window([("s", offset) for offset in asked], len(asked), bytes_max)
-    wanted = window.open()["s"]
-    records(window, wanted[:-1], size)
-    assert window._held <= bytes_max
-    assert not window.is_full
-    records(window, wanted[-1:], size)
-    given = []
-    # All at once would be as much memory again as the file holds.
-    while part := window.ready():
-        assert len(part) * size <= TAKEN_BYTES + size
-        given += part
-    assert [int(message.body) for message in given] == asked
-    assert {message.chunk_ms for message in given} == {7}
-    window.close()
-    assert not window.open()
-    window.end()
-
-
-def test_window_is_read_in_parts_that_can_be_held_where_the_file_is_full() -> None:
+def test_window_is_read_in_parts_that_can_be_held() -> None:
     """One part shows what can be held; those after it are as large as that, and none is begun in vain."""
     count, size = 1_000, 2_000
     asked = random.Random(1).sample(range(count), count)
-    window = Window([("s", offset) for offset in asked], count, 50_000, Spill(200_000))
+    window = Window([("s", offset) for offset in asked], count, 250_000)
     given: list[int] = []
     parts = full = 0
     while wanted := window.open():
@@ -237,7 +214,6 @@ def test_window_is_read_in_parts_that_can_be_held_where_the_file_is_full() -> No
             given += [message.offset for message in window.ready()]
         full += window.is_full
         window.close()
-    window.end()
     assert given == asked
     assert full == 1
     assert parts < 4 * count * size / 250_000

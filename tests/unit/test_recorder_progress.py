@@ -4,9 +4,8 @@ import logging
 import threading
 
 import pytest
-from prometheus_client import generate_latest
 
-from relatum.metrics import registry
+from relatum.metrics import exposition, report, retire
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._progress import Progress
 from relatum.waiting import Outages
@@ -115,8 +114,10 @@ def test_the_documented_alert_of_holes_fires_on_a_hole_and_not_before() -> None:
     metrics = RecorderMetrics(Outages(logging.getLogger("relatum.recorder"), stop=threading.Event()))
     metrics.named(["orders"])
     expression = documented_alerts()["RelatumHole"]
-    page = generate_latest(registry(metrics)).decode()
+    report(metrics)
+    page = exposition()
     assert 'relatum_hole_offsets{stream="orders"} 0.0' in page
     assert not fires(expression, page)
     metrics.stream("orders").lost([(1.0, 5)])
-    assert fires(expression, generate_latest(registry(metrics)).decode())
+    assert fires(expression, exposition())
+    retire(metrics)

@@ -40,8 +40,6 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], str, list[Any]]] = [
     (relatum_spark.backfill, STREAMS, "partitions", COUNTS),
     (relatum_spark.backfill, STREAMS, "slice_offsets", COUNTS),
     (relatum_spark.backfill, STREAMS, "messages_per_s", [each for each in COUNTS if each != 1.5]),
-    (relatum_spark.verify, STREAMS, "streams", NAMES),
-    (relatum_spark.verify, STREAMS, "partitions", COUNTS),
     (relatum_spark.relationships, TABLE, "streams", NAMES),
     (relatum_spark.relationships, TABLE, "keys", NAMES),
     (relatum_spark.relationships, TABLE, "vhost", [True, 1.5, b"x", "", []]),

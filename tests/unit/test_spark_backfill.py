@@ -8,14 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.keys import KeyDefinition
-from relatum.recording._backfill import Plan
-from relatum.recording._ranges import Segment
+from relatum.recording import Plan, Segment
 from relatum.store import StreamRow
 
 pytest.importorskip("pyspark")
 
 from relatum_spark import Broker
-from relatum_spark.recording._backfill import Filling, cut
+from relatum_spark._backfill import Filling, cut
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 segments = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 500), st.integers(1, 3)), max_size=5)
@@ -52,9 +51,14 @@ def test_slices_are_the_segments_in_order_and_small_enough(
     assert len(slices) >= min(at_once, len(wanted))
 
 
-def test_the_work_of_a_task_can_be_pickled_and_shows_no_credentials() -> None:
-    """It travels to executors; nobody prints a password with it."""
+@pytest.mark.parametrize("messages_per_s", [None, 100])
+def test_the_work_of_the_tasks_can_be_pickled_and_shows_no_credentials(messages_per_s: float | None) -> None:
+    """It travels to executors; nobody prints a password with it. A limit is shared by as many tasks as run at once."""
+    plan = Plan(stream("s"), (KeyDefinition("a"),), (Segment(0, 5, frozenset([1])),))
+    parts = cut([plan], at_once=2, slice_offsets=1)
     broker = Broker.of("amqp://me:secret@broker/")
-    work = Filling(broker, "postgresql://me:secret@db/x", {"s": stream("s")}, {"s": (KeyDefinition("a"),)}, None)
+    work = Filling.of(broker, "postgresql://me:secret@db/x", [plan], parts, 2, messages_per_s)
     assert pickle.loads(pickle.dumps(work)) == work
     assert "secret" not in repr(work)
+    assert sorted(len(task) for task in work.tasks) == ([1] * 5 if messages_per_s is None else [2, 3])
+    assert work.messages_per_s == (messages_per_s and 50)

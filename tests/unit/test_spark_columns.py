@@ -21,7 +21,7 @@ from relatum.uuid7 import uuid7
 from relatum.wire import Opaque
 from relatum_spark.source._columns import ColumnBuilder
 from relatum_spark.source._header_text import header_text
-from relatum_spark.source._rows import TimeWindow, record_batches
+from relatum_spark.source._rows import record_batches
 from relatum_spark.source._schema import PROPERTY_NAMES, SCHEMA, arrow_schema, schema
 
 KEYS = [
@@ -230,17 +230,6 @@ def test_record_batches_are_capped(sizes: list[int], rows_max: int, bytes_max: i
         held = sum(len(value) + 5 for value in batch["value"].to_pylist())
         assert 1 <= batch.num_rows <= rows_max
         assert held <= bytes_max or batch.num_rows == 1
-
-
-def test_a_time_window_has_both_ends() -> None:
-    """Rows at the ends are in it, those a microsecond off and those without a time are not."""
-    columns = ColumnBuilder(arrow_schema())
-    records = [b"\0St" + sized(0xC1, 2, text("relatum_time") + b"\x81" + struct.pack(">q", us)) for us in range(8, 13)]
-    columns.add_batch(RecordBatch("s", 0, range(6), [*records, b"no time"], None))
-    batch = columns.take()
-    assert TimeWindow(9, 11).kept(batch)["offset"].to_pylist() == [1, 2, 3]
-    assert TimeWindow(12, None).kept(batch)["offset"].to_pylist() == [4]
-    assert TimeWindow().kept(batch).num_rows == 6
 
 
 def test_nested_headers_are_json() -> None:

@@ -100,7 +100,6 @@ def test_lists() -> None:
         ("pollTimeoutMs", "30s"),
         ("batchRows", "many"),
         ("batchBytes", "4MiB"),
-        ("pushFilters", "maybe"),
         ("streams", "a,,b"),
         ("streams", "a,a"),
         ("streams", "[1]"),
@@ -140,14 +139,6 @@ def test_a_streaming_query_has_no_end(name: str) -> None:
     """What is a batch's alone is refused, and named."""
     with pytest.raises(InvalidInput, match=name):
         parsed(streaming=True, **{name: "latest"})
-
-
-def test_a_streaming_query_takes_no_filters_over() -> None:
-    """The option that asks for it is refused where it would do nothing; that it be off can be said."""
-    with pytest.raises(InvalidInput, match="pushFilters"):
-        parsed(streaming=True, pushFilters="true")
-    assert not parsed(streaming=True, pushFilters="false").push_filters
-    assert parsed(pushFilters="true").push_filters
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import HeadersRefused, InvalidRelationshipKey
-from relatum.keys import KeyDefinition, as_definitions, preset
-from relatum.keys._content import BODY_BYTES_MAX
+from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import (
     HEADERS_BYTES_MAX,
     HEADERS_DEPTH_MAX,
@@ -179,16 +178,6 @@ def test_a_key_of_the_body_sees_bytes_and_yields_to_the_caller() -> None:
     assert stamp(stamper(lifted), None, "ü").headers is None
     assert stamp(stamper(lifted), {"order": "mine"}, b"").headers["order"] == "mine"
     assert seen == ["ü".encode()]
-
-
-def test_a_body_that_is_too_large_to_be_looked_into_is_published() -> None:
-    """A task with a large argument is no mistake; its keys of other places are checked as ever."""
-    strict = stamper(*preset("dramatiq"), "order_id")
-    body = b'{"args": ["%s"], "message_id": "m1"}' % (b"x" * BODY_BYTES_MAX)
-    assert stamp(strict, body=body).names_message
-    assert strict.skipped == {("dramatiq_id", "body_too_large"): 1, ("dramatiq_next", "body_too_large"): 1}
-    with pytest.raises(InvalidRelationshipKey):
-        stamp(strict, {"order_id": "x\0"}, body=body)
 
 
 def test_a_key_of_the_body_that_fails_is_refused_with_its_cause() -> None:

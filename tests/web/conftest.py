@@ -132,9 +132,8 @@ class World:
     placed: str
 
     def page(self, **options: Any) -> WebOptions:
-        """The options of a page on it, without limits to speak of."""
-        unlimited = {"requests_per_s": 100_000, "requests_burst": 100_000, "requests_at_once": 1_000, "timeout_s": 60.0}
-        return WebOptions(**(self.options | unlimited | options))
+        """The options of a page on it, which is patient."""
+        return WebOptions(**(self.options | {"timeout_s": 60.0} | options))
 
 
 def expectations(orders: str, payments: str) -> list[Expectation]:

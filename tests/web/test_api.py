@@ -518,7 +518,6 @@ def examples(world: World) -> dict[str, list[str]]:
         "/contexts": ["/contexts", "/contexts?limit=0"],
         "/contexts/super-stream": [f"/contexts/super-stream?name={world.placed}", "/contexts/super-stream?name=none"],
         "/live": ["/live", f"/live?stream={world.orders}&key=host&value=busy", "/live?key=nope"],
-        "/live/events": ["/live/events?most=0"],
         "/keys": ["/keys", "/keys?x=1"],
         "/values": ["/values?key=host&prefix=b", "/values?key=place", "/values?key=none", "/values"],
         "/latest": ["/latest"],

@@ -1,13 +1,9 @@
-"""Keys that are masked by definition: nothing that a page gives out, or writes down, has their values."""
+"""Keys that are masked by definition: nothing that a page gives out has their values."""
 
-import json
-import logging
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest
-
-from tests.support.web import Asking, asking
+from tests.support.web import asking
 from tests.web.conftest import NUMBER, SECRET, World
 
 
@@ -76,31 +72,3 @@ def test_a_key_is_masked_by_an_option_as_well(world: World, database_url: str, m
         answer = page.get(f"/api/streams/{masked}/3").json()
         assert named(answer["headers"])["shop"] == named(answer["keys"])["shop"] != "north"
         assert answer["body"]["kind"] == "masked"
-
-
-def test_the_audit_log_has_digests(
-    world: World, database_url: str, masked: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What was searched for can be compared with what was seen; before anything is known of keys, nothing is said."""
-    caplog.set_level(logging.INFO, logger="relatum.web.audit")
-
-    def last() -> str:
-        # A warning of what the database's user may do comes among them at its own time.
-        lines = [each.getMessage() for each in caplog.records if each.name == "relatum.web.audit"]
-        return str(json.loads(lines[-1])["query"])
-
-    def told(page: Asking, query: str) -> str:
-        page.get(f"/api/search?{query}")
-        return last()
-
-    with asking(world.page(database=database_url)) as page:
-        assert page.get(f"/api/search?key=card&value={SECRET}", headers={"Host": "elsewhere"}).status_code == 421
-        assert last() == "key=card&value=~"
-        digest = named(page.get(f"/api/streams/{masked}/0").json()["keys"])["card"]
-        assert told(page, f"key=card&value={SECRET}") == f"key=card&value={digest}"
-        assert told(page, f"value={SECRET}&key=card&limit=1") == f"key=card&limit=1&value={digest}"
-        assert told(page, f"key=card&prefix={SECRET[:4]}").startswith("key=card&prefix=~")
-        assert told(page, "key=shop&value=north") == "key=shop&value=north"
-        assert told(page, f"id={SECRET}") == f"id={digest}", "so may be a header's value"
-        assert told(page, f"limit=1&context={SECRET}") == f"limit=1&context={digest}"
-    assert SECRET not in caplog.text

@@ -245,6 +245,8 @@ def test_twenty_calls_side_by_side(agent: Agent, world: World) -> None:
     assert [len(answer["results"]) for answer in answers[15:]] == [1, 2, 3, 4, 5]
 
 
+# One of before says so in another request, which nobody connects with it: its time-out ends it.
+@pytest.mark.parametrize("agent", ["stdio", "http"], indirect=True)
 def test_a_call_that_is_given_up_asks_the_database_no_longer(agent: Agent, web_database_url: str) -> None:
     """Its question ends, its session is free, and the next call is answered."""
     with held_up(web_database_url) as asking:

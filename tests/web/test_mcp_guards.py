@@ -3,10 +3,7 @@
 import json
 import logging
 import re
-import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +12,7 @@ import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
 from relatum.local import LocalRabbitMQ
-from relatum_consumer.web import WebOptions, WebServer, hash_password
+from relatum_consumer.web import WebOptions, WebServer
 from relatum_consumer.web._mcp._results import ANSWER_CHARACTERS_MAX
 from tests.support import declare_stream, publish_plain, record, unique_name, wait_until
 from tests.support.agents import Agent, over_http, over_stdio, text_of
@@ -24,7 +21,7 @@ from tests.support.tapped import add_users, as_user
 from tests.support.web import asking
 from tests.web.conftest import MASKED_KEYS, NUMBER, SECRET, World, held_up, reading_only
 
-PASSWORD = "correct horse"
+TOKEN = "correct-horse-battery"
 
 LISTED = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 
@@ -127,11 +124,12 @@ def _texts(value: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 @pytest.mark.parametrize("way", ["stdio", "http"])
 def test_masked_values_are_digests_in_each_tool_and_in_the_log(
-    world: World, database_url: str, masked: str, tmp_path: Path, way: str
+    world: World, database_url: str, masked: str, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
     """Whoever calls sees which are equal, follows them by a message, and sees neither value nor body."""
-    audit, said = tmp_path / "audit", []
-    options = world.page(port=0, mcp=True, database=database_url, audit_path=str(audit))
+    caplog.set_level(logging.INFO)
+    said: list[dict[str, Any]] = []
+    options = world.page(port=0, mcp=True, database=database_url)
 
     def ask(agent: Agent) -> None:
         calls: list[tuple[str, dict[str, Any]]] = [
@@ -153,7 +151,7 @@ def test_masked_values_are_digests_in_each_tool_and_in_the_log(
         assert (shown["kind"], shown["part"]) == ("text", "shown")
 
     if way == "stdio":
-        with over_stdio(options, "--audit", str(audit)) as agent:
+        with over_stdio(options) as agent:
             ask(agent)
     else:
         with WebServer(options) as server, over_http(server.url) as agent:
@@ -170,12 +168,8 @@ def test_masked_values_are_digests_in_each_tool_and_in_the_log(
     assert said[11]["answer"]["body"] == {
         "kind": "masked", "bytes": len(f"it is {SECRET}"), "start": 0, "end": 0, "is_hex": False, "part": "",
     }  # fmt: skip
-    lines = [json.loads(line) for line in audit.read_text().splitlines()]
-    assert SECRET not in audit.read_text()
-    (found,) = [line for line in lines if line["query"].startswith("tool=find&key=card")]
-    assert found["query"] == f"tool=find&key=card&value={digest}"
-    assert (found["messages"], found["status"], found["path"]) == (3, 200, "/mcp")
-    assert found["client"] == ("stdio" if way == "stdio" else "127.0.0.1")
+    assert SECRET not in caplog.text
+    assert NUMBER not in caplog.text
 
 
 def test_a_key_is_masked_by_an_option(world: World, masked: str, database_url: str) -> None:
@@ -252,104 +246,42 @@ def test_a_user_who_may_only_read_is_enough(
     assert [each.getMessage() for each in caplog.records if "may write" in each.getMessage()] == []
 
 
-def test_a_turn_is_waited_for_no_longer_than_a_call_may_take(world: World, web_database_url: str) -> None:
-    """Where PostgreSQL answers nobody, the last of many calls ends with the others, and not when all have failed."""
-    options = world.page(port=0, mcp=True, timeout_s=1, requests_at_once=1)
+def test_a_call_ends_where_nobody_answers(world: World, web_database_url: str) -> None:
+    """Also the last of many, and the next is answered once PostgreSQL is there again."""
+    options = world.page(port=0, mcp=True, timeout_s=1)
     with WebServer(options) as server, over_http(server.url) as agent:
         wait_until(lambda: not agent.call("keys").is_error, what="it is answered")
         with held_up(web_database_url):
             said = [text_of(each) for each in agent.together([("find", {"key": "host", "value": "busy"})] * 20)]
-        assert any(each.startswith("took_too_long: no answer within 3 s") for each in said), said
+        assert all(re.match("(took_too_long|database_unavailable|read_timeout): ", each) for each in said), said
         wait_until(lambda: not agent.call("find", key="host", value="busy").is_error, what="it is answered again")
-
-
-def test_a_call_that_is_given_up_by_another_request_ends(world: World, web_database_url: str) -> None:
-    """As clients of 2025 do, whose connection stays: by the id that they were told, and not by a stranger's."""
-
-    def said(method: str, **more: Any) -> dict[str, Any]:
-        return {"jsonrpc": "2.0", "method": method, **more}
-
-    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
-    find = {"name": "find", "arguments": {"key": "host", "value": "busy"}}
-    with (
-        WebServer(world.page(port=0, mcp=True, requests_at_once=1)) as server,
-        httpx.Client(base_url=server.url, headers=WAYS, timeout=60) as client,
-        ThreadPoolExecutor() as threads,
-        held_up(web_database_url) as asking,
-    ):
-        begun = [client.post("mcp", json=said("initialize", id=0, params=hello)) for _ in range(2)]
-        mine, strange = ({"mcp-session-id": each.headers["mcp-session-id"]} for each in begun)
-        assert mine != strange
-        assert "mcp-session-id" not in client.post("mcp", json=LISTED, headers=mine).headers
-        call = threads.submit(client.post, "mcp", json=said("tools/call", id=7, params=find), headers=mine)
-        wait_until(asking)
-        for other in ({}, strange):
-            given_up = said("notifications/cancelled", params={"requestId": 7})
-            assert client.post("mcp", json=given_up, headers=other).status_code == 202
-        for none in ([], {"requestId": {}}, None):
-            client.post("mcp", json=said("notifications/cancelled", params=none), headers=mine)
-        assert asking() == 1
-        assert not call.done()
-        assert client.post("mcp", json=given_up, headers=mine).status_code == 202
-        wait_until(lambda: asking() == 0, what="its question ended")
-        assert "it was given up" in call.result().text
 
 
 # --- who may ask ------------------------------------------------------------------------------------------
 
 
-def test_over_http_one_needs_the_password_and_the_right_name(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """As on the page: by HTTP Basic or as a token; and not by another host's name, nor from another site's page."""
-    caplog.set_level(logging.INFO, logger="relatum.web.audit")
-    options = world.page(port=0, mcp=True, password_hash=hash_password(PASSWORD))
-    with WebServer(options) as server, httpx.Client(base_url=server.url, headers=WAYS, timeout=60) as client:
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic eDp5"}):
+def test_over_http_one_needs_the_token_and_the_right_name(world: World) -> None:
+    """As on the page; and not by another host's name, nor from another site's page."""
+    with (
+        WebServer(world.page(port=0, mcp=True, token=TOKEN)) as server,
+        httpx.Client(base_url=server.url, headers=WAYS, timeout=60) as client,
+    ):
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
             refused = client.post("mcp", json=LISTED, headers=headers)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "login_needed")
-            assert refused.headers["www-authenticate"].startswith("Basic")
-        token = {"Authorization": f"Bearer {PASSWORD}"}
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "token_needed")
+        token = {"Authorization": f"Bearer {TOKEN}"}
         assert client.post("mcp", json=LISTED, headers=token).status_code == 200
-        assert client.post("mcp", json=LISTED, auth=("any", PASSWORD)).status_code == 200
         assert client.get("api/keys", headers=token).status_code == 200
-        assert client.post("mcp", json=LISTED, headers=token | {"Host": "elsewhere"}).status_code == 421
+        assert client.post("mcp", json=LISTED, headers=token | {"Host": "elsewhere"}).status_code == 400
         other = client.post("mcp", json=LISTED, headers=token | {"Origin": "https://evil.example"})
         assert (other.status_code, other.json()["error"]["code"]) == (403, "other_site")
+        form = client.post("mcp", content=json.dumps(LISTED), headers=token | {"Content-Type": "text/plain"})
+        assert form.status_code == 400
         for method in ("GET", "DELETE"):
             assert client.request(method, "mcp", headers=token).status_code == 405
-        assert client.post("mcp", content=b"{" + b" " * 300_000, headers=token).status_code == 413
+        assert client.post("mcp", content=b"{" + b" " * 300_000, headers=token).status_code in (400, 413)
         with over_http(server.url, token) as agent:
             assert agent.answer("keys")["keys"]
-    line = next(json.loads(each.getMessage()) for each in caplog.records if "tool=keys" in each.getMessage())
-    assert (line["who"], line["query"], line["method"]) == ("password", "tool=keys", "POST")
-
-
-def test_a_client_waits_for_its_turn_and_is_refused_what_is_too_much(world: World) -> None:
-    """Calls beyond those at once wait; a hundred that wait, or too many over time, are 429 with when to come again."""
-    options = world.page(port=0, mcp=True, requests_at_once=2)
-    with WebServer(options) as server, over_http(server.url) as agent:
-        calls = [("read", {"stream": world.orders, "offset": number}) for number in range(20)]
-        assert not any(result.is_error for result in agent.together(calls))
-    options = world.page(port=0, mcp=True, requests_per_s=1, requests_burst=3)
-    with WebServer(options) as server, httpx.Client(base_url=server.url, headers=WAYS, timeout=60) as client:
-        answers = [client.post("mcp", json=LISTED) for _ in range(6)]
-        assert [each.status_code for each in answers][:3] == [200] * 3
-        assert answers[-1].status_code == 429
-        assert answers[-1].headers["retry-after"]
-
-
-def test_a_call_that_does_not_come_holds_no_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client is told, and the connection is closed; others of it that wait are answered."""
-    monkeypatch.setattr("relatum_consumer.web._application.CALL_COMES_S", 1.0)
-    with WebServer(world.page(port=0, mcp=True, requests_at_once=1)) as server:
-        port = int(server.url.rsplit(":", 1)[1].strip("/"))
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as slow:
-            head = f"POST /mcp HTTP/1.1\r\nHost: localhost:{port}\r\nContent-Length: 99\r\n"
-            slow.sendall(f"{head}Content-Type: application/json\r\nAccept: {WAYS['Accept']}\r\n\r\n{{".encode())
-            with over_http(server.url) as agent:
-                assert agent.answer("keys")["keys"]
-            said = b"".join(iter(lambda: slow.recv(4096), b""))
-    assert said.startswith(b"HTTP/1.1 408")
-    assert b"too_slow" in said
 
 
 def test_without_the_option_there_are_no_tools(world: World) -> None:

@@ -128,8 +128,7 @@ def test_what_cannot_be_followed_says_why(talk: Asking, query: str, status: int,
     assert f'data-problem="{code}"' in shown.text
     assert 'action="/trace"' in shown.text
     harmless(shown.text)
-    for file in ("csv", "dot"):
-        assert talk.get(f"/trace/{file}?{query}").status_code == status
+    assert talk.get(f"/trace/csv?{query}").status_code == status
 
 
 def test_hostile_starts_are_text(talk: Asking) -> None:
@@ -158,7 +157,7 @@ def test_each_message_is_a_link_of_the_timeline_with_a_name(talk: Asking, talks:
 
 
 def test_files_have_all_of_it_and_run_nowhere(talk: Asking, talks: Talks) -> None:
-    """A table in which nothing is a formula, and a graph in which nothing of others is more than text."""
+    """A table in which nothing is a formula."""
     answer = traced(talk, stream=talks.orders, offset=0)
     table = talk.get(answer["csv_href"])
     rows = list(csv.DictReader(io.StringIO(table.text, newline="")))
@@ -166,30 +165,25 @@ def test_files_have_all_of_it_and_run_nowhere(talk: Asking, talks: Talks) -> Non
     assert {row["key:order_id"] for row in rows} == {f"o-{HOSTILE}", f"'{FORMULA}", ""}
     assert {row["stream"] for row in rows} == {talks.orders, f"'{talks.payments}", talks.mails}
     assert next(row["caused_by"] for row in rows if row["key:id"] == "b") == f"{talks.orders}@0"
-    graph = talk.get(answer["dot_href"])
-    assert graph.text.startswith("digraph trace {")
-    assert graph.text.count("->") == 3 + sum(len(each["messages"]) for each in answer["shared"])
-    for file, name in ((table, "conversation.csv"), (graph, "conversation.dot")):
-        assert file.headers["Content-Disposition"] == f'attachment; filename="{name}"'
-        assert file.headers["Content-Security-Policy"].startswith("sandbox; default-src 'none'")
-        assert file.headers["X-Content-Type-Options"] == "nosniff"
+    assert table.headers["Content-Disposition"] == 'attachment; filename="conversation.csv"'
+    assert table.headers["Content-Security-Policy"].startswith("sandbox; default-src 'none'")
+    assert table.headers["X-Content-Type-Options"] == "nosniff"
     assert talk.get(answer["api_href"]).json()["messages"] == answer["messages"]
 
 
 def test_a_masked_value_is_in_no_form_of_a_conversation(talks: Talks) -> None:
-    """Neither in edges nor in values, tables, graphs and titles; its digest still leads to all that share it."""
+    """Neither in edges nor in values, tables and titles; its digest still leads to all that share it."""
     masked = ("card", "order_id", "cause", "id", "place")
     with asking(talks.page(masked_keys=masked)) as page:
         query = f"stream={talks.orders}&offset=0"
         answer = page.get(f"/api/trace?{query}").json()
         forms = [json.dumps(answer, ensure_ascii=False), page.get(f"/trace?{query}").text]
-        forms += [page.get(f"/trace/{file}?{query}").text for file in ("csv", "dot")]
+        forms.append(page.get(f"/trace/csv?{query}").text)
         secrets = [SECRET, "onerror=hacked", "HYPERLINK", "nobody"]
         assert [text for text in secrets for form in forms if text in form] == []
         shared = next(each["key"] for each in answer["shared"] if each["key"]["key"] == "card")
         assert (shared["is_masked"], shared["value"][0]) == (True, "~")
         assert shared["value"] in forms[2]
-        assert shared["value"] in forms[3]
         found = page.get(f"/api/search?{urlsplit(shared['href']).query}").json()
         assert len(found["results"]) == 2
         stopped = page.get("/api/trace?key=order_id&value=talk-200&fan_out=7").json()["stopped"]

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
-from urllib.parse import unquote
 from uuid import UUID
 
 from relatum.errors import InvalidInput
@@ -18,13 +17,11 @@ from relatum.reading import Message, Properties, parts_of_delivery
 
 TAKEN: Final = (
     "look-ups take a message that was read (relations.read(stream, offset)), or consumed with pika (the tuple "
-    "(method, properties, body)), aio-pika (IncomingMessage), FastStream (RabbitMessage), kombu (Message), Celery "
-    "(task.request), dramatiq (Message), rstream (the tuple (message, message_context)), or RabbitMQ's AMQP 1.0 client "
-    "(the event, or its message)"
+    "(method, properties, body)), aio-pika (IncomingMessage), FastStream (RabbitMessage), or rstream (the "
+    "tuple (message, message_context))"
 )
 
 _OFFSET: Final = "x-stream-offset"
-_QUEUES: Final = "/queues/"
 _DELIVERY: Final = 3
 _OF_STREAM: Final = 2
 _NAMES: Final = tuple(each.name for each in fields(Properties))
@@ -34,12 +31,6 @@ _PLAIN: Final = (str, int, float, bytes, datetime)
 
 _SAID: Final = (str, int, float, bytes, datetime, timedelta, UUID, type(None))
 """Types of properties as clients give them. A mock is none of them."""
-
-_OF_CELERY: Final = frozenset(
-    {"args", "called_directly", "correlation_id", "delivery_info", "headers", "hostname", "kwargs", "properties"}
-    | {"reply_to", "_children"}
-)
-"""What Celery keeps in a task's request beside the headers of its message."""
 
 
 class Strange(Exception):
@@ -53,12 +44,10 @@ class Taken:
     Attributes:
         message: What it says.
         offset: Its offset, where it was consumed from a stream whose name is not known.
-        mark: What all copies of it have in common, where not all that it said is in hand.
     """
 
     message: Message
     offset: int | None = None
-    mark: Callable[[Message], Hashable] | None = None
 
 
 def taken(given: Any) -> Message | Taken | None:
@@ -98,9 +87,7 @@ def _octets(value: Any) -> bytes:
     return bytes(value)
 
 
-def _delivered(
-    properties: Any, body: bytes, mark: Callable[[Message], Hashable] | None = None, *, is_of_queue: bool = False
-) -> Taken:
+def _delivered(properties: Any, body: bytes, *, is_of_queue: bool = False) -> Taken:
     """A message of AMQP 0.9.1. What a stream drops of headers is dropped: a recorder would not see it."""
     given = properties.headers or {}
     headers = {name: value for name, value in given.items() if name.startswith("x-") or not _is_nested(value)}
@@ -111,7 +98,7 @@ def _delivered(
     said = SimpleNamespace(headers=headers, **values)
     offset = None if is_of_queue else _offset(given.get(_OFFSET))
     decode = partial(parts_of_delivery, said, body)
-    return Taken(Message("", -1, None, None, decode), offset, mark)
+    return Taken(Message("", -1, None, None, decode), offset)
 
 
 def _is_nested(value: Any) -> bool:
@@ -136,36 +123,6 @@ def _of_faststream(message: Any) -> Message | Taken | None:
     return taken(message.raw_message)
 
 
-def _of_kombu(message: Any) -> Taken:
-    body = message.body
-    if isinstance(body, str):
-        body = body.encode(message.content_encoding or "utf-8")
-    properties = _said(message.properties, message.headers)
-    if "compression" in message.headers:
-        # It was unpacked here, and lies packed in a stream: no key sees its body, and no copy has it.
-        return _delivered(properties, b"", but_body)
-    return _delivered(properties, _octets(body or b""))
-
-
-def _of_celery(request: Any) -> Taken:
-    if request.called_directly or request.is_eager or not request.id:
-        raise InvalidInput("this task runs without a message: it was called directly, or eagerly")
-    headers = {name: value for name, value in vars(request).items() if name not in _OF_CELERY}
-    properties = {"correlation_id": request.correlation_id, "reply_to": request.reply_to, **(request.properties or {})}
-    # Its body is not in hand: what Celery makes of it is.
-    return _delivered(_said(properties, headers), b"", _of_headers)
-
-
-def _of_headers(message: Message) -> Hashable:
-    """What tells a task's message from all others: a retry is another one, under the same id."""
-    headers = message.headers
-    return headers.get("task"), headers.get("id", message.properties.message_id), headers.get("retries")
-
-
-def _of_dramatiq(message: Any) -> Taken:
-    return _delivered(_said({}, {}), _octets(message.encode()), lambda other: other.body)
-
-
 def but_body(message: Message) -> Hashable:
     """What all copies of a message have in common, and few others, but for the body.
 
@@ -182,32 +139,9 @@ def _said(properties: Mapping[str, Any], headers: Mapping[str, Any]) -> SimpleNa
     return SimpleNamespace(**{**properties, "headers": dict(headers)})
 
 
-def _of_event(event: Any) -> Message | Taken:
-    taken = _of_proton(event.message)
-    sources = (getattr(event.link, name, None) for name in ("source", "remote_source"))
-    address = next((found for each in sources if (found := getattr(each, "address", None))), None)
-    if taken.offset is None or not address or not address.startswith(_QUEUES):
-        return taken
-    return Message.from_record(unquote(address[len(_QUEUES) :]), taken.offset, bytes(event.message.encode()), None)
-
-
-def _of_proton(message: Any) -> Taken:
-    offset = (message.annotations or {}).get(_OFFSET)
-    raw = bytes(message.encode())
-    return Taken(Message.from_record("", -1, raw), _offset(offset))
-
-
 _CLIENTS: Final[dict[tuple[str, str], Callable[[Any], Message | Taken | None]]] = {
     ("aio_pika", "IncomingMessage"): _of_aio_pika,
-    ("celery", "Context"): _of_celery,
-    ("dramatiq", "Message"): _of_dramatiq,
-    ("dramatiq", "MessageProxy"): _of_dramatiq,
     ("faststream", "StreamMessage"): _of_faststream,
-    ("kombu", "Message"): _of_kombu,
-    ("proton", "Event"): _of_event,
-    ("proton", "Message"): _of_proton,
-    ("rabbitmq_amqp_python_client", "Event"): _of_event,
-    ("rabbitmq_amqp_python_client", "Message"): _of_proton,
 }
 """By the package and the name of a class."""
 

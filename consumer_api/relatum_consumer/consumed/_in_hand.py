@@ -40,8 +40,7 @@ def in_hand(given: Message | Consumed, needed: str = "a message") -> InHand:
     try:
         taken = clients.taken(given)
         if isinstance(taken, clients.Taken):
-            mark = taken.mark or _mark
-            own = mark(taken.message)
+            own = _mark(taken.message)
     except RelatumError:
         raise
     except Exception as error:
@@ -55,7 +54,7 @@ def in_hand(given: Message | Consumed, needed: str = "a message") -> InHand:
         return InHand(taken, taken.id)
 
     def is_copy(other: Message) -> bool:
-        return taken.offset in (None, other.offset) and mark(other) == own
+        return taken.offset in (None, other.offset) and _mark(other) == own
 
     return InHand(taken.message, None, is_copy)
 

@@ -1,6 +1,5 @@
 """The command. pandas and the data are imported only when it runs: they come with the extra `demo`."""
 
-import itertools
 import socket
 import threading
 import time
@@ -39,14 +38,6 @@ def demo(
         int, typer.Option(help="How many flights are published, the earliest of 2013.", min=500, max=336_776)
     ] = 20_000,
     all_flights: Annotated[bool, typer.Option("--all", help="Publish all 336,776 flights.")] = False,
-    contexts: Annotated[
-        bool,
-        typer.Option(
-            "--contexts",
-            help="Instead: each plane's flights in order over a super stream, while partitions are added and planes "
-            "moved.",
-        ),
-    ] = False,
     web: Annotated[
         bool,
         typer.Option(
@@ -74,12 +65,9 @@ def demo(
 
     Runs on private servers that end with it, or on yours with --broker and --database; there the streams and their
     rows stay. Ends with code 7 where an answer differs from the data frames. `--json` prints one document.
-
-    With `--contexts` the flights alone are published, to a super stream whose serialization contexts are the planes.
-    Ends with code 7 where a plane's flights were not consumed once and in the order in which they were published.
     """
     if web:
-        _check_page(port, contexts=contexts)
+        _check_page(port)
     with ExitStack() as stack:
         console.quiet, before = as_json, console.quiet
         stack.callback(setattr, console, "quiet", before)
@@ -87,16 +75,16 @@ def demo(
         _say("Loading the flights …")
         data = _load(None if all_flights else flights)
         running = stack.enter_context(_running(servers, directory, prefix))
-        result = _run_contexts(running, data) if contexts else _run(running, data, checked, seed)
+        result = _run(running, data, checked, seed)
         result["seconds"] = time.perf_counter() - began
-        if not as_json and not contexts:
+        if not as_json:
             _conclude(result, stays=servers.broker is not None, shown=web)
         if as_json:
             print_json(result)
         if web:
             console.print(_TOUR)
             _show(running, port, result["flight"], is_private=not (servers.broker or servers.database))
-    if result["differences"] or not result.get("ok", True):
+    if result["differences"]:
         raise typer.Exit(ExitCode.DIFFERENT)
 
 
@@ -153,25 +141,6 @@ def _run(servers: "Servers", data: "Dataset", checked: int, seed: int) -> dict[s
         _say("Reading where each flight lies …")
         asking = Demonstration(servers, data, relations, reader)
         return {**result, **_ask(asking, lambda: _missing(servers, data, relations), checked, seed)}
-
-
-def _run_contexts(servers: "Servers", data: "Dataset") -> dict[str, Any]:
-    from relatum_consumer.demo._contexts import run
-    from relatum_consumer.demo._contexts_show import document, print_result
-    from relatum_consumer.demo._show import heading
-
-    upgrade(servers.database)
-    _say(f"Publishing {len(data.flights):,} flights, while planes move …")
-    with _progress({"flights": len(data.flights)}) as advance:
-        steps = itertools.count(2)
-        result = run(
-            servers,
-            data,
-            lambda words: heading(f"{next(steps)}. {words}"),
-            lambda count: advance("flights", count),
-        )
-    print_result(result)
-    return document(result)
 
 
 def _publish(servers: "Servers", engine: Any, data: "Dataset") -> dict[str, Any]:
@@ -270,10 +239,8 @@ def _question(each: "Timed") -> dict[str, Any]:
     }
 
 
-def _check_page(port: int, *, contexts: bool) -> None:
+def _check_page(port: int) -> None:
     """See that there will be a page, before anything is done."""
-    if contexts:
-        raise typer.BadParameter("--web shows what is found by keys: it goes without --contexts")
     try:
         from relatum_consumer.web import WebServer  # noqa: F401
     except ImportError as error:

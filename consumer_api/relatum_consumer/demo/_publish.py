@@ -84,7 +84,7 @@ def publish_and_record(servers: Servers, engine: sa.Engine, data: Dataset, progr
             # Without confirms, the answer to closing the channel is what says that the broker took them all.
             channel.close()
         published = time.perf_counter()
-        _wait_until_recorded(servers, engine)
+        _wait_until_recorded(servers)
         return published - began, time.perf_counter() - published
     except AMQPError as error:
         raise BrokerUnavailable(f"RabbitMQ was lost while messages were published: {error!r}") from error
@@ -105,18 +105,18 @@ def _declare(connection: pika.BlockingConnection, servers: Servers) -> None:
     channel.close()
 
 
-def _wait_until_recorded(servers: Servers, engine: sa.Engine, *, timeout_s: float = 600.0) -> None:
+def _wait_until_recorded(servers: Servers, *, timeout_s: float = 600.0) -> None:
     with StreamReader.open(servers.address) as reader:
         ends = {name: reader.bounds(name).last for name in map(servers.stream, STREAMS)}
     deadline = time.monotonic() + timeout_s
-    while behind := _behind(servers, engine, ends):
+    while behind := _behind(servers, ends):
         if time.monotonic() > deadline:
             raise NotRecordedInTime(f"after {seconds_text(timeout_s)} not recorded to the end: {', '.join(behind)}")
         time.sleep(POLL_S)
 
 
-def _behind(servers: Servers, engine: sa.Engine, ends: Mapping[str, int | None]) -> list[str]:
-    recorded = {each.stream: each.next_offset for each in recorded_ends(engine, servers.address.vhost, ends)}
+def _behind(servers: Servers, ends: Mapping[str, int | None]) -> list[str]:
+    recorded = {each.stream: each.next_offset for each in recorded_ends(servers.database, servers.address.vhost, ends)}
     return [name for name, last in ends.items() if last is not None and recorded.get(name, 0) <= last]
 
 

@@ -8,7 +8,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from relatum.checks import checked_name, meant
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound
-from relatum.store import as_engine, expectations, key_definitions, translated_errors
+from relatum.store import AnyDatabase, as_engine, expectations, key_definitions, translated_errors
 from relatum_consumer.expectations._expectation import Expectation
 from relatum_consumer.expectations._expectation_statements import DEFINITION
 
@@ -16,12 +16,12 @@ _COLUMNS = [expectations.c[name] for name in DEFINITION]
 
 
 def add_expectations(
-    database: str | sa.Engine, wanted: Expectation | Iterable[Expectation], *, vhost: str = "/"
+    database: AnyDatabase, wanted: Expectation | Iterable[Expectation], *, vhost: str = "/"
 ) -> list[Expectation]:
     """Define expectations. Messages that lie in the streams already are looked at, too.
 
     Args:
-        database: PostgreSQL's URL, or an engine, which stays open.
+        database: PostgreSQL's URL, or a `Database`, which stays open.
         wanted: One, or several. One that is defined already and says the same is kept.
         vhost: The virtual host of their streams.
 
@@ -53,7 +53,7 @@ def add_expectations(
     return given
 
 
-def defined_expectations(database: str | sa.Engine, *, vhost: str = "/") -> list[Expectation]:
+def defined_expectations(database: AnyDatabase, *, vhost: str = "/") -> list[Expectation]:
     """The expectations of a virtual host, in the order of their names.
 
     Args:
@@ -65,7 +65,7 @@ def defined_expectations(database: str | sa.Engine, *, vhost: str = "/") -> list
         return _stored(connection, vhost)
 
 
-def remove_expectation(database: str | sa.Engine, name: str, *, vhost: str = "/") -> None:
+def remove_expectation(database: AnyDatabase, name: str, *, vhost: str = "/") -> None:
     """Take an expectation back; the messages and their rows stay as they are.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Final
 from relatum.checks import checked_name, checked_seconds
 from relatum.ids import MessageId
 from relatum_consumer.expectations._expectation_limits import GRACE_S, GRACE_S_MAX
-from relatum_consumer.lookups import Status
+from relatum_consumer.lookups import NewKey, Status, to_be_recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Why(StrEnum):
     """What came up to the moment it was due is not all recorded yet."""
     UNPROVEN = "unproven"
     """What came in that time can never be known, or not from here: retention has dropped it, a hole was torn before
-    it was recorded, or it was read by AMQP 0.9.1 alone, which proves nothing absent."""
+    it was recorded, or a stream's leader cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,8 @@ class MissingReport:
         unreadable: Batches met that cannot be unpacked; nothing is known of what is in them.
         streams: The streams whose messages were looked at; a super stream's partitions, not itself.
         unattended: Streams of which a part is not recorded and that nobody records now: asking later does not help.
+        new_keys: The key, where it is newer than what is recorded of the streams that follow, and a part is therefore
+            not known: the words say which command has it.
     """
 
     expectation: Expectation
@@ -148,6 +150,7 @@ class MissingReport:
     unreadable: int = 0
     streams: tuple[str, ...] = ()
     unattended: tuple[str, ...] = ()
+    new_keys: tuple[NewKey, ...] = ()
 
     def __bool__(self) -> bool:
         return self.status is Status.FOUND
@@ -162,7 +165,7 @@ class MissingReport:
     def words(self) -> str:
         """Its status, for a person."""
         if self.status is not Status.ABSENT:
-            return _WORDS[self.status]
+            return "; ".join(filter(None, (_WORDS[self.status], to_be_recorded((), self.new_keys))))
         if not self.checked:
             return "no messages in this span, so nothing was looked at"
         if not self.not_known_count:
@@ -174,8 +177,8 @@ class MissingReport:
 
 _WORDS: Final = {
     Status.ABSENT: "nothing is missing: every message that was due was followed in time",
-    Status.UNPROVEN: "unproven: a part of what was due cannot be known: not recorded, dropped by retention, or read by "
-    "AMQP 0.9.1 alone",
+    Status.UNPROVEN: "unproven: a part of what was due cannot be known: not recorded, dropped by retention, or of a "
+    "stream whose leader cannot be reached",
     Status.NOT_RECORDED_YET: "not recorded yet: a recorder is behind with what was due",
     Status.FOUND: "not all were followed in time",
 }

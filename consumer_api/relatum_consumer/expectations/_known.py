@@ -49,6 +49,8 @@ class Known:
         firsts: The first offsets that they retain, by name.
         ends: The offsets up to which they are known, by name; what lies behind is not recorded yet.
         behind: The streams of which something at the end is not recorded.
+        unrecorded: Those of them of which something there is recorded for no key, or not for the time.
+        not_looked_at: The streams of which recorded offsets were not looked at for the key: it was defined later.
     """
 
     name: str
@@ -58,6 +60,8 @@ class Known:
     firsts: dict[str, int]
     ends: dict[str, int]
     behind: tuple[str, ...]
+    unrecorded: tuple[str, ...] = ()
+    not_looked_at: tuple[str, ...] = ()
 
     @property
     def until(self) -> int:
@@ -71,8 +75,8 @@ class Known:
 
     def unattended(self, catalog: Catalog) -> Steps[tuple[str, ...]]:
         """Those of the streams that are behind that nobody records now."""
-        recorded = yield from attended(catalog, self.behind)
-        return tuple(stream for stream in self.behind if stream not in recorded)
+        recorded = yield from attended(catalog, self.unrecorded)
+        return tuple(stream for stream in self.unrecorded if stream not in recorded)
 
 
 def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Steps[Known]:
@@ -106,6 +110,8 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Steps[Known]:
         {course.name: course.bounds.first or 0 for course in courses},
         {course.name: course.ranges[-1][1] if course.ranges else 0 for course in courses},
         tuple(course.name for course in courses if course.is_behind),
+        tuple(course.name for course in courses if course.is_unrecorded),
+        tuple(course.name for course in courses if course.is_not_looked_at),
     )
 
 
@@ -141,7 +147,14 @@ class _Course:
         self.ranges = [each for each in missing(retained, gaps) if each[0] < each[1]]
         if bounds.last is None and stream_id is not None:
             self.ranges = [(0, 0)]
-        self.is_behind = not self.ranges or self.ranges[-1][1] < self.end
+        at = self.ranges[-1][1] if self.ranges else retained[0]
+        self.is_behind = not self.ranges or at < self.end
+        at_all = merged((row.from_offset, row.to_offset) for row in rows if row.kind == "recorded")
+        times = missing(retained, proven(rows, TIME))
+        self.is_unrecorded = self.is_behind and bool(missing((at, self.end), at_all) or (times and times[-1][1] > at))
+        self.is_not_looked_at = any(
+            missing(gap, at_all) != [gap] for key in keys if key != TIME for gap in missing(retained, proven(rows, key))
+        )
 
     def high(self, of: Range, asked_us: int) -> int:
         """The moment up to which all that came is in the range, or before it."""

@@ -15,7 +15,16 @@ from relatum_consumer.expectations._definitions import not_defined
 from relatum_consumer.expectations._expectation import Expectation, Finding, MissingReport, Unmet, Why
 from relatum_consumer.expectations._judging import Judge, Part, moment_of
 from relatum_consumer.expectations._known import ALWAYS, Known, known
-from relatum_consumer.lookups import ANSWER_MESSAGES_MAX, Catalog, Select, Status, Steps, again_if_replaced, time_us_of
+from relatum_consumer.lookups import (
+    ANSWER_MESSAGES_MAX,
+    Catalog,
+    NewKey,
+    Select,
+    Status,
+    Steps,
+    again_if_replaced,
+    time_us_of,
+)
 
 
 def defined(catalog: Catalog) -> Steps[tuple[Expectation, ...]]:
@@ -80,6 +89,8 @@ def _missing(
     is_behind = bool(of.behind) and due + grace >= of.until
     status = found.status(is_known=is_known and not judge.unreadable and not has_lost, is_behind=is_behind)
     unattended: set[str] = set()
+    is_open = status in (Status.NOT_RECORDED_YET, Status.UNPROVEN)
+    new_keys = (NewKey(by.name, followed.not_looked_at),) if is_open and followed.not_looked_at else ()
     if status is Status.NOT_RECORDED_YET:
         for each in (of, followed):
             unattended.update((yield from each.unattended(catalog)))
@@ -99,6 +110,7 @@ def _missing(
         unreadable=judge.unreadable,
         streams=tuple(sorted(of.firsts)),
         unattended=tuple(sorted(unattended)),
+        new_keys=new_keys,
     )
 
 

@@ -1,14 +1,14 @@
 """Reading message groups: whole, in order, found through the table whatever order their messages lie in.
 
 The methods are those of `Relations` and `AsyncRelations`: `groups`, `group`, `grouped`, `group_position`,
-`incomplete_groups`, `newest_groups`, `group_consumer_status`.
+`incomplete_groups`, `group_consumer_status`.
 """
 
 from relatum_consumer.groups.reading._assembly import GroupOrder
-from relatum_consumer.groups.reading._async_groups import AsyncGroupMethods, AsyncOpenGroup
+from relatum_consumer.groups.reading._async_groups import AsyncGroupMethods
 from relatum_consumer.groups.reading._group_options import OnConflict, OnDuplicate
 from relatum_consumer.groups.reading._group_values import Group, GroupPage, GroupReport, IncompleteGroupReport
-from relatum_consumer.groups.reading._groups import GroupMethods, OpenGroup
+from relatum_consumer.groups.reading._groups import GroupMethods
 from relatum_consumer.groups.sharing._async_shared_groups import AsyncSharedGroup, AsyncSharedGroups
 from relatum_consumer.groups.sharing._shared_groups import SharedGroup, SharedGroups
 from relatum_consumer.groups.sharing._sharing_options import GroupConsumer
@@ -17,7 +17,6 @@ from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus,
 
 __all__ = [
     "AsyncGroupMethods",
-    "AsyncOpenGroup",
     "AsyncSharedGroup",
     "AsyncSharedGroups",
     "Group",
@@ -32,7 +31,6 @@ __all__ = [
     "IncompleteGroupReport",
     "OnConflict",
     "OnDuplicate",
-    "OpenGroup",
     "SharedGroup",
     "SharedGroups",
     "SharedGroupsStatistics",

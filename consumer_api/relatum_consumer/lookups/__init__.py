@@ -14,7 +14,6 @@ from relatum_consumer.lookups._answer import (
     to_be_recorded,
 )
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
-from relatum_consumer.lookups._explaining import STREAMS_MAX, Asked, Explanation, explaining, explanation_now
 from relatum_consumer.lookups._gathered import Gathered
 from relatum_consumer.lookups._health import Health, health, reached
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN, POOL_MAX
@@ -32,7 +31,8 @@ from relatum_consumer.lookups._proof import (
     evidence,
     replaced,
 )
-from relatum_consumer.lookups._related import Question, Row, answer, first_retained, read_rows
+from relatum_consumer.lookups._questions import are_logged, log_question
+from relatum_consumer.lookups._related import Question, Row, answer, first_retained, read_rows, seen_over_amqp
 from relatum_consumer.lookups._replaced import again_if_replaced
 from relatum_consumer.lookups._requests import (
     CLOSED,
@@ -68,16 +68,13 @@ __all__ = [
     "POLL_S_MAX",
     "POLL_S_MIN",
     "POOL_MAX",
-    "STREAMS_MAX",
     "Agree",
     "AllBounds",
     "Answer",
-    "Asked",
     "Bounds",
     "Breathe",
     "Catalog",
     "Evidence",
-    "Explanation",
     "Gathered",
     "Health",
     "Hit",
@@ -113,17 +110,17 @@ __all__ = [
     "all_ends",
     "all_names",
     "answer",
+    "are_logged",
     "attended",
     "check_identity",
     "coverage_by_stream",
     "ends_of",
     "evidence",
-    "explaining",
-    "explanation_now",
     "first_retained",
     "health",
     "in_time",
     "is_of_all",
+    "log_question",
     "look_up",
     "look_up_in",
     "meant_streams",
@@ -134,6 +131,7 @@ __all__ = [
     "read_rows",
     "remedy",
     "replaced",
+    "seen_over_amqp",
     "span_of",
     "time_us_of",
     "to_be_recorded",

@@ -26,8 +26,8 @@ class Status(StrEnum):
     DELETED = "deleted"
     """There was at least one, and its stream was deleted. Where retention has dropped another one, it is `EXPIRED`."""
     UNPROVEN = "unproven"
-    """What was found is there, and whether there is more nobody can prove from here: AMQP 0.9.1 alone tells where the
-    streams end, messages could not be unpacked, the index names some that could not be read, or one of the streams
+    """What was found is there, and whether there is more nobody can prove from here: a stream's leader cannot be
+    reached, messages could not be unpacked, the index names some that could not be read, or one of the streams
     cannot be used (`left_out`). Mostly there is no
     message; with `complete=True`, and where `unread` names some, there may be."""
 
@@ -43,8 +43,8 @@ _WORDS: Final = {
     Status.EXPIRED: "expired: there was one, and retention has dropped it",
     Status.DELETED: "deleted: there was one, and its stream was deleted",
     Status.NOT_RECORDED_YET: "not recorded yet: a part of the streams is not recorded",
-    Status.UNPROVEN: "unproven: none was found, and nobody can prove from here that there is none (AMQP 0.9.1 alone "
-    "cannot, nor can batches that are not to be unpacked)",
+    Status.UNPROVEN: "unproven: none was found, and nobody can prove from here that there is none (a leader that "
+    "cannot be reached, or batches that are not to be unpacked)",
 }
 
 

@@ -20,7 +20,7 @@ class Health:
 
     Attributes:
         database: What is wrong with PostgreSQL; empty where it answers, and the tables are there and may be read.
-        broker: What is wrong with the broker; empty where it answers. Over AMQP 0.9.1: where it was reached.
+        broker: What is wrong with the broker; empty where it answers.
     """
 
     database: str = ""

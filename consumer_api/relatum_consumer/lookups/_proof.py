@@ -11,7 +11,7 @@ The rule of statuses, the first line that fits:
   `found` says that it is all, and is `unproven` where a stream proves nothing. It is `unproven`, too, where the index
   names a message that could not be read and is not surely gone: what was found may be a part.
 - None, and a range is not recorded and was not read: `not_recorded_yet`.
-- None, and a stream proves nothing: `unproven`. That is one whose end no leader told (AMQP 0.9.1 cannot ask it), or one
+- None, and a stream proves nothing: `unproven`. That is one whose end no leader told (it cannot be reached), or one
   in which a batch was met that cannot be unpacked. Or a recorded stream was left out: this user may not read it.
 - A recorded stream was left out that is another broker's, or not the one that was recorded: `unproven`, found or not.
 - None, but rows of messages that retention surely took: `expired`.
@@ -32,7 +32,6 @@ from relatum.store import TIME, CoverageRow, Range, covered, last_position, merg
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import LeftOut, NewKey, Status
 from relatum_consumer.lookups._catalog import Catalog, PresentStream
-from relatum_consumer.lookups._explaining import explanation_now
 from relatum_consumer.lookups._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
 from relatum_consumer.lookups._requests import (
     Agree,
@@ -180,8 +179,8 @@ def evidence(
     """What is known of the streams meant: which there are, and what of them is not recorded for each of the keys.
 
     Names are of streams and super streams, which stand for their partitions; None means all that are recorded. For
-    times, the key is `relatum.store.TIME`. Without `is_proof`, what was recorded over AMQP 0.9.1 counts, too: its rows
-    are right, but some may lack. Chunks that are read join those that are kept.
+    times, the key is `relatum.store.TIME`. Without `is_proof`, what release 0.4 recorded over AMQP 0.9.1 counts, too:
+    its rows count, but some may lack. Chunks that are read join those that are kept.
 
     Raises:
         StreamNotFound, NotAStream, AccessRefused: a named stream is unknown to the database and to the broker, or was
@@ -213,7 +212,7 @@ def evidence(
     held = {stream: ranges.get(generations.get(stream, 0), []) for stream in ends}
     there = yield from check_identity(catalog, held, ends, kept)
 
-    # Over AMQP 0.9.1 nothing more is seen of a range than what was recorded over it: it need not be read again.
+    # Where no leader says where a stream ends, nothing is proven of it, however often it is read.
     needs_proof = {stream: is_proof and bounds.is_proven for stream, bounds in ends.items()}
 
     def uncovered_of(stream: str, of_keys: Sequence[int] = keys) -> list[Range]:
@@ -227,8 +226,7 @@ def evidence(
         if ends[stream].first == 0 and any(start <= there.get(stream, start) for start, _ in uncovered_of(stream))
     ]
     ends |= (yield from _begun(unsure, ends)) if unsure else {}
-    explanation = explanation_now()
-    for stream, bounds in ends.items():
+    for stream in ends:
         uncovered = uncovered_of(stream)
         result.uncovered += [Uncovered(stream, *gap) for gap in uncovered]
         if uncovered:
@@ -236,8 +234,6 @@ def evidence(
             recorded_at_all = merged((row.from_offset, row.to_offset) for row in rows if row.kind == "recorded")
             for key_id in keys:
                 result.note_gaps(stream, key_id, uncovered_of(stream, [key_id]), recorded_at_all)
-        if explanation is not None:
-            explanation.note_coverage(stream, bounds, sum(end - start for start, end in uncovered))
     return result
 
 

@@ -1,6 +1,6 @@
 """Look-ups by key, as steps: one probe of the index, one read of what it names, and proof where nothing is found."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -13,6 +13,7 @@ from relatum.errors import (
     OffsetNotFound,
     RelatumError,
     StreamNotFound,
+    StreamReplaced,
     StreamUnavailable,
 )
 from relatum.ids import MessageId
@@ -28,7 +29,7 @@ from relatum_consumer.lookups._gathered import Gathered, check_count
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SLICE, SLICE_ROWS
 from relatum_consumer.lookups._lookup_statements import Order
 from relatum_consumer.lookups._probe_statement import probe_statement
-from relatum_consumer.lookups._proof import Evidence, replaced
+from relatum_consumer.lookups._proof import Evidence, coverage_by_stream, replaced
 from relatum_consumer.lookups._requests import Breathe, Partitions, Read, Select, Steps, Watch
 
 _Result = TypeVar("_Result")
@@ -210,7 +211,7 @@ def probe(catalog: Catalog, question: Question) -> Steps[Found]:
         known = len(question.itself.ids)
         probed = yield from Select(*_probe(catalog, question, floors))
         rows = yield from _merged(question, probed)
-        read, gone = yield from verified(question.wanted, rows, is_named=question.names is not None)
+        read, gone = yield from verified(catalog, question.wanted, rows, is_named=question.names is not None)
         hits = tuple(hit for hit in read if not question.itself.holds(hit.message))
         lost.update(gone)
         floors.update({where.stream: each.first for where, each in gone.items()})
@@ -272,16 +273,38 @@ class Gone(NamedTuple):
 
 
 def verified(
-    wanted: Sequence[Wanted], rows: Sequence[Row], *, is_named: bool
+    catalog: Catalog, wanted: Sequence[Wanted], rows: Sequence[Row], *, is_named: bool
 ) -> Steps[tuple[tuple[Hit, ...], dict[MessageId, Gone]]]:
-    """The rows' messages, each checked against its row; and the rows whose messages are gone."""
+    """The rows' messages, each checked against its row; and the rows whose messages are gone, or not as they say."""
     hits: list[Hit] = []
+    others: dict[MessageId, StreamReplaced] = {}
 
     def take(row: Row, message: Message) -> None:
-        hits.append(check(wanted, row.id, row.time_us, row.key_ids, message))
+        try:
+            hits.append(check(wanted, row.id, row.time_us, row.key_ids, message))
+        except StreamReplaced as error:
+            others[row.id] = error
 
     gone = yield from read_rows(rows, take, is_named=is_named)
-    return tuple(hits), gone
+    # As if retention had taken it, for all that is known: what is asked for again comes behind it.
+    seen_otherwise = yield from seen_over_amqp(catalog, others)
+    return tuple(hits), gone | {where: Gone(where.offset + 1, is_sure=False) for where in seen_otherwise}
+
+
+def seen_over_amqp(catalog: Catalog, others: Mapping[MessageId, StreamReplaced]) -> Steps[Collection[MessageId]]:
+    """The places of messages that are not as their rows say: AMQP 0.9.1 showed them otherwise, a number of 42.7 as 42.
+
+    Releases up to 0.4 recorded over it.
+
+    Raises:
+        StreamReplaced: One was not recorded so.
+    """
+    for where, error in others.items():
+        ranges = yield from coverage_by_stream((yield from catalog.streams([where.stream])))
+        rows = (row for of_stream in ranges.values() for row in of_stream)
+        if not any(row.over_amqp and row.from_offset <= where.offset < row.to_offset for row in rows):
+            raise error
+    return others.keys()
 
 
 def read_rows(
@@ -318,7 +341,7 @@ def check(
 ) -> Hit:
     """The hit a message is, once it carries the keys and the time of its row."""
     found = [each for each in wanted if each.is_of(message)]
-    # A row of an AMQP recorder, or a message read over AMQP, may lack the time; what both have must agree.
+    # A row that was recorded over AMQP 0.9.1 may lack the time; what both have must agree.
     if time_us is not None and message.time_us is not None and time_us != message.time_us:
         raise replaced(*where)
     if not {each.key_id for each in found}.issuperset(key_ids):

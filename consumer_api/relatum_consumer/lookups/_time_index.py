@@ -42,7 +42,7 @@ def next_by_key(
         rows = yield from Select(statements.keyed_beside(direction), parameters)
         if not rows:
             return None
-        messages = yield from _checked(search.by, stream, rows, lost)
+        messages = yield from _checked(search, search.by, stream, rows, lost)
         if messages:
             return messages[0]
 
@@ -51,10 +51,12 @@ def _value_in(by: Wanted, stream: PresentStream) -> dict[str, Any]:
     return {"key_id": by.key_id, "value": by.value, "stream_id": stream.stream_id}
 
 
-def _checked(by: Wanted, stream: PresentStream, rows: Iterable[tuple[int, int]], lost: Lost) -> Steps[list[Message]]:
+def _checked(
+    search: Search, by: Wanted, stream: PresentStream, rows: Iterable[tuple[int, int]], lost: Lost
+) -> Steps[list[Message]]:
     """The rows' messages, each checked; those that are gone are left out."""
     places = [Row(MessageId(stream.name, offset), time_us, {by.key_id}) for offset, time_us in rows]
-    hits, gone = yield from verified((by,), places, is_named=True)
+    hits, gone = yield from verified(search.catalog, (by,), places, is_named=True)
     for where, each in gone.items():
         lost.take(where, each.first, is_sure=each.is_sure)
     return [hit.message for hit in hits]
@@ -162,7 +164,7 @@ def keyed_within(search: Search, stream: PresentStream, span: Window, lost: Lost
     # Expired ones count too: behind them there may be more than the limit let through.
     found.check(len(others))
     for start in range(0, len(others), _READ_AT_ONCE):
-        for message in (yield from _checked(search.by, stream, others[start : start + _READ_AT_ONCE], lost)):
+        for message in (yield from _checked(search, search.by, stream, others[start : start + _READ_AT_ONCE], lost)):
             found.take(message)
 
 

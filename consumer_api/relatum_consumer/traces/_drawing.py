@@ -1,4 +1,4 @@
-"""A trace as a graph, for Graphviz and for Mermaid. What messages and keys say is text there, and never markup."""
+"""A trace as a graph for Mermaid. What messages and keys say is text there, and never markup."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -23,21 +23,8 @@ class _Line(NamedTuple):
     is_directed: bool
 
 
-def dot(trace: Trace) -> str:
-    """The graph for Graphviz."""
-    names = _names(trace)
-    lines = ["digraph trace {", "  node [shape=box];"]
-    for node in _nodes(trace, names):
-        shape = ", shape=ellipse" if node.is_value else ""
-        lines.append(f"  {node.name} [label={_quoted(node.lines)}{shape}];")
-    for line in _lines(trace, names):
-        style = f"label={_quoted((line.label,))}" if line.is_directed else "dir=none, style=dashed"
-        lines.append(f"  {line.source} -> {line.target} [{style}];")
-    return "\n".join([*lines, "}", ""])
-
-
 def mermaid(trace: Trace) -> str:
-    """The graph for Mermaid."""
+    """The graph."""
     names = _names(trace)
     lines = ["flowchart LR"]
     for node in _nodes(trace, names):
@@ -79,12 +66,6 @@ def _cut(text: str) -> str:
 
 def _printable(text: str) -> str:
     return "".join(each if each.isprintable() else "�" for each in text)
-
-
-def _quoted(lines: tuple[str, ...]) -> str:
-    """Text in double quotes, as DOT has it: each backslash and quote is escaped, so that no escape means anything."""
-    escaped = (_printable(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines)
-    return '"' + "\\n".join(escaped) + '"'
 
 
 def _entities(text: str) -> str:

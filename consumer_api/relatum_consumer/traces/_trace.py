@@ -190,14 +190,8 @@ class Trace:
         """Where messages lie that name none of the others, by time: what the others came from, and who stands alone."""
         return tuple(message.id for message in self.messages if message.id not in self._causes)
 
-    def to_dot(self) -> str:
-        """The graph for Graphviz: messages as boxes, shared values as ellipses, arrows from cause to effect."""
-        from relatum_consumer.traces._drawing import dot
-
-        return dot(self)
-
     def to_mermaid(self) -> str:
-        """The same as a flowchart for Mermaid."""
+        """A flowchart for Mermaid: messages as boxes, shared values rounded, arrows from cause to effect."""
         from relatum_consumer.traces._drawing import mermaid
 
         return mermaid(self)

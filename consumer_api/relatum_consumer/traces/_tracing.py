@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from relatum.checks import checked_count
-from relatum.errors import InvalidInput
+from relatum.errors import InvalidInput, StreamReplaced
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import KeptChunks, Message
@@ -30,6 +30,7 @@ from relatum_consumer.lookups import (
     names_of,
     read_rows,
     replaced,
+    seen_over_amqp,
     span_of,
 )
 from relatum_consumer.traces import _trace_statements as statements
@@ -345,13 +346,15 @@ class _Course:
         """Read messages, each checked against its row; of streams that are gone or refused, nothing is asked."""
         refused = {each.stream for each in known.left_out}
         asked: list[_Found] = []
+        others: dict[MessageId, StreamReplaced] = {}
 
         def take(row: _Found, message: Message) -> None:
             values, time_us = self._directions.values_of(message), message.time_us
             is_other = row.time_us != time_us and row.time_us is not None and time_us is not None
             if is_other or not all(map(values.__contains__, row.values)):
-                raise replaced(*row.id)
-            self._take(row.id, message, time_us, hop, values)
+                others[row.id] = replaced(*row.id)
+            else:
+                self._take(row.id, message, time_us, hop, values)
 
         for row in rows:
             if row.id in unrecorded:
@@ -367,6 +370,7 @@ class _Course:
         for where, each in gone.items():
             lost = self._deleted if each.is_deleted else self._expired if each.is_sure else self._unread
             lost[where] = None
+        self._unread |= dict.fromkeys((yield from seen_over_amqp(self._catalog, others)))
 
     # --- the end ------------------------------------------------------------------------------------------
 

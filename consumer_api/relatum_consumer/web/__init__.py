@@ -13,16 +13,14 @@ from relatum.faces import imported_later
 if TYPE_CHECKING:
     from relatum_consumer.web._application import make_application
     from relatum_consumer.web._options import WebOptions
-    from relatum_consumer.web._passwords import hash_password
     from relatum_consumer.web._server import WebServer
     from relatum_consumer.web._serving import page_on, serve
 
-__all__ = ["WebOptions", "WebServer", "hash_password", "make_application", "page_on", "serve"]
+__all__ = ["WebOptions", "WebServer", "make_application", "page_on", "serve"]
 
 _HOMES = {
     "WebOptions": "relatum_consumer.web._options",
     "WebServer": "relatum_consumer.web._server",
-    "hash_password": "relatum_consumer.web._passwords",
     "make_application": "relatum_consumer.web._application",
     "page_on": "relatum_consumer.web._serving",
     "serve": "relatum_consumer.web._serving",

@@ -1,43 +1,35 @@
 """The application: routes, what stands before them, and the servers it opens and closes."""
 
 import asyncio
-import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from importlib.metadata import version as version_of_package
-from typing import Final
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
-import anyio
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from relatum_consumer.web._access import Access
-from relatum_consumer.web._api import ENDPOINTS, EVENTS, MESSAGE, MESSAGE_BY_QUERY
+from relatum_consumer.web._api import ENDPOINTS, MESSAGE, MESSAGE_BY_QUERY
 from relatum_consumer.web._audit import Audit
 from relatum_consumer.web._downloads import download_of, export_of, static_of
 from relatum_consumer.web._endpoint import document_of, page_of
-from relatum_consumer.web._guards import Hosts, Paths, SafeHeaders
-from relatum_consumer.web._limits import Limits
+from relatum_consumer.web._guards import Paths, SafeHeaders
 from relatum_consumer.web._links import MCP_PATH, Links
-from relatum_consumer.web._live._events import events_of
-from relatum_consumer.web._live._hub import Live
 from relatum_consumer.web._openapi import openapi
 from relatum_consumer.web._options import WebOptions
 from relatum_consumer.web._problems import Problem
 from relatum_consumer.web._rendering import Rendering, StaticFile, static_files, version_of
 from relatum_consumer.web._serving import of_extra
 from relatum_consumer.web._site import Site
-
-CALL_COMES_S: Final = 10.0
-"""Seconds for a call of a tool to come: its client waits for its turn with others."""
+from relatum_consumer.web._token import TokenNeeded
 
 
 class _Name(Convertor[str]):
@@ -64,12 +56,11 @@ register_url_convertor("name", _Name())
 register_url_convertor("offset", _Offset())
 
 
-def make_application(options: WebOptions, *, clock: Callable[[], float] = time.monotonic) -> Starlette:
+def make_application(options: WebOptions) -> Starlette:
     """The page as an ASGI application. Its lifespan opens what it asks by, and closes that at the end.
 
     Args:
         options: What it is told.
-        clock: Gives seconds, by which limits are kept.
 
     Raises:
         ConfigurationError: the broker's or the database's URL is none; the options cannot be.
@@ -82,7 +73,6 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
     @asynccontextmanager
     async def lifespan(application: Starlette) -> AsyncIterator[None]:
         application.state.site = site = Site(options, links)
-        application.state.live = live = Live(site, rendering, application.state.stopping)
         beside = [asyncio.create_task(each) for each in (site.tell_rights(), site.servers.watch())]
         try:
             async with over_http(site) if over_http else nullcontext() as application.state.mcp:
@@ -90,7 +80,6 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
         finally:
             for each in beside:
                 each.cancel()
-            await live.close()
             await asyncio.wait(beside)
             await site.close()
 
@@ -109,15 +98,12 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
         middleware=[
             Middleware(Paths, options.root_path),
             Middleware(SafeHeaders),
-            Middleware(Audit, options.audit_path),
-            Middleware(Hosts, options, rendering),
-            Middleware(Limits, options, rendering, clock),
-            Middleware(Access, options, links, rendering, clock),
+            Middleware(Audit),
+            Middleware(TrustedHostMiddleware, options.allowed_hosts, www_redirect=False),
+            Middleware(TokenNeeded, options, rendering),
         ],
     )
     application.router.redirect_slashes = False
-    # Set by the server that runs it, before it waits for what is under way: what goes on for ever ends then.
-    application.state.stopping = threading.Event()
     return application
 
 
@@ -135,32 +121,20 @@ class _Tools:
         self._rendering = rendering
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        problem = Problem(405, "method_not_allowed", "tools are called by POST", "", {"Allow": "POST"})
-        if scope["method"] == "POST":
-            until, is_whole = anyio.current_time() + CALL_COMES_S, False
-
-            async def receive_soon() -> Message:
-                nonlocal is_whole
-                if is_whole:
-                    return await receive()
-                with anyio.fail_after(until - anyio.current_time()):
-                    message = await receive()
-                is_whole = not message.get("more_body", False)
-                return message
-
-            try:
-                await scope["app"].state.mcp(scope, receive_soon, send)
-            except TimeoutError:
-                if is_whole:
-                    raise
-                problem = Problem(408, "too_slow", "the call did not come in time", "", {"Connection": "close"})
-            else:
-                return
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if scope["method"] != "POST":
+            problem = Problem(405, "method_not_allowed", "tools are called by POST", "", {"Allow": "POST"})
+        elif origin is not None and urlsplit(origin).netloc != headers.get("host"):
+            problem = Problem(403, "other_site", "this was sent by a page of another site")
+        else:
+            await scope["app"].state.mcp(scope, receive, send)
+            return
         await self._rendering.problem(problem, scope)(scope, receive, send)
 
 
 def _routes(options: WebOptions, rendering: Rendering, links: Links, static: dict[str, StaticFile]) -> list[Route]:
-    described = openapi((*ENDPOINTS, EVENTS), options.root_path, version_of_package("relatum"))
+    described = openapi(ENDPOINTS, options.root_path, version_of_package("relatum"))
 
     async def description(_: Request) -> Response:
         return rendering.json(described)
@@ -169,7 +143,6 @@ def _routes(options: WebOptions, rendering: Rendering, links: Links, static: dic
     return [
         Route("/api/openapi.json", description),
         *([Route(MCP_PATH, _Tools(rendering))] if options.mcp else []),
-        Route(f"/api{EVENTS.path}", events_of(rendering)),
         *(
             Route(f"{endpoint.path}/{part}", download_of(endpoint.asked, rendering, as_image=part == "image"))
             for endpoint in (MESSAGE, MESSAGE_BY_QUERY)

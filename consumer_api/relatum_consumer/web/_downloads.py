@@ -38,7 +38,6 @@ def download_of(asked: type, rendering: Rendering, *, as_image: bool) -> Handler
         kind = image_type(message.body) if as_image else "application/octet-stream"
         if kind is None:
             return rendering.problem(_NO_IMAGE, request.scope)
-        request.state.messages = 1
         headers = {"Content-Security-Policy": _ALONE}
         if not as_image:
             # No part of the stream's name: it may be anything.
@@ -62,7 +61,7 @@ def export_of(asked: type, export: Export, rendering: Rendering) -> Handler:
     async def handle(request: Request) -> Response:
         try:
             given: Any = parsed(asked, request.path_params, request.query_params.multi_items())
-            text, request.state.messages = await export.text(request.app.state.site, given)
+            text = await export.text(request.app.state.site, given)
         except Exception as error:  # noqa: BLE001
             return rendering.problem(problem_met(error), request.scope)
         headers = {

@@ -43,7 +43,7 @@ def ms_since(began: float) -> float:
 class Export:
     """What is asked as a file: its text, its type, and its name, which is none of others."""
 
-    text: Callable[[Site, Any], Awaitable[tuple[str, int]]]
+    text: Callable[[Site, Any], Awaitable[str]]
     media_type: str
     file: str
 
@@ -66,10 +66,8 @@ class Endpoint:
         beside: What a page with an answer is given as `beside`, asked at the same time; None where it takes too long.
         known: What one server alone knows, for a page whose answer needs the one that is away.
         narrower: What to ask for instead of what takes too long.
-        messages: How many messages an answer shows, for the audit log.
         exports: Files of the same, by the last part of their paths.
         empty: The code of a problem that is no problem of a page: its template shows what to do first.
-        media_type: Of the answer; where it goes on, `gives` is the data of one event.
     """
 
     path: str
@@ -84,10 +82,8 @@ class Endpoint:
     beside: Callable[[Site, Any], Awaitable[Any]] | None = None
     known: Callable[[Site, Any], Awaitable[tuple[Known, ...]]] | None = None
     narrower: str = _NARROWER
-    messages: Callable[[Any], int] = lambda _: 0
     exports: Mapping[str, Export] = field(default_factory=dict)
     empty: str = ""
-    media_type: str = "application/json"
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -103,7 +99,6 @@ def document_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             answer = await endpoint.answer(site, asked)
         except Exception as error:  # noqa: BLE001
             return rendering.problem(await _why(endpoint, site, error, began), request.scope)
-        request.state.messages = endpoint.messages(answer)
         return rendering.json(answer)
 
     return handle
@@ -134,9 +129,7 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             values["asked"] = asked
             with within(limit_s):
                 if endpoint.is_asked(asked):
-                    answer, values["beside"] = await answered(endpoint, site, asked)
-                    values["answer"] = answer
-                    request.state.messages = endpoint.messages(answer)
+                    values["answer"], values["beside"] = await answered(endpoint, site, asked)
                 elif endpoint.unasked is not None:
                     values["start"] = await _in_patience(endpoint.unasked(site))
         except Exception as error:  # noqa: BLE001

@@ -25,14 +25,8 @@ from relatum.reading import Message
 _DIGITS: Final = 10
 """Hexadecimal digits of a digest: 40 bits tell the values of a page apart."""
 
-VALUES: Final = frozenset({"value", "prefix"})
-"""The parameters of a query that hold a key's value, beside `key`."""
-
-NAMES: Final = frozenset({"id", "context"})
-"""Those that hold the id of a message or a group, or a context's name: values of headers or properties."""
-
 NOT_SAID: Final = "~"
-"""What is written down of a value of which nobody knows whether it is masked."""
+"""What stands for a value of which nobody knows whether it is masked."""
 
 
 class Masking:
@@ -112,21 +106,6 @@ class Masking:
             return self.digest(canonical(value, self._places[Place(kind, name)]))
         except InvalidValue:
             return self.digest(text)
-
-    def told_name(self, value: str) -> str:
-        """An id, or a context's name, as it is written down: a digest once anything is masked: it may be that."""
-        if self._definitions is None:
-            return NOT_SAID
-        return self.digest(value) if self._places else value
-
-    def told(self, key: str, values: Sequence[str]) -> list[str]:
-        """Values of a key, by its name, as they are written down: digests, where they may be masked."""
-        if self._definitions is None:
-            return [NOT_SAID] * len(values)
-        definition = next((each for each in self._definitions if each.name == key), None)
-        if definition is None or not self.is_masked(definition):
-            return list(values)
-        return [self.digest(sought(definition, values))] + [NOT_SAID] * (len(values) - 1)
 
 
 def sought(definition: KeyDefinition, values: Sequence[str]) -> str:

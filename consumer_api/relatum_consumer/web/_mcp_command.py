@@ -9,7 +9,7 @@ from relatum_consumer.web.command import Shown
 def mcp(*, shown: Shown, servers: ServerOptions) -> None:
     """Serve look-ups to an agent, as tools of the Model Context Protocol over stdin and stdout; they only read.
 
-    Logs go to stderr. Over HTTP, with a password: `relatum web --mcp`.
+    Logs go to stderr. Over HTTP: `relatum web --mcp`.
     """
     with of_extra("mcp"):
         import anyio

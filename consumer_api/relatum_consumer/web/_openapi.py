@@ -108,7 +108,7 @@ def _path(path: str) -> str:
 
 
 def _operation(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
-    answer = {endpoint.media_type: {"schema": schemas.of(endpoint.gives)}}
+    answer = {"application/json": {"schema": schemas.of(endpoint.gives)}}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {
         "summary": endpoint.summary,

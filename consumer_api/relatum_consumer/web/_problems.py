@@ -39,7 +39,7 @@ class Problem:
     @property
     def is_passing(self) -> bool:
         """Whether it may be another time in a moment."""
-        return self.status in (429, 503)
+        return self.status == 503
 
 
 class Refused(Exception):
@@ -52,15 +52,12 @@ class Refused(Exception):
 
 _TITLES: Final = {
     400: "This cannot be asked so",
-    401: "Log in first",
+    401: "A token is needed",
     403: "Refused",
     404: "Not there",
     405: "Not so",
     409: "The stream is not what was recorded",
     410: "No longer there",
-    413: "Too much",
-    421: "Called by another name",
-    429: "Too many requests",
     500: "A fault of the page",
     502: "Bad data",
     503: "No answer for now",

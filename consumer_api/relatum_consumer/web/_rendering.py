@@ -4,7 +4,6 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -21,9 +20,6 @@ from relatum_consumer.web._problems import Problem
 from relatum_consumer.web._spans import span_text
 
 TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-
-HAS_SESSION: Final = ContextVar("HAS_SESSION", default=False)
-"""Whether who asks has logged in by the form, and can log out: each page says so at its top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +77,7 @@ class Rendering:
     ) -> Response:
         """An answer of HTML."""
         text = self._environment.get_template(template).render(
-            {"problem": None, "page": "", "known": (), "servers": None, "has_session": HAS_SESSION.get(), **values}
+            {"problem": None, "page": "", "known": (), "servers": None, **values}
         )
         return Response(text, status, dict(headers or {}), "text/html; charset=utf-8")
 
@@ -94,21 +90,8 @@ class Rendering:
 
     def json(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
         """An answer of JSON: of a dataclass, or of what `json` takes."""
-        text = self.json_text(value)
+        text = json.dumps(value, ensure_ascii=False, default=_plain)
         return Response(text.encode("utf-8", "replace"), status, dict(headers or {}), "application/json")
-
-    def json_text(self, value: Any) -> str:
-        """A dataclass, or what `json` takes, as JSON in one line."""
-        return json.dumps(value, ensure_ascii=False, default=_plain)
-
-    def row(self, row: Any, asked_key: str = "") -> str:
-        """A message's row in a table, as pages have it."""
-        module: Any = self._environment.get_template("parts.html").module
-        return str(module.message_row(row, asked_key)).strip()
-
-    def text(self, text: str) -> Response:
-        """An answer of plain text."""
-        return Response(text, media_type="text/plain; charset=utf-8")
 
 
 def visible(text: str) -> str:

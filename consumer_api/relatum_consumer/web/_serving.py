@@ -30,12 +30,13 @@ def of_extra(extra: str = "web") -> Iterator[None]:
         raise ConfigurationError(f"this needs pip install 'relatum[{extra}]': {error}") from error
 
 
-def serve(options: "WebOptions", begin: tuple[str, int] | None = None) -> None:
+def serve(options: "WebOptions", begin: tuple[str, int] | None = None, *, query: str = "") -> None:
     """Serve the page, and print its address, until SIGTERM or Ctrl-C.
 
     Args:
         options: What it is told.
         begin: A message to begin at, whose address is told, too.
+        query: What the address that is printed ends with.
 
     Raises:
         ConfigurationError: the extra is not installed, or an option cannot be.
@@ -48,7 +49,7 @@ def serve(options: "WebOptions", begin: tuple[str, int] | None = None) -> None:
         if stopped.is_set():
             return
         with WebServer(options) as server:
-            typer.echo(f"RELATUM_WEB_URL={server.url}")
+            typer.echo(f"RELATUM_WEB_URL={server.url}{query}")
             where = "" if begin is None else f" Begin at {server.url}{Links().message(*begin)[1:]}"
             typer.echo(f"The page is served.{where} (Ctrl-C stops it)", err=True)
             if options.mcp:

@@ -11,7 +11,6 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 import anyio
 import anyio.to_thread
-import sqlalchemy as sa
 
 from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
 from relatum.keys import KeyDefinition
@@ -27,7 +26,7 @@ from relatum.recording import (
     recorder_list,
     status,
 )
-from relatum.store import close_engine, make_engine, mask_secret, translated_errors, writable_tables
+from relatum.store import Database, mask_secret, translated_errors, writable_tables
 from relatum.waiting import within
 from relatum_consumer import AsyncRelations
 from relatum_consumer.web._links import Links
@@ -80,7 +79,8 @@ class Site:
     """The servers as the pages use them; made when the application starts, closed when it ends.
 
     Attributes:
-        engine: The database, for what rooms tell by blocking calls (`in_thread`).
+        database: The database, for what rooms tell by blocking calls (`in_thread`).
+        engine: The same, for statements of its own.
         servers: Which of the two answers.
     """
 
@@ -96,7 +96,8 @@ class Site:
         )
         self.servers = Servers(self.address, database)
         # One for what is live.
-        self.engine: sa.Engine = make_engine(database, connections_max=_THREADS + 1, statement_s=options.timeout_s)
+        self.database = Database(database, refusing=None, connections_max=_THREADS + 1, statement_s=options.timeout_s)
+        self.engine = self.database.engine
         self._reader: AsyncStreamReader | None = None
         self._opening = anyio.Lock()
         self._threads = anyio.CapacityLimiter(_THREADS)
@@ -118,12 +119,12 @@ class Site:
             return writable_tables(connection)
 
     async def close(self) -> None:
-        """Let look-ups under way end, and close all connections."""
+        """Close all connections."""
         await self.servers.close()
-        await self.relations.close(drain_s=self.options.drain_s)
+        await self.relations.close()
         if self._reader is not None:
             await self._reader.close()
-        close_engine(self.engine)
+        self.database.close()
 
     async def reader(self) -> AsyncStreamReader:
         """The reader of streams, opened by who first needs it."""
@@ -166,7 +167,7 @@ class Site:
         return await self.with_broker(
             ("status", wanted),
             KEPT_S,
-            partial(status, self.address, self.engine, wanted),
+            partial(status, self.address, self.database, wanted),
             partial(recorded_status, self.engine, self.address.vhost, wanted, away),
         )
 
@@ -184,16 +185,16 @@ class Site:
 
     async def sizes(self) -> list[KeySize]:
         """What the table holds of each key."""
-        return await self.lately("sizes", SIZES_KEPT_S, partial(self.in_thread, partial(key_sizes, self.engine)))
+        return await self.lately("sizes", SIZES_KEPT_S, partial(self.in_thread, partial(key_sizes, self.database)))
 
     async def recorders(self) -> list[RecorderMember]:
         """Who records."""
-        return await self.lately("recorders", KEPT_S, partial(self.in_thread, partial(recorder_list, self.engine)))
+        return await self.lately("recorders", KEPT_S, partial(self.in_thread, partial(recorder_list, self.database)))
 
     async def recorded_ends(self, names: Sequence[str]) -> list[RecordedEnd]:
         """How far streams are recorded, those that are named or all."""
         wanted = tuple(names)
-        ask = partial(recorded_ends, self.engine, self.address.vhost, wanted, check=True)
+        ask = partial(recorded_ends, self.database, self.address.vhost, wanted, check=True)
         return await self.lately(("ends", wanted), KEPT_S, partial(self.in_thread, ask))
 
     async def lately(self, about: Any, kept_s: float, ask: Callable[[], Awaitable[_Value]]) -> _Value:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-_FORMULA: Final = re.compile(r"(^|[;,\t\r\n])([\s\ufeff\u200b]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])")
-"""Where a cell may begin for a spreadsheet, which may have another separator, with what a formula begins with."""
+_FORMULA: Final = re.compile(r"""(^|[;,\t\r\n])([\s"\ufeff\u200b]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])""")
+"""Where a cell may begin for a spreadsheet with another separator, which drops quotes, and how a formula begins."""
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from relatum.collecting._intake import id_of, id_of_place
+from relatum.collecting._message_ids import id_of, id_of_place
 from relatum.reading import Message, StreamBounds
 from relatum.steps import Request
 

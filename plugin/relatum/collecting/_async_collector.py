@@ -76,7 +76,7 @@ class AsyncMessageCollector(CollectorLife[AsyncExecutor], AsyncClosing):
         offer = partial(self._offer, described, taken)
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not await self._holds(offer, until):
-            taken.append(False)
+            self._refuse(taken)
         return taken
 
     async def flush(self, type: str | None = None) -> None:  # noqa: A002 - RabbitMQ's word for it

@@ -1,12 +1,15 @@
 """What an executor is handed, and what it may answer."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
+from relatum.collecting._message_ids import id_of
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.reading import Message
@@ -200,6 +203,40 @@ class Bulk:
         self._is_forwarded = False
         self._results: dict[MessageId, Failure | None] = {}
         self._places: frozenset[MessageId] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        type: str,  # noqa: A002 - RabbitMQ's word for it
+        messages: Iterable[Message],
+        *,
+        connection: "sa.Connection | None" = None,
+    ) -> Self:
+        """A bulk as an executor is handed it, for tests of executors: `executor(Bulk.of("order", messages))`.
+
+        Args:
+            type: The messages' type.
+            messages: Messages that were read, or made by `Message.from_amqp`.
+            connection: A transaction for an executor with `joins_transaction`; None (default) for none.
+
+        Raises:
+            InvalidInput: One of them is no `relatum.reading.Message`.
+        """
+        now, collected = datetime.now(UTC), list[Collected]()
+        for message in messages:
+            if not isinstance(message, Message):
+                raise InvalidInput(f"a bulk has relatum.reading.Message, not {message.__class__.__name__}")
+            size = len(message.body if message.raw is None else message.raw)
+            collected.append(Collected(message.id, id_of(message), type, size, message, collected_at=now))
+        bulk = cls(secrets.randbits(63), type, tuple(collected), FlushReason.EXPLICIT)
+        bulk._note_forwarded(now)
+        bulk._begin_attempt(connection)
+        return bulk
+
+    @property
+    def results(self) -> Mapping[MessageId, Failure | None]:
+        """What `succeeded` and `failed` have noted so far, by message: None for success."""
+        return MappingProxyType(self._results)
 
     # An executor that could change these would leave messages without a final status.
     id: "_ReadOnly[int]" = _read_only("_id")

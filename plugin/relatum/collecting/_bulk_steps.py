@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from relatum.collecting._bulk import Bulk, Collected, Failure, results_of
 from relatum.collecting._collector_options import ExecutorOptions
-from relatum.collecting._intake import id_of, id_of_place
+from relatum.collecting._message_ids import id_of, id_of_place
 from relatum.collecting._ports import Result, Stored
 from relatum.collecting._results import GIVEN_UP, decide, is_hopeless
 from relatum.errors import NotFound, OffsetExpired, OffsetNotFound, RelatumError

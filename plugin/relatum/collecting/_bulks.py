@@ -116,7 +116,7 @@ class TypeBulks:
 
     def take(self) -> Bulk | None:
         """The next bulk for a worker; None where there is none, or where as many run as may."""
-        if not self.waiting or self.running >= self.options.bulks_at_once:
+        if not self.waiting or self.running >= self.options.workers:
             return None
         self.running += 1
         return self.waiting.popleft()

@@ -11,7 +11,7 @@ from relatum.checks import checked_count, checked_name
 from relatum.collecting import _collector_status_statements as statements
 from relatum.errors import InvalidInput, NotFound
 from relatum.outcomes import Outcome, OutcomeStatus
-from relatum.store import as_engine, collectors, translated_errors
+from relatum.store import AnyDatabase, as_engine, collectors, translated_errors
 
 LOOKED: Final = 20_000
 """Finished messages of each stream that are looked through for a page of such as succeeded: some 30 ms."""
@@ -44,7 +44,7 @@ class CollectedPage:
 
 
 def collected(
-    database: str | sa.Engine,
+    database: AnyDatabase,
     collector: str,
     states: Collection[OutcomeStatus],
     *,
@@ -58,7 +58,7 @@ def collected(
     are looked through at most: a page may hold fewer than there are, or none, and still have a next one.
 
     Args:
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         collector: Its name.
         states: The states: all of them final, or none.
         vhost: Its virtual host.

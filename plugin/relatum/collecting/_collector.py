@@ -24,7 +24,7 @@ class MessageCollector(CollectorLife[Executor], Closing):
 
     Args:
         name: The collector's name.
-        database: PostgreSQL's URL, or an engine; None keeps states in this process alone.
+        database: PostgreSQL's URL, or a `Database`.
         broker: The broker's URL or address; None where no stream is followed, nothing is spilled or taken over, and
             there is no dead-letter stream.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
@@ -43,7 +43,7 @@ class MessageCollector(CollectorLife[Executor], Closing):
 
     Raises:
         InvalidInput: An option cannot be one.
-        ConfigurationError: An option needs a broker or a database that was not given.
+        ConfigurationError: An option needs a broker that was not given.
     """
 
     def _called_in_thread(self, executor: Executor) -> Executor:
@@ -61,13 +61,13 @@ class MessageCollector(CollectorLife[Executor], Closing):
 
         Args:
             message: A message that lies in a stream. Its place is its identity: given twice, it is consumed once.
-            timeout_s: Seconds to wait for room with `when_full="block"`; None waits for as long as it takes. A handler
-                of `collected` never waits: storing goes on only after it. An executor may wait in vain for room of its
+            timeout_s: Seconds to wait for room; 0 refuses at once, None waits for as long as it takes. A handler of
+                `collected` never waits: storing goes on only after it. An executor may wait in vain for room of its
                 own type: that is made when it returns.
 
         Returns:
-            False where it was refused, and nothing is stored: its type has no executor, there is no room (with
-            `when_full="refuse"`, or in time), or the collector stops.
+            False where it was refused, and nothing is stored: its type has no executor, there was no room in time, or
+            the collector stops.
 
         Raises:
             ConfigurationError: The collector does not run.
@@ -93,7 +93,7 @@ class MessageCollector(CollectorLife[Executor], Closing):
             while not self._offer(described, taken):
                 remaining = 0.0 if self._is_storer() else None if until is None else until - time.monotonic()
                 if remaining is not None and remaining <= 0:
-                    taken.append(False)
+                    self._refuse(taken)
                 else:
                     shared.changed.wait(remaining)
         return taken
@@ -141,8 +141,7 @@ class MessageCollector(CollectorLife[Executor], Closing):
     def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Stop in order: take nothing more, close all bulks, and wait for the executors.
 
-        What is not done in time, and what waits for a retry, is left to the other members, or to the next start; a
-        collector in memory forgets it.
+        What is not done in time, and what waits for a retry, is left to the other members, or to the next start.
 
         Args:
             timeout_s: Seconds to wait for executors. Where PostgreSQL does not answer, five more pass at most.

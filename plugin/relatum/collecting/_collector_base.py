@@ -5,8 +5,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Generic, Literal, TypeVar
 
-import sqlalchemy as sa
-
 from relatum import metrics
 from relatum.checks import (
     SECONDS_MAX,
@@ -26,17 +24,17 @@ from relatum.collecting._collector_options import (
 )
 from relatum.collecting._collector_prune import KEEP_S
 from relatum.collecting._collector_statistics import CollectorStatistics
+from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._following import Following
 from relatum.collecting._handlers import Handler
 from relatum.collecting._intake import TypeOf, describe, type_of_property
-from relatum.collecting._memory import MemoryStore
-from relatum.collecting._ports import Store
 from relatum.collecting._shared import Shared
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.limits import INTEGER_MAX
 from relatum.processes import of_one_process
 from relatum.publishing import DeadLetters
 from relatum.reading import AuthMechanism, BrokerAddress, Message, StreamBounds
+from relatum.store import AnyDatabase
 
 LEASE_S: Final = 15.0
 """Seconds a member's lease holds by default: after so long without a sign of life, others take its messages over."""
@@ -60,7 +58,7 @@ class Collector(Generic[ExecutorT]):
         self,
         name: str,
         *,
-        database: str | sa.Engine | None = None,
+        database: AnyDatabase,
         broker: str | BrokerAddress | None = None,
         stream_url: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
@@ -97,11 +95,10 @@ class Collector(Generic[ExecutorT]):
         if self._address is not None and dead_letter_stream:
             self._dead_letters = DeadLetters(self._address, dead_letter_stream)
         self._shared = Shared(
-            self._make_store(database, keep_s),
+            CollectorStore(name, database, vhost="/" if self._address is None else self._address.vhost, keep_s=keep_s),
             CollectorLimits(bytes_max, bulks_max),
             "" if self._address is None else str(self._address),
         )
-        self._is_durable = database is not None
         self._executors: dict[str, Executor] = {}
         self._is_started = self._is_closing = self._is_closed = False
         self._in_time = True
@@ -112,15 +109,6 @@ class Collector(Generic[ExecutorT]):
         self._closing = threading.RLock()
         of_one_process(self, "a collector")
         metrics.report(self._shared, collector=self.name)
-
-    def _make_store(self, database: str | sa.Engine | None, keep_s: int | None) -> Store:
-        if database is None:
-            return MemoryStore(self.name)
-        # Imported here: a collector in memory needs no PostgreSQL.
-        from relatum.collecting._collector_store import CollectorStore
-
-        vhost = "/" if self._address is None else self._address.vhost
-        return CollectorStore(self.name, database, vhost=vhost, keep_s=keep_s)
 
     def _check_startable(self) -> None:
         """Refuse what would go wrong from the start."""
@@ -170,7 +158,7 @@ class Collector(Generic[ExecutorT]):
 
         Raises:
             InvalidInput: The type has an executor already, or an option cannot be one.
-            ConfigurationError: "spill" without a broker, `joins_transaction` without a database, or the collector runs.
+            ConfigurationError: "spill" without a broker, or the collector runs.
         """
         if self._is_started:
             raise ConfigurationError("executors are registered before the collector starts")
@@ -181,8 +169,6 @@ class Collector(Generic[ExecutorT]):
             raise InvalidInput(f"options= takes ExecutorOptions, not {shown(options)}")
         if options.when_full == "spill" and self._address is None:
             raise ConfigurationError("'spill' reads bodies from their streams again: give the collector a broker")
-        if options.joins_transaction and not self._is_durable:
-            raise ConfigurationError("a collector in memory has no transaction to join: give it a database")
         called = self._called_in_thread(executor)
         self._shared.core.register(type, options)
         # Told from the start, as 0.
@@ -262,7 +248,7 @@ class Collector(Generic[ExecutorT]):
 
     @property
     def refused(self) -> int:
-        """Messages this member refused for lack of room."""
+        """Messages that `collect` refused: for want of room in time, at the end, or since they cannot be stored."""
         return self._shared.intake.refused
 
 

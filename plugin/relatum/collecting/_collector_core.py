@@ -22,7 +22,7 @@ class Verdict(Enum):
     NO_EXECUTOR = "no executor"
     """Nobody consumes its type."""
     REFUSED = "refused"
-    """There is no room, and the type refuses then; or the collector stops."""
+    """The collector stops."""
     WAIT = "wait"
     """There is no room now: offer it again after a bulk was consumed."""
 
@@ -78,7 +78,7 @@ class Core:
         if message.place in self._held:
             return Verdict.KNOWN
         if self._is_full(bulks):
-            return Verdict.REFUSED if bulks.options.when_full == "refuse" else Verdict.WAIT
+            return Verdict.WAIT
         self._hold(message)
         bulks.admit(message)
         return Verdict.TAKEN

@@ -61,6 +61,12 @@ class CollectorLife(Collector[ExecutorT]):
             shared.changed.notify_all()
         return len(taken) == len(described)
 
+    def _refuse(self, taken: list[bool]) -> None:
+        """Refuse the next message: there was no room for it in time."""
+        with self._shared.changed:
+            self._shared.intake.refused += 1
+        taken.append(False)
+
     def _may_flush(self, mark: int) -> bool:
         """Whether all is stored that had been taken at a mark, or never will be; under the lock."""
         shared = self._shared
@@ -97,7 +103,7 @@ class CollectorLife(Collector[ExecutorT]):
         for type_, executor in self._executors.items():
             options = shared.core.options_of(type_)
             open_reader = None if self._address is None else self._open_reader
-            for _ in range(options.bulks_at_once):
+            for _ in range(options.workers):
                 worker = Worker(
                     shared, type_, options, executor, open_reader=open_reader, dead_letters=self._dead_letters
                 )
@@ -163,8 +169,7 @@ class CollectorLife(Collector[ExecutorT]):
         if names and self._following is None:
             assert self._address is not None, "streams are followed on a broker"
             self._following = Following(self._shared, self._address, self._type_of, self._initial)
-            if self._is_durable:
-                self._shared.reach = self._following.reach
+            self._shared.reach = self._following.reach
         if self._following is not None:
             self._following.add(names)
 

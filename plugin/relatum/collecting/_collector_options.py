@@ -7,9 +7,9 @@ from relatum.checks import checked_choice, checked_count, checked_seconds
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 
-WhenFull = Literal["block", "refuse", "spill"]
-"""What happens to a message when there is no room: `collect` waits for it; it is refused; or bodies of bulks that wait
-are dropped from memory and read again when it is their turn."""
+WhenFull = Literal["block", "spill"]
+"""What happens to a message when there is no room: `collect` waits for it; or bodies of bulks that wait are dropped
+from memory and read again when it is their turn."""
 
 BULK_BYTES: Final = 1024 * 1024
 """Bytes of a bulk by default."""
@@ -47,9 +47,8 @@ class ExecutorOptions:
         idle_s: A bulk to which nothing was added for that long is closed; None for never.
         workers: Bulks handed to the executor at the same time, each in a thread or task.
         queue_bulks: Closed bulks that may wait for a worker before the type counts as full.
-        when_full: What happens then: "block" makes `collect` wait and followed streams stop; "refuse" refuses the
-            message; "spill" takes it, and drops bodies from memory that are read again from their streams.
-        one_at_a_time: Hand on one bulk at a time, whatever `workers` says.
+        when_full: What happens then: "block" makes `collect` wait and followed streams stop; "spill" takes the
+            message, and drops bodies from memory that are read again from their streams.
         joins_transaction: The executor writes by `bulk.connection`, in the transaction that stores its results: each
             message is consumed exactly once.
         attempts: Times a message is handed to the executor before it is given up.
@@ -66,7 +65,6 @@ class ExecutorOptions:
     workers: int = 1
     queue_bulks: int = 8
     when_full: WhenFull = "block"
-    one_at_a_time: bool = False
     joins_transaction: bool = False
     attempts: int = 3
     backoff_s: float = 1.0
@@ -81,14 +79,8 @@ class ExecutorOptions:
         if self.idle_s is not None:
             checked_seconds("idle_s", self.idle_s, zero=False)
         checked_choice("when_full", self.when_full, get_args(WhenFull))
-        for name in ("one_at_a_time", "joins_transaction"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidInput(f"{name} is True or False, not {getattr(self, name)!r}")
-
-    @property
-    def bulks_at_once(self) -> int:
-        """Bulks that may be with the executor at the same time."""
-        return 1 if self.one_at_a_time else self.workers
+        if not isinstance(self.joins_transaction, bool):
+            raise InvalidInput(f"joins_transaction is True or False, not {self.joins_transaction!r}")
 
     def backoff_after(self, attempts: int) -> float:
         """Seconds to wait after that many attempts."""

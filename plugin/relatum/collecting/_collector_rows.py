@@ -13,15 +13,14 @@ from relatum.outcomes import OutcomeStatus
 from relatum.store import copy_lines, copy_text, needs_escape
 
 
-def copy(connection: sa.Connection, member: int | None, entries: Sequence[Entry], sources: Mapping[str, int]) -> bool:
+def copy(connection: sa.Connection, member: int, entries: Sequence[Entry], sources: Mapping[str, int]) -> bool:
     """Write new rows; False, and none is written, where some are there."""
-    owner = "\\N" if member is None else member
     message_ids = [entry.message_id for entry in entries]
     if needs_escape("".join(message_ids)):
         message_ids = [copy_text(message_id) for message_id in message_ids]
     types = {kind: copy_text(kind) for kind in {entry.type for entry in entries}}
     lines = [
-        f"{sources[entry.place.stream]}\t{entry.place.offset}\t{owner}\t{entry.bytes}\t{message_id}\t{types[entry.type]}\n"
+        f"{sources[entry.place.stream]}\t{entry.place.offset}\t{member}\t{entry.bytes}\t{message_id}\t{types[entry.type]}\n"
         for entry, message_id in zip(entries, message_ids, strict=True)
     ]
     savepoint = connection.begin_nested()
@@ -44,24 +43,17 @@ def added_before(
 ) -> frozenset[MessageId]:
     """Write those rows that are not there; gives the places that wait for this member to consume them."""
     if insert:
-        add_missing(connection, member, entries, sources)
+        new = {
+            "sources": [sources[entry.place.stream] for entry in entries],
+            "offsets": [entry.place.offset for entry in entries],
+            "members": [member] * len(entries),
+            "sizes": [entry.bytes for entry in entries],
+            "message_ids": [entry.message_id for entry in entries],
+            "types": [entry.type for entry in entries],
+        }
+        connection.execute(statements.add_missing, new)
     wanted = by_source((entry.place for entry in entries), sources, of_member=member)
     return places_of(selected(connection, statements.mine_to_consume, wanted), sources)
-
-
-def add_missing(
-    connection: sa.Connection, member: int | None, entries: Sequence[Entry], sources: Mapping[str, int]
-) -> None:
-    """Write those rows that are not there."""
-    new = {
-        "sources": [sources[entry.place.stream] for entry in entries],
-        "offsets": [entry.place.offset for entry in entries],
-        "members": [member] * len(entries),
-        "sizes": [entry.bytes for entry in entries],
-        "message_ids": [entry.message_id for entry in entries],
-        "types": [entry.type for entry in entries],
-    }
-    connection.execute(statements.add_missing, new)
 
 
 Change = tuple[Any, Any, dict[str, Any]]

@@ -64,11 +64,6 @@ class CollectorSources:
             raise Conflict(f"member {member} of {self.name!r} is gone: others took over what it had")
         return at
 
-    def types_of_others(self, connection: sa.Connection, member: int) -> frozenset[str]:
-        """The types other members whose lease holds have executors of."""
-        named = {"in_collector": self.collector_id(connection), "of_member": member}
-        return frozenset(connection.scalars(statements.types_of_others, named))
-
     def ids(self, connection: sa.Connection, streams: Collection[str]) -> dict[str, int]:
         """The ids of the streams' present rows, made where they are not there."""
         if not streams:
@@ -101,11 +96,11 @@ class CollectorSources:
             {
                 "in_collector": self.collector_id(connection),
                 "of_stream": advance.stream,
-                "by": member,
+                "of_member": member,
+                "passed_over_types": sorted(advance.passed_over_types),
                 "expected": advance.from_offset,
                 "to": advance.to_offset,
                 "more_passed_over": advance.passed_over,
-                "more_refused": advance.refused,
                 "is_known": known is not None,
                 "known_offset": known and known.offset,
                 "known_fingerprint": known and known.fingerprint,
@@ -120,7 +115,7 @@ class CollectorSources:
             return False, source.source_id
         raise Conflict(
             f"the position of {advance.stream!r} in {self.name!r} is not {advance.from_offset}, or another member "
-            "follows the stream; nothing was written"
+            "follows the stream, or has executors of what would be passed over; nothing was written"
         )
 
 

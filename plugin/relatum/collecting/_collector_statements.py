@@ -102,7 +102,7 @@ forwarded: Final = _found(_messages.stream_offset, _messages.forwarded_at).where
 texts: Final = sa.select(sa.bindparam("texts", type_=sa.ARRAY(sa.Text)))
 """Texts as they are: what the database cannot hold, it refuses."""
 
-# What this member cannot go on with, and another can: stored for others, it is nobody's.
+# What this member cannot go on with, and another can, is nobody's until that one takes it over.
 _others: Final = collector_members.alias("others")
 give_back: Final = (
     sa.update(collected_messages)
@@ -189,15 +189,18 @@ forget: Final = sa.delete(collected_messages).where(
 
 # Taking over
 
-_lapsed: Final = sa.any_(sa.bindparam("lapsed", type_=sa.ARRAY(sa.BigInteger)))
-
+# Those of nobody were given back by a member that does not reach the broker, or stored by release 0.4.0.
 _taken = (
     sa.select(_messages.source_id, _messages.stream_offset)
     .join(collector_sources, _sources.source_id == _messages.source_id)
     .where(
-        _messages.member_id == _lapsed,
+        sa.or_(
+            _messages.member_id == sa.any_(sa.bindparam("lapsed", type_=sa.ARRAY(sa.BigInteger))),
+            _messages.member_id.is_(None),
+        ),
         _messages.finished_at.is_(None),
         _messages.type == sa.any_(sa.bindparam("of_types", type_=sa.ARRAY(sa.Text))),
+        _sources.collector_id == _of_collector,
         _sources.replaced_at.is_(None),
     )
     .order_by(_messages.collected_at, _messages.source_id, _messages.stream_offset)
@@ -207,38 +210,15 @@ _taken = (
     .cte("taken")
 )
 
-# Stored for others, they are nobody's. Not sorted, and so not all read, however many there are: the index has them
-# about as they came.
-_taken_up = (
-    sa.select(_messages.source_id, _messages.stream_offset)
-    .join(collector_sources, _sources.source_id == _messages.source_id)
-    .where(
-        _messages.member_id.is_(None),
-        _messages.finished_at.is_(None),
-        _messages.type == sa.any_(sa.bindparam("of_types", type_=sa.ARRAY(sa.Text))),
-        _sources.collector_id == _of_collector,
-        _sources.replaced_at.is_(None),
+take_over: Final = (
+    sa.update(collected_messages)
+    .where(_messages.source_id == _taken.c.source_id, _messages.stream_offset == _taken.c.stream_offset)
+    .values(
+        member_id=sa.bindparam("by", type_=sa.BigInteger),
+        state="collected",
+        bulk_id=sa.bindparam("token", type_=sa.BigInteger),
     )
-    .limit(sa.bindparam("most", type_=sa.Integer))
-    .with_for_update(of=collected_messages, skip_locked=True)
-    .cte("taken")
 )
-
-
-def _take(found: sa.CTE) -> sa.Update:
-    return (
-        sa.update(collected_messages)
-        .where(_messages.source_id == found.c.source_id, _messages.stream_offset == found.c.stream_offset)
-        .values(
-            member_id=sa.bindparam("by", type_=sa.BigInteger),
-            state="collected",
-            bulk_id=sa.bindparam("token", type_=sa.BigInteger),
-        )
-    )
-
-
-take_over: Final = _take(_taken)
-take_up: Final = _take(_taken_up)
 
 taken_over: Final = (
     sa.select(

@@ -47,7 +47,7 @@ class CollectorStatistics:
         held_messages: Messages taken and not settled.
         held_bytes: Their bytes in memory.
         passed_over: Messages of types that nobody has an executor of.
-        refused: Messages that were refused: for want of room, or by the store.
+        refused: Messages that `collect` refused: for want of room in time, at the end, or since they cannot be stored.
     """
 
     types: Annotated[Mapping[str, TypeStatistics], Each("type")]

@@ -11,7 +11,7 @@ from relatum.checks import checked_names, meant, shown
 from relatum.collecting import _collector_status_statements as statements
 from relatum.errors import InvalidInput, NotFound, StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import as_engine, collected_messages, translated_errors
+from relatum.store import AnyDatabase, as_engine, collected_messages, translated_errors
 
 EXACT_PAGES_MAX: Final = 50_000
 """Pages of the table up to which finished messages are counted; a larger one is sampled."""
@@ -35,7 +35,7 @@ class SourceStatus:
 
     `position` is the next offset to be read, None where the stream is not followed but messages of it were handed in.
     `lag_offsets` counts from there to the stream's end; None without a broker to ask. `follower` is who follows the
-    stream now. `passed_over` counts messages of types without an executor, `refused` those there was no room for.
+    stream now. `passed_over` counts messages of types without an executor.
     """
 
     stream: str
@@ -44,7 +44,6 @@ class SourceStatus:
     follower: str | None
     moved_at: datetime | None
     passed_over: int
-    refused: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +66,12 @@ class CollectorStatus:
 
 
 def collector_status(
-    database: str | sa.Engine, names: Collection[str] | None = None, *, broker: BrokerAddress | None = None
+    database: AnyDatabase, names: Collection[str] | None = None, *, broker: BrokerAddress | None = None
 ) -> list[CollectorStatus]:
     """The status of collectors, by name.
 
     Args:
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         names: Collectors; None: all.
         broker: Where the streams are, to know how far behind the positions are; None: that is left open.
 
@@ -98,7 +97,7 @@ def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
     named = {"in_collector": row.collector_id}
     members = [MemberStatus(*member) for member in connection.execute(statements.members, named)]
     sources = [
-        SourceStatus(each.stream, each.position, None, each.holder, each.moved_at, each.passed_over, each.refused)
+        SourceStatus(each.stream, each.position, None, each.holder, each.moved_at, each.passed_over)
         for each in connection.execute(statements.sources, named)
     ]
     unfinished = connection.execute(statements.unfinished, named).all()

@@ -32,7 +32,6 @@ sources: Final = (
         _members.holder,
         _sources.moved_at,
         _sources.passed_over,
-        _sources.refused,
     )
     .join_from(
         collector_sources, collector_members, (_members.member_id == _sources.member_id) & _is_alive, isouter=True

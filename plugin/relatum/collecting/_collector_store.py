@@ -19,15 +19,16 @@ from relatum.collecting import _collector_statements as statements
 from relatum.collecting import _member_statements as member_statements
 from relatum.collecting._bulk import REASON_CHARACTERS_MAX
 from relatum.collecting._collector_prune import KEEP_S, forget_finished
-from relatum.collecting._collector_rows import add_missing, added_before, by_source, copy, ends, selected, update
+from relatum.collecting._collector_rows import added_before, by_source, copy, ends, selected, update
 from relatum.collecting._collector_sources import CollectorSources
-from relatum.collecting._intake import id_of_place
+from relatum.collecting._message_ids import id_of_place
 from relatum.collecting._ports import Advance, Entry, Followed, Result, Stored
 from relatum.errors import Conflict, RowRefused
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, read_outcomes
 from relatum.recording import new_holder
 from relatum.store import (
+    AnyDatabase,
     Database,
     Position,
     Tokens,
@@ -48,18 +49,19 @@ lease has to be renewed meanwhile."""
 
 
 class CollectorStore:
-    """The states of one collector's messages in PostgreSQL; what `Store` promises. Thread-safe.
+    """The states of one collector's messages in PostgreSQL. Thread-safe.
+
+    Each call may raise `DatabaseUnavailable`, and is repeated then with the same arguments. A member is one running
+    collector: what it collected is its own until its lease has lapsed and another member takes it over.
 
     Args:
         name: The collector's name.
-        database: PostgreSQL's URL, or an engine, which stays the caller's.
+        database: PostgreSQL's URL, or a `Database`, which stays the caller's.
         vhost: The virtual host of the collector's streams.
         keep_s: Seconds a finished message is remembered; None for ever. The last member that joined decides.
     """
 
-    def __init__(
-        self, name: str, database: str | sa.URL | sa.Engine, *, vhost: str = "/", keep_s: int | None = KEEP_S
-    ) -> None:
+    def __init__(self, name: str, database: AnyDatabase, *, vhost: str = "/", keep_s: int | None = KEEP_S) -> None:
         self.name = name
         self._sources = CollectorSources(name, vhost, keep_s)
         self._ending = Deadline(None)
@@ -69,6 +71,7 @@ class CollectorStore:
         self._lock = threading.Lock()
         self._taking: dict[int, int] = {}
         self._tokens = Tokens()
+        self._has_said_lacking = False
 
     # Members
 
@@ -77,7 +80,7 @@ class CollectorStore:
         self._ending.end_in(seconds)
 
     def open(self, types: Collection[str], lease_s: float) -> int:
-        """Join as a new member."""
+        """Join as a new member with executors of these types; gives its id."""
         self._ending.begin_anew()
         with self._database.transaction() as connection:
             member = {
@@ -90,7 +93,11 @@ class CollectorStore:
             return int(connection.execute(member_statements.add_member, member).scalar_one())
 
     def renew(self, member: int) -> bool:
-        """Extend the lease; and forget what has been finished for longer than it is kept."""
+        """Extend the lease, also one that lapsed; and forget what has been finished for longer than it is kept.
+
+        Returns:
+            False where the member is gone, since all it had was taken over: join anew.
+        """
         with self._database.transaction() as connection:
             collector = self._sources.collector_id(connection)
             is_there = connection.execute(member_statements.renew, {"id": member}).rowcount == 1
@@ -107,34 +114,56 @@ class CollectorStore:
     # Streams
 
     def follow(self, member: int, stream: str, initial: int) -> Followed | None:
-        """Follow a stream, if no member with a lease does."""
+        """Follow a stream; None where a member with a lease does, or has executors of types that this one lacks.
+
+        `initial`: The position of a stream that this collector never followed before.
+        """
         with self._database.transaction() as connection:
             self._sources.hold(connection, member)
             source = self._sources.lock(connection, stream)
             is_others = source.member_id not in (None, member)
             if is_others and connection.execute(member_statements.is_alive, {"of_member": source.member_id}).first():
                 return None
-            taken = {"id": source.source_id, "by": member, "initial": initial}
-            position = connection.execute(member_statements.follow, taken).scalar_one()
-            others = self._sources.types_of_others(connection, member)
+            taken = {"id": source.source_id, "in_collector": self._sources.collector_id(connection)}
+            taken |= {"of_member": member, "initial": initial}
+            position = connection.execute(member_statements.follow, taken).scalar_one_or_none()
+            if position is None:
+                self._say_lacking(connection, member)
+                return None
+        self._has_said_lacking = False
         if source.last_offset is None:
-            return Followed(position, None, others, is_new=source.position is None)
-        return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms), others)
+            return Followed(position, is_new=source.position is None)
+        return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms))
+
+    def _say_lacking(self, connection: sa.Connection, member: int) -> None:
+        """Say, once, that this member follows nothing beside others that have executors of more types."""
+        if self._has_said_lacking:
+            return
+        self._has_said_lacking = True
+        named = {"in_collector": self._sources.collector_id(connection)}
+        types = {row.member_id: set(row.types) for row in connection.execute(member_statements.types_alive, named)}
+        everything = set[str]().union(*types.values())
+        lacking = sorted(everything - types.get(member, set()))
+        if everything in types.values():
+            logger.info("collector %r: those follow its streams that have executors of %s, too", self.name, lacking)
+        else:
+            text = "collector %r: nobody follows its streams: others have executors of %s, and none of all types"
+            logger.warning(text, self.name, lacking)
 
     def held(self, member: int) -> frozenset[str]:
-        """The streams that other members with a lease follow."""
+        """The streams it is of no use to ask for: others follow them, or have executors of types this member lacks."""
         with self._database.transaction() as connection:
             named = {"in_collector": self._sources.collector_id(connection), "of_member": member}
             return frozenset(connection.scalars(member_statements.held, named))
 
     def begin_anew(self, member: int, stream: str, initial: int) -> None:
-        """Begin a new generation of a stream this member follows."""
+        """Begin a new generation of a stream, for whoever follows it next; what is unfinished of the old one failed."""
         with self._database.transaction() as connection:
             old = self._its_own(connection, member, stream)
             connection.execute(member_statements.replace_source, {"id": old.source_id})
             connection.execute(member_statements.fail_unfinished, {"of_source": old.source_id, "why": REPLACED})
             new = self._sources.lock(connection, stream)
-            connection.execute(member_statements.follow, {"id": new.source_id, "by": member, "initial": initial})
+            connection.execute(member_statements.set_back, {"id": new.source_id, "to": initial})
 
     def _its_own(self, connection: sa.Connection, member: int, stream: str) -> Any:
         """The row of a stream that a member follows, locked."""
@@ -171,18 +200,19 @@ class CollectorStore:
     # Messages
 
     def add(self, member: int, entries: Sequence[Entry], advance: Advance | None = None) -> Stored:
-        """Store messages as collected, and move the position of their stream."""
+        """Store messages as collected, and move the position of their stream; gives those to be consumed here.
+
+        Raises:
+            Conflict: The position is not where it was left, or members came or went: `follow` anew. Nothing is written.
+        """
         try:
             return self._add(member, entries, advance)
         except RowRefused as refused:
-            others = () if advance is None else advance.for_others
-            renamed = self._renamed([*entries, *others])
+            renamed = self._renamed(entries)
             if not renamed:
                 raise
             extra = {"places": ", ".join(map(str, list(renamed)[:10])), "messages": len(renamed)}
             logger.warning("message ids that the database cannot hold, known by their places: %s", refused, extra=extra)
-        if advance is not None:
-            advance = replace(advance, for_others=tuple(_renamed(others, renamed)))
         return replace(self._add(member, _renamed(entries, renamed), advance), renamed=renamed)
 
     def _renamed(self, entries: Sequence[Entry]) -> dict[MessageId, str]:
@@ -212,30 +242,12 @@ class CollectorStore:
                 sources = self._sources.ids(connection, {entry.place.stream for entry in entries})
             else:
                 is_new, sources[advance.stream] = self._sources.advance(connection, member, advance)
-            if is_new and advance is not None:
-                self._add_for_others(connection, member, advance)
             if is_new and copy(connection, member, entries, sources):
                 mine = frozenset(entry.place for entry in entries)
             else:
                 mine = added_before(connection, member, entries, sources, insert=is_new)
         self._sources.remember(sources)
         return Stored(mine, at)
-
-    def _add_for_others(self, connection: sa.Connection, member: int, advance: Advance) -> None:
-        """Store what is for others, as nobody's; it must be what the members running now would have it be."""
-        if not advance.for_others and not advance.passed_over_types:
-            return
-        others = self._sources.types_of_others(connection, member)
-        joined = others & advance.passed_over_types
-        left = {entry.type for entry in advance.for_others} - others
-        if joined or left:
-            raise Conflict(
-                f"members of {self.name!r} came or went, with executors of {sorted(joined | left)}: "
-                f"{advance.stream!r} is read again from {advance.from_offset}"
-            )
-        sources = self._sources.ids(connection, {entry.place.stream for entry in advance.for_others})
-        if not copy(connection, None, advance.for_others, sources):
-            add_missing(connection, None, advance.for_others, sources)
 
     def forward(self, member: int, bulk_id: int, places: Collection[MessageId]) -> Stored:
         """Note that an executor is handed these now."""
@@ -248,7 +260,7 @@ class CollectorStore:
     def finish(
         self, member: int, bulk_id: int, results: Sequence[Result], *, connection: sa.Connection | None = None
     ) -> Stored:
-        """Store what an attempt came to."""
+        """Store what an attempt came to, of what this member still has in this bulk."""
         if connection is None:
             try:
                 return self._finish_alone(member, bulk_id, results)
@@ -303,12 +315,10 @@ class CollectorStore:
             lapsed = list(
                 connection.scalars(member_statements.lock_lapsed, {"in_collector": collector, "of_member": member})
             )
-            taken = {"of_types": list(types), "most": entries_max, "by": member, "token": token}
+            taken = {"of_types": list(types), "most": entries_max, "by": member, "token": token, "lapsed": lapsed}
+            connection.execute(statements.take_over, {**taken, "in_collector": collector})
             if lapsed:
-                found = connection.execute(statements.take_over, {**taken, "lapsed": lapsed})
-                taken["most"] = entries_max - found.rowcount
                 connection.execute(member_statements.remove_members, {"lapsed": lapsed})
-            connection.execute(statements.take_up, {**taken, "in_collector": collector})
             rows = connection.execute(statements.taken_over, {"of_member": member, "token": token}).all()
         self._taken(member, {row.stream: row.source_id for row in rows})
         return [

@@ -10,20 +10,16 @@ from typing import Final
 
 from relatum.collecting._bulk import Collected
 from relatum.collecting._collector_core import Core, Verdict
+from relatum.collecting._message_ids import checked_id, id_of_place
 from relatum.collecting._ports import Advance, Entry, Followed, Stored
 from relatum.errors import DataError, InvalidInput
-from relatum.ids import MessageId
 from relatum.reading import Message, position_of, type_and_id_of
 from relatum.waiting import ended
 
 logger = logging.getLogger("relatum.collector")
 
-NOT_OURS_MAX: Final = 10_000
-"""Messages for others, or types nobody has an executor of, that are gathered for one transaction."""
-
-MESSAGE_ID_BYTES_MAX: Final = 2000
-"""Bytes of a property `message_id` that a message is known by. AMQP 0.9.1 has 255 at most, the stream protocol any
-number; an index of PostgreSQL takes 2,704 bytes a row, and with them goes what else the row holds."""
+PASSED_OVER_MAX: Final = 10_000
+"""Types nobody has an executor of that are gathered for one transaction."""
 
 TypeOf = Callable[[Message], str | None]
 """Tells a message's type; None for a message nobody consumes."""
@@ -32,28 +28,6 @@ TypeOf = Callable[[Message], str | None]
 def type_of_property(message: Message) -> str | None:
     """The property `type`: what a collector goes by unless it is told otherwise."""
     return message.properties.type
-
-
-def id_of(message: Message) -> str:
-    """What a message is asked for by: its property `message_id`, or "stream:offset" where it has none.
-
-    One with a NUL, which PostgreSQL's text can't hold, and one too long for its index count as none.
-    """
-    return _id_of(message.id, message.properties.message_id)
-
-
-def _id_of(place: MessageId, given: str | None) -> str:
-    return given if given and "\0" not in given and not _is_long(given) else id_of_place(place)
-
-
-def _is_long(given: str) -> bool:
-    # Four bytes a character at most: only what is long is encoded to be measured.
-    return len(given) > MESSAGE_ID_BYTES_MAX // 4 and len(given.encode()) > MESSAGE_ID_BYTES_MAX
-
-
-def id_of_place(place: MessageId) -> str:
-    """What a message without a property `message_id` is asked for by."""
-    return f"{place.stream}:{place.offset}"
 
 
 def describe_followed(message: Message, type_of: TypeOf) -> Collected:
@@ -82,7 +56,7 @@ def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Coll
     if kind is not None and not isinstance(kind, str):
         raise InvalidInput(f"type_of gives a text or None, not {type(kind).__name__}, for message {place}")
     # Interned: as many messages as there are would each keep a copy of the few types.
-    kind, message_id = sys.intern(kind or ""), _id_of(place, given)
+    kind, message_id = sys.intern(kind or ""), checked_id(place, given)
     size = len(message.body if raw is None else raw)
     if raw is not None and not (is_new and type_of is type_of_property):
         message = Message.from_record(message.stream, message.offset, raw, message.chunk_ms)
@@ -97,20 +71,18 @@ class Gathered:
         messages: They are held by the core.
         advance: The move of their stream's position, where it is followed.
         last: The last message below that position.
-        for_others: Messages of types that other members have executors of.
-        passed_over_types: Types of messages that nobody has an executor of.
+        passed_over_types: Types of messages that have no executor here.
     """
 
     messages: list[Collected] = field(default_factory=list)
     advance: Advance | None = None
     last: Message | None = None
-    for_others: list[Entry] = field(default_factory=list)
     passed_over_types: set[str] = field(default_factory=set)
 
     @property
     def is_full(self) -> bool:
         """Whether what it keeps beside the core's messages has to be stored before there is more."""
-        return max(len(self.for_others), len(self.passed_over_types)) >= NOT_OURS_MAX
+        return len(self.passed_over_types) >= PASSED_OVER_MAX
 
     @property
     def stream(self) -> str:
@@ -120,11 +92,7 @@ class Gathered:
     @property
     def entries(self) -> list[Entry]:
         """The messages as the store takes them."""
-        return [_entry(message) for message in self.messages]
-
-
-def _entry(message: Collected) -> Entry:
-    return Entry(message.place, message.message_id, message.type, message.bytes)
+        return [Entry(each.place, each.message_id, each.type, each.bytes) for each in self.messages]
 
 
 class Intake:
@@ -141,7 +109,6 @@ class Intake:
         self._given = Gathered()
         self._followed: dict[str, Gathered] = {}
         self._next: dict[str, int] = {}
-        self._types_of_others: dict[str, frozenset[str]] = {}
         self._storing: Counter[str] = Counter()
         self.lost_streams: dict[str, Exception | None] = {}
         """Streams not followed any more since nothing of them was stored; whoever follows them takes them out."""
@@ -155,20 +122,15 @@ class Intake:
         verdict = self._core.admit(message, now)
         if verdict is Verdict.TAKEN:
             self._given.messages.append(message)
-        elif verdict is not Verdict.WAIT:
-            self._count(verdict)
-        return verdict
-
-    def _count(self, verdict: Verdict) -> None:
         self.passed_over += verdict is Verdict.NO_EXECUTOR
         self.refused += verdict is Verdict.REFUSED
+        return verdict
 
     # --- messages of streams that are followed --------------------------------------------------------------------
 
     def follow(self, stream: str, followed: Followed) -> None:
         """Begin with a stream where its position is."""
         self._next[stream] = followed.next_offset
-        self._types_of_others[stream] = followed.types_of_others
         self._followed.pop(stream, None)
 
     def is_followed(self, stream: str) -> bool:
@@ -185,17 +147,21 @@ class Intake:
     def take(self, stream: str, messages: Sequence[Collected], now: float) -> int:
         """Take messages of a stream, in order; gives how many. Fewer than all where the next one has to wait.
 
-        Messages whose type no running member has an executor of are passed over, as are those that are refused.
+        Messages whose type has no executor here are passed over.
         """
-        from_offset, passed_over, refused, taken = self._next[stream], self.passed_over, self.refused, 0
+        from_offset, passed_over, taken = self._next[stream], self.passed_over, 0
         gathered = self._followed.get(stream, Gathered())
         if gathered.is_full:
             return 0
         for message in messages:
             verdict = self._core.admit(message, now)
-            if verdict is Verdict.WAIT or (verdict is Verdict.REFUSED and self._core.is_stopping):
+            if verdict in (Verdict.WAIT, Verdict.REFUSED):
                 break
-            self._keep(gathered, message, verdict, self._types_of_others[stream])
+            if verdict is Verdict.TAKEN:
+                gathered.messages.append(message)
+            elif verdict is Verdict.NO_EXECUTOR:
+                gathered.passed_over_types.add(message.type)
+                self.passed_over += 1
             taken += 1
         if taken:
             last = messages[taken - 1].message
@@ -206,23 +172,10 @@ class Intake:
                 from_offset if before is None else before.from_offset,
                 last.offset + 1,
                 passed_over=self.passed_over - passed_over + (0 if before is None else before.passed_over),
-                refused=self.refused - refused + (0 if before is None else before.refused),
             )
             self._followed[stream] = gathered
             self._next[stream] = advance.to_offset
         return taken
-
-    def _keep(self, gathered: Gathered, message: Collected, verdict: Verdict, of_others: frozenset[str]) -> None:
-        """Gather a followed stream's message for whom it is."""
-        if verdict is Verdict.TAKEN:
-            gathered.messages.append(message)
-        elif verdict is not Verdict.NO_EXECUTOR:
-            self._count(verdict)
-        elif message.type in of_others:
-            gathered.for_others.append(_entry(message))
-        else:
-            gathered.passed_over_types.add(message.type)
-            self._count(verdict)
 
     # --- into the store -------------------------------------------------------------------------------------------
 
@@ -266,7 +219,6 @@ class Intake:
                     gathered.advance,
                     known_by=position_of(gathered.last),
                     passed_over_types=frozenset(gathered.passed_over_types),
-                    for_others=tuple(gathered.for_others),
                 )
             batches.append(gathered)
         self._given, self._followed = Gathered(), {}

@@ -7,7 +7,8 @@ from uuid import UUID
 
 from relatum.collecting._bulk import Bulk, Executor
 from relatum.collecting._bulk_steps import Executed, Join, Joined, Letter, letters_of, with_refused
-from relatum.collecting._ports import Abandoned, Result, Store, Stored
+from relatum.collecting._collector_store import CollectorStore
+from relatum.collecting._ports import Abandoned, Result, Stored
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.ids import MessageId
 
@@ -40,7 +41,7 @@ class JoinedRun:
 
     def __init__(
         self,
-        store: Store,
+        store: CollectorStore,
         member: int,
         join: Join,
         executor: Executor,

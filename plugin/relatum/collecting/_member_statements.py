@@ -123,21 +123,29 @@ lock_source: Final = (
 
 is_alive: Final = sa.select(_members.member_id).where(_members.member_id == sa.bindparam("of_member"), _is_alive)
 
-types_of_others: Final = (
-    sa.select(sa.func.unnest(_members.types))
-    .where(_members.collector_id == _of_collector, _members.member_id != sa.bindparam("of_member"), _is_alive)
-    .distinct()
+_others: Final = collector_members.alias("others")
+_another: Final = (
+    _others.c.collector_id == _of_collector,
+    _others.c.member_id != sa.bindparam("of_member", type_=sa.BigInteger),
+    holds(_others.c.lease_expires_at),
 )
 
-held: Final = (
-    sa.select(_sources.stream)
-    .join(collector_members, _members.member_id == _sources.member_id)
-    .where(
-        _sources.collector_id == _of_collector,
-        _sources.replaced_at.is_(None),
-        _members.member_id != sa.bindparam("of_member"),
-        _is_alive,
-    )
+# A member follows only where it has executors of all types that others have: it would pass theirs over.
+_own_types: Final = (
+    sa.select(_members.types)
+    .where(_members.member_id == sa.bindparam("of_member", type_=sa.BigInteger))
+    .scalar_subquery()
+)
+_lacks_types: Final = sa.exists().where(*_another, ~_others.c.types.op("<@", is_comparison=True)(_own_types))
+
+types_alive: Final = sa.select(_members.member_id, _members.types).where(
+    _members.collector_id == _of_collector, _is_alive
+)
+
+held: Final = sa.select(_sources.stream).where(
+    _sources.collector_id == _of_collector,
+    _sources.replaced_at.is_(None),
+    sa.or_(sa.exists().where(*_another, _others.c.member_id == _sources.member_id), _lacks_types),
 )
 
 _KNOWN_BY: Final = {
@@ -148,9 +156,9 @@ _KNOWN_BY: Final = {
 
 follow: Final = (
     sa.update(collector_sources)
-    .where(_sources.source_id == sa.bindparam("id"))
+    .where(_sources.source_id == sa.bindparam("id"), ~_lacks_types)
     .values(
-        member_id=sa.bindparam("by", type_=sa.BigInteger),
+        member_id=sa.bindparam("of_member", type_=sa.BigInteger),
         position=sa.func.coalesce(_sources.position, sa.bindparam("initial", type_=sa.BigInteger)),
     )
     .returning(_sources.position)
@@ -224,14 +232,17 @@ advance: Final = (
     sa.update(collector_sources)
     .where(
         *_this_source,
-        _sources.member_id == sa.bindparam("by"),
+        _sources.member_id == sa.bindparam("of_member", type_=sa.BigInteger),
         _sources.position == sa.bindparam("expected", type_=sa.BigInteger),
+        ~sa.exists().where(
+            *_another,
+            _others.c.types.op("&&", is_comparison=True)(sa.bindparam("passed_over_types", type_=sa.ARRAY(sa.Text))),
+        ),
     )
     .values(
         position=sa.bindparam("to", type_=sa.BigInteger),
         moved_at=sa.func.now(),
         passed_over=_sources.passed_over + sa.bindparam("more_passed_over", type_=sa.BigInteger),
-        refused=_sources.refused + sa.bindparam("more_refused", type_=sa.BigInteger),
         **{
             name: sa.case((sa.bindparam("is_known", type_=sa.Boolean), value), else_=_sources[name])
             for name, value in _KNOWN_BY.items()

@@ -13,9 +13,10 @@ from relatum.collecting._bulk_steps import Consumed
 from relatum.collecting._collector_core import Core
 from relatum.collecting._collector_options import CollectorLimits
 from relatum.collecting._collector_statistics import CollectorStatistics, TypeCounts, statistics_of
+from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._handlers import Handlers
 from relatum.collecting._intake import Gathered, Intake
-from relatum.collecting._ports import Abandoned, Store, Stored
+from relatum.collecting._ports import Abandoned, Stored
 from relatum.collecting._results import outcome_of
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.following import Reach
@@ -64,7 +65,7 @@ class Shared:
         handlers: Who is told.
         tell: Tells them, in order.
         member: This member's id.
-        reach: Whether it reaches the broker; None where nothing is followed, or there are no other members.
+        reach: Whether it reaches the broker; None where nothing is followed.
         outages: What is away.
         changed: Its lock guards `core` and `intake`; notified when either changed.
         stopping: Set when nothing new is to be read.
@@ -72,7 +73,7 @@ class Shared:
         abandoned: Set when nobody waits for servers any more: the collector has ended.
     """
 
-    def __init__(self, store: Store, limits: CollectorLimits, broker: str = "") -> None:
+    def __init__(self, store: CollectorStore, limits: CollectorLimits, broker: str = "") -> None:
         self.core = Core(limits)
         self.intake = Intake(self.core)
         self.store = store

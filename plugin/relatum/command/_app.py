@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from relatum import limits
 from relatum.command._command_list import HELP
-from relatum.compiled import is_compiled
 from relatum.errors import RelatumError
 from relatum.terminal import EPILOG, ExitCode, ending_with_output, exit_code_of, print_error
 
@@ -71,7 +71,8 @@ class _Group(TyperGroup):
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"{version('relatum')} ({'compiled' if is_compiled() else 'pure Python'})")
+        is_pure = str(limits.__file__).endswith(".py")
+        typer.echo(f"{version('relatum')} ({'pure Python' if is_pure else 'compiled'})")
         raise typer.Exit
 
 

@@ -46,5 +46,5 @@ def _source(source: SourceStatus) -> str:
     lag = "" if source.lag_offsets is None else f", lag {source.lag_offsets:,} offsets"
     return (
         f"position {source.position:,}{lag}, followed by {source.follower or 'nobody at the moment'}, "
-        f"{source.passed_over:,} passed over, {source.refused:,} refused"
+        f"{source.passed_over:,} passed over"
     )

@@ -44,9 +44,8 @@ HELP: Final[Mapping[str, str]] = {
     "prune": "Delete the rows of messages that retention has dropped, and those of removed keys, in bounded batches.",
     "forget": "Delete all that was recorded of streams, in bounded batches; the streams themselves are left alone.",
     "super-stream": "Make, describe and delete super streams, and tell where keys go.",
-    "affinity": "List, count, show, close and move affinity sets.",
+    "affinity": "List, show, close and move affinity sets.",
     "contexts": "Place serialization contexts, move them between partitions in order, and verify it.",
-    "spark": "Back-fill, join and compare with Spark, on this machine or on a cluster.",
 }
 """The first paragraph of each command's own help, in the order of the list.
 

@@ -31,11 +31,12 @@ def prune(
     `--json` prints one document: rows deleted by stream; "" stands for what belongs to no recorded stream.
     """
     address = servers.address
-    with as_engine(servers.database_url) as engine:
-        report = run_prune(address, engine, streams or None, batch_rows=batch_rows)
-        if not streams and (forgotten := forget_finished(engine, batch_rows=batch_rows, seconds=None)):
-            report.rows[""] += forgotten
-        if not streams and (forgotten := forget_placements(engine, address, batch_rows=batch_rows)):
+    report = run_prune(address, servers.database_url, streams or None, batch_rows=batch_rows)
+    if not streams:
+        with as_engine(servers.database_url) as engine:
+            forgotten = forget_finished(engine, batch_rows=batch_rows, seconds=None)
+            forgotten += forget_placements(engine, address, batch_rows=batch_rows)
+        if forgotten:
             report.rows[""] += forgotten
     if as_json:
         print_json(dict(report.rows))

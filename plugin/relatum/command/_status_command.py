@@ -4,11 +4,9 @@ from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
 
 from relatum.command._collectors_shown import print_collectors
-from relatum.command._coverage_drawn import CoverageDrawn
-from relatum.recording import StreamEvent, StreamStatus, coverage_bar
+from relatum.recording import StreamEvent, StreamStatus
 from relatum.recording import status as status_of
 from relatum.store import as_engine, check_recorded, translated_errors
 from relatum.terminal import (
@@ -84,17 +82,13 @@ def _head(stream: StreamStatus) -> str:
     return stream.state
 
 
-def _facts(stream: StreamStatus) -> list[tuple[str, RenderableType]]:
+def _facts(stream: StreamStatus) -> list[tuple[str, str]]:
     ends = "none" if stream.first is None or stream.last is None else f"{stream.first:,}–{stream.last:,}"
-    facts: list[tuple[str, RenderableType]] = [
+    facts: list[tuple[str, str]] = [
         ("offsets in the stream", ends if stream.error is None or stream.last is not None else "not known")
     ]
     if stream.error is not None:
         facts.append(("cannot be read", str(stream.error)))
-    if stream.first is not None and stream.last is not None and console.is_terminal:
-        # A program that reads it has the ranges below.
-        pieces = coverage_bar((stream.first, stream.last + 1), stream.covered, stream.holes)
-        facts.append(("coverage", CoverageDrawn(pieces)))
     facts += [(f"recorded: {key}", ranges_text(ranges)) for key, ranges in stream.covered.items()]
     if stream.holes:
         facts.append(("holes (lost to retention)", ranges_text(stream.holes)))

@@ -15,7 +15,7 @@ from relatum.contexts.serial._async_context_router import AsyncContextRouter
 from relatum.contexts.serial._context_options import ContextOptions
 from relatum.contexts.serial._context_router import ContextRouter
 from relatum.contexts.serial._order import ContextMessage, Finding, FindingKind, SerialReport
-from relatum.contexts.serial._order_verify import history, verify
+from relatum.contexts.serial._order_verify import verify
 from relatum.contexts.serial.consuming._async_consumer import AsyncSerialConsumer
 from relatum.contexts.serial.consuming._consumer import SerialConsumer
 from relatum.contexts.serial.consuming._partition_following import Pause
@@ -67,7 +67,6 @@ __all__ = [
     "consumers",
     "forget_consumer",
     "forget_placements",
-    "history",
     "placed_super_streams",
     "verify",
 ]

@@ -89,7 +89,7 @@ class KeyDefinitionConflict(Conflict):
 
 
 class IncompleteGroup(Conflict):
-    """A message group ended, or was waited for, while messages of it are missing.
+    """A message group ended while messages of it are missing.
 
     Fields: `group_id`; `missing` (ranges of sequence numbers, each with its first and its last); `last_sequence` (the
     last message's number, None where it is not there).

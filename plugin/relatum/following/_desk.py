@@ -1,7 +1,7 @@
-"""What is common to both transports: courses are followed, doubts are asked about, failures are told and repeated."""
+"""Streams in the thread that reads: courses are followed, doubts are asked about, failures are told and repeated."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final, Literal, NamedTuple, Protocol, TypeGuard
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, TypeGuard
 
 from relatum.errors import AccessRefused, ConfigurationError, RelatumError, StreamUnavailable
 from relatum.following._course import Differs, Doubt, Drop, Finding, Give, Missed, Rewind, Step
@@ -10,15 +10,13 @@ from relatum.following._followed import Followed
 from relatum.following._gathering import Gathering
 from relatum.following._held import Held
 from relatum.following._helpers import Helpers, Questions
+from relatum.following._links import Links
 from relatum.following._loop import Loop
 from relatum.following._shelf import Shelf, Shelves
-from relatum.waiting import Outages, Pauses, Server
+from relatum.waiting import Outages, Server
 
 RESUMES_AT: Final = 0.75
 """Part of the bytes that may be held at which reading goes on after a pause."""
-
-RETURN_S: Final = 30.0
-"""Seconds after which the stream protocol is tried again where AMQP 0.9.1 is used in its place."""
 
 
 class Names(NamedTuple):
@@ -31,37 +29,6 @@ class Names(NamedTuple):
 
     all: str
     one: Callable[[str], str]
-
-
-class Transport(Protocol):
-    """How streams are read."""
-
-    @property
-    def connections(self) -> int:
-        """How many there are."""
-
-    def seat(self, followed: Followed) -> None:
-        """Begin to read a stream, once there is a connection; `Desk.begins` says where."""
-
-    def unseat(self, followed: Followed) -> None:
-        """Read a stream no more."""
-
-    def grant(self, followed: Followed, credit: int, held: Held | None) -> None:
-        """Let so much more come of a stream, of which something is held no more."""
-
-    def pause(self, is_paused: bool) -> None:
-        """Read nothing for now, or again."""
-
-    def close(self) -> None:
-        """End all connections."""
-
-
-def no_room(waiting: int, connections_max: int) -> ConfigurationError:
-    """The error of streams for which there is no room on the connections that may be opened."""
-    return ConfigurationError(
-        f"{waiting} more streams need more than connections_max={connections_max} connections to the broker: divide "
-        "the streams among more processes"
-    )
 
 
 def refuses_login(error: object) -> TypeGuard[RelatumError]:
@@ -79,7 +46,7 @@ class Desk:
         names: What following is called where it is told of: all of it, and that of one stream.
         outages: Who is told of what waits.
         gathering: Told what comes.
-        transports: The transports, by the names that readers have for them.
+        connections_max: Connections that streams are read over at most.
     """
 
     def __init__(
@@ -91,7 +58,7 @@ class Desk:
         names: Names,
         outages: Outages,
         gathering: Gathering,
-        transports: "Mapping[str, Callable[[Desk], Transport]]",
+        connections_max: int,
     ) -> None:
         self.loop = loop
         self.questions = questions
@@ -100,15 +67,12 @@ class Desk:
         self.shelves = shelves
         self.gathering = gathering
         self._names = names
-        self._transports = transports
-        self.transport: Transport | None = None
-        self.name: Literal["stream", "amqp"] | None = None
         self.all: dict[int, Followed] = {}
         self._broker = Shelf("", 0)
-        self._is_choosing = self._is_paused = False
+        self._is_paused = False
         self.is_let_in = True
         """Whether the broker takes its login, as far as it has said."""
-        self._pauses = Pauses()
+        self.links = Links(self, connections_max)
 
     # --- what is followed ---------------------------------------------------------------------------------------------
 
@@ -129,60 +93,17 @@ class Desk:
 
     def _seat(self, followed: Followed) -> None:
         followed.timer = None
-        if self.transport is None:
-            self.choose()
-        elif not followed.is_over:
-            self.transport.seat(followed)
+        if not followed.is_over:
+            self.links.seat(followed)
 
     def _unseat(self, followed: Followed) -> None:
         followed.stop_timer()
         followed.round += 1
         for held in followed.course.begin():
             self.shelves.release(held)
-        if self.transport is not None:
-            self.transport.unseat(followed)
+        self.links.unseat(followed)
 
-    def choose(self) -> None:
-        """Find out by which transport streams are read, and begin with all that are followed."""
-        if not self._is_choosing:
-            self._is_choosing = True
-            self.helpers.ask(lambda: self.questions.reader().transport, self._chosen)
-
-    def _chosen(self, name: Literal["stream", "amqp"] | Exception) -> None:
-        self._is_choosing = False
-        if isinstance(name, Exception):
-            self.away(name)
-            self.loop.call_later(self._pauses.after(name), self.choose)
-            return
-        self._pauses = Pauses()
-        self.name = name
-        self.transport = transport = self._transports[name](self)
-        if name != "stream" and self.questions.address.stream_port is not None:
-            self.loop.call_later(RETURN_S, self._try_streams)
-        for followed in list(self.all.values()):
-            if followed.timer is None:
-                transport.seat(followed)
-
-    def change_transport(self) -> None:
-        """Find out anew which transport answers: what is read now ends, and is begun again by it."""
-        before, self.transport = self.transport, None
-        for followed in self.all.values():
-            followed.seat = followed.subscription = None
-        if before is not None:
-            before.close()
-        self.choose()
-
-    def _try_streams(self) -> None:
-        def tried(is_back: bool | Exception) -> None:
-            if is_back is True:
-                self.change_transport()
-            elif self.name != "stream":
-                self.loop.call_later(RETURN_S, self._try_streams)
-
-        if self.name != "stream":
-            self.helpers.ask(self.questions.by_streams_again, tried)
-
-    # --- what the transport tells -------------------------------------------------------------------------------------
+    # --- what the links tell ------------------------------------------------------------------------------------------
 
     def begins(self, followed: Followed) -> int:
         """Reading of a stream begins: the offset where."""
@@ -206,7 +127,7 @@ class Desk:
         else:
             self.shelves.hold(held)
             self._go(followed, followed.course.arrived(held))
-        self._grant(followed, None)
+        self._grant(followed)
         if not self._is_paused and self.shelves.is_full:
             self._pause(True)
 
@@ -270,13 +191,12 @@ class Desk:
             elif isinstance(step, Drop):
                 self.shelves.release(step.held)
                 followed.free(step.held)
-                self._grant(followed, step.held)
+                self._grant(followed)
             elif isinstance(step, Missed):
                 self.put(followed, Hole(stream, number, step.from_offset, step.to_offset))
             elif isinstance(step, Rewind):
-                assert self.transport is not None, "it has read something"
-                self.transport.unseat(followed)
-                self.transport.seat(followed)
+                self.links.unseat(followed)
+                self.links.seat(followed)
             elif isinstance(step, Doubt):
                 self._ask(followed, step)
             elif isinstance(step, Differs):
@@ -292,7 +212,7 @@ class Desk:
                 return
             if isinstance(finding, Finding):
                 self._go(followed, followed.course.answered(finding))
-                self._grant(followed, None)
+                self._grant(followed)
             else:
                 self.failed(followed, finding)
 
@@ -319,22 +239,20 @@ class Desk:
                 followed.course.next_offset = broken[0]
                 self.failed(followed, broken[1])
             elif done and done[-1].round == followed.round:
-                self._grant(followed, done[-1])
+                self._grant(followed)
         if self._is_paused and self.shelves.is_below(RESUMES_AT):
             self._pause(False)
 
     def _pause(self, is_paused: bool) -> None:
         self._is_paused = is_paused
-        if self.transport is not None:
-            self.transport.pause(is_paused)
+        self.links.pause(is_paused)
 
-    def _grant(self, followed: Followed, held: Held | None) -> None:
-        if followed.seat is not None and self.transport is not None:
-            self.transport.grant(followed, followed.credit(), held)
+    def _grant(self, followed: Followed) -> None:
+        if followed.seat is not None:
+            self.links.grant(followed, followed.credit())
 
     def close(self) -> None:
         """End all connections."""
         self.helpers.close()
-        if self.transport is not None:
-            self.transport.close()
+        self.links.close()
         self.questions.close()

@@ -34,7 +34,7 @@ class Followed:
         course: How far it is, and whether the stream is known.
         shelf: What waits of it for the taker.
         node: Where to read it; None for the node that is connected first.
-        seat: What reads it now: its transport's business.
+        seat: What reads it now: the links' business.
         subscription: Its number there.
         has_come: Whether something came since it was asked for last.
         barrier: What is answered when all that was asked for last has come, where that is known.

@@ -7,20 +7,18 @@ from collections import Counter as Counts
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Self
 
 from relatum import metrics
 from relatum.checks import checked_count, checked_name, checked_seconds
 from relatum.client_logs import own_connection
 from relatum.closing import Closing
 from relatum.errors import UsedAfterClose
-from relatum.following._channels import Channels
 from relatum.following._desk import Desk, Names
 from relatum.following._events import Event, Failed, Hole, Records, Replaced
 from relatum.following._followed import Followed
 from relatum.following._gathering import Gathering
 from relatum.following._helpers import Questions
-from relatum.following._links import Links
 from relatum.following._loop import Loop
 from relatum.following._shelf import Shelves
 from relatum.limits import INTEGER_MAX
@@ -88,7 +86,7 @@ class FollowerStatistics:
         followed: Streams that are followed.
         attached: Those of them that are read now, and are the ones that are known.
         connections: Connections that they are read over.
-        held: Chunks, or groups of deliveries, that the taker is not done with.
+        held: Chunks that the taker is not done with.
         held_bytes: Their bytes.
         records: Records given.
         holes: Times that retention had taken what was to be read.
@@ -137,7 +135,6 @@ class Follower(Closing):
         self._loop = Loop()
         self._questions = Questions(address, self._options.timeout_s, self._options.heartbeat_s)
         self._shelves = Shelves(self._options.bytes_max, lambda: self._loop.add_callback(self._desk.collect), ready)
-        most = self._options.connections_max
         self._desk = Desk(
             self._loop,
             self._questions,
@@ -145,7 +142,7 @@ class Follower(Closing):
             names=Names(name, who),
             outages=outages or Outages(_NOBODY),
             gathering=Gathering(self._options.gather_s),
-            transports={"stream": lambda desk: Links(desk, most), "amqp": lambda desk: Channels(desk, most)},
+            connections_max=self._options.connections_max,
         )
         self._lock = threading.Lock()
         self._current: dict[str, Followed] = {}
@@ -263,11 +260,6 @@ class Follower(Closing):
         return self._questions.reader()
 
     @property
-    def transport(self) -> Literal["stream", "amqp"] | None:
-        """How streams are read now; None before the broker has answered."""
-        return self._desk.name
-
-    @property
     def is_let_in(self) -> bool:
         """Whether the broker takes the login of what follows, as far as it has said."""
         return self._desk.is_let_in
@@ -275,11 +267,10 @@ class Follower(Closing):
     def statistics(self) -> FollowerStatistics:
         """How it stands."""
         followed = list(self._desk.all.values())
-        transport = self._desk.transport
         return FollowerStatistics(
             followed=len(self._current),
             attached=sum(each.is_attached and each.seat is not None for each in followed),
-            connections=0 if transport is None else transport.connections,
+            connections=self._desk.links.connections,
             held=self._shelves.count,
             held_bytes=self._shelves.bytes,
             records=self._records,

@@ -1,20 +1,17 @@
-"""What was read and is held for the taker: a chunk of the stream protocol, or deliveries of AMQP 0.9.1.
+"""A chunk that was read and is held for the taker.
 
-A chunk stays as it came, and is split and unpacked piece by piece when its turn to be taken comes: what is held has the
-size that was sent, whatever it unpacks to.
+It stays as it came, and is split and unpacked piece by piece when its turn to be taken comes: what is held has the size
+that was sent, whatever it unpacks to.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from relatum.reading import Message, RecordBatch
 from relatum.wire import Chunk, record_at, small_records, split
 
 
 class Held:
-    """Something that was read at once, given in pieces, and done when all of them are.
-
-    Args:
-        bytes_: Its bytes, about.
+    """A chunk, given in pieces, and done when all of them are.
 
     Attributes:
         begin: Records before that offset are not given.
@@ -25,21 +22,33 @@ class Held:
         round: See `Followed.round`.
     """
 
-    __slots__ = ("_pieces", "begin", "bytes", "is_cut", "is_done", "out", "round")
+    __slots__ = (
+        "_chunk",
+        "_pieces",
+        "begin",
+        "bytes",
+        "first_offset",
+        "is_cut",
+        "is_done",
+        "last_offset",
+        "out",
+        "round",
+    )
 
-    first_offset: int
-    last_offset: int
-
-    def __init__(self, bytes_: int) -> None:
+    def __init__(self, chunk: Chunk) -> None:
+        self._chunk = chunk
         self.begin = 0
-        self.bytes = bytes_
+        self.bytes = len(chunk.data)
+        self.first_offset = chunk.first_offset
+        self.last_offset = chunk.first_offset + chunk.record_count - 1
         self.out = self.round = 0
         self.is_cut = self.is_done = False
         self._pieces: Iterator[RecordBatch] | None = None
 
     def at(self, offset: int) -> Message | None:
         """The message at an offset; None where none is held."""
-        raise NotImplementedError
+        record = record_at(self._chunk, offset)
+        return None if record is None else Message.from_record("", offset, record, self._chunk.time_ms)
 
     def piece(self, stream: str) -> RecordBatch | None:
         """The next piece; None where there is no other, which `is_cut` says after the last one already.
@@ -47,32 +56,6 @@ class Held:
         Raises:
             ChunkCorrupt: lengths inside it are wrong.
         """
-        if self._pieces is None:
-            self._pieces = self._cut(stream)
-        piece = next(self._pieces, None)
-        self.is_cut = piece is None or piece.last_offset >= self.last_offset
-        return piece
-
-    def _cut(self, stream: str) -> Iterator[RecordBatch]:
-        raise NotImplementedError
-
-
-class HeldChunk(Held):
-    """A chunk."""
-
-    __slots__ = ("_chunk", "first_offset", "last_offset")
-
-    def __init__(self, chunk: Chunk) -> None:
-        super().__init__(len(chunk.data))
-        self._chunk = chunk
-        self.first_offset = chunk.first_offset
-        self.last_offset = chunk.first_offset + chunk.record_count - 1
-
-    def at(self, offset: int) -> Message | None:
-        record = record_at(self._chunk, offset)
-        return None if record is None else Message.from_record("", offset, record, self._chunk.time_ms)
-
-    def piece(self, stream: str) -> RecordBatch | None:
         if self._pieces is None and self.begin <= self.first_offset:
             chunk = self._chunk
             records = small_records(chunk)
@@ -82,7 +65,11 @@ class HeldChunk(Held):
                 return RecordBatch(
                     stream, first, range(first, first + len(records)), records, chunk.time_ms, chunk.epoch
                 )
-        return super().piece(stream)
+        if self._pieces is None:
+            self._pieces = self._cut(stream)
+        piece = next(self._pieces, None)
+        self.is_cut = piece is None or piece.last_offset >= self.last_offset
+        return piece
 
     def _cut(self, stream: str) -> Iterator[RecordBatch]:
         chunk, begin = self._chunk, self.begin
@@ -92,28 +79,3 @@ class HeldChunk(Held):
                 records, first = records[begin - first :], begin
             if records:
                 yield RecordBatch(stream, first, range(first, end), records, chunk.time_ms, chunk.epoch)
-
-
-class HeldDeliveries(Held):
-    """Deliveries of one consumer, at least one.
-
-    Attributes:
-        tag: The last one's delivery tag.
-    """
-
-    __slots__ = ("_messages", "first_offset", "last_offset", "tag")
-
-    def __init__(self, messages: Sequence[Message], tag: int) -> None:
-        super().__init__(sum(len(message.body) for message in messages))
-        self._messages = messages
-        self.tag = tag
-        self.first_offset = messages[0].offset
-        self.last_offset = messages[-1].offset
-
-    def at(self, offset: int) -> Message | None:
-        return next((message for message in self._messages if message.offset == offset), None)
-
-    def _cut(self, stream: str) -> Iterator[RecordBatch]:
-        messages = [message for message in self._messages if message.offset >= self.begin]
-        offsets = [message.offset for message in messages]
-        yield RecordBatch(stream, offsets[0], offsets, (), messages=messages)

@@ -81,9 +81,7 @@ class Questions:
         self.timeout_s = timeout_s
         self.heartbeat_s = heartbeat_s
         self._opening = threading.Lock()
-        self._lock = threading.Lock()
         self._reader: StreamReader | None = None
-        self._before: StreamReader | None = None
         self._is_closed = False
 
     def reader(self) -> StreamReader:
@@ -97,54 +95,18 @@ class Questions:
             return reader
         # One opens for all who ask; who closes waits for nobody.
         with self._opening:
+            if self._reader is None and not self._is_closed:
+                self._reader = StreamReader.open(self.address, timeout_s=self.timeout_s, heartbeat_s=self.heartbeat_s)
             if self._reader is None or self._is_closed:
-                self._use(self._open())
-            assert self._reader is not None, "it was opened"
+                self.close()
+                raise UsedAfterClose("the follower was closed: open another one")
             return self._reader
-
-    def _open(self) -> StreamReader:
-        if self._is_closed:
-            raise UsedAfterClose("the follower was closed: open another one")
-        return StreamReader.open(self.address, timeout_s=self.timeout_s, heartbeat_s=self.heartbeat_s)
-
-    def _use(self, reader: StreamReader) -> None:
-        """Use a reader that was opened; where it was closed meanwhile, it is not used."""
-        with self._lock:
-            # Somebody may be asking by the last one: it is closed with its successor.
-            oldest, self._before = self._before, self._reader
-            self._reader = reader
-            is_closed = self._is_closed
-        if oldest is not None:
-            oldest.close()
-        if is_closed:
-            reader.close()
-            raise UsedAfterClose("the follower was closed: open another one")
-
-    def by_streams_again(self) -> bool:
-        """Whether the stream protocol answers, where AMQP 0.9.1 is in use; it is used from then on."""
-        reader = self._open()
-        if reader.transport != "stream":
-            reader.close()
-            return False
-        self._use(reader)
-        return True
-
-    def forget(self) -> None:
-        """Open another one for the next question: which transport answers is found out anew."""
-        with self._lock:
-            if self._reader is None:
-                return
-            oldest, self._before, self._reader = self._before, self._reader, None
-        if oldest is not None:
-            oldest.close()
 
     def close(self) -> None:
         """Close the reader."""
-        with self._lock:
-            self._is_closed = True
-            readers = [reader for reader in (self._before, self._reader) if reader is not None]
-        for reader in readers:
-            reader.close()
+        self._is_closed = True
+        if self._reader is not None:
+            self._reader.close()
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
@@ -166,14 +128,13 @@ class Questions:
         is_enough = doubt.is_end and found in (Agreement.SAME, Agreement.EXPIRED)
         return Finding(found, None if is_enough else reader.bounds(stream))
 
-    def link(self, node: Broker | None) -> SocketConnection | None:
-        """A connection of the stream protocol to a node; None where another transport is in use.
+    def link(self, node: Broker | None) -> SocketConnection:
+        """A connection to a node.
 
         Raises:
             BrokerUnavailable, AccessRefused, ConfigurationError: none can be opened.
         """
-        reader = self.reader()
-        return reader.link(node) if reader.transport == "stream" else None
+        return self.reader().link(node)
 
     def why_missing(self, stream: str) -> RelatumError | None:
         """Why a node does not know a stream: there is none, or a queue of that name. None where it was declared now."""

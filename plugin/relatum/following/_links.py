@@ -1,21 +1,23 @@
-"""Streams over the stream protocol: up to 256 on a connection, and a connection for each node that has some.
+"""The connections that streams are read over: up to 256 on a connection, and a connection for each node that has some.
 
 A stream is asked for where the follower is connected first. Only where it has no replica there, it is asked where it
 lies (many streams in one question), and read from a node that has one.
 """
 
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from relatum.errors import StreamNotHere
-from relatum.following._desk import Desk, no_room
+from relatum.errors import ConfigurationError, StreamNotHere
 from relatum.following._followed import SETTLED_S, Followed
-from relatum.following._held import Held, HeldChunk
+from relatum.following._held import Held
 from relatum.following._link import Link
 from relatum.following._subscriptions import Ended, Placed, Quiet, Subscriptions
 from relatum.reading import OUT_OF_REACH_S, PLACES_AT_ONCE, Broker, SocketConnection, StreamPlaces, other_nodes
 from relatum.waiting import Pauses
 from relatum.wire import Chunk, Code, Event
+
+if TYPE_CHECKING:
+    from relatum.following._desk import Desk
 
 BEAT_S: Final = 1.0
 """Seconds between two looks at heartbeats: a tenth of one, at least, is what they are late."""
@@ -23,15 +25,12 @@ BEAT_S: Final = 1.0
 SPREAD_MAX: Final = 6
 """Connections that streams are spread over where those of one wait for each other: eight, with two to ask by."""
 
-FALLBACK_S: Final = 30.0
-"""Seconds without the stream protocol after which it is asked anew which transport answers."""
-
 
 class Seat:
     """A connection, and the streams that are read over it.
 
     Args:
-        links: The transport.
+        links: All of them.
         lane: The node's connections.
         connection: The connection.
     """
@@ -61,7 +60,6 @@ class Lane:
         self.waiting: dict[Followed, None] = {}
         self.is_opening = False
         self.pauses = Pauses()
-        self.failing_since: float | None = None
         self.out_until = 0.0
 
     def roomiest(self) -> Seat | None:
@@ -71,14 +69,14 @@ class Lane:
 
 
 class Links:
-    """The stream protocol's `Transport`.
+    """The connections.
 
     Args:
         desk: Whose streams are read.
         connections_max: Connections that streams are read over at most.
     """
 
-    def __init__(self, desk: Desk, connections_max: int) -> None:
+    def __init__(self, desk: "Desk", connections_max: int) -> None:
         self.desk = desk
         self._connections_max = connections_max
         self._spread_most = self._spread_max = min(SPREAD_MAX, connections_max)
@@ -99,7 +97,7 @@ class Links:
             self._lanes[node] = Lane(node)
         return self._lanes[node]
 
-    # --- as a Transport -----------------------------------------------------------------------------------------------
+    # --- what the desk asks for ---------------------------------------------------------------------------------------
 
     def seat(self, followed: Followed) -> None:
         """Subscribe, where there is room; else it waits for another connection."""
@@ -122,7 +120,7 @@ class Links:
             seat.subscriptions.remove(followed)
             self._touch(seat)
 
-    def grant(self, followed: Followed, credit: int, held: Held | None) -> None:
+    def grant(self, followed: Followed, credit: int) -> None:
         """Grant credit; as long as it was not seen to be without more, whether it is now is asked, too.
 
         Also without credit, where what came since was larger than what had been expected: so much is under way still
@@ -180,7 +178,10 @@ class Links:
         if lane.is_opening or self._is_closed:
             return
         if self.connections >= self._connections_max + sum(seat.subscriptions.is_worn for seat in lane.seats):
-            error = no_room(len(lane.waiting), self._connections_max)
+            error = ConfigurationError(
+                f"{len(lane.waiting)} more streams need more than connections_max={self._connections_max} connections "
+                "to the broker: divide the streams among more processes"
+            )
             for followed in list(lane.waiting):
                 self.desk.failed(followed, error)
             return
@@ -188,13 +189,11 @@ class Links:
         node = lane.node
         self.desk.helpers.ask(lambda: self.desk.questions.link(node), lambda opened: self._opened(lane, opened))
 
-    def _opened(self, lane: Lane, opened: SocketConnection | Exception | None) -> None:
+    def _opened(self, lane: Lane, opened: SocketConnection | Exception) -> None:
         lane.is_opening = False
         if self._is_closed:
             if isinstance(opened, SocketConnection):
                 opened.close()
-        elif opened is None:
-            self.desk.change_transport()
         elif isinstance(opened, Exception):
             self._not_opened(lane, opened)
         else:
@@ -202,7 +201,6 @@ class Links:
 
     def _use(self, lane: Lane, new: Seat) -> None:
         lane.seats.append(new)
-        lane.failing_since = None
         self._spread_max = self._spread_most
         self.desk.back()
         new.link.pause(self._is_paused)
@@ -230,7 +228,6 @@ class Links:
             lane.waiting[followed] = None
 
     def _not_opened(self, lane: Lane, error: Exception) -> None:
-        now = time.monotonic()
         if lane.roomiest() is not None:
             # It was only to spread them, and the broker may let no more in.
             self._spread_max = self.connections
@@ -238,13 +235,10 @@ class Links:
             return
         if lane.node is not None:
             # It may advertise a name that only it knows: the streams are looked for elsewhere.
-            lane.out_until = now + OUT_OF_REACH_S
+            lane.out_until = time.monotonic() + OUT_OF_REACH_S
             for followed in list(lane.waiting):
                 self._give_up(followed, error)
             return
-        lane.failing_since = lane.failing_since or now
-        if now - lane.failing_since > FALLBACK_S:
-            self.desk.questions.forget()
         self.desk.away(error)
         self._open_later(lane, error)
 
@@ -281,7 +275,7 @@ class Links:
                 followed = subscriptions.followed.get(event.subscription)
                 if followed is not None:
                     followed.has_come = True
-                    desk.came(followed, HeldChunk(event))
+                    desk.came(followed, Held(event))
             else:
                 self._told(seat, event)
 

@@ -1,8 +1,7 @@
-"""The loop of the one thread that reads: sockets, timers, and calls from other threads. pika runs on it as well."""
+"""The loop of the one thread that reads: sockets, timers, and calls from other threads."""
 
 import contextlib
 import heapq
-import os
 import selectors
 import socket
 import time
@@ -32,14 +31,10 @@ class Timer:
 
 
 class Loop:
-    """Runs handlers, step by step. `add_callback` is for any thread, all else for the one that runs it.
-
-    Its methods are what pika asks of a loop (`AbstractSelectorIOLoop`).
-    """
+    """Runs handlers, step by step. `add_callback` is for any thread, all else for the one that runs it."""
 
     READ: Final = 1
     WRITE: Final = 4
-    ERROR: Final = 8
 
     def __init__(self) -> None:
         self._handlers: dict[int, Handler] = {}
@@ -57,8 +52,6 @@ class Loop:
         self._writer.setblocking(False)
         self._selector.register(self._reader, selectors.EVENT_READ)
         self._is_open = True
-
-    # --- what pika calls ----------------------------------------------------------------------------------------------
 
     def add_handler(self, fd: int, handler: Handler, events: int) -> None:
         """Call a handler whenever a descriptor is ready for some of the events."""
@@ -89,10 +82,6 @@ class Loop:
         heapq.heappush(self._timers, (time.monotonic() + delay, next(self._numbers), timer))
         return timer
 
-    def remove_timeout(self, timer: Timer) -> None:
-        """Do not call what was to be called later."""
-        timer.cancel()
-
     def add_callback(self, callback: Callable[[], object]) -> None:
         """Call soon, in the loop's thread."""
         self._calls.append(callback)
@@ -101,11 +90,6 @@ class Loop:
             # Full: it is awake by then.
             with contextlib.suppress(OSError):
                 self._writer.send(b"\0")
-
-    def start(self) -> None:
-        """Pika may ask for it; its owner runs this loop."""
-
-    stop = start
 
     # --- its owner ----------------------------------------------------------------------------------------------------
 
@@ -148,12 +132,6 @@ class Loop:
             callback = heapq.heappop(self._timers)[2].callback
             if callback is not None:
                 callback()
-
-    def shut_sockets(self) -> None:
-        """Shut all sockets that handlers have: who reads them is told of their end."""
-        for descriptor in self._handlers:
-            with socket.socket(fileno=os.dup(descriptor)) as twin, contextlib.suppress(OSError):
-                twin.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Release its own sockets, if it was opened; handlers' are their owners'."""

@@ -50,9 +50,6 @@ class Shelf:
 
     def note_last(self, batch: RecordBatch) -> None:
         """Keep what the last message given is known by."""
-        if batch.messages is not None:
-            self._last = position_of(batch.messages[-1])
-            return
         # Not a message yet: this is done for each chunk, and asked for after a break.
         self._last = batch.offsets[-1], batch.records[-1], batch.chunk_ms
         if len(batch.records[-1]) > RECORD_KEPT_BYTES:
@@ -312,6 +309,4 @@ class Shelves:
 
 
 def _bytes_of(batch: RecordBatch) -> int:
-    if batch.messages is not None:
-        return sum(len(message.body) for message in batch.messages)
     return sum(map(len, batch.records))

@@ -3,7 +3,7 @@
 What a message's place in a group is stands in `relatum.membership`; groups are read by `relatum_consumer.groups`.
 """
 
-from relatum.groups._group import MessageGroup, OnIncomplete
+from relatum.groups._group import MessageGroup
 from relatum.groups._group_async import AsyncMessageGroup
 from relatum.membership import GROUP_KEY, Membership, new_group_id
 
@@ -12,6 +12,5 @@ __all__ = [
     "AsyncMessageGroup",
     "Membership",
     "MessageGroup",
-    "OnIncomplete",
     "new_group_id",
 ]

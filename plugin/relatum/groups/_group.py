@@ -1,7 +1,7 @@
 """Publishing a group of messages in its logical order, through pika."""
 
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Any, Self
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
@@ -13,24 +13,13 @@ from relatum.membership import GroupFault, GroupPosition, Membership, Numbering
 from relatum.processes import of_one_process
 from relatum.publishing import OwnProperties, copy_with, publisher_of
 
-OnIncomplete: TypeAlias = Literal["raise", "close"]
-
-_CHOICES: Final = ("raise", "close")
-
 
 class GroupBase:
     """What the groups of both clients share: the group's numbers, and how it ends."""
 
-    def __init__(
-        self, routing_key: str, on_incomplete: OnIncomplete, group_id: str | None, start: int, *, exchange: str = ""
-    ) -> None:
+    def __init__(self, routing_key: str, group_id: str | None, start: int, *, exchange: str = "") -> None:
         _check_text("routing_key", routing_key)
         self._target = exchange, routing_key
-        if on_incomplete not in _CHOICES:
-            raise InvalidGroup(
-                f"on_incomplete is 'raise' or 'close', not {on_incomplete!r}", reason=str(GroupFault.OPTION_INVALID)
-            )
-        self._closes = on_incomplete == "close"
         self._numbers = Numbering(group_id, start)
         of_one_process(self, "a message group, whose numbers are given once,")
 
@@ -69,8 +58,8 @@ class GroupBase:
             position: What the streams hold of the group: `relations.group_position(group_id, streams=…)`, asked for
                 with the stream that this group is put into. The database may not know it yet.
             unproven: True: also from a position that is not proven (`position.is_proven`): one that was read with
-                `complete=False`, or over AMQP 0.9.1 alone. There may be more of the group than it says, and what is put
-                would double it. Default False.
+                `complete=False`, or where a leader cannot be reached. There may be more of the group than it says,
+                and what is put would double it. Default False.
 
         Raises:
             InvalidGroup: it is another group, and this one has messages already; the position says nothing of where
@@ -102,10 +91,6 @@ class GroupBase:
         if not isinstance(error, PublishOutcomeUnknown):
             self._numbers.give_back(place)
 
-    def _must_close(self) -> bool:
-        """Whether the group needs a closing message now."""
-        return self._closes and self._numbers.is_begun and self._numbers.last_sequence is None
-
     def _end(self) -> None:
         self._numbers.end()
         if self._numbers.is_begun and not self._numbers.is_complete:
@@ -123,9 +108,9 @@ class MessageGroup(GroupBase):
     properties given are replaced. Bodies, other headers and other properties are as for `basic_publish`. The group is
     used on the connection's thread, as the channel is.
 
-    Leaving the block without a last message is `IncompleteGroup`, or closes the group: see `on_incomplete`. A block in
-    which nothing was put leaves no group, and is no error. When an exception leaves the block, the group stays as it
-    is and that exception goes on: `resume`, or `start`, goes on with the group.
+    Leaving the block without a last message is `IncompleteGroup`. A block in which nothing was put leaves no group,
+    and is no error. When an exception leaves the block, the group stays as it is and that exception goes on: `resume`,
+    or `start`, goes on with the group.
 
     Args:
         channel: A channel of an intercepted pika connection: blocking, or a callback connection's. With confirms on a
@@ -133,8 +118,6 @@ class MessageGroup(GroupBase):
             callback connection, the numbers are those of the messages sent.
         exchange: Where messages go that name nothing else; "" (default) is the default exchange.
         routing_key: The routing key of messages that name none; default "".
-        on_incomplete: `"raise"` (default): leaving the block without a last message is `IncompleteGroup`. `"close"`:
-            a message with an empty body is published as the last one, where the newest message went.
         group_id: The group to go on with, 48 hexadecimal digits. None (default): a new group.
         start: The number of the first message put here, default 1; with `group_id` only. Those below it are taken for
             published: `position.next_sequence` of a group without gaps.
@@ -150,17 +133,15 @@ class MessageGroup(GroupBase):
         exchange: str = "",
         routing_key: str = "",
         *,
-        on_incomplete: OnIncomplete = "raise",
         group_id: str | None = None,
         start: int = 1,
     ) -> None:
         self._publisher = publisher_of(channel)
         _check_text("exchange", exchange)
-        super().__init__(routing_key, on_incomplete, group_id, start, exchange=exchange)
+        super().__init__(routing_key, group_id, start, exchange=exchange)
         self._channel = channel
         self._exchange = exchange
         self._routing_key = routing_key
-        self._newest: tuple[str, str, bool, dict[str, Any]] = (exchange, routing_key, True, {})
 
     def put(
         self,
@@ -206,12 +187,10 @@ class MessageGroup(GroupBase):
         place = self._numbers.take(last=last)
         try:
             grouped = _grouped(properties, place)
-            result = self._channel.basic_publish(exchange, routing_key, body, grouped, mandatory, **kwargs)
+            return self._channel.basic_publish(exchange, routing_key, body, grouped, mandatory, **kwargs)
         except Exception as error:
             self._failed(place, error)
             raise
-        self._newest = (exchange, routing_key, mandatory, kwargs)
-        return result
 
     def close(self) -> None:
         """End the group, as leaving its block does.
@@ -219,9 +198,6 @@ class MessageGroup(GroupBase):
         Raises:
             IncompleteGroup: messages of it are missing (fields `missing`, `last_sequence`).
         """
-        if self._must_close():
-            exchange, routing_key, mandatory, options = self._newest
-            self.put(b"", None, True, exchange=exchange, routing_key=routing_key, mandatory=mandatory, **options)
         self._end()
 
     def __enter__(self) -> Self:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from relatum import publishing
 from relatum.errors import PublishUnroutable
-from relatum.groups._group import GroupBase, OnIncomplete
+from relatum.groups._group import GroupBase
 from relatum.membership import Membership
 from relatum.publishing import intercepted_exchange
 
@@ -28,7 +28,6 @@ class AsyncMessageGroup(GroupBase):
         target: An exchange of an intercepted aio-pika connection, or a channel, which means its default exchange. With
             confirms, aio-pika's default, a message that the broker did not take does not use up its number.
         routing_key: The routing key of messages that name none; default "".
-        on_incomplete: `"raise"` (default) or `"close"`; see `MessageGroup`.
         group_id: As for `MessageGroup`.
         start: As for `MessageGroup`.
     """
@@ -38,14 +37,12 @@ class AsyncMessageGroup(GroupBase):
         target: "AbstractExchange | AbstractChannel",
         routing_key: str = "",
         *,
-        on_incomplete: OnIncomplete = "raise",
         group_id: str | None = None,
         start: int = 1,
     ) -> None:
         self._exchange = intercepted_exchange(target)[0]
-        super().__init__(routing_key, on_incomplete, group_id, start, exchange=self._exchange.name)
+        super().__init__(routing_key, group_id, start, exchange=self._exchange.name)
         self._routing_key = routing_key
-        self._newest: tuple[Any, str, dict[str, Any]] = (self._exchange, routing_key, {})
 
     async def put(
         self,
@@ -74,16 +71,10 @@ class AsyncMessageGroup(GroupBase):
         except Exception as error:
             self._failed(place, error)
             raise
-        self._newest = (target, routing_key, {"mandatory": mandatory, **kwargs})
         return result
 
     async def close(self) -> None:
         """End the group, as leaving its block does."""
-        if self._must_close():
-            from aio_pika import Message
-
-            exchange, routing_key, options = self._newest
-            await self.put(Message(b""), last=True, exchange=exchange, routing_key=routing_key, **options)
         self._end()
 
     async def __aenter__(self) -> Self:

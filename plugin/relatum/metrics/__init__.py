@@ -25,7 +25,7 @@ from relatum.metrics._declaring import (
     declared,
     reported,
 )
-from relatum.metrics._exposing import collector, exposition, registry, serve
+from relatum.metrics._exposing import collector, exposition, serve
 from relatum.metrics._histogram import Histogram, Observed
 from relatum.metrics._reporting import report, retire, told, when_reported
 
@@ -43,7 +43,6 @@ __all__ = [
     "collector",
     "declared",
     "exposition",
-    "registry",
     "report",
     "reported",
     "retire",

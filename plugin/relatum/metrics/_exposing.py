@@ -6,26 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 from relatum.errors import ConfigurationError
 from relatum.metrics._declaring import Kind, Metric
-from relatum.metrics._reporting import Reports, told
+from relatum.metrics._reporting import told
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector, CollectorRegistry
 
 
-def collector(source: Reports | None = None) -> "Collector":
+def collector() -> "Collector":
     """What a registry of `prometheus_client` is given: `prometheus_client.REGISTRY.register(collector())`.
 
-    It asks no server, so that it always answers.
-
-    Args:
-        source: A recorder, to tell of it alone. None (default): all components of this process, those that come
-            later too.
+    It tells of all components of this process, those that come later too. It asks no server, so that it always answers.
     """
     from prometheus_client.registry import Collector
 
     class Told(Collector):
         def collect(self) -> Iterator[Any]:
-            return (_family(metric, values) for metric, values in told(source))
+            return (_family(metric, values) for metric, values in told())
 
         def describe(self) -> list[Any]:
             # Nothing is known to collide; registering must not ask.
@@ -38,15 +34,15 @@ def exposition() -> str:
     """All metrics of this process in Prometheus' text format: `text/plain; version=0.0.4; charset=utf-8`."""
     from prometheus_client import generate_latest
 
-    return generate_latest(registry()).decode()
+    return generate_latest(_registry()).decode()
 
 
-def registry(source: Reports | None = None) -> "CollectorRegistry":
-    """A registry of `prometheus_client` with nothing else in it; `source` as of `collector`."""
+def _registry() -> "CollectorRegistry":
+    """A registry of `prometheus_client` with nothing else in it."""
     from prometheus_client import CollectorRegistry
 
     made = CollectorRegistry()
-    made.register(collector(source))
+    made.register(collector())
     return made
 
 
@@ -66,7 +62,7 @@ def serve(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
     from prometheus_client import start_http_server
 
     try:
-        server, thread = start_http_server(port, addr=host, registry=registry())
+        server, thread = start_http_server(port, addr=host, registry=_registry())
     except OSError as error:
         raise ConfigurationError(f"no metrics can be served on {host}:{port}: {error.strerror}") from error
 

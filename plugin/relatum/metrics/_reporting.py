@@ -162,13 +162,9 @@ def retire(source: Reports) -> None:
     _registry.retire(source)
 
 
-def told(source: Reports | None = None) -> Iterator[tuple[Metric, dict[tuple[str, ...], Any]]]:
-    """All metrics by name, each with its values by those of its labels.
-
-    Args:
-        source: Of this component alone, which has no labels of its own. None (default): of all.
-    """
-    values = _registry.values() if source is None else values_of(source, {})
+def told() -> Iterator[tuple[Metric, dict[tuple[str, ...], Any]]]:
+    """All metrics by name, each with its values by those of its labels."""
+    values = _registry.values()
     by_metric: dict[Metric, dict[tuple[str, ...], Any]] = {}
     for (metric, labels), each in values.items():
         by_metric.setdefault(metric, {})[labels] = metric.merge(each)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-import sqlalchemy as sa
-
 from relatum.checks import checked_callable, checked_name, checked_seconds, seconds_text, shown
 from relatum.closing import AsyncClosing, Closing
 from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, Transient, UsedAfterClose
@@ -16,7 +14,7 @@ from relatum.outcomes._outcome_statements import read_outcomes, require_collecto
 from relatum.outcomes._outcome_values import Outcome, OutcomeStatus
 from relatum.outcomes._outcome_watch import POLL_LAST_S, OutcomeWatch, call_handler
 from relatum.processes import after_fork, leave_to_parent
-from relatum.store import Database, database_name
+from relatum.store import AnyDatabase, Database, database_name
 from relatum.waiting import LEAST_S, Deadline, in_thread, within
 
 WAIT_S: Final = 10.0
@@ -30,11 +28,11 @@ class Outcomes(Closing):
     """What became of messages, for the producer and for whoever else has their ids. Thread-safe.
 
     Args:
-        database: PostgreSQL's URL, or an engine, which stays the caller's. A user with the role `relatum_consumer`,
+        database: PostgreSQL's URL, or a `Database`, which stays the caller's. A user with the role `relatum_consumer`,
             `relatum_recorder` or `relatum_collector` may ask.
     """
 
-    def __init__(self, database: str | sa.URL | sa.Engine) -> None:
+    def __init__(self, database: AnyDatabase) -> None:
         self._ending = Deadline(None)
         self._database = Database(database, refusing=None, ending=self._ending, pool_size=2)
         self._lock = threading.Lock()
@@ -171,7 +169,7 @@ class AsyncOutcomes(AsyncClosing):
         database: As for `Outcomes`.
     """
 
-    def __init__(self, database: str | sa.URL | sa.Engine) -> None:
+    def __init__(self, database: AnyDatabase) -> None:
         self._outcomes = Outcomes(database)
 
     async def close(self) -> None:

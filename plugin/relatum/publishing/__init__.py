@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from relatum.faces import imported_later
+from relatum.publishing._any_client import recording_here, stamped
 from relatum.publishing._dead_letters import REASON_CHARACTERS_MAX, Burial, DeadLetters
 from relatum.publishing._intercept import intercept, release, statistics
 from relatum.publishing._interception import RecorderChoice
@@ -37,7 +38,9 @@ __all__ = [
     "publish",
     "publish_async",
     "publisher_of",
+    "recording_here",
     "release",
+    "stamped",
     "statistics",
 ]
 

@@ -13,11 +13,12 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
 
-from sqlalchemy import URL, Engine
+from sqlalchemy import URL
 
 from relatum.keys import KeyDefinition
 from relatum.processes import after_fork, leave_to_parent
 from relatum.reading import BrokerAddress
+from relatum.store import AnyDatabase
 
 if TYPE_CHECKING:
     from relatum.recording import EmbeddedRecorder, KeyWatcher
@@ -47,7 +48,7 @@ class EmbeddedRecorders:
 
     @classmethod
     def acquire(
-        cls, address: BrokerAddress, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]
+        cls, address: BrokerAddress, database: "AnyDatabase", definitions: tuple[KeyDefinition, ...]
     ) -> "EmbeddedRecorder":
         """The recorder for these, started where there is none yet. It waits for no server."""
         login = address.login
@@ -61,7 +62,7 @@ class EmbeddedRecorders:
         return cls._acquire(key, partial(_start, address, database, definitions))
 
     @classmethod
-    def watch_keys(cls, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]) -> "KeyWatcher":
+    def watch_keys(cls, database: "AnyDatabase", definitions: tuple[KeyDefinition, ...]) -> "KeyWatcher":
         """Who compares the keys where others record, started where there is none yet. It waits for no server."""
         key = (None, None, database, _meaning(definitions))
         return cls._acquire(key, partial(_start_watching, database, definitions))
@@ -131,7 +132,7 @@ def _meaning(definitions: tuple[KeyDefinition, ...]) -> tuple[tuple[str, str], .
 
 
 def _start(
-    address: BrokerAddress, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]
+    address: BrokerAddress, database: "AnyDatabase", definitions: tuple[KeyDefinition, ...]
 ) -> "EmbeddedRecorder":
     # Imported here: stamping alone needs neither the recorder nor its servers.
     from relatum.recording import EmbeddedRecorder
@@ -139,11 +140,11 @@ def _start(
     return EmbeddedRecorder(address, _named(database), definitions)
 
 
-def _start_watching(database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]) -> "KeyWatcher":
+def _start_watching(database: "AnyDatabase", definitions: tuple[KeyDefinition, ...]) -> "KeyWatcher":
     from relatum.recording import KeyWatcher
 
     return KeyWatcher(_named(database), definitions)
 
 
-def _named(database: "str | URL | Engine") -> str | Engine:
+def _named(database: "AnyDatabase") -> AnyDatabase:
     return database.render_as_string(hide_password=False) if isinstance(database, URL) else database

@@ -5,8 +5,6 @@ from contextlib import suppress
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import URL, Engine
-
 from relatum.checks import checked_names
 from relatum.errors import ConfigurationError, RelatumError
 from relatum.keys import KeyDefinition, as_definitions
@@ -15,6 +13,7 @@ from relatum.publishing._process_interceptions import ProcessInterceptions
 from relatum.publishing._publisher_statistics import PublisherCounts, PublisherStatistics
 from relatum.publishing._stamp import OnInvalid
 from relatum.publishing.clients._known_clients import client_of
+from relatum.store import AnyDatabase
 
 _Connection = TypeVar("_Connection")
 
@@ -25,7 +24,7 @@ _released: Final[WeakKeyDictionary[object, PublisherCounts]] = WeakKeyDictionary
 def intercept(
     connection: _Connection,
     *,
-    database: "str | URL | Engine | None" = None,
+    database: "AnyDatabase | None" = None,
     keys: Iterable["str | KeyDefinition"] = (),
     recorder: RecorderChoice = "embedded",
     on_invalid: OnInvalid = "raise",
@@ -48,11 +47,10 @@ def intercept(
 
     Args:
         connection: A pika BlockingConnection, a pika callback connection (SelectConnection and its like), an aio-pika
-            connection, robust or not; a Producer or SuperStreamProducer of rstream; a Connection or AsyncConnection of
-            rabbitmq-amqp-python-client; a kombu connection, one of its pools, or a Celery app; dramatiq's
-            RabbitmqBroker, or FastStream's RabbitBroker. The last four open nothing yet: recorders start, and errors
+            connection, robust or not; a Celery app, dramatiq's RabbitmqBroker, or FastStream's RabbitBroker. The last
+            three open nothing yet: recorders start, and errors
             are raised, once a process publishes; each forked process has its own.
-        database: PostgreSQL's URL, or an engine. None (default): messages are stamped and checked, not recorded here.
+        database: PostgreSQL's URL, or a `Database`. None (default): messages are stamped and checked, not recorded.
         keys: Names of headers, or definitions.
         recorder: `"embedded"` (default): with a database, a thread of this process records the streams it publishes to;
             where several processes publish to a stream, one of them records it. `"external"`: `relatum record` does.
@@ -62,12 +60,12 @@ def intercept(
             `settle` look there, too, beside the streams that are bound to an exchange. Name those that are bound by way
             of other exchanges: Relatum cannot find them.
         broker_url: Where streams are read; several nodes' URLs are parted by `;`. None (default): where the connection
-            leads, with its TLS and its login; of kombu, Celery, dramatiq and AMQP 1.0 the other URLs they have, too.
+            leads, with its TLS and its login; of Celery and dramatiq the other URLs they have, too.
         stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port: as many as URLs in
             `broker_url`.
         confirm_timeout_s: aio-pika: seconds to wait for a confirm where `publish` is given no `timeout`; then the
             outcome is unknown. None (default): until the connection is found lost, about two heartbeats.
-        copy_to: kombu, Celery and dramatiq: a stream that gets a copy of each message to the default exchange, as tasks
+        copy_to: Celery and dramatiq: a stream that gets a copy of each message to the default exchange, as tasks
             are. It is declared like a tap's, 5 GB and 7 days, where it is not there.
 
     Returns:
@@ -106,7 +104,7 @@ def _intercepted(connection: _Connection, options: Options) -> _Connection:
     elif present is None:
         if options.copy_to is not None:
             raise ConfigurationError(
-                f"copy_to= is for kombu, Celery and dramatiq, not for {client.NAME}: publish to the stream, or "
+                f"copy_to= is for Celery and dramatiq, not for {client.NAME}: publish to the stream, or "
                 "`relatum tap` the exchange"
             )
         interception = Interception(options, connection, client.NAME)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from sqlalchemy import URL, Engine
-
 from relatum import metrics
 from relatum.checks import as_options, checked_choice, checked_name, checked_names, checked_seconds
 from relatum.closing import close_when_dropped, close_within
@@ -22,7 +20,7 @@ from relatum.publishing._locate import Locator
 from relatum.publishing._publisher_statistics import PublisherCounts
 from relatum.publishing._stamp import OnInvalid, Stamp, Stamper
 from relatum.reading import BrokerAddress
-from relatum.store import parse_database
+from relatum.store import AnyDatabase, Database, parse_database
 from relatum.superstreams import address_of
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ _NAMES: Final = (str, bytes)
 class Options:
     """What `intercept` was asked for; two interceptions of one connection must agree in all of it."""
 
-    database: "str | URL | Engine | None"
+    database: "AnyDatabase | None"
     definitions: tuple[KeyDefinition, ...]
     recorder: RecorderChoice
     on_invalid: OnInvalid
@@ -72,7 +70,7 @@ class Options:
         for url in (self.broker_url, self.stream_url):
             if url is not None:
                 BrokerAddress.of(url)
-        if self.database is not None and not isinstance(self.database, Engine):
+        if self.database is not None and not isinstance(self.database, Database):
             parse_database(self.database)
 
 

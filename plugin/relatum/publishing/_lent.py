@@ -4,7 +4,6 @@ Many messages are in doubt at once where a broker has just come back: a connecti
 """
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -17,9 +16,6 @@ from relatum.waiting import left_s
 CONNECT_S: Final = 10.0
 """Seconds to reach the broker, and for each of its answers, at most: where the call around it has no less."""
 
-AMQP_KEPT_S: Final = 5.0
-"""Seconds for which AMQP 0.9.1 is read by before the stream protocol, which alone can prove, is tried again."""
-
 
 class _Lent:
     """A reader that is open, and how many use it now."""
@@ -28,13 +24,6 @@ class _Lent:
         self.reader = reader
         self.users = 0
         self.has_failed = False
-        self._opened_at = time.monotonic()
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether another one may be better: it lost the broker, or it cannot prove."""
-        is_weak = self.reader.transport == "amqp" and time.monotonic() - self._opened_at >= AMQP_KEPT_S
-        return self.has_failed or is_weak
 
 
 class LentReader:
@@ -84,7 +73,7 @@ class LentReader:
     @property
     def _is_unused(self) -> bool:
         lent = self._lent
-        return lent is not None and not lent.users and (self._is_closed or lent.is_spent)
+        return lent is not None and not lent.users and (self._is_closed or lent.has_failed)
 
     def _close_unused(self) -> None:
         # Waits for nobody: whoever has the lock comes here afterwards, or uses the reader now.

@@ -23,7 +23,7 @@ from relatum.outcomes import AsyncOutcomes, Outcomes
 from relatum.processes import after_fork
 from relatum.publishing._lent import CONNECT_S, LentReader
 from relatum.reading import BrokerAddress, Message, StreamReader
-from relatum.store import close_engine, coverage, known_engine, make_engine, receipts, streams, translated_errors
+from relatum.store import AnyDatabase, Database, coverage, receipts, streams, translated_errors
 from relatum.waiting import LEAST_S, within
 
 if TYPE_CHECKING:
@@ -75,8 +75,6 @@ class Sent:
     sent_at: datetime
     """By the clock of this machine, a moment before it was handed to the client; `monotonic_s` is the same moment."""
     monotonic_s: float
-    is_copy: bool = False
-    """Whether a queue gets the message as well: what the stream of copies lacks, the queue may have."""
 
     @classmethod
     def of(
@@ -122,7 +120,7 @@ class Locator:
     def __init__(
         self,
         address: BrokerAddress,
-        database: "str | sa.URL | sa.Engine | None",
+        database: "AnyDatabase | None",
         recorder: "EmbeddedRecorder | None",
         streams: frozenset[str] = frozenset(),
         receipt_s: Histogram | None = None,
@@ -136,7 +134,7 @@ class Locator:
         self._said: set[str] = set()
         self._lock = threading.Lock()
         self._lent = LentReader(address)
-        self._engine: sa.Engine | None = known_engine(database) if isinstance(database, sa.Engine) else None
+        self._asked_database: Database | None = None
         after_fork(self, Locator._renew)
 
     def _renew(self) -> None:
@@ -153,9 +151,9 @@ class Locator:
         """Close what was opened for reading; what is under way goes on to its end."""
         self._lent.close()
         with self._lock:
-            if self._engine is not None and self._engine is not self._database:
-                close_engine(self._engine)
-                self._engine = None
+            if self._asked_database is not None:
+                self._asked_database.close()
+                self._asked_database = None
 
     def subscribe(self, sent: Sent, listener: Callable[[MessageId], None]) -> Callable[[], None]:
         """Hear of the message's places from the recorder in this process; without one, nothing is heard."""
@@ -188,7 +186,7 @@ class Locator:
         if exchange == "":
             # Not asked for: a broker that starts says of streams, too, that they are none.
             streams = frozenset() if name.startswith(BROKERS_OWN) else frozenset([name])
-            return Whereabouts(streams, is_exact=not sent.is_copy)
+            return Whereabouts(streams, is_exact=True)
         bound = self._bound(exchange, timeout_s)
         if f"{exchange}-{name}" in bound and all(stream.startswith(f"{exchange}-") for stream in bound):
             return Whereabouts(frozenset([f"{exchange}-{name}"]), is_exact=True)
@@ -248,7 +246,7 @@ class Locator:
             .where(streams.c.name.in_(ends), coverage.c.kind.is_distinct_from("hole"))
             .group_by(streams.c.name)
         )
-        with translated_errors(), self._database_engine().connect() as connection:
+        with translated_errors(), self._open_database().engine.connect() as connection:
             recorded = {name: to_offset or 0 for name, to_offset in connection.execute(query)}
         nobodys = 0 if self._recorder is not None else math.inf
         return frozenset(stream for stream, end in ends.items() if recorded.get(stream, nobodys) <= end)
@@ -260,24 +258,24 @@ class Locator:
             .join_from(receipts, streams, receipts.c.stream_id == streams.c.stream_id)
             .where(receipts.c.message_id == sent.receipt, streams.c.vhost == self._address.vhost)
         )
-        with translated_errors(), self._database_engine().connect() as connection:
+        with translated_errors(), self._open_database().engine.connect() as connection:
             return frozenset(MessageId(name, offset) for name, offset in connection.execute(query))
 
     def outcomes(self) -> Outcomes:
         """Where to ask what became of messages."""
-        return Outcomes(self._database_engine())
+        return Outcomes(self._open_database())
 
     def async_outcomes(self) -> AsyncOutcomes:
         """The asyncio twin of `outcomes`."""
-        return AsyncOutcomes(self._database_engine())
+        return AsyncOutcomes(self._open_database())
 
-    def _database_engine(self) -> sa.Engine:
+    def _open_database(self) -> Database:
         with self._lock:
-            if self._engine is None:
-                if self._database is None or isinstance(self._database, sa.Engine):
+            if self._asked_database is None:
+                if self._database is None:
                     raise ConfigurationError("a receipt needs the database: give intercept() its URL")
-                self._engine = make_engine(self._database, pool_size=2)
-            return self._engine
+                self._asked_database = Database(self._database, refusing=None, pool_size=2)
+            return self._asked_database
 
 
 def _name(given: Any) -> str:

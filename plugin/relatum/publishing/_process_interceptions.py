@@ -15,7 +15,7 @@ from relatum.superstreams import address_of, ensure_stream
 
 
 class ProcessInterceptions:
-    """What an intercepted kombu connection, pool, Celery app or broker keeps, and all that is made of it shares.
+    """What an intercepted Celery app or broker keeps, and all that is made of it shares.
 
     Where it is made, nothing may be known of the broker yet, and a worker has not forked its children. So there is no
     recorder and no connection until a process publishes.

@@ -83,7 +83,7 @@ class Unsettled:
         Raises:
             PublishRejected: it is in no stream and cannot arrive any more: safe to publish again.
             PublishOutcomeUnknown: not found in time, and it may still arrive; or it was not found, and that proves
-                nothing: over AMQP 0.9.1, where retention has dropped what was written then, or where others may have
+                nothing: where retention has dropped what was written then, or where others may have
                 it: an exchange that is no super stream may lead to more than those bound to it, and a queue may have
                 what its copy's stream lacks.
             BrokerUnavailable: the broker did not answer until the end; nothing is known, settle it again.
@@ -271,22 +271,18 @@ def begin_of(reader: StreamReader, stream: str, sent: Sent) -> datetime | None:
 
     The broker's clock showed at least the time of the stream's last chunk just now, so at the send at least that much
     less what has passed since. That holds however far the clocks of client and broker are apart, and however late the
-    failure was noticed. Over AMQP 0.9.1, which tells no chunk's time, there is the client's clock alone.
+    failure was noticed.
     """
     latest_ms = _chunk_ms(reader, stream, "last")
-    if latest_ms is None and reader.transport == "stream":
+    if latest_ms is None:
         return None
-    begin = sent.sent_at
-    if latest_ms is not None:
-        elapsed = timedelta(seconds=time.monotonic() - sent.monotonic_s)
-        begin = min(begin, datetime.fromtimestamp(latest_ms / 1000, UTC) - elapsed)
+    elapsed = timedelta(seconds=time.monotonic() - sent.monotonic_s)
+    begin = min(sent.sent_at, datetime.fromtimestamp(latest_ms / 1000, UTC) - elapsed)
     return begin - timedelta(seconds=CLOCK_SKEW_S)
 
 
 def _chunk_ms(reader: StreamReader, stream: str, which: Any) -> int | None:
-    """When the first or the last chunk was written; None for an empty stream, and over AMQP 0.9.1."""
-    if reader.transport != "stream":
-        return None
+    """When the first or the last chunk was written; None for an empty stream."""
     batches = reader.batches(stream, which, follow=False, credit=1)
     with contextlib.closing(cast("Any", batches)) as found:
         for batch in found:

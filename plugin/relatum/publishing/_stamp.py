@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from time import time_ns
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -19,13 +18,11 @@ from relatum.keys import (
     KeyType,
     Place,
     SkipReason,
-    bases,
     canonical,
 )
 from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.membership import GROUP_KEY, checked_membership
 from relatum.publishing._headers import HeaderLimits
-from relatum.publishing._sure_bodies import has_short_texts, marks_of
 from relatum.uuid7 import uuid7
 
 logger = logging.getLogger("relatum.interception")
@@ -79,14 +76,13 @@ class Stamper:
             `GROUP_KEY` among them, the headers of groups are checked, too.
         on_invalid: `"raise"`: a bad value is `InvalidRelationshipKey` before anything is sent, bad headers of a group
             are `InvalidGroup`. `"skip"`: the message is published with the caller's headers as they are, and
-            `skipped` counts the value; so it does a body that is too large to be looked into, with either.
+            `skipped` counts the value.
         frame_bytes_max: The frame size the connection negotiated; 0 means no limit but our own.
         skipped: The counter to use, where several stampers share one.
         agreement: What is known of the database's definitions of the keys; None: nothing ever will be.
         integer: Makes the time header's value out of an integer; the client's own class of long integers, where it
             has one.
         read_property: Gives a property of the client's object, by the name pika has for it; None where not set.
-        keeps_tables: Whether tables and arrays in headers come into a stream: what is encoded in AMQP 1.0 stays so.
     """
 
     def __init__(
@@ -99,17 +95,15 @@ class Stamper:
         agreement: KeyAgreement | None = None,
         integer: Callable[[int], int] = int,
         read_property: Callable[[Any, str], Any] = lambda properties, name: getattr(properties, name, None),
-        keeps_tables: bool = False,
     ) -> None:
         self._integer = integer
         self._read_property = read_property
-        self._keeps_tables = keeps_tables
         self._limits = HeaderLimits(frame_bytes_max)
         self._sure_characters = min(_SURE_CHARACTERS, self._limits.sure_characters)
         self._raises = on_invalid == "raise"
         self._agreement = KeyAgreement() if agreement is None else agreement
         self._text_keys: list[tuple[str, KeyDefinition]] = []
-        self._other_keys: list[tuple[KeyDefinition, bool]] = []
+        self._other_keys: list[KeyDefinition] = []
         self._lifted: list[tuple[BodyFunction, KeyDefinition]] = []
         self._checks_groups = False
         for definition in definitions:
@@ -120,14 +114,10 @@ class Stamper:
                 self._lifted.append((definition.from_body, definition))
             else:
                 header = _plain_text_header(definition)
-                if header is None:
-                    has_header = any(place.kind == "header" for place in definition.places)
-                    self._other_keys.append((definition, has_header))
-                else:
+                if header is not None:
                     self._text_keys.append((header, definition))
-        marks = {definition.name: marks_of(definition) for definition, _ in self._other_keys}
-        self._marks = tuple(dict.fromkeys(mark for found in marks.values() for mark in found))
-        self._unsure_keys = [each for each in self._other_keys if not marks[each[0].name]]
+                elif any(place.kind != "body" for place in definition.places):
+                    self._other_keys.append(definition)
         self.skipped: Counter[tuple[str, str]] = Counter() if skipped is None else skipped
         """Values published but not to be recorded, by (key, reason); only with `on_invalid="skip"`."""
 
@@ -164,7 +154,7 @@ class Stamper:
             if self._checks_groups and not _GROUP_HEADERS.isdisjoint(out):
                 added += self._check_group(out)
         if self._other_keys:
-            self._check_others(out, properties, body)
+            self._check_others(out, properties)
         now = time_ns()
         names_message = message_id is None
         if TIME_HEADER in out:
@@ -184,13 +174,6 @@ class Stamper:
         had_headers = headers is not None
         # Not `Stamp(...)`: that is a function of its own, and this is the publish path.
         return _new_tuple(Stamp, (out if out or had_headers else None, message_id, added, names_message, had_headers))
-
-    def takes_what_is_no_message(self) -> bool:
-        """Whether bytes that have no place for anything are to go as they are; they are counted."""
-        if self._raises:
-            return False
-        self._skip("message", SkipReason.UNDECODABLE)
-        return True
 
     def _is_short_text(self, headers: dict[str, Any]) -> bool:
         """Whether all headers are short printable texts, as most are: no limit and no key of text refuses such."""
@@ -224,28 +207,16 @@ class Stamper:
             if value is not None and not is_sure:
                 self._check(definition, out, _headers_alone(out))
 
-    def _check_others(self, out: dict[str, Any], properties: Any, body: Any) -> None:
-        """Check the keys of properties, bodies and tables; a body is decoded where one is looked for in it, once."""
-        keys = self._other_keys
-        if self._marks and self._has_sure_texts(properties, body):
-            keys = self._unsure_keys
-            if not keys:
-                return
-        base_of = bases(out, partial(self._read_property, properties), partial(_content_of, body))
-        for definition, has_header in keys:
-            if has_header:
-                self._check(definition, out, base_of)
-                continue
-            # Properties and bodies come into the stream as they are.
-            for reason in definition.read(base_of)[1]:
-                self._invalid(definition.name, reason, None)
+    def _check_others(self, out: dict[str, Any], properties: Any) -> None:
+        """Check the keys of properties and tables. Bodies are not read: the recorder counts what it cannot record."""
 
-    def _has_sure_texts(self, properties: Any, body: Any) -> bool:
-        """Whether no key of the body alone can be refused: the body was not said to be JSON, or anything else."""
-        read = self._read_property
-        if read(properties, "content_type") or read(properties, "content_encoding") or type(body) is not bytes:
-            return False
-        return has_short_texts(body, self._marks)
+        def base_of(place: Place) -> Any:
+            if place.kind == "header":
+                return out.get(place.name)
+            return self._read_property(properties, place.name) if place.kind == "property" else None
+
+        for definition in self._other_keys:
+            self._check(definition, out, base_of)
 
     def _check(self, definition: KeyDefinition, out: dict[str, Any], base_of: Callable[[Place], Any]) -> None:
         """Refuse a value that cannot be recorded, or that another one would be recorded for."""
@@ -254,7 +225,7 @@ class Stamper:
             self._invalid(definition.name, reason, None)
         try:
             if values:
-                _check_survives(definition, out, self._keeps_tables)
+                _check_survives(definition, out)
         except InvalidValue as error:
             self._invalid(definition.name, error.reason, None)
 
@@ -296,8 +267,7 @@ class Stamper:
 
     def _invalid(self, key: str, reason: str, cause: Exception | None) -> None:
         reason = str(reason)
-        # A body is only looked into: that it is large is no mistake of who publishes it.
-        if self._raises and reason != SkipReason.BODY_TOO_LARGE:
+        if self._raises:
             hint = _HINTS.get(reason, "")
             raise InvalidRelationshipKey(
                 f"key {key!r} has a value that cannot be recorded: {reason}{hint}; nothing was sent",
@@ -314,7 +284,7 @@ class Stamper:
             )
 
 
-def _check_survives(definition: KeyDefinition, headers: Mapping[str, Any], keeps_tables: bool) -> None:
+def _check_survives(definition: KeyDefinition, headers: Mapping[str, Any]) -> None:
     """Refuse a value that is another one in the stream: look-ups of the one that was published would not find it.
 
     An AMQP timestamp counts seconds; tables and arrays are dropped on their way into a stream, but for those of headers
@@ -323,7 +293,7 @@ def _check_survives(definition: KeyDefinition, headers: Mapping[str, Any], keeps
     """
     for place in definition.places:
         value = headers.get(place.name) if place.kind == "header" else None
-        if isinstance(value, dict | list) and not (keeps_tables or place.name.startswith("x-")):
+        if isinstance(value, dict | list) and not place.name.startswith("x-"):
             raise InvalidValue(SkipReason.NESTED)
         if isinstance(value, datetime) and value.microsecond:
             raise InvalidValue(SkipReason.SUBSECOND)

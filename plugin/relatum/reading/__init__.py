@@ -1,4 +1,4 @@
-"""Reading streams: one message at an offset, many, all from a point on; over the stream protocol or AMQP 0.9.1."""
+"""Reading streams: one message at an offset, many, all from a point on; by the stream protocol."""
 
 from relatum.reading._address import BrokerAddress
 from relatum.reading._agreement import (
@@ -11,7 +11,6 @@ from relatum.reading._agreement import (
     ends_of_known,
     position_of,
 )
-from relatum.reading._amqp_operations import QUIET_S, offset_of, refused
 from relatum.reading._asking import bounds_or_error, is_of_all
 from relatum.reading._async_reader import AsyncStreamReader
 from relatum.reading._attach import other_nodes
@@ -30,16 +29,15 @@ from relatum.reading._message_values import Properties, TimeSource
 from relatum.reading._opening import HEARTBEAT_S, SILENCE_HEARTBEATS
 from relatum.reading._operations import ATTACHES_MAX, CLOSES_SINCE, PLACES_AT_ONCE
 from relatum.reading._password import HeldPassword
-from relatum.reading._pika_links import GOODBYE_S
-from relatum.reading._pika_opening import blocking_connection, connection_error, pika_parameters
+from relatum.reading._pika_opening import GOODBYE_S, blocking_connection, in_time
 from relatum.reading._reader import StreamReader
+from relatum.reading._reader_arguments import NOT_BY_STREAMS
 from relatum.reading._socket import SocketConnection
-from relatum.reading._stream_errors import moved, refusal
+from relatum.reading._stream_errors import refusal
 from relatum.reading._stream_nodes import StreamNodes
-from relatum.reading._traffic import counting
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._window import Result
-from relatum.wire import Broker, BrokerIdentity, Position, StreamPlaces, Traffic, UnreadableRecord
+from relatum.wire import Broker, BrokerIdentity, Position, StreamPlaces, UnreadableRecord
 
 __all__ = [
     "ATTACHES_MAX",
@@ -47,9 +45,9 @@ __all__ = [
     "CONNECTIONS_MAX",
     "GOODBYE_S",
     "HEARTBEAT_S",
+    "NOT_BY_STREAMS",
     "OUT_OF_REACH_S",
     "PLACES_AT_ONCE",
-    "QUIET_S",
     "RECEIVE_BYTES",
     "SILENCE_HEARTBEATS",
     "Agreement",
@@ -73,7 +71,6 @@ __all__ = [
     "StreamPlaces",
     "StreamReader",
     "TimeSource",
-    "Traffic",
     "UnreadableRecord",
     "agreement",
     "agreement_of",
@@ -85,24 +82,19 @@ __all__ = [
     "bounds_or_error",
     "check_limit",
     "claimed_identity",
-    "connection_error",
-    "counting",
     "ends_of_known",
     "header_value",
+    "in_time",
     "in_turn",
     "is_header",
     "is_of_all",
     "login_of_query",
     "message_time",
-    "moved",
-    "offset_of",
     "other_nodes",
     "parts_of_delivery",
-    "pika_parameters",
     "position_of",
     "property_text",
     "refusal",
-    "refused",
     "reply_to_text",
     "type_and_id_of",
 ]

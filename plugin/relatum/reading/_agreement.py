@@ -43,8 +43,7 @@ def agreement(reader: "StreamReader", stream: str, position: Position) -> Agreem
     """How a stream stands to what lay at an offset.
 
     Only `OTHER` and `ENDS_BEFORE` mean that the stream is not what it was; then what agrees is a prefix, and whoever
-    remembers more positions finds the last one that does by halving. Over AMQP 0.9.1, which cannot ask a stream's
-    leader, an end is never proven: it is `UNKNOWN`, until something lies at the offset again.
+    remembers more positions finds the last one that does by halving.
 
     Raises:
         StreamNotFound, NotAStream, AccessRefused: The broker says so of the stream.

@@ -1,32 +1,29 @@
 # The blocking face of this, _reader.py, is made by tools/make-twins.
-"""The asyncio reader: one interface over both transports."""
+"""The asyncio reader."""
 
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, Self, TypeVar
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from typing import Self, TypeVar
 
 from relatum import metrics
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, seconds_text
 from relatum.closing import AsyncClosing
 
 # blocking only:
-# from relatum.errors import ConfigurationError
-# from relatum.reading._amqp_blocking import Amqp
 # from relatum.reading._socket import SocketConnection
 # from relatum.wire import Broker
 # both:
-from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, ProtocolError, ReadTimeout
+from relatum.errors import AccessRefused, NotFound, ReadTimeout
 from relatum.processes import of_one_process
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose, cluster_name
 from relatum.reading._kept import KeptChunks
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
 from relatum.reading._opening import HEARTBEAT_S
-from relatum.reading._reader_arguments import CREDIT, IDLE_S, NOT_BY_STREAMS, checked_ids, checked_scan
+from relatum.reading._reader_arguments import CREDIT, IDLE_S, checked_ids, checked_scan
 from relatum.reading._scan import Scan
 from relatum.reading._start import Start
 from relatum.reading._stream_asyncio import SLICE, AsyncStreams
@@ -39,27 +36,6 @@ from relatum.wire import IDENTITY_STREAM, BrokerIdentity, broker_id_of
 _Taken = TypeVar("_Taken")
 
 
-class AsyncTransport(Protocol):
-    """What a transport offers the asyncio reader."""
-
-    @property
-    def server_properties(self) -> Mapping[str, Any]: ...
-    async def read(self, stream: str, offset: int) -> Message: ...
-    async def bounds(self, stream: str) -> StreamBounds: ...
-    async def all_bounds(
-        self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]
-    ) -> dict[str, StreamBounds]: ...
-    async def missing(self, streams: Sequence[str]) -> list[str]: ...
-    async def partitions(self, super_stream: str) -> list[str]: ...
-    async def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
-    def read_many(
-        self, ids: Iterable[tuple[str, int]], window: int, use: Use, kept: KeptChunks | None = None
-    ) -> AsyncGenerator[Result, None]: ...
-    def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> AsyncGenerator[RecordBatch | None, None]: ...
-    def statistics(self) -> ReaderStatistics: ...
-    async def close(self) -> None: ...
-
-
 class AsyncStreamReader(AsyncClosing):
     # asyncio only:
     """Reads streams with asyncio. An asynchronous context manager; tasks may share one.
@@ -69,7 +45,7 @@ class AsyncStreamReader(AsyncClosing):
 
     Every method may raise `StreamNotFound`, `NotAStream`, `AccessRefused`, and, safe to repeat, `StreamUnavailable`,
     `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and `ConnectionsInUse` (all
-    `connections_max` were in use all that time). AMQP 0.9.1 needs the extra `aio`.
+    `connections_max` were in use all that time).
     """
 
     # blocking only:
@@ -81,10 +57,9 @@ class AsyncStreamReader(AsyncClosing):
     # """
     # both:
 
-    def __init__(self, transport: AsyncTransport, name: Literal["stream", "amqp"], timeout_s: float) -> None:
-        self._transport = transport
+    def __init__(self, streams: AsyncStreams, timeout_s: float) -> None:
+        self._streams = streams
         self._timeout_s = timeout_s
-        self.transport: Literal["stream", "amqp"] = name
         # asyncio only:
         of_one_process(self, "a reader for asyncio")
         # both:
@@ -95,11 +70,9 @@ class AsyncStreamReader(AsyncClosing):
         cls,
         address: BrokerAddress | str,
         *,
-        transport: TransportName = "auto",
         timeout_s: float = 10.0,
         ssl_context: ssl.SSLContext | None = None,
         auth_mechanism: AuthMechanism | None = None,
-        mechanism: AuthMechanism | None = None,
         heartbeat_s: int = HEARTBEAT_S,
         connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
@@ -107,46 +80,32 @@ class AsyncStreamReader(AsyncClosing):
 
         Args:
             address: The broker's address or URL.
-            transport: "stream" for the stream protocol, "amqp" for AMQP 0.9.1, "auto" for the stream protocol where
-                it answers and AMQP 0.9.1 otherwise.
             timeout_s: Seconds until a call without an answer ends as `ReadTimeout`; connecting included.
             ssl_context: TLS context for addresses with TLS; None: what the address says, whose certificates and host
                 names are verified.
             auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what
                 the address says.
-            mechanism: The same, by its older name.
-            heartbeat_s: Seconds of heartbeat asked for; a broker that is silent for 1.5 times that (twice, over AMQP
-                0.9.1) counts as lost while a reader waits.
+            heartbeat_s: Seconds of heartbeat asked for; a broker that is silent for 1.5 times that counts as lost
+                while a reader waits.
             connections_max: Connections at most, to all nodes of the broker together, in use and kept open; from 2
                 on. A call waits for one, within `timeout_s`, in the order of the calls. Each stream that is followed
-                has one beside that. With `asyncio` over AMQP 0.9.1: channels of the one connection.
+                has one beside that.
 
         Raises:
-            BrokerUnavailable: Nothing answers.
+            BrokerUnavailable: Nothing answers; where the broker is there, its plugin `rabbitmq_stream` is not enabled.
             AccessRefused: The broker refuses the user or the virtual host.
             TlsRefused: TLS cannot be, for a reason that it names.
-            ConfigurationError: The URL does not fit the transport, or a file of TLS cannot be used.
+            ConfigurationError: The URL has no stream port, something else listens there, or a file of TLS cannot be
+                used.
             InvalidInput: `connections_max` is no number from 2 on.
         """
-        auth_mechanism = mechanism if auth_mechanism is None else auth_mechanism
         address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
-        choice = choose(address, transport)
         check_limit(connections_max)
         checked_seconds("timeout_s", timeout_s)
         checked_count("heartbeat_s", heartbeat_s, least=0)
-        within = ConnectingTime(left_s(timeout_s))
-        options: dict[str, Any] = {"timeout_s": timeout_s, "heartbeat_s": heartbeat_s, "connections": connections_max}
-        streams = await _open_streams(address, choice, within, options)
-        if streams is not None:
-            return cls(streams, "stream", timeout_s)
-        # asyncio only:
-        # Imported here: aio-pika is an extra, and the stream protocol does without.
-        from relatum.reading._amqp_asyncio import AsyncAmqp
-
-        # both:
-        amqp = AsyncAmqp(address, **options)
-        await amqp.open(within.left_s)
-        return cls(amqp, "amqp", timeout_s)
+        streams = AsyncStreams(address, timeout_s=timeout_s, heartbeat_s=heartbeat_s, connections=connections_max)
+        await streams.open()
+        return cls(streams, timeout_s)
 
     async def read(self, stream: str, offset: int) -> Message:
         """The message at an offset.
@@ -157,7 +116,7 @@ class AsyncStreamReader(AsyncClosing):
         """
         checked_name("stream", stream)
         check_offset(stream, offset)
-        return await self._transport.read(stream, offset)
+        return await self._streams.read(stream, offset)
 
     def read_many(
         self, ids: Iterable[tuple[str, int]], *, window: int = WINDOW_MESSAGES
@@ -165,16 +124,15 @@ class AsyncStreamReader(AsyncClosing):
         """The messages of many ids, in the order of the ids; neighbours are read together.
 
         Each id gives its message, or the `NotFound` or `AccessRefused` error that says why there is none, as a value.
-        Memory is bounded: at most `window` messages and 64 MiB are held. What comes past that before its turn is held
-        in a file without a name, up to 1 GiB, in the directory that `TMPDIR` names; over AMQP 0.9.1, or where no such
-        file can be had, it is read again.
+        Memory is bounded: at most `window` messages and 64 MiB are held. What comes past that before its turn is read
+        again.
 
         Args:
             ids: What to read; any order, any number, from any streams; may repeat.
             window: Ids planned together.
         """
         checked_count("window", window, most=WINDOW_MAX)
-        return self._transport.read_many(checked_ids(ids), window, Use.LENT)
+        return self._streams.read_many(checked_ids(ids), window, Use.LENT)
 
     async def read_all(self, ids: Iterable[tuple[str, int]], *, kept: KeptChunks | None = None) -> list[Result]:
         """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
@@ -184,10 +142,10 @@ class AsyncStreamReader(AsyncClosing):
         Args:
             ids: As for `read_many`.
             kept: Chunks that were read before and are not read again; those that are read now join them. None reads
-                all. Over AMQP 0.9.1 there are none.
+                all.
         """
         async with contextlib.aclosing(
-            self._transport.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER, kept)
+            self._streams.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER, kept)
         ) as results:
             return [result async for result in results]
 
@@ -205,7 +163,7 @@ class AsyncStreamReader(AsyncClosing):
         Args:
             stream: The stream's name.
             start: Where to begin. "last" begins with the last chunk the broker wrote, a moment with the first message
-                written at or after it (over AMQP 0.9.1 up to a second before it).
+                written at or after it.
             stop: The offset to end before; None for none.
             follow: False ends where the stream ended when this was called; True waits for what is published later.
             idle_timeout_s: With `follow`, ends when no message came for so many seconds; None waits for ever.
@@ -225,7 +183,7 @@ class AsyncStreamReader(AsyncClosing):
         # asyncio only:
         count = 0
         # both:
-        async with contextlib.aclosing(self._transport.batches(stream, scan, idle_s, use)) as batches:
+        async with contextlib.aclosing(self._streams.batches(stream, scan, idle_s, use)) as batches:
             async for batch in batches:
                 if batch is not None:
                     for message in batch.each_message():
@@ -261,44 +219,41 @@ class AsyncStreamReader(AsyncClosing):
     @property
     def cluster_name(self) -> str | None:
         """The name of the broker's cluster, as it said when the reader was opened; None where it does not say."""
-        return cluster_name(self._transport.server_properties)
+        return self._streams.server_properties.get("cluster_name") or None
 
     async def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
-        return await self._transport.bounds(checked_name("stream", stream))
+        return await self._streams.bounds(checked_name("stream", stream))
 
     async def all_bounds(
         self, streams: Sequence[str], kept: KeptChunks | None = None, lasts: Collection[str] = ()
     ) -> dict[str, StreamBounds]:
         """As `bounds`, of those of many streams whose leaders say so at once, asked for together.
 
-        What is not in the answer is asked for by itself: it is empty, or starting, or led elsewhere, or not there, or
-        is read over AMQP 0.9.1.
+        What is not in the answer is asked for by itself: it is empty, or starting, or led elsewhere, or not there.
 
         Args:
             streams: Their names.
             kept: What came of their first and last chunks joins these.
             lasts: Those of which the last offset alone is asked for, which takes half as long; the first of these is 0.
         """
-        return await self._transport.all_bounds(checked_names("streams", streams), kept or KeptChunks(), lasts)
+        return await self._streams.all_bounds(checked_names("streams", streams), kept or KeptChunks(), lasts)
 
     async def missing(self, streams: Sequence[str]) -> list[str]:
         """Those of many streams that the broker surely has not, all asked for together.
 
-        Over AMQP 0.9.1 none: each question after one that is not there would cost a channel.
-
         Args:
             streams: Their names.
         """
-        return await self._transport.missing(checked_names("streams", streams))
+        return await self._streams.missing(checked_names("streams", streams))
 
     async def identity(self) -> BrokerIdentity:
         """Which broker this is; its id is None where no recorder left one, or where it cannot be read from here."""
         known = None
-        if self.transport == "stream" and not await self._transport.missing([IDENTITY_STREAM]):
+        if not await self._streams.missing([IDENTITY_STREAM]):
             with contextlib.suppress(NotFound, AccessRefused):
-                known = broker_id_of((await self._transport.read(IDENTITY_STREAM, 0)).body)
-        return BrokerIdentity(known, cluster_name(self._transport.server_properties) or "")
+                known = broker_id_of((await self._streams.read(IDENTITY_STREAM, 0)).body)
+        return BrokerIdentity(known, self.cluster_name or "")
 
     async def partitions(self, super_stream: str) -> list[str]:
         """The streams that a name stands for as a super stream, in their order; empty where it is no super stream's.
@@ -311,21 +266,20 @@ class AsyncStreamReader(AsyncClosing):
 
     async def bound(self, exchange: str) -> list[str]:
         """The streams that are bound to an exchange: a super stream's in their order; empty where it is not there."""
-        return await self._transport.partitions(checked_name("exchange", exchange))
+        return await self._streams.partitions(checked_name("exchange", exchange))
 
     async def routes(self, exchange: str, routing_key: str) -> list[str] | None:
         """The streams an exchange routes a key to; None where that cannot be asked.
 
         "" is the default exchange, which leads to the stream of that name: any broker can be asked by the stream
         protocol. Other exchanges are asked about from RabbitMQ 4.3 on, since the question takes down the stream plugin
-        of older ones where a headers exchange is reached; and AMQP 0.9.1 cannot say. A headers exchange routes by
-        headers, so there are none.
+        of older ones where a headers exchange is reached. A headers exchange routes by headers, so there are none.
 
         Raises:
             NotFound: There is no such exchange.
         """
         checked_text("exchange", exchange)
-        return await self._transport.routes(exchange, checked_text("routing_key", routing_key))
+        return await self._streams.routes(exchange, checked_text("routing_key", routing_key))
 
     def batches(
         self,
@@ -358,7 +312,7 @@ class AsyncStreamReader(AsyncClosing):
         use = Use.FOLLOW if follow else Use.LENT
         scan = checked_scan(stream, start, stop, follow=follow, credit=credit)
         checked_seconds("idle_s", idle_s)
-        return self._transport.batches(stream, scan, idle_s, use)
+        return self._streams.batches(stream, scan, idle_s, use)
 
     # blocking only:
     # def link(self, node: Broker | None) -> SocketConnection:
@@ -366,36 +320,15 @@ class AsyncStreamReader(AsyncClosing):
     #
     #     Args:
     #         node: The node, as it was advertised; None for the one that the reader is connected to.
-    #
-    #     Raises:
-    #         ConfigurationError: The reader uses AMQP 0.9.1.
     #     """
-    #     if not isinstance(self._transport, Streams):
-    #         raise ConfigurationError("A reader over AMQP 0.9.1 has no connections of the stream protocol.")
-    #     return self._transport.link(node)
+    #     return self._streams.link(node)
     # both:
 
     def statistics(self) -> ReaderStatistics:
         """How many connections to the broker are in use, idle and waited for, and how many there may be."""
-        return self._transport.statistics()
+        return self._streams.statistics()
 
     async def close(self) -> None:
         """Close all connections. Calls under way in other tasks may end as `ConnectionLost`."""
-        await self._transport.close()
+        await self._streams.close()
         metrics.retire(self)
-
-
-async def _open_streams(
-    address: BrokerAddress, choice: Choice, within: ConnectingTime, options: dict[str, Any]
-) -> AsyncStreams | None:
-    """The stream protocol's transport, connected; None where AMQP 0.9.1 is what is left."""
-    if choice is Choice.AMQP:
-        return None
-    streams = AsyncStreams(address, connect_s=within.of_streams(choice), **options)
-    try:
-        await streams.open()
-    except (BrokerUnavailable, ProtocolError, ReadTimeout, *NOT_BY_STREAMS):
-        if choice is Choice.STREAM:
-            raise
-        return None
-    return streams

@@ -6,10 +6,6 @@ import contextlib
 
 # blocking only:
 # import socket
-# both:
-import ssl
-
-# blocking only:
 # import threading
 # both:
 import time
@@ -21,7 +17,6 @@ from relatum.errors import (
     ConnectionLost,
     DataError,
     ReadTimeout,
-    TlsRefused,
 )
 
 # blocking only:
@@ -29,7 +24,6 @@ from relatum.errors import (
 # both:
 from relatum.reading._address import BrokerAddress
 from relatum.reading._channels import GOODBYE_S, AsyncChannel
-from relatum.reading._handshake import has_hung_up, why_hung_up
 from relatum.reading._opening import SILENCE_HEARTBEATS, not_opened, tls_context_for
 from relatum.reading._operations import StreamOperations
 from relatum.steps import async_run
@@ -80,7 +74,10 @@ class AsyncSocketConnection:
         """
         host, port = address.stream_host, address.stream_port
         if port is None:
-            raise ConfigurationError("The address has no stream port.")
+            raise ConfigurationError(
+                f"Streams are read by the stream protocol, and its port cannot be guessed from {address.where}: give a "
+                "rabbitmq-stream:// URL."
+            )
         tls = await asyncio.to_thread(tls_context_for, address)
         name = address.login.server_name_for(host)
         deadline = time.monotonic() + timeout_s
@@ -93,11 +90,6 @@ class AsyncSocketConnection:
             if channel is not None:
                 channel.abort()
             told = not_opened(error, host, port)
-            # Before there is a connection, it may also be that nobody listens.
-            was_there = channel is not None or isinstance(error, ssl.SSLError | ConnectionResetError | BrokenPipeError)
-            if tls is not None and was_there and has_hung_up(error) and not isinstance(told, TlsRefused):
-                refused = await asyncio.to_thread(why_hung_up, host, port, address.login)
-                told = refused or told
             if told is error:
                 raise
             raise told from error

@@ -24,7 +24,6 @@ from relatum.errors import (
 # both:
 from relatum.reading._address import BrokerAddress
 from relatum.reading._async_socket import AsyncSocketConnection
-from relatum.reading._choice import CONNECT_S_MIN
 from relatum.reading._cluster import cluster_meant, forget_cluster
 from relatum.reading._connections import ASIDE, AsyncConnections
 from relatum.reading._failing_over import Attempts, in_turn
@@ -38,11 +37,10 @@ from relatum.reading._missing_streams import name_missing
 from relatum.reading._opening import HEARTBEAT_S, login_for
 from relatum.reading._operations import StreamOperations
 from relatum.reading._plan import Density
-from relatum.reading._time import check_time, connect_left_s
-from relatum.reading._traffic import note
+from relatum.reading._time import CONNECT_S_MIN, check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.waiting import AsyncKeeper, Patience, left_s
-from relatum.wire import AnotherCluster, Broker, Steps, Traffic
+from relatum.wire import AnotherCluster, Broker, Steps
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
@@ -145,7 +143,7 @@ class AsyncStreamNodes:
         name = None
         # Other nodes are named by one that knows the password already, so nothing is guessed; and each node of a
         # cluster may say another name, until somebody sets one.
-        if address.stream_port_guessed and self._node is None:
+        if address.stream_port is not None and address.stream_port_guessed and self._node is None:
             name_s = within_s if self._address.others else left_s(self._limit_s)
             name = await asyncio.to_thread(cluster_meant, address, timeout_s=name_s)
         try:
@@ -179,8 +177,6 @@ class AsyncStreamNodes:
             return connection
 
     async def _release(self, connection: AsyncSocketConnection, use: Use) -> None:
-        note(connection.session.traffic)
-        connection.session.traffic = Traffic()
         if not connection.is_usable:
             self.losses += 1
             self._connections.drop(use)
@@ -255,10 +251,19 @@ class AsyncStreamNodes:
             return await node._ask(operation)
 
     async def _node_with(self, stream: str, asked: Self) -> Self | None:
-        """A reader on another node that has the stream and can be reached; None where there is none."""
+        """A reader on another node that has the stream and can be reached; None where no other has it.
+
+        Raises:
+            StreamNotHere: others have it, and none can be reached.
+        """
+        out: OutOfReach | None = None
         for broker in await asked._ask(lambda operations: operations.other_nodes(stream)):
-            with contextlib.suppress(OutOfReach):
+            try:
                 return await self._reach(broker)
+            except OutOfReach as error:
+                out = error
+        if out is not None:
+            raise StreamNotHere(f"The stream {stream!r} has no replica on this node. {out}", stream=stream) from out
         return None
 
     async def _reach(self, broker: Broker | None) -> Self:
@@ -271,7 +276,10 @@ class AsyncStreamNodes:
             return self
         if broker in self._nodes:
             return self._nodes[broker]
-        message = f"The node {broker.host}:{broker.port} cannot be reached from here."
+        message = (
+            f"The node that advertises {broker.host}:{broker.port} cannot be reached there from here: it is down, or "
+            "stream.advertised_host and stream.advertised_port in its rabbitmq.conf are to name what can be reached."
+        )
         if time.monotonic() < self._out_of_reach.get(broker, 0.0):
             raise OutOfReach(message)
         try:

@@ -17,8 +17,8 @@ class StreamBounds(_Ends):
 
     Attributes:
         is_proven: True where they are the word of the stream's leader: all that was confirmed before the question lies
-            between them. False is what one node knows: over AMQP 0.9.1, which cannot ask the leader, and where the
-            leader cannot be reached from here. It is no part of the pair.
+            between them. False is what one node knows, where the leader cannot be reached from here. It is no part of
+            the pair.
         is_silence: True where there is none because a leader that may have to wait for replicas showed none for a
             while: enough for a stream of which nothing is known, no proof that what lay there is gone.
     """
@@ -56,10 +56,9 @@ class RecordBatch:
         first_offset: Offset of the first record of the batch.
         offsets: Offset of each record, ascending.
         records: Each record's bytes (AMQP 1.0 sections, or whatever a publisher wrote), for `Message.from_record`; an
-            `UnreadableRecord` where its batch cannot be unpacked. Empty where `messages` is given.
-        chunk_ms: When the chunk was written, milliseconds since 1970, UTC; None over AMQP 0.9.1.
-        epoch: The leader's term; None over AMQP 0.9.1.
-        messages: The messages, over AMQP 0.9.1, which has no records; else None.
+            `UnreadableRecord` where its batch cannot be unpacked.
+        chunk_ms: When the chunk was written, milliseconds since 1970, UTC.
+        epoch: The leader's term.
     """
 
     stream: str
@@ -68,7 +67,6 @@ class RecordBatch:
     records: Sequence[bytes]
     chunk_ms: int | None = None
     epoch: int | None = None
-    messages: Sequence[Message] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -80,8 +78,6 @@ class RecordBatch:
 
     def each_message(self) -> Sequence[Message]:
         """The batch's messages, none of them decoded yet."""
-        if self.messages is not None:
-            return self.messages
         stream, chunk_ms = self.stream, self.chunk_ms
         pairs = zip(self.offsets, self.records, strict=True)
         return [Message.from_record(stream, offset, record, chunk_ms) for offset, record in pairs]

@@ -22,9 +22,9 @@ from relatum.wire import (
     Refused,
     Steps,
     StreamSession,
+    amqp10,
     broker_id_of,
     frames,
-    plain_message,
     publishing,
 )
 
@@ -35,7 +35,7 @@ _PAUSE_S: Final = 0.05
 
 
 def claimed_identity(reader: StreamReader) -> BrokerIdentity:
-    """Which broker this is. Where it has no id yet, it is given one, by the stream protocol.
+    """Which broker this is. Where it has no id yet, it is given one.
 
     The id is None where this user may not read or declare the stream of it, or something else has its name.
 
@@ -44,7 +44,7 @@ def claimed_identity(reader: StreamReader) -> BrokerIdentity:
         Transient: As of `StreamReader.read`.
     """
     known = reader.identity()
-    if known.broker_id is not None or reader.transport == "amqp":
+    if known.broker_id is not None:
         return known
     with contextlib.closing(reader.link(None)) as link:
         return BrokerIdentity(_claimed(reader, link), known.cluster_name)
@@ -98,8 +98,7 @@ def _publish(session: StreamSession, text: str) -> Steps[bool]:
         raise AccessRefused(f"this user may not write to {IDENTITY_STREAM!r}")
     if code != Code.OK:
         return False
-    message = plain_message({}, text.encode())
-    assert message is not None, "it has no headers"
+    message = amqp10.data_section(text.encode())
     session.send(publishing.publish(0, [publishing.entry(0, message)]))
     while True:
         for event in (yield from Exchange()):

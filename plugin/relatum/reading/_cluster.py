@@ -4,14 +4,11 @@ A stream port that was not given is a guess: anybody may listen there. Servers o
 they are before a login, so who is not the one that AMQP leads to is told neither user nor password.
 """
 
-import contextlib
 from typing import Final
 
 from relatum.errors import ConfigurationError
 from relatum.reading._address import BrokerAddress
-from relatum.reading._amqp_blocking import Amqp
-from relatum.reading._choice import cluster_name
-from relatum.reading._opening import HEARTBEAT_S
+from relatum.reading._pika_opening import asking
 
 ADDRESSES_MAX: Final = 256
 """Addresses whose cluster is remembered; more than a process has brokers."""
@@ -23,7 +20,7 @@ _known: dict[_Key, str] = {}
 
 
 class NamelessCluster(ConfigurationError):
-    """The broker does not name its cluster: nobody can prove to be it, so only AMQP 0.9.1 is to be used."""
+    """The broker does not name its cluster: nobody can prove to be it, so its stream port cannot be guessed."""
 
 
 def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:
@@ -36,10 +33,8 @@ def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:
     key = _key(address)
     name = _known.get(key)
     if name is None:
-        amqp = Amqp(address, timeout_s=timeout_s, heartbeat_s=HEARTBEAT_S)
-        with contextlib.closing(amqp):
-            amqp.open()
-            name = cluster_name(amqp.server_properties)
+        with asking(address, timeout_s) as connection:
+            name = _name_of(connection._impl.server_properties.get("cluster_name"))
         if name is not None:
             if len(_known) >= ADDRESSES_MAX:
                 _known.clear()
@@ -55,6 +50,11 @@ def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:
 def forget_cluster(address: BrokerAddress) -> None:
     """Ask again the next time: another cluster answered. The broker may have been set up anew."""
     _known.pop(_key(address), None)
+
+
+def _name_of(given: object) -> str | None:
+    name = given.decode(errors="replace") if isinstance(given, bytes) else given
+    return name if isinstance(name, str) and name else None
 
 
 def _key(address: BrokerAddress) -> _Key:

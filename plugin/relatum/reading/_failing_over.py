@@ -22,7 +22,7 @@ from relatum.errors import (
     UsedAfterClose,
 )
 from relatum.reading._address import BrokerAddress
-from relatum.reading._choice import CONNECT_S_MIN
+from relatum.reading._time import CONNECT_S_MIN
 from relatum.waiting import ended
 
 logger = logging.getLogger("relatum.broker")

@@ -2,26 +2,19 @@
 
 Errors of TLS lie under those of the client libraries, and some never arrive: with TLS 1.3 a server refuses a client's
 certificate after the client counts the handshake as done, and what the client has sent by then makes the kernel drop
-the refusal. So where a broker hangs up during a login, one more connection listens for its reason without a word.
+the refusal. The broker's log has it then.
 """
 
-import contextlib
-import socket
 import ssl
 from collections.abc import Iterator
 from typing import Final, TypeVar
 
-from relatum.errors import ConnectionLost, TlsRefused
-from relatum.reading._login import BrokerLogin
-from relatum.wire import TLS, ask_who
+from relatum.errors import TlsRefused
 
 _Error = TypeVar("_Error", bound=BaseException)
 
 NESTED_ERRORS_MAX: Final = 100
 """Errors inside errors that are looked at for a cause."""
-
-LISTEN_S: Final = 1.0
-"""Seconds to listen for a server's reason; it comes at once, or not at all."""
 
 _UNKNOWN_ISSUERS: Final = frozenset({18, 19, 20, 21})
 """OpenSSL's verify codes where nobody who is trusted vouches for a certificate."""
@@ -75,33 +68,6 @@ def _all_inside(error: BaseException | None) -> Iterator[BaseException]:
             yield each
             parts = (each.__cause__, getattr(each, "exception", None), *getattr(each, "exceptions", ()), *each.args)
             waiting += [part for part in parts if isinstance(part, BaseException)]
-
-
-def has_hung_up(error: BaseException) -> bool:
-    """Whether a connection ended that had been accepted; not so where nobody said anything in time."""
-    return isinstance(error, (ConnectionLost, OSError)) and not isinstance(error, TimeoutError)
-
-
-def why_hung_up(host: str, port: int, login: BrokerLogin) -> TlsRefused | None:
-    """Why a server hung up during a login with TLS, as it says, or shows by speaking without. It blocks.
-
-    For three seconds at most.
-    """
-    where = f"{host}:{port}"
-    try:
-        with contextlib.ExitStack() as stack:
-            plain = stack.enter_context(socket.create_connection((host, port), LISTEN_S))
-            name = login.server_name_for(host)
-            secure = stack.enter_context(login.tls_context().wrap_socket(plain, server_hostname=name))
-            secure.recv(1)
-    except OSError as error:
-        refused = refusal_inside(error, where)
-        # The stream protocol takes a handshake for a frame that is too large, and hangs up without a word.
-        if refused is None and isinstance(error, ssl.SSLError | ConnectionResetError):
-            service = ask_who(host, port)
-            refused = _speaks_no_tls(where) if service not in (None, TLS) else None
-        return refused
-    return None
 
 
 def _speaks_no_tls(where: str) -> TlsRefused:

@@ -115,7 +115,6 @@ class ManyReader:
             for lane in self._lanes:
                 for attach, _ in lane.in_flight:
                     lane.operations.end(attach)
-            self._window.end()
 
     def _not_kept(self, stream: str, offsets: list[int]) -> list[int]:
         """Take what was kept of a stream; the offsets that are left."""

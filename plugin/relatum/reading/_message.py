@@ -1,4 +1,4 @@
-"""A message of a stream: the same value by whichever transport and from whichever version it was read."""
+"""A message of a stream: the same value however it came, and from whichever version."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -44,7 +44,7 @@ class Message(_Unsealed):
     Attributes:
         stream: The stream's name.
         offset: Where it lies.
-        chunk_ms: When the broker wrote its chunk, milliseconds since 1970, UTC; None over AMQP 0.9.1.
+        chunk_ms: When the broker wrote its chunk, milliseconds since 1970, UTC; None of an AMQP 0.9.1 delivery.
     """
 
     __slots__ = ()
@@ -126,7 +126,7 @@ class Message(_Unsealed):
 
     @property
     def raw(self) -> bytes | None:
-        """Its bytes as the stream holds them; None over AMQP 0.9.1."""
+        """Its bytes as the stream holds them; None of an AMQP 0.9.1 delivery."""
         return self._raw
 
     @property

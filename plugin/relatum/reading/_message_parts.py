@@ -1,4 +1,4 @@
-"""What a message says, out of a stream's record or an AMQP 0.9.1 delivery. Pure: see `relatum.compiled`."""
+"""What a message says, out of a stream's record or an AMQP 0.9.1 delivery. Pure."""
 
 from collections.abc import Callable
 from contextlib import suppress

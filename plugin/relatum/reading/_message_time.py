@@ -33,7 +33,7 @@ def message_time(stamped: Any, timestamp: Any, message_id: Any, chunk_ms: int | 
 
 
 def whole_second(value: Any) -> datetime | None:
-    """AMQP 0.9.1 knows whole seconds only; both transports must say the same."""
+    """AMQP 0.9.1 knows whole seconds only; deliveries and records must say the same."""
     if not isinstance(value, datetime):
         return None
     moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)

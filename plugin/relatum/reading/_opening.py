@@ -11,6 +11,8 @@ from relatum.wire import STREAM, AnotherProtocol, Login, Mechanism, hint, is_ano
 HEARTBEAT_S: Final = 10
 """Seconds of heartbeat asked for: a frozen broker is noticed in 1.5 times that."""
 
+ENABLE: Final = "Where RabbitMQ runs there, its stream plugin does not: rabbitmq-plugins enable rabbitmq_stream."
+
 SILENCE_HEARTBEATS: Final = 1.5
 """Heartbeats without any byte after which the peer counts as gone; it sends two in each."""
 
@@ -42,5 +44,8 @@ def not_opened(error: BaseException, host: str, port: int) -> BaseException:
     if isinstance(error, (TimeoutError, ReadTimeout)):
         return BrokerUnavailable(f"Nothing at {where} answered as the stream protocol in time{hint(port, STREAM)}.")
     if isinstance(error, OSError):
-        return BrokerUnavailable(f"No stream protocol at {where}{unreached(error, host)}{hint(port, STREAM)}.")
+        message = f"No stream protocol at {where}{unreached(error, host)}{hint(port, STREAM)}."
+        if isinstance(error, ConnectionRefusedError):
+            message += f" {ENABLE}"
+        return BrokerUnavailable(message)
     return error

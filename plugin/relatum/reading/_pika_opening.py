@@ -2,7 +2,9 @@
 
 import re
 import socket
-import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 import pika
@@ -10,18 +12,22 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorException, AMQP
 from pika.exceptions import (
     AMQPError,
     AuthenticationError,
+    ConnectionBlockedTimeout,
     ConnectionOpenAborted,
-    IncompatibleProtocolError,
-    StreamLostError,
 )
 
+from relatum.checks import seconds_text
 from relatum.client_logs import own_connection
 from relatum.errors import BrokerUnavailable, ConfigurationError, RelatumError
 from relatum.reading._address import BrokerAddress
 from relatum.reading._failing_over import Attempts
-from relatum.reading._handshake import inside, refusal_inside, why_hung_up
+from relatum.reading._handshake import inside, refusal_inside
+from relatum.reading._opening import HEARTBEAT_S
 from relatum.reading._refusal import is_refusal, login_refused
-from relatum.wire import AMQP, ask_who, hint, is_another, unreached
+from relatum.wire import AMQP, hint, unreached
+
+GOODBYE_S: Final = 0.5
+"""Seconds the broker has to answer a close."""
 
 
 def pika_parameters(address: BrokerAddress, timeout_s: float, heartbeat_s: int) -> pika.ConnectionParameters:
@@ -70,6 +76,33 @@ def blocking_connection(address: BrokerAddress, *, timeout_s: float, heartbeat_s
                 raise connection_error(error, one) from error
 
 
+@contextmanager
+def in_time(connection: pika.BlockingConnection, timeout_s: float) -> Iterator[None]:
+    """End a connection whose broker does not answer in time: pika itself waits for ever."""
+    # As pika's own timer does for brokers that block publishers: only timers of the loop run while it waits.
+    loop = connection._impl
+    end = partial(loop._terminate_stream, ConnectionBlockedTimeout(f"no answer within {seconds_text(timeout_s)}"))
+    timer = loop._adapter_call_later(timeout_s, end)
+    try:
+        yield
+    finally:
+        loop._adapter_remove_timeout(timer)
+
+
+@contextmanager
+def asking(address: BrokerAddress, timeout_s: float) -> Iterator[pika.BlockingConnection]:
+    """A connection for one question, answered in time or ended. Errors as of `blocking_connection`."""
+    connection = blocking_connection(address, timeout_s=timeout_s, heartbeat_s=HEARTBEAT_S)
+    with own_connection():
+        try:
+            with in_time(connection, timeout_s):
+                yield connection
+        finally:
+            if connection.is_open:
+                with suppress(AMQPError, OSError), in_time(connection, GOODBYE_S):
+                    connection.close()
+
+
 def connection_error(error: BaseException | None, address: BrokerAddress) -> RelatumError:
     """The error for a connection that could not be opened.
 
@@ -81,33 +114,16 @@ def connection_error(error: BaseException | None, address: BrokerAddress) -> Rel
         return login_refused(where, address.who, address.vhost, int(closed[1]))
     if inside(error, AuthenticationError) is not None:
         return ConfigurationError(f"The broker at {where} does not offer {address.login.mechanism} to log in by.")
-    return no_amqp(error, address)
-
-
-def no_amqp(error: BaseException | None, address: BrokerAddress) -> RelatumError:
-    """The error where no AMQP 0.9.1 answers, as far as the reason can be found among a client's own errors.
-
-    It may block for a second, to ask who hung up instead of answering.
-    """
     port = address.amqp_port or 0
     where = f"{address.host}:{port}"
-    # pika's words, and asyncio's, for a server that hung up instead of answering.
-    hung_up = any(inside(error, kind) for kind in _HUNG_UP)
     refused = refusal_inside(error, where)
-    if refused is None and hung_up and address.amqp_tls:
-        refused = why_hung_up(address.host, port, address.login)
     if refused is not None:
         return refused
-    service = ask_who(address.host, port) if hung_up and not address.amqp_tls else None
-    if service is not None and service != AMQP:
-        return ConfigurationError(f"{is_another(service, where, AMQP)}.")
     if error is None or any(inside(error, kind) for kind in _OUT_OF_TIME):
         return BrokerUnavailable(f"Nothing at {where} answered as AMQP 0.9.1 in time{hint(port, AMQP)}.")
     reason = inside(error, socket.gaierror) or inside(error, OSError)
     return BrokerUnavailable(f"No AMQP 0.9.1 at {where}{unreached(reason, address.host)}{hint(port, AMQP)}.")
 
-
-_HUNG_UP: Final = (StreamLostError, IncompatibleProtocolError, ConnectionResetError, EOFError, ssl.SSLError)
 
 _OUT_OF_TIME: Final = (TimeoutError, AMQPConnectorStackTimeout, ConnectionOpenAborted)
 """asyncio's, and pika's for an attempt that pika itself has given up, of a blocking connection and of another."""

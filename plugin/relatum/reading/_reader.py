@@ -1,24 +1,22 @@
 # Generated from _async_reader.py by tools/make-twins: edit that, then "make twins".
-"""The blocking reader: one interface over both transports."""
+"""The blocking reader."""
 
 import contextlib
 import ssl
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, Self, TypeVar
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from typing import Self, TypeVar
 
 from relatum import metrics
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, seconds_text
 from relatum.closing import Closing
-from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, NotFound, ProtocolError, ReadTimeout
+from relatum.errors import AccessRefused, NotFound, ReadTimeout
 from relatum.reading._address import BrokerAddress
-from relatum.reading._amqp_blocking import Amqp
 from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose, cluster_name
 from relatum.reading._kept import KeptChunks
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
 from relatum.reading._opening import HEARTBEAT_S
-from relatum.reading._reader_arguments import CREDIT, IDLE_S, NOT_BY_STREAMS, checked_ids, checked_scan
+from relatum.reading._reader_arguments import CREDIT, IDLE_S, checked_ids, checked_scan
 from relatum.reading._scan import Scan
 from relatum.reading._socket import SocketConnection
 from relatum.reading._start import Start
@@ -32,29 +30,6 @@ from relatum.wire import IDENTITY_STREAM, Broker, BrokerIdentity, broker_id_of
 _Taken = TypeVar("_Taken")
 
 
-class Transport(Protocol):
-    """What a transport offers the blocking reader."""
-
-    @property
-    def server_properties(self) -> Mapping[str, Any]: ...
-    def read(self, stream: str, offset: int) -> Message: ...
-    def bounds(self, stream: str) -> StreamBounds: ...
-    def all_bounds(
-        self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]
-    ) -> dict[str, StreamBounds]: ...
-    def missing(self, streams: Sequence[str]) -> list[str]: ...
-    def partitions(self, super_stream: str) -> list[str]: ...
-    def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
-    def read_many(
-        self, ids: Iterable[tuple[str, int]], window: int, use: Use, kept: KeptChunks | None = None
-    ) -> Generator[Result, None, None]: ...
-    def batches(
-        self, stream: str, scan: Scan, idle_s: float, use: Use
-    ) -> Generator[RecordBatch | None, None, None]: ...
-    def statistics(self) -> ReaderStatistics: ...
-    def close(self) -> None: ...
-
-
 class StreamReader(Closing):
     """Reads streams, blocking. A context manager; threads may share one.
 
@@ -63,10 +38,9 @@ class StreamReader(Closing):
     `connections_max` were in use all that time).
     """
 
-    def __init__(self, transport: Transport, name: Literal["stream", "amqp"], timeout_s: float) -> None:
-        self._transport = transport
+    def __init__(self, streams: Streams, timeout_s: float) -> None:
+        self._streams = streams
         self._timeout_s = timeout_s
-        self.transport: Literal["stream", "amqp"] = name
         metrics.report(self)
 
     @classmethod
@@ -74,11 +48,9 @@ class StreamReader(Closing):
         cls,
         address: BrokerAddress | str,
         *,
-        transport: TransportName = "auto",
         timeout_s: float = 10.0,
         ssl_context: ssl.SSLContext | None = None,
         auth_mechanism: AuthMechanism | None = None,
-        mechanism: AuthMechanism | None = None,
         heartbeat_s: int = HEARTBEAT_S,
         connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
@@ -86,41 +58,32 @@ class StreamReader(Closing):
 
         Args:
             address: The broker's address or URL.
-            transport: "stream" for the stream protocol, "amqp" for AMQP 0.9.1, "auto" for the stream protocol where
-                it answers and AMQP 0.9.1 otherwise.
             timeout_s: Seconds until a call without an answer ends as `ReadTimeout`; connecting included.
             ssl_context: TLS context for addresses with TLS; None: what the address says, whose certificates and host
                 names are verified.
             auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what
                 the address says.
-            mechanism: The same, by its older name.
-            heartbeat_s: Seconds of heartbeat asked for; a broker that is silent for 1.5 times that (twice, over AMQP
-                0.9.1) counts as lost while a reader waits.
+            heartbeat_s: Seconds of heartbeat asked for; a broker that is silent for 1.5 times that counts as lost
+                while a reader waits.
             connections_max: Connections at most, to all nodes of the broker together, in use and kept open; from 2
                 on. A call waits for one, within `timeout_s`, in the order of the calls. Each stream that is followed
-                has one beside that. With `asyncio` over AMQP 0.9.1: channels of the one connection.
+                has one beside that.
 
         Raises:
-            BrokerUnavailable: Nothing answers.
+            BrokerUnavailable: Nothing answers; where the broker is there, its plugin `rabbitmq_stream` is not enabled.
             AccessRefused: The broker refuses the user or the virtual host.
             TlsRefused: TLS cannot be, for a reason that it names.
-            ConfigurationError: The URL does not fit the transport, or a file of TLS cannot be used.
+            ConfigurationError: The URL has no stream port, something else listens there, or a file of TLS cannot be
+                used.
             InvalidInput: `connections_max` is no number from 2 on.
         """
-        auth_mechanism = mechanism if auth_mechanism is None else auth_mechanism
         address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
-        choice = choose(address, transport)
         check_limit(connections_max)
         checked_seconds("timeout_s", timeout_s)
         checked_count("heartbeat_s", heartbeat_s, least=0)
-        within = ConnectingTime(left_s(timeout_s))
-        options: dict[str, Any] = {"timeout_s": timeout_s, "heartbeat_s": heartbeat_s, "connections": connections_max}
-        streams = _open_streams(address, choice, within, options)
-        if streams is not None:
-            return cls(streams, "stream", timeout_s)
-        amqp = Amqp(address, **options)
-        amqp.open(within.left_s)
-        return cls(amqp, "amqp", timeout_s)
+        streams = Streams(address, timeout_s=timeout_s, heartbeat_s=heartbeat_s, connections=connections_max)
+        streams.open()
+        return cls(streams, timeout_s)
 
     def read(self, stream: str, offset: int) -> Message:
         """The message at an offset.
@@ -131,7 +94,7 @@ class StreamReader(Closing):
         """
         checked_name("stream", stream)
         check_offset(stream, offset)
-        return self._transport.read(stream, offset)
+        return self._streams.read(stream, offset)
 
     def read_many(
         self, ids: Iterable[tuple[str, int]], *, window: int = WINDOW_MESSAGES
@@ -139,16 +102,15 @@ class StreamReader(Closing):
         """The messages of many ids, in the order of the ids; neighbours are read together.
 
         Each id gives its message, or the `NotFound` or `AccessRefused` error that says why there is none, as a value.
-        Memory is bounded: at most `window` messages and 64 MiB are held. What comes past that before its turn is held
-        in a file without a name, up to 1 GiB, in the directory that `TMPDIR` names; over AMQP 0.9.1, or where no such
-        file can be had, it is read again.
+        Memory is bounded: at most `window` messages and 64 MiB are held. What comes past that before its turn is read
+        again.
 
         Args:
             ids: What to read; any order, any number, from any streams; may repeat.
             window: Ids planned together.
         """
         checked_count("window", window, most=WINDOW_MAX)
-        return self._transport.read_many(checked_ids(ids), window, Use.LENT)
+        return self._streams.read_many(checked_ids(ids), window, Use.LENT)
 
     def read_all(self, ids: Iterable[tuple[str, int]], *, kept: KeptChunks | None = None) -> list[Result]:
         """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
@@ -158,10 +120,10 @@ class StreamReader(Closing):
         Args:
             ids: As for `read_many`.
             kept: Chunks that were read before and are not read again; those that are read now join them. None reads
-                all. Over AMQP 0.9.1 there are none.
+                all.
         """
         with contextlib.closing(
-            self._transport.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER, kept)
+            self._streams.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER, kept)
         ) as results:
             return list(results)
 
@@ -179,7 +141,7 @@ class StreamReader(Closing):
         Args:
             stream: The stream's name.
             start: Where to begin. "last" begins with the last chunk the broker wrote, a moment with the first message
-                written at or after it (over AMQP 0.9.1 up to a second before it).
+                written at or after it.
             stop: The offset to end before; None for none.
             follow: False ends where the stream ended when this was called; True waits for what is published later.
             idle_timeout_s: With `follow`, ends when no message came for so many seconds; None waits for ever.
@@ -196,7 +158,7 @@ class StreamReader(Closing):
         self, stream: str, scan: Scan, idle_timeout_s: float | None, use: Use
     ) -> Generator[Message, None, None]:
         idle_s = left_s(self._timeout_s) if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
-        with contextlib.closing(self._transport.batches(stream, scan, idle_s, use)) as batches:
+        with contextlib.closing(self._streams.batches(stream, scan, idle_s, use)) as batches:
             for batch in batches:
                 if batch is not None:
                     yield from batch.each_message()
@@ -226,44 +188,41 @@ class StreamReader(Closing):
     @property
     def cluster_name(self) -> str | None:
         """The name of the broker's cluster, as it said when the reader was opened; None where it does not say."""
-        return cluster_name(self._transport.server_properties)
+        return self._streams.server_properties.get("cluster_name") or None
 
     def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
-        return self._transport.bounds(checked_name("stream", stream))
+        return self._streams.bounds(checked_name("stream", stream))
 
     def all_bounds(
         self, streams: Sequence[str], kept: KeptChunks | None = None, lasts: Collection[str] = ()
     ) -> dict[str, StreamBounds]:
         """As `bounds`, of those of many streams whose leaders say so at once, asked for together.
 
-        What is not in the answer is asked for by itself: it is empty, or starting, or led elsewhere, or not there, or
-        is read over AMQP 0.9.1.
+        What is not in the answer is asked for by itself: it is empty, or starting, or led elsewhere, or not there.
 
         Args:
             streams: Their names.
             kept: What came of their first and last chunks joins these.
             lasts: Those of which the last offset alone is asked for, which takes half as long; the first of these is 0.
         """
-        return self._transport.all_bounds(checked_names("streams", streams), kept or KeptChunks(), lasts)
+        return self._streams.all_bounds(checked_names("streams", streams), kept or KeptChunks(), lasts)
 
     def missing(self, streams: Sequence[str]) -> list[str]:
         """Those of many streams that the broker surely has not, all asked for together.
 
-        Over AMQP 0.9.1 none: each question after one that is not there would cost a channel.
-
         Args:
             streams: Their names.
         """
-        return self._transport.missing(checked_names("streams", streams))
+        return self._streams.missing(checked_names("streams", streams))
 
     def identity(self) -> BrokerIdentity:
         """Which broker this is; its id is None where no recorder left one, or where it cannot be read from here."""
         known = None
-        if self.transport == "stream" and not self._transport.missing([IDENTITY_STREAM]):
+        if not self._streams.missing([IDENTITY_STREAM]):
             with contextlib.suppress(NotFound, AccessRefused):
-                known = broker_id_of(self._transport.read(IDENTITY_STREAM, 0).body)
-        return BrokerIdentity(known, cluster_name(self._transport.server_properties) or "")
+                known = broker_id_of(self._streams.read(IDENTITY_STREAM, 0).body)
+        return BrokerIdentity(known, self.cluster_name or "")
 
     def partitions(self, super_stream: str) -> list[str]:
         """The streams that a name stands for as a super stream, in their order; empty where it is no super stream's.
@@ -276,21 +235,20 @@ class StreamReader(Closing):
 
     def bound(self, exchange: str) -> list[str]:
         """The streams that are bound to an exchange: a super stream's in their order; empty where it is not there."""
-        return self._transport.partitions(checked_name("exchange", exchange))
+        return self._streams.partitions(checked_name("exchange", exchange))
 
     def routes(self, exchange: str, routing_key: str) -> list[str] | None:
         """The streams an exchange routes a key to; None where that cannot be asked.
 
         "" is the default exchange, which leads to the stream of that name: any broker can be asked by the stream
         protocol. Other exchanges are asked about from RabbitMQ 4.3 on, since the question takes down the stream plugin
-        of older ones where a headers exchange is reached; and AMQP 0.9.1 cannot say. A headers exchange routes by
-        headers, so there are none.
+        of older ones where a headers exchange is reached. A headers exchange routes by headers, so there are none.
 
         Raises:
             NotFound: There is no such exchange.
         """
         checked_text("exchange", exchange)
-        return self._transport.routes(exchange, checked_text("routing_key", routing_key))
+        return self._streams.routes(exchange, checked_text("routing_key", routing_key))
 
     def batches(
         self,
@@ -323,42 +281,21 @@ class StreamReader(Closing):
         use = Use.FOLLOW if follow else Use.LENT
         scan = checked_scan(stream, start, stop, follow=follow, credit=credit)
         checked_seconds("idle_s", idle_s)
-        return self._transport.batches(stream, scan, idle_s, use)
+        return self._streams.batches(stream, scan, idle_s, use)
 
     def link(self, node: Broker | None) -> SocketConnection:
         """A connection by the stream protocol for a loop of the caller's own, logged in as the reader is.
 
         Args:
             node: The node, as it was advertised; None for the one that the reader is connected to.
-
-        Raises:
-            ConfigurationError: The reader uses AMQP 0.9.1.
         """
-        if not isinstance(self._transport, Streams):
-            raise ConfigurationError("A reader over AMQP 0.9.1 has no connections of the stream protocol.")
-        return self._transport.link(node)
+        return self._streams.link(node)
 
     def statistics(self) -> ReaderStatistics:
         """How many connections to the broker are in use, idle and waited for, and how many there may be."""
-        return self._transport.statistics()
+        return self._streams.statistics()
 
     def close(self) -> None:
         """Close all connections. Calls under way in other threads may end as `ConnectionLost`."""
-        self._transport.close()
+        self._streams.close()
         metrics.retire(self)
-
-
-def _open_streams(
-    address: BrokerAddress, choice: Choice, within: ConnectingTime, options: dict[str, Any]
-) -> Streams | None:
-    """The stream protocol's transport, connected; None where AMQP 0.9.1 is what is left."""
-    if choice is Choice.AMQP:
-        return None
-    streams = Streams(address, connect_s=within.of_streams(choice), **options)
-    try:
-        streams.open()
-    except (BrokerUnavailable, ProtocolError, ReadTimeout, *NOT_BY_STREAMS):
-        if choice is Choice.STREAM:
-            raise
-        return None
-    return streams

@@ -3,7 +3,6 @@
 
 import contextlib
 import socket
-import ssl
 import threading
 import time
 from typing import TypeVar
@@ -14,12 +13,10 @@ from relatum.errors import (
     ConnectionLost,
     DataError,
     ReadTimeout,
-    TlsRefused,
 )
 from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
 from relatum.reading._channels import GOODBYE_S, Channel
-from relatum.reading._handshake import has_hung_up, why_hung_up
 from relatum.reading._opening import SILENCE_HEARTBEATS, not_opened, tls_context_for
 from relatum.reading._operations import StreamOperations
 from relatum.steps import run
@@ -66,7 +63,10 @@ class SocketConnection:
         """
         host, port = address.stream_host, address.stream_port
         if port is None:
-            raise ConfigurationError("The address has no stream port.")
+            raise ConfigurationError(
+                f"Streams are read by the stream protocol, and its port cannot be guessed from {address.where}: give a "
+                "rabbitmq-stream:// URL."
+            )
         tls = tls_context_for(address)
         name = address.login.server_name_for(host)
         deadline = time.monotonic() + timeout_s
@@ -79,11 +79,6 @@ class SocketConnection:
             if channel is not None:
                 channel.abort()
             told = not_opened(error, host, port)
-            # Before there is a connection, it may also be that nobody listens.
-            was_there = channel is not None or isinstance(error, ssl.SSLError | ConnectionResetError | BrokenPipeError)
-            if tls is not None and was_there and has_hung_up(error) and not isinstance(told, TlsRefused):
-                refused = why_hung_up(host, port, address.login)
-                told = refused or told
             if told is error:
                 raise
             raise told from error

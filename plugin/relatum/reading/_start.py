@@ -1,4 +1,4 @@
-"""Where reading begins, checked once for both transports."""
+"""Where reading begins."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,13 +27,11 @@ class Beginning:
         offset: Messages below it are passed over; 0 for none.
         time_ms: Chunks written before it are passed over; None for none.
         spec: Where a stream subscription attaches.
-        argument: The value of `x-stream-offset` for AMQP 0.9.1.
     """
 
     offset: int
     time_ms: int | None
     spec: StartSpec
-    argument: int | str | datetime
 
 
 def beginning(start: Start) -> Beginning:
@@ -45,7 +43,7 @@ def beginning(start: Start) -> Beginning:
     if isinstance(start, str):
         if start not in _NAMED:
             raise InvalidInput(_NO_START.format(shown(start)))
-        return Beginning(0, None, _NAMED[start], start)
+        return Beginning(0, None, _NAMED[start])
     if isinstance(start, datetime):
         moment = start if start.tzinfo is not None else start.replace(tzinfo=UTC)
         # In whole numbers: as a float, 0.123 s may be a millisecond less.
@@ -53,7 +51,7 @@ def beginning(start: Start) -> Beginning:
         # The documentation says the broker attaches at the chunk before the moment, its code at the one after: a
         # second earlier, what is too early is passed over in both cases.
         spec = StartSpec(frames.Start.TIMESTAMP, max(0, time_ms - 1000))
-        return Beginning(0, time_ms, spec, moment)
+        return Beginning(0, time_ms, spec)
     if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= INTEGER_MAX:
         raise InvalidInput(_NO_START.format(shown(start)))
-    return Beginning(start, None, StartSpec(frames.Start.OFFSET, start), start)
+    return Beginning(start, None, StartSpec(frames.Start.OFFSET, start))

@@ -1,4 +1,4 @@
-"""What is said of a stream, or of an offset, that cannot be read; for both transports."""
+"""What is said of a stream, or of an offset, that cannot be read."""
 
 from collections.abc import Iterable
 from operator import index

@@ -20,7 +20,6 @@ from relatum.errors import (
 )
 from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
-from relatum.reading._choice import CONNECT_S_MIN
 from relatum.reading._cluster import cluster_meant, forget_cluster
 from relatum.reading._connections import ASIDE, Connections
 from relatum.reading._failing_over import Attempts, in_turn
@@ -35,11 +34,10 @@ from relatum.reading._opening import HEARTBEAT_S, login_for
 from relatum.reading._operations import StreamOperations
 from relatum.reading._plan import Density
 from relatum.reading._socket import SocketConnection
-from relatum.reading._time import check_time, connect_left_s
-from relatum.reading._traffic import note
+from relatum.reading._time import CONNECT_S_MIN, check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.waiting import Keeper, Patience, left_s
-from relatum.wire import AnotherCluster, Broker, Steps, Traffic
+from relatum.wire import AnotherCluster, Broker, Steps
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
@@ -138,7 +136,7 @@ class StreamNodes:
         name = None
         # Other nodes are named by one that knows the password already, so nothing is guessed; and each node of a
         # cluster may say another name, until somebody sets one.
-        if address.stream_port_guessed and self._node is None:
+        if address.stream_port is not None and address.stream_port_guessed and self._node is None:
             name_s = within_s if self._address.others else left_s(self._limit_s)
             name = cluster_meant(address, timeout_s=name_s)
         try:
@@ -172,8 +170,6 @@ class StreamNodes:
             return connection
 
     def _release(self, connection: SocketConnection, use: Use) -> None:
-        note(connection.session.traffic)
-        connection.session.traffic = Traffic()
         if not connection.is_usable:
             self.losses += 1
             self._connections.drop(use)
@@ -246,10 +242,19 @@ class StreamNodes:
             return node._ask(operation)
 
     def _node_with(self, stream: str, asked: Self) -> Self | None:
-        """A reader on another node that has the stream and can be reached; None where there is none."""
+        """A reader on another node that has the stream and can be reached; None where no other has it.
+
+        Raises:
+            StreamNotHere: others have it, and none can be reached.
+        """
+        out: OutOfReach | None = None
         for broker in asked._ask(lambda operations: operations.other_nodes(stream)):
-            with contextlib.suppress(OutOfReach):
+            try:
                 return self._reach(broker)
+            except OutOfReach as error:
+                out = error
+        if out is not None:
+            raise StreamNotHere(f"The stream {stream!r} has no replica on this node. {out}", stream=stream) from out
         return None
 
     def _reach(self, broker: Broker | None) -> Self:
@@ -262,7 +267,10 @@ class StreamNodes:
             return self
         if broker in self._nodes:
             return self._nodes[broker]
-        message = f"The node {broker.host}:{broker.port} cannot be reached from here."
+        message = (
+            f"The node that advertises {broker.host}:{broker.port} cannot be reached there from here: it is down, or "
+            "stream.advertised_host and stream.advertised_port in its rabbitmq.conf are to name what can be reached."
+        )
         if time.monotonic() < self._out_of_reach.get(broker, 0.0):
             raise OutOfReach(message)
         try:

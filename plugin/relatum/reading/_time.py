@@ -5,6 +5,9 @@ from typing import Final
 from relatum.errors import ReadTimeout
 from relatum.waiting import current, has_passed, left_s
 
+CONNECT_S_MIN: Final = 0.5
+"""Seconds a port has to answer at least, however much of the time-out others have taken before."""
+
 CONNECT_S_LEAST: Final = 0.01
 """Seconds for connecting where a call has none left: 0 would mean something else to sockets."""
 

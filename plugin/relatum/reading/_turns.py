@@ -49,8 +49,6 @@ class Use(Enum):
 class ReaderStatistics:
     """The connections of a reader to the broker, of all its nodes.
 
-    Over AMQP 0.9.1 with asyncio all calls share one connection, and what is counted as in use are its channels.
-
     Attributes:
         limit: How many may be in use, or kept open, at once: `connections_max`.
         in_use: How many are in use by calls that end by themselves, and by iterations.

@@ -8,9 +8,8 @@ from typing import Any, Final, TypeAlias
 from relatum.checks import checked_name
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetNotFound, StreamNotHere
 from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX, MESSAGE_BYTES
+from relatum.limits import INTEGER_MAX
 from relatum.reading._message import Message
-from relatum.reading._spill import InFile, Spill
 from relatum.reading._stream_errors import check_integers, check_offset
 
 WINDOW_MESSAGES: Final = 1024
@@ -20,8 +19,7 @@ WINDOW_MAX: Final = 1_000_000
 """The most ids that can be planned together: each takes some hundred bytes before anything is read."""
 
 WINDOW_BYTES_MAX: Final = 64 << 20
-"""Bytes of records held in memory for ids that are not their turn yet; what comes past it is held in a file. Where that
-is full, too, or what comes was decoded by a client, the window is read in smaller parts."""
+"""Bytes of records held for ids that are not their turn yet; past it, the window is read in smaller parts."""
 
 TAKEN_BYTES: Final = 1 << 20
 """Bytes of results that are handed on together, about: whoever goes through them holds them all."""
@@ -34,8 +32,8 @@ Result: TypeAlias = Message | NotFound | AccessRefused
 RECORD_BYTES: Final = 256
 """Bytes that a record which is held takes beside its own, about."""
 
-_Held: TypeAlias = tuple[bytes, int] | InFile | tuple[Result | StreamNotHere, int]
-"""A record with the time of its chunk, where such a one lies in the file, or a result with the bytes it takes.
+_Held: TypeAlias = tuple[bytes, int] | tuple[Result | StreamNotHere, int]
+"""A record with the time of its chunk, or a result with the bytes it takes.
 
 A hundred thousand are held at once, and Python's garbage collector, which visits a message again and again, leaves out
 plain tuples of bytes and numbers: so messages are made when it is their turn."""
@@ -47,15 +45,8 @@ class Window:
     Some thousand ids pass through in the time of one attach, so this is written to do little for each.
     """
 
-    def __init__(
-        self,
-        ids: Iterable[tuple[str, int]],
-        messages_max: int,
-        bytes_max: int = WINDOW_BYTES_MAX,
-        spill: Spill | None = None,
-    ) -> None:
+    def __init__(self, ids: Iterable[tuple[str, int]], messages_max: int, bytes_max: int = WINDOW_BYTES_MAX) -> None:
         self._source = iter(ids)
-        self._spill = spill or Spill()
         self._waiting: deque[_Place] = deque()
         self._asked: deque[_Place] = deque()
         # What this part asks for, by stream and offset: its result and the bytes held for it, None until it comes.
@@ -133,40 +124,23 @@ class Window:
         self._lacking -= 1
         results[offset] = (result, size)
 
-    def put_message(self, message: Message) -> None:
-        """As `put` for a message that came decoded: its headers count too."""
-        size = len(message.body) + MESSAGE_BYTES * (1 + len(message.headers))
-        self.put(message.stream, message.offset, message, size)
-
     def put_records(self, stream: str, offsets: list[int], records: Iterable[bytes], time_ms: int) -> None:
         """As `put` for messages of a chunk that was written at a time."""
         results, bytes_max = self._results[stream], self._bytes_max
-        held = before = self._held
-        later: dict[int, bytes] = {}
+        held = self._held
         for offset, record in zip(offsets, records, strict=True):
             size = RECORD_BYTES + len(record)
             if results.get(offset, 0) is not None:
                 continue
+            self._came += 1
+            self._came_bytes += size
             if held and held + size > bytes_max:
-                later[offset] = record
+                self.is_full = True
                 continue
             held += size
-            self._came += 1
             results[offset] = record, time_ms
             self._lacking -= 1
         self._held = held
-        self._came_bytes += held - before
-        if later:
-            self._put_by(results, later, time_ms)
-
-    def _put_by(self, results: dict[int, _Held | None], records: dict[int, bytes], time_ms: int) -> None:
-        """Hold in the file what is too much for memory."""
-        self._came += len(records)
-        self._came_bytes += sum(map(len, records.values()))
-        places = self._spill.put(list(records.values()), time_ms)
-        results.update(zip(records, places, strict=False))
-        self._lacking -= len(places)
-        self.is_full |= len(places) < len(records)
 
     @property
     def lacks_any(self) -> bool:
@@ -194,11 +168,7 @@ class Window:
             held = results[offset]
             if held is None:
                 break
-            if len(held) == 3:
-                record, size = self._spill.read(held), 0
-                taken += len(record)
-                given.append(message(stream, offset, record, held[2]))
-            elif isinstance(held[0], bytes):
+            if isinstance(held[0], bytes):
                 size = RECORD_BYTES + len(held[0])
                 given.append(message(stream, offset, *held))
             else:
@@ -211,8 +181,6 @@ class Window:
                 continue
             del results[offset]
             freed += size
-            if len(held) == 3:
-                self._spill.drop()
         self._held -= freed
         return given
 
@@ -223,15 +191,10 @@ class Window:
             fitting = self._messages_max if self._room is None else self._room // each
             self._part = max(1, min(self._messages_max, self._part * 2, fitting))
             return
-        self._room = (self._held + self._spill.bytes_held) * 3 // 4
+        self._room = self._held * 3 // 4
         self._part = max(1, min(self._part // 2, self._room // each))
         self._waiting.extendleft(reversed(self._asked))
         self._asked.clear()
         self._results.clear()
         self._repeats.clear()
         self._held = 0
-        self._spill.clear()
-
-    def end(self) -> None:
-        """Hold nothing any more."""
-        self._spill.clear()

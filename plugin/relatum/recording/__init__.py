@@ -24,36 +24,17 @@ if TYPE_CHECKING:
     )
     from relatum.recording._prune import PruneReport, prune
     from relatum.recording._publishers_keys import KeyWatcher
-    from relatum.recording._ranges import Segment, unrecorded
+    from relatum.recording._ranges import Segment
     from relatum.recording._recorder import Recorder
     from relatum.recording._repair import repair
-    from relatum.recording._reports_shown import (
-        exit_with,
-        offsets_bar,
-        print_backfilled,
-        print_verified,
-        verified_document,
-    )
     from relatum.recording._statistics import RecordedStream, RecorderStatistics
     from relatum.recording._status import StreamEvent, StreamStatus, recorded_status, status
-    from relatum.recording._strays import verify_strays
     from relatum.recording._times import set_record_time
-    from relatum.recording._verify import (
-        Comparison,
-        Subject,
-        VerifyReport,
-        check_any,
-        checked_sample,
-        chosen_windows,
-        leave_out,
-        plan_verification,
-        verify,
-    )
+    from relatum.recording._verify import VerifyReport, verify
 
 __all__ = [
     "BackfillProgress",
     "BackfillReport",
-    "Comparison",
     "CoveragePiece",
     "Difference",
     "EmbeddedRecorder",
@@ -75,26 +56,16 @@ __all__ = [
     "StreamEvent",
     "StreamStatus",
     "StreamVerified",
-    "Subject",
     "VerifyReport",
     "backfill",
-    "check_any",
-    "checked_sample",
-    "chosen_windows",
     "coverage_bar",
     "edges_of",
-    "exit_with",
     "forget",
     "forget_origin",
     "is_same",
     "key_sizes",
-    "leave_out",
     "new_holder",
-    "offsets_bar",
     "plan_backfill",
-    "plan_verification",
-    "print_backfilled",
-    "print_verified",
     "prune",
     "recorded_ends",
     "recorded_status",
@@ -102,10 +73,7 @@ __all__ = [
     "repair",
     "set_record_time",
     "status",
-    "unrecorded",
-    "verified_document",
     "verify",
-    "verify_strays",
 ]
 
 _HOMES = {
@@ -122,16 +90,13 @@ _HOMES = {
         "_overview": "KeySize RecordedEnd RecorderMember key_sizes recorded_ends recorder_list",
         "_prune": "PruneReport prune",
         "_publishers_keys": "KeyWatcher",
-        "_ranges": "Segment unrecorded",
+        "_ranges": "Segment",
         "_recorder": "Recorder",
         "_repair": "repair",
-        "_reports_shown": "exit_with offsets_bar print_backfilled print_verified verified_document",
         "_statistics": "RecordedStream RecorderStatistics",
         "_status": "StreamEvent StreamStatus recorded_status status",
-        "_strays": "verify_strays",
         "_times": "set_record_time",
-        "_verify": "Comparison Subject VerifyReport check_any checked_sample chosen_windows leave_out "
-        "plan_verification verify",
+        "_verify": "VerifyReport verify",
     }.items()
     for name in names.split()
 }

@@ -20,11 +20,11 @@ from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._broker import check_broker
 from relatum.recording._fill import Filler, check_same
-from relatum.recording._opening import indexes_time
 from relatum.recording._ranges import Segment, unrecorded
 from relatum.store import (
     RECORDERS,
     TIME,
+    AnyDatabase,
     CoverageRow,
     NewTail,
     StreamRow,
@@ -71,7 +71,7 @@ ProgressListener = Callable[[BackfillProgress], None]
 
 def backfill(
     broker: str | BrokerAddress,
-    database: str | sa.Engine,
+    database: AnyDatabase,
     stream: str,
     *,
     keys: Sequence[str] | None = None,
@@ -87,7 +87,7 @@ def backfill(
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         stream: One stream; for a super stream call it for each partition.
         keys: Names of defined keys; None: all that are in force, and the time unless it is switched off.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
@@ -159,7 +159,7 @@ def plan_backfill(
         with translated_errors(), engine.begin() as connection:
             tail = tail_of(connection, stream.stream_id) or tail
             rows = coverage_of(connection, [stream.stream_id])
-    if keys is None and indexes_time(stream, reader):
+    if keys is None and stream.record_time:
         wanted.add(TIME)
     first = tail.to_offset if bounds.first is None else bounds.first
     end = first if bounds.last is None else min(tail.to_offset, bounds.last + 1)

@@ -40,7 +40,7 @@ def backfill(
     messages, rows, from_offset, to_offset, seconds.
     """
     from relatum.recording import backfill as run_backfill
-    from relatum.recording import offsets_bar, print_backfilled
+    from relatum.recording._reports_shown import offsets_bar, print_backfilled
 
     address, url = servers.address, servers.database_url
     failed: list[RelatumError] = []

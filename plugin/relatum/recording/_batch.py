@@ -53,8 +53,7 @@ class Batch:
         self.last_offset = -1
         self.last_chunk_ms: int | None = None
         self.oldest_at: float | None = None
-        """When its first message was written, in seconds since 1970; over AMQP 0.9.1, which does not show that, when it
-        was read."""
+        """When its first message was written, in seconds since 1970."""
         self.newest_at = 0.0
         """The same of its last message."""
 
@@ -66,11 +65,7 @@ class Batch:
     def add(self, batch: RecordBatch) -> None:
         """Take the rows of a batch of records; its offsets lie behind those added before."""
         assert batch.first_offset > self.last_offset, "offsets only grow"
-        if batch.messages is None:
-            self._add_records(batch.offsets, batch.records, batch.chunk_ms)
-        else:
-            for offset, message in zip(batch.offsets, batch.messages, strict=True):
-                self._add(offset, self._extractor.from_message(message))
+        self._add_records(batch.offsets, batch.records, batch.chunk_ms)
         self._make_lines()
         self.messages += len(batch.offsets)
         self.last_offset = batch.offsets[-1]
@@ -139,7 +134,7 @@ def _lines_of(rows: list[_Row]) -> str:
 
 def is_readable(batch: RecordBatch) -> bool:
     """Whether nothing of a batch was left unpacked: `readable` need not look at it."""
-    return batch.messages is not None or UnreadableRecord not in set(map(type, batch.records))
+    return UnreadableRecord not in set(map(type, batch.records))
 
 
 def readable(batch: RecordBatch) -> Iterator[tuple[RecordBatch, str | None]]:
@@ -162,14 +157,10 @@ def _why_not(record: tuple[int, bytes]) -> str | None:
 
 def _end_of(batch: RecordBatch) -> RecordBatch:
     """The last message of a batch, by itself: the others need not be kept."""
-    offsets, records, messages = batch.offsets[-1:], batch.records[-1:], batch.messages
-    return replace(
-        batch, first_offset=offsets[0], offsets=offsets, records=records, messages=messages and messages[-1:]
-    )
+    offsets, records = batch.offsets[-1:], batch.records[-1:]
+    return replace(batch, first_offset=offsets[0], offsets=offsets, records=records)
 
 
 def last_message(batch: RecordBatch) -> Message:
     """The last message of a batch, undecoded."""
-    if batch.messages is not None:
-        return batch.messages[-1]
     return Message.from_record(batch.stream, batch.offsets[-1], batch.records[-1], batch.chunk_ms)

@@ -25,9 +25,7 @@ class Difference:
       messages), `time_duplicate` (a block whose messages another one holds), `uncovered`;
     - of `coverage`: `coverage_overlap`, `coverage_past_end`, `coverage_hole` (a hole where messages are),
       `coverage_tail` (none, or not the last range), `coverage_position` (what lay last is not there), `unknown_key`;
-    - of `checkpoints`: `checkpoint_wrong`, `checkpoint_duplicate`; of `receipts`: `receipt_wrong`, `receipt_duplicate`;
-    - of `streams`: `stream_wrong` (what its row says cannot be), `replaced` (it is not the one that was recorded);
-    - of `group_scans`: `scan_wrong` (scanned twice, or where nothing is recorded); of `group_states`: `group_wrong`;
+    - of `streams`: `replaced` (it is not the one that was recorded);
     - of any: `unknown_stream` (rows of a stream id that no stream has).
     """
 
@@ -117,20 +115,10 @@ class Expected:
         definitions: The keys in force.
         covering: The stream's coverage.
         within: The window.
-        sees_all: Whether every message of the window was read. AMQP 0.9.1 shows neither compressed batches nor times
-            of chunks: what was not seen is not judged then.
     """
 
-    def __init__(
-        self,
-        definitions: Sequence[KeyDefinition],
-        covering: Sequence[CoverageRow],
-        within: Range,
-        *,
-        sees_all: bool = True,
-    ) -> None:
+    def __init__(self, definitions: Sequence[KeyDefinition], covering: Sequence[CoverageRow], within: Range) -> None:
         self.definitions = {definition.key_id: definition for definition in definitions}
-        self.sees_all = sees_all
         key_ids = [*self.definitions, TIME]
         self._gaps = {key_id: missing(within, covered(covering, key_id)) for key_id in key_ids}
         self._unproven = {key_id: missing(within, proven(covering, key_id)) for key_id in key_ids}
@@ -184,8 +172,6 @@ def compare_rows(
         known_key_ids: Keys in force and those removed, whose rows go with the next prune.
     """
     wanted, allowed = _wanted(messages, expected)
-    if not expected.sees_all:
-        stored = _as_seen(messages, stored)
     have = {row for row, _ in stored}
     found = [_of_row("missing", row, expected) for row in wanted - have]
     stray: dict[Range, list[Row]] = {}
@@ -220,16 +206,6 @@ def _wanted(messages: Sequence[Message], expected: Expected) -> tuple[set[Row], 
             if message.time_source is TimeSource.CHUNK and expected.covers(offset, key_id):
                 allowed.add(row._replace(time_us=None))
     return wanted, allowed
-
-
-def _as_seen(messages: Sequence[Message], stored: Sequence[tuple[Row, int]]) -> list[tuple[Row, int]]:
-    """The rows of messages that AMQP 0.9.1 shows, without times that it does not show."""
-    times = {message.offset: message.time_us for message in messages}
-    return [
-        (row._replace(time_us=None) if times[row.offset] is None else row, count)
-        for row, count in stored
-        if row.offset in times
-    ]
 
 
 def _of_row(kind: str, row: Row, expected: Expected) -> Difference:

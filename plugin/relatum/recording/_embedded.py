@@ -4,9 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
-
-import sqlalchemy as sa
+from typing import Any, Final
 
 from relatum.checks import checked_name, shown
 from relatum.closing import close_within
@@ -20,10 +18,8 @@ from relatum.recording._publishers_keys import PublishersKeys, begin_beside
 from relatum.recording._recorder import bounded
 from relatum.recording._statistics import RecorderStatistics
 from relatum.recording._watched import Subject, Watched
+from relatum.store import AnyDatabase
 from relatum.waiting import QUESTION_S, Server, backoff, ended
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -52,12 +48,12 @@ class EmbeddedRecorder:
 
     Args:
         address: The broker.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         definitions: Keys to define where they are not defined yet.
     """
 
     def __init__(
-        self, address: BrokerAddress, database: str | sa.Engine, definitions: Sequence[KeyDefinition] = ()
+        self, address: BrokerAddress, database: AnyDatabase, definitions: Sequence[KeyDefinition] = ()
     ) -> None:
         if not isinstance(address, BrokerAddress):
             raise InvalidInput(f"address= takes a BrokerAddress, not {shown(address)}")
@@ -77,11 +73,6 @@ class EmbeddedRecorder:
         of_one_process(self, "an embedded recorder")
         self._thread = threading.Thread(target=self._run, name="relatum-embedded", daemon=True)
         begin_beside(self._thread, self.agreement)
-
-    @property
-    def metrics(self) -> "CollectorRegistry":
-        """What Prometheus scrapes: the same as of `Recorder`, of the streams that were found until now."""
-        return self._group.registry
 
     def statistics(self) -> RecorderStatistics:
         """What was recorded, and how far behind each stream is. It asks nobody."""
@@ -231,7 +222,9 @@ class EmbeddedRecorder:
             return streams
         is_super_stream = all(stream.startswith(f"{name}-") for stream in streams)
         if not streams or (len(streams) > BOUND_MAX and not is_super_stream):
-            self._say_unknown(name, f"{len(streams)} streams are bound to it" if streams else _why_none(reader))
+            self._say_unknown(
+                name, f"{len(streams)} streams are bound to it" if streams else "no stream is bound to it directly"
+            )
             return []
         for stream in streams:
             # All of them: a look-up by the super stream's name covers those that others publish to.
@@ -265,9 +258,3 @@ def _named(reader: StreamReader, name: str) -> list[str]:
         # It is one: that this user may not read it is said by its recorder, and keeps nobody from the others.
         return [name]
     return found
-
-
-def _why_none(reader: StreamReader) -> str:
-    if reader.transport == "stream":
-        return "no stream is bound to it directly"
-    return "the stream protocol, by which its streams are asked for, does not answer"

@@ -190,7 +190,7 @@ class Extractor:
         return found, is_too_much
 
     def from_message(self, message: Message) -> Extracted:
-        """What the message gives, from its decoded form: for transports that hand out no stored bytes."""
+        """What the message gives, from its decoded form."""
         if not message.is_amqp:
             return Extracted(message.time_us, message.time_source, [], [(0, SkipReason.UNDECODABLE)], None)
         found = self._blank.copy()

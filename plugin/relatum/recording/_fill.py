@@ -13,7 +13,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.checks import seconds_text
-from relatum.errors import ConfigurationError, CoverageConflict, ReadTimeout, StreamUnavailable
+from relatum.errors import CoverageConflict, ReadTimeout, StreamUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch, StreamBounds, StreamReader, ends_of_known
 from relatum.recording._again import replace_rows
@@ -131,14 +131,8 @@ class Filler:
 
         Raises:
             CoverageConflict: the stream is another one now, or others keep moving the coverage.
-            ConfigurationError: times are wanted, and the stream protocol does not answer here.
             StreamUnavailable, ReadTimeout: the broker does not give what it should hold; safe to repeat.
         """
-        if TIME in segment.key_ids and self._reader.transport != "stream":
-            raise ConfigurationError(
-                f"times of {self._stream.name!r} are to be recorded, which takes the stream protocol, "
-                "and its port does not answer here"
-            )
         conflicts, least = 0, segment.to_offset - segment.from_offset
         self._has_covered = False
         while True:
@@ -158,14 +152,12 @@ class Filler:
                 return self._has_covered
 
     def read_again(self, row: CoverageRow) -> bool:
-        """Read by the stream protocol what AMQP 0.9.1 recorded, and replace it; False where that is not to be had.
+        """Read by the stream protocol what AMQP 0.9.1 recorded, and replace it; False where it cannot be unpacked here.
 
         Raises:
             CoverageConflict: the stream is another one now, or somebody else changed the range.
             StreamUnavailable, ReadTimeout: the broker does not give what it should hold; safe to repeat.
         """
-        if self._reader.transport != "stream":
-            return False
         with translated_errors(), self._engine.begin() as connection:
             rows = coverage_of(connection, [self._stream.stream_id])
         bounds = self._reader.bounds(self._stream.name)
@@ -206,7 +198,7 @@ class Filler:
 
     def _fill(self, part: Segment) -> None:
         extractor = Extractor([key for key in self._definitions if key.key_id in part.key_ids])
-        work = _Work(self._stream.stream_id, part, extractor, over_amqp=self._reader.transport == "amqp")
+        work = _Work(self._stream.stream_id, part, extractor)
         for records in self._records(part):
             if records.first_offset > work.expected:
                 self._cross(work, records.first_offset)
@@ -332,9 +324,8 @@ def _meet(one: CoverageRow, other: CoverageRow) -> bool:
 class _Work:
     """How far a part has come: covered to `done_to`, read to `expected`, with the rows between in `batch`."""
 
-    def __init__(self, stream_id: int, part: Segment, extractor: Extractor, *, over_amqp: bool = False) -> None:
+    def __init__(self, stream_id: int, part: Segment, extractor: Extractor) -> None:
         self.stream_id = stream_id
-        self._over_amqp = over_amqp
         self.key_ids = part.key_ids
         self._extractor = extractor
         self.done_to = self.expected = part.from_offset
@@ -352,7 +343,7 @@ class _Work:
         """What the coverage is to say of the offsets up to one."""
         position = self.batch.position() if self.batch.messages else None
         key_ids = tuple(sorted(self.key_ids - {TIME}))
-        return Filled(self.done_to, to_offset, key_ids, TIME in self.key_ids, position, over_amqp=self._over_amqp)
+        return Filled(self.done_to, to_offset, key_ids, TIME in self.key_ids, position)
 
     def skip_to(self, offset: int) -> None:
         """Go on behind what was committed, or is gone."""

@@ -20,6 +20,7 @@ from relatum.recording._prune_groups import prune_groups
 from relatum.recording._row_counts import row_counts
 from relatum.store import (
     FORGOTTEN,
+    AnyDatabase,
     StreamRow,
     as_engine,
     checkpoints,
@@ -64,7 +65,7 @@ Listener = Callable[[str, int], None]
 
 
 def forget(
-    database: str | sa.Engine,
+    database: AnyDatabase,
     names: Sequence[str],
     *,
     vhost: str = "/",
@@ -78,7 +79,7 @@ def forget(
     is finished by repeating it.
 
     Args:
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         names: Streams and super streams, which stand for their recorded partitions.
         vhost: Their virtual host.
         dry_run: Only say what would be deleted, also of streams that are needed now.
@@ -120,13 +121,13 @@ def forget(
         return done
 
 
-def forget_origin(database: str | sa.Engine, names: Sequence[str], *, vhost: str = "/") -> list[str]:
+def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "/") -> list[str]:
     """Forget which broker streams were recorded from: the next recorder takes them for its own broker's.
 
     Where that one has other messages in them, it begins them anew, as it does with one that was declared again.
 
     Args:
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         names: Streams and super streams, which stand for their recorded partitions.
         vhost: Their virtual host.
 

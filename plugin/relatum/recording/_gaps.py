@@ -1,7 +1,7 @@
 """Closing gaps in the background: what is retained and not recorded is always somebody's work.
 
-An interrupted back-fill leaves a gap; so do batches that could not be unpacked when they were read. And what was
-recorded over AMQP 0.9.1 is read again once the stream protocol answers. One thread does it for all streams of a
+An interrupted back-fill leaves a gap; so do batches that could not be unpacked when they were read. And what
+release 0.4 recorded over AMQP 0.9.1 is read again by the stream protocol. One thread does it for all streams of a
 process, one part after another, while live recording goes on.
 """
 
@@ -25,7 +25,6 @@ from relatum.errors import (
 from relatum.following import Follower
 from relatum.recording._fill import Filler
 from relatum.recording._holes import late_holes
-from relatum.recording._opening import indexes_time
 from relatum.recording._ranges import Segment, gaps
 from relatum.recording._track import Track, Tracks
 from relatum.recording._worker import Worker
@@ -131,9 +130,8 @@ class GapCloser(Worker):
                 has_work |= self._for(track, stream, partial(self._close, gap))
             else:
                 has_work = True
-        if self._follower.transport == "stream":
-            for range_ in again(rows, writer.first_offset):
-                has_work |= self._for(track, stream, partial(self._read_again, range_))
+        for range_ in again(rows, writer.first_offset):
+            has_work |= self._for(track, stream, partial(self._read_again, range_))
         return has_work
 
     def _for(self, track: Track, stream: StreamRow, work: Callable[[Filler, StreamRow], bool]) -> bool:
@@ -160,8 +158,7 @@ class GapCloser(Worker):
         return filler.read_again(range_)
 
     def _close(self, gap: Range, filler: Filler, row: StreamRow) -> bool:
-        reader = self._follower.reader()
-        key_ids = filler.key_ids | ({TIME} if indexes_time(row, reader) else set())
+        key_ids = filler.key_ids | ({TIME} if row.record_time else set())
         if not key_ids:
             return False
         extra = {"stream": row.name, "from": gap[0], "to": gap[1]}

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -36,9 +36,6 @@ from relatum.store import (
     translated_errors,
 )
 from relatum.waiting import QUESTION_S, Deadline, Outages, backoff, ended
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -109,11 +106,6 @@ class RecorderGroup:
         self._tracks.closed, self._tracks.woken = self._closed, self._keeper.wake
         self._has_begun = False
         metrics.report(self)
-
-    @property
-    def registry(self) -> "CollectorRegistry":
-        """What Prometheus scrapes of this one."""
-        return metrics.registry(self)
 
     def statistics(self) -> RecorderStatistics:
         """What was recorded, and how far behind each stream is."""

@@ -82,10 +82,6 @@ class Intake(Worker):
         if writer is None:
             # Of one that is asked for, or has failed just now: it is read again from where its coverage ends.
             self._done.append(event)
-        elif (event.batch.messages is not None) != writer.over_amqp:
-            logger.info("recording of stream %r goes on by another transport", track.name)
-            self._close(track, Then.OPEN)
-            self._done.append(event)
         else:
             try:
                 has_room = self._extract(track, writer, event)
@@ -138,10 +134,6 @@ class Intake(Worker):
                 return
             writer = track.writer
             if writer is None or track.state is not State.OPEN:
-                return
-            if writer.over_amqp != (self._follower.transport == "amqp"):
-                # What is recorded says how it was read.
-                self._tracks.close(track, Then.OPEN)
                 return
             start = writer.recorded_to + 1
             if not track.progress.is_recording:

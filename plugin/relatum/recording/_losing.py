@@ -230,7 +230,7 @@ def _move_tail(connection: sa.Connection, stream: StreamRow, to_offset: int) -> 
 def _open_tail(connection: sa.Connection, like: CoverageRow, from_offset: int, position: Position | None) -> None:
     """Open a tail like another one of the stream."""
     tail = NewTail(like.stream_id, from_offset, like.with_time, position)
-    open_tail(connection, tail, like.key_ids, over_amqp=like.over_amqp)
+    open_tail(connection, tail, like.key_ids)
 
 
 def pass_over(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str) -> None:

@@ -143,10 +143,10 @@ class Opener(Worker):
         rows = [track.row for track in ready if track.row is not None]
         if not rows:
             return
-        # Which transport is in use the broker decides: it must have answered before.
-        over_amqp = self._follower.reader().transport == "amqp"
+        # Nothing is written for a broker that never answered.
+        self._follower.reader()
         self._outages.answered(Server.BROKER)
-        opened = {each.stream.name: each for each in open_streams(self._engine, rows, over_amqp=over_amqp)}
+        opened = {each.stream.name: each for each in open_streams(self._engine, rows)}
         self._outages.answered(Server.DATABASE)
         with self._tracks.changed:
             for track in ready:

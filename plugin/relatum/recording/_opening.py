@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
-from relatum.reading import StreamReader
 from relatum.recording._holes import late_holes
 from relatum.store import (
     CoverageRow,
@@ -49,13 +48,12 @@ class Opened:
     holes: list[tuple[float, int]]
 
 
-def open_streams(engine: sa.Engine, rows: Sequence[StreamRow], *, over_amqp: bool) -> list[Opened]:
+def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
     """Find where recording goes on: by the tails that are there, or new ones where other keys are in force.
 
     Args:
         engine: The database.
         rows: The streams' present generations.
-        over_amqp: Whether they are going to be read over AMQP 0.9.1.
 
     Returns:
         Those that were opened; not those whose tail another recorder opened or moved at this moment.
@@ -71,11 +69,11 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow], *, over_amqp: boo
         definitions = tuple(key_definitions(connection))
         key_ids = tuple(sorted(key.key_id for key in definitions))
         tails = {row.stream_id: row for of_stream in ranges.values() for row in of_stream if row.is_tail}
-        with_time = {row.stream_id: row.record_time and not over_amqp for row in rows}
+        with_time = {row.stream_id: row.record_time for row in rows}
         kept = {
             stream_id: tail
             for stream_id, tail in tails.items()
-            if (tail.key_ids, tail.with_time, tail.over_amqp) == (key_ids, with_time[stream_id], over_amqp)
+            if (tail.key_ids, tail.with_time, tail.over_amqp) == (key_ids, with_time[stream_id], False)
         }
         closed = close_tails(connection, [tail for stream_id, tail in tails.items() if stream_id not in kept])
         new = [
@@ -83,7 +81,7 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow], *, over_amqp: boo
             for stream_id in sorted(closed)
         ]
         new += [NewTail(stream_id, 0, with_time[stream_id]) for stream_id in ids if stream_id not in tails]
-        kept |= {row.stream_id: row for row in open_tails(connection, new, key_ids, over_amqp=over_amqp)}
+        kept |= {row.stream_id: row for row in open_tails(connection, new, key_ids)}
         connection.execute(
             sa.update(streams)
             .where(_among(streams.c.stream_id, kept), streams.c.state != "recording")
@@ -95,14 +93,6 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow], *, over_amqp: boo
         Opened(by_id[stream_id], tail, definitions, times.get(stream_id), known[stream_id], holes.get(stream_id, []))
         for stream_id, tail in kept.items()
     ]
-
-
-def indexes_time(stream: StreamRow, reader: StreamReader) -> bool:
-    """Whether the stream's times are indexed by what is read here.
-
-    AMQP 0.9.1 does not show when a chunk was written: a range it recorded cannot claim the times of its messages.
-    """
-    return stream.record_time and reader.transport == "stream"
 
 
 def _among(column: "sa.Column[int]", stream_ids: Iterable[int]) -> sa.ColumnElement[bool]:

@@ -11,6 +11,7 @@ from relatum.keys import KeyDefinition
 from relatum.recording._row_counts import bytes_of_a_row, counts_by
 from relatum.store import (
     STATEMENT_S,
+    AnyDatabase,
     Position,
     as_engine,
     check_recorded,
@@ -82,7 +83,7 @@ class RecordedEnd:
     position: Position | None
 
 
-def key_sizes(database: str | sa.Engine) -> list[KeySize]:
+def key_sizes(database: AnyDatabase) -> list[KeySize]:
     """How much of the table each key takes, by name. A large table is sampled: it takes a second at most.
 
     Raises:
@@ -97,7 +98,7 @@ def key_sizes(database: str | sa.Engine) -> list[KeySize]:
         ]
 
 
-def recorder_list(database: str | sa.Engine) -> list[RecorderMember]:
+def recorder_list(database: AnyDatabase) -> list[RecorderMember]:
     """The recorders that have a lease, or had one until lately, with what they hold; by name and holder.
 
     Raises:
@@ -121,12 +122,12 @@ def recorder_list(database: str | sa.Engine) -> list[RecorderMember]:
 
 
 def recorded_ends(
-    database: str | sa.Engine, vhost: str, names: Iterable[str] = (), *, check: bool = False
+    database: AnyDatabase, vhost: str, names: Iterable[str] = (), *, check: bool = False
 ) -> list[RecordedEnd]:
     """How far streams are recorded, those first of which something was recorded last.
 
     Args:
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         vhost: Their virtual host.
         names: Streams and super streams; none for all.
         check: Whether each name must be recorded.

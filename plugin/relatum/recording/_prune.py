@@ -14,6 +14,7 @@ from relatum.recording._deleting import BATCH_ROWS, delete_batch
 from relatum.recording._forget import finish_forgotten
 from relatum.recording._prune_groups import prune_groups
 from relatum.store import (
+    AnyDatabase,
     StreamRow,
     as_engine,
     check_recorded,
@@ -54,7 +55,7 @@ class PruneReport:
 
 def prune(
     broker: str | BrokerAddress,
-    database: str | sa.Engine,
+    database: AnyDatabase,
     names: Sequence[str] | None = None,
     *,
     stream_url: str | None = None,
@@ -65,7 +66,7 @@ def prune(
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         names: Streams and super streams; None: all that are recorded, and what belongs to none in force.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         batch_rows: Rows deleted in one transaction at most.

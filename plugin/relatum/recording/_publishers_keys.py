@@ -12,7 +12,7 @@ from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, RelatumE
 from relatum.keys import KeyAgreement, KeyDefinition
 from relatum.processes import of_one_process
 from relatum.recording._recorder import bounded
-from relatum.store import add_keys, check_keys
+from relatum.store import AnyDatabase, add_keys, check_keys
 from relatum.waiting import QUESTION_S, Outages, backoff, ended
 
 LOOK_S: Final = 60.0
@@ -101,11 +101,11 @@ class KeyWatcher:
     """Compares a publisher's keys with the database, in a thread of its own, where others record.
 
     Args:
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         definitions: What the publisher says they are.
     """
 
-    def __init__(self, database: str | sa.Engine, definitions: Sequence[KeyDefinition]) -> None:
+    def __init__(self, database: AnyDatabase, definitions: Sequence[KeyDefinition]) -> None:
         self._database = bounded(database, 1)
         self._stop = threading.Event()
         self._outages = Outages(logger, stop=self._stop)

@@ -6,9 +6,7 @@ import ssl
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
-
-import sqlalchemy as sa
+from typing import Final
 
 from relatum.checks import as_options, checked_count, checked_event, checked_name, checked_names, checked_seconds
 from relatum.errors import (
@@ -24,11 +22,8 @@ from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
 from relatum.recording._group import RecorderGroup
 from relatum.recording._statistics import RecorderStatistics
-from relatum.store import LEASE_S, Database, add_keys, check_may_record, key_definitions, translated_errors
+from relatum.store import LEASE_S, AnyDatabase, Database, add_keys, check_may_record, key_definitions, translated_errors
 from relatum.waiting import QUESTION_S, AfterStop, Server, backoff, within
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -50,7 +45,7 @@ class Recorder:
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine, whose pool then says how many connections there are.
+        database: PostgreSQL's URL, or a `Database`, whose pool then says how many connections there are.
         streams: Names of streams and super streams; each partition of a super stream is recorded, new ones too. A
             stream that does not exist yet is waited for.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
@@ -68,7 +63,7 @@ class Recorder:
     def __init__(
         self,
         broker: str | BrokerAddress,
-        database: str | sa.Engine,
+        database: AnyDatabase,
         streams: Sequence[str],
         *,
         stream_url: str | None = None,
@@ -97,11 +92,6 @@ class Recorder:
         self._super: set[str] = set()
         self._has_checked = False
         of_one_process(self, "a recorder")
-
-    @property
-    def metrics(self) -> "CollectorRegistry":
-        """What Prometheus scrapes."""
-        return self._group.registry
 
     def statistics(self) -> RecorderStatistics:
         """What was recorded, and how far behind each stream is. It asks nobody."""
@@ -215,7 +205,6 @@ class Recorder:
                 self._group.drop(name)
         elif name not in self._super:
             self._group.add(name)
-            # None over AMQP 0.9.1, where nobody can say what is a super stream.
             if reader.routes("", name):
                 self._plain.add(name)
 
@@ -229,6 +218,6 @@ def shared_name(vhost: str, names: Iterable[str]) -> str:
     return f"{len(told)} streams {hashlib.sha256(name.encode()).hexdigest()}"
 
 
-def bounded(database: str | sa.Engine, connections_max: int) -> Database:
+def bounded(database: AnyDatabase, connections_max: int) -> Database:
     """A database that may be used again once it is closed; by a URL, over so many connections and no more."""
     return Database(database, refusing=None, pool_size=connections_max, connections_max=connections_max)

@@ -19,9 +19,6 @@ def add_links(batch: Batch, parts: Sequence[RecordBatch]) -> None:
 
 
 def _messages_of(part: RecordBatch) -> Iterator[Message]:
-    if part.messages is not None:
-        yield from part.messages
-        return
     for offset, raw in zip(part.offsets, part.records, strict=True):
         if isinstance(raw, bytes):
             yield Message.from_record(part.stream, offset, raw)

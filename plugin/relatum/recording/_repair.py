@@ -15,25 +15,17 @@ from relatum.reading import BrokerAddress, StreamBounds, StreamReader
 from relatum.recording._compare import Difference, StreamVerified
 from relatum.recording._compare_coverage import known_by, mended
 from relatum.recording._compare_positions import Verdict, last_position_in, verdict_of
-from relatum.recording._compare_streams import compare_generations, generations_of, mend_generations
 from relatum.recording._repair_window import WindowRepair, lock_coverage, rewrite_coverage
+from relatum.recording._rows_behind import delete_behind, rows_behind
 from relatum.recording._stored import known_key_ids
 from relatum.recording._strays import delete_strays, find_strays
 from relatum.recording._verify import VerifyReport, plan_verification, windows
-from relatum.recording._verify_places import (
-    compare_places,
-    delete_behind,
-    mend_groups,
-    mend_receipts,
-    mend_scans,
-    rows_behind,
-)
-from relatum.store import CoverageRow, StreamRow, as_engine, merged, translated_errors
+from relatum.store import AnyDatabase, CoverageRow, StreamRow, as_engine, current_stream, merged, translated_errors
 
 
 def repair(
     report: VerifyReport,
-    database: str | sa.Engine,
+    database: AnyDatabase,
     *,
     vhost: str = "/",
     dry_run: bool = True,
@@ -43,7 +35,7 @@ def repair(
 
     Args:
         report: What `verify` found.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         vhost: The streams' virtual host.
         dry_run: Only say what would be done. The default: look first.
         broker: The broker's URL or address, from which is read what to write; None for the report's.
@@ -96,13 +88,6 @@ _REMEDIES = {
     "coverage_hole": "take the range for not recorded",
     "coverage_tail": "go on recording behind the last range",
     "coverage_position": "remember what lies there now",
-    "checkpoint_wrong": "remember what lies there now",
-    "checkpoint_duplicate": "delete all but one of the checkpoints",
-    "receipt_wrong": "delete the receipt",
-    "receipt_duplicate": "delete all but one of the receipts",
-    "stream_wrong": "correct the stream's row",
-    "scan_wrong": "let the consumer scan these offsets again",
-    "group_wrong": "look up anew where the group begins",
     "replaced": "nothing: run `relatum record`, which notices it and begins anew",
 }
 
@@ -119,7 +104,7 @@ def _check_generation(engine: sa.Engine, vhost: str, found: StreamVerified) -> N
     if not found.stream:
         return
     with translated_errors(), engine.connect() as connection:
-        stream = generations_of(connection, vhost, found.stream).stream
+        stream = current_stream(connection, vhost, found.stream)
     if stream is None:
         raise Conflict(f"stream {found.stream!r} is not known any more: verify again")
     if found.stream_id not in (None, stream.stream_id):
@@ -145,7 +130,7 @@ class _Repair:
         self._done = StreamVerified(found.stream)
 
     def run(self) -> StreamVerified:
-        """Mend the stream as a whole, then each window, then what names places."""
+        """Mend the stream's coverage, then each window, then what lies behind them."""
         found = self._found
         done, subject = plan_verification(self._engine, self._reader, self._vhost, found.stream, found.super_stream)
         self._done = done
@@ -160,18 +145,15 @@ class _Repair:
         return done
 
     def _mend_whole(self) -> None:
-        """Make the stream's row and its coverage what they can be."""
+        """Make the stream's coverage what it can be."""
         name = self._found.stream
         with translated_errors(), self._engine.begin() as connection:
-            generations = generations_of(connection, self._vhost, name)
-            stream = generations.stream
+            stream = current_stream(connection, self._vhost, name)
             if stream is None:
                 raise Conflict(f"stream {name!r} is not known any more: verify again")
             rows = lock_coverage(connection, stream.stream_id)
             # Behind the locks: a recorder may have moved the coverage just before.
             bounds = self._reader.bounds(name)
-            if any(compare_generations(generations, self._found.super_stream, bounds.last)):
-                mend_generations(connection, generations, self._found.super_stream, bounds.first)
             last = bounds.last if bounds.is_proven else None
             new = mended(rows, known_key_ids(connection), bounds.first, last)
             new = [self._remembering(row, bounds) for row in new]
@@ -198,20 +180,12 @@ class _Repair:
             left = [each for low, high in merged([*left, *again]) for each in windows(low, high)]
 
     def _mend_rest(self, stream: StreamRow, end: int) -> None:
-        """Mend what names places in the stream."""
-        stream_id, bounds = stream.stream_id, self._reader.bounds(stream.name)
-        for difference in [
-            *rows_behind(self._engine, stream_id, end),
-            *compare_places(self._engine, self._reader, stream),
-        ]:
+        """Delete rows of messages that are not there."""
+        for difference in rows_behind(self._engine, stream.stream_id, end):
             self._done.add(difference)
-        for _ in mend_receipts(self._engine, self._reader, stream):
-            pass  # They were named above.
         with translated_errors(), self._engine.begin() as connection:
-            rows = lock_coverage(connection, stream_id)
-            delete_behind(connection, stream_id, max([row.to_offset for row in rows], default=0))
-            mend_scans(connection, stream_id, bounds.first or 0)
-            mend_groups(connection, stream_id, bounds.first or 0)
+            rows = lock_coverage(connection, stream.stream_id)
+            delete_behind(connection, stream.stream_id, max([row.to_offset for row in rows], default=0))
 
 
 def _claimed(found: StreamVerified) -> Iterator[tuple[int, int]]:

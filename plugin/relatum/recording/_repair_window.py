@@ -16,18 +16,17 @@ from relatum.recording._stored import Stored, stored_of
 from relatum.recording._time_blocks import TimeBlock
 from relatum.recording._time_blocks import time_blocks as blocks_of
 from relatum.recording._verify import WindowRead, compare_window, read_window
-from relatum.recording._verify_places import scan_again
 from relatum.store import (
     TIME,
     CoverageRow,
     Range,
     StreamRow,
-    checkpoints,
     copy_lines,
     copy_rows,
     copy_text,
     coverage,
     coverage_of,
+    group_scans,
     merged,
     relationships,
     streams,
@@ -80,7 +79,6 @@ class WindowRepair:
         self._reader = reader
         self._stream = stream
         self._first_retained = first_retained
-        self._sees_all = reader.transport == "stream"
         self.unmasked: list[Range] = []
         """Offsets outside the window that a deleted block claimed: what they lack could not be seen before."""
 
@@ -90,7 +88,7 @@ class WindowRepair:
         with translated_errors(), self._engine.begin() as connection:
             lock_coverage(connection, self._stream.stream_id)
             stored = stored_of(connection, self._stream.stream_id, window)
-            found = list(compare_window(read, stored, window, self._first_retained, sees_all=self._sees_all))
+            found = list(compare_window(read, stored, window, self._first_retained))
             if found:
                 self._write(connection, window, read, stored, found)
         return found
@@ -102,14 +100,12 @@ class WindowRepair:
         covering = stored.covering
         for part in again:
             covering = painted(covering, self._recorded(part, read.messages, stored))
-        expected = Expected(stored.definitions, covering, window, sees_all=self._sees_all)
+        expected = Expected(stored.definitions, covering, window)
         self._write_rows(connection, read.messages, stored, expected, _offsets(read.messages, found, again))
-        if self._sees_all:
-            self._write_blocks(connection, window, read, stored, expected, found)
-        self._write_checkpoints(connection, read.messages, found)
+        self._write_blocks(connection, window, read, stored, expected, found)
         rewrite_coverage(connection, stored.covering, covering)
         if again or any(difference.key == GROUP_KEY.name for difference in found):
-            scan_again(connection, self._stream.stream_id, window)
+            _scan_again(connection, self._stream.stream_id, window)
 
     def _recorded(self, part: Range, messages: Sequence[Message], stored: Stored) -> CoverageRow:
         """What the coverage says of offsets that are recorded again: all keys, and their times."""
@@ -119,14 +115,13 @@ class WindowRepair:
             from_offset=part[0],
             to_offset=part[1],
             key_ids=tuple(sorted(definition.key_id for definition in stored.definitions)),
-            with_time=self._stream.record_time and self._sees_all,
+            with_time=self._stream.record_time,
             kind="recorded",
             is_tail=False,
             last_offset=None,
             last_fingerprint=None,
             last_chunk_ms=None,
             recorded_at=datetime.now(UTC),
-            over_amqp=not self._sees_all,
         )
         lying = [message for message in messages if part[0] <= message.offset < part[1]]
         return known_by(row, position_of(lying[-1])) if lying else row
@@ -196,22 +191,20 @@ class WindowRepair:
         same = [time_blocks.c[name] == value for name, value in block._asdict().items()]
         connection.execute(sa.delete(time_blocks).where(time_blocks.c.stream_id == self._stream.stream_id, *same))
 
-    def _write_checkpoints(
-        self, connection: sa.Connection, messages: Sequence[Message], found: Sequence[Difference]
-    ) -> None:
-        offsets = {each.offset for each in found if each.table == "checkpoints"}
-        for offset in sorted(offsets):
-            this = (checkpoints.c.stream_id == self._stream.stream_id) & (checkpoints.c.last_offset == offset)
-            connection.execute(sa.delete(checkpoints).where(this))
-        for message in messages:
-            if message.offset in offsets:
-                position = position_of(message)
-                values = {"fingerprint": position.fingerprint, "chunk_ms": position.chunk_ms}
-                connection.execute(
-                    sa.insert(checkpoints).values(
-                        stream_id=self._stream.stream_id, last_offset=position.offset, **values
-                    )
-                )
+
+def _scan_again(connection: sa.Connection, stream_id: int, offsets: Range) -> None:
+    """Let consumers of groups scan offsets again whose rows were mended. The caller holds the stream's locks."""
+    start, end = offsets
+    connection.execute(sa.text("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE MODE"))
+    scanned = group_scans.c
+    over = (scanned.stream_id == stream_id) & (scanned.from_offset < end) & (scanned.to_offset > start)
+    parts: list[dict[str, int]] = []
+    for scan in connection.execute(sa.delete(group_scans).where(over).returning(*scanned)).all():
+        mine = {"consumer_id": scan.consumer_id, "stream_id": stream_id}
+        around = [(scan.from_offset, start), (end, scan.to_offset)]
+        parts += [{**mine, "from_offset": low, "to_offset": high} for low, high in around if low < high]
+    if parts:
+        connection.execute(sa.insert(group_scans), parts)
 
 
 def _place(block: Block) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""What back-fills and comparisons found, on the terminal and as JSON: the same from one process and from Spark."""
+"""What back-fills and comparisons found, on the terminal and as JSON."""
 
 from collections import Counter
 from collections.abc import Sequence

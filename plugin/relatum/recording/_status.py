@@ -27,6 +27,7 @@ from relatum.store import (
     RECORDERS,
     STATEMENT_S,
     TIME,
+    AnyDatabase,
     CoverageRow,
     Range,
     StreamRow,
@@ -121,7 +122,7 @@ class StreamStatus:
 
 def status(
     broker: str | BrokerAddress,
-    database: str | sa.Engine,
+    database: AnyDatabase,
     names: Sequence[str] | None = None,
     *,
     stream_url: str | None = None,
@@ -130,7 +131,7 @@ def status(
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         names: Streams and super streams; None: all that the database knows.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -11,9 +11,7 @@ from relatum.limits import INTEGER_MAX
 from relatum.recording._compare import Block, Row
 from relatum.store import (
     CoverageRow,
-    Position,
     Range,
-    checkpoints,
     coverage_of,
     key_definitions,
     keys,
@@ -24,7 +22,6 @@ from relatum.store import (
 
 _ROW: Final = [relationships.c[name] for name in ("stream_offset", "key_id", "value", "time_us")]
 _BLOCK: Final = [time_blocks.c[name] for name in ("first_offset", "last_offset", "min_us", "max_us", "width_class")]
-_CHECKPOINT: Final = [checkpoints.c[name] for name in ("last_offset", "fingerprint", "chunk_ms")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,6 @@ class Stored:
 
     rows: list[tuple[Row, int]]
     blocks: list[Block]
-    checkpoints: list[Position]
     covering: list[CoverageRow]
     definitions: list[KeyDefinition]
     known_key_ids: frozenset[int]
@@ -45,7 +41,8 @@ def stored_of(connection: sa.Connection, stream_id: int, window: Range) -> Store
     Rows that are there more than once are counted by PostgreSQL: however often, they take the memory of one.
     """
     start, end = window
-    of_window = _within(relationships.c.stream_id, stream_id, relationships.c.stream_offset, window)
+    offset = relationships.c.stream_offset
+    of_window = (relationships.c.stream_id == stream_id) & (offset >= start) & (offset < end)
     held = may_hold_offsets(stream_id, start, end)
     rows = connection.execute(sa.select(*_ROW, sa.func.count()).where(of_window, held).group_by(*_ROW)).all()
     blocks = connection.execute(
@@ -53,21 +50,13 @@ def stored_of(connection: sa.Connection, stream_id: int, window: Range) -> Store
             time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset < end, time_blocks.c.last_offset >= start
         )
     ).all()
-    of_window = _within(checkpoints.c.stream_id, stream_id, checkpoints.c.last_offset, window)
-    places = connection.execute(sa.select(*_CHECKPOINT).where(of_window).order_by(checkpoints.c.last_offset)).all()
     return Stored(
         [(Row(*row[:4]), row[4]) for row in rows],
         [Block(*block) for block in blocks],
-        [Position(*place) for place in places],
         coverage_of(connection, [stream_id]),
         key_definitions(connection),
         known_key_ids(connection),
     )
-
-
-def _within(stream_column: Any, stream_id: int, column: Any, window: Range) -> sa.ColumnElement[bool]:
-    inside: sa.ColumnElement[bool] = (stream_column == stream_id) & (column >= window[0]) & (column < window[1])
-    return inside
 
 
 def known_key_ids(connection: sa.Connection) -> frozenset[int]:

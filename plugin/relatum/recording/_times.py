@@ -1,16 +1,14 @@
 """Which streams' times are recorded."""
 
-import sqlalchemy as sa
-
 from relatum.checks import checked_name
 from relatum.errors import StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import as_engine, ensure_stream, translated_errors
+from relatum.store import AnyDatabase, as_engine, ensure_stream, translated_errors
 from relatum.store import set_record_time as switch
 
 
 def set_record_time(
-    broker: str | BrokerAddress, database: str | sa.Engine, name: str, *, on: bool, stream_url: str | None = None
+    broker: str | BrokerAddress, database: AnyDatabase, name: str, *, on: bool, stream_url: str | None = None
 ) -> None:
     """Switch the recording of a stream's times on or off, from now on; recorders take it up within two seconds.
 
@@ -18,7 +16,7 @@ def set_record_time(
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         name: The stream, or one partition.
         on: Whether the times of its messages are recorded.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.

@@ -62,7 +62,7 @@ class Then(Enum):
     """What comes after a stream was closed."""
 
     OPEN = auto()
-    """Open it again: other keys are in force, another transport is in use, or something failed."""
+    """Open it again: other keys are in force, or something failed."""
 
     RELEASE = auto()
     """Let another member have it."""

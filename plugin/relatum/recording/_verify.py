@@ -28,24 +28,24 @@ from relatum.errors import (
 )
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, is_of_all, position_of
+from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, is_of_all
 from relatum.recording._broker import check_broker
 from relatum.recording._compare import Difference, Expected, StreamVerified, compare_rows
 from relatum.recording._compare_blocks import MARGIN_MESSAGES, compare_blocks
 from relatum.recording._compare_coverage import compare_coverage, judged_to
 from relatum.recording._compare_positions import compare_positions, is_replaced, verdict_of
-from relatum.recording._compare_streams import Generations, compare_generations, generations_of
+from relatum.recording._rows_behind import rows_behind
 from relatum.recording._stored import Stored, known_key_ids, last_stored, stored_of
 from relatum.recording._strays import verify_strays
-from relatum.recording._verify_places import compare_places, rows_behind
 from relatum.store import (
+    AnyDatabase,
     CoverageRow,
-    Position,
     Range,
     StreamRow,
     as_engine,
     at_one_moment,
     coverage_of,
+    current_stream,
     key_definitions,
     streams_named,
     translated_errors,
@@ -77,7 +77,7 @@ class VerifyReport:
 
 def verify(
     broker: str | BrokerAddress,
-    database: str | sa.Engine,
+    database: AnyDatabase,
     streams: Sequence[str] | None = None,
     *,
     stream_url: str | None = None,
@@ -89,7 +89,7 @@ def verify(
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         streams: Streams; a super stream stands for its partitions. None: all that are recorded.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         sample: The share of windows of 20,000 offsets to compare, from 0 to 1, one of each stream at least; None
@@ -215,10 +215,9 @@ def plan_verification(
     """
     result = StreamVerified(name, super_stream=super_stream)
     with at_one_moment(engine) as connection:
-        generations = generations_of(connection, vhost, name)
+        stream = current_stream(connection, vhost, name)
         definitions = key_definitions(connection)
         known = known_key_ids(connection)
-        stream = generations.stream
         rows = coverage_of(connection, [stream.stream_id]) if stream else []
         recorded_to = max((row.to_offset for row in rows), default=0)
         stray = last_stored(connection, stream.stream_id, recorded_to) if stream else None
@@ -233,7 +232,7 @@ def plan_verification(
     if _differs(engine, reader, name, rows, bounds, result):
         return result, None
     proven = bounds if bounds.is_proven else StreamBounds(bounds.first, None)
-    for difference in compare_whole(generations, super_stream, rows, known, proven):
+    for difference in compare_coverage(rows, known, proven.first, proven.last):
         result.add(difference)
     result.to_offset = judged_to(recorded_to, stray, bounds.last)
     result.from_offset = result.to_offset if bounds.first is None else min(bounds.first, result.to_offset)
@@ -241,32 +240,16 @@ def plan_verification(
     return result, Subject(stream, tuple(definitions), result.from_offset)
 
 
-def compare_whole(
-    generations: Generations,
-    super_stream: str | None,
-    rows: Sequence[CoverageRow],
-    known: frozenset[int],
-    bounds: StreamBounds,
-) -> Iterator[Difference]:
-    """What the tables say of a stream as a whole."""
-    yield from compare_generations(generations, super_stream, bounds.last)
-    yield from compare_coverage(rows, known, bounds.first, bounds.last)
-
-
 def _note_unproven(
     reader: StreamReader, rows: Sequence[CoverageRow], bounds: StreamBounds, result: StreamVerified
 ) -> None:
     """Say what cannot be judged, and why. It is no difference."""
-    if reader.transport != "stream":
-        result.unproven.append(
-            "read over AMQP 0.9.1, which shows neither compressed batches nor times of chunks: "
-            "rows of messages not shown, and the time index, were not compared"
-        )
     if not bounds.is_proven:
         result.unproven.append("the stream's end is not its leader's word: coverage behind it was not judged")
     if any(row.over_amqp and row.from_offset < row.to_offset for row in rows):
         result.unproven.append(
-            "recorded in part over AMQP 0.9.1, which proves nothing absent: rows missing there were not looked for"
+            "recorded in part over AMQP 0.9.1, which release 0.4 did, and which proves nothing absent: rows missing "
+            "there were not looked for"
         )
 
 
@@ -319,8 +302,7 @@ class Comparison:
         read = read_window(self._reader, self._stream.name, window)
         with at_one_moment(self._engine) as connection:
             stored = stored_of(connection, self._stream.stream_id, window)
-        sees_all = self._reader.transport == "stream"
-        found = list(compare_window(read, stored, window, self._first_retained, sees_all=sees_all))
+        found = list(compare_window(read, stored, window, self._first_retained))
         listed = len(result.differences)
         result.add_window(window, found)
         if unlisted := found[len(result.differences) - listed :]:
@@ -332,8 +314,6 @@ class Comparison:
         """Do what takes all windows' results: look behind the coverage, and forgive what retention took meanwhile."""
         self._forgive_expired(result)
         for difference in rows_behind(self._engine, self._stream.stream_id, result.to_offset):
-            result.add(difference)
-        for difference in compare_places(self._engine, self._reader, self._stream):
             result.add(difference)
 
     def _forgive_expired(self, result: StreamVerified) -> None:
@@ -370,28 +350,9 @@ def read_window(reader: StreamReader, stream: str, window: Range) -> WindowRead:
     return WindowRead(messages, behind)
 
 
-def compare_window(
-    read: WindowRead, stored: Stored, window: Range, first_retained: int, *, sees_all: bool
-) -> Iterator[Difference]:
+def compare_window(read: WindowRead, stored: Stored, window: Range, first_retained: int) -> Iterator[Difference]:
     """Where the table differs from a window's messages."""
-    expected = Expected(stored.definitions, stored.covering, window, sees_all=sees_all)
+    expected = Expected(stored.definitions, stored.covering, window)
     yield from compare_rows(read.messages, stored.rows, expected, stored.known_key_ids)
-    if sees_all:
-        both = [*read.messages, *read.behind]
-        yield from compare_blocks(both, stored.blocks, expected, window, first_retained)
-    yield from compare_checkpoints(read.messages, stored.checkpoints)
-
-
-def compare_checkpoints(messages: Sequence[Message], places: Sequence[Position]) -> Iterator[Difference]:
-    """Checkpoints must tell of messages that are there, each once. None need be there."""
-    wanted = {place.offset for place in places}
-    lying = {message.offset: position_of(message) for message in messages if message.offset in wanted}
-    right: set[int] = set()
-    for place in places:
-        found = lying.get(place.offset)
-        if found is None or not place.agrees(found.fingerprint, found.chunk_ms):
-            yield Difference("checkpoint_wrong", place.offset, table="checkpoints")
-        elif place.offset in right:
-            yield Difference("checkpoint_duplicate", place.offset, table="checkpoints")
-        else:
-            right.add(place.offset)
+    both = [*read.messages, *read.behind]
+    yield from compare_blocks(both, stored.blocks, expected, window, first_retained)

@@ -41,8 +41,9 @@ def verify(
     `--json` prints one document: ok, exact, seed, streams (each with its differences), and with --repair dry_run and
     repaired (what was or would be done).
     """
-    from relatum.recording import exit_with, print_verified, repair, verified_document
+    from relatum.recording import repair
     from relatum.recording import verify as run_verify
+    from relatum.recording._reports_shown import exit_with, print_verified, verified_document
 
     address, url = servers.address, servers.database_url
     report = run_verify(address, url, streams or None, sample=sample, seed=seed)

@@ -78,7 +78,6 @@ class Writer:
         self._checkpoint_offset = -1
         self._checkpoint_at = 0.0
         self.stream = opened.stream.name
-        self.over_amqp = opened.tail.over_amqp
         self.started_at = opened.tail.to_offset
         self.first_offset = opened.stream.first_offset or 0
         self.retained_from = 0

@@ -39,14 +39,12 @@ from relatum.store._coverage import (
     proven,
     tail_of,
 )
-from relatum.store._database import Database, Either, compiled
+from relatum.store._database import AnyDatabase, Database, Either, as_engine, compiled
 from relatum.store._engine import (
     STATEMENT_S,
-    as_engine,
     at_one_moment,
     close_engine,
     component_engine,
-    known_engine,
     make_engine,
 )
 from relatum.store._group_tables import group_consumers, group_scans, group_states
@@ -128,6 +126,7 @@ __all__ = [
     "SETTLE_S",
     "STATEMENT_S",
     "TIME",
+    "AnyDatabase",
     "AsyncDatabase",
     "BigIntegers",
     "CommitInDoubt",
@@ -201,7 +200,6 @@ __all__ = [
     "interval",
     "key_definitions",
     "keys",
-    "known_engine",
     "lapsed",
     "last_position",
     "leased",

@@ -107,7 +107,7 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     if isinstance(database, URL):
         database = _rendered(database)
     if not isinstance(database, str):
-        raise ConfigurationError(f"database= takes PostgreSQL's URL, or an engine, not {shown(database)}")
+        raise ConfigurationError(f"database= takes PostgreSQL's URL, or a Database, not {shown(database)}")
     _check_characters(database)
     scheme, separator, rest = database.strip().partition("://")
     kind = scheme.partition("+")[0].lower()

@@ -11,12 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, Final
 
-import sqlalchemy as sa
-from sqlalchemy.engine import URL
-
 from relatum.errors import UsedAfterClose
 from relatum.processes import after_fork, leave_to_parent
-from relatum.store._database import CLOSED, TRIES, Database, Rows, Text
+from relatum.store._database import CLOSED, TRIES, AnyDatabase, Database, Rows, Text
 from relatum.store._kept import Lent
 from relatum.store._translation import translated_errors
 from relatum.store._waiting import TimedConnection, no_connection
@@ -30,10 +27,10 @@ class AsyncDatabase:
     """PostgreSQL as the tasks of one component use it, by statements that are transactions of their own.
 
     Args:
-        database: PostgreSQL's URL, or an engine, which stays the caller's.
+        database: PostgreSQL's URL, or a `Database`, which stays the caller's.
         refusing: What `UsedAfterClose` says once it is closed.
         pool_size: As for `make_engine`.
-        connections_max: As for `make_engine`; of a caller's engine so many connections are asked for at once.
+        connections_max: As for `make_engine`; of a shared database so many connections are asked for at once.
         is_kept: As for `make_engine`.
 
     Raises:
@@ -42,7 +39,7 @@ class AsyncDatabase:
 
     def __init__(
         self,
-        database: str | URL | sa.Engine,
+        database: AnyDatabase,
         *,
         refusing: str = CLOSED,
         pool_size: int = 5,
@@ -128,7 +125,7 @@ class AsyncDatabase:
             self._kept.give_back(taken.result())
 
     async def close(self) -> None:
-        """End what is under way, and give the connections back. A caller's engine stays as it is."""
+        """End what is under way, and give the connections back. A shared database stays as it is."""
         self._ending.end_in(0)
         await asyncio.to_thread(self._threads.shutdown)
         self._database.close()

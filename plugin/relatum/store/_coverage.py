@@ -35,7 +35,7 @@ class CoverageRow:
     last_chunk_ms: int | None
     recorded_at: datetime
     over_amqp: bool = False
-    """Whether AMQP 0.9.1 recorded it, which does not show compressed batches: it proves nothing absent."""
+    """Whether release 0.4 recorded it over AMQP 0.9.1, which does not show all: it proves nothing absent."""
 
     @property
     def mark(self) -> int:
@@ -120,11 +120,10 @@ class Filled:
     with_time: bool
     position: Position | None = None
     kind: str = "recorded"
-    over_amqp: bool = False
 
     def joins(self, row: CoverageRow) -> bool:
         """Whether a range that somebody finished says the same of the offsets just before or behind."""
-        mine = (self.kind, self.key_ids, self.with_time, self.over_amqp)
+        mine = (self.kind, self.key_ids, self.with_time, False)
         return (
             not row.is_tail
             and mine == (row.kind, row.key_ids, row.with_time, row.over_amqp)
@@ -156,7 +155,6 @@ def add_filled(connection: sa.Connection, stream_id: int, rows: Sequence[Coverag
             key_ids=list(filled.key_ids),
             with_time=filled.with_time,
             kind=filled.kind,
-            over_amqp=filled.over_amqp,
             last_offset=position and position.offset,
             last_fingerprint=position and position.fingerprint,
             last_chunk_ms=position and position.chunk_ms,

@@ -1,4 +1,4 @@
-"""The one way to run SQL: a statement by itself, or a transaction, on an engine of ours or of a caller's.
+"""The one way to run SQL: a statement by itself, or a transaction, on an engine of its own or of another `Database`.
 
 Statements are built with SQLAlchemy, compiled once and run with their parameters. What one asks for and nothing else
 depends on goes to the driver's own connection, each statement a transaction of its own: SQLAlchemy's layers on top take
@@ -13,7 +13,7 @@ and raises Relatum's errors.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 import sqlalchemy as sa
@@ -22,7 +22,7 @@ from sqlalchemy.dialects import registry
 from sqlalchemy.engine import URL
 
 from relatum.errors import UsedAfterClose
-from relatum.store._engine import close_engine, component_engine, known_engine, make_engine
+from relatum.store._engine import ONCE_STATEMENT_S, close_engine, component_engine, make_engine
 from relatum.store._kept import Kept, Lent
 from relatum.store._translation import translated_errors
 from relatum.store._waiting import NoAnswerInTime, TimedConnection
@@ -80,7 +80,7 @@ class Database:
     """PostgreSQL as one component uses it. Threads may share it.
 
     Args:
-        database: PostgreSQL's URL, or an engine, which stays the caller's.
+        database: PostgreSQL's URL, or a `Database`, which stays the caller's.
         refusing: What `UsedAfterClose` says once it is closed; None where what is under way goes on, and it may be
             used again.
         ending: Lets go of a database that does not answer as it is brought forward; None for never.
@@ -92,17 +92,17 @@ class Database:
 
     def __init__(
         self,
-        database: str | URL | sa.Engine,
+        database: "AnyDatabase",
         *,
         refusing: str | None = CLOSED,
         ending: Deadline | None = None,
         **options: Any,
     ) -> None:
-        self._is_own = not isinstance(database, sa.Engine)
+        self._is_own = not isinstance(database, Database)
         self._refusing = refusing
         self._is_closed = False
-        engine = known_engine(database) if isinstance(database, sa.Engine) else make_engine(database, **options)
-        self.engine = engine if ending is None else component_engine(engine, ending)
+        engine = database.engine if isinstance(database, Database) else make_engine(database, **options)
+        self.engine: sa.Engine = engine if ending is None else component_engine(engine, ending)
         """For those who are given an engine."""
         most = _kept_most(self.engine.pool, is_alone=options.get("is_kept", False)) if self._is_own else 0
         self.kept = Kept(self.engine, most)
@@ -191,11 +191,28 @@ class Database:
         raise AssertionError("the last try returns or raises")
 
     def close(self) -> None:
-        """Give the connections back; those in use as their work is done. A caller's engine stays as it is."""
+        """Give the connections back; those in use as their work is done. Another's stay as they are."""
         self._is_closed = True
         self.kept.drop()
         if self._is_own:
             close_engine(self.engine, self._refusing)
+
+
+AnyDatabase: TypeAlias = str | URL | Database
+"""What `database=` takes: PostgreSQL's URL, or a `Database`, whose connections are shared."""
+
+
+@contextmanager
+def as_engine(database: AnyDatabase, *, statement_s: float | None = ONCE_STATEMENT_S) -> Iterator[sa.Engine]:
+    """The engine of a `Database`, or one made for a URL and disposed of at the end."""
+    if isinstance(database, Database):
+        yield database.engine
+        return
+    engine = make_engine(database, statement_s=statement_s)
+    try:
+        yield engine
+    finally:
+        close_engine(engine)
 
 
 def _kept_most(pool: Any, *, is_alone: bool) -> int:

@@ -3,14 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
-from weakref import WeakSet
 
 import psycopg
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, ExceptionContext
 
-from relatum.checks import shown
-from relatum.errors import ConfigurationError, UsedAfterClose
+from relatum.errors import UsedAfterClose
 from relatum.processes import after_fork, leave_to_parent
 from relatum.store._address import POOL, POOL_SIZE, STATEMENT, parse_database
 from relatum.store._sessions import look_at_sessions
@@ -90,7 +88,9 @@ def make_engine(
     )
     look_at_sessions(engine, address.prepare_threshold)
     sa.event.listen(engine, "handle_error", _leave_read_only)
-    return known_engine(engine, statement_s=statement_s)
+    after_fork(engine, _forget_connections)
+    bound_waits(engine, statement_s)
+    return engine
 
 
 def _leave_read_only(context: ExceptionContext) -> None:
@@ -99,31 +99,12 @@ def _leave_read_only(context: ExceptionContext) -> None:
         context.is_disconnect = True
 
 
-_known: "WeakSet[sa.Engine]" = WeakSet()
-
-
-def known_engine(engine: sa.Engine, *, statement_s: float | None = None) -> sa.Engine:
-    """The engine itself, whose connections a child leaves to its parent from now on: a caller's own, too.
-
-    And whose waits end with the deadline of the call that waits, where one of ours is under way.
-    """
-    if not isinstance(engine, sa.Engine):
-        raise ConfigurationError(f"database= takes PostgreSQL's URL, or an engine, not {shown(engine)}")
-    if engine not in _known:
-        _known.add(engine)
-        after_fork(engine, _forget_connections)
-        bound_waits(engine, statement_s)
-    return engine
-
-
 def component_engine(engine: sa.Engine, ending: Deadline) -> sa.Engine:
     """The same engine for one component, which lets go of the database as `ending` is brought forward.
 
-    `engine`: Of `make_engine`, or a caller's. Disposing of either disposes of both.
+    `engine`: Of `make_engine`. Disposing of either disposes of both.
     """
-    view = ComponentEngine(known_engine(engine), None, ending, STATEMENT_S)
-    _known.add(view)
-    return view
+    return ComponentEngine(engine, None, ending)
 
 
 def _forget_connections(engine: sa.Engine) -> None:
@@ -158,16 +139,3 @@ def at_one_moment(engine: sa.Engine) -> Iterator[sa.Connection]:
         connection.execution_options(isolation_level="REPEATABLE READ")
         with connection.begin():
             yield connection
-
-
-@contextmanager
-def as_engine(database: str | URL | sa.Engine, *, statement_s: float | None = ONCE_STATEMENT_S) -> Iterator[sa.Engine]:
-    """The engine itself, or one made for a URL and disposed of at the end."""
-    if isinstance(database, sa.Engine):
-        yield known_engine(database)
-        return
-    engine = make_engine(database, statement_s=statement_s)
-    try:
-        yield engine
-    finally:
-        close_engine(engine)

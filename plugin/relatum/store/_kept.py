@@ -1,7 +1,7 @@
 """Connections that are kept at hand for statements by themselves: a pool's own ways take as long as the statement.
 
 What is kept counts as taken from the pool, so there are no more connections than it allows; half of them at most are
-kept, and one is given back before a transaction begins, so that nobody waits for one that does nothing. Of a caller's
+kept, and one is given back before a transaction begins, so that nobody waits for one that does nothing. Of a shared
 pool none is kept.
 """
 
@@ -12,10 +12,7 @@ import psycopg
 import sqlalchemy as sa
 from psycopg.rows import namedtuple_row
 
-from relatum.errors import ConfigurationError
 from relatum.processes import after_fork, leave_to_parent
-from relatum.store._sessions import look_at
-from relatum.store._waiting import TimedConnection
 
 _USED: Final = "relatum.used"
 """Marks a connection that something was asked of before: it may be of a server that was restarted since."""
@@ -29,15 +26,7 @@ class Lent:
     def __init__(self, engine: sa.Engine) -> None:
         pooled: Any = engine.raw_connection()
         driver = pooled.driver_connection
-        if not isinstance(driver, TimedConnection):
-            pooled.close()
-            raise ConfigurationError(f"database= takes an engine on psycopg 3, not on {engine.dialect.driver}")
-        try:
-            info = pooled.info
-            look_at(driver, info)  # not done yet where the engine is a caller's
-        except BaseException:
-            pooled.invalidate()
-            raise
+        info = pooled.info
         self.pooled, self.driver = pooled, driver
         self.is_new, info[_USED] = _USED not in info, True
         self._before = driver.is_alone, driver.row_factory
@@ -53,7 +42,7 @@ class Lent:
 class Kept:
     """The connections of one component for statements by themselves. Thread-safe.
 
-    `most`: How many are kept; 0 for a caller's.
+    `most`: How many are kept; 0 for those of another `Database`.
     """
 
     def __init__(self, engine: sa.Engine, most: int) -> None:

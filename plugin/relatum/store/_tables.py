@@ -322,7 +322,6 @@ taps = Table(
     metadata,
     Column("tap_id", Integer, Identity(always=True), primary_key=True),
     Column("vhost", Text, nullable=False, server_default="/"),
-    # Empty: the default exchange, to which nothing can be bound; by the firehose.
     Column("exchange", Text, nullable=False),
     Column("kind", Text),
     Column("stream", Text, nullable=False),

@@ -137,9 +137,7 @@ _ADVANCE_ALL: Final = (
 )
 
 
-def open_tails(
-    connection: sa.Connection, tails: Sequence["NewTail"], key_ids: Iterable[int], *, over_amqp: bool
-) -> list[CoverageRow]:
+def open_tails(connection: sa.Connection, tails: Sequence["NewTail"], key_ids: Iterable[int]) -> list[CoverageRow]:
     """New tails of many streams in one statement; those of streams that have one already are left out."""
     if not tails:
         return []
@@ -152,20 +150,17 @@ def open_tails(
         "fingerprints": [at and at.fingerprint for at in positions],
         "chunks_ms": [at and at.chunk_ms for at in positions],
         "key_ids": sorted(key_ids),
-        "over_amqp": over_amqp,
     }
     return [row_of(row) for row in connection.execute(_OPEN_TAILS, values)]
 
 
-def open_tail(
-    connection: sa.Connection, tail: "NewTail", key_ids: Iterable[int], *, over_amqp: bool = False
-) -> CoverageRow:
+def open_tail(connection: sa.Connection, tail: "NewTail", key_ids: Iterable[int]) -> CoverageRow:
     """One new tail.
 
     Raises:
         CoverageConflict: the stream has one already.
     """
-    opened = open_tails(connection, [tail], key_ids, over_amqp=over_amqp)
+    opened = open_tails(connection, [tail], key_ids)
     if not opened:
         raise CoverageConflict("another recorder opened the stream's tail first", stream="")
     return opened[0]
@@ -203,7 +198,6 @@ _OPEN_TAILS: Final = (
             "last_fingerprint",
             "last_chunk_ms",
             "key_ids",
-            "over_amqp",
             "is_tail",
         ],
         sa.select(
@@ -215,7 +209,6 @@ _OPEN_TAILS: Final = (
             _new.c.last_fingerprint,
             _new.c.last_chunk_ms,
             sa.bindparam("key_ids", type_=sa.ARRAY(sa.SmallInteger)),
-            sa.bindparam("over_amqp", type_=sa.Boolean),
             sa.true(),
         ).order_by(_new.c.stream_id),
     )

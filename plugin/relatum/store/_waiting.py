@@ -37,8 +37,6 @@ CANCEL_S: Final = 2.0
 CANCELS_MAX: Final = 4
 """Statements that are cancelled at the same time; what is more is left to the server."""
 
-_BORROWED: Final = "relatum.borrowed"
-"""Marks a connection of a caller's engine that has a limit for statements while a component of ours uses it."""
 
 _cancelling: Final = threading.BoundedSemaphore(CANCELS_MAX)
 
@@ -299,11 +297,9 @@ def bound_waits(engine: sa.Engine, statement_s: float | None) -> None:
     """Have an engine's connections wait only so long.
 
     Args:
-        engine: Of psycopg. One of a caller may have connections already.
+        engine: Of psycopg, on a `TimedPool`.
         statement_s: Seconds for each statement; None for no limit but that of a call of ours.
     """
-    if engine.dialect.driver != "psycopg":
-        return
 
     def connect(_dialect: Any, _record: Any, args: Any, options: Any) -> Any:
         connection = TimedConnection.connect(*args, **options)
@@ -315,26 +311,15 @@ def bound_waits(engine: sa.Engine, statement_s: float | None) -> None:
         if isinstance(context.original_exception, NoAnswerInTime):
             context.invalidate_pool_on_disconnect = False
 
-    pool: Any = engine.pool
-    if type(pool) is QueuePool:
-        longest_s = pool._timeout
-        pool.__class__ = TimedPool
-        pool._timeout = longest_s
     sa.event.listen(engine, "handle_error", keep_others)
     sa.event.listen(engine, "do_connect", connect)
     sa.event.listen(engine, "checkout", _checked)
 
 
-def _checked(driver: Any, record: Any, _fairy: Any) -> None:
-    """Have a connection from before, of a caller's engine, end its waits, too; one that was closed is replaced."""
-    if type(driver) is psycopg.Connection:
-        driver.__class__ = TimedConnection
-    elif isinstance(driver, TimedConnection):
-        driver.ending = None
-        if record.info.pop(_BORROWED, False):
-            driver.statement_s = None
-        if not driver.closed:
-            return
+def _checked(driver: Any, _record: Any, _fairy: Any) -> None:
+    """Have a connection end its waits with nobody's end; one that was closed is replaced."""
+    driver.ending = None
+    if driver.closed:
         raise sa.exc.DisconnectionError("it was closed when no answer came in time")
 
 
@@ -342,17 +327,13 @@ class ComponentEngine(OptionEngine):
     """An engine for one component, which lets go of the database when that ends; the pool is the engine's it is of.
 
     Args:
-        proxied: One of ours, or a caller's, whose own use of it stays as it is.
+        proxied: One of `make_engine`.
         ending: The component's; brought forward when it is to stop.
-        statement_s: Seconds for each statement, where the engine has no limit of its own.
     """
 
-    def __init__(
-        self, proxied: Any, options: Any = None, ending: Deadline | None = None, statement_s: float | None = None
-    ) -> None:
+    def __init__(self, proxied: Any, options: Any = None, ending: Deadline | None = None) -> None:
         super().__init__(proxied, options or {})
         self._ending: Deadline = ending or proxied._ending
-        self._statement_s: float | None = statement_s or proxied._statement_s
 
     def raw_connection(self) -> Any:
         """A connection of the pool, whose waits end with the component, as waiting for it does."""
@@ -363,9 +344,6 @@ class ComponentEngine(OptionEngine):
         driver: Any = pooled.driver_connection
         if isinstance(driver, TimedConnection):
             driver.ending = self._ending
-            if driver.statement_s is None:
-                driver.statement_s = self._statement_s
-                pooled.record_info[_BORROWED] = True  # type: ignore[index]
         return pooled
 
 

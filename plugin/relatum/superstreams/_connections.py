@@ -14,7 +14,7 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from relatum.client_logs import own_connection
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost
-from relatum.reading import HEARTBEAT_S, AuthMechanism, BrokerAddress, BrokerLogin, HeldPassword, login_of_query
+from relatum.reading import HEARTBEAT_S, BrokerAddress, BrokerLogin, HeldPassword, login_of_query
 from relatum.reading import blocking_connection as new_connection
 
 TIMEOUT_S: Final = 10.0
@@ -37,9 +37,8 @@ def address_of(source: Any, stream_url: str | None = None, nodes: Iterable[Param
     keeps for its own next login, or what it told the broker (`note_secret`) and keeps nowhere.
 
     Args:
-        source: A URL or an address, a pika connection or channel of any kind, an aio-pika or aiormq connection, a kombu
-            connection, a producer of rstream, or a connection of rabbitmq-amqp-python-client. Of several URLs that
-            kombu or the AMQP 1.0 client was given, the one it is connected to comes first.
+        source: A URL or an address, a pika connection or channel of any kind, an aio-pika or aiormq connection, or a
+            kombu connection. Of several URLs that kombu was given, the one it is connected to comes first.
         stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port; a client's other
             URLs are not used then. An address says so itself.
         nodes: Where else a pika connection could lead: to other nodes of the same cluster.
@@ -56,13 +55,6 @@ def address_of(source: Any, stream_url: str | None = None, nodes: Iterable[Param
     if isinstance(source, BlockingConnection | Connection):
         url, login = _of_pika(_parameters(source))
         others = [_of_pika(node)[0] for node in nodes]
-    elif _is_of(source, "rstream"):
-        url, login = _of_rstream(source._pool)
-        says = lambda producer: producer._pool.password  # noqa: E731
-    elif _is_of(source, "rabbitmq_amqp_python_client"):
-        source = getattr(source, "_connection", source)
-        (url, *others), login = _of_amqp10(source)
-        says = _token_of
     elif hasattr(source, "url"):
         url, login = _of_aio_pika(source)
         says = lambda connection: connection.url.password  # noqa: E731
@@ -90,10 +82,6 @@ def note_secret(connection: Any, secret: Any) -> None:
 
 def _secret_of(connection: Any) -> Any:
     return vars(connection).get(_NOTED)
-
-
-def _token_of(connection: Any) -> Any:
-    return _secret_of(connection) or getattr(connection._oauth2_options, "token", None)
 
 
 def _password_of(parameters: Any) -> Any:
@@ -182,68 +170,6 @@ def _of_kombu(connection: Any) -> tuple[list[str], BrokerLogin]:
         ssl_context=connection.connection.sock.context,
         server_name=named if named and named != connection.hostname else None,
     )
-
-
-def _is_of(source: Any, package: str) -> bool:
-    """Whether an object is of that package's classes; nobody need have it."""
-    return any(kind.__module__.partition(".")[0] == package for kind in type(source).__mro__)
-
-
-def _of_rstream(pool: Any) -> tuple[str, BrokerLogin]:
-    """The URL of the broker whose connections a producer of rstream has, credentials in it, and how it logs in."""
-    context = pool.ssl_context
-    scheme = "rabbitmq-stream" if context is None else "rabbitmq-stream+tls"
-    url = _url(scheme, pool.username, pool.password, pool.addr.host, pool.addr.port, pool.vhost)
-    is_external = context is not None and pool._sasl_configuration_mechanism.value == "EXTERNAL"
-    return url, BrokerLogin(mechanism="EXTERNAL" if is_external else "PLAIN", ssl_context=context)
-
-
-def _of_amqp10(connection: Any) -> tuple[list[str], BrokerLogin]:
-    """The URLs of the broker an AMQP 1.0 connection is to, or is to be to, credentials in them, and how it logs in."""
-    given = list(connection._addrs or ()) or [connection._addr]
-    # Of several, the one that answered comes first: others may be down.
-    answered = getattr(getattr(getattr(connection, "_conn", None), "conn", None), "url", None)
-    given.sort(key=lambda each: not _is_at(each, answered))
-    token = getattr(connection._oauth2_options, "token", None)
-    urls = [_of_url(each, token) for each in given]
-    asked = connection._conf_ssl_context
-    if asked is None:
-        return urls, BrokerLogin()
-    if not isinstance(asked.ca_cert if hasattr(asked, "ca_cert") else None, str):
-        raise ConfigurationError("certificates out of a store of Windows: say where streams are read by broker_url=")
-    own = asked.client_cert
-    if own is None:
-        return urls, BrokerLogin(ca=asked.ca_cert)
-    mechanism: AuthMechanism = "PLAIN" if urlsplit(urls[0]).username else "EXTERNAL"
-    return urls, BrokerLogin(
-        mechanism=mechanism,
-        ca=asked.ca_cert,
-        certificate=own.client_cert,
-        key=own.client_key,
-        key_password=own.password,
-    )
-
-
-def _of_url(given: str, token: str | None) -> str:
-    """A URL of the AMQP 1.0 client's as ours, with its token."""
-    # As the client does: what comes behind the virtual host is passed over.
-    parts = urlsplit(_with_scheme(given))._replace(query="", fragment="")
-    if token is not None:
-        # RabbitMQ takes a token for a password, whatever the user's name is.
-        parts = parts._replace(netloc=f"token:{quote(token, safe='')}@{parts.netloc.rpartition('@')[2]}")
-    return urlunsplit(parts)
-
-
-def _with_scheme(url: str) -> str:
-    """A URL of the AMQP 1.0 client's, which needs no scheme."""
-    return url if "://" in url else "amqp://" + url.removeprefix("//")
-
-
-def _is_at(url: str, answered: Any) -> bool:
-    """Whether a URL leads to the node that answered."""
-    parts = urlsplit(_with_scheme(url))
-    port = parts.port or (5671 if parts.scheme == "amqps" else 5672)
-    return answered is not None and (parts.hostname or "localhost", port) == (answered.host, int(answered.port))
 
 
 def vhost_of(channel: Any) -> str:

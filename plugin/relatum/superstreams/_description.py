@@ -16,7 +16,7 @@ from relatum.errors import (
     SuperStreamNotFound,
 )
 from relatum.headers import NAME_BYTES_MAX
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import NOT_BY_STREAMS, BrokerAddress, StreamReader
 from relatum.superstreams._connections import TIMEOUT_S, blocking_connection
 from relatum.superstreams._layout import Layout, checked_stream_name
 
@@ -35,16 +35,19 @@ def stream_reader(address: BrokerAddress) -> Iterator[StreamReader | None]:
         BrokerUnavailable, ProtocolError, ReadTimeout: nobody answers where it was said to be. AMQP 0.9.1 may tell other
             partitions, and who goes by those sends messages elsewhere, so a broker that starts is no reason to ask it.
     """
+    if address.stream_port is None:
+        yield None
+        return
     try:
         reader = StreamReader.open(address, timeout_s=TIMEOUT_S)
-    except (BrokerUnavailable, ProtocolError, ReadTimeout):
-        if address.stream_port is not None and not address.stream_port_guessed:
+    except (BrokerUnavailable, ProtocolError, ReadTimeout, *NOT_BY_STREAMS):
+        if not address.stream_port_guessed:
             raise
         # Whether AMQP 0.9.1 answers is for the caller to find out: it may have a connection of its own.
         yield None
         return
     with reader:
-        yield reader if reader.transport == "stream" else None
+        yield reader
 
 
 def described(source: Any, address: BrokerAddress, name: str) -> Layout:

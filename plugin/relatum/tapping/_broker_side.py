@@ -39,7 +39,7 @@ def check_exchange(connection: BlockingConnection, exchange: str) -> None:
         InvalidInput: none can be tapped that is called so.
     """
     if exchange.startswith(BROKERS_OWN):
-        raise InvalidInput(f"Exchange {exchange!r} is the broker's own; the default exchange is tapped by --firehose.")
+        raise InvalidInput(f"Exchange {exchange!r} is the broker's own: it is not tapped.")
     if not exchange_exists(connection, exchange):
         raise NotFound(f"There is no exchange {exchange!r}; nothing was made. Its publishers declare it, not a tap.")
 

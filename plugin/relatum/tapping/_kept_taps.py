@@ -10,10 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from relatum.checks import checked_name
-from relatum.store import as_engine, taps, translated_errors
-
-DEFAULT_EXCHANGE: Final = ""
-"""The name of the default exchange, as AMQP 0.9.1 has it."""
+from relatum.store import AnyDatabase, as_engine, taps, translated_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +18,10 @@ class Tap:
     """One binding of a stream to an exchange.
 
     Attributes:
-        exchange: The exchange's name; empty for the default exchange, which the firehose copies.
+        exchange: The exchange's name.
         kind: Its type ("topic", …); None where this user may not know it.
         stream: Where the copies lie.
-        binding_key: What is copied, by the rules of the exchange's type. Of the firehose: "publish.EXCHANGE".
+        binding_key: What is copied, by the rules of the exchange's type.
         arguments: Those of the binding that were asked for.
         made_stream: Whether the stream was declared for a tap.
         created_at: Since when; None where it is not written down yet.
@@ -38,11 +35,6 @@ class Tap:
     made_stream: bool = False
     created_at: datetime | None = field(default=None, compare=False)
 
-    @property
-    def is_firehose(self) -> bool:
-        """Whether it is the default exchange's."""
-        return self.exchange == DEFAULT_EXCHANGE
-
 
 _COLUMNS: Final = [
     taps.c[name]
@@ -50,11 +42,11 @@ _COLUMNS: Final = [
 ]
 
 
-def defined_taps(database: str | sa.Engine, *, vhost: str = "/") -> list[Tap]:
+def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
     """What is tapped in a virtual host, by exchange and stream.
 
     Args:
-        database: PostgreSQL's URL, or an engine, which stays open.
+        database: PostgreSQL's URL, or a `Database`, which stays open.
         vhost: The virtual host.
 
     Raises:

@@ -1,7 +1,6 @@
 """`relatum tap` and `relatum untap`: a copy of each message of an exchange in a stream."""
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,33 +9,24 @@ from typing import Annotated, Any
 import typer
 
 from relatum.superstreams import KEPT, StreamOptions
-from relatum.tapping._firehose import Firehose
 from relatum.tapping._kept_taps import Tap, defined_taps
-from relatum.tapping._tapping import FIREHOSE_STREAM, tap_firehose, untap_firehose
 from relatum.tapping._tapping import tap as run_tap
 from relatum.tapping._tapping import untap as run_untap
 from relatum.terminal import (
     JsonOption,
-    LogFormat,
-    LogLevel,
     ServerOptions,
     confirm,
     console,
     moment_text,
     parse_span,
     print_json,
-    set_up_logging,
     size_text,
     spread,
-    stop_signals,
     table_of,
 )
 
 _Exchanges = Annotated[
     list[str] | None, typer.Argument(metavar="EXCHANGE…", help="Exchanges that are there.", show_default=False)
-]
-_FirehoseOption = Annotated[
-    bool, typer.Option("--firehose", help="The default exchange, by RabbitMQ's firehose, which an operator turns on.")
 ]
 
 
@@ -93,9 +83,7 @@ def tap(
             show_default=False,
         ),
     ] = None,
-    firehose: _FirehoseOption = False,
     show_list: Annotated[bool, typer.Option("--list", help="Show what is tapped, and change nothing.")] = False,
-    log_format: Annotated[LogFormat, typer.Option(help="How log lines look (--firehose).")] = LogFormat.TEXT,
     as_json: JsonOption = False,
     *,
     kept: KeptOptions,
@@ -104,8 +92,7 @@ def tap(
     """Have a copy of each message of exchanges put into a stream, without a word to their publishers.
 
     A stream that is not there is declared, and keeps 5 GB and 7 days at most. `relatum record` records it like any
-    other. `--firehose` copies what is published to the default exchange, until SIGTERM or Ctrl-C: nothing can be bound
-    to that, so it takes a process, and an operator who turns the firehose on (`rabbitmqctl trace_on`).
+    other. To the default exchange nothing can be bound, so it cannot be tapped.
 
     `--json` prints one document: a list of exchange, type, stream, binding_key, arguments, made_stream, created_at.
     """
@@ -113,24 +100,12 @@ def tap(
     if show_list:
         _print_list(defined_taps(url, vhost=servers.address.vhost if servers.broker else "/"), as_json=as_json)
         return
-    if bool(exchanges) == firehose:
-        raise typer.BadParameter("name exchanges, or say --firehose for the default one")
-    if firehose:
-        if arguments or binding_keys:
-            raise typer.BadParameter("the firehose takes neither --binding-key nor --arguments")
-        name = stream or FIREHOSE_STREAM
-        made = tap_firehose(servers.address, url, stream=name, options=kept.options)
-        _print_made([made], kept, as_json=as_json)
-        set_up_logging(log_format, LogLevel.INFO)
-        carrier = Firehose(servers.address, name)
-        with stop_signals() as stop:
-            carrier.run(stop)
-        logging.getLogger("relatum.firehose").info("%d messages carried", carrier.counts().carried)
-        return
+    if not exchanges:
+        raise typer.BadParameter("name exchanges, or say --list")
     taps = run_tap(
         servers.address,
         url,
-        exchanges or (),
+        exchanges,
         stream=stream,
         binding_keys=binding_keys or (),
         arguments=None if arguments is None else _parsed(arguments),
@@ -141,11 +116,10 @@ def tap(
 
 @spread
 def untap(
-    exchanges: _Exchanges = None,
+    exchanges: Annotated[list[str], typer.Argument(metavar="EXCHANGE…", help="Exchanges that are tapped.")],
     stream: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only taps into this stream.", show_default=False)
     ] = None,
-    firehose: _FirehoseOption = False,
     delete: Annotated[bool, typer.Option("--delete", help="Delete their streams, too, with all messages.")] = False,
     sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: JsonOption = False,
@@ -160,26 +134,20 @@ def untap(
     `--json` prints one document, as `tap` does; with `--delete` it needs `--yes`.
     """
     url = servers.database_url
-    if bool(exchanges) == firehose:
-        raise typer.BadParameter("name exchanges, or say --firehose for the default one")
     if delete and not sure:
         if as_json:
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")
-        wanted = {""} if firehose else set(exchanges or ())
-        going = [each for each in defined_taps(url, vhost=servers.address.vhost) if each.exchange in wanted]
+        going = [each for each in defined_taps(url, vhost=servers.address.vhost) if each.exchange in exchanges]
         streams = sorted({each.stream for each in going if stream in (None, each.stream)})
         if streams:
             confirm(f"Delete all messages in {', '.join(streams)}?")
-    if firehose:
-        gone = untap_firehose(servers.address, url, stream=stream, delete=delete)
-    else:
-        gone = run_untap(servers.address, url, exchanges or (), stream=stream, delete=delete)
+    gone = run_untap(servers.address, url, exchanges, stream=stream, delete=delete)
     if as_json:
         print_json([_document(each) for each in gone])
         return
     for each in gone:
         what = f"stream {each.stream} is deleted" if delete else f"what was copied stays in {each.stream}"
-        _say(f"{_source(each)} is not tapped any more; {what}.")
+        _say(f"{each.exchange} is not tapped any more; {what}.")
 
 
 def _parsed(text: str) -> Mapping[str, Any]:
@@ -198,8 +166,8 @@ def _print_made(taps: Sequence[Tap], kept: KeptOptions, *, as_json: bool) -> Non
         return
     for each in taps:
         what = json.dumps(each.arguments) if each.kind == "headers" else f"key {each.binding_key!r}"
-        _say(f"{_source(each)} ({_kind(each)}, {what}) is copied into {each.stream}.")
-        if each.kind is None and not each.is_firehose:
+        _say(f"{each.exchange} ({each.kind or 'of a type not known'}, {what}) is copied into {each.stream}.")
+        if each.kind is None:
             _say(
                 "This user may not ask for the exchange's type. One of type direct has no key for all messages, and "
                 "gives only what its --binding-key names."
@@ -222,16 +190,8 @@ def _print_list(taps: Sequence[Tap], *, as_json: bool) -> None:
     for each in taps:
         arguments = json.dumps(each.arguments) if each.arguments else ""
         since = moment_text(each.created_at)
-        table.add_row(_source(each), each.kind or "", each.stream, each.binding_key, arguments, since)
+        table.add_row(each.exchange, each.kind or "", each.stream, each.binding_key, arguments, since)
     console.print(table)
-
-
-def _source(tap: Tap) -> str:
-    return "the default exchange" if tap.is_firehose else tap.exchange
-
-
-def _kind(tap: Tap) -> str:
-    return "firehose" if tap.is_firehose else tap.kind or "of a type not known"
 
 
 def _document(tap: Tap) -> dict[str, Any]:

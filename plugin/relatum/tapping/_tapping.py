@@ -1,6 +1,6 @@
 """Tapping exchanges and untapping them. What is tapped is written down first, so that no binding is forgotten."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
@@ -13,7 +13,7 @@ from relatum.checks import checked_name, checked_names, checked_text, shown
 from relatum.errors import Conflict, InvalidInput, NotFound
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import BrokerAddress
-from relatum.store import as_engine
+from relatum.store import AnyDatabase, as_engine
 from relatum.superstreams import (
     KEPT,
     StreamOptions,
@@ -25,23 +25,17 @@ from relatum.superstreams import (
 )
 from relatum.tapping import _broker_side as broker_side
 from relatum.tapping._broker_side import SHARING
-from relatum.tapping._firehose_queue import PUBLISHED, check_free, make_way, take_away
-from relatum.tapping._kept_taps import DEFAULT_EXCHANGE, Tap, as_json, stored, strike_out, write_down
+from relatum.tapping._kept_taps import Tap, as_json, stored, strike_out, write_down
 
 Broker: TypeAlias = str | BrokerAddress
-Database: TypeAlias = str | sa.Engine
-AtBroker: TypeAlias = Callable[[BlockingConnection, Tap], None]
 
 ARGUMENTS_CHARACTERS_MAX: Final = 1000
 """Of a binding's arguments as JSON: they are part of an index entry."""
 
-FIREHOSE_STREAM: Final = "tap.firehose"
-"""The stream of the firehose where no other is named."""
-
 
 def tap(
     broker: Broker,
-    database: Database,
+    database: AnyDatabase,
     exchanges: str | Sequence[str],
     *,
     stream: str | None = None,
@@ -56,7 +50,7 @@ def tap(
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine: there it is written down.
+        database: PostgreSQL's URL, or a `Database`: there it is written down.
         exchanges: Names of exchanges, which must be there.
         stream: The stream for all of them; None (default): `tap.EXCHANGE` for each.
         binding_keys: What is copied. None (default): all messages, which an exchange of type direct has no key for.
@@ -90,7 +84,7 @@ def tap(
                 _check_no_super_stream(engine, connection, address, exchange, into)
             for key, of_binding in _bindings(exchange, kind, keys, given):
                 wanted.append(Tap(exchange, kind, into, key, of_binding))
-        return _tapped(engine, address, connection, wanted, options, broker_side.bind, broker_side.unbind)
+        return _tapped(engine, address, connection, wanted, options)
 
 
 def _check_no_super_stream(
@@ -114,38 +108,9 @@ def _check_no_super_stream(
         )
 
 
-def tap_firehose(
-    broker: Broker,
-    database: Database,
-    *,
-    stream: str = FIREHOSE_STREAM,
-    options: StreamOptions = KEPT,
-) -> Tap:
-    """Make what a `Firehose` carries from and into: a bounded queue for the firehose's copies, and the stream.
-
-    Nothing is copied until the operator turns the firehose on (`rabbitmqctl trace_on`) and a `Firehose` runs.
-
-    Args:
-        broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine.
-        stream: The stream. A queue `STREAM.firehose` and an exchange of the stream's name are made, too.
-        options: As for `tap`.
-
-    Raises: as `tap`, and:
-        Conflict: there is another queue or exchange of such a name; nothing was made.
-    """
-    checked_stream_name(stream, "The stream's name")
-    wanted = Tap(DEFAULT_EXCHANGE, None, stream, PUBLISHED)
-    address = BrokerAddress.of(broker, None)
-    with as_engine(database) as engine, blocking_connection(address, address) as connection:
-        if not any(each.is_firehose and each.stream == stream for each in stored(engine, address.vhost).values()):
-            check_free(connection, stream)
-        return _tapped(engine, address, connection, [wanted], options, make_way, take_away)[0]
-
-
 def untap(
     broker: Broker,
-    database: Database,
+    database: AnyDatabase,
     exchanges: str | Sequence[str],
     *,
     stream: str | None = None,
@@ -155,7 +120,7 @@ def untap(
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         exchanges: Whose taps; an exchange may be gone.
         stream: Only those into this stream; None (default): all of them.
         delete: True: also deletes their streams with all messages. Only streams that were made for taps, and that no
@@ -170,26 +135,6 @@ def untap(
         AccessRefused, BrokerUnavailable, DatabaseUnavailable: what is still written down may be bound; repeat it.
     """
     names = _names(exchanges)
-    return _untapped(broker, database, names, stream, broker_side.unbind, delete=delete)
-
-
-def untap_firehose(broker: Broker, database: Database, *, stream: str | None = None, delete: bool = False) -> list[Tap]:
-    """The same of the firehose: its queue and its exchange are deleted. A `Firehose` that runs ends by an error.
-
-    Args, Returns, Raises: as `untap`.
-    """
-    return _untapped(broker, database, (DEFAULT_EXCHANGE,), stream, take_away, delete=delete)
-
-
-def _untapped(
-    broker: Broker,
-    database: Database,
-    names: Sequence[str],
-    stream: str | None,
-    take: AtBroker,
-    *,
-    delete: bool,
-) -> list[Tap]:
     address = BrokerAddress.of(broker, None)
     with as_engine(database) as engine:
         there = stored(engine, address.vhost)
@@ -200,15 +145,14 @@ def _untapped(
         }
         for exchange in names:
             if not any(each.exchange == exchange for each in going.values()):
-                what = f"Exchange {checked_name('exchange', exchange)!r}" if exchange else "The firehose"
-                into = "" if stream is None else f" into {stream!r}"
-                raise NotFound(f"{what} is not tapped{into} in virtual host {address.vhost!r}: see relatum tap --list")
+                what = f"Exchange {exchange!r}" if stream is None else f"Exchange {exchange!r}, into {stream!r},"
+                raise NotFound(f"{what} is not tapped in virtual host {address.vhost!r}: see relatum tap --list")
         streams = list(dict.fromkeys(each.stream for each in going.values()))
         if delete:
             _check_deletable(streams, [each for number, each in there.items() if number not in going], going.values())
         with blocking_connection(address, address) as connection:
             for each in going.values():
-                take(connection, each)
+                broker_side.unbind(connection, each)
             for name in streams if delete else ():
                 broker_side.delete_queue(connection, name)
         strike_out(engine, going)
@@ -222,8 +166,7 @@ def _check_deletable(streams: Sequence[str], others: Sequence[Tap], going: Itera
             raise Conflict(f"Stream {name!r} was there before it was bound: it is not deleted with its taps.")
         other = next((each for each in others if each.stream == name), None)
         if other is not None:
-            source = other.exchange or "the firehose"
-            raise Conflict(f"Stream {name!r} is not deleted: {source!r} is tapped into it, too.")
+            raise Conflict(f"Stream {name!r} is not deleted: {other.exchange!r} is tapped into it, too.")
 
 
 def _names(exchanges: str | Sequence[str]) -> tuple[str, ...]:
@@ -295,8 +238,6 @@ def _tapped(
     connection: BlockingConnection,
     wanted: Sequence[Tap],
     options: StreamOptions,
-    make: AtBroker,
-    take: AtBroker,
 ) -> list[Tap]:
     """Write taps down, then make them; what was refused is taken back."""
     if not isinstance(options, StreamOptions):
@@ -313,14 +254,14 @@ def _tapped(
             declare_stream(connection, name, options)
             declared.append(name)
         for each in wanted:
-            make(connection, each)
+            broker_side.bind(connection, each)
     except Exception:
         # What cannot be taken back now stays written down, so that it can be untapped.
         with suppress(Exception):
             for each in new.values():
                 # Whoever was refused a binding may not take it away, either.
                 with suppress(ChannelClosedByBroker):
-                    take(connection, each)
+                    broker_side.unbind(connection, each)
             for name in declared:
                 broker_side.delete_queue(connection, name)
             strike_out(engine, new)

@@ -100,11 +100,11 @@ def table_of(*columns: str, whole: Collection[str] = ()) -> Table:
     return Table(*(Column(column, overflow="fold", no_wrap=column in whole) for column in columns))
 
 
-def print_facts(title: str, facts: Iterable[tuple[str, RenderableType]]) -> None:
-    """Print what is known of one thing: its name, and a line for each fact, which is text or drawn for a terminal."""
+def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
+    """Print what is known of one thing: its name, and a line for each fact."""
     table = Table(title=Text(title, style="bold"), title_justify="left", show_header=False)
     for label, value in facts:
-        table.add_row(Text(label), Text(value) if isinstance(value, str) else value)
+        table.add_row(Text(label), Text(value))
     console.print(table)
 
 

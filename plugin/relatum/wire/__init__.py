@@ -6,7 +6,6 @@ Three modules are public as a whole, for callers that need many of their names: 
 from relatum.wire import _amqp10 as amqp10
 from relatum.wire import _frames as frames
 from relatum.wire import _publishing as publishing
-from relatum.wire._adding import id_section, plain_message, with_added
 from relatum.wire._amqp10 import pick, pick_list
 from relatum.wire._chunk import Chunk, UnreadableRecord, record_at, records_at, small_records, split
 from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
@@ -17,7 +16,6 @@ from relatum.wire._peers import (
     POSTGRESQL,
     STREAM,
     TLS,
-    ask_who,
     checked_host,
     hint,
     is_another,
@@ -41,7 +39,6 @@ from relatum.wire._session import (
 )
 from relatum.wire._stream_login import AnotherCluster, AnotherProtocol, Login, Mechanism, MechanismNotTaken
 from relatum.wire._too_many import TooManyValues
-from relatum.wire._traffic import Traffic
 
 __all__ = [
     "AMQP",
@@ -79,10 +76,8 @@ __all__ = [
     "StreamPlaces",
     "StreamSession",
     "TooManyValues",
-    "Traffic",
     "UnreadableRecord",
     "amqp10",
-    "ask_who",
     "broker_id_of",
     "checked_host",
     "code_name",
@@ -90,12 +85,10 @@ __all__ = [
     "fingerprint",
     "frames",
     "hint",
-    "id_section",
     "is_another",
     "is_before",
     "pick",
     "pick_list",
-    "plain_message",
     "publishing",
     "record_at",
     "records_at",
@@ -104,5 +97,4 @@ __all__ = [
     "small_records",
     "split",
     "unreached",
-    "with_added",
 ]

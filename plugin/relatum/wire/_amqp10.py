@@ -353,3 +353,10 @@ def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any
                 at = end_of_value(raw, at)
             else:
                 found[slot], at = decode_value(raw, at)
+
+
+def data_section(body: bytes) -> bytes:
+    """A section of data: all that a message needs. In its short form where it fits."""
+    size = len(body)
+    length = b"\xa0%c" % size if size < 256 else b"\xb0" + size.to_bytes(4)
+    return b"\0\x53%c" % DATA + length + body

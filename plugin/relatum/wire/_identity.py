@@ -10,7 +10,7 @@ IDENTITY_STREAM: Final = "relatum.broker"
 
 
 def fingerprint(message_id: str | None, body: bytes) -> int:
-    """A 32-bit sum of the AMQP property `message_id` and the body: the same through every transport and version.
+    """A 32-bit sum of the AMQP property `message_id` and the body: the same in records and deliveries.
 
     Two messages with one fingerprint are possible (1 in 4 billion, or equal twins without `message_id`); whoever
     compares also compares offsets and, where both are known, chunk times.

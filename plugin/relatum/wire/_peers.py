@@ -1,4 +1,4 @@
-"""Who answers on a port that was taken for another's, so that an error can name it. Pure, but for `ask_who`.
+"""Who answers on a port that was taken for another's, so that an error can name it. Pure.
 
 The first bytes tell: each server has its own way to refuse what it does not understand.
 """
@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import struct
-import time
 from typing import Final
 
 from relatum.errors import ConfigurationError
@@ -48,26 +47,8 @@ _LIBPQ: Final = re.compile(
 
 _LIBPQ_BYTES: Final = {"A": AMQP, "H": HTTP, "\x15": TLS}
 
-_ASK_S: Final = 1.0
-"""Seconds somebody has to say who it is: it has accepted a connection already."""
-
-_ASK_AGAIN_S: Final = 60.0
-"""Seconds for which somebody who was asked is not asked again."""
-
-_ASKED_MAX: Final = 256
-"""Addresses that are remembered."""
-
-_REQUEST: Final = struct.pack(">IHHII", 12, 17, 1, 1, 0)
-"""PeerProperties without a property: what a client of the stream protocol says first. It holds no login.
-
-Each server answers it: the stream protocol with the same key, AMQP 0.9.1 with its own name, PostgreSQL with an error.
-"""
-
 _STREAM_ANSWER: Final = struct.pack(">H", 0x8011)
 """The key of the answer to PeerProperties, behind the frame's size."""
-
-_asked: dict[tuple[str, int], tuple[float, str | None]] = {}
-"""Single operations of a dictionary: no lock that a fork could leave locked."""
 
 
 def service_of(answer: bytes) -> str | None:
@@ -133,39 +114,6 @@ def unreached(error: BaseException | None, host: str) -> str:
     if error.errno is not None and error.strerror.startswith("Connect call failed"):
         return f": {os.strerror(error.errno)}"
     return f": {error.strerror}"
-
-
-def ask_who(host: str, port: int) -> str | None:
-    """Ask who listens somewhere; None where nobody says anything. It blocks for a second at most.
-
-    For an error's message alone, where a server that was given as another one hung up without a word. Nobody is asked
-    twice in a minute, and nothing of a login is sent.
-    """
-    at, service = _asked.get((host, port), (0.0, None))
-    if at and time.monotonic() - at < _ASK_AGAIN_S:
-        return service
-    service = _ask(host, port)
-    if len(_asked) >= _ASKED_MAX:
-        _asked.clear()
-    _asked[host, port] = time.monotonic(), service
-    return service
-
-
-def _ask(host: str, port: int) -> str | None:
-    deadline = time.monotonic() + _ASK_S
-    answer = b""
-    try:
-        with socket.create_connection((host, port), _ASK_S) as asking:
-            asking.sendall(_REQUEST)
-            while len(answer) <= GREETING_BYTES_MIN and (left := deadline - time.monotonic()) > 0:
-                asking.settimeout(left)
-                received = asking.recv(64)
-                if not received:
-                    break
-                answer += received
-    except OSError:
-        pass
-    return service_of(answer)
 
 
 def _usual(expected: str) -> str:

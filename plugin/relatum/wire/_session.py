@@ -23,7 +23,6 @@ from relatum.wire._frames import Code, Command
 from relatum.wire._peers import service_of
 from relatum.wire._publishing import Confirmed, Refused, decode_outcome
 from relatum.wire._stream_login import AnotherCluster, AnotherProtocol, Login, Mechanism, MechanismNotTaken
-from relatum.wire._traffic import Traffic
 
 CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}
 
@@ -97,7 +96,6 @@ class StreamSession:
         heartbeat_s: The heartbeat agreed on, in seconds; 0 means none.
         send_bytes_max: Bytes a frame of ours may have, as the server said; 0 means no limit.
         is_open: True between login and close.
-        traffic: What it was asked for, and what came; whoever counts it puts another in its place.
         reports_damage: True gives a damaged chunk as `Damaged`, and goes on: other streams share the connection.
     """
 
@@ -115,7 +113,6 @@ class StreamSession:
         self.heartbeat_s = login.heartbeat_s
         self.send_bytes_max = frames.HANDSHAKE_FRAME_BYTES_MAX
         self.is_open = False
-        self.traffic = Traffic()
         self.reports_damage = False
 
     # --- bytes --------------------------------------------------------------------------------------------
@@ -146,7 +143,6 @@ class StreamSession:
         for number in range(SUBSCRIPTIONS):
             if number not in self._subscriptions:
                 self._subscriptions.add(number)
-                self.traffic.attaches += 1
                 return number
         raise BrokerUnavailable(f"All {SUBSCRIPTIONS} subscriptions of a connection are in use.")
 
@@ -210,16 +206,11 @@ class StreamSession:
 
     def _chunk(self, frame: bytes) -> Event:
         try:
-            chunk = decode_deliver(frame)
+            return decode_deliver(frame)
         except ChunkCorrupt as error:
             if not self.reports_damage:
                 raise
             return Damaged(frame[4], error)
-        traffic = self.traffic
-        traffic.chunks += 1
-        traffic.records += chunk.record_count
-        traffic.bytes += len(frame)
-        return chunk
 
     def _answer(self, key: int, frame: bytes) -> Event | None:
         if key == Command.CREDIT:
@@ -297,8 +288,8 @@ class StreamSession:
         version = self.server_properties.get("version", "")
         if login.mechanism is Mechanism.EXTERNAL and is_before(version, EXTERNAL_SINCE):
             raise MechanismNotTaken(
-                f"RabbitMQ {version} cannot take EXTERNAL by the stream protocol: update it to 3.12.1 or later, read "
-                "over AMQP 0.9.1 by an amqps:// URL, or log in by PLAIN."
+                f"RabbitMQ {version} cannot take EXTERNAL by the stream protocol: update it to 3.12.1 or later, or log "
+                "in by PLAIN."
             )
         correlation = self.next_correlation()
         self.send(frames.sasl_authenticate(correlation, login.mechanism.value, login.sasl_response()))

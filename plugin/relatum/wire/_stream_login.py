@@ -17,7 +17,7 @@ class AnotherProtocol(ConfigurationError):
 
 
 class MechanismNotTaken(ConfigurationError):
-    """The server does not take that mechanism by the stream protocol; it may by AMQP 0.9.1."""
+    """The server does not take that mechanism by the stream protocol."""
 
 
 class Mechanism(Enum):

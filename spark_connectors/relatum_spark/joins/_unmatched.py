@@ -72,7 +72,7 @@ def unmatched(
         Columns value, left_stream, left_offset, left_time and status, in no order of rows. The status is "absent"
         where every message that the right streams retained when this was called is recorded for the keys (and, with a
         span of time, for times): there is none. Else it is "not_recorded_yet" for all rows, or "unproven" where nobody
-        can prove what the streams hold (AMQP 0.9.1 alone cannot): there may be one. With payloads also left_value,
+        can prove what the streams hold (a leader cannot be reached): there may be one. With payloads also left_value,
         left_headers, left_properties and left_status.
 
     Raises:

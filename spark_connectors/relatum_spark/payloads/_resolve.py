@@ -72,7 +72,7 @@ def resolve(
     | `expired` | retention has dropped it |
     | `not_found` | no message lies there: past the end, or an offset the broker used itself |
     | `no_stream` | there is no stream of that name |
-    | `unproven` | AMQP 0.9.1 gave no message, which proves nothing: it may have expired, or this node is behind |
+    | `unproven` | no message, which proves nothing: it may have expired, or this node is behind |
     | `refused` | the broker refuses this user to read the stream |
     | `unreadable` | its batch is packed by a codec that is not installed, or is broken |
     | `replaced` | with `check`: what lies there is another message, the stream was deleted and declared again |

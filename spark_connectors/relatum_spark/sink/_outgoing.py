@@ -1,15 +1,14 @@
 """Rows made into numbered messages."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow as pa
 
 from relatum.errors import InvalidInput
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
-from relatum.keys import KeyDefinition, microseconds
+from relatum.keys import KeyDefinition
 from relatum.publishing import Stamper
 from relatum.superstreams import partition_of
 from relatum_spark.sink._encode import encode_content
@@ -150,37 +149,3 @@ def _values(column: pa.Array) -> list[Any]:
         column = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(_MICROSECONDS)
     values: list[Any] = column.to_pylist()
     return values
-
-
-def columns_of_rows(rows: Sequence[Any], names: Sequence[str]) -> dict[str, Sequence[Any]]:
-    """The same of Spark's rows, for versions that write those: their moments are naive, in local time."""
-    convert: Callable[[Any], Any] = _plain
-    return {name: [convert(row[place]) for row in rows] for place, name in enumerate(names)}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return microseconds(value.astimezone(UTC))
-    if isinstance(value, dict):
-        return {name: _aware(each) for name, each in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "asDict"):
-        return {name: _aware(each) for name, each in value.asDict().items()}
-    return bytes(value) if isinstance(value, bytearray) else value
-
-
-def _aware(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.astimezone(UTC)
-    return bytes(value) if isinstance(value, bytearray) else value
-
-
-def batched(rows: Iterator[Any], names: Sequence[str], size: int = 1000) -> Iterator[tuple[Columns, int]]:
-    """Spark's rows in parts, by column."""
-    part: list[Any] = []
-    for row in rows:
-        part.append(row)
-        if len(part) == size:
-            yield columns_of_rows(part, names), size
-            part = []
-    if part:
-        yield columns_of_rows(part, names), len(part)

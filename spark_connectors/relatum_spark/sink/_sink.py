@@ -8,12 +8,11 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import datasource
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from relatum.errors import ConfigurationError, Conflict, InvalidInput, StreamNotFound
@@ -23,7 +22,7 @@ from relatum.store import as_engine, key_definitions, translated_errors
 from relatum.wire import publishing as wire
 from relatum_spark.sink._encode import is_new_layout
 from relatum_spark.sink._options import SinkOptions, check_columns, parse_sink_options
-from relatum_spark.sink._outgoing import Columns, Outgoing, Shape, batched, columns_of
+from relatum_spark.sink._outgoing import Columns, Outgoing, Shape, columns_of
 from relatum_spark.sink._publisher import PUBLISHERS_MAX, Publisher, connect
 from relatum_spark.sink._sequence import Numbering, other_rows, reference_of
 from relatum_spark.sink._spool import Spool
@@ -65,7 +64,7 @@ def make_writer(options: Mapping[str, str], schema: StructType, overwrite: bool)
     return BatchWriter(*_prepare(options, schema, overwrite, streaming=False))
 
 
-def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
     """The writer of a streaming query. Arguments and errors as of `make_writer`.
 
     While the broker is away it is asked again for `pollTimeoutMs`, as the source does.
@@ -75,13 +74,13 @@ def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite
 
 def _prepare(
     options: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool
-) -> tuple[SinkOptions, Shape, tuple[str, ...]]:
+) -> tuple[SinkOptions, Shape]:
     if overwrite:
         raise InvalidInput('a stream can only be appended to: write with mode("append")')
     parsed = parse_sink_options(options, streaming=streaming)
     check_columns(schema, parsed)
     shape = _shape(parsed, patience_s=parsed.poll_timeout_s if streaming else 0)
-    return parsed, shape, tuple(schema.fieldNames())
+    return parsed, shape
 
 
 def _shape(options: SinkOptions, *, patience_s: float = 0) -> Shape:
@@ -110,11 +109,6 @@ def _shape(options: SinkOptions, *, patience_s: float = 0) -> Shape:
 
 def _asked(reader: StreamReader, options: SinkOptions) -> tuple[list[str], str, int]:
     """What the broker says: the streams to write to, its version, and how many bytes a frame may have."""
-    # Which also tells whether a guessed stream port is the same broker's.
-    if reader.transport != "stream":
-        raise ConfigurationError(
-            "the sink needs the stream protocol: enable the plugin rabbitmq_stream, and name its port by streamUrl"
-        )
     if options.stream is not None:
         reader.bounds(options.stream)
         streams = [options.stream]
@@ -215,7 +209,7 @@ def _publish(publisher: Publisher, spool: Spool, after: Sequence[int]) -> int:
 class BatchWriter(DataSourceArrowWriter):
     """Writes a batch."""
 
-    def __init__(self, options: SinkOptions, shape: Shape, names: tuple[str, ...]) -> None:
+    def __init__(self, options: SinkOptions, shape: Shape) -> None:
         self._options = options
         self._shape = shape
 
@@ -236,21 +230,26 @@ class BatchWriter(DataSourceArrowWriter):
         _log(messages, f"batch {self._options.write_id}")
 
 
-class _StreamWriter:
-    """What a streaming query's writers have in common."""
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes a streaming query's micro-batches."""
 
-    def __init__(self, options: SinkOptions, shape: Shape, names: tuple[str, ...]) -> None:
+    def __init__(self, options: SinkOptions, shape: Shape) -> None:
         self._options = options
         self._shape = shape
-        self._names = names
 
-    def _write(self, batches: Iterator[tuple[Columns, int]]) -> Published:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+        """Publish a task's rows. Runs in a task, and again where that is retried. Errors as of `write_task`."""
         context = _task()
         query, batch = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(BATCH_PROPERTY)
         if query is None or batch is None:
             raise ConfigurationError("this task is of no streaming query: Spark gave it no query and batch id")
         return write_task(
-            self._options, self._shape, batches, write_id=query, epoch=int(batch), task=context.partitionId()
+            self._options,
+            self._shape,
+            ((columns_of(batch), batch.num_rows) for batch in iterator),
+            write_id=query,
+            epoch=int(batch),
+            task=context.partitionId(),
         )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
@@ -259,27 +258,6 @@ class _StreamWriter:
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
         """Do nothing: what is published stays, and a retry goes on after it."""
-
-
-_Arrow: Any = getattr(datasource, "DataSourceStreamArrowWriter", None)
-
-if _Arrow is not None:
-
-    class StreamWriter(_StreamWriter, _Arrow):  # type: ignore[misc]
-        """Writes a streaming query's micro-batches."""
-
-        def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
-            """Publish a task's rows. Runs in a task. Errors as of `write_task`."""
-            return self._write((columns_of(batch), batch.num_rows) for batch in iterator)
-
-else:
-
-    class StreamWriter(_StreamWriter, DataSourceStreamWriter):  # type: ignore[no-redef]
-        """Writes a streaming query's micro-batches, row by row: Spark 4.0 has no other way."""
-
-        def write(self, iterator: Iterator[Any]) -> Published:
-            """Publish a task's rows. Runs in a task. Errors as of `write_task`."""
-            return self._write(batched(iterator, self._names))
 
 
 def _task() -> TaskContext:

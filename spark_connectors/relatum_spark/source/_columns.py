@@ -72,10 +72,6 @@ class ColumnBuilder:
 
     def add_batch(self, batch: RecordBatch) -> None:
         """Add all records of a batch."""
-        if batch.messages is not None:
-            for message in batch.messages:
-                self.add_message(message)
-            return
         stream, chunk_ms, records = batch.stream, batch.chunk_ms, batch.records
         chunk_us = _chunk_us(chunk_ms)
         # One look at all of them: mostly no record has a time in its headers.

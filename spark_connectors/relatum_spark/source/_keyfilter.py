@@ -54,8 +54,6 @@ class KeyFilter:
     def passing(self, batch: RecordBatch) -> list[int]:
         """The rows of a batch that carry one of the values; only the key is decoded."""
         values = self.values
-        if batch.messages is not None:
-            return [row for row, message in enumerate(batch.messages) if self.passes(message)]
         extract, chunk_ms = Extractor([self.definition]).from_record, batch.chunk_ms
         found = (extract(record, chunk_ms).values for record in batch.records)
         return [row for row, pairs in enumerate(found) if any(value in values for _, value in pairs)]

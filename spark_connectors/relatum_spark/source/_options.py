@@ -38,7 +38,6 @@ READ_OPTIONS: Final = (
     "keyValues",
     "batchRows",
     "batchBytes",
-    "pushFilters",
 )
 RECORDS_PER_PARTITION: Final = 100_000
 """Offsets in one partition: a task costs about 30 ms, which reading that many makes small."""
@@ -120,7 +119,6 @@ class SourceOptions:
         poll_timeout_s: Seconds within which a task must get something.
         batch_rows: Rows of one Arrow batch at most.
         batch_bytes: Bytes of records in one Arrow batch at most, unless one record is larger.
-        push_filters: Whether filters of the query are taken over; see `FilteringBatchReader` before setting it.
     """
 
     broker: Broker
@@ -142,7 +140,6 @@ class SourceOptions:
     poll_timeout_s: float = POLL_TIMEOUT_MS / 1000
     batch_rows: int = ROWS_MAX
     batch_bytes: int = BYTES_MAX
-    push_filters: bool = False
 
 
 def broker_of(options: Mapping[str, str]) -> Broker:
@@ -190,9 +187,6 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
     if streaming and (name := given.first(*_BATCH_ALONE)):
         instead = "; `relatum_spark.Enrichment` looks up in each micro-batch" if name in ("key", "keyValues") else ""
         raise InvalidInput(f"option {name}: a streaming query has none; it is a batch's alone{instead}")
-    push_filters = given.flag("pushFilters", default=False)
-    if streaming and push_filters:
-        raise InvalidInput("option pushFilters: a streaming query takes no filters over; it is a batch's alone")
     keys, key, values = names_of(given, "keys"), given.text("key"), _key_values(given)
     needs_database = bool(keys or key or given.text("database"))
     return SourceOptions(
@@ -218,7 +212,6 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
         poll_timeout_s=poll_timeout_s(given),
         batch_rows=given.number("batchRows", default=ROWS_MAX),
         batch_bytes=given.number("batchBytes", default=BYTES_MAX),
-        push_filters=push_filters,
     )
 
 
@@ -261,9 +254,9 @@ class Given:
             raise InvalidInput(f"option {name}: {text!r} is not a whole number from 1 on")
         return number
 
-    def flag(self, name: str, *, default: bool = True) -> bool:
-        """True or false."""
-        return self.one_of(name, ("true", "false"), default=str(default).lower()) == "true"
+    def flag(self, name: str) -> bool:
+        """True or false; true where it is not given."""
+        return self.one_of(name, ("true", "false"), default="true") == "true"
 
     def one_of(self, name: str, choices: Sequence[str], *, default: str) -> str:
         """One of some words, in any case."""

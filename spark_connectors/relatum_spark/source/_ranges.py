@@ -49,9 +49,8 @@ def range_of(reader: StreamReader, stream: str, options: SourceOptions) -> Slice
 def missing(reader: StreamReader, stream: str) -> StreamNotFound:
     """The error for a stream that is not there; it says where the name is that of a super stream."""
     partitions: list[str] = []
-    if reader.transport == "stream":
-        with suppress(RelatumError):
-            partitions = reader.partitions(stream)
+    with suppress(RelatumError):
+        partitions = reader.partitions(stream)
     hint = f"; {stream!r} is a super stream: give it as the option superStream" if partitions else ""
     return StreamNotFound(f"there is no stream {stream!r}{hint}", stream=stream)
 

@@ -34,35 +34,8 @@ class Part:
     offsets: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TimeWindow:
-    """Times to keep, microseconds since 1970, both ends included; None for no limit."""
-
-    low_us: int | None = None
-    high_us: int | None = None
-
-    def kept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of a batch with times in the window; rows without a time are in none."""
-        if self.low_us is None and self.high_us is None:
-            return batch
-        import pyarrow.compute as pc
-
-        times = batch.column("timestamp").cast(pa.int64())
-        inside = pc.is_valid(times)
-        if self.low_us is not None:
-            inside = pc.and_(inside, pc.greater_equal(times, self.low_us))
-        if self.high_us is not None:
-            inside = pc.and_(inside, pc.less_equal(times, self.high_us))
-        return batch.filter(inside)
-
-
 def read_part(
-    options: SourceOptions,
-    keys: Sequence[KeyDefinition],
-    part: Part,
-    *,
-    only: Sequence[KeyFilter] = (),
-    window: TimeWindow | None = None,
+    options: SourceOptions, keys: Sequence[KeyDefinition], part: Part, *, only: KeyFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a part, over a connection of its own.
 
@@ -70,8 +43,7 @@ def read_part(
         options: The options of the read.
         keys: The definitions of the key columns, in the order of `options.keys`.
         part: What to read.
-        only: Filters that a message must pass.
-        window: The times to keep; None for all.
+        only: The filter that a message must pass; None for none.
 
     Raises:
         OffsetExpired: Retention has dropped a part, and `failOnDataLoss` is true.
@@ -81,14 +53,11 @@ def read_part(
     columns = ColumnBuilder(schema, keys=keys)
     with options.broker.open() as reader:
         if part.offsets is None:
-            found = _filtered(_through(reader, options, part.wanted), only)
-            batches = record_batches(columns, found, rows_max=options.batch_rows, bytes_max=options.batch_bytes)
+            found = _through(reader, options, part.wanted)
+            passing = found if only is None else _filtered(found, only)
+            yield from record_batches(columns, passing, rows_max=options.batch_rows, bytes_max=options.batch_bytes)
         else:
-            batches = _picked(reader, options, part, columns, only)
-        for batch in batches:
-            kept = batch if window is None else window.kept(batch)
-            if kept.num_rows:
-                yield kept
+            yield from _picked(reader, options, part, columns, only)
 
 
 def record_batches(
@@ -113,13 +82,12 @@ def record_batches(
 
 def _pieces(batch: RecordBatch, rows_max: int, bytes_max: int) -> Iterator[tuple[RecordBatch, int]]:
     """A batch in pieces within the caps, each with its size; nearly always the batch itself."""
-    payloads = batch.records or [message.body for message in batch.messages or ()]
-    total = sum(map(len, payloads))
+    total = sum(map(len, batch.records))
     if len(batch) <= rows_max and total <= bytes_max:
         yield batch, total
         return
     start = held = 0
-    for row, size in enumerate(map(len, payloads)):
+    for row, size in enumerate(map(len, batch.records)):
         if row > start and (row - start >= rows_max or held + size > bytes_max):
             yield _cut(batch, range(start, row)), held
             start, held = row, 0
@@ -133,18 +101,14 @@ def _cut(batch: RecordBatch, rows: Sequence[int]) -> RecordBatch:
         batch,
         first_offset=batch.offsets[rows[0]],
         offsets=[batch.offsets[row] for row in rows],
-        records=[batch.records[row] for row in rows] if batch.messages is None else (),
-        messages=None if batch.messages is None else [batch.messages[row] for row in rows],
+        records=[batch.records[row] for row in rows],
     )
 
 
-def _filtered(batches: Iterable[RecordBatch], only: Sequence[KeyFilter]) -> Iterator[RecordBatch]:
-    """The records that pass all filters."""
+def _filtered(batches: Iterable[RecordBatch], only: KeyFilter) -> Iterator[RecordBatch]:
+    """The records that pass the filter."""
     for batch in batches:
-        rows: Sequence[int] = range(len(batch))
-        for each in only:
-            passing = set(each.passing(batch))
-            rows = [row for row in rows if row in passing]
+        rows = only.passing(batch)
         if rows:
             yield batch if len(rows) == len(batch) else _cut(batch, rows)
 
@@ -155,15 +119,15 @@ def _through(reader: StreamReader, options: SourceOptions, wanted: Slice) -> Ite
 
 
 def _picked(
-    reader: StreamReader, options: SourceOptions, part: Part, columns: ColumnBuilder, only: Sequence[KeyFilter]
+    reader: StreamReader, options: SourceOptions, part: Part, columns: ColumnBuilder, only: KeyFilter | None
 ) -> Iterator[pa.RecordBatch]:
-    """The messages at the part's offsets that pass the filters: what the table says is checked."""
+    """The messages at the part's offsets that pass the filter: what the table says is checked."""
     stream = part.wanted.stream
     ids = [MessageId(stream, offset) for offset in part.offsets or ()]
     for place, found in zip(ids, reader.read_many(ids), strict=True):
         if isinstance(found, RelatumError):
             _settle(found, Slice(stream, place.offset, place.offset + 1), options)
-        elif all(each.passes(found) for each in only):
+        elif only is None or only.passes(found):
             columns.add_message(found)
             if len(columns) >= options.batch_rows or columns.bytes >= options.batch_bytes:
                 yield columns.take()

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 (the names are Spark's)
-"""`spark.readStream.format("rabbitmq_streams")`: what Spark calls, on 4.0 to 4.3.
+"""`spark.readStream.format("rabbitmq_streams")`: what Spark calls, on 4.1 to 4.3.
 
 The planner process calls everything but `read`, which runs in the tasks, in a copy made once a query: whatever changes
 between batches travels in the partitions. `commit` does not come for the last batch and `stop` may not come at all:
@@ -27,7 +27,7 @@ else:
         from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
         HAS_ADMISSION = True
-    except ImportError:  # Spark 4.0 and 4.1
+    except ImportError:  # Spark 4.1
         SupportsTriggerAvailableNow = object
         HAS_ADMISSION = False
 
@@ -82,7 +82,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def latestOffset(self, start: Offset | None = None, limit: "ReadLimit | None" = None) -> Offset:
-        """Where the next batch ends; asked at every trigger. Spark 4.0 and 4.1 give neither start nor limit."""
+        """Where the next batch ends; asked at every trigger. Spark 4.1 gives neither start nor limit."""
         if HAS_ADMISSION:
             return self._planner.latest(start, getattr(limit, "max_rows", None))
         return self._planner.latest(start, self._options.max_offsets_per_trigger)
@@ -92,7 +92,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.reported()
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """The slices of a batch, replayed ones too. Spark 4.0 and 4.1 also tell where a query goes on by it."""
+        """The slices of a batch, replayed ones too. Spark 4.1 also tells where a query goes on by it."""
         return [InputPartition(Part(wanted)) for wanted in self._planner.slices(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from relatum.errors import ConfigurationError, StreamNotFound, Transient
+from relatum.errors import StreamNotFound, Transient
 from relatum.reading import StreamBounds, StreamReader
 from relatum.waiting import Outages
 from relatum_spark._broker import Broker
@@ -67,18 +67,8 @@ class Tails:
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 
     def partitions(self, super_stream: str) -> list[str]:
-        """The streams of a super stream; empty where there is no such super stream.
-
-        Raises:
-            ConfigurationError: the broker is read by AMQP 0.9.1, which cannot say.
-        """
-        found = self.ask(lambda reader: None if reader.transport == "amqp" else reader.partitions(super_stream))
-        if found is None:
-            raise ConfigurationError(
-                f"the streams of the super stream {super_stream!r} can be asked for by the stream protocol alone: "
-                "set the option streamUrl, or name them in the option streams"
-            )
-        return found
+        """The streams of a super stream; empty where there is no such super stream."""
+        return self.ask(lambda reader: reader.partitions(super_stream))
 
     def bounds(self, stream: str, *, read_to: int | None = None) -> StreamBounds | None:
         """The first and the last offset; None where there is no such stream.

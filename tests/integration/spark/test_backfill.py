@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 import relatum_spark
 from relatum.errors import ConfigurationError, CoverageConflict, InvalidInput, KeyNotDefined, StreamNotFound
 from relatum.recording import backfill as kernel_backfill
-from relatum.recording import status
+from relatum.recording import status, verify
 from relatum.store import add_keys, make_engine, streams_named
 from relatum_migrations import upgrade
 from tests.support import (
@@ -106,7 +106,7 @@ def test_it_writes_what_the_recorder_would_have_written(
     assert table_of(engine, stream_name) == table_of(other_engine, stream_name)
     assert skips_of(engine) == skips_of(other_engine)
     assert closed_ranges(engine) == [(0, 2000, "recorded")]
-    (seen,) = status(urls[0], engine, [stream_name])
+    (seen,) = status(urls[0], engine.url, [stream_name])
     assert {name: seen.covered[name] for name in [*KEYS, "time"]} == {key: [(0, 2000)] for key in [*KEYS, "time"]}
     assert fill(spark, stream_name, urls)[0].messages == 0
 
@@ -132,7 +132,7 @@ def test_live_recording_and_other_back_fills_go_on_beside_it(
     fill(spark, stream_name, urls)
     hosts = [offset for key, _, offset in rows_of(engine, stream_name) if key == "host"]
     assert hosts == list(range(2500))
-    (seen,) = status(urls[0], engine, [stream_name])
+    (seen,) = status(urls[0], engine.url, [stream_name])
     assert seen.covered["host"] == [(0, 2500)]
 
 
@@ -144,7 +144,7 @@ def test_only_the_named_keys_are_filled(
     add_keys(engine, KEYS)
     fill(spark, stream_name, urls, keys=["host"])
     assert {key for key, _, _ in rows_of(engine, stream_name)} == {"host"}
-    (seen,) = status(urls[0], engine, [stream_name])
+    (seen,) = status(urls[0], engine.url, [stream_name])
     assert seen.covered["order_id"] == []
 
 
@@ -193,25 +193,6 @@ def test_a_replaced_stream_is_refused_as_the_kernel_does(
     add_keys(engine, ["host"])
     with pytest.raises(CoverageConflict, match="not the one that was recorded"):
         fill(spark, stream_name, urls)
-
-
-def test_progress_is_told_and_its_errors_are_raised(
-    spark: SparkSession, urls: tuple[str, str], engine: sa.Engine, stream_name: str
-) -> None:
-    """The last word is that everything is done; a listener that fails ends the call, not the filling."""
-    publish_plain(urls[0], stream_name, orders(200))
-    add_keys(engine, ["order_id"])
-
-    def fail(_: object) -> None:
-        raise LookupError("the listener's own")
-
-    seen: list[relatum_spark.FillProgress] = []
-    with pytest.raises(LookupError, match="the listener's own"):
-        fill(spark, stream_name, urls, progress=fail)
-    assert closed_ranges(engine) == [(0, 200, "recorded")]
-    add_keys(engine, ["host"])
-    fill(spark, stream_name, urls, progress=seen.append)
-    assert seen[-1] == relatum_spark.FillProgress(stream_name, 200, 200)
 
 
 def test_the_rate_of_all_tasks_together_is_kept(
@@ -269,7 +250,7 @@ def test_a_worker_killed_in_the_middle_leaves_the_table_equal_and_the_next_run_g
     assert killed.is_set()
     covered = sum(end - start for start, end, _ in closed_ranges(engine))
     assert 0 < covered < 3000
-    assert relatum_spark.verify(spark, stream_name, broker=urls[0], database=urls[1]).ok
+    assert verify(urls[0], engine.url, [stream_name]).ok
     (report,) = fill(spark, stream_name, urls)
     assert report.messages == 3000 - covered
     assert len(rows_of(engine, stream_name)) == 5700

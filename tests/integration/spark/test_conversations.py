@@ -13,8 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from relatum.errors import InvalidInput, KeyNotDefined, StreamNotFound
 from relatum_spark import conversations
-from relatum_spark.joins import _conversations as module
-from relatum_spark.joins._conversations import connected, summed_up
+from relatum_spark.joins import _conversations as room
 from tests.support.spark_joins import SECOND_US, record
 
 Row = tuple[str, str, str, int]
@@ -75,7 +74,7 @@ def _random_rows(chance: random.Random, messages: int, values: int) -> list[Row]
 def test_conversations_are_those_of_a_union_find(spark: SparkSession, values: int, max_value_size: int | None) -> None:
     """From values everybody shares to values nobody does; with a limit, popular values connect nothing."""
     rows = _random_rows(random.Random(values), 1000, values)
-    found = _ids(connected(spark, _frame(spark, rows), max_value_size=max_value_size))
+    found = _ids(room.connected(spark, _frame(spark, rows), max_value_size=max_value_size))
     assert found == _union_find(rows, max_value_size)
 
 
@@ -92,35 +91,35 @@ def test_long_chains_settle_in_few_rounds(
     offsets = list(range(1000 if is_long else 200))
     if order == "random":
         random.Random(3).shuffle(offsets)
-    monkeypatch.setattr(module, "ROUNDS_MAX", 14)
-    assert set(_ids(connected(spark, _frame(spark, _chain(offsets)))).values()) == {"s@0"}
+    monkeypatch.setattr(room, "ROUNDS_MAX", 14)
+    assert set(_ids(room.connected(spark, _frame(spark, _chain(offsets)))).values()) == {"s@0"}
 
 
 def test_rounds_are_bounded(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not settle in as many rounds as are allowed is an error, never a wrong answer."""
-    monkeypatch.setattr(module, "ROUNDS_MAX", 1)
+    monkeypatch.setattr(room, "ROUNDS_MAX", 1)
     with pytest.raises(InvalidInput, match="1 rounds"):
-        connected(spark, _frame(spark, _chain(range(20))))
+        room.connected(spark, _frame(spark, _chain(range(20))))
 
 
 def test_equal_values_of_different_keys_connect_nothing(spark: SparkSession) -> None:
     """The order 7 and the customer 7 have nothing to do with each other."""
     rows = [("order", "7", "s", 0), ("customer", "7", "s", 1), ("customer", "7", "s", 2)]
-    assert _ids(connected(spark, _frame(spark, rows))) == {("s", 0): "s@0", ("s", 1): "s@1", ("s", 2): "s@1"}
+    assert _ids(room.connected(spark, _frame(spark, rows))) == {("s", 0): "s@0", ("s", 1): "s@1", ("s", 2): "s@1"}
 
 
 def test_a_first_member_is_one_by_name_and_number(spark: SparkSession) -> None:
     """The id is deterministic: `a` before `b`, and offset 9 before 10, as far as offsets reach."""
     last = 2**62
     rows = [("k", "v", "b", 3), ("k", "v", "a", 10), ("k", "v", "a", 9), ("k", "w", "a", last)]
-    found = _ids(connected(spark, _frame(spark, rows)))
+    found = _ids(room.connected(spark, _frame(spark, rows)))
     assert found == {("b", 3): "a@9", ("a", 10): "a@9", ("a", 9): "a@9", ("a", last): f"a@{last}"}
 
 
 def test_nothing_gives_nothing(spark: SparkSession) -> None:
     """No relations, no conversations."""
-    messages = connected(spark, _frame(spark, []))
-    assert (messages.count(), summed_up(messages).count()) == (0, 0)
+    messages = room.connected(spark, _frame(spark, []))
+    assert (messages.count(), room.summed_up(messages).count()) == (0, 0)
 
 
 def test_recorded_conversations(

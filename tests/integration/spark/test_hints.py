@@ -6,9 +6,7 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 
-from relatum.reading import StreamReader
-from relatum_spark.source._options import parse_options
-from relatum_spark.source._ranges import range_of
+from pyspark_relatum import DefaultSource
 from tests.support import publish_plain
 
 PARTITIONS = 1
@@ -31,12 +29,13 @@ def test_a_loss_that_may_be_does_not_ask_for_the_option_that_is_set(
     """With `failOnDataLoss=false` the warning names what is lost, and not the option that is false already."""
     publish_plain(amqp_url, stream_name, [b"x"])
     given = {"broker": stream_url, "stream": stream_name, "endingOffsets": f'{{"{stream_name}": 9}}'}
-    with StreamReader.open(stream_url) as reader, caplog.at_level(logging.WARNING, "relatum.spark"):
-        range_of(reader, stream_name, parse_options({**given, "failOnDataLoss": "false"}))
-        assert "are not there" in caplog.text
-        assert "failOnDataLoss" not in caplog.text
-        with pytest.raises(Exception, match="set failOnDataLoss to false"):
-            range_of(reader, stream_name, parse_options(given))
+    lenient, strict = DefaultSource(given | {"failOnDataLoss": "false"}), DefaultSource(given)
+    with caplog.at_level(logging.WARNING, "relatum.spark"):
+        lenient.reader(lenient.schema()).partitions()
+    assert "are not there" in caplog.text
+    assert "failOnDataLoss" not in caplog.text
+    with pytest.raises(Exception, match="set failOnDataLoss to false"):
+        strict.reader(strict.schema()).partitions()
 
 
 def test_inserting_into_a_view_is_refused(spark: SparkSession, stream_name: str, stream_url: str) -> None:

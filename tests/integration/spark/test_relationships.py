@@ -465,7 +465,7 @@ def test_prune_takes_nothing_from_a_snapshot(
         before = _view(database_url)
         with relatum_spark.snapshot(database_url) as state:
             remove_key(engine, "b")
-            assert sum(prune(amqp_url, engine).rows.values()) >= 500
+            assert sum(prune(amqp_url, engine.url).rows.values()) >= 500
             assert _rows(relatum_spark.relationships(spark, snapshot=state)) == before
     assert len(_view(database_url)) == 500
 

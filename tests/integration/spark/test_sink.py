@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 import relatum_spark
+from pyspark_relatum import DefaultSource
 from relatum.errors import BrokerUnavailable, Conflict, InvalidInput, PublishOutcomeUnknown, StreamNotFound
 from relatum.keys import KeyDefinition
 from relatum.local import LocalServers
@@ -25,9 +26,7 @@ from relatum.store import add_keys
 from relatum.superstreams import Layout
 from relatum.superstreams._routing import partition_of
 from relatum_spark.sink._options import parse_sink_options
-from relatum_spark.sink._outgoing import Columns
-from relatum_spark.sink._sink import Published, _shape, make_stream_writer, make_writer, write_task
-from relatum_spark.source._schema import HEADERS, PROPERTIES
+from relatum_spark.sink._sink import Published, _shape, write_task
 from tests.support import (
     declare_stream,
     delete_stream,
@@ -42,6 +41,8 @@ from tests.support import (
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
 
+Columns = dict[str, Any]
+
 ROWS = 500
 
 
@@ -52,9 +53,9 @@ def sink(spark: SparkSession, amqp_url: str, stream_url: str) -> dict[str, str]:
     return {"broker": amqp_url, "streamUrl": stream_url}
 
 
-def messages(url: str, stream: str, transport: Any = "stream") -> list[Message]:
+def messages(url: str, stream: str) -> list[Message]:
     """All messages of a stream."""
-    with StreamReader.open(url, transport=transport) as reader:
+    with StreamReader.open(url) as reader:
         found = reader.iterate(stream, "first", follow=False)
         return list(found)
 
@@ -82,7 +83,7 @@ def run_task(options: dict[str, str], columns: Columns, **more: Any) -> Publishe
 def test_what_is_written_is_what_is_read(
     spark: SparkSession, sink: dict[str, str], amqp_url: str, stream_name: str
 ) -> None:
-    """A message written by Spark equals one published by pika, by both protocols, property by property."""
+    """A message written by Spark equals one published by pika, property by property."""
     moment = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
     properties = {
         "content_type": "a/b", "content_encoding": "gzip", "delivery_mode": 2, "priority": 4, "correlation_id": "c",
@@ -92,16 +93,14 @@ def test_what_is_written_is_what_is_read(
     headers = {"text": "tëxt", "long": "x" * 5000, "x-own": "y", "none": None}
     plain = properties | {"timestamp": int(moment.timestamp())}
     publish_plain(amqp_url, stream_name, [(b"body", pika.BasicProperties(headers=headers | {"id": 7}, **plain))])
-    schema = (
-        StructType().add("value", "binary").add("headers", HEADERS).add("properties", PROPERTIES).add("id", "integer")
-    )
+    columns = spark.read.format("rabbitmq_streams").options(**sink, stream=stream_name).load().schema
+    schema = StructType([columns[name] for name in ("value", "headers", "properties")]).add("id", "integer")
     df = spark.createDataFrame([(b"body", headers, tuple(properties.values()), 7)], schema)
     df.write.format("rabbitmq_streams").options(**sink, stream=stream_name, keyColumns="id").mode("append").save()
-    for transport in ("stream", "amqp"):
-        published, written = messages(amqp_url, stream_name, transport)
-        assert written.headers == published.headers
-        assert written.properties == published.properties
-        assert (written.body, written.time_us) == (published.body, published.time_us)
+    published, written = messages(amqp_url, stream_name)
+    assert written.headers == published.headers
+    assert written.properties == published.properties
+    assert (written.body, written.time_us) == (published.body, published.time_us)
 
 
 def test_a_stream_can_be_copied(spark: SparkSession, sink: dict[str, str], amqp_url: str, stream_name: str) -> None:
@@ -324,13 +323,13 @@ def test_a_streaming_query_waits_for_a_broker_that_is_away(
         proxy.accepts = False
         options = sink | {"streamUrl": proxy.url(stream_url), "stream": stream_name, "pollTimeoutMs": "90000"}
         with pytest.raises(BrokerUnavailable):
-            make_writer(options, schema, False)
+            DefaultSource(options).writer(schema, False)
         with pytest.raises(BrokerUnavailable):
-            make_stream_writer(options | {"pollTimeoutMs": "300"}, schema, False)
+            DefaultSource(options | {"pollTimeoutMs": "300"}).streamWriter(schema, False)
         comes_back = threading.Timer(1, setattr, (proxy, "accepts", True))
         started = time.monotonic()
         comes_back.start()
-        make_stream_writer(options, schema, False)
+        DefaultSource(options).streamWriter(schema, False)
         assert time.monotonic() - started >= 1
         comes_back.join()
 

@@ -4,29 +4,50 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from pyspark_relatum import DefaultSource
 from relatum.errors import BrokerUnavailable, InvalidInput, StreamNotFound, StreamReplaced
-from relatum_spark.source._offsets import Slice
-from relatum_spark.source._options import parse_options
-from relatum_spark.source._planner import StreamPlanner
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name
 
-Make = Callable[..., StreamPlanner]
+
+class Planner:
+    """The planning side of a streaming query, asked as Spark asks it."""
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+        self.initial: Callable[[], dict[str, int]] = reader.initialOffset
+        self.freeze: Callable[[], None] = reader.prepareForTriggerAvailableNow
+        self.reported: Callable[[], dict[str, int] | None] = reader.reportLatestOffset
+
+    def latest(self, start: dict[str, int] | None, limit: int | None) -> Any:
+        """Where a batch ends that begins there."""
+        return self.reader.latestOffset(start, ReadAllAvailable() if limit is None else ReadMaxRows(limit))
+
+    def slices(self, start: dict[str, int], end: dict[str, int]) -> list[tuple[str, int, int]]:
+        """What the tasks of a batch read: stream, first offset, and the one to end before."""
+        wanted = [partition.value.wanted for partition in self.reader.partitions(start, end)]
+        return [(each.stream, each.start, each.stop) for each in wanted]
+
+
+Make = Callable[..., Planner]
 
 
 @pytest.fixture
 def make(amqp_url: str, stream_url: str) -> Iterator[Make]:
     """Make planners by the options of a streaming query."""
-    made: list[StreamPlanner] = []
+    made: list[DataSourceStreamReader] = []
 
-    def planner(**options: Any) -> StreamPlanner:
+    def planner(**options: Any) -> Planner:
         given = {"broker": amqp_url, "streamUrl": stream_url, "startingOffsets": "earliest"} | options
-        made.append(StreamPlanner(parse_options({name: str(value) for name, value in given.items()}, streaming=True)))
-        return made[-1]
+        source = DefaultSource({name: str(value) for name, value in given.items()})
+        made.append(source.streamReader(source.schema()))
+        return Planner(made[-1])
 
     yield planner
     for each in made:
-        each.close()
+        each.stop()
 
 
 @pytest.fixture
@@ -58,14 +79,12 @@ def test_a_new_stream_enters_with_nothing_to_read(make: Make, pair: tuple[str, s
     assert entered == {first: 10, second: 0}
     assert planner.slices({first: 10}, entered) == []
     end = planner.latest(entered, None)
-    assert planner.slices(entered, end) == [Slice(second, 0, 10)]
+    assert planner.slices(entered, end) == [(second, 0, 10)]
 
 
 def test_a_range_that_goes_backwards_is_empty(make: Make, pair: tuple[str, str]) -> None:
     """The first batch of a query that begins at the end is replayed with a later beginning."""
-    assert make(streams=",".join(pair)).slices({pair[0]: 9, pair[1]: 3}, {pair[0]: 5, pair[1]: 4}) == [
-        Slice(pair[1], 3, 4)
-    ]
+    assert make(streams=",".join(pair)).slices({pair[0]: 9, pair[1]: 3}, {pair[0]: 5, pair[1]: 4}) == [(pair[1], 3, 4)]
 
 
 def test_the_end_is_frozen(make: Make, amqp_url: str, pair: tuple[str, str]) -> None:
@@ -91,7 +110,7 @@ def test_a_query_that_begins_at_the_end_freezes_there(make: Make, amqp_url: str,
 
 
 def test_where_spark_gives_no_start_planning_goes_on_where_it_was(make: Make, pair: tuple[str, str]) -> None:
-    """From the beginning, from the last end, or from what Spark planned with last, as 4.0 does after a restart."""
+    """From the beginning, from the last end, or from what Spark planned with last, as 4.1 does after a restart."""
     stream = pair[0]
     planner = make(stream=stream)
     assert planner.latest(None, 4) == {stream: 4}
@@ -138,7 +157,7 @@ def test_a_named_stream_that_was_deleted_is_left_out_on_request(
     end = planner.latest(start, None)
     assert end == planner.latest(end, None) == {first: 10}
     replayed = make(streams=",".join(pair), failOnDataLoss="false")
-    assert replayed.slices(start, {first: 10, second: 10}) == [Slice(first, 5, 10)]
+    assert replayed.slices(start, {first: 10, second: 10}) == [(first, 5, 10)]
 
 
 def test_a_stream_declared_again_begins_with_its_first_message(

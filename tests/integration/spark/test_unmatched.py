@@ -71,7 +71,7 @@ def test_only_near_messages_count_where_a_span_is_given(
     assert _found(unmatched(spark, stream_name, other_stream, within=5, **options)) == [("o2", 1, "absent")]
     assert _found(unmatched(spark, stream_name, other_stream, after=50, **options)) == []
     assert len(_found(unmatched(spark, stream_name, other_stream, before=50, **options))) == 2
-    set_record_time(amqp_url, engine, other_stream, on=False)
+    set_record_time(amqp_url, engine.url, other_stream, on=False)
     record(amqp_url, engine, {other_stream: _orders(7)}, ["order_id"])
     assert _found(unmatched(spark, stream_name, other_stream, within=5, **options)) == [("o2", 1, "not_recorded_yet")]
     assert _found(unmatched(spark, stream_name, other_stream, **options)) == []

@@ -13,17 +13,13 @@ from relatum.membership import Anomaly, GroupPosition, Membership, assess
 GroupOrder: TypeAlias = Literal["logical", "physical"]
 
 
-UNGROUPED: Final = Membership("", 0)
-"""Stands for the place of a message that is in no group."""
-
-
 Row: TypeAlias = tuple[str, int, bool, str, int, int | None]
 """The fields of a `Member`. A hundred thousand are held at once: Python's garbage collector visits each object of a
 class again and again, and a plain tuple of texts and numbers but once."""
 
 
 class Member(NamedTuple):
-    """A message of a group as the table has it, or one that is in no group."""
+    """A message of a group as the table has it."""
 
     group_id: str
     sequence: int
@@ -106,11 +102,11 @@ def by_group(members: Iterable[Member]) -> dict[str, list[Member]]:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A group as its rows show it, or a message that is in no group, as a group of one.
+    """A group as its rows show it.
 
     Attributes:
-        group_id: Its id; None for a message that is in no group.
-        position: How far it is, and what is wrong with it; None for a message that is in no group.
+        group_id: Its id.
+        position: How far it is, and what is wrong with it.
         rows: Those retained, one for each number, the one that arrived first; in the order asked for.
         duplicate_rows: Others of the same numbers, in the order of arrival.
         expired: Those that retention has dropped, in the order of arrival.
@@ -119,8 +115,8 @@ class Assembled:
             first of all; None where there is none.
     """
 
-    group_id: str | None
-    position: GroupPosition | None
+    group_id: str
+    position: GroupPosition
     rows: tuple[Row, ...]
     duplicate_rows: tuple[Row, ...] = ()
     expired: tuple[Member, ...] = ()
@@ -140,12 +136,12 @@ class Assembled:
     @property
     def is_complete(self) -> bool:
         """Whether each number from 1 to the last is there and retained."""
-        return self.position is None or self.position.is_complete
+        return self.position.is_complete
 
     @property
     def anomalies(self) -> tuple[Anomaly, ...]:
         """What is wrong with it besides being incomplete."""
-        return () if self.position is None else self.position.anomalies
+        return self.position.anomalies
 
 
 def assemble(
@@ -174,12 +170,6 @@ def assemble(
         assess(group_id, there + gone).is_complete if gone else position.is_complete,
         None if head is None else Member(*head),
     )
-
-
-def alone(stream: str, offset: int, time_us: int | None) -> Assembled:
-    """A message that is in no group, as a group of one."""
-    member = Member(*UNGROUPED, stream, offset, time_us)
-    return Assembled(None, None, (member,), head=member)
 
 
 def _is_expired(row: Row, floors: Mapping[str, int]) -> bool:

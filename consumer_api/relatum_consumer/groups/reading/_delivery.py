@@ -11,7 +11,7 @@ from relatum.limits import INTEGER_MAX
 from relatum.membership import GROUP_KEY, Anomaly, membership, value_of
 from relatum.reading import Message, StreamBounds
 from relatum.recording import Extractor
-from relatum_consumer.groups.reading._assembly import UNGROUPED, Assembled, Row, assemble
+from relatum_consumer.groups.reading._assembly import Assembled, Row, assemble
 from relatum_consumer.groups.reading._group_limits import BATCH_MESSAGES, READ_RETRIES
 from relatum_consumer.groups.reading._group_options import GroupOptions
 from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSteps, OpenMany, TakeMany
@@ -41,7 +41,7 @@ def _passes(group: Assembled, options: GroupOptions) -> bool:
     return group.was_complete and is_sound(group, options)
 
 
-def conflict(group_id: str | None, anomaly: Anomaly) -> GroupConflict:
+def conflict(group_id: str, anomaly: Anomaly) -> GroupConflict:
     """The error for a group that is not sound."""
     what = {
         Anomaly.DUPLICATE: "several messages have one number",
@@ -80,9 +80,6 @@ def read_group(reading: "Reading", group: Assembled, options: GroupOptions) -> G
     messages, floors = yield from read_members(reading, members, is_named=options.is_named)
     if floors:
         # Retention took a message between the look at the stream's first offset and the reading.
-        assert group.group_id is not None or len(members) == 1, "a message in no group is a group of one"
-        if group.group_id is None:
-            return None
         group = assemble(group.group_id, (*members, *group.expired), options.order, raised(group, floors))
         if not _passes(group, options):
             return None
@@ -114,7 +111,7 @@ def as_group(group: Assembled, messages: Sequence[Message]) -> Group:
     duplicates: tuple[Message, ...] = ()
     if others:
         duplicates = without_copies(chosen, others)
-        if position is not None and not duplicates:
+        if not duplicates:
             sound = tuple(each for each in position.anomalies if each is not Anomaly.DUPLICATE)
             position = replace(position, anomalies=sound)
     expired = tuple(member.id for member in group.expired)
@@ -216,11 +213,11 @@ def check(row: Row, message: Message) -> None:
     if message.raw is not None:
         # What a recorder would write down of it today, without decoding the rest.
         time_us, _, values, _, _ = _RECORDED.from_record(message.raw, message.chunk_ms)
-        expected = [(0, value_of(group_id, sequence, last))] if group_id else []
+        expected = [(0, value_of(group_id, sequence, last))]
         if values == expected and (recorded_us is None or time_us in (recorded_us, None)):
             return
-    if (membership(message.headers) or UNGROUPED) != row[:3]:
+    if membership(message.headers) != row[:3]:
         raise replaced(stream, offset)
-    # A row of an AMQP recorder, or a message read over AMQP, may lack the time; what both have must agree.
+    # A row that was recorded over AMQP 0.9.1 may lack the time; what both have must agree.
     if recorded_us is not None and message.time_us not in (recorded_us, None):
         raise replaced(stream, offset)

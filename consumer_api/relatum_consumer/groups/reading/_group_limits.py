@@ -22,6 +22,3 @@ or a back-fill is due, where there are more."""
 
 READ_RETRIES: Final = 1
 """How often a batch is gone on with on a new connection: the broker closes one while its groups are being handled."""
-
-PART_MESSAGES: Final = 1_024
-"""Messages of a group that are read at once where it is given as it comes."""

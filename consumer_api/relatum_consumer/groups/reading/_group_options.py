@@ -31,11 +31,9 @@ class SharingArguments(TypedDict, total=False):
 
 
 class GroupArguments(SharingArguments, total=False):
-    """What it takes without a consumer, besides `complete_only`, which says what is given."""
+    """What it takes without a consumer."""
 
-    ungrouped: bool
     complete: bool
-    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +42,9 @@ class GroupOptions:
 
     names: tuple[str, ...] | None
     order: GroupOrder = "logical"
-    complete_only: bool = True
     start: GroupStart = None
-    ungrouped: bool = False
     complete: bool = True
     follow: bool = False
-    timeout_s: float = 10.0
     idle_timeout_s: float | None = None
     on_duplicate: OnDuplicate = "first"
     on_conflict: OnConflict = "raise"
@@ -61,7 +56,6 @@ class GroupOptions:
         if self.on_conflict == "dead_letter":
             self._check_dead_letters()
         _check_start(self.start, self.names)
-        checked_seconds("timeout_s", self.timeout_s)
         if self.idle_timeout_s is not None:
             checked_seconds("idle_timeout_s", self.idle_timeout_s)
 

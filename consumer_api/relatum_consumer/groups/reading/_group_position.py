@@ -87,7 +87,6 @@ def standing(
         members += [member for member in found if member.group_id == group_id]
     floors = yield from _floors(members, is_named=names is not None)
     group = assemble(group_id, distinct(members), order, floors)
-    assert group.position is not None, "a group has a position"
     return replace(group, position=_said_of(group.position, recorded, names, known))
 
 
@@ -167,8 +166,6 @@ def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder,
             return as_group(found, messages)
         # Retention took some meanwhile; each round knows a first offset better, so they end.
         again = assemble(group_id, (*members, *found.expired), order, raised(found, floors))
-        assert found.position is not None, "a group has a position"
-        assert again.position is not None, "a group has a position"
         said = {name: getattr(found.position, name) for name in ("streams", "is_of_all", "is_proven")}
         found = replace(again, position=replace(again.position, **said))
 
@@ -254,7 +251,6 @@ def _is_due(found: Assembled, before: int) -> bool:
     """
     if not found.members:
         return False
-    assert found.position is not None, "it is a group"
     sound = found.is_complete and set(found.position.anomalies) <= {Anomaly.DUPLICATE}
     times = _times(found)
     return not sound and (not times or min(times) < before)

@@ -4,22 +4,20 @@ from collections import deque
 from typing import NamedTuple
 
 from relatum.ids import MessageId
-from relatum.membership import membership, parse_value
-from relatum.reading import Message
+from relatum.membership import parse_value
 from relatum_consumer.groups.reading import _group_statements as statements
 from relatum_consumer.groups.reading._assembly import Clock, GroupOrder, Member, Place
 from relatum_consumer.groups.reading._group_limits import WINDOW_OFFSETS
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._streams_view import View
-from relatum_consumer.lookups import Select, Sift
+from relatum_consumer.lookups import Select
 
 
 class Candidate(NamedTuple):
-    """A message at which a group may stand; without a group id, a message that is in no group."""
+    """A message at which a group may stand."""
 
     place: Place
-    group_id: str | None
-    time_us: int | None
+    group_id: str
 
     @property
     def id(self) -> MessageId:
@@ -33,11 +31,10 @@ class Scan:
     In logical order those are the messages of number 1, in physical order all messages of groups.
     """
 
-    def __init__(self, view: View, order: GroupOrder, start: int | None, *, ungrouped: bool) -> None:
+    def __init__(self, view: View, order: GroupOrder, start: int | None) -> None:
         self._view = view
         self._firsts_only = order == "logical"
         self._start = start or 0
-        self._ungrouped = ungrouped
         self._clock = Clock()
         self._at: dict[str, int] = {}
         self._buffers: dict[str, deque[Candidate]] = {}
@@ -73,17 +70,8 @@ class Scan:
             self._at[stream] = high
 
     def _window(self, stream: str, low: int, high: int) -> GroupSteps[list[Candidate]]:
-        found: dict[int, tuple[str | None, int | None]] = {}
-        for member in (yield from rows_between(self._view, stream, low, high, firsts_only=self._firsts_only)):
-            found[member.offset] = (member.group_id, member.time_us)
-        if self._ungrouped:
-            for offset, time_us in (yield from Sift(stream, low, high, without_group)):
-                found[offset] = (None, time_us)
-        place = self._clock.place
-        return [
-            Candidate(place(stream, offset, time_us), group_id, time_us)
-            for offset, (group_id, time_us) in sorted(found.items())
-        ]
+        members = yield from rows_between(self._view, stream, low, high, firsts_only=self._firsts_only)
+        return [Candidate(self._clock.place(*member[3:]), member.group_id) for member in members]
 
 
 def _merge(buffers: list[deque[Candidate]], taken: list[Candidate], count: int) -> None:
@@ -117,8 +105,3 @@ def rows_between(view: View, stream: str, low: int, high: int, *, firsts_only: b
                 if place is not None:
                     members[offset] = Member(*place, stream, offset, time_us)
     return [members[offset] for offset in sorted(members)]
-
-
-def without_group(message: Message) -> tuple[int, int | None] | None:
-    """A message's offset and time if it is in no group."""
-    return (message.offset, message.time_us) if membership(message.headers) is None else None

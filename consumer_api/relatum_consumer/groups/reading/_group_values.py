@@ -18,23 +18,23 @@ class Group(Sequence[Message]):
     It is a sequence of messages: `len(group)`, `group[0]`, `for message in group`; `group.at(1)` goes by number.
 
     Attributes:
-        group_id: Its id, 48 hexadecimal digits; None for a message that is in no group, given as a group of one.
+        group_id: Its id, 48 hexadecimal digits.
         messages: The messages, each read and checked.
-        position: How far the group is, what is missing, and what is wrong with it; None for a message in no group.
+        position: How far the group is, what is missing, and what is wrong with it.
         duplicates: Further messages with numbers that `messages` has already, in the order of arrival.
         expired: Where messages of the group lay that retention has dropped.
     """
 
-    group_id: str | None
+    group_id: str
     messages: tuple[Message, ...]
-    position: GroupPosition | None = None
+    position: GroupPosition
     duplicates: tuple[Message, ...] = ()
     expired: tuple[MessageId, ...] = field(default=())
 
     @property
     def is_complete(self) -> bool:
         """Whether each number from 1 to the last is there."""
-        return self.position is None or self.position.is_complete
+        return self.position.is_complete
 
     def at(self, sequence: int) -> Message | None:
         """The message of a number; None where there is none."""

@@ -2,15 +2,15 @@
 """The blocking face of groups: the methods of `Relations` that read them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import closing
 from datetime import timedelta
 from itertools import islice
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from relatum.membership import GroupPosition
-from relatum.reading import BrokerAddress, Message, StreamReader
+from relatum.reading import BrokerAddress, StreamReader
 from relatum.steps import each, run
 from relatum.waiting import within
 from relatum_consumer.groups.reading import _group_position as look_ups
@@ -18,7 +18,6 @@ from relatum_consumer.groups.reading._assembly import GroupOrder
 from relatum_consumer.groups.reading._group_options import GroupArguments, GroupOptions, SharingArguments
 from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupRequest, GroupSteps, OpenMany, TakeMany
 from relatum_consumer.groups.reading._group_values import Group, GroupPage, IncompleteGroupReport
-from relatum_consumer.groups.reading._open_group import Unfolding, unfolding_groups
 from relatum_consumer.groups.reading._whole_groups import whole_groups
 from relatum_consumer.groups.sharing._shared_groups import SharedGroups
 from relatum_consumer.groups.sharing._sharing_options import GroupConsumer, SharedOptions, consumer_of
@@ -46,31 +45,8 @@ class GroupMethods(ABC):
 
     @overload
     def groups(
-        self,
-        streams: Names = None,
-        *,
-        complete_only: Literal[True] = True,
-        consumer: None = None,
-        **options: Unpack[GroupArguments],
+        self, streams: Names = None, *, consumer: None = None, **options: Unpack[GroupArguments]
     ) -> Generator[Group, None, None]: ...
-    @overload
-    def groups(
-        self,
-        streams: Names = None,
-        *,
-        complete_only: Literal[False],
-        consumer: None = None,
-        **options: Unpack[GroupArguments],
-    ) -> Generator["OpenGroup", None, None]: ...
-    @overload
-    def groups(
-        self,
-        streams: Names = None,
-        *,
-        complete_only: bool,
-        consumer: None = None,
-        **options: Unpack[GroupArguments],
-    ) -> Generator["Group | OpenGroup", None, None]: ...
     @overload
     def groups(
         self, streams: Names = None, *, consumer: str | GroupConsumer, **options: Unpack[SharingArguments]
@@ -81,7 +57,7 @@ class GroupMethods(ABC):
         *,
         consumer: str | GroupConsumer | None = None,
         **options: Any,
-    ) -> Generator[Any, None, None] | SharedGroups:
+    ) -> Generator[Group, None, None] | SharedGroups:
         """Whole groups, one after the other, whatever order and streams their messages lie in.
 
         What is complete when this is called is given in the order of groups. With `follow`, groups that complete later
@@ -94,26 +70,18 @@ class GroupMethods(ABC):
                 with its messages in these.
             consumer: The name under which several processes share the groups and go on where they were, or a
                 `GroupConsumer` with its options. Gives `SharedGroup`s, each to be acknowledged, of what is recorded;
-                `complete_only`, `ungrouped`, `complete` and `timeout_s` stay as they are. None (default): nothing is
-                remembered.
+                `complete` stays as it is. None (default): nothing is remembered.
             **options: What follows, each by its name.
             order: "logical" (default): a group stands where its message 1 stands, its messages are in the order of
                 their numbers. "physical": a group stands where the first of its messages to arrive stands, its
                 messages are in the order of arrival. In a stream, that is the order of offsets; streams are merged by
                 the messages' times, then by name.
-            complete_only: True (default) gives `Group`s, each complete and each message read and checked. False gives
-                an `OpenGroup` for each group that has its first message: iterating over it gives its messages as they
-                come, and waits for the next.
             start: Where to begin: an offset, where one stream is named; a `datetime` (without a zone UTC), for groups
                 whose place has that time or a later one; None for the first message. A group that stands before it is
                 left out, one that stands behind it is whole even if some of its messages lie before it.
-            ungrouped: True also gives messages that are in no group, each as a group of one without an id. The streams
-                themselves are read for that. Default False.
             complete: True (default) also reads what is retained and not recorded yet, so that every group that was
                 complete is given. False takes what is recorded.
             follow: True goes on with what comes later, from the recorded part of the streams. Default False.
-            timeout_s: With `complete_only=False`: seconds an `OpenGroup` waits for its next message; 0 looks once.
-                Default 10.
             idle_timeout_s: With `follow`: ends when no group came for so many seconds; None (default) waits for ever.
             on_duplicate: What becomes of a number that several messages have: "first" (default) takes the one that
                 arrived first and keeps the others in `Group.duplicates`; "raise" raises `GroupConflict`. A message
@@ -137,9 +105,7 @@ class GroupMethods(ABC):
         names = names_of("streams", streams)
         if consumer is not None:
             return self._share(SharedOptions(names, consumer=consumer_of(consumer), **options))
-        checked = GroupOptions(names, **options)
-        groups = whole_groups if checked.complete_only else unfolding_groups
-        return self._each(groups(self._catalog, checked))
+        return self._each(whole_groups(self._catalog, GroupOptions(names, **options)))
 
     def incomplete_groups(
         self, streams: Names = None, *, older_than: timedelta | float, complete: bool = True
@@ -155,7 +121,7 @@ class GroupMethods(ABC):
             older_than: How long ago the first message must have come, by its time: a `timedelta` or seconds. Messages
                 of unknown time count as old.
             complete: True (default) also reads what is retained and not recorded yet, which is all of a stream where
-                the key was defined later: see `newest_groups`. False takes what is recorded.
+                the key was defined later. False takes what is recorded.
 
         Raises:
             KeyNotDefined, StreamNotFound: as for `groups`.
@@ -164,24 +130,6 @@ class GroupMethods(ABC):
         steps = look_ups.incomplete(self._catalog, streams, older_than, complete=complete)
         with look_up(steps, "incomplete_groups") as told:
             return told(self._run_out(steps))
-
-    def newest_groups(self, streams: Names = None, *, before: str | None = None, limit: int = 100) -> GroupPage:
-        """Groups as they are recorded, complete ones and others, the newest first, a page at a time.
-
-        By the index: a page costs as much of a thousand groups as of a billion. Newest by their ids, which begin with
-        the time at which they were made.
-
-        Args:
-            streams: As for `groups`. Where they are named, a page may have fewer groups, and still a next one.
-            before: Only groups that are older than this one: `next` of the page before. None (default): all.
-            limit: Groups at most, to 1,000; 0 asks only what is not recorded. Default 100.
-
-        Raises:
-            KeyNotDefined, StreamNotFound: as for `groups`.
-            InvalidInput: an argument is wrong.
-        """
-        steps = look_ups.newest(self._catalog, streams, before, limit)
-        return self._finish(steps, called="newest_groups")
 
     # --- one group ----------------------------------------------------------------------------------------
 
@@ -270,6 +218,16 @@ class GroupMethods(ABC):
         self._sharing.add(shared)
         return shared
 
+    def _newest_groups(self, streams: Names = None, *, before: str | None = None, limit: int = 100) -> GroupPage:
+        """A page of the groups as they are recorded, complete or not, for the page and the command.
+
+        By the index: a page costs as much of a thousand groups as of a billion. The newest first, by their ids, which
+        begin with the time they were made at. `before` is `next` of the page before; a `limit` of 0 asks only what is
+        not recorded. Where streams are named, a page may have fewer groups, and still a next one.
+        """
+        steps = look_ups.newest(self._catalog, streams, before, limit)
+        return self._finish(steps, called="newest_groups")
+
     # --- carrying out -------------------------------------------------------------------------------------
 
     def _finish(self, steps: GroupSteps[_Result], *, called: str = "") -> _Result:
@@ -282,10 +240,9 @@ class GroupMethods(ABC):
         with closing(_Carrier(self)) as carrier:
             return run(steps, carrier.carry_out)
 
-    def _each(self, steps: GivingSteps[Any, None]) -> Generator[Any, None, None]:
+    def _each(self, steps: GivingSteps[Group, None]) -> Generator[Group, None, None]:
         with closing(_Carrier(self)) as carrier, closing(each(steps, carrier.carry_out)) as given:
-            for what in given:
-                yield OpenGroup(self, what) if isinstance(what, Unfolding) else what
+            yield from given
 
 
 class _Carrier:
@@ -309,34 +266,3 @@ class _Carrier:
         """End the batched read."""
         if self._many is not None:
             self._many.close()
-
-
-class OpenGroup:
-    """A group as it comes: iterating over it gives its messages, and waits for the next.
-
-    In logical order each message is given once all before it are there. An iteration ends behind the last message;
-    each begins anew.
-
-    Attributes:
-        group_id: Its id; None for a message that is in no group.
-        position: How far the group was when it was found; None for a message that is in no group.
-
-    Iterating may raise:
-
-    - `IncompleteGroup`: the next message did not come within `timeout_s`. What was given is right; iterating again
-      gives it once more.
-    - `GroupConflict`: two lasts, a number past the last, or a message that retention dropped (unless
-      `on_conflict="skip"`, which ends the group there); a duplicate with `on_duplicate="raise"`.
-    """
-
-    def __init__(self, relations: GroupMethods, found: Unfolding) -> None:
-        self._relations = relations
-        self._found = found
-        self.group_id: str | None = found.group_id
-        self.position: GroupPosition | None = found.position
-
-    def __iter__(self) -> Iterator[Message]:
-        return self._relations._each(self._found.messages())
-
-    def __repr__(self) -> str:
-        return f"<OpenGroup {self.group_id}>"

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from relatum.reading import StreamBounds
 from relatum.store import CoverageRow, covered
-from relatum_consumer.groups.reading._assembly import NEVER_US, Assembled, Member, Place, alone, assemble
+from relatum_consumer.groups.reading._assembly import NEVER_US, Assembled, Member, Place, assemble
 from relatum_consumer.groups.reading._delivery import deliver
 from relatum_consumer.groups.reading._group_limits import (
     BATCH_MESSAGES,
@@ -17,7 +17,7 @@ from relatum_consumer.groups.reading._group_limits import (
 )
 from relatum_consumer.groups.reading._group_options import GroupOptions
 from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSteps
-from relatum_consumer.groups.reading._group_scan import Candidate, Scan, rows_between, without_group
+from relatum_consumer.groups.reading._group_scan import Candidate, Scan, rows_between
 from relatum_consumer.groups.reading._group_values import Group
 from relatum_consumer.groups.reading._streams_view import View, look, say_left_out
 from relatum_consumer.lookups import (
@@ -26,7 +26,6 @@ from relatum_consumer.lookups import (
     Catalog,
     Pause,
     PresentStream,
-    Sift,
     coverage_by_stream,
     ends_of,
     replaced,
@@ -37,17 +36,13 @@ from relatum_consumer.lookups import (
 def whole_groups(catalog: Catalog, options: GroupOptions) -> GivingSteps[Group, None]:
     """Give each complete group once."""
     view = yield from look(catalog, options.names, complete=options.complete)
-    scan = Scan(view, options.order, offset_of(options), ungrouped=options.ungrouped)
+    offset = None if isinstance(options.start, datetime) else options.start
+    scan = Scan(view, options.order, offset)
     batches = Batches(view, scan, options)
     while (batch := (yield from batches.next())) is not None:
         yield from deliver(batch, options)
     if options.follow:
         yield from Following(catalog, view, options).run()
-
-
-def offset_of(options: GroupOptions) -> int | None:
-    """The offset to begin at, if it is one."""
-    return None if isinstance(options.start, datetime) else options.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +96,16 @@ class Batches:
 
     def _assembled(self, candidates: Sequence[Candidate]) -> GroupSteps[tuple[list[Assembled], int]]:
         """The groups that stand at the candidates, in order, and how many rows that took."""
-        ids = list(dict.fromkeys(each.group_id for each in candidates if each.group_id is not None))
-        members = (yield from self._view.members_of(ids)) if ids else {}
+        ids = list(dict.fromkeys(each.group_id for each in candidates))
+        members = yield from self._view.members_of(ids)
         groups = {id_: assemble(id_, rows, self._order, self._view.floors) for id_, rows in members.items()}
         found: list[Assembled] = []
         for each in candidates:
-            if each.group_id is None:
-                group: Assembled | None = alone(*each.id, each.time_us)
-            else:
-                group = groups.get(each.group_id)
-                if group is None or group.head is None or group.head.id != each.id:
-                    # Of several messages at which a group may stand, it stands at one: elsewhere it is not given.
-                    continue
-            if group is not None and self._beginning.admits(group.head):
+            group = groups.get(each.group_id)
+            if group is None or group.head is None or group.head.id != each.id:
+                # Of several messages at which a group may stand, it stands at one: elsewhere it is not given.
+                continue
+            if self._beginning.admits(group.head):
                 found.append(group)
         return found, max(len(candidates), sum(map(len, members.values())))
 
@@ -222,8 +214,6 @@ class Following:
             rows = yield from rows_between(view, stream, low, high, firsts_only=False)
             view.stops[stream] = high
             found = yield from self._completed(rows, stream, low)
-            if self._options.ungrouped:
-                found += [alone(stream, *each) for each in (yield from Sift(stream, low, high, without_group))]
             if found:
                 yield from deliver(sorted(found, key=_place), self._options)
                 given = True

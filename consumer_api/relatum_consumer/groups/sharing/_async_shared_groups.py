@@ -2,7 +2,6 @@
 """The asyncio face of consumers that share groups."""
 
 import asyncio
-import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
@@ -62,7 +61,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
     """The groups of one member of a consumer. Iterate in one task; an asynchronous context manager.
 
     The leases of the groups given and not acknowledged are renewed in the background for as long as this is open, also
-    after its end was reached. `on_incomplete=` may be a coroutine function.
+    after its end was reached.
     """
 
     # blocking only:
@@ -79,7 +78,6 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         self._name = consumer.name
         self._outages = Outages(logger, broker=str(address))
         self._reading = SharedReading(catalog, options, consumer.member or new_holder(), self._outages)
-        self._on_incomplete = consumer.on_incomplete
         self._letters: DeadLetters | None = None
         if consumer.dead_letter_stream is not None:
             self._letters = DeadLetters(address, consumer.dead_letter_stream)
@@ -122,26 +120,14 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
 
     async def _give_up(self, outcome: GivenUp) -> None:
         try:
-            await self._tell(outcome)
+            if outcome.messages:
+                assert self._letters is not None, "the options were checked"
+                await asyncio.to_thread(_publish, self._letters, outcome)
             await self._run(self._reading.given_up(outcome))
             self._counts.given_up += 1
         except Exception as error:
             if not await self._run(self._reading.not_given_up(outcome, error)):
                 raise
-
-    async def _tell(self, outcome: GivenUp) -> None:
-        if outcome.reason is None:
-            assert callable(self._on_incomplete), "who is not told has dead letters"
-            # asyncio only:
-            told = self._on_incomplete(outcome.report)
-            if inspect.isawaitable(told):
-                await told
-            # blocking only:
-            # self._on_incomplete(outcome.report)
-            # both:
-        elif outcome.messages:
-            assert self._letters is not None, "the options were checked"
-            await asyncio.to_thread(_publish, self._letters, outcome)
 
     def statistics(self) -> SharedGroupsStatistics:
         """What this member has counted, and how many groups it holds. It asks nobody."""

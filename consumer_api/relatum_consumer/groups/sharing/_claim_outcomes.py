@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from relatum.errors import GroupConflict
+from relatum.membership import GroupPosition
 from relatum.publishing import REASON_CHARACTERS_MAX, Burial, DeadLetters
 from relatum.reading import Message
-from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
+from relatum_consumer.groups.reading._group_values import Group
 
 NEVER_ACKNOWLEDGED: Final = "never_acknowledged"
 """Why a group is given up that was given as often as its consumer allows."""
@@ -37,22 +38,21 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """A group that is not given: the caller is told, or its messages become dead letters, or neither."""
+    """A group that is not given: its messages become dead letters, where they have a place."""
 
     claim: Claim
-    reason: str | None
-    report: IncompleteGroupReport
+    reason: str
+    position: GroupPosition
     messages: tuple[Message, ...] = ()
 
     @property
     def headers(self) -> dict[str, str | int | bool]:
         """What dead letters say besides the reason."""
-        missing = ",".join(f"{first}-{last}" for first, last in self.report.position.missing)
+        missing = ",".join(f"{first}-{last}" for first, last in self.position.missing)
         return {"relatum_dead_group_missing": missing[:REASON_CHARACTERS_MAX]} if missing else {}
 
     def burial(self, letters: DeadLetters) -> Burial:
         """What makes its messages dead letters. One that cannot be one at any time is named in the log, and passed."""
-        assert self.reason is not None, "dead letters have one"
         return Burial(letters, [(message, self.reason) for message in self.messages], **self.headers)
 
 

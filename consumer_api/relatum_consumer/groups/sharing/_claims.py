@@ -28,10 +28,11 @@ class Claims:
         """Say whose groups are claimed."""
         self._consumer_id = consumer_id
 
-    def take(self, sql: str, parameters: dict[str, Any]) -> GroupSteps[list[Claim]]:
-        """Claim groups; in their order."""
+    def take(self, limit: int) -> GroupSteps[list[Claim]]:
+        """Claim so many groups that are ready; in their order."""
         good_until = time.monotonic() + self._lease_s
-        rows = yield from Select(sql, self._mine() | {"lease_s": self._lease_s} | parameters)
+        given = {"lease_s": self._lease_s, "limit": limit, "held": list(self.held)}
+        rows = yield from Select(statements.claim(), self._mine() | given)
         # RETURNING keeps no order: by rank, stream, offset.
         claims = [
             Claim(group_id, number, given, stream_id, first_offset, good_until)

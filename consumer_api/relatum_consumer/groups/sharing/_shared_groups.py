@@ -68,7 +68,6 @@ class SharedGroups(Iterator[SharedGroup]):
         self._name = consumer.name
         self._outages = Outages(logger, broker=str(address))
         self._reading = SharedReading(catalog, options, consumer.member or new_holder(), self._outages)
-        self._on_incomplete = consumer.on_incomplete
         self._letters: DeadLetters | None = None
         if consumer.dead_letter_stream is not None:
             self._letters = DeadLetters(address, consumer.dead_letter_stream)
@@ -111,20 +110,14 @@ class SharedGroups(Iterator[SharedGroup]):
 
     def _give_up(self, outcome: GivenUp) -> None:
         try:
-            self._tell(outcome)
+            if outcome.messages:
+                assert self._letters is not None, "the options were checked"
+                _publish(self._letters, outcome)
             self._run(self._reading.given_up(outcome))
             self._counts.given_up += 1
         except Exception as error:
             if not self._run(self._reading.not_given_up(outcome, error)):
                 raise
-
-    def _tell(self, outcome: GivenUp) -> None:
-        if outcome.reason is None:
-            assert callable(self._on_incomplete), "who is not told has dead letters"
-            self._on_incomplete(outcome.report)
-        elif outcome.messages:
-            assert self._letters is not None, "the options were checked"
-            _publish(self._letters, outcome)
 
     def statistics(self) -> SharedGroupsStatistics:
         """What this member has counted, and how many groups it holds. It asks nobody."""

@@ -1,13 +1,11 @@
 """How groups are shared by the members of a consumer, checked once for both faces."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from relatum.checks import checked_count, checked_seconds
 from relatum.errors import InvalidInput
 from relatum_consumer.groups.reading._group_options import GroupOptions
-from relatum_consumer.groups.reading._group_values import IncompleteGroupReport
 
 NAME_CHARACTERS_MAX: Final = 255
 """Characters of a consumer's or member's name: what RabbitMQ allows for names."""
@@ -27,9 +25,6 @@ PREFETCH_MAX: Final = 1_000
 DELIVERIES_MAX: Final = 1_000_000
 """The highest limit of deliveries: a larger one is a mistake, and would outgrow the column it is counted in."""
 
-OnIncomplete: TypeAlias = Callable[[IncompleteGroupReport], Any] | Literal["dead_letter"]
-"""What becomes of a group that does not complete: somebody is told, or its messages go to the dead-letter stream."""
-
 
 @dataclass(frozen=True, slots=True)
 class GroupConsumer:
@@ -45,11 +40,6 @@ class GroupConsumer:
         lease_s: Seconds after which the groups of a member that does not answer are another's; from 1, default 15. It
             is renewed in the background, so handling a group may take longer.
         prefetch: Groups claimed and read at once, from 1 to 1,000; default 10.
-        incomplete_after_s: Seconds after which a group that is not complete, and of which no message has come for so
-            long, is given up; None (default): never.
-        on_incomplete: What then becomes of it. A callable is called with an `IncompleteGroupReport`; the group stays
-            open and is given should it complete. "dead_letter" publishes its messages to the dead-letter stream; it is
-            never given then. Either happens at least once.
         dead_letter_stream: The stream for dead letters; it must exist.
         deliveries_max: How often a group is given, by all members together, that nobody acknowledges; from 1 to
             1,000,000. Then it is dead: its messages go to the dead-letter stream, where there is one, and a warning of
@@ -63,8 +53,6 @@ class GroupConsumer:
     member: str | None = None
     lease_s: float = LEASE_S
     prefetch: int = PREFETCH
-    incomplete_after_s: float | None = None
-    on_incomplete: OnIncomplete | None = None
     dead_letter_stream: str | None = None
     deliveries_max: int | None = None
 
@@ -77,17 +65,6 @@ class GroupConsumer:
         if self.deliveries_max is not None:
             most, otherwise = DELIVERIES_MAX, ", or None for no limit"
             checked_count("deliveries_max", self.deliveries_max, most=most, otherwise=otherwise)
-        self._check_giving_up()
-
-    def _check_giving_up(self) -> None:
-        if (self.incomplete_after_s is None) != (self.on_incomplete is None):
-            raise InvalidInput("incomplete_after_s= and on_incomplete= go together")
-        if self.incomplete_after_s is not None:
-            checked_seconds("incomplete_after_s", self.incomplete_after_s)
-        if isinstance(self.on_incomplete, str) and self.on_incomplete != "dead_letter":
-            raise InvalidInput('on_incomplete= takes a callable or "dead_letter"')
-        if self.on_incomplete == "dead_letter" and self.dead_letter_stream is None:
-            raise InvalidInput('on_incomplete="dead_letter" needs dead_letter_stream=')
         if self.dead_letter_stream is not None:
             check_name("dead_letter_stream=", self.dead_letter_stream)
 
@@ -98,10 +75,6 @@ def check_name(what: str, name: Any) -> None:
         raise InvalidInput(f"{what} is text of 1 to {NAME_CHARACTERS_MAX} characters")
 
 
-_OF_OTHERS: Final = ("complete_only", "ungrouped", "complete", "timeout_s")
-"""Options of reading without a consumer."""
-
-
 @dataclass(frozen=True, slots=True)
 class SharedOptions(GroupOptions):
     """The options of `Relations.groups` with a consumer."""
@@ -109,11 +82,8 @@ class SharedOptions(GroupOptions):
     consumer: GroupConsumer = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        for option in fields(GroupOptions):
-            if option.name in _OF_OTHERS and getattr(self, option.name) != option.default:
-                raise InvalidInput(
-                    f"{option.name}= does not go with consumer=: a consumer shares complete groups, as recorded"
-                )
+        if not self.complete:
+            raise InvalidInput("complete= does not go with consumer=: a consumer shares complete groups, as recorded")
         # Not by super(): a dataclass with slots is another class than the one that was written.
         GroupOptions.__post_init__(self)
 

@@ -18,7 +18,6 @@ from relatum.store import (
     arrays,
     compiled,
     coverage,
-    from_now,
     group_consumers,
     group_scans,
     group_states,
@@ -37,18 +36,10 @@ _LIMIT: Final = sa.bindparam("limit", type_=sa.BigInteger)
 _CLAIMABLE: Final[Any] = sa.text("relatum.group_states.state IN ('ready', 'claimed')")
 """As the index `group_states_next` says it, letter by letter: else the planner cannot know that it may be used."""
 
-_IDLE: Final[Any] = sa.text("relatum.group_states.state = 'open' AND relatum.group_states.told_at IS NULL")
-"""As the index `group_states_idle` says it."""
-
 _NULL: Final = sa.null()
 
 _STATES: Final = group_states.c
 _MINE: Final = (_STATES.consumer_id == _CONSUMER, _STATES.holder == _HOLDER)
-
-
-def _in(seconds: str) -> Any:
-    """The moment so many seconds from now; negative ones lie behind."""
-    return from_now(sa.bindparam(seconds, type_=sa.Double))
 
 
 def _word(state: str) -> Any:
@@ -194,7 +185,7 @@ def _upsert(rows: Any) -> Any:
     return statement.on_conflict_do_update(
         index_elements=["consumer_id", "group_id"],
         set_={name: new[name] for name, _ in WRITTEN_DOWN if name != "group_id"}
-        | {"touched_at": NOW, "told_at": _NULL, "done_at": _NULL}
+        | {"touched_at": NOW, "done_at": _NULL}
         | unleased()
         | {"given": sa.literal_column("0")},
         where=(_STATES.state == _word("open")) | ~(_STATES.stream_id == sa.any_(present)),
@@ -226,25 +217,6 @@ def claim() -> str:
     return compiled(_take(chosen, state=_word("claimed")))
 
 
-@lru_cache
-def claim_idle() -> str:
-    """Claim, to give them up, groups of which no message came for `idle_s` seconds: as `claim`. They stay open."""
-    chosen = (
-        sa.select(_STATES.group_id)
-        .where(
-            _STATES.consumer_id == _CONSUMER,
-            _IDLE,
-            _STATES.touched_at < _in("idle_s"),
-            _STATES.lease_expires_at.is_(None) | lapsed(_STATES.lease_expires_at) | (_STATES.holder == _HOLDER),
-        )
-        .order_by(_STATES.touched_at)
-        .limit(_LIMIT)
-        .with_for_update(skip_locked=True)
-        .cte("chosen")
-    )
-    return compiled(_take(chosen))
-
-
 _CLAIM_COLUMNS: Final = ("group_id", "deliveries", "given", "rank", "stream_id", "first_offset")
 
 
@@ -265,7 +237,7 @@ def renew() -> str:
     """Renew the leases of the groups `group_ids` where they are the holder's: group, claim's number."""
     statement = (
         sa.update(group_states)
-        .where(*_MINE, _named("group_ids"), _STATES.state.in_([_word("claimed"), _word("open")]))
+        .where(*_MINE, _named("group_ids"), _STATES.state == _word("claimed"))
         .values(**leased(_FOR))
     )
     return compiled(statement.returning(_STATES.group_id, _STATES.deliveries))
@@ -281,25 +253,19 @@ def count_given() -> str:
 
 @lru_cache
 def finish(state: str) -> str:
-    """End a claim: the group is "done", "dead", or, told of and let be, "open". Its id; nothing where it was lost."""
-    values: dict[str, Any] = {"state": _word(state), "done_at": NOW}
-    if state == "open":
-        values = {"told_at": NOW} | unleased()
-    from_states = [_word("claimed")] if state == "done" else [_word("claimed"), _word("open")]
-    statement = sa.update(group_states).where(*_this_claim(), _STATES.state.in_(from_states)).values(**values)
-    return compiled(statement.returning(_STATES.group_id))
+    """End a claim: the group is "done" or "dead". Its id; nothing where it was lost."""
+    return _end_claim({"state": _word(state), "done_at": NOW})
 
 
 @lru_cache
 def give_back(state: str) -> str:
-    """End a claim so that the group is "ready" for any member, or "open" as if it had not been seen complete.
+    """End a claim so that the group is "ready" for any member, or "open" as if it had not been seen complete."""
+    return _end_claim({"state": _word(state)} | unleased())
 
-    One that was claimed to be given up is open, and stays that.
-    """
-    statement = sa.update(group_states).where(*_this_claim(), _STATES.state.in_([_word("claimed"), _word("open")]))
-    left = sa.case((_STATES.state == _word("open"), _word("open")), else_=_word(state))
-    values = statement.values(state=left, **unleased())
-    return compiled(values.returning(_STATES.group_id))
+
+def _end_claim(values: dict[str, Any]) -> str:
+    statement = sa.update(group_states).where(*_this_claim(), _STATES.state == _word("claimed")).values(**values)
+    return compiled(statement.returning(_STATES.group_id))
 
 
 @lru_cache

@@ -25,12 +25,12 @@ class SharedGroupsStatistics:
         given: Groups given to the application.
         redelivered: Those of them that had been given before, here or to another member.
         acknowledged: Groups acknowledged.
-        given_up: Incomplete groups given up, told of or published as dead letters.
+        given_up: Groups given up: published as dead letters, or given too often.
         held: Groups given and neither acknowledged nor given back.
     """
 
     given: Annotated[int, Counter("relatum_group_consumer_given_total", "Groups given to the application")]
     redelivered: Annotated[int, Counter("relatum_group_consumer_redelivered_total", "Groups given once more")]
     acknowledged: Annotated[int, Counter("relatum_group_consumer_acknowledged_total", "Groups acknowledged")]
-    given_up: Annotated[int, Counter("relatum_group_consumer_given_up_total", "Incomplete groups given up")]
+    given_up: Annotated[int, Counter("relatum_group_consumer_given_up_total", "Groups given up")]
     held: Annotated[int, Gauge("relatum_group_consumer_held_groups", "Groups given and not acknowledged")]

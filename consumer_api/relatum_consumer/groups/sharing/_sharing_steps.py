@@ -12,17 +12,14 @@ from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transien
 from relatum.ids import MessageId
 from relatum.membership import Anomaly
 from relatum.reading import Message, StreamBounds
-from relatum.waiting import Outages, ended, may_repeat
+from relatum.waiting import Outages, Pauses, ended, may_repeat
 from relatum_consumer.groups.reading._assembly import Assembled, Row
 from relatum_consumer.groups.reading._delivery import Reading, all_of, conflict, floor_of, read_group
-from relatum_consumer.groups.reading._group_position import report
 from relatum_consumer.groups.reading._group_requests import GroupSteps
-from relatum_consumer.groups.reading._group_values import IncompleteGroupReport
 from relatum_consumer.groups.sharing import _sharing_statements as statements
 from relatum_consumer.groups.sharing._claim_outcomes import NEVER_ACKNOWLEDGED, Claim, Given, GivenUp, Outcome, Refused
 from relatum_consumer.groups.sharing._claims import Claims
 from relatum_consumer.groups.sharing._group_consumer import check_dead_letters, find_consumer
-from relatum_consumer.groups.sharing._later import Later
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
 from relatum_consumer.groups.sharing._sharing_scan import Scanner
 from relatum_consumer.groups.sharing._unrecorded import Unrecorded
@@ -39,11 +36,8 @@ SCANS_S: Final = 0.05
 MESSAGES_AT_ONCE: Final = 10_000
 """Messages after which a member reads no further group ahead; what it has read is held in memory."""
 
-IDLE_AT_ONCE: Final = 10
-"""Incomplete groups that are claimed at once to be given up."""
-
-IDLE_CHECKS_S: Final = 1.0
-"""Seconds between two looks for groups to be given up, while there are others to be given."""
+DEAD_LETTERS_S: Final = 1.0
+"""Seconds until dead letters that were not taken are tried again, at least."""
 
 
 class SharedReading:
@@ -61,8 +55,7 @@ class SharedReading:
         self._unrecorded = Unrecorded(catalog, options.names)
         self._waiting: deque[Claim] = deque()
         self._outcomes: deque[Outcome | Refused] = deque()
-        self._later = Later()
-        self._idle_at = 0.0
+        self._pauses = Pauses()
         self._scanned_at = -math.inf
         self.claims = Claims(holder, float(options.consumer.lease_s))
         """What is this member's."""
@@ -75,7 +68,7 @@ class SharedReading:
         last, pause = time.monotonic(), POLL_S_MIN
         while not self.claims.is_closed:
             is_idle = idle_s is not None and time.monotonic() - last >= idle_s
-            is_end = not follow or (is_idle and not self._later)
+            is_end = not follow or is_idle
             try:
                 outcome = yield from self._next()
                 if outcome is None:
@@ -100,7 +93,6 @@ class SharedReading:
 
     def _next(self) -> GroupSteps[Outcome | None]:
         while True:
-            self._outcomes.extend(self._later.due())
             while self._outcomes:
                 # Taken off only when that is sure: where the database goes away, it is the next again.
                 outcome = self._outcomes[0]
@@ -117,7 +109,7 @@ class SharedReading:
                     return outcome
             if not self._waiting:
                 is_fresh = yield from self._look()
-                if not self._waiting and not self._outcomes:
+                if not self._waiting:
                     if not is_fresh:
                         self._scanned_at = -math.inf
                         continue
@@ -132,16 +124,9 @@ class SharedReading:
         if is_fresh:
             yield from scanner.run()
             self._scanned_at = now
-        yield from self._claim_idle(scanner)
-        if not self._outcomes:
-            yield from self._claim()
+        claims = yield from self.claims.take(self._options.consumer.prefetch)
+        self._waiting.extend(claims)
         return is_fresh
-
-    def _claim(self) -> GroupSteps[None]:
-        rows = yield from self.claims.take(
-            statements.claim(), {"limit": self._options.consumer.prefetch, "held": list(self.claims.held)}
-        )
-        self._waiting.extend(rows)
 
     # --- the consumer -------------------------------------------------------------------------------------
 
@@ -216,13 +201,13 @@ class SharedReading:
             yield from self.claims.end(claim, statements.finish("dead"))
             return
         messages = yield from self._retained(group)
-        self._outcomes.append(GivenUp(claim, error.anomaly, _told(claim, group), messages))
+        self._outcomes.append(GivenUp(claim, error.anomaly, group.position, messages))
 
     def _never_acknowledged(self, claim: Claim, group: Assembled) -> GroupSteps[None]:
         """Give a group up that was given as often as it may be: it may be what its members die of."""
         is_kept = self._options.consumer.dead_letter_stream is not None
         messages = (yield from self._retained(group)) if is_kept else ()
-        self._outcomes.append(GivenUp(claim, NEVER_ACKNOWLEDGED, _told(claim, group), messages))
+        self._outcomes.append(GivenUp(claim, NEVER_ACKNOWLEDGED, group.position, messages))
 
     def _refuse(self, refused: Refused) -> GroupSteps[None]:
         """Give back what was claimed and not given, and raise."""
@@ -237,36 +222,14 @@ class SharedReading:
         found = (yield from Read([MessageId(*row[3:5]) for row in all_of(group)])) if all_of(group) else ()
         return tuple(message for message in found if isinstance(message, Message))
 
-    # --- groups that do not complete ----------------------------------------------------------------------
-
-    def _claim_idle(self, scanner: Scanner) -> GroupSteps[None]:
-        """Claim groups that have been incomplete for too long."""
-        consumer, now = self._options.consumer, time.monotonic()
-        if consumer.incomplete_after_s is None or now < self._idle_at:
-            return
-        claims = yield from self.claims.take(
-            statements.claim_idle(), {"limit": IDLE_AT_ONCE, "idle_s": -float(consumer.incomplete_after_s)}
-        )
-        self._idle_at = now + (0 if len(claims) == IDLE_AT_ONCE else min(IDLE_CHECKS_S, consumer.incomplete_after_s))
-        found = yield from scanner.groups(claim.group_id for claim in claims)
-        for claim in claims:
-            group = found[claim.group_id]
-            if group.is_complete:
-                # It was completed at this moment; that whoever scanned it wrote it down takes the claim away.
-                self.claims.forget(claim)
-                yield from scanner.write_down_again([claim.group_id])
-                continue
-            dead = consumer.on_incomplete == "dead_letter"
-            messages = (yield from self._retained(group)) if dead else ()
-            told = _told(claim, group)
-            self._outcomes.append(GivenUp(claim, "incomplete" if dead else None, told, messages))
+    # --- groups that are given up -------------------------------------------------------------------------
 
     def given_up(self, outcome: GivenUp) -> GroupSteps[None]:
-        """The caller was told, or the dead letters are published."""
+        """The dead letters are published."""
         claim = outcome.claim
-        self._later.end(claim.group_id)
+        self._pauses = Pauses()
         self._outages.over(self._who_buries(outcome))
-        was_mine = yield from self.claims.end(claim, statements.finish("open" if outcome.reason is None else "dead"))
+        was_mine = yield from self.claims.end(claim, statements.finish("dead"))
         if was_mine and outcome.reason == NEVER_ACKNOWLEDGED:
             name, letters = self._options.consumer.name, self._options.consumer.dead_letter_stream
             logger.warning(
@@ -281,20 +244,15 @@ class SharedReading:
         return f"publishing dead letters of the group {outcome.claim.group_id}, of {self._who},"
 
     def not_given_up(self, outcome: GivenUp, error: Exception) -> GroupSteps[bool]:
-        """The caller failed, or the dead letters were not taken: the group's turn comes again, at any member.
+        """The dead letters were not taken: the group's turn comes again, at any member.
 
         Returns:
-            Whether to go on all the same: who follows is given other groups, and keeps this one until the servers are
-            there again.
+            Whether to go on all the same: who follows waits until the servers are there again.
         """
-        # What the caller raises is the caller's, whatever it is.
-        if self._options.follow and outcome.reason is not None and may_repeat(error):
-            pause_s = self._later.keep(outcome, error)
-            if self._outages.failed(self._who_buries(outcome), error):
-                text = "dead letters of the group %s of the consumer %r are not taken now, others are given: %s"
-                logger.info(text, outcome.claim.group_id, self._options.consumer.name, ended(error))
-            if self._later.is_full:
-                yield from Pause(pause_s)
+        if self._options.follow and may_repeat(error):
+            self._outages.failed(self._who_buries(outcome), error)
+            self._outcomes.appendleft(outcome)
+            yield from Pause(DEAD_LETTERS_S + self._pauses.after(error))
             return True
         try:
             yield from self.claims.end(outcome.claim, statements.give_back("ready"))
@@ -333,8 +291,3 @@ def _is_dropped(stream: str, offset: int) -> GroupSteps[bool]:
     if isinstance(bounds, StreamBounds):
         return floor_of(stream, bounds) > offset
     return bounds is None
-
-
-def _told(claim: Claim, group: Assembled) -> IncompleteGroupReport:
-    assert group.position is not None, "it is a group"
-    return report(claim.group_id, group.position, group, IncompleteGroupReport)

@@ -7,7 +7,7 @@ from relatum_consumer.web._api._groups import GROUPS
 from relatum_consumer.web._api._health import HEALTH
 from relatum_consumer.web._api._keys import KEYS
 from relatum_consumer.web._api._latest import LATEST
-from relatum_consumer.web._api._live import EVENTS, LIVE
+from relatum_consumer.web._api._live import LIVE
 from relatum_consumer.web._api._message import MESSAGE, MESSAGE_BY_QUERY
 from relatum_consumer.web._api._missing import EXPECTATION, MISSING
 from relatum_consumer.web._api._stream import STREAM, STREAM_BY_QUERY
@@ -16,7 +16,7 @@ from relatum_consumer.web._api._times import SEARCH_WITH_TIMES, TIMES
 from relatum_consumer.web._api._trace import TRACE
 from relatum_consumer.web._api._values import VALUES
 
-__all__ = ["ENDPOINTS", "EVENTS", "MESSAGE", "MESSAGE_BY_QUERY"]
+__all__ = ["ENDPOINTS", "MESSAGE", "MESSAGE_BY_QUERY"]
 
 ENDPOINTS = (
     SEARCH_WITH_TIMES,

@@ -64,7 +64,6 @@ class CollectorSource:
     lag_offsets: int | None
     follower: str | None
     passed_over: int
-    refused: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ async def collectors(site: Site, asked: CollectorsAsked) -> CollectorsAnswer:
 
 async def _statuses(site: Site, names: tuple[str, ...] | None = None) -> list[CollectorStatus]:
     """The collectors of the virtual host, by name."""
-    alone = partial(collector_status, site.engine, names)
+    alone = partial(collector_status, site.database, names)
     both = partial(alone, broker=site.address)
     found = await site.with_broker(("collectors", names), COLLECTORS_KEPT_S, both, alone)
     return [each for each in found if each.vhost == site.address.vhost]
@@ -148,7 +147,6 @@ def _collector_row(site: Site, status: CollectorStatus) -> CollectorRow:
                 each.lag_offsets,
                 each.follower,
                 each.passed_over,
-                each.refused,
             )
             for each in status.sources
         ),
@@ -218,7 +216,7 @@ async def collector(site: Site, asked: CollectorAsked) -> CollectorAnswer:
         raise InvalidInput("name is missing: the collector's name")
     ask = partial(
         collected,
-        site.engine,
+        site.database,
         asked.name,
         _STATES[asked.state],
         vhost=site.address.vhost,
@@ -321,7 +319,7 @@ def message_id_of(message: Message) -> str:
 
 def outcome_of(site: Site, message_id: str) -> Outcome:
     """What became of a message, by its id."""
-    with Outcomes(site.engine) as outcomes:
+    with Outcomes(site.database) as outcomes:
         return outcomes.of(message_id)
 
 
@@ -347,7 +345,6 @@ COLLECTOR = Endpoint(
     collector,
     template="collector.html",
     page="collectors",
-    messages=lambda answer: len(answer.results),
 )
 
 OUTCOME = Endpoint(
@@ -358,5 +355,4 @@ OUTCOME = Endpoint(
     outcome,
     template="outcome.html",
     page="collectors",
-    messages=lambda answer: len(answer.outcomes),
 )

@@ -106,7 +106,7 @@ async def contexts(site: Site, asked: ContextsAsked) -> ContextsAnswer:
     """Answer one page."""
     began = time.perf_counter()
     after = read_cursor(asked.cursor, str)
-    names = await site.in_thread(partial(placed_super_streams, site.engine, vhost=site.address.vhost))
+    names = await site.in_thread(partial(placed_super_streams, site.database, vhost=site.address.vhost))
     left = [each for each in names if after is None or each > after[0]]
     page = left[: asked.limit]
     cursor = cursor_of(page[-1]) if len(left) > len(page) else None
@@ -129,7 +129,7 @@ async def _status(site: Site, name: str) -> ContextsStatus:
 
 def _opened(site: Site, name: str) -> SerializationContexts:
     """What is stored of a super stream; without the broker, nothing is made."""
-    return SerializationContexts(name, site.engine, vhost=site.address.vhost)
+    return SerializationContexts(name, site.database, vhost=site.address.vhost)
 
 
 def _super_stream_row(site: Site, status: ContextsStatus) -> SuperStreamRow:
@@ -274,7 +274,7 @@ async def super_stream(site: Site, asked: SuperStreamAsked) -> SuperStreamAnswer
     is_masked = site.masking.is_masked_place("header", status.header)
     found, latest = await site.in_thread(partial(_contexts_of, site, asked, after, shown))
     page = found[: asked.limit]
-    ask = partial(consumers, asked.name, database=site.engine, broker=site.address)
+    ask = partial(consumers, asked.name, database=site.database, broker=site.address)
     consumed = await site.with_broker(("consumers", asked.name), CONTEXTS_KEPT_S, ask, lambda: None)
     key = next((each.name for each in definitions if list(each.sources) == [f"header:{status.header}"]), None)
     cursor = None

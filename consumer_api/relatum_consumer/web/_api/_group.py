@@ -67,7 +67,6 @@ async def group(site: Site, asked: GroupAsked) -> GroupAnswer:
         group_id = await _id(site, asked, place)
         complete = not is_much(await recorded_by_key(site, ()))
         found = await site.relations.group(group_id, complete=complete)
-    assert found.position is not None, "it was asked for by its id"
     numbered = []
     for each, is_duplicate in (*((each, False) for each in found), *((each, True) for each in found.duplicates)):
         number = membership(each.headers)
@@ -108,5 +107,4 @@ GROUP = Endpoint(
     template="group.html",
     page="groups",
     narrower=NARROWER,
-    messages=lambda answer: len(answer.results),
 )

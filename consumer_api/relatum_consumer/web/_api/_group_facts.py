@@ -59,7 +59,7 @@ class GroupFacts:
 
 async def recorded_by_key(site: Site, streams: tuple[str, ...]) -> GroupPage:
     """A page without groups, which says what is not recorded by the key of groups."""
-    return await site.relations.newest_groups(streams or None, limit=0)
+    return await site.relations._newest_groups(streams or None, limit=0)
 
 
 def is_much(recorded: GroupPage) -> bool:

@@ -175,7 +175,7 @@ async def _newest(site: Site, asked: GroupsAsked) -> _Page:
     if after is not None:
         group_id, stream, offset = after
         before = group_id or await id_at(site, MessageId(stream, offset))
-    found = await site.relations.newest_groups(asked.stream or None, before=before, limit=asked.limit)
+    found = await site.relations._newest_groups(asked.stream or None, before=before, limit=asked.limit)
     cursor = None
     if found.next is not None and not await _is_masked(site):
         cursor = cursor_of(found.next, "", 0)

@@ -57,5 +57,4 @@ LATEST = Endpoint(
     LatestAsked,
     LatestAnswer,
     latest,
-    messages=lambda answer: len(answer.messages),
 )

@@ -126,7 +126,7 @@ class OutcomeLink:
 class MessageAnswer:
     """A message.
 
-    `chunk_time` is when the broker wrote it; None over AMQP 0.9.1. `trace_href` leads to another page, `group_href` to
+    `chunk_time` is when the broker wrote it. `trace_href` leads to another page, `group_href` to
     the group that it is in, `outcome` to what became of it in a collector; None where there is none.
     """
 
@@ -344,7 +344,6 @@ MESSAGE = Endpoint(
     template="message.html",
     page="message",
     known=_known,
-    messages=lambda answer: 1 + sum(len(part.results) for each in answer.related for part in each.parts),
 )
 
 MESSAGE_BY_QUERY = replace(MESSAGE, path="/message", asked=MessageAskedByQuery)

@@ -40,7 +40,7 @@ _FINDINGS: Final = (Finding.MISSING, Finding.LATE, Finding.NOT_KNOWN)
 _WHY: Final = {
     Why.NOT_DUE: "not known yet: it is not due, there is time left",
     Why.BEHIND: "not known yet: a recorder is behind with what came until it was due",
-    Why.UNPROVEN: "not known: what came in that time is lost (a hole, retention), or was read by AMQP 0.9.1 alone",
+    Why.UNPROVEN: "not known: what came in that time is lost (a hole, retention), or a leader cannot be reached",
 }
 
 
@@ -360,5 +360,4 @@ EXPECTATION = Endpoint(
     template="expectation.html",
     page="missing",
     narrower=_TOO_LONG,
-    messages=lambda answer: len(answer.results),
 )

@@ -260,5 +260,4 @@ SEARCH = Endpoint(
     page="search",
     is_asked=lambda asked: bool(asked.value or asked.of_stream),
     unasked=lambda site: latest(site, LatestAsked()),
-    messages=lambda answer: len(answer.results),
 )

@@ -84,7 +84,6 @@ async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
         complete_href=site.links.asked("/trace", replace(asked, complete=True)) if may_help else None,
         api_href=site.links.asked("/api/trace", asked),
         csv_href=site.links.asked("/trace/csv", asked),
-        dot_href=site.links.asked("/trace/dot", asked),
         **held_over(site, found),
         lacking=tuple(Reason(*each) for each in found.lacking),
         took_ms=ms_since(began),
@@ -126,23 +125,6 @@ class _Shown:
             # Removed since: whether it was masked nobody knows.
             return KeyValue(key, NOT_SAID, True, 0, "")
         return key_value(self._site, self._definitions, self._keys[key], value, where)
-
-    def masked(self) -> Trace:
-        """The trace without a value that is not to be seen."""
-
-        def text(key: str, value: str) -> str:
-            return self.value(key, value, None).value
-
-        stops = (
-            each if each.key is None else replace(each, value=text(each.key, each.value or ""))
-            for each in self.found.stopped
-        )
-        return replace(
-            self.found,
-            edges=tuple(replace(each, value=text(each.key, each.value)) for each in self.found.edges),
-            shared=tuple(replace(each, value=text(each.key, each.value)) for each in self.found.shared),
-            stopped=tuple(stops),
-        )
 
     def messages(self) -> tuple[TracedMessage, ...]:
         """The messages, by time."""
@@ -246,7 +228,7 @@ def _stops(site: Site, asked: TraceAsked, shown: _Shown) -> list[TraceStop]:
 # --- files ------------------------------------------------------------------------------------------------
 
 
-async def _csv(site: Site, asked: TraceAsked) -> tuple[str, int]:
+async def _csv(site: Site, asked: TraceAsked) -> str:
     """A line for each message, with a column for each key."""
     found = await _traced(site, asked)
     definitions = await site.keys()
@@ -259,13 +241,7 @@ async def _csv(site: Site, asked: TraceAsked) -> tuple[str, int]:
         moment = "" if each.time is None else each.time.isoformat()
         known = [moment, each.stream, each.offset, each.hop, causes]
         rows.append([*known, *(values.get(definition.name, "") for definition in definitions)])
-    return csv_text(head, rows), len(found)
-
-
-async def _dot(site: Site, asked: TraceAsked) -> tuple[str, int]:
-    """The graph for Graphviz."""
-    found = await _traced(site, asked)
-    return _Shown(site, await site.keys(), found).masked().to_dot(), len(found)
+    return csv_text(head, rows)
 
 
 TRACE = Endpoint(
@@ -277,9 +253,7 @@ TRACE = Endpoint(
     template="trace.html",
     page="trace",
     is_asked=lambda asked: asked.is_asked,
-    messages=lambda answer: len(answer.messages),
     exports={
         "csv": Export(_csv, "text/csv; charset=utf-8", "conversation.csv"),
-        "dot": Export(_dot, "text/vnd.graphviz; charset=utf-8", "conversation.dot"),
     },
 )

@@ -90,7 +90,6 @@ class TraceAnswer:
     complete_href: str | None
     api_href: str
     csv_href: str
-    dot_href: str
     streams: tuple[str, ...]
     streams_count: int
     expired: tuple[Place, ...]

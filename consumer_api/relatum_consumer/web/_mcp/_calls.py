@@ -7,13 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Final
-from urllib.parse import urlencode
 
 import anyio
 
 from relatum import errors
 from relatum.checks import seconds_text
-from relatum_consumer.web._audit import told
 from relatum_consumer.web._endpoint import met, problem_met
 from relatum_consumer.web._mcp._results import (
     ANSWER_CHARACTERS_MAX,
@@ -58,12 +56,10 @@ class Result:
     Attributes:
         text: For who reads: JSON, or the error.
         structured: The same as JSON; None of an error.
-        messages: How many messages it shows.
     """
 
     text: str
     structured: dict[str, Any] | None = None
-    messages: int = 0
 
 
 class Calls:
@@ -76,27 +72,17 @@ class Calls:
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any], turns: anyio.Semaphore) -> Result:
-        """What a tool answers, when it is its turn; an error is a result, too."""
+    async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> Result:
+        """What a tool answers; an error is a result, too."""
         patience_s = _PATIENCE * self._site.options.timeout_s
         try:
-            # A call's turn is waited for in the same time.
             with anyio.fail_after(patience_s):
-                async with turns:
-                    return await self._answered(tool, _asked(tool, arguments))
+                return await self._answered(tool, _asked(tool, arguments))
         except TimeoutError:
             return Result(f"took_too_long: no answer within {seconds_text(patience_s)}. Ask for less: {_LESS}")
         except Exception as error:  # noqa: BLE001
             words = visible(await self._words(problem_met(error), met(error)))
             return Result(words if len(words) <= _ERROR_CHARACTERS_MAX else f"{words[: _ERROR_CHARACTERS_MAX - 1]}…")
-
-    def told(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """A call as it is written down: a query, with digests for values of masked keys."""
-        try:
-            pairs = _pairs(arguments)
-        except errors.InvalidInput:
-            pairs = []
-        return told(urlencode([("tool", tool), *pairs]), self._site)
 
     async def _answered(self, tool: Tool, asked: Any) -> Result:
         answer = await tool.answer(self._site, asked)
@@ -109,7 +95,7 @@ class Calls:
             shown, cut = plain(answer), f"With limit={wanted} this was too long: it is cut to limit={limit}. "
         shown, shorter = shortened(shown)
         structured = {"notice": DATA, "go_on": visible(f"{cut}{shorter}{tool.go_on(answer)}"), "answer": shown}
-        return Result(text_of(structured), structured, tool.messages(answer))
+        return Result(text_of(structured), structured)
 
     async def _words(self, problem: Problem, error: Exception) -> str:
         """An error, and what to do next."""

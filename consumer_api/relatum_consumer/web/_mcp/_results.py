@@ -9,7 +9,7 @@ from typing import Any, Final
 ANSWER_CHARACTERS_MAX: Final = 40_000
 """Characters of an answer: some 12,000 tokens, of the 25,000 that hosts take."""
 
-_SHORTER: Final = ((400, 60), (200, 20), (80, 8), (40, 3))
+_CHARACTERS, _ITEMS = 80, 8
 """Characters of a text, and items of a list, to which an answer is cut that is too long even with one message."""
 
 _CHARACTERS_KEPT: Final = 10_000
@@ -64,21 +64,18 @@ def text_of(value: Any) -> str:
 
 
 def shortened(answer: Any) -> tuple[Any, str]:
-    """An answer whose texts and lists are cut until it fits, and what was done to it; empty where it did."""
-    said = ""
-    for characters, items in _SHORTER:
-        if len(text_of(answer)) <= ANSWER_CHARACTERS_MAX:
-            break
-        answer = _cut(answer, characters, items)
-        said = f"This was too long: texts were cut to {characters} characters, and lists to {items}. "
-    return answer, said
+    """An answer, its texts and lists cut where it is too long, and what was done to it; empty where it was not."""
+    if len(text_of(answer)) <= ANSWER_CHARACTERS_MAX:
+        return answer, ""
+    said = f"This was too long: texts were cut to {_CHARACTERS} characters, and lists to {_ITEMS}. "
+    return _cut(answer), said
 
 
-def _cut(value: Any, characters: int, items: int, name: str = "") -> Any:
+def _cut(value: Any, name: str = "") -> Any:
     if isinstance(value, str):
-        return value if name in _WHOLE or len(value) <= characters else f"{value[: characters - 1]}…"
+        return value if name in _WHOLE or len(value) <= _CHARACTERS else f"{value[: _CHARACTERS - 1]}…"
     if isinstance(value, list):
-        return [_cut(each, characters, items) for each in value[:items]]
+        return [_cut(each) for each in value[:_ITEMS]]
     if isinstance(value, Mapping):
-        return {each: _cut(inner, characters, items, each) for each, inner in value.items()}
+        return {each: _cut(inner, each) for each, inner in value.items()}
     return value

@@ -83,7 +83,6 @@ class Tool:
         required: Of what is asked, what has to be given here.
         hidden: What cannot be given here.
         limit: How many of a list are given where nothing is said, and at most; None for what `asked` says.
-        messages: How many messages an answer shows, for the audit log.
         go_on: How one has the rest of an answer that is not all; empty where it is.
     """
 
@@ -96,7 +95,6 @@ class Tool:
     required: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     limit: tuple[int, int] | None = None
-    messages: Callable[[Any], int] = lambda _: 0
     go_on: Callable[[Any], str] = lambda _: ""
 
     @property
@@ -193,7 +191,6 @@ TOOLS: Final = (
         required=("key", "value"),
         hidden=("of_stream", "of_offset", "of_value"),
         limit=_RESULTS,
-        messages=lambda answer: len(answer.results),
         go_on=_by_cursor,
     ),
     Tool(
@@ -204,7 +201,6 @@ TOOLS: Final = (
         RelatedAsked,
         RelatedAnswer,
         related,
-        messages=lambda answer: sum(len(each.answer.results) for each in answer.by if each.answer is not None),
         go_on=_go_on_related,
     ),
     Tool(
@@ -217,7 +213,6 @@ TOOLS: Final = (
         TraceAnswer,
         trace,
         limit=(50, 200),
-        messages=lambda answer: len(answer.messages),
         go_on=_go_on_trace,
     ),
     Tool(
@@ -227,7 +222,6 @@ TOOLS: Final = (
         AroundAsked,
         AroundAnswer,
         around,
-        messages=lambda answer: len(answer.results),
         go_on=_go_on_around,
     ),
     Tool(
@@ -238,7 +232,6 @@ TOOLS: Final = (
         ReadAsked,
         ReadAnswer,
         read,
-        messages=lambda _: 1,
         go_on=_go_on_with_body,
     ),
     Tool(
@@ -258,7 +251,6 @@ TOOLS: Final = (
         ExpectationAnswer,
         expectation,
         limit=_RESULTS,
-        messages=lambda answer: len(answer.results),
         go_on=_by_cursor,
     ),
 )

@@ -59,7 +59,7 @@ export async function renew(url, part = "#answer") {
     const response = await fetch(url, { headers: { Accept: "text/html" }, redirect: "follow", signal: mine.signal });
     const page = new DOMParser().parseFromString(await response.text(), "text/html");
     const found = page.querySelector(part)?.childNodes ?? page.querySelectorAll("main [data-problem]");
-    // A login, for one, is a page of its own.
+    // A page that wants its token, for one, has no such part.
     if (!found.length) { location.assign(url); return true; }
     const servers = document.querySelector("#servers");
     const now = page.querySelector("#servers");

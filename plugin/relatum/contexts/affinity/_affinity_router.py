@@ -3,8 +3,6 @@
 
 from typing import Any
 
-import sqlalchemy as sa
-
 from relatum.contexts.affinity._affinity_headers import NO_WISH, wish_of
 from relatum.contexts.affinity._affinity_options import AffinityOptions
 from relatum.contexts.affinity._set_keeping import Keeping
@@ -12,6 +10,7 @@ from relatum.contexts.placement._model import PartitionRow
 from relatum.contexts.placement._placement_router import Router
 from relatum.contexts.placement._sending import Sending
 from relatum.contexts.serial.moving._abandoned import attend_for
+from relatum.store import AnyDatabase
 
 
 class AffinityRouter(Router):
@@ -31,7 +30,7 @@ class AffinityRouter(Router):
 
     Args:
         super_stream: The super stream's name.
-        database: PostgreSQL's URL, or an engine, which stays the caller's.
+        database: PostgreSQL's URL, or a `Database`, which stays the caller's.
         options: How it places and checks.
         broker: The broker's URL. None (default): that of the channel first published on.
         stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
@@ -44,7 +43,7 @@ class AffinityRouter(Router):
     def __init__(
         self,
         super_stream: str,
-        database: "str | sa.URL | sa.Engine",
+        database: "AnyDatabase",
         options: AffinityOptions = AffinityOptions(),
         *,
         broker: str | None = None,

@@ -4,8 +4,6 @@
 import asyncio
 from typing import Any
 
-import sqlalchemy as sa
-
 from relatum.contexts.affinity._affinity_headers import NO_WISH, wish_of
 from relatum.contexts.affinity._affinity_options import AffinityOptions
 from relatum.contexts.affinity._set_keeping import Keeping
@@ -13,6 +11,7 @@ from relatum.contexts.placement._async_placement_router import AsyncRouter
 from relatum.contexts.placement._model import PartitionRow
 from relatum.contexts.placement._sending import AsyncSending
 from relatum.contexts.serial.moving._abandoned import attend_for
+from relatum.store import AnyDatabase
 
 
 class AsyncAffinityRouter(AsyncRouter):
@@ -43,7 +42,7 @@ class AsyncAffinityRouter(AsyncRouter):
     #
     # Args:
     #     super_stream: The super stream's name.
-    #     database: PostgreSQL's URL, or an engine, which stays the caller's.
+    #     database: PostgreSQL's URL, or a `Database`, which stays the caller's.
     #     options: How it places and checks.
     #     broker: The broker's URL. None (default): that of the channel first published on.
     #     stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
@@ -57,7 +56,7 @@ class AsyncAffinityRouter(AsyncRouter):
     def __init__(
         self,
         super_stream: str,
-        database: "str | sa.URL | sa.Engine",
+        database: "AnyDatabase",
         options: AffinityOptions = AffinityOptions(),
         *,
         broker: str | None = None,

@@ -63,7 +63,7 @@ class Keeping:
         if at is not None:
             return read_predecessor(predecessor, at, header, core.reader)
         return find_predecessor(
-            predecessor, partitions, header, engine=core.store.engine, vhost=core.vhost, reader=core.reader
+            predecessor, partitions, header, engine=core.store.database.engine, vhost=core.vhost, reader=core.reader
         )
 
     def is_ending(self, name: str) -> bool:

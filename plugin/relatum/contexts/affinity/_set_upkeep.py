@@ -39,7 +39,7 @@ class Upkeep:
 
     def __init__(self, core: RouterCore, settle: Callable[[str], None]) -> None:
         self._core = core
-        self._outages = Outages(logger, broker=str(core.address), database=database_name(core.store.engine))
+        self._outages = Outages(logger, broker=str(core.address), database=database_name(core.store.database.engine))
         self._settle = settle
         self._use_every_s = 0.0
         # At once: what is stored says how often from then on.

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-import sqlalchemy as sa
-
 from relatum.checks import (
     checked_count,
     checked_name,
@@ -26,6 +24,7 @@ from relatum.contexts.serial.moving._serialization_contexts import Serialization
 from relatum.errors import PlacementNotFound, SuperStreamConflict
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import AuthMechanism, BrokerAddress
+from relatum.store import AnyDatabase
 
 PAGE: Final = 1_000
 """Sets that are read at once."""
@@ -59,7 +58,7 @@ class AffinitySets(Closing):
 
     Args:
         super_stream: The super stream's name.
-        database: PostgreSQL's URL, or an engine, which stays the caller's.
+        database: PostgreSQL's URL, or a `Database`, which stays the caller's.
         broker: The broker's URL or address: moving needs it, and its virtual host is the super stream's; None: "/".
         stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
         ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
@@ -74,7 +73,7 @@ class AffinitySets(Closing):
     def __init__(
         self,
         super_stream: str,
-        database: str | sa.Engine,
+        database: AnyDatabase,
         *,
         broker: str | BrokerAddress | None = None,
         stream_url: str | None = None,
@@ -197,7 +196,7 @@ class AffinitySets(Closing):
         checked_name("to", to)
         with SerializationContexts(
             self._super_stream,
-            self._store.engine,
+            self._store.database,
             broker=self._broker,
             stream_url=self._stream_url,
             header=self._store.header,

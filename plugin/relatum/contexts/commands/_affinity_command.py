@@ -1,4 +1,4 @@
-"""`relatum affinity`: the affinity sets of a super stream: listed, counted, shown, closed and moved."""
+"""`relatum affinity`: the affinity sets of a super stream: listed, shown, closed and moved."""
 
 from dataclasses import asdict
 from typing import Annotated, TypeAlias
@@ -24,7 +24,7 @@ from relatum.terminal import (
 )
 
 affinity = typer.Typer(
-    help="List, count, show, close and move affinity sets.", no_args_is_help=True, rich_markup_mode="markdown"
+    help="List, show, close and move affinity sets.", no_args_is_help=True, rich_markup_mode="markdown"
 )
 
 NamesArgument: TypeAlias = Annotated[
@@ -58,26 +58,6 @@ def list_sets(
         state = each.state if each.move_id is None else f"{each.state} (move {each.move_id})"
         cells = (each.name, each.partition, state, moment_text(each.opened_at), moment_text(each.used_at))
         table.add_row(*map(Text, cells))
-    console.print(table)
-
-
-@affinity.command("count")
-@spread
-def count(
-    super_stream: SuperStreamArgument,
-    *,
-    given: SetsOptions,
-) -> None:
-    """Count the open sets of each partition. `--json` prints one document: the number by partition."""
-    with given.sets(super_stream) as sets:
-        counts = sets.count()
-    if given.as_json:
-        print_json(counts)
-        return
-    table = table_of("partition", "open sets")
-    for stream, number in counts.items():
-        table.add_row(Text(stream), f"{number:,}")
-    table.add_row("all", f"{sum(counts.values()):,}", style="bold")
     console.print(table)
 
 

@@ -12,7 +12,7 @@ from relatum.contexts.commands import _moves_command as moving
 from relatum.contexts.commands._consumers_command import consumers, forget
 from relatum.contexts.commands._contexts_options import ContextsOptions
 from relatum.contexts.commands._contexts_shown import move_document, print_moves, print_status, status_document
-from relatum.contexts.commands._order_verify_command import history, verify
+from relatum.contexts.commands._order_verify_command import verify
 from relatum.terminal import SuperStreamArgument, console, print_json, spread, table_of
 
 contexts = typer.Typer(
@@ -75,8 +75,7 @@ def show(
 def assign(
     super_stream: SuperStreamArgument,
     to: moving.ToOption,
-    names: moving.ContextsArgument = None,
-    file: moving.FileOption = None,
+    names: Annotated[list[str], typer.Argument(metavar="CONTEXT…", help="The contexts' names.", show_default=False)],
     *,
     given: ContextsOptions,
 ) -> None:
@@ -84,9 +83,8 @@ def assign(
 
     `--json` prints JSON lines.
     """
-    wanted = moving.names_of(names, file)
     with given.contexts(super_stream) as opened:
-        _print_assignments(opened.assign(wanted, to), as_json=given.as_json)
+        _print_assignments(opened.assign(names, to), as_json=given.as_json)
 
 
 @contexts.command("moves")
@@ -114,7 +112,6 @@ def moves(
 for _name, _command in (
     ("move", moving.move),
     ("consolidate", moving.consolidate),
-    ("plan", moving.plan),
     ("rebalance", moving.rebalance),
     ("resume", moving.resume),
     ("abort", moving.abort),
@@ -123,7 +120,6 @@ for _name, _command in (
     ("consumers", consumers),
     ("forget", forget),
     ("verify", verify),
-    ("history", history),
 ):
     contexts.command(_name)(_command)
 

@@ -1,6 +1,5 @@
 """`relatum contexts`: what moves contexts and changes partitions."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -10,7 +9,6 @@ import typer
 from relatum.contexts import Plan
 from relatum.contexts.commands._contexts_options import ContextsOptions, ContextsServers
 from relatum.contexts.commands._contexts_shown import counted, print_ended, shown_progress
-from relatum.errors import InvalidInput
 from relatum.terminal import SuperStreamArgument, console, print_json, spread
 
 ContextsArgument: TypeAlias = Annotated[
@@ -83,52 +81,35 @@ def consolidate(
 
 
 @spread
-def plan(
+def rebalance(
     super_stream: SuperStreamArgument,
     over: OverArgument = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show how many contexts would move where.")] = False,
     *,
     given: ContextsOptions,
 ) -> None:
-    """Show how many contexts would have to move for all to be spread evenly. Nothing moves.
+    """Spread contexts evenly over partitions.
 
-    `--json` prints one document: the contexts by the partition they would go to; `rebalance --plan` takes it.
+    `--json` prints one document: the list of the moves, or with `--dry-run` the contexts by the partition they would
+    go to.
     """
-    with given.moving(super_stream) as contexts:
+    with given.moving(super_stream) as contexts, shown_progress(is_quiet=given.as_json or dry_run) as tell:
         planned = contexts.plan(over or None)
-    if given.as_json:
+        if dry_run:
+            _print_plan(planned, as_json=given.as_json)
+            return
+        moves = contexts.rebalance(planned, progress=tell)
+    print_ended(moves, as_json=given.as_json)
+
+
+def _print_plan(planned: Plan, *, as_json: bool) -> None:
+    if as_json:
         print_json(planned.moves)
         return
     for stream, names in planned.moves.items():
         console.print(f"{counted(len(names), 'context')} would go to {stream}.")
     if not len(planned):
         console.print("They are spread evenly.")
-
-
-@spread
-def rebalance(
-    super_stream: SuperStreamArgument,
-    over: OverArgument = None,
-    file: Annotated[
-        Path | None, typer.Option("--plan", help="A plan that `plan --json` printed.", show_default=False)
-    ] = None,
-    *,
-    given: ContextsOptions,
-) -> None:
-    """Spread contexts evenly over partitions. `--json` prints one document: the list of the moves."""
-    if over and file is not None:
-        raise typer.BadParameter("give partitions, or --plan")
-    with given.moving(super_stream) as contexts, shown_progress(is_quiet=given.as_json) as tell:
-        planned = contexts.plan(over or None) if file is None else _planned(file)
-        moves = contexts.rebalance(planned, progress=tell)
-    print_ended(moves, as_json=given.as_json)
-
-
-def _planned(file: Path) -> Plan:
-    try:
-        given = json.loads(file.read_text("utf-8"))
-        return Plan({str(stream): tuple(map(str, names)) for stream, names in given.items()})
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise InvalidInput(f"{str(file)!r} is no plan as `relatum contexts plan --json` prints it") from error
 
 
 @spread

@@ -1,14 +1,13 @@
-"""`relatum contexts verify` and `relatum contexts history`: the order of contexts, read out of the streams."""
+"""`relatum contexts verify`: the order of contexts, read out of the streams."""
 
 from dataclasses import asdict
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.progress import Progress, TextColumn
 from rich.text import Text
 
-from relatum.contexts import ContextMessage, SerialReport
-from relatum.contexts import history as read_history
+from relatum.contexts import SerialReport
 from relatum.contexts import verify as run_verify
 from relatum.contexts.commands._contexts_options import ContextsOptions
 from relatum.terminal import (
@@ -67,48 +66,6 @@ def verify(
         raise typer.Exit(ExitCode.DIFFERENT)
 
 
-@spread
-def history(
-    super_stream: SuperStreamArgument,
-    context: Annotated[str, typer.Argument(metavar="CONTEXT", help="The context's name.", show_default=False)],
-    header: HeaderOption = None,
-    *,
-    given: ContextsOptions,
-) -> None:
-    """Show where a context's messages lie, in its order, across all its moves. Reads all partitions.
-
-    Ends with code 6 where there are none. `--json` prints JSON lines: stream, offset, epoch, adopted_at (the place of
-    its adoption, where the message counts there), session and number (of the router that published it).
-    """
-    found = read_history(
-        super_stream,
-        context,
-        broker=given.broker_url,
-        database=given.database,
-        stream_url=given.stream_url,
-        header=header,
-    )
-    if given.as_json:
-        for message in found:
-            print_json(_document(message), one_line=True)
-    else:
-        _print_history(found)
-    if not found:
-        raise typer.Exit(ExitCode.NOT_THERE)
-
-
-def _document(message: ContextMessage) -> dict[str, Any]:
-    placed = message.placed
-    return {
-        "stream": message.message.stream,
-        "offset": message.message.offset,
-        "epoch": message.epoch,
-        "adopted_at": None if message.at == message.message else message.at._asdict(),
-        "session": placed.session if placed else None,
-        "number": placed.number if placed else None,
-    }
-
-
 def _print(report: SerialReport) -> None:
     broken = sum(count for kind, count in report.counts.items() if not kind.is_notice)
     console.print(
@@ -129,13 +86,3 @@ def _print(report: SerialReport) -> None:
     more = sum(report.counts.values()) - FINDINGS_SHOWN
     if more > 0:
         console.print(f"and {more:,} more; --json lists up to 1,000 of a kind.")
-
-
-def _print_history(found: list[ContextMessage]) -> None:
-    table = table_of("epoch", "partition", "offset", "adopted at", "router", "number")
-    for message in found:
-        at = "" if message.at == message.message else str(message.at)
-        session, number = (message.placed.session, f"{message.placed.number:,}") if message.placed else ("–", "–")
-        cells = (f"{message.epoch:,}", message.message.stream, f"{message.message.offset:,}", at, session, number)
-        table.add_row(*map(Text, cells))
-    console.print(table if found else "There are none.")

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-import sqlalchemy as sa
-
 from relatum import metrics
 from relatum.contexts.placement._cache import Sent
 from relatum.contexts.placement._looks import Looks
@@ -43,7 +41,7 @@ from relatum.ids import MessageId
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.steps import run
-from relatum.store import Database
+from relatum.store import AnyDatabase, Database
 from relatum.superstreams import Candidate, address_of, describe_super_stream
 from relatum.superstreams import checked_stream_name as checked_super_stream
 from relatum.waiting import LEAST_S, Deadline, within
@@ -63,7 +61,7 @@ class RouterCore:
     def __init__(
         self,
         super_stream: str,
-        database: "str | sa.URL | sa.Engine",
+        database: "AnyDatabase",
         options: RouterOptions,
         *,
         broker: str | None = None,

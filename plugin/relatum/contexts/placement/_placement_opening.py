@@ -10,7 +10,7 @@ from relatum.checks import checked_name, seconds_text
 from relatum.contexts.placement import _placement_statements as statements
 from relatum.contexts.placement._model import PartitionLike, PartitionRow, PartitionState
 from relatum.errors import StreamNotFound, SuperStreamConflict, SuperStreamNotFound
-from relatum.store import as_engine, translated_errors
+from relatum.store import AnyDatabase, as_engine, translated_errors
 
 IDLE_S_MAX: Final = 15.0
 """Seconds between two times at which a router writes down which sets it used, and reads after what time they close."""
@@ -27,11 +27,11 @@ class Opened(NamedTuple):
     partitions: list[PartitionRow]
 
 
-def placed_super_streams(database: str | sa.Engine, *, vhost: str = "/") -> list[str]:
+def placed_super_streams(database: AnyDatabase, *, vhost: str = "/") -> list[str]:
     """The super streams over which something is placed, serialization contexts or affinity sets, by name.
 
     Args:
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         vhost: Their virtual host.
 
     Raises:

@@ -41,7 +41,7 @@ from relatum.errors import (
     SuperStreamConflict,
     TooManyOpenSets,
 )
-from relatum.store import Database
+from relatum.store import AnyDatabase, Database
 
 CHANGES_MAX: Final = 10_000
 """Changes that are handed out one by one; more of them count as everything."""
@@ -60,7 +60,7 @@ class PlacementStore:
     """The placements of one super stream. Threads may share it.
 
     Args:
-        database: PostgreSQL's URL; or an engine, or a router's, which stay open when the store is closed.
+        database: PostgreSQL's URL, or a `Database`, which stays open when the store is closed.
         vhost: The broker's virtual host.
         super_stream: The super stream's name.
 
@@ -68,7 +68,7 @@ class PlacementStore:
     tables, and `AccessRefused` where the user may not.
     """
 
-    def __init__(self, database: "str | sa.Engine | Database", vhost: str, super_stream: str) -> None:
+    def __init__(self, database: "AnyDatabase", vhost: str, super_stream: str) -> None:
         self._is_own = not isinstance(database, Database)
         self._database = database if isinstance(database, Database) else Database(database)
         self._vhost = vhost
@@ -86,9 +86,9 @@ class PlacementStore:
         self.close_store()
 
     @property
-    def engine(self) -> sa.Engine:
+    def database(self) -> Database:
         """The database, for statements of those who move contexts."""
-        return self._database.engine
+        return self._database
 
     @property
     def super_stream_id(self) -> int:

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import sqlalchemy as sa
 from pika import BasicProperties
 
 from relatum.checks import shown
@@ -30,6 +29,7 @@ from relatum.contexts.placement._sending import AsyncSending, Sending
 from relatum.errors import ConfigurationError, UsedAfterClose
 from relatum.processes import of_one_process
 from relatum.steps import async_run, run
+from relatum.store import AnyDatabase
 from relatum.superstreams import Target
 from relatum.waiting import in_thread
 
@@ -117,7 +117,7 @@ class _Face:
     def __init__(
         self,
         super_stream: str,
-        database: "str | sa.URL | sa.Engine",
+        database: "AnyDatabase",
         options: RouterOptions,
         kind: type[RouterOptions],
         *,

@@ -61,9 +61,6 @@ def scan(
             if batch is None:
                 raise ReadTimeout(f"the stream {stream!r} gave nothing for {seconds_text(IDLE_S)}")
             read_to = batch.last_offset
-            if batch.messages is not None:
-                yield from batch.messages
-                continue
             for offset, record in zip(batch.offsets, batch.records, strict=True):
                 if may_matter(record):
                     yield Message.from_record(stream, offset, record)

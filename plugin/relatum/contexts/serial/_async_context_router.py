@@ -3,12 +3,11 @@
 
 from typing import Any
 
-import sqlalchemy as sa
-
 from relatum.contexts.placement._async_placement_router import AsyncRouter
 from relatum.contexts.placement._sending import AsyncSending
 from relatum.contexts.serial._context_options import ContextOptions
 from relatum.contexts.serial.moving._abandoned import attend_for
+from relatum.store import AnyDatabase
 
 
 class AsyncContextRouter(AsyncRouter):
@@ -41,7 +40,7 @@ class AsyncContextRouter(AsyncRouter):
     #
     # Args:
     #     super_stream: The super stream's name.
-    #     database: PostgreSQL's URL, or an engine, which stays the caller's.
+    #     database: PostgreSQL's URL, or a `Database`, which stays the caller's.
     #     options: How it places and checks.
     #     broker: The broker's URL. None (default): that of the channel first published on.
     #     stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
@@ -55,7 +54,7 @@ class AsyncContextRouter(AsyncRouter):
     def __init__(
         self,
         super_stream: str,
-        database: "str | sa.URL | sa.Engine",
+        database: "AnyDatabase",
         options: ContextOptions = ContextOptions(),
         *,
         broker: str | None = None,

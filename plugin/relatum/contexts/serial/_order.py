@@ -279,8 +279,3 @@ class OrderCheck:
         if before.placed.number >= counted.placed.number:
             text = f"{counted.placed} counts behind {before.placed} at {before.at}"
             self._found(Finding(FindingKind.DISORDER, *counted.at, counted.context, text))
-
-
-def canonical_order(counted: ContextMessage) -> tuple[int, int]:
-    """The key to sort a context's messages by."""
-    return counted.epoch, counted.at.offset

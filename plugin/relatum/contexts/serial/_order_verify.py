@@ -1,4 +1,4 @@
-"""Reading a whole super stream to check, or to show, the order of its serialization contexts. Nothing is written.
+"""Reading a whole super stream to check the order of its serialization contexts. Nothing is written.
 
 Only the streams say what is in them; PostgreSQL is asked for what they cannot say any more: which partitions were
 retired, and which fences and markers retention has dropped.
@@ -13,7 +13,6 @@ import sqlalchemy as sa
 
 from relatum.checks import checked_name
 from relatum.contexts.placement._entries import Entry, entry_of
-from relatum.contexts.placement._placement_names import check_name
 from relatum.contexts.placement._placement_opening import Opened, open_super_stream
 from relatum.contexts.serial._order import (
     ContextMessage,
@@ -21,14 +20,12 @@ from relatum.contexts.serial._order import (
     PartitionsReading,
     SerialReport,
     Unreadable,
-    canonical_order,
 )
 from relatum.contexts.serial._order_verify_store import floors_before
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperStreamNotFound
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import as_engine, translated_errors
-from relatum.superstreams import describe_super_stream
+from relatum.store import AnyDatabase, as_engine, translated_errors
 
 PROGRESS_MESSAGES: Final = 20_000
 """Messages between two calls of `progress`."""
@@ -40,7 +37,7 @@ def verify(
     super_stream: str,
     *,
     broker: str | BrokerAddress,
-    database: str | sa.Engine | None = None,
+    database: AnyDatabase | None = None,
     stream_url: str | None = None,
     header: str | None = None,
     progress: Progress | None = None,
@@ -54,8 +51,8 @@ def verify(
     Args:
         super_stream: Its name.
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine. None reads the streams alone: then the partitions are those that are
-            bound now, and where retention has dropped fences, what they made strays seems to count.
+        database: PostgreSQL's URL, or a `Database`. None reads the streams alone: then the partitions are those that
+            are bound now, and where retention has dropped fences, what they made strays seems to count.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         header: The header that names contexts; None takes the database's word, and "serialization_context" without one.
         progress: Called with what is known so far, about every 20,000 messages.
@@ -77,37 +74,6 @@ def verify(
     return report
 
 
-def history(
-    super_stream: str,
-    context: str,
-    *,
-    broker: str | BrokerAddress,
-    database: str | sa.Engine | None = None,
-    stream_url: str | None = None,
-    header: str | None = None,
-) -> list[ContextMessage]:
-    """Where a context's messages lie, in its order, across all its moves.
-
-    Reads all partitions. The messages are then had by `StreamReader.read_many`.
-
-    Args:
-        super_stream: Its name.
-        context: The context's name.
-        broker: The broker's URL or address.
-        database: As `verify` takes it.
-        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
-        header: As `verify` takes it.
-
-    Raises:
-        SuperStreamNotFound: there is no such super stream.
-    """
-    check_name(context, "context")
-    with _opened(super_stream, broker, database, stream_url, header) as scope:
-        reading = PartitionsReading(scope.look, lambda _: None)
-        found = [counted for counted in scope.read(reading) if counted.context == context]
-    return sorted(found, key=canonical_order)
-
-
 @dataclass
 class _Scope:
     """What is read: the partitions, from where to where, and what was known of contexts before."""
@@ -118,7 +84,7 @@ class _Scope:
     floors: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def read(
-        self, reading: PartitionsReading, report: SerialReport | None = None, progress: Progress | None = None
+        self, reading: PartitionsReading, report: SerialReport, progress: Progress | None
     ) -> Iterator[ContextMessage]:
         """What counts in each partition, one after the other, in the order of offsets."""
         seen = 0
@@ -129,10 +95,9 @@ class _Scope:
                 if counted is not None:
                     yield counted
                 seen += 1
-                if report is not None and seen % PROGRESS_MESSAGES == 0:
+                if seen % PROGRESS_MESSAGES == 0:
                     self._tell(reading, report, progress)
-        if report is not None:
-            self._tell(reading, report, progress)
+        self._tell(reading, report, progress)
 
     @staticmethod
     def _tell(reading: PartitionsReading, report: SerialReport, progress: Progress | None) -> None:
@@ -156,7 +121,7 @@ class _Scope:
 def _opened(
     super_stream: str,
     broker: str | BrokerAddress,
-    database: str | sa.Engine | None,
+    database: AnyDatabase | None,
     stream_url: str | None,
     header: str | None,
 ) -> Iterator[_Scope]:
@@ -192,8 +157,6 @@ def _known(connection: sa.Connection, vhost: str, super_stream: str) -> Opened |
 
 def _bound_now(reader: StreamReader, address: BrokerAddress, super_stream: str) -> list[str]:
     """The partitions as the broker has them."""
-    if reader.transport == "amqp":
-        return [partition.stream for partition in describe_super_stream(address, super_stream)]
     # The empty name is the default exchange's, to which every stream is bound.
     streams = reader.bound(super_stream) if super_stream else ()
     if not streams:

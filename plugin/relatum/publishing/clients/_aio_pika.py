@@ -8,7 +8,7 @@ before and after, restored ones, the default one and direct use; instrumentation
 import asyncio
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from time import monotonic
 from typing import Any, Final
 
@@ -64,8 +64,6 @@ class _Publisher(Late):
         self._interception = interception
         self._stamper = stamper_of(interception, underlay)
         self._in_flight: dict[str, asyncio.Future[None]] = {}
-        self.stamps: dict[str, Stamp] = {}
-        """Of messages that are not confirmed yet, by `message_id`: one of them may come back."""
         of_one_process(self, "an intercepted connection")
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +99,6 @@ class _Publisher(Late):
     async def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp) -> Any:
         tag = self._underlay.delivery_tag
         began_s = monotonic()
-        self.stamps[stamp.message_id] = stamp
         try:
             result = await self.__wrapped__(*args, **kwargs)
         except asyncio.CancelledError as error:
@@ -118,12 +115,9 @@ class _Publisher(Late):
             if is_last and isinstance(error, ChannelClosed) and refuses_publish(str(error), kwargs.get("exchange", "")):
                 raise self._counted(outcome(PublishRejected, error, in_stream=False)) from error
             raise self._counted(self._outcome(error, args, kwargs, stamp, began_s)) from error
-        finally:
-            self.stamps.pop(stamp.message_id, None)
         counts = self._interception.counts
         counts.published += 1
         if came_back(result):
-            _strip(result, stamp)
             counts.errors["unroutable"] += 1
         return result
 
@@ -176,7 +170,6 @@ class _Publisher(Late):
     ) -> PublishError:
         exchange = kwargs.get("exchange", "")
         if isinstance(error, ReturnedError):
-            _strip(error.message, stamp)
             return outcome(PublishUnroutable, error, in_stream=False)
         if isinstance(error, DeliveryError):
             return outcome(PublishNacked, error, in_stream=None if exchange else False)
@@ -188,23 +181,6 @@ class _Publisher(Late):
         until = None if isinstance(error, TimeoutError) else final_at(heartbeat or 0, announced=False)
         unsettled = Unsettled(sent, self._interception.locator, until)
         return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=unsettled.settle_async)
-
-
-class _ReturnCallbacks(set[Callable[[Any], Any]]):
-    """Those whom an aiormq channel tells of messages that come back; what was added is taken out before."""
-
-    def __init__(self, present: Iterable[Callable[[Any], Any]], publisher: _Publisher) -> None:
-        super().__init__(present)
-        self.publisher = publisher
-
-    def __iter__(self) -> Iterator[Callable[[Any], Any]]:
-        yield self._restore
-        yield from super().__iter__()
-
-    def _restore(self, message: Any) -> None:
-        stamp = self.publisher.stamps.get(message.header.properties.message_id)
-        if stamp is not None:
-            _strip(message, stamp)
 
 
 class _UnderlayGetter(Late):
@@ -262,9 +238,6 @@ def release(connection: Any) -> None:
         underlay = channel._channel.channel if channel._channel is not None else None
         if underlay is not None and isinstance(vars(underlay).get("basic_publish"), _Publisher):
             put_back(underlay, "basic_publish")
-            callbacks = underlay.on_return_callbacks
-            if isinstance(callbacks, _ReturnCallbacks):
-                underlay.on_return_callbacks = set(set.__iter__(callbacks))
     put_back(connection, "channel")
     delattr(connection, ATTRIBUTE)
 
@@ -308,10 +281,7 @@ def _intercept_underlay(underlay: Any, interception: Interception) -> None:
     if isinstance(present, _Publisher) and present._interception is interception:
         return
     put_back(underlay, "basic_publish")
-    publisher = _Publisher(underlay, interception)
-    put(underlay, "basic_publish", publisher)
-    present = set.__iter__(underlay.on_return_callbacks)
-    underlay.on_return_callbacks = _ReturnCallbacks(present, publisher)
+    put(underlay, "basic_publish", _Publisher(underlay, interception))
 
 
 def _channels(connection: Any) -> Iterator[Any]:
@@ -332,14 +302,3 @@ def _channels(connection: Any) -> Iterator[Any]:
         if id(channel) not in seen:
             seen.add(id(channel))
             yield channel
-
-
-def _strip(message: Any, stamp: Stamp) -> None:
-    """Take what was added out of a message that came back: the caller compares it with what it published.
-
-    Not the `message_id`: aiormq adds one itself.
-    """
-    headers = message.header.properties.headers
-    if headers is not None:
-        for name in stamp.added:
-            headers.pop(name, None)

@@ -1,70 +1,104 @@
-"""Celery: an app, of which every process that publishes is intercepted by itself. Imported only with such an app.
+"""Celery: an app, in each process that publishes by itself. Imported only with such an app.
 
-An app makes its connections by one method, for its pools too, and forgets the pools of a process that it is forked off
-from. So that method is watched.
+Tasks are sent by the producers that `app.producer_or_acquire` gives. The signal `before_task_publish` would do as well,
+but Celery swallows what its receivers raise, and does not say which app publishes.
 """
 
 import os
-import weakref
-from _thread import start_new_thread
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from celery.local import Proxy
-from kombu.transport.pyamqp import Transport
 
+from relatum.errors import ConfigurationError, UsedAfterFork
 from relatum.publishing._interception import ATTRIBUTE
 from relatum.publishing._process_interceptions import ProcessInterceptions
-from relatum.publishing.clients._attributes import Wrapper
-from relatum.publishing.clients._kombu import (
-    IS_OF_PROCESSES,
-    close_pools,
-    cover,
-    forget_pools,
-    may_wait,
-    pools_name,
-)
-
-__all__ = ["IS_OF_PROCESSES", "NAME", "intercept", "may_wait", "release"]
+from relatum.publishing.clients._attributes import Replacement
+from relatum.publishing.clients._copies import is_copied, with_copy
 
 NAME: Final = "celery"
 """The client, as metrics name it."""
 
+IS_OF_PROCESSES: Final = True
+"""Whether what is intercepted is used in processes that are forked off later."""
+
+
+class _Producers(Replacement):
+    """Stands in for an app's `producer_or_acquire`."""
+
+    def __init__(
+        self, wrapped: Callable[..., AbstractContextManager[Any]], interceptions: ProcessInterceptions
+    ) -> None:
+        self.__wrapped__ = wrapped
+        self._interceptions = interceptions
+        self._process_of: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+    @contextmanager
+    def __call__(self, producer: Any = None) -> Iterator[Any]:
+        with self.__wrapped__(producer) as acquired:
+            # In tests an app may have a broker in memory. A task that sends others may hand on our producer.
+            is_bare = not isinstance(acquired, _Producer) and self._interceptions.active
+            if not is_bare or acquired.connection.get_transport_cls().driver_type != "amqp":
+                yield acquired
+                return
+            yield _Producer(acquired, self._interceptions, self._process_of)
+
+
+class _Producer:
+    """A producer of kombu's that publishes messages with what they lack."""
+
+    def __init__(
+        self, producer: Any, interceptions: ProcessInterceptions, process_of: WeakKeyDictionary[Any, int]
+    ) -> None:
+        self._producer = producer
+        self._interceptions = interceptions
+        self._process_of = process_of
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, body: Any, routing_key: Any = None, *, exchange: Any = None, **options: Any) -> Any:
+        """Publish with an id, a time, and the copy that was asked for."""
+        producer, copy_to = self._producer, self._interceptions.options.copy_to
+        interception = self._interceptions.current(producer.connection)
+        frame_bytes_max = 0
+        if producer.connection.connected:
+            # Else it is opened by kombu, which may try that several times.
+            self._check_process()
+            frame_bytes_max = producer.channel.connection.frame_max
+        name = getattr(exchange, "name", exchange) or ""
+        headers = options.get("headers")
+        if copy_to is not None and is_copied(copy_to, name, routing_key, options.get("mandatory")):
+            headers = with_copy(headers, copy_to)
+        stamper = interception.stamper(frame_bytes_max, read_property=dict.get)
+        stamp = stamper.stamp(headers, options.get("message_id"), options.get("timestamp"), options, b"")
+        options |= {"headers": stamp.headers, "message_id": stamp.message_id}
+        interception.watch(name, routing_key)
+        result = producer.publish(body, routing_key, exchange=exchange, **options)
+        self._check_process()
+        with self._interceptions.lock:
+            interception.counts.published += 1
+        return result
+
+    def _check_process(self) -> None:
+        """Note which process opened the channel, and refuse to use it in another one."""
+        if self._process_of.setdefault(self._producer.channel, os.getpid()) != os.getpid():
+            raise UsedAfterFork("this channel was opened before the process was forked: open another one here")
+
 
 def intercept(app: Any, interceptions: ProcessInterceptions) -> None:
-    """Publish through the interception on all connections that the app will make. Its settings are not read yet."""
+    """Send tasks through the interception. Nothing is opened, and the app's settings are not read yet."""
     if type(app) is Proxy:
         # `celery.current_app` stands for an app, and nothing can be noted of itself.
         app = app._get_current_object()
-
-    def made(connection: Any) -> None:
-        # In tests an app may have a broker in memory: it has no streams, and goes on as it is.
-        if issubclass(connection.get_transport_cls(), Transport):
-            cover(connection, interceptions)
-
-    interceptions.put(app, "_connection", Wrapper(app._connection, interceptions, made))
+    if any(definition.from_body is not None for definition in interceptions.options.definitions):
+        raise ConfigurationError("a task's body is made by kombu: its keys are headers, properties, or body:$.… paths")
+    interceptions.put(app, "producer_or_acquire", _Producers(app.producer_or_acquire, interceptions))
     setattr(app, ATTRIBUTE, interceptions)
-    weakref.finalize(app, _dropped, pools_name(interceptions), os.getpid()).atexit = False
-    _forget_pools(app)
 
 
 def release(app: Any) -> None:
-    """Put back what was there before: `ProcessInterceptions.release` does it, of all connections of the app."""
-    close_pools(pools_name(getattr(app, ATTRIBUTE)))
-    _forget_pools(app)
+    """Put back what was there before: `ProcessInterceptions.release` does the rest."""
     delattr(app, ATTRIBUTE)
-
-
-def _dropped(name: str, process: int) -> None:
-    """Let the pools of an app go that was dropped without `release`; a parent's connections are the parent's to end."""
-    if os.getpid() == process:
-        # In a thread: the garbage collector drops an app in whichever it happens to run.
-        start_new_thread(close_pools, (name,))
-    else:
-        forget_pools(name)
-
-
-def _forget_pools(app: Any) -> None:
-    """Have the app ask for its pools anew: those of an intercepted app are its own, others' are `kombu.pools`'."""
-    for owner, name in ((app, "_pool"), (vars(app).get("amqp"), "_producer_pool")):
-        if getattr(owner, name, None) is not None:
-            setattr(owner, name, None)

@@ -1,9 +1,8 @@
 """Publishing of Relatum's own: straight to a stream, each message confirmed, over a connection opened when needed."""
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from pika import BasicProperties
@@ -11,13 +10,11 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import (
     AMQPError,
     ChannelClosedByBroker,
-    ConnectionBlockedTimeout,
     ConnectionClosedByBroker,
     NackError,
     UnroutableError,
 )
 
-from relatum.checks import seconds_text
 from relatum.client_logs import own_connection
 from relatum.closing import Closing
 from relatum.errors import (
@@ -33,7 +30,7 @@ from relatum.errors import (
 )
 from relatum.processes import after_fork, leave_to_parent
 from relatum.publishing._refusals import MALFORMED
-from relatum.reading import GOODBYE_S, BrokerAddress, blocking_connection
+from relatum.reading import GOODBYE_S, BrokerAddress, blocking_connection, in_time
 
 DIRECT_TIMEOUT_S: Final = 10.0
 """Seconds until a broker that does not answer counts as away."""
@@ -102,7 +99,7 @@ class DirectPublisher(Closing):
             try:
                 connection = self._connected()
                 self._check_frame(connection, size)
-                with _answered(connection, self._timeout_s):
+                with in_time(connection, self._timeout_s):
                     self._opened(connection).basic_publish("", stream, body, properties, mandatory=True)
             except UnroutableError as error:
                 raise PublishUnroutable(
@@ -160,7 +157,7 @@ class DirectPublisher(Closing):
     def _drop(self) -> None:
         connection, self._connection, self._channel = self._connection, None, None
         if connection is not None and connection.is_open:
-            with suppress(AMQPError, OSError), _answered(connection, GOODBYE_S):
+            with suppress(AMQPError, OSError), in_time(connection, GOODBYE_S):
                 connection.close()
 
     @own_connection()
@@ -182,16 +179,3 @@ def encoded_bytes(properties: BasicProperties) -> int:
     except Exception as error:
         # Whatever the client's encoder says: it asserts, it packs, it recurses, and has errors of its own.
         raise InvalidInput(f"properties that AMQP 0.9.1 cannot encode: {error or type(error).__name__}") from error
-
-
-@contextmanager
-def _answered(connection: BlockingConnection, timeout_s: float) -> Iterator[None]:
-    """End a connection whose broker does not answer in time: pika itself waits for ever."""
-    # As pika's own timer does for brokers that block publishers: only timers of the loop run while it waits.
-    loop = connection._impl
-    end = partial(loop._terminate_stream, ConnectionBlockedTimeout(f"no answer within {seconds_text(timeout_s)}"))
-    timer = loop._adapter_call_later(timeout_s, end)
-    try:
-        yield
-    finally:
-        loop._adapter_remove_timeout(timer)

@@ -63,7 +63,7 @@ def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
     if interceptions.options.copy_to is not None and broker.confirm_delivery:
         raise ConfigurationError(
             "copy_to= with confirm_delivery=True is refused: a message whose queue is gone would count as delivered, "
-            "for its copy, and dramatiq would not declare the queue again. `relatum tap --firehose` copies them"
+            "for its copy, and dramatiq would not declare the queue again"
         )
     given = broker.parameters
     interceptions.nodes = given if isinstance(given, list) else [given]

@@ -46,8 +46,8 @@ def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
     """Publish through the interception on the connection that the broker has, and on those it will have."""
     if interceptions.options.copy_to is not None:
         raise ConfigurationError(
-            "copy_to= is for kombu, Celery and dramatiq: FastStream publishes as mandatory, and a message whose queue "
-            "is gone would count as delivered, for its copy. `relatum tap` the exchange, or `relatum tap --firehose`"
+            "copy_to= is for Celery and dramatiq: FastStream publishes as mandatory, and a message whose queue "
+            "is gone would count as delivered, for its copy. `relatum tap` the exchange"
         )
     _cover(broker._connection, interceptions)
     interceptions.put(broker, "_connect", _Connect(broker._connect, interceptions))

@@ -32,7 +32,6 @@ from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp
 from relatum.publishing.clients._attributes import Late, Renewal, Replacement, Wrapper, put, put_back
 from relatum.publishing.clients._pika_properties import OwnProperties, copy_with
-from relatum.publishing.clients._pika_returns import Returns, strip_returned
 from relatum.superstreams import Target
 
 NAME: Final = "pika"
@@ -107,8 +106,6 @@ class Publisher(Replacement):
                 self.delivery_tag += 1
             return result
         properties, stamp = self.stamp(properties or None, body)
-        if mandatory:
-            self.expect_return(stamp)
         if self._watches:
             interception.watch(exchange, routing_key)
         frames = self.connection.frames_sent
@@ -139,19 +136,13 @@ class Publisher(Replacement):
             return given, stamp
         return copy_with(given, stamp.headers, stamp.message_id), stamp
 
-    def expect_return(self, stamp: Stamp) -> None:
-        """Remember what was added to a mandatory message: it may come back."""
-        Returns.of(implementation_of(self.channel)).expect(stamp)
-
     def _outcome(
         self, error: Exception, exchange: Any, routing_key: Any, body: Any, stamp: Stamp, began_s: float
     ) -> PublishError:
         """The error of a publish that was sent, as what it says about the message."""
         if isinstance(error, UnroutableError):
-            strip_returned(error, stamp)
             return outcome(PublishUnroutable, error, in_stream=False)
         if isinstance(error, NackError):
-            strip_returned(error, stamp)
             # One of several queues can refuse what another has taken.
             return outcome(PublishNacked, error, in_stream=False if exchange == "" else None)
         if _is_refusal(error):
@@ -202,7 +193,6 @@ def may_wait(connection: "BlockingConnection | Connection") -> bool:
 def release(connection: "BlockingConnection | Connection") -> None:
     """Put back what was there before. What somebody else has wrapped since stays, and passes everything through."""
     for channel in channels_of(connection):
-        Returns.put_back(implementation_of(channel))
         publisher = vars(channel).get(PUBLISHER)
         if isinstance(publisher, CountingPublisher) and publisher.delivery_tag is not None:
             # Stays, passes everything through and counts: the tags of later confirms could not be known otherwise.
@@ -247,12 +237,6 @@ def _intercept_channel(connection: "BlockingConnection | Connection") -> Callabl
             )
 
     return publish_through
-
-
-def implementation_of(channel: "BlockingChannel | Channel") -> Channel:
-    """The callback channel that a channel is, or is made of."""
-    implementation: Channel = channel._impl if isinstance(channel, BlockingChannel) else channel
-    return implementation
 
 
 def _implementation(connection: "BlockingConnection | Connection") -> Connection:

@@ -23,7 +23,6 @@ from relatum.publishing._receipt import Receipt
 from relatum.publishing._refusals import refuses_publish
 from relatum.publishing._settle import final_at
 from relatum.publishing.clients._pika import CountingPublisher
-from relatum.publishing.clients._pika_returns import RETURNS, Returns
 
 _CONFIRMS: Final = "_relatum_confirms"
 
@@ -86,12 +85,9 @@ class Confirms:
             routed = None if receipt._sent.exchange else False
             self._fail(receipt, PublishNacked(f"the broker refused message {receipt.message_id}", in_stream=routed))
 
-    def _on_return(self, channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
+    def _on_return(self, _channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
         """A message comes back before its ack does: it is known by what we named it."""
-        returns = vars(channel).get(RETURNS)
-        # What was added is taken out by now, unless the connection was released meanwhile.
-        here = ((properties.headers or {}).get(RECEIPT_HEADER), properties.message_id)
-        names = returns.names if isinstance(returns, Returns) else here
+        names = ((properties.headers or {}).get(RECEIPT_HEADER), properties.message_id)
         receipt = next((self._by_message[name] for name in names if name in self._by_message), None)
         if receipt is not None:
             self._fail(

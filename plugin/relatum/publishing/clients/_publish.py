@@ -1,33 +1,25 @@
 """Publishing with a receipt."""
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
-from pika.exceptions import NackError, UnroutableError
 
 from relatum.checks import checked_body
 from relatum.errors import ConfigurationError
 from relatum.publishing._locate import Sent
 from relatum.publishing._receipt import Receipt
-from relatum.publishing._stamp import Stamp
-from relatum.publishing.clients._known_clients import receipts_of
 from relatum.publishing.clients._pika import PUBLISHER, CountingPublisher, Publisher
 from relatum.publishing.clients._pika_confirms import Confirms
-from relatum.publishing.clients._pika_returns import strip_returned
 from relatum.superstreams import Target
 from relatum.uuid7 import uuid7
 
 if TYPE_CHECKING:
-    from kombu.messaging import Producer as KombuProducer
-    from rabbitmq_amqp_python_client import Message
-    from rabbitmq_amqp_python_client import Publisher as AMQP10Publisher
+    pass
 
 
-@overload
 def publish(
     channel: "BlockingChannel | Channel",
     exchange: "str | Target",
@@ -37,37 +29,11 @@ def publish(
     *,
     mandatory: bool = True,
     **kwargs: Any,
-) -> Receipt: ...
-
-
-@overload
-def publish(channel: "AMQP10Publisher", exchange: "Message", /) -> Receipt: ...
-
-
-@overload
-def publish(
-    channel: "KombuProducer", exchange: Any, routing_key: str, body: Any, *, mandatory: bool = True, **kwargs: Any
-) -> Receipt: ...
-
-
-def publish(
-    channel: Any,
-    exchange: Any,
-    routing_key: str = "",
-    body: Any = b"",
-    properties: BasicProperties | None = None,
-    *,
-    mandatory: bool = True,
-    **kwargs: Any,
 ) -> Receipt:
     """Publish with a confirm and get a receipt, which gives the message's offsets once they are recorded.
 
     Confirm mode is switched on where the channel is not in it. On a BlockingConnection this returns when the broker
     has confirmed; on a callback connection it returns at once and must be called on the connection's thread.
-
-    With AMQP 1.0: `publish(publisher, message)`, a publisher of an intercepted connection and the client's message.
-    With kombu: a Producer of an intercepted connection with `confirm_publish`, in the channel's place; exchange ("" for
-    its own) and body are what its `publish` takes, and so are further arguments: `headers`, `serializer`, `retry`, ….
 
     Args:
         channel: A channel of an intercepted pika connection.
@@ -91,16 +57,6 @@ def publish(
         PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; from here over a blocking
             connection, from the receipt over a callback connection.
     """
-    known = receipts_of(channel, is_async=False)
-    if known is not None:
-        if properties is not None:
-            raise ConfigurationError("kombu takes properties by their names: headers=…, priority=…; nothing was sent")
-        given: Receipt = known(channel, exchange, routing_key, body, mandatory=mandatory, **kwargs)
-        return given
-    with_receipt = receipt_giver(channel)
-    if with_receipt is not None:
-        receipt: Receipt = with_receipt(channel, exchange)
-        return receipt
     publisher = publisher_of(channel)
     interception = publisher.interception
     interception.require_database()
@@ -110,33 +66,16 @@ def publish(
     asked = receipt_header(properties.message_id if properties is not None else None)
     stamped, stamp = publisher.stamp(properties, body, asked)
     sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body)
-    if mandatory:
-        publisher.expect_return(stamp)
 
     def send() -> None:
         channel.basic_publish(exchange, routing_key, body, stamped, mandatory, **kwargs)
 
     if isinstance(publisher, CountingPublisher):
         return Confirms.of(publisher.channel, publisher).publish(sent, send)
-    _send_blocking(publisher.channel, send, stamp)
+    if not publisher.channel._delivery_confirmation:
+        publisher.channel.confirm_delivery()
+    send()
     return Receipt(sent, interception.locator)
-
-
-def receipt_giver(target: Any) -> Callable[..., Any] | None:
-    """What publishes with a receipt for a producer, or a publisher, whose messages are encoded already; else None.
-
-    Raises:
-        ConfigurationError: no database, so no receipt could ever come.
-    """
-    # What stands in for its method is there where it is intercepted, and only then.
-    for name, owner in (("send_wait", target), ("publish", target), ("publish", getattr(target, "_publisher", None))):
-        method = getattr(owner, name, None)
-        with_receipt = getattr(method, "with_receipt", None)
-        if method is not None and with_receipt is not None and method.interception.active:
-            method.interception.require_database()
-            found: Callable[..., Any] = with_receipt
-            return found
-    return None
 
 
 def receipt_header(message_id: str | None) -> str | bool:
@@ -154,8 +93,7 @@ def publisher_of(channel: Any) -> Publisher:
         raise ConfigurationError(
             f"channel is a channel of an intercepted pika connection, not {type(channel).__name__} of "
             f"{type(channel).__module__}; with aio-pika: await relatum.publish_async(exchange, message, routing_key), "
-            "with rstream publish_async(producer, message, stream), with FastStream publish_async(broker, message, "
-            "stream); with kombu publish(producer, exchange, routing_key, body)"
+            "with FastStream publish_async(broker, message, stream)"
         )
     publisher = vars(channel).get("basic_publish")
     if not isinstance(publisher, Publisher):
@@ -163,13 +101,3 @@ def publisher_of(channel: Any) -> Publisher:
     if not isinstance(publisher, Publisher) or not publisher.interception.active:
         raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
     return publisher
-
-
-def _send_blocking(channel: BlockingChannel, send: Callable[[], None], stamp: Stamp) -> None:
-    if not channel._delivery_confirmation:
-        channel.confirm_delivery()
-    try:
-        send()
-    except (UnroutableError, NackError) as error:
-        strip_returned(error, stamp)
-        raise

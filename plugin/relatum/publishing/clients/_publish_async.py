@@ -7,20 +7,17 @@ from relatum.errors import ConfigurationError, PublishUnroutable
 from relatum.publishing._interception import Interception
 from relatum.publishing._locate import Sent
 from relatum.publishing._receipt import AsyncReceipt
-from relatum.publishing.clients._known_clients import receipts_of
-from relatum.publishing.clients._publish import receipt_giver, receipt_header
+from relatum.publishing.clients._publish import receipt_header
 from relatum.superstreams import TargetExchange
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
     from faststream.rabbit import RabbitBroker
-    from rabbitmq_amqp_python_client import AsyncPublisher, Message
-    from rstream import AMQPMessage, Producer
 
 
 async def publish_async(
-    target: "AbstractExchange | AbstractChannel | TargetExchange | Producer | AsyncPublisher | RabbitBroker",
-    message: "AbstractMessage | AMQPMessage | Message | Any",
+    target: "AbstractExchange | AbstractChannel | TargetExchange | RabbitBroker",
+    message: "AbstractMessage | Any",
     routing_key: str = "",
     *,
     mandatory: bool = True,
@@ -29,14 +26,13 @@ async def publish_async(
     """Publish with a confirm and get a receipt, which gives the message's offsets once they are recorded.
 
     The twin of `relatum.publish` for aio-pika, with its errors; its arguments are those of `Exchange.publish`. With
-    rstream those of `send_wait`, with AMQP 1.0 none but the message, with FastStream those of `RabbitBroker.publish`.
+    FastStream those of `RabbitBroker.publish`.
 
     Args:
         target: An exchange of an intercepted connection, or a channel, which means its default exchange; or
-            `SuperStream.exchange(channel)`. Or an intercepted producer of rstream; or an AsyncPublisher of an
-            intercepted AMQP 1.0 connection; or an intercepted RabbitBroker of FastStream, which is started.
+            `SuperStream.exchange(channel)`. Or an intercepted RabbitBroker of FastStream, which is started.
         message: The client's message, with FastStream whatever it publishes; not changed.
-        routing_key: The routing key; with rstream and FastStream the stream.
+        routing_key: The routing key; with FastStream the stream.
         mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`, whatever the channel's
             `on_return_raises`. False: the broker drops it and confirms.
         kwargs: Further arguments of the client's own method, such as `timeout`; FastStream's `headers`, `exchange`, ….
@@ -47,17 +43,12 @@ async def publish_async(
     Raises:
         ConfigurationError: as for `publish`, or the channel was opened with `publisher_confirms=False`; nothing was
             sent.
-        InvalidInput: with rstream: bytes that are no AMQP 1.0 message; nothing was sent.
         PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; `await error.settle()`.
     """
-    known = receipts_of(target, is_async=True)
-    if known is not None:
-        given: AsyncReceipt = await known(target, message, routing_key, mandatory=mandatory, **kwargs)
-        return given
-    with_receipt = receipt_giver(target)
-    if with_receipt is not None:
-        receipt: AsyncReceipt = await with_receipt(target, message, routing_key, **kwargs)
-        return receipt
+    if any(kind.__module__ == "faststream.rabbit.broker.broker" for kind in type(target).__mro__):
+        from relatum.publishing.clients import _faststream as _faststream
+
+        return await _faststream.with_receipt(target, message, routing_key, mandatory=mandatory, **kwargs)
     return await _of_aio_pika(target, message, routing_key, mandatory, kwargs)
 
 

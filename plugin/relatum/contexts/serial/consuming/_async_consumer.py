@@ -46,7 +46,7 @@ class AsyncSerialConsumer(AsyncConsumerFace, AsyncClosing):
     #     super_stream: The super stream's name.
     #     name: The consumer's name. Each name consumes every message.
     #     options: How it reads.
-    #     database: PostgreSQL's URL, or an engine, which stays the caller's.
+    #     database: PostgreSQL's URL, or a `Database`, which stays the caller's.
     #     broker: The broker's URL or address.
     #     stream_url: The stream protocol's URL, where it cannot be told from the broker's.
     #     ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.

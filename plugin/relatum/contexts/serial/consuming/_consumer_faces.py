@@ -7,8 +7,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-import sqlalchemy as sa
-
 from relatum import metrics
 from relatum.checks import checked_name, checked_seconds, shown
 from relatum.contexts.serial.consuming._partition_following import Pause
@@ -22,6 +20,7 @@ from relatum.contexts.serial.consuming._threads import in_thread
 from relatum.errors import ConfigurationError, InvalidInput, UsedAfterClose
 from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
+from relatum.store import AnyDatabase
 
 CLOSE_S: Final = 10.0
 """Seconds `close` waits for threads by default."""
@@ -36,7 +35,7 @@ class _Face:
         name: str,
         options: SerialOptions = SerialOptions(),
         *,
-        database: str | sa.URL | sa.Engine,
+        database: AnyDatabase,
         broker: str | BrokerAddress,
         stream_url: str | None = None,
         ssl_context: ssl.SSLContext | None = None,

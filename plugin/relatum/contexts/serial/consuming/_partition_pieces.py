@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from relatum.contexts.placement._entries import CONTROL_BYTES, Adoption, Data, Entry, Marker, Placed, entry_of
 from relatum.errors import UndecodableMessage
-from relatum.headers import CONTROL_HEADER, PLACED_HEADER
+from relatum.headers import PLACED_HEADER
 from relatum.reading import Message, RecordBatch, header_value
 from relatum.wire import amqp10
 
@@ -38,13 +38,9 @@ class Piece:
         is_partition: Callable[[str], bool] = lambda stream: True,
     ) -> "Piece":
         """The piece in a batch of records."""
-        if batch.messages is None:
-            # One search for all: joining them is faster than looking into each.
-            joined = b"".join(batch.records)
-            bytes_, may_control = len(joined), CONTROL_BYTES in joined
-        else:
-            bytes_ = sum(len(message.body) for message in batch.messages)
-            may_control = any(CONTROL_HEADER in message.headers for message in batch.messages)
+        # One search for all: joining them is faster than looking into each.
+        joined = b"".join(batch.records)
+        bytes_, may_control = len(joined), CONTROL_BYTES in joined
         adopted: dict[int, Message | None] = {}
         foreign: set[int] = set()
         for offset, entry in ((each.offset, control_in(each)) for each in batch.each_message()) if may_control else ():
@@ -65,12 +61,8 @@ class Piece:
 
     def cut(self, start: int, end: int) -> RecordBatch:
         """Some of the messages."""
-        batch, messages = self.batch, self.batch.messages
-        offsets = batch.offsets[start:end]
-        given = None if messages is None else messages[start:end]
-        return replace(
-            batch, first_offset=offsets[0], offsets=offsets, records=batch.records[start:end], messages=given
-        )
+        batch, offsets = self.batch, self.batch.offsets[start:end]
+        return replace(batch, first_offset=offsets[0], offsets=offsets, records=batch.records[start:end])
 
 
 def control_in(message: Message) -> Entry | None:

@@ -105,7 +105,7 @@ class Member:
         stored = self.store.find_header()
         if stored is None:
             stored = self.header or CONTEXT_HEADER
-            with PlacementStore(self.store.engine, self._address.vhost, self._super_stream) as placements:
+            with PlacementStore(self.store.database, self._address.vhost, self._super_stream) as placements:
                 placements.open(stored, self._layout())
         if self.header not in (None, stored):
             reason = f"its contexts are named by the header {stored!r}, not by {self.header!r}"

@@ -1,6 +1,7 @@
 """How far the serial consumers of a super stream are, and what they hold back; and forgetting one."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +13,7 @@ from relatum.contexts.serial.consuming._serial_statements import DRAINED
 from relatum.contexts.serial.consuming._serial_store import ConsumerStore
 from relatum.errors import NotFound, StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import as_engine, serial_consumers, super_streams, translated_errors
+from relatum.store import AnyDatabase, Database, serial_consumers, super_streams, translated_errors
 
 _NAMES: Final = (
     sa.select(serial_consumers.c.name)
@@ -111,13 +112,13 @@ def read_status(store: ConsumerStore, reader: StreamReader, pauses: Sequence[Pau
 
 
 def consumers(
-    super_stream: str, *, database: str | sa.URL | sa.Engine, broker: str | BrokerAddress, stream_url: str | None = None
+    super_stream: str, *, database: AnyDatabase, broker: str | BrokerAddress, stream_url: str | None = None
 ) -> dict[str, SerialStatus]:
     """How far all serial consumers of a super stream are, by name. Pauses are not among it: members measure them.
 
     Args:
         super_stream: The super stream's name.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         broker: The broker's URL or address.
         stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
 
@@ -127,7 +128,8 @@ def consumers(
     checked_name("super_stream", super_stream)
     address = BrokerAddress.of(broker, stream_url)
     found: dict[str, SerialStatus] = {}
-    with as_engine(database) as engine:
+    with closing(Database(database, refusing=None)) as shared:
+        engine = shared.engine
         with translated_errors(), engine.connect() as connection:
             wanted = {"of_vhost": address.vhost, "of_super_stream": super_stream}
             names = connection.scalars(_NAMES, wanted).all()
@@ -135,13 +137,13 @@ def consumers(
             return found
         with StreamReader.open(address) as reader:
             for name in names:
-                store = ConsumerStore(super_stream, name, engine, vhost=address.vhost)
+                store = ConsumerStore(super_stream, name, shared, vhost=address.vhost)
                 if store.find():
                     found[name] = read_status(store, reader, ())
     return found
 
 
-def forget_consumer(super_stream: str, name: str, *, database: str | sa.Engine, vhost: str = "/") -> bool:
+def forget_consumer(super_stream: str, name: str, *, database: AnyDatabase, vhost: str = "/") -> bool:
     """Forget how far a serial consumer's name is. A partition can be retired once all names have consumed it.
 
     A consumer of that name that starts later begins anew.
@@ -149,7 +151,7 @@ def forget_consumer(super_stream: str, name: str, *, database: str | sa.Engine, 
     Args:
         super_stream: The super stream's name.
         name: The consumer's name.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or a `Database`.
         vhost: The super stream's virtual host.
 
     Returns:

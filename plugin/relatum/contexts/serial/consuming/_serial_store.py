@@ -29,6 +29,7 @@ from relatum.errors import Conflict
 from relatum.following import Reach
 from relatum.reading import position_of
 from relatum.store import (
+    AnyDatabase,
     Database,
     Member,
     Position,
@@ -52,7 +53,7 @@ class ConsumerStore:
         self,
         super_stream: str,
         name: str,
-        database: str | sa.URL | sa.Engine,
+        database: AnyDatabase,
         *,
         vhost: str,
         lease_s: float = SerialOptions().lease_s,
@@ -65,12 +66,13 @@ class ConsumerStore:
         """Brought forward as the member ends, which must not wait for a database that does not answer."""
         # It is begun anew after a start that failed, and says that it leaves as it is closed.
         self._database = Database(database, refusing=None, ending=self.ending, pool_size=POOL, is_bounded=False)
+        self.database = self._database
         self.engine = self._database.engine
         self._member = Member(statements.PARTITIONS, 0, lease_s=lease_s)
 
     def moves(self) -> MoveStore:
         """The moves of the super stream."""
-        return MoveStore(self.engine, self._super_stream().super_stream_id, self.super_stream)
+        return MoveStore(self._database, self._super_stream().super_stream_id, self.super_stream)
 
     @property
     def renewal_s(self) -> float:

@@ -136,7 +136,7 @@ def attend_for(core: "RouterCore") -> None:
 
     def where() -> Where:
         store = core.store
-        return Where(MoveStore(store.engine, store.super_stream_id, core.super_stream), core.address)
+        return Where(MoveStore(store.database, store.super_stream_id, core.super_stream), core.address)
 
     abandoned = Abandoned(where)
     core.when_waiting(abandoned.look, abandoned.close)

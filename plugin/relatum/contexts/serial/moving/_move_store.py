@@ -36,12 +36,12 @@ class NothingToMove(Conflict):
 class MoveStore:
     """The moves of one super stream. Threads may share it."""
 
-    def __init__(self, engine: sa.Engine, super_stream_id: int, super_stream: str) -> None:
-        self._database = Database(engine)
+    def __init__(self, database: Database, super_stream_id: int, super_stream: str) -> None:
+        self._database = Database(database)
         self._transaction = self._database.transaction
         self._id = super_stream_id
         self._name = super_stream
-        self.outages = Outages(logger, database=database_name(engine))
+        self.outages = Outages(logger, database=database_name(database.engine))
         """What is away, of all moves of the super stream."""
 
     @contextmanager

@@ -5,8 +5,6 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-import sqlalchemy as sa
-
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
 from relatum.closing import Closing
 from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement, PlacementState
@@ -24,6 +22,7 @@ from relatum.errors import Conflict, InvalidInput, PlacementNotFound
 from relatum.limits import INTEGER_MAX, PARTITIONS_MAX
 from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress
+from relatum.store import AnyDatabase
 
 LISTED_AT_ONCE: Final = 1_000
 """Placements read in one statement."""
@@ -37,7 +36,7 @@ class SerializationContexts(Closing):
 
     Args:
         super_stream: The super stream's name.
-        database: PostgreSQL's URL, or an engine, which stays the caller's.
+        database: PostgreSQL's URL, or a `Database`, which stays the caller's.
         broker: The broker's AMQP URL or address. Moving contexts and changing partitions needs it, looking does not.
         stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
         ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
@@ -59,7 +58,7 @@ class SerializationContexts(Closing):
     def __init__(
         self,
         super_stream: str,
-        database: str | sa.Engine,
+        database: AnyDatabase,
         *,
         broker: str | BrokerAddress | None = None,
         stream_url: str | None = None,
@@ -91,7 +90,7 @@ class SerializationContexts(Closing):
         try:
             self._partitions = Partitions(self._placements, super_stream, address)
             self._partitions.open(header)
-            self._moves = MoveStore(self._placements.engine, self._placements.super_stream_id, super_stream)
+            self._moves = MoveStore(self._placements.database, self._placements.super_stream_id, super_stream)
         except BaseException:
             self._placements.close_store()
             raise

@@ -1,1 +1,0 @@
-"""The live view: messages as they are recorded, followed once for all who look."""

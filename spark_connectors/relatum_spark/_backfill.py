@@ -1,0 +1,249 @@
+"""Back-fill in parallel: the driver plans by the coverage, tasks fill slices of what a stream lacks.
+
+A task looks up what of its slice is still not covered. So a task that Spark runs again, a run that is repeated, and two
+that run at once write nothing twice.
+"""
+
+import pickle
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Final
+
+import pyarrow as pa
+import sqlalchemy as sa
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.utils import is_remote
+
+from relatum.checks import checked_count, checked_names, shown
+from relatum.errors import InvalidInput, RelatumError, Transient
+from relatum.keys import KeyDefinition
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording import BackfillReport, Filler, Pace, Plan, Segment, edges_of, plan_backfill
+from relatum.store import StreamRow, as_engine
+from relatum_spark._broker import Broker, database_url
+
+SLICE_OFFSETS: Final = 100_000
+"""Offsets a slice has at most: some seconds of work, so that little is repeated and all slots end together."""
+
+SLICES_EACH: Final = 2
+"""Slices for each task that runs at once, at least."""
+
+PARALLELISM_OVER_CONNECT: Final = 8
+"""Tasks taken to run at once where the session cannot be asked."""
+
+_FILLED: Final = pa.schema(
+    [("stream", pa.string()), ("messages", pa.int64()), ("rows", pa.int64()), ("error", pa.binary())]
+)
+
+
+def backfill(
+    spark: SparkSession,
+    streams: str | Sequence[str],
+    *,
+    keys: Sequence[str] | None = None,
+    broker: str | BrokerAddress | Broker | None = None,
+    stream_url: str | None = None,
+    database: str | None = None,
+    messages_per_s: float | None = None,
+    partitions: int | None = None,
+    slice_offsets: int = SLICE_OFFSETS,
+) -> list[BackfillReport]:
+    """Record the retained messages of streams that lack some key, in parallel.
+
+    Safe to repeat, to run twice at once, and beside recorders. When it is killed anywhere, the table equals the
+    streams up to the coverage, and the next run does what is left. `relatum status` shows how far it is.
+
+    Args:
+        spark: The session.
+        streams: A stream or several; a super stream stands for its partitions.
+        keys: Names of defined keys; None: all that are in force, and the time unless it is switched off.
+        broker: The broker; None takes RELATUM_BROKER_URL. Executors connect to it too.
+        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
+        database: PostgreSQL's URL; None takes RELATUM_DATABASE_URL. Executors connect to it too.
+        messages_per_s: Messages read a second by all tasks together, at most; None for no limit.
+        partitions: Tasks that run at once; None for the session's slots (8 over Spark Connect, which does not tell).
+        slice_offsets: Offsets one slice has at most; a task that fails repeats what of its slice is not covered.
+
+    Returns:
+        A report for each stream, in the order given, partitions in theirs. A task that died after a commit could not
+        count what it did: messages and rows are then too few, the table is not.
+
+    Raises:
+        InvalidInput: an argument is wrong.
+        ConfigurationError: no broker or database is named, or executors cannot reach the stream protocol's port.
+        KeyNotDefined, StreamNotFound: a key is not defined, a stream not there; nothing was read.
+        CoverageConflict: a stream is not the one that was recorded, or others keep moving the coverage.
+        PythonException: a task failed as often as Spark tries it; run it again to go on.
+    """
+    names = checked_names("streams", [streams] if isinstance(streams, str) else streams, least=1)
+    if keys is not None:
+        keys = checked_names("keys", keys)
+    if messages_per_s is not None and not (type(messages_per_s) in (int, float) and messages_per_s > 0):
+        raise InvalidInput(f"messages_per_s= takes a number over 0, not {shown(messages_per_s)}")
+    checked_count("slice_offsets", slice_offsets)
+    if partitions is not None:
+        at_once = checked_count("partitions", partitions)
+    else:
+        at_once = PARALLELISM_OVER_CONNECT if is_remote() else max(1, spark.sparkContext.defaultParallelism)
+    target, url = Broker.of(broker, stream_url), database_url(database)
+    started = perf_counter()
+    messages: Counter[str] = Counter()
+    rows: Counter[str] = Counter()
+    with as_engine(url) as engine, target.open() as reader:
+        found = _each_stream(reader, names)
+        edges: dict[str, list[int]] = {stream: [] for stream in found}
+        to_end = True
+        while plans := _plans(engine, reader, target.address.vhost, found, keys, to_end=to_end):
+            # Live recording may only now have begun to record a key: plan again until nothing is lacking.
+            to_end = False
+            for plan in plans:
+                edges[plan.stream.name] += edges_of(plan.segments)
+            parts = cut(plans, at_once=at_once, slice_offsets=slice_offsets)
+            for filled in _fill(spark, Filling.of(target, url, plans, parts, at_once, messages_per_s)):
+                messages[filled.stream] += filled.messages
+                rows[filled.stream] += filled.rows
+    seconds = perf_counter() - started
+    return [
+        BackfillReport(stream, messages[stream], rows[stream], min(ends or [0]), max(ends or [0]), seconds)
+        for stream, ends in edges.items()
+    ]
+
+
+def _each_stream(reader: StreamReader, names: Sequence[str]) -> dict[str, str | None]:
+    """The streams that names stand for, each once, with the super stream of those that are partitions."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        partitions = reader.partitions(name)
+        found |= dict.fromkeys(partitions, name) if partitions else {name: found.get(name)}
+    return found
+
+
+def _plans(
+    engine: sa.Engine,
+    reader: StreamReader,
+    vhost: str,
+    streams: dict[str, str | None],
+    keys: Sequence[str] | None,
+    *,
+    to_end: bool,
+) -> list[Plan]:
+    """What there is to fill of each stream; none where nothing is lacking."""
+    plans = [
+        plan_backfill(engine, reader, vhost, name, keys, super_stream, to_end=to_end)
+        for name, super_stream in streams.items()
+    ]
+    return [plan for plan in plans if plan.segments]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A slice of what a stream lacks."""
+
+    stream: str
+    segment: Segment
+
+
+def cut(plans: Sequence[Plan], *, at_once: int, slice_offsets: int) -> list[Part]:
+    """Cut what streams lack into slices, in order: neighbours are filled at about the same time.
+
+    So the table's rows lie nearly in the order of offsets, and its block index stays small and exact.
+    """
+    total = sum(part.to_offset - part.from_offset for plan in plans for part in plan.segments)
+    size = max(1, min(slice_offsets, -(-total // (at_once * SLICES_EACH))))
+    return [
+        Part(plan.stream.name, Segment(start, min(start + size, whole.to_offset), whole.key_ids))
+        for plan in plans
+        for whole in plan.segments
+        for start in range(whole.from_offset, whole.to_offset, size)
+    ]
+
+
+@dataclass(frozen=True)
+class Filling:
+    """The work of all tasks; each fills its slices with one reader and one engine. Can be pickled."""
+
+    broker: Broker = field(repr=False)
+    database: str = field(repr=False)
+    streams: dict[str, StreamRow]
+    definitions: dict[str, tuple[KeyDefinition, ...]]
+    tasks: list[list[Part]]
+    messages_per_s: float | None
+
+    @classmethod
+    def of(
+        cls,
+        broker: Broker,
+        database: str,
+        plans: Sequence[Plan],
+        parts: list[Part],
+        at_once: int,
+        messages_per_s: float | None,
+    ) -> "Filling":
+        """A task for each slice; or, where the pace is limited, as many as run at once, each with its share of it."""
+        tasks = [[part] for part in parts]
+        if messages_per_s is not None:
+            tasks = [parts[number::at_once] for number in range(min(at_once, len(parts)))]
+            messages_per_s /= len(tasks)
+        streams = {plan.stream.name: plan.stream for plan in plans}
+        definitions = {plan.stream.name: plan.definitions for plan in plans}
+        return cls(broker, database, streams, definitions, tasks, messages_per_s)
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Fill the slices of the tasks with these numbers; in a task."""
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield pa.RecordBatch.from_pylist(self._fill(self.tasks[number]), schema=_FILLED)
+
+    def _fill(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        """A row for each slice. What may pass is raised, so that Spark tries again; another error is the only row."""
+        try:
+            pace = Pace(self.messages_per_s, threading.Event())
+            with as_engine(self.database) as engine, self.broker.open() as reader:
+                return [self._fill_one(engine, reader, part, pace) for part in parts]
+        except Transient:
+            raise
+        except RelatumError as error:
+            return [{"error": pickle.dumps(error)}]
+
+    def _fill_one(self, engine: sa.Engine, reader: StreamReader, part: Part, pace: Pace) -> dict[str, Any]:
+        done: Counter[str] = Counter()
+
+        def count(messages: int, rows: int, _: int) -> None:
+            done.update(messages=messages, rows=rows)
+
+        stream, definitions = self.streams[part.stream], self.definitions[part.stream]
+        Filler(engine, reader, stream, definitions, on_commit=count, pace=pace).complete(part.segment)
+        return {"stream": part.stream, "messages": done["messages"], "rows": done["rows"]}
+
+
+def _fill(spark: SparkSession, work: Filling) -> list[Row]:
+    """Run the tasks, and collect a row for each slice. Spark Connect has `mapInArrow` too, and no RDDs."""
+    frame = spark.range(0, len(work.tasks), 1, len(work.tasks)).mapInArrow(
+        work.run, "stream string, messages long, rows long, error binary"
+    )
+    names = list(work.streams)
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    with _described(spark, f"relatum: back-fill of {shown} in {sum(map(len, work.tasks))} slices"):
+        rows = frame.collect()
+    for row in rows:
+        if row.error is not None:
+            # Written by `Filling`, in a task of this job.
+            raise pickle.loads(row.error)  # noqa: S301
+    return rows
+
+
+@contextmanager
+def _described(spark: SparkSession, description: str) -> Iterator[None]:
+    """What Spark's page shows of the job; nothing over Spark Connect."""
+    if is_remote():
+        yield
+        return
+    spark.sparkContext.setJobDescription(description)
+    try:
+        yield
+    finally:
+        spark.sparkContext.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]

@@ -1,1 +1,0 @@
-"""Back-fill and verification, in parallel: the kernel's own, in tasks."""
