@@ -7,8 +7,8 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.reading import BrokerAddress
-from relatum.recording import Recorder
-from relatum.recording._embedded import CLOSE_S, EmbeddedRecorder
+from relatum.recording import EmbeddedRecorder, Recorder
+from relatum.recording._embedded import CLOSE_S
 from relatum.recording._group import RecorderGroup
 from relatum.store import Database, add_keys, make_engine
 from tests.support import publish_plain, rows_of, unique_name, wait_recorded, wait_until
