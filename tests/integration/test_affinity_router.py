@@ -130,17 +130,14 @@ def test_least_loaded_counts_the_open_sets_of_all(faces: Faces, sets: relatum.Af
         assert sorted(sets.count().values()) == [2, 3, 4]
 
 
-def test_weights_of_the_database_and_of_a_router(faces: Faces, sets: relatum.AffinitySets, layout: Layout) -> None:
-    """Sets are placed in proportion to weights; a router's own come before those in the database."""
+def test_weights_of_the_database(faces: Faces, sets: relatum.AffinitySets, layout: Layout) -> None:
+    """Sets are placed in proportion to the weights that are stored."""
     first, second, third = (each.stream for each in layout)
     sets.set_weights({first: 2, second: 1, third: 0})
     with faces.opened(balance="weighted") as router:
         for number in range(6):
             router.publish(b"", f"set {number}")
     assert sets.count() == {first: 4, second: 2, third: 0}
-    with faces.opened(balance="weighted", weights={first: 0, second: 0}) as router:
-        router.publish(b"", "elsewhere")
-    assert sets.inspect("elsewhere").partition == third
 
 
 # --- the end of sets ----------------------------------------------------------------------------------------------
@@ -361,7 +358,6 @@ def test_headers_that_make_no_sense_are_refused(faces: Faces, partitions: Partit
     "option",
     [
         {"balance": "fairest"},
-        {"weights": {"s": -1}},
         {"check_s": 0.05},
         {"idle_s": 0},
         {"open_sets_max": 0},

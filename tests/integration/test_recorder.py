@@ -184,7 +184,7 @@ def test_two_back_fills_at_once_write_each_row_once(amqp_url: str, engine: sa.En
     add_keys(engine, ["order_id", "host"])
     names = [["order_id"], None, ["host", "order_id"]]
     threads = [
-        threading.Thread(target=backfill, args=[amqp_url, engine, stream_name], kwargs={"keys": keys}) for keys in names
+        threading.Thread(target=backfill, args=[amqp_url, engine.url, stream_name], kwargs={"keys": keys}) for keys in names
     ]
     for thread in threads:
         thread.start()

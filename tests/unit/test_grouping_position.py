@@ -118,9 +118,3 @@ def test_each_anomaly_has_its_name(
     """Twice the same number, two lasts, a number past the last, a member that retention took: each by itself."""
     position = assess(ID, members, expired=gone)
     assert (position.anomalies, position.last_sequence, position.is_complete) == (anomalies, last, complete)
-
-
-def test_ibm_mq_tells_of_one_of_them() -> None:
-    """MQ leaves physical order to the application: it has no reason code for what can go wrong there."""
-    assert {anomaly.mq_reason for anomaly in set(Anomaly) - {Anomaly.EXPIRED}} == {None}
-    assert Anomaly.EXPIRED.mq_reason == 2033

@@ -200,7 +200,7 @@ def placements() -> None:
     take("SerialOptions", serial, {}, held_messages_max=COUNTS, held_bytes_max=COUNTS)
     take("ContextOptions", room.ContextOptions, {}, contexts_max=COUNTS)
     sets_options = room.AffinityOptions
-    take("AffinityOptions", sets_options, {}, weights=WEIGHTS, idle_s=SECONDS, open_sets_max=COUNTS)
+    take("AffinityOptions", sets_options, {}, idle_s=SECONDS, open_sets_max=COUNTS)
     take("AffinityOptions", sets_options, {}, known_sets_max=COUNTS, predecessors_max=COUNTS)
     for options in (room.ContextOptions, sets_options):
         take(options.__name__, options, {}, balance=CHOICES, check_s=SECONDS, session_s=SECONDS, timeout_s=SECONDS)
@@ -252,7 +252,7 @@ def super_streams() -> None:
     counts = [*COUNTS, 2**63]
     long = [*NAMES, "x" * 10_000, "a\nb"]
     take("SuperStream", relatum.SuperStream, {"name": "s"}, name=long, route_by=routes, partitions=counts)
-    take("SuperStream", relatum.SuperStream, {"name": "s"}, strategy=CHOICES, stream_url=URLS)
+    take("SuperStream", relatum.SuperStream, {"name": "s"}, stream_url=URLS)
     take("SuperStream.partition_of", stream.partition_of, {"broker": BROKER}, key=[None, True, 1.5, HALF, [], object()])
     take("SuperStream.affinity", stream.affinity, {}, balance=CHOICES, name=[True, b"x", NUL, HALF], weights=WEIGHTS)
     handle = {"super_stream": stream}

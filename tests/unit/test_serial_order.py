@@ -181,10 +181,10 @@ def test_an_adoption_of_what_counts_is_false() -> None:
     assert set(kinds(partitions)) == {FindingKind.DISORDER, FindingKind.FALSE_ADOPTION}
 
 
-def test_strays_and_unfinished_moves_are_notices() -> None:
-    """A publisher that died and a move that goes on leave them; the order is not broken by either."""
+def test_strays_are_notices() -> None:
+    """A publisher that died leaves them; the order is not broken by that."""
     report, _ = read({"s-0": [data(1, 1), fence(7, 2), data(1, 2)], "s-1": []})
-    assert report.counts == {FindingKind.STRAY: 1, FindingKind.UNFINISHED: 1}
+    assert report.counts == {FindingKind.STRAY: 1}
     assert report.ok
     assert not read({"s-0": [data(1, 1), data(1, 1)]})[0].ok
 

@@ -182,17 +182,9 @@ def test_the_routing_key_is_the_key_otherwise() -> None:
     assert relatum.SuperStream("orders", partitions=3).destination(None, b"", None, "hello4") == ("orders", "2")
 
 
-def test_keys_can_be_binding_keys() -> None:
-    """By the strategy "key" a message goes to the partition that is bound by its key, or nowhere."""
-    orders = relatum.SuperStream("orders", partitions=Layout.keyed("orders", ["emea", "apac"]), strategy="key")
-    assert orders.destination(None, b"", None, "apac") == ("orders", "apac")
-    with pytest.raises(NotFound):
-        orders.destination(None, b"", None, "africa")
-
-
 @pytest.mark.parametrize(
     "options",
-    [{"strategy": "random"}, {"route_by": 7}, {"route_by": ""}, {"partitions": Layout.numbered("invoices", 2)}],
+    [{"route_by": 7}, {"route_by": ""}, {"partitions": Layout.numbered("invoices", 2)}],
 )
 def test_wrong_options_are_named_at_once(options: dict[str, Any]) -> None:
     """A super stream to publish to that cannot work is not made."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 Place: TypeAlias = tuple[str, int, bool]
 """The fields of a `Membership`."""
@@ -23,19 +23,6 @@ class Anomaly(StrEnum):
     """A message, not a last one itself, with a number above that of the last."""
     EXPIRED = "expired"
     """A message of the group was there, and retention has dropped it."""
-
-    @property
-    def mq_reason(self) -> int | None:
-        """The reason code by which IBM MQ tells a reader of whole groups; None where it tells of nothing."""
-        return _MQ_REASONS[self]
-
-
-_MQ_REASONS: Final[dict[Anomaly, int | None]] = {
-    Anomaly.DUPLICATE: None,
-    Anomaly.TWO_LASTS: None,
-    Anomaly.PAST_LAST: None,
-    Anomaly.EXPIRED: 2033,  # MQRC_NO_MSG_AVAILABLE, with MQGMO_ALL_MSGS_AVAILABLE: the group is never there whole
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from pika.adapters.blocking_connection import BlockingChannel
@@ -42,7 +42,6 @@ class SuperStream(Target):
             `Outgoing`. None (default): the routing key given with the message is its key.
         partitions: Its layout, or its number of partitions where their streams are `NAME-0`, `NAME-1` and so on. None
             (default): asked of the broker when something is first published there, over a connection of its own.
-        strategy: "hash" (default): the key's hash tells the partition. "key": the key is a partition's binding key.
         stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port. Where it does not
             answer, see `describe_super_stream`.
 
@@ -56,11 +55,8 @@ class SuperStream(Target):
         *,
         route_by: RouteBy = None,
         partitions: int | Layout | None = None,
-        strategy: Literal["hash", "key"] = "hash",
         stream_url: str | None = None,
     ) -> None:
-        if strategy not in ("hash", "key"):
-            raise ConfigurationError(f"strategy is 'hash' or 'key', not {shown(strategy)}")
         if not (route_by is None or callable(route_by) or (isinstance(route_by, str) and route_by)):
             raise ConfigurationError(f"route_by is the name of a header, or a function, not {shown(route_by)}")
         checked_stream_name(name)
@@ -72,7 +68,6 @@ class SuperStream(Target):
             raise ConfigurationError(f"the layout is that of {partitions.super_stream!r}, not of {name!r}")
         self.name = name
         self.route_by = route_by
-        self.strategy = strategy
         self._stream_url = stream_url
         self._given = (
             partitions if partitions is None or isinstance(partitions, Layout) else Layout.numbered(name, partitions)
@@ -186,15 +181,9 @@ class SuperStream(Target):
             broker: As for `layout`.
             key: The key; text counts as its UTF-8 bytes.
 
-        Raises:
-            NotFound: with the strategy "key", no partition is bound by it. Otherwise as `layout`.
+        Raises: as `layout`.
         """
-        return self._route(self.layout(broker), key)
-
-    def _route(self, layout: Layout, key: str | bytes) -> Partition:
-        if self.strategy == "hash":
-            return layout.route(key)
-        return layout.bound_to(key if isinstance(key, str) else key.decode(errors="replace"))
+        return self.layout(broker).route(key)
 
     def destination(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> tuple[str, str]:
         """The exchange and the binding key that lead a message of pika's to its partition."""
@@ -210,7 +199,7 @@ class SuperStream(Target):
     async def destination_async(self, channel: Any, message: Any, routing_key: str) -> tuple[str, str]:
         """The exchange and the binding key that lead a message of aio-pika's to its partition."""
         key = self.key_of(Outgoing(message.body, message.headers or {}, message), routing_key)
-        return self.name, self._route(await self.layout_async(channel), key).binding_key
+        return self.name, (await self.layout_async(channel)).route(key).binding_key
 
 
 def _header_key(name: str, headers: Mapping[str, Any]) -> str:

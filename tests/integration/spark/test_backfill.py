@@ -121,7 +121,7 @@ def test_live_recording_and_other_back_fills_go_on_beside_it(
         add_keys(engine, ["host"])
         beside = [
             threading.Thread(target=publish_plain, args=[urls[0], stream_name, orders(500, start=2000)]),
-            threading.Thread(target=kernel_backfill, args=[urls[0], engine, stream_name]),
+            threading.Thread(target=kernel_backfill, args=[urls[0], engine.url, stream_name]),
         ]
         for thread in beside:
             thread.start()

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader
-from relatum.compiled import is_compiled
 
+import relatum.wire._chunk
 from pyspark_relatum import DefaultSource
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, Transient
 from relatum.local import LocalServers
@@ -501,10 +501,10 @@ def test_workers_are_used_again_and_run_what_is_compiled(spark: SparkSession) ->
     def seen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             again = "SPARK_REUSE_WORKER" in os.environ
-            yield pa.RecordBatch.from_pydict({"again": [again], "compiled": [is_compiled()]})
+            yield pa.RecordBatch.from_pydict({"again": [again], "file": [relatum.wire._chunk.__file__]})
 
-    assert [tuple(row) for row in spark.range(1).mapInArrow(seen, "again boolean, compiled boolean").collect()] == [
-        (True, is_compiled())
+    assert [tuple(row) for row in spark.range(1).mapInArrow(seen, "again boolean, file string").collect()] == [
+        (True, relatum.wire._chunk.__file__)
     ]
 
 

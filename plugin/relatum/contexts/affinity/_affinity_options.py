@@ -1,16 +1,15 @@
 """How a router of affinity sets places and checks."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from relatum.checks import as_options, checked_count, checked_seconds
-from relatum.contexts.affinity._balancing import MessageBalance, SetBalance
+from relatum.contexts.affinity._balancing import MessageBalance
 from relatum.contexts.placement._publication_requests import WhenAway
 from relatum.contexts.placement._router_options import RouterOptions
 from relatum.headers import AFFINITY_HEADER
 from relatum.limits import INTEGER_MAX
-from relatum.superstreams import Balance, BalanceName
+from relatum.superstreams import Balance, BalanceName, balance_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +19,7 @@ class AffinityOptions(RouterOptions):
     Attributes:
         header: The header that names a message's set. All who use the super stream must agree.
         balance: Where a set is placed by its first message: "round_robin" (default), "least_loaded" (fewest open
-            sets), "weighted", "hash" (of its name), or a function.
-        weights: For "weighted": weights by stream; those left out have 1. None (default): those in the database.
+            sets), "weighted" (by those `AffinitySets.set_weights` stored), "hash" (of its name), or a function.
         check_s: Seconds between two looks at the database by a thread, up to 0.04 (default: 0.02): how long it may be
             unknown here that a set was closed or moved. 0: each message is followed by a look of its own.
         session_s: Seconds for which a move waits for this router, where that does not answer. Default: 2; 0.1 to 60.
@@ -47,7 +45,6 @@ class AffinityOptions(RouterOptions):
 
     header: str = AFFINITY_HEADER
     balance: BalanceName | Balance = "round_robin"
-    weights: Mapping[str, float] | None = None
     check_s: float = 0.02
     when_database_away: WhenAway = "known"
     idle_s: float | None = None
@@ -62,7 +59,7 @@ class AffinityOptions(RouterOptions):
 
     def rules(self) -> tuple[Balance, Balance]:
         """The rule for sets, and the one for messages of none, begun anew."""
-        return SetBalance(self.balance, self.weights), MessageBalance(self.balance, self.weights)
+        return balance_of(self.balance), MessageBalance(self.balance)
 
     def __post_init__(self) -> None:
         RouterOptions.__post_init__(self)

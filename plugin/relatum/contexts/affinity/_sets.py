@@ -171,7 +171,7 @@ class AffinitySets(Closing):
         self._store.set_idle(idle_s)
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Set the weights of partitions, by stream, for all routers that balance by weight and name none themselves.
+        """Set the weights of partitions, by stream, for all routers that balance by weight.
 
         Raises:
             StreamNotFound: there is no such partition; nothing was changed.

@@ -44,7 +44,7 @@ def verify(
 
     Without a database the streams are read alone: partitions that were retired are left out, and where retention has
     dropped fences, what they made strays seems to count. Ends with code 7 where the order is broken. Strays that nobody
-    adopted and moves that have not ended are shown and break nothing. `--json` prints one document: ok, what was
+    adopted are shown and break nothing. `--json` prints one document: ok, what was
     counted, partitions (from and to offset), counts by kind, findings.
     """
     url = given.broker_url

@@ -32,13 +32,11 @@ class FindingKind(StrEnum):
     """An adoption names what is no message of its context, or a message that counts where it lies."""
     STRAY = "stray"
     """A message behind the fence of its context that nobody has adopted: its publisher has not been told of it."""
-    UNFINISHED = "unfinished"
-    """A move whose fence is there, and whose marker is not: it goes on, or waits for somebody to resume it."""
 
     @property
     def is_notice(self) -> bool:
-        """Whether it contradicts no order: a publisher's death or a move under way leave such things."""
-        return self in (FindingKind.STRAY, FindingKind.UNFINISHED)
+        """Whether it contradicts no order: a publisher's death leaves such things."""
+        return self is FindingKind.STRAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class Finding:
         kind: What kind of thing.
         stream: The partition it was found in.
         offset: The offset there.
-        context: The context it is about; None for a move's.
+        context: The context it is about; None for none.
         text: What was found, in words.
     """
 
@@ -92,7 +90,7 @@ class SerialReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing contradicts the order. Strays nobody adopted and unfinished moves do not."""
+        """Whether nothing contradicts the order. Strays nobody adopted do not."""
         return not any(count for kind, count in self.counts.items() if not kind.is_notice)
 
     def add(self, finding: Finding) -> None:
@@ -146,7 +144,6 @@ class PartitionsReading:
         self.strays: dict[MessageId, Data] = {}
         self.adopted: dict[MessageId, ContextMessage] = {}
         self.fences: dict[int, MessageId] = {}
-        self.ended: set[int] = set()
 
     def begin(self, stream: str, floors: Mapping[str, int]) -> None:
         """Go on with another partition; the floors are those at the offset where reading begins."""
@@ -178,8 +175,6 @@ class PartitionsReading:
         self._log.judge(at.offset, entry)
         if isinstance(entry, Fence):
             self.fences.setdefault(entry.move_id, at)
-        else:
-            self.ended.add(entry.move_id)
         for move_id in list(self._log.holds):
             # Holding changes when a message is delivered, not whether it counts.
             self._log.end(move_id)
@@ -215,9 +210,6 @@ class PartitionsReading:
         for at, entry in self.strays.items():
             if at not in self.adopted:
                 self._found(Finding(FindingKind.STRAY, *at, entry.context, f"{entry.placed} is behind its fence"))
-        for move_id in self.fences.keys() - self.ended:
-            at = self.fences[move_id]
-            self._found(Finding(FindingKind.UNFINISHED, *at, None, f"move {move_id} has a fence and no marker"))
 
 
 @dataclass(slots=True)
