@@ -24,13 +24,13 @@ import sqlalchemy as sa
 from pika import BlockingConnection
 
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
-from relatum.local._identity import free_port
 from relatum.store import make_engine
 from relatum_migrations import upgrade
 from tests.support import START_S, in_a_loop, make_streams_survive, server_version, unique_name
 from tests.support.cluster import Cluster, newer_server
 from tests.support.databases import NEW, Databases, administer, clear, database_name, named
 from tests.support.leases import LEASE_S
+from tests.support.ports import free_port
 from tests.support.rabbitmq_tools import renew
 from tests.support.sharing_out import BySharedFixtures, longest_first
 from tests.support.threads import Threads

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from relatum.local import LocalServers
-from relatum.local._identity import free_port
 from relatum_migrations import upgrade
 from tests.acceptance._command import LIMIT_S, Relatum
 from tests.support import declare_stream, publish_plain, wait_until
 from tests.support.alerts import documented_alerts, fires
+from tests.support.ports import free_port
 
 STREAM = "orders"
 OUTAGE_S = 5.0

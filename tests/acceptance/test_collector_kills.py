@@ -27,8 +27,8 @@ import pytest
 import relatum_migrations
 from relatum import Outcome, Outcomes, OutcomeStatus
 from relatum.local import LocalServers
-from relatum.local._identity import free_port
 from tests.support import all_plain, declare_stream, delete_stream, stream_available, unique_name, wait_until
+from tests.support.ports import free_port
 from tests.support.publishing import StubbornLoad
 
 # A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from relatum.local._identity import free_port
 from relatum.terminal import ExitCode
 from tests.acceptance._command import LIMIT_S, Relatum, run, run_installed
 from tests.support import publish_plain, wait_until
+from tests.support.ports import free_port
 
 COMMANDS = (
     "up",

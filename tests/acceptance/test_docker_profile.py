@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from relatum.local._identity import free_port
 from relatum.store import make_engine
 from tests.acceptance._command import Relatum
 from tests.support import declare_stream, publish_plain, unique_name, wait_until
+from tests.support.ports import free_port
 
 LIMIT_S = 900
 """Seconds one command may take: the first builds the image, and fetches those it is made from."""

@@ -5,7 +5,7 @@ import sqlalchemy as sa
 from relatum.contexts.placement._model import PlacementState
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.reading import BrokerAddress
-from relatum.superstreams._layout import Layout
+from relatum.superstreams import Layout
 from tests.acceptance._command import Relatum
 
 

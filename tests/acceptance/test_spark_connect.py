@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from relatum.local._identity import free_port
 from relatum.store import add_keys, make_engine
 from tests.acceptance._command import Relatum
 from tests.support import (
@@ -23,6 +22,7 @@ from tests.support import (
     unique_name,
     wait_until,
 )
+from tests.support.ports import free_port
 from tests.support.spark import JDBC_JAR
 from tests.support.spark_cluster import HOST, SPARK_HOME
 from tests.support.spark_python import spark_python

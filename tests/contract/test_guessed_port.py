@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from relatum.errors import BrokerUnavailable
-from relatum.local._identity import free_port
 from relatum.reading import BrokerAddress
 from relatum.reading._address import AMQP_TO_STREAM_PORT
 from relatum.wire import _frames as frames
@@ -21,6 +20,7 @@ from relatum.wire._frames import Command
 from tests.contract._faces import FACES, open_face
 from tests.contract.test_tls import FILES, _serve, trusting
 from tests.support import publish_plain
+from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 from tests.unit.wire_samples import answered
 

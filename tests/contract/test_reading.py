@@ -13,8 +13,8 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from relatum.reading import Message, StreamBounds, StreamReader, TimeSource
-from relatum.reading._operations import ATTACHES_MAX, ROUTE_SINCE, StreamOperations
+from relatum.reading import ATTACHES_MAX, Message, StreamBounds, StreamReader, TimeSource
+from relatum.reading._operations import ROUTE_SINCE, StreamOperations
 from tests.contract._faces import FACES, Face, open_face
 from tests.support import (
     LIMIT_S,

@@ -10,9 +10,8 @@ import aio_pika
 import pytest
 
 import relatum
-from relatum.contexts import ContextOptions, verify
+from relatum.contexts import ContextOptions, SerializationContexts, verify
 from relatum.contexts.placement._publication_requests import Adopt
-from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 from relatum.errors import (
     ConfigurationError,
     ContextMoving,

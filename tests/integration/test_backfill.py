@@ -9,10 +9,7 @@ import sqlalchemy as sa
 
 from relatum.errors import CoverageConflict
 from relatum.reading import StreamReader
-from relatum.recording import backfill, status, verify
-from relatum.recording._backfill import plan_backfill
-from relatum.recording._fill import Filler
-from relatum.recording._ranges import Segment
+from relatum.recording import Filler, Segment, backfill, plan_backfill, status, verify
 from relatum.store import add_keys, streams_named
 from tests.support import (
     declare_stream,

@@ -9,7 +9,7 @@ import pika
 import pytest
 
 from relatum.errors import BrokerUnavailable, PublishUnroutable, StreamNotFound
-from relatum.publishing.clients._direct_publisher import DirectPublisher
+from relatum.publishing import DirectPublisher
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.superstreams import describe_super_stream
 from tests.support.proxy import Proxy

@@ -10,10 +10,9 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import MessageId
-from relatum.collecting import OutcomeStatus, forget_finished
-from relatum.collecting._bulk import Bulk, Collected, Failure, FlushReason, results_of
+from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason, OutcomeStatus, forget_finished
+from relatum.collecting._bulk import results_of
 from relatum.collecting._bulk_steps import Executed, Join
-from relatum.collecting._collector_options import ExecutorOptions
 from relatum.collecting._collector_store import REPLACED, CollectorStore
 from relatum.collecting._joined import JoinedRun
 from relatum.collecting._ports import Advance, Entry, Result

@@ -12,9 +12,8 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
-from relatum.contexts import ContextOptions
+from relatum.contexts import ContextOptions, SerializationContexts
 from relatum.contexts.placement._entries import Placed
-from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,

@@ -11,8 +11,14 @@ import sqlalchemy as sa
 from pika import BasicProperties
 
 import relatum
-from relatum.contexts import AsyncContextRouter, ContextRouter, SerialConsumer, SerializationContexts, SerialOptions
-from relatum.contexts.placement._model import MoveState
+from relatum.contexts import (
+    AsyncContextRouter,
+    ContextRouter,
+    MoveState,
+    SerialConsumer,
+    SerializationContexts,
+    SerialOptions,
+)
 from relatum.contexts.serial.moving import _abandoned as abandoned
 from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._controls import ControlStreams

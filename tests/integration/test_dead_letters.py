@@ -4,7 +4,7 @@ import pika
 import pytest
 
 from relatum.errors import BrokerUnavailable, ConfigurationError, PublishUnroutable
-from relatum.publishing._dead_letters import DeadLetters
+from relatum.publishing import DeadLetters
 from relatum.reading import BrokerAddress, StreamReader
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name
 

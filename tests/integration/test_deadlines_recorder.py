@@ -6,14 +6,14 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relatum.local._identity import free_port
 from relatum.reading import BrokerAddress
-from relatum.recording import Recorder
-from relatum.recording._embedded import CLOSE_S, EmbeddedRecorder
+from relatum.recording import EmbeddedRecorder, Recorder
+from relatum.recording._embedded import CLOSE_S
 from relatum.recording._group import RecorderGroup
 from relatum.store import Database, add_keys, make_engine
 from tests.support import publish_plain, rows_of, unique_name, wait_recorded, wait_until
 from tests.support.leases import LEASE_S
+from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, locked
 

@@ -4,7 +4,7 @@ import pytest
 from pika import BasicProperties
 
 from relatum.errors import BrokerUnavailable
-from relatum.publishing.clients._direct_publisher import DirectPublisher
+from relatum.publishing import DirectPublisher
 from relatum.reading import BrokerAddress, StreamReader
 from tests.support import until_answered
 from tests.support.proxy import Proxy

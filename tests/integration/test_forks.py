@@ -21,7 +21,6 @@ import relatum
 from relatum.collecting import Outcomes
 from relatum.contexts import ContextOptions, SerializationContexts
 from relatum.errors import UsedAfterFork
-from relatum.local._identity import free_port
 from relatum.metrics._reporting import _registry
 from relatum.publishing._embedded import EmbeddedRecorders
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
@@ -31,6 +30,7 @@ from relatum.superstreams import Layout
 from relatum_consumer import Expectation, Relations
 from tests.support import publish_plain, record, rows_of, wait_until
 from tests.support.forking import in_child, publish_in_child, publishing, put
+from tests.support.ports import free_port
 
 PARTITIONS = 2
 """Of the fixture `layout`."""

@@ -8,8 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.reading import StreamReader
-from relatum.recording import backfill, status
-from relatum.recording._backfill import plan_backfill
+from relatum.recording import backfill, plan_backfill, status
 from relatum.wire._unpacking import _cramjam
 from tests.integration.test_foreign import headed, in_batch, text
 from tests.support import (

@@ -13,8 +13,8 @@ import httpx
 import psycopg
 import pytest
 
-from relatum.local._identity import free_port
 from tests.support import processes_naming, server_version, wait_until
+from tests.support.ports import free_port
 
 RELATUM = Path(sys.executable).parent / "relatum"
 

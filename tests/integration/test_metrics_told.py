@@ -21,7 +21,6 @@ from relatum.collecting import ExecutorOptions, Failure, MessageCollector
 from relatum.contexts import AffinityOptions, SerialOptions
 from relatum.errors import ConfigurationError, KeyNotDefined, PublishNacked, PublishUnroutable
 from relatum.following import Follower
-from relatum.local._identity import free_port
 from relatum.reading import Message
 from relatum.superstreams import Layout
 from relatum_consumer import Expectation, Relations
@@ -29,6 +28,7 @@ from tests.support import broker_connection, publish_plain, record, recording, u
 from tests.support.callbacks import open_channel, running
 from tests.support.following import Taker
 from tests.support.groups import whole_group
+from tests.support.ports import free_port
 from tests.support.relations import FACES, open_relations
 from tests.support.serial_consuming import SerialBed, serial_bed
 

@@ -13,8 +13,7 @@ import sqlalchemy as sa
 from relatum.collecting import Bulk, ExecutorOptions, MessageCollector, OutcomeStatus
 from relatum.errors import InvalidInput, PublishRejected
 from relatum.membership import GROUP_KEY
-from relatum.publishing._dead_letters import Burial, DeadLetters
-from relatum.publishing.clients._direct_publisher import DirectPublisher
+from relatum.publishing import Burial, DeadLetters, DirectPublisher
 from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum_consumer import AsyncRelations, Relations
 from relatum_consumer.groups import GroupConsumer

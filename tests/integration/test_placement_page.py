@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from relatum.contexts.placement._placement_store import PlacementStore
-from relatum.superstreams._layout import Layout
+from relatum.superstreams import Layout
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -37,7 +37,7 @@ from relatum.store import (
     super_stream_partitions,
     super_streams,
 )
-from relatum.superstreams._layout import Layout
+from relatum.superstreams import Layout
 from tests.support import wait_until
 
 LAYOUT = Layout.numbered("orders", 3)

@@ -16,14 +16,22 @@ from prometheus_client import CollectorRegistry
 from relatum import metrics
 from relatum.errors import SchemaMissing
 from relatum.keys import KeyDefinition
-from relatum.local._identity import free_port
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader
-from relatum.recording import EmbeddedRecorder, Recorder, backfill, prune, repair, set_record_time, status, verify
+from relatum.recording import (
+    EmbeddedRecorder,
+    Extractor,
+    Recorder,
+    backfill,
+    is_same,
+    prune,
+    repair,
+    set_record_time,
+    status,
+    verify,
+)
 from relatum.recording._batch import Batch
 from relatum.recording._commit import Share, commit_shares
 from relatum.recording._embedded import DRAIN_S
-from relatum.recording._extract import Extractor
-from relatum.recording._losing import is_same
 from relatum.recording._ranges import gaps
 from relatum.store import (
     NewTail,
@@ -54,6 +62,7 @@ from tests.support import (
     wait_until,
 )
 from tests.support._raw_publisher import RawPublisher, uncompressed
+from tests.support.ports import free_port
 
 
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch
+from relatum.recording import Extractor
 from relatum.recording._batch import Batch
 from relatum.recording._commit import Share, commit_shares
-from relatum.recording._extract import Extractor
 from relatum.store import CoverageRow, NewTail, _tails, add_keys, close_tails, coverage_of, ensure_stream, open_tail
 from tests.support import (
     new_streams,

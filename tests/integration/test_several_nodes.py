@@ -13,10 +13,10 @@ from dramatiq.brokers.rabbitmq import RabbitmqBroker
 
 import relatum
 from relatum.keys import preset
-from relatum.local._identity import free_port
 from relatum.reading import BrokerAddress
 from relatum.recording import verify
 from tests.support import publish_plain, recording, rows_of, unique_name, wait_recorded
+from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 
 FAULTS = ["cut", "silent"]

@@ -18,13 +18,13 @@ import pytest
 from relatum.errors import RelatumError
 from relatum.local import LocalRabbitMQ
 from relatum.local._files import write_private
-from relatum.local._identity import Identity, free_port
 from relatum.local._rabbitmq import STREAM_OFFSET
 from relatum.reading import BrokerAddress
 from relatum.reading._stream_blocking import Streams
 from relatum.wire._frames import StreamPlaces
 from tests.support._streams import declare_stream, server_version, unique_name
 from tests.support._waiting import START_S, wait_until
+from tests.support.ports import Identity, free_port
 from tests.support.rabbitmq_tools import erl_call
 
 NEWER_VARIABLE: Final = "RELATUM_TEST_RABBITMQ4_SERVER"

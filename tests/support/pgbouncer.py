@@ -13,9 +13,9 @@ import psycopg
 import pytest
 
 from relatum.local._account import Account
-from relatum.local._identity import free_port
 from relatum.store import parse_database
 from tests.support._waiting import wait_until
+from tests.support.ports import free_port
 
 _PROGRAMS: Final = ("/usr/sbin", "/usr/local/sbin", "/usr/bin", "/usr/local/bin")
 

@@ -22,9 +22,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeAlias, get_args
 
+from relatum.contexts import MoveState
 from relatum.contexts.placement import _publication as publication
 from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.contexts.placement._model import MoveInfo, MoveState, Placement, PlacementState
+from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
 from relatum.contexts.placement._publication_requests import PublicationRequest
 from relatum.contexts.placement._search import Search
 from relatum.contexts.placement._session import DRIFT

@@ -23,9 +23,9 @@ from typing import Any, Final, Self
 
 import pyspark
 
-from relatum.local._identity import free_port
 from tests.support._jvm import SPARK_START
 from tests.support._waiting import START_S, wait_until
+from tests.support.ports import free_port
 from tests.support.spark import JDBC_JAR
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent

@@ -13,8 +13,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from relatum.local import LocalRabbitMQ
-from relatum.local._identity import free_port
 from tests.support._waiting import START_S
+from tests.support.ports import free_port
 
 KEY_PASSWORD = "opens-the-key"
 """The password of `client-locked`'s key."""

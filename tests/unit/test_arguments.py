@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from relatum.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds, seconds_text
-from relatum.contexts.serial.consuming._serial_options import SerialOptions
+from relatum.contexts import SerialOptions
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.reading import BrokerAddress, Message, Properties, StreamReader
@@ -21,8 +21,7 @@ from relatum_consumer import Relations
 from relatum_consumer.groups import GroupConsumer
 from relatum_consumer.groups.reading import _group_position as group_lookups
 from relatum_consumer.groups.reading._group_options import GroupOptions
-from relatum_consumer.lookups import InTime
-from relatum_consumer.lookups._lookups import Lookups
+from relatum_consumer.lookups import InTime, Lookups
 
 COUNTS: list[Any] = [0, -1, True, 1.0, math.nan, math.inf, "1", None, 2**31, 2**63 - 1, 2**63, 10**5000]
 SECONDS: list[Any] = [-1, -0.001, True, math.nan, math.inf, -math.inf, "1", None, 1e300, 2**63, 10**5000]

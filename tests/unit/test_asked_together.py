@@ -14,9 +14,9 @@ from relatum.steps import run
 from relatum.waiting import within
 from relatum_consumer._async_together import AsyncFlights
 from relatum_consumer._together import Flights
-from relatum_consumer.lookups import Breathe, Catalog, Read, Together, Waits, Watch
+from relatum_consumer.lookups import Breathe, Catalog, Read, Row, Together, Waits, Watch
 from relatum_consumer.lookups._limits import SLICE
-from relatum_consumer.lookups._related import Row, verified
+from relatum_consumer.lookups._related import verified
 from tests.support import wait_until
 
 OTHERS = 5

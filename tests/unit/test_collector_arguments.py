@@ -8,8 +8,16 @@ import pytest
 from pika import BasicProperties
 
 from relatum import MessageId
-from relatum.collecting import AsyncMessageCollector, Bulk, ExecutorOptions, Failure, FlushReason, MessageCollector
-from relatum.collecting._bulk import Collected, results_of
+from relatum.collecting import (
+    AsyncMessageCollector,
+    Bulk,
+    Collected,
+    ExecutorOptions,
+    Failure,
+    FlushReason,
+    MessageCollector,
+)
+from relatum.collecting._bulk import results_of
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading import Message, Properties
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relatum import MessageId
-from relatum.collecting._bulk import Bulk, Collected, FlushReason
+from relatum.collecting import Bulk, Collected, ExecutorOptions, FlushReason
 from relatum.collecting._collector_core import Core, Verdict
-from relatum.collecting._collector_options import BACKOFF_MAX_S, ENTRY_BYTES, CollectorLimits, ExecutorOptions
+from relatum.collecting._collector_options import BACKOFF_MAX_S, ENTRY_BYTES, CollectorLimits
 from relatum.collecting._ports import Entry, Result
 from relatum.errors import InvalidInput
 from relatum.outcomes import OutcomeStatus

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from relatum import MessageId
-from relatum.collecting import _intake
-from relatum.collecting._bulk import NO_RESULT, Bulk, Collected, Failure, FlushReason, results_of
+from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason, _intake
+from relatum.collecting._bulk import NO_RESULT, results_of
 from relatum.collecting._bulk_steps import (
     Bury,
     Consumed,
@@ -24,7 +24,7 @@ from relatum.collecting._bulk_steps import (
     fail,
 )
 from relatum.collecting._collector_core import Core, Verdict
-from relatum.collecting._collector_options import CRASHES_MAX, ExecutorOptions
+from relatum.collecting._collector_options import CRASHES_MAX
 from relatum.collecting._intake import Intake, describe, type_of_property
 from relatum.collecting._message_ids import id_of
 from relatum.collecting._ports import Followed, Stored

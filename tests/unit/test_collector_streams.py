@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from relatum.collecting._bulk import FlushReason
-from relatum.collecting._collector_options import CollectorLimits, ExecutorOptions
+from relatum.collecting import ExecutorOptions, FlushReason
+from relatum.collecting._collector_options import CollectorLimits
 from relatum.collecting._intake import type_of_property
 from relatum.collecting._ports import Advance, Entry, Followed, Stored
 from relatum.collecting._shared import Shared

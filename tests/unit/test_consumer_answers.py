@@ -25,12 +25,24 @@ from relatum.steps import run
 from relatum.store import TIME, CoverageRow, Position, covered, last_position
 from relatum.wire._identity import fingerprint
 from relatum_consumer import Answer, Hit, Lacking, Status
+from relatum_consumer.lookups import (
+    Agree,
+    Bounds,
+    Catalog,
+    Evidence,
+    LookupRequest,
+    Lookups,
+    Partitions,
+    Pause,
+    Select,
+    Sift,
+    Uncovered,
+    check_identity,
+    first_retained,
+)
 from relatum_consumer.lookups import _lookup_statements as statements
-from relatum_consumer.lookups._catalog import Catalog
-from relatum_consumer.lookups._lookups import Lookups
-from relatum_consumer.lookups._proof import Evidence, Uncovered, check_identity, gaps
-from relatum_consumer.lookups._related import first_retained, is_sure
-from relatum_consumer.lookups._requests import Agree, Bounds, LookupRequest, Partitions, Pause, Select, Sift
+from relatum_consumer.lookups._proof import gaps
+from relatum_consumer.lookups._related import is_sure
 
 
 def message(offset: int, body: bytes = b"", chunk_ms: int | None = None) -> Message:

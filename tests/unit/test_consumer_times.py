@@ -18,23 +18,23 @@ from relatum.reading import Message, Properties, StreamBounds
 from relatum.recording._time_blocks import time_blocks, width_class
 from relatum_consumer import Answer, Status
 from relatum_consumer.consumed import in_hand
-from relatum_consumer.lookups import _blocks as blocks
-from relatum_consumer.lookups import _limits as limits
-from relatum_consumer.lookups import _lookup_statements as statements
-from relatum_consumer.lookups._blocks import Block
-from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTHS_US
-from relatum_consumer.lookups._lookups import Lookups
-from relatum_consumer.lookups._requests import (
+from relatum_consumer.lookups import (
     AllBounds,
     Bounds,
     Breathe,
     LookupRequest,
+    Lookups,
     Partitions,
     Read,
     Select,
     Sift,
     Together,
 )
+from relatum_consumer.lookups import _blocks as blocks
+from relatum_consumer.lookups import _limits as limits
+from relatum_consumer.lookups import _lookup_statements as statements
+from relatum_consumer.lookups._blocks import Block
+from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTHS_US
 from tests.support import times as slow
 
 

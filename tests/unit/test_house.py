@@ -175,3 +175,27 @@ def test_exceptions(house, tmp_path: Path):
     assert report.shorten(modules, tmp_path) == 1
     assert list(report.complaints(modules, tmp_path)) == []
     assert exceptions.read_text().startswith("# Why.\n")
+
+
+def test_private_modules_that_tests_import(house, tmp_path: Path):
+    """A test's import of a private module is told until it is listed; public names and the pure cores are free."""
+    modules = house(store="", recording___tail="")
+    test = tmp_path / "tests/unit/test_tail.py"
+    test.parent.mkdir(parents=True)
+    test.write_text(
+        "from relatum.store import Tail\nfrom relatum.wire._frames import Code\n"
+        "from relatum.recording._tail import a, b\nfrom relatum.recording import _tail\nimport relatum._start\n"
+    )
+    told = list(report.complaints(modules, tmp_path))
+    assert told == [
+        "a test imports a private module: tests/unit/test_tail.py <- relatum._start",
+        "a test imports a private module: tests/unit/test_tail.py <- relatum.recording._tail",
+    ]
+    seams = tmp_path / report.SEAMS
+    seams.parent.mkdir(parents=True)
+    seams.write_text("# Why.\n" + "".join(f"{line.rpartition(': ')[2]}\n" for line in told))
+    assert list(report.complaints(modules, tmp_path)) == []
+    test.unlink()
+    assert len(list(report.complaints(modules, tmp_path))) == 2
+    assert report.shorten(modules, tmp_path) == 0
+    assert seams.read_text() == "# Why.\n"

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pika import BasicProperties
 from pika.compat import long
 
-from relatum.publishing.clients._pika_properties import OwnProperties, copied, copy_with
+from relatum.publishing import OwnProperties, copy_with
+from relatum.publishing.clients._pika_properties import copied
 from relatum.uuid7 import uuid7
 
 texts = st.text(max_size=300) | st.sampled_from(["", "a", "\ud800", "x" * 255, "ü" * 128])

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relatum.contexts import MoveState
 from relatum.contexts.placement._cache import PlacementCache, Sent, Unchecked
 from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.contexts.placement._model import MoveInfo, MoveState, Placement, PlacementState
+from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
 from relatum.contexts.placement._publication import Publications, Unsettled
 from relatum.contexts.placement._publication_requests import (
     Adopt,

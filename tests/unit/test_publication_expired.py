@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from relatum.contexts import MoveState
 from relatum.contexts.placement._entries import Adoption
-from relatum.contexts.placement._model import MoveInfo, MoveState, Placement, PlacementState
+from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
 from relatum.contexts.placement._publication import Publications
 from relatum.contexts.placement._publication_requests import (
     Adopt,

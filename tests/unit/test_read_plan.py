@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from relatum import MessageId
 from relatum.errors import OffsetNotFound
-from relatum.reading._message import Message
-from relatum.reading._operations import ATTACHES_MAX, StreamOperations
+from relatum.reading import ATTACHES_MAX, Message
+from relatum.reading._operations import StreamOperations
 from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, Density, PlannedAttach, StreamPlan
 from relatum.reading._window import Window
 from relatum.wire import Login, StreamSession

@@ -2,7 +2,7 @@
 
 import pytest
 
-from relatum.superstreams._routing import partition_of
+from relatum.superstreams import partition_of
 
 
 @pytest.mark.parametrize(("key", "place"), [("hello1", 1), ("hello2", 0), ("hello3", 1), ("hello4", 2), ("hello5", 0)])

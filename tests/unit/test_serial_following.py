@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relatum.contexts import SerialOptions
 from relatum.contexts.placement._entries import Adoption, Control, Data, Fence, Marker, Placed, encode, entry_of
 from relatum.contexts.serial._partition_log import PartitionLog
 from relatum.contexts.serial.consuming._partition_following import Following, Step
 from relatum.contexts.serial.consuming._partition_pieces import EntryReader, Piece
-from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.reading import Message, RecordBatch
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from relatum.contexts import MoveState
 from relatum.contexts.placement._entries import Fence, Marker
-from relatum.contexts.placement._model import MoveState
 from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._move_steps import MoveStep
 from relatum.errors import MoveConflict, StreamUnavailable

@@ -22,7 +22,8 @@ from relatum.limits import (
     TIME_US_MAX,
     TIME_US_MIN,
 )
-from relatum.publishing._stamp import Stamp, Stamper
+from relatum.publishing import Stamper
+from relatum.publishing._stamp import Stamp
 from relatum.uuid7 import time_us_of, uuid7
 
 

@@ -12,7 +12,8 @@ from relatum.errors import InvalidGroup
 from relatum.keys import KeyDefinition
 from relatum.limits import GROUP_SEQUENCE_MAX
 from relatum.membership import GROUP_KEY, Membership, membership
-from relatum.publishing._stamp import Stamp, Stamper
+from relatum.publishing import Stamper
+from relatum.publishing._stamp import Stamp
 
 ID = "0123456789abcdef" * 3
 

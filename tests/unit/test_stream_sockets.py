@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from relatum.errors import ConnectionLost
-from relatum.reading import _channels
+from relatum.reading import SocketConnection, _channels
 from relatum.reading._async_socket import AsyncSocketConnection
 from relatum.reading._channels import AsyncChannel, Channel
-from relatum.reading._socket import SocketConnection
 from relatum.wire import Login
 
 LOGIN = Login("guest", "guest", "/", heartbeat_s=0)

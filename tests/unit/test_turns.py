@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relatum.errors import ConnectionsInUse, InvalidInput
+from relatum.reading import CONNECTIONS_MAX, check_limit
 from relatum.reading._connections import Connections
-from relatum.reading._turns import CONNECTIONS_MAX, Line, Use, Waiter, check_limit
+from relatum.reading._turns import Line, Use, Waiter
 
 
 class Turns(RuleBasedStateMachine):

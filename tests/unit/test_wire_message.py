@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import UndecodableMessage
-from relatum.reading import Message, Position, position_of
-from relatum.reading._message import type_and_id_of
+from relatum.reading import Message, Position, position_of, type_and_id_of
 from relatum.wire import Opaque, fingerprint
 from relatum.wire import _amqp10 as amqp10
 

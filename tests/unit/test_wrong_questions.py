@@ -7,7 +7,7 @@ import pytest
 from relatum.errors import InvalidInput, InvalidKeyDefinition
 from relatum.keys import KeyDefinition
 from relatum.reading._refusal import login_refused
-from relatum_consumer.lookups._lookups import Lookups
+from relatum_consumer.lookups import Lookups
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tools.house import arrows, mechanisms, picture
+from tools.house import arrows, mechanisms, picture, seams
 from tools.house.sources import Module
 
 EXCEPTIONS: Final = Path("tools/house/exceptions.txt")
 """The private names that rooms import from each other for now: `room <- module.name`, one a line."""
+
+SEAMS: Final = Path("tools/house/seams.txt")
+"""The private modules that tests import for now: `file <- module`, one a line. It only gets shorter."""
 
 MODULE_LINES_MAX: Final = 400
 FUNCTION_LINES_MAX: Final = 70
@@ -40,7 +43,7 @@ class Figure:
         return self.aim is None or self.value <= self.aim
 
 
-def figures(modules: Mapping[str, Module]) -> list[Figure]:
+def figures(modules: Mapping[str, Module], checkout: Path) -> list[Figure]:
     """Return the table's lines."""
     counted = {name: module for name, module in modules.items() if module.package in COUNTED}
     by_hand = [module for module in counted.values() if not module.is_generated]
@@ -72,6 +75,7 @@ def figures(modules: Mapping[str, Module]) -> list[Figure]:
         _all("modules that follow streams", mechanisms.followers(modules), 1),
         _all("functions rebuilt of others' code", mechanisms.rebuilt_functions(modules), 0),
         _all("twins kept by hand", mechanisms.twins(modules), 0),
+        _all("private modules that tests import", seams.private_imports(checkout), 150),
     ]
 
 
@@ -85,32 +89,43 @@ def table(found: Sequence[Figure]) -> Iterator[str]:
 
 
 def complaints(modules: Mapping[str, Module], checkout: Path) -> Iterator[str]:
-    """Yield in words what may not be: private imports beyond the list, exceptions that have gone, arrows not drawn."""
-    private = set(map(str, arrows.private_crossings(modules)))
-    allowed = set(exceptions(checkout))
-    yield from (f"imported past a room's face: {line}" for line in sorted(private - allowed))
-    yield from (
-        f"{EXCEPTIONS} still allows what is not imported any more (tools/measure-house --shorten): {line}"
-        for line in sorted(allowed - private)
-    )
+    """Yield in words what may not be: private imports beyond the lists, exceptions that have gone, arrows not drawn."""
+    for file, what, found in _listed(modules, checkout):
+        allowed = set(exceptions(checkout, file))
+        yield from (f"{what}: {line}" for line in sorted(found - allowed))
+        yield from (
+            f"{file} still allows what is not imported any more (tools/measure-house --shorten): {line}"
+            for line in sorted(allowed - found)
+        )
     page = checkout / picture.PAGE
     if page.exists():
         yield from picture.differences(page.read_text(), arrows.arrows(modules))
 
 
-def exceptions(checkout: Path) -> list[str]:
-    """Return the imports that are allowed for now."""
-    lines = (checkout / EXCEPTIONS).read_text().splitlines()
+def exceptions(checkout: Path, file: Path) -> list[str]:
+    """Return the imports that a list allows for now."""
+    if not (checkout / file).exists():
+        return []
+    lines = (checkout / file).read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def shorten(modules: Mapping[str, Module], checkout: Path) -> int:
-    """Take out of the exceptions what is not imported any more, and return how many there are left."""
-    private = set(map(str, arrows.private_crossings(modules)))
-    file = checkout / EXCEPTIONS
-    kept = [line for line in file.read_text().splitlines() if not line or line.startswith("#") or line in private]
-    file.write_text("\n".join(kept) + "\n")
-    return len(exceptions(checkout))
+    """Take out of the lists what is not imported any more, and return how many exceptions there are left."""
+    for file, _, found in _listed(modules, checkout):
+        if not (checkout / file).exists():
+            continue
+        kept = [
+            line for line in (checkout / file).read_text().splitlines() if not line or line[0] == "#" or line in found
+        ]
+        (checkout / file).write_text("\n".join(kept) + "\n")
+    return sum(len(exceptions(checkout, file)) for file in (EXCEPTIONS, SEAMS))
+
+
+def _listed(modules: Mapping[str, Module], checkout: Path) -> Iterator[tuple[Path, str, set[str]]]:
+    """Yield each list of exceptions, what one that it lacks is called, and what is imported."""
+    yield EXCEPTIONS, "imported past a room's face", set(map(str, arrows.private_crossings(modules)))
+    yield SEAMS, "a test imports a private module", set(seams.private_imports(checkout))
 
 
 def _all(name: str, found: Sequence[str], aim: int | None = None) -> Figure:

@@ -23,8 +23,7 @@ from relatum.keys import KeyDefinition
 from relatum.local import LocalServers
 from relatum.reading import Message, StreamReader
 from relatum.store import add_keys
-from relatum.superstreams import Layout
-from relatum.superstreams._routing import partition_of
+from relatum.superstreams import Layout, partition_of
 from relatum_spark.sink._options import parse_sink_options
 from relatum_spark.sink._sink import Published, _shape, write_task
 from tests.support import (

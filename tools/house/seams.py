@@ -1,0 +1,54 @@
+"""Where the tests import private modules of the product: each such import dies with the next redesign."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+TESTS: Final = "tests"
+
+CORES: Final = (
+    "relatum.wire",
+    "relatum.keys",
+    "relatum.reading._plan",
+    "relatum.collecting._collector_core",
+    "relatum.contexts.placement._entries",
+    "relatum.contexts.placement._publication",
+    "relatum.contexts.placement._publication_requests",
+    "relatum.contexts.serial._order",
+    "relatum.contexts.serial._partition_log",
+    "relatum.contexts.serial.moving._move_steps",
+    "relatum_consumer.groups.reading._assembly",
+)
+"""Pure code that tests may know by its module: wire, keys, read plan, publication, moves, order, groups' assembly,
+and the collector's core."""
+
+
+def private_imports(checkout: Path) -> list[str]:
+    """Return `file <- module` for each import of a private module or name in the tests, the cores left out."""
+    return sorted(
+        f"{path.relative_to(checkout)} <- {name}"
+        for path in (checkout / TESTS).rglob("*.py")
+        for name in set(_private(ast.parse(path.read_text(), str(path))))
+    )
+
+
+def _private(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            inside = [f"{node.module}.{alias.name}" for alias in node.names if alias.name.startswith("_")]
+            names = [node.module] if _is_private(node.module) else inside
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if _is_private(name) and not _is_core(name))
+
+
+def _is_private(name: str) -> bool:
+    package, *inside = name.split(".")
+    return package.startswith("relatum") and any(part.startswith("_") for part in inside)
+
+
+def _is_core(name: str) -> bool:
+    return any(name == core or name.startswith(f"{core}.") for core in CORES)
