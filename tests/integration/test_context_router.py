@@ -466,11 +466,13 @@ def test_a_database_that_goes_away_after_the_confirm_leaves_the_outcome_unknown(
     assert [each.body for each in messages] == [b"1", b"2"]
 
 
-def test_a_router_settles_in_the_stream_it_knows(router: relatum.ContextRouter, layout: Layout, amqp_url: str) -> None:
-    """Over AMQP 0.9.1 nobody can ask where an exchange leads; the router knows. While the broker is away it says so."""
-    with Proxy.to(amqp_url) as proxy, Proxy.to(amqp_url) as alone:
+def test_a_router_settles_in_the_stream_it_knows(
+    router: relatum.ContextRouter, layout: Layout, amqp_url: str, stream_url: str
+) -> None:
+    """The router knows the partition. While the stream port is away, settling says so."""
+    with Proxy.to(amqp_url) as proxy, Proxy.to(stream_url) as alone:
         connection = pika.BlockingConnection(pika.URLParameters(proxy.url(amqp_url)))
-        channel = relatum.intercept(connection, broker_url=alone.url(amqp_url)).channel()
+        channel = relatum.intercept(connection, broker_url=amqp_url, stream_url=alone.url(stream_url)).channel()
         channel.confirm_delivery()
         router.publish(channel, b"1", of_context("x"))
         proxy.mode = "blackhole_replies"

@@ -370,12 +370,14 @@ def test_several_processes_make_one_group(
     assert position_of(stream_url, group_id, stream_name).is_complete
 
 
-def test_an_added_flag_is_taken_out_of_what_comes_back(channel: BlockingChannel) -> None:
-    """An unroutable message is given back with the headers that the caller gave it."""
+def test_what_comes_back_is_as_it_was_sent(channel: BlockingChannel) -> None:
+    """An unroutable message is given back with the flag and the id that were added to it."""
     given = pika.BasicProperties(headers={"group_id": ID, "group_sequence": 1})
     with pytest.raises(pika.exceptions.UnroutableError) as caught:
         channel.basic_publish("", unique_name(), b"", given, mandatory=True)
-    assert caught.value.messages[0].properties == given
+    returned = caught.value.messages[0].properties
+    assert returned.headers == {**given.headers, "group_last": False}
+    assert returned.message_id
 
 
 @pytest.mark.parametrize(("headers", "reason"), REFUSED)

@@ -1,7 +1,6 @@
 """One message stops nobody: what no waiting cures is final for the message it is about, and all others go on."""
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -305,33 +304,6 @@ def test_dead_letters_of_a_group_that_cannot_be_encoded_stop_no_consumer(
     found = first_group(face, amqp_url, database_url, stream_name, **options)
     assert found == group_id(2)
     assert [message.body for message in read_all(amqp_url, dead_stream)] == [b"1-1", b"1-2"]
-
-
-@pytest.mark.parametrize("face", ["blocking", "asyncio"])
-def test_dead_letters_that_are_not_taken_now_keep_no_group_from_being_given(
-    amqp_url: str,
-    stream_url: str,
-    database_url: str,
-    engine: sa.Engine,
-    stream_name: str,
-    dead_stream: str,
-    face: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Whoever follows is given the groups behind it, and the log says which one waits, and for what."""
-    publish_plain(amqp_url, stream_name, [*unsound(1), *whole_group(2, 1)])
-    with recording(amqp_url, engine, stream_name, keys=[GROUP_KEY]):
-        wait_recorded(amqp_url, engine, stream_name)
-    caplog.set_level(logging.INFO, "relatum.groups")
-    consumer = GroupConsumer("billing", prefetch=1, dead_letter_stream=dead_stream)
-    options: dict[str, Any] = {"consumer": consumer, "on_conflict": "dead_letter", "follow": True}
-    with Proxy.to(amqp_url) as proxy:
-        proxy.accepts = False
-        url = proxy.url(amqp_url)
-        assert first_group(face, url, database_url, stream_name, stream_url=stream_url, **options) == group_id(2)
-    said = [record.getMessage() for record in caplog.records if "not taken" in record.getMessage()]
-    assert said
-    assert all(group_id(1) in each for each in said)
 
 
 def first_group(

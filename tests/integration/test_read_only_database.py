@@ -101,6 +101,7 @@ def test_a_recorder_goes_on_at_the_host_that_takes_writes(
             primary.kill()
             publish_plain(amqp_url, stream_name, [(b"%d" % number, {"host": "h"}) for number in range(100, 200)])
             standby.promote()
+            engine.dispose()  # the test's own connections are to the primary
             assert wait_recorded(amqp_url, engine, stream_name) > end
             with Relations(amqp_url, standby.both) as relations:
                 assert len(relations.find("host", "h", streams=[stream_name]).ids) == 200

@@ -607,7 +607,7 @@ def test_a_recorder_that_cannot_record_does_not_delay_its_end(
     publish_plain(amqp_url, stream_name, orders(5))
     with recording(amqp_url, engine, stream_name, keys=["order_id"]):
         wait_recorded(amqp_url, engine, stream_name)
-        for database in ("postgresql://nobody@127.0.0.1:1/none", engine):
+        for database in ("postgresql://nobody@127.0.0.1:1/none", engine.url):
 
             def is_closed_at_once(database: Any = database) -> bool:
                 recorder = EmbeddedRecorder(BrokerAddress.parse(amqp_url), database)

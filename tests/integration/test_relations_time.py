@@ -235,11 +235,11 @@ def test_what_happened_around_a_moment_is_merged_over_streams(
     assert relations.around(at, after_s=1, complete=True).ids == (own[1], (stream_name, 3))
     assert relations.around(at, after_s=1, complete=True, limit=1).ids == (own[1],)
     record(amqp_url, engine, stream_name)
-    # What was recorded of a stream that was deleted has expired; the others are found.
+    # What was recorded of a stream that was deleted is said to be so; the others are found.
     delete_stream(amqp_url, other_stream)
     gone = relations.around(at, before_s=1)
     assert (gone.ids, gone.status) == ((own[1],), Status.FOUND)
-    assert relations.around(moment_of(40 * SECOND)).status is Status.EXPIRED
+    assert relations.around(moment_of(40 * SECOND)).status is Status.DELETED
     with pytest.raises(StreamNotFound):
         relations.around(at, [other_stream], before_s=1)
     for wrong in ({"before_s": -1}, {"limit": 0}, {"streams": []}):

@@ -16,7 +16,7 @@ from tests.support.relations import FACES, open_relations
 
 AT_ONCE = 30
 LONG_S = 80.0
-NOBODY_LISTENS = "amqp://guest:guest@127.0.0.1:9/"
+NOBODY_LISTENS = "amqp://guest:guest@127.0.0.1:129/"
 NO_DATABASE = "postgresql://127.0.0.1:9/nobody"
 
 

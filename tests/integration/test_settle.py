@@ -114,18 +114,6 @@ def test_a_message_that_never_arrived_may_be_published_again(amqp_url: str, stre
         sure(unsettled).settle()
 
 
-def test_amqp_alone_proves_no_absence(amqp_url: str, stream_name: str) -> None:
-    """AMQP 0.9.1 finds a message that is there, and cannot ask a leader whether one is not."""
-    with Proxy.to(amqp_url) as alone:
-        broker_url = alone.url(amqp_url)
-        stored, _ = lost(amqp_url, stream_name, mode="blackhole_replies", broker_url=broker_url)
-        (place,) = stored.settle()
-        assert place.stream == stream_name
-        never, _ = lost(amqp_url, stream_name, mode="blackhole", broker_url=broker_url)
-        with pytest.raises(PublishOutcomeUnknown, match="leader"):
-            sure(never).settle(5.0)
-
-
 def test_what_retention_has_dropped_is_not_known_to_be_nowhere(amqp_url: str, stream_url: str) -> None:
     """A message may have been stored and dropped since: that it is not there now does not make it safe to repeat."""
     stream = unique_name()
