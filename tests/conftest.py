@@ -6,6 +6,7 @@ Each starts when the first test asks for it. One that is missing fails those tes
 """
 
 import inspect
+import logging
 import os
 import random
 import secrets
@@ -143,6 +144,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def earlier() -> Threads:
     """What runs as the test begins: what earlier ones left, which may still end, or tell of its own servers."""
     return Threads()
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A command that a test runs in this process sets up the process's logging: that ends with the test."""
+    loggers = [logging.getLogger(name) for name in (None, "pika", "relatum")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    for handler in [each for each in loggers[0].handlers if type(each) is logging.StreamHandler]:
+        loggers[0].removeHandler(handler)
 
 
 @pytest.fixture

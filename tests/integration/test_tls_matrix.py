@@ -154,10 +154,15 @@ WAYS: dict[str, Way] = {
     ),
     "expired": Way(lambda tls: tls.amqp_url(tls.expired, _ca(tls)), raises=(TlsRefused, "has expired")),
     "missing-client": Way(
-        lambda tls: tls.amqp_url(tls.asking, _ca(tls)), raises=(BY_HANGING_UP, "asks for a client cert|No AMQP|failed")
+        lambda tls: tls.amqp_url(tls.asking, _ca(tls)),
+        raises=(BY_HANGING_UP, "asks for a client cert|No AMQP|failed|was lost"),
     ),
-    "strange-client": Way(_secure(_ca, _with("client-strange")), raises=(BY_HANGING_UP, "client cert|No AMQP|failed")),
-    "expired-client": Way(_secure(_ca, _with("client-expired")), raises=(BY_HANGING_UP, "client cert|No AMQP|failed")),
+    "strange-client": Way(
+        _secure(_ca, _with("client-strange")), raises=(BY_HANGING_UP, "client cert|No AMQP|failed|was lost")
+    ),
+    "expired-client": Way(
+        _secure(_ca, _with("client-expired")), raises=(BY_HANGING_UP, "client cert|No AMQP|failed|was lost")
+    ),
     "external-unknown": Way(
         _secure(
             *(_ca, _with("client-locked"), lambda _: f"password={KEY_PASSWORD}&auth_mechanism=external"), login=False
