@@ -58,14 +58,12 @@ class Stamp(NamedTuple):
         message_id: The property `message_id` to send: the caller's, or a new UUIDv7.
         added: Names of the headers that are not the caller's.
         names_message: True where the `message_id` is not the caller's.
-        had_headers: Whether the caller gave any headers, be it none in an empty dictionary.
     """
 
     headers: dict[str, Any] | None
     message_id: str
     added: tuple[str, ...]
     names_message: bool
-    had_headers: bool
 
 
 class Stamper:
@@ -171,9 +169,9 @@ class Stamper:
             added += (RECEIPT_HEADER,)
         if message_id is None:
             message_id = uuid7(now)
-        had_headers = headers is not None
+        sent = None if headers is None and not out else out
         # Not `Stamp(...)`: that is a function of its own, and this is the publish path.
-        return _new_tuple(Stamp, (out if out or had_headers else None, message_id, added, names_message, had_headers))
+        return _new_tuple(Stamp, (sent, message_id, added, names_message))
 
     def _is_short_text(self, headers: dict[str, Any]) -> bool:
         """Whether all headers are short printable texts, as most are: no limit and no key of text refuses such."""
