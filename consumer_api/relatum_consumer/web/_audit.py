@@ -1,4 +1,4 @@
-"""Who looked at what: a record of the log for each request, without any value."""
+"""The audit log: one record for each request, with the names of its parameters and none of their values."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""What stands before the pages: paths as they were sent, and headers of safety."""
+"""Middleware: paths as they were sent, and security headers."""
 
 from typing import Final
 

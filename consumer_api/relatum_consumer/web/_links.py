@@ -10,7 +10,7 @@ MCP_PATH: Final = "/mcp"
 """Where tools for agents are."""
 
 FOR_PROGRAMS: Final = ("/api/", MCP_PATH)
-"""Paths that programs ask: what goes wrong is told as JSON."""
+"""Paths for programs: their errors are JSON."""
 
 _NO_SEGMENT: Final = frozenset({".", ".."})
 """Names that a browser takes for a place in the path, however they are written."""

@@ -26,7 +26,7 @@ _DIGITS: Final = 10
 """Hexadecimal digits of a digest: 40 bits tell the values of a page apart."""
 
 NOT_SAID: Final = "~"
-"""What stands for a value of which nobody knows whether it is masked."""
+"""Shown in place of a value that may be masked, while the keys cannot be read."""
 
 
 class Masking:

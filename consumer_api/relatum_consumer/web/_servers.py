@@ -1,6 +1,6 @@
-"""Which of the two servers answers, since when one does not, and what they are called: each view says so at its top.
+"""The state of RabbitMQ and PostgreSQL, which each view shows at its top: name, and since when one has not answered.
 
-They are asked on connections of their own: a page whose connections are all in use has servers that answer.
+Both are asked on separate connections, so that a busy page is not taken for a server that is away.
 """
 
 import logging
@@ -23,10 +23,10 @@ ANSWER_S: Final = 2.0
 """Seconds in which a server answers a small question, or counts as one that does not."""
 
 EVERY_S: Final = 5.0
-"""Seconds between two looks while nobody looks at the page: so that `since` is true for whoever comes."""
+"""Seconds between two checks while the page is idle, so that `since` is true for the next visitor."""
 
 AGAIN_S: Final = 1.0
-"""The same while a server is away: it is back for all views then."""
+"""Seconds between two checks while a server is away."""
 
 _ANY_STREAM: Final = "relatum"
 """A stream that need not be there: any answer will do."""

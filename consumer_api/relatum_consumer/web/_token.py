@@ -1,4 +1,4 @@
-"""Who may see the page: anybody on this machine, and who has the token."""
+"""Access to the page: open on this machine, and elsewhere by one token."""
 
 import hashlib
 import hmac
@@ -20,7 +20,7 @@ _NEEDED: Final = Problem(
     401,
     "token_needed",
     "this page wants its token",
-    "Open the address with ?token=…, as who started the page has it; programs send it as Authorization: Bearer.",
+    "Add ?token=… with the page's token to the address; programs send it as Authorization: Bearer.",
     {"WWW-Authenticate": 'Bearer realm="Relatum"'},
 )
 
@@ -39,7 +39,7 @@ class TokenNeeded:
         self._sum = _sum(options.token or "")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Carry out a request of somebody who may ask."""
+        """Pass on a request that has the token; refuse the others."""
         app: ASGIApp = self._app
         if scope["type"] == "http" and self._options.token is not None and not scope["path"].startswith("/static/"):
             query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
