@@ -21,7 +21,7 @@ import psycopg
 import pytest
 
 import relatum_migrations
-from relatum.contexts import FindingKind, SerializationContexts, verify
+from relatum.contexts import SerializationContexts, verify
 from relatum.errors import Conflict
 from relatum.local import LocalServers
 from tests.acceptance._serial_gate import Gate
@@ -274,7 +274,6 @@ def assert_nothing_lost(servers: Servers) -> tuple[int, int]:
     )
     assert report.ok, report.findings
     assert report.messages - report.unplaced == count
-    assert FindingKind.UNFINISHED not in report.counts
     assert "Traceback" not in (log := "".join(file.read_text() for file in servers.directory.glob("*.log"))), log[
         -5000:
     ]
