@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
+from relatum_consumer.web._mcp._results import ANSWER_CHARACTERS_MAX
 
 from relatum.keys import KeyDefinition
 from relatum.local import LocalRabbitMQ
 from relatum_consumer.web import WebOptions, WebServer
-from relatum_consumer.web._mcp._results import ANSWER_CHARACTERS_MAX
 from tests.support import declare_stream, publish_plain, record, unique_name, wait_until
 from tests.support.agents import Agent, over_http, over_stdio, text_of
 from tests.support.proxy import Proxy
