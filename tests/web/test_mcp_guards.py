@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
-from relatum_consumer.web._mcp._results import ANSWER_CHARACTERS_MAX
 
 from relatum.keys import KeyDefinition
 from relatum.local import LocalRabbitMQ
@@ -22,6 +21,9 @@ from tests.support.web import asking
 from tests.web.conftest import MASKED_KEYS, NUMBER, SECRET, World, held_up, reading_only
 
 TOKEN = "correct-horse-battery"
+
+ANSWER_CHARACTERS_MAX = 40_000
+"""Characters of an answer, as docs/mcp.md says."""
 
 LISTED = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 

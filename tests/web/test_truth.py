@@ -10,7 +10,6 @@ import anyio
 import pytest
 
 from relatum_consumer.web._links import Links
-from relatum_consumer.web._servers import ANSWER_S
 from relatum_consumer.web._site import _KEPT_MAX, Site
 from tests.support import wait_until
 from tests.support.proxy import Proxy
@@ -18,6 +17,9 @@ from tests.support.standstill import in_time, silent_database
 from tests.support.web import Asking, asking
 from tests.web.conftest import MANY, World
 from tests.web.test_api import harmless
+
+ANSWER_S = 2.0
+"""Seconds that a server is given for a small question, as docs/web.md says."""
 
 EMPTY = (
     "No key is defined yet", "No stream is recorded yet", "Nothing is expected yet", "There is no collector yet",
