@@ -3,6 +3,8 @@
 from typing import Any
 from urllib.parse import urlencode
 
+from relatum_consumer import Expectation
+from relatum_consumer.expectations import add_expectations
 from tests.support.web import asking, at
 from tests.web.conftest import NUMBER, SECRET, World
 from tests.web.test_api import links
@@ -42,6 +44,36 @@ def test_a_key_masked_by_definition_is_shown_nowhere(world: World, database_url:
         for link in follow:
             found = page.get(_document(link)).json()
             assert [row["offset"] for row in found["results"] if row["offset"] in (1, 2)] == [1, 2], link
+
+
+def test_no_page_and_no_answer_has_a_masked_value(world: World, database_url: str, masked: str) -> None:
+    """Each path of the API, as document and page, and each file: asked by messages, so that no question has it."""
+    add_expectations(database_url, Expectation("paid", masked, "card", masked, 60))
+    of_message, of_key = f"stream={masked}&offset=0", f"of_stream={masked}&of_offset=0"
+    asked = {
+        "/search": [f"?key={key}&{of_key}" for key in ("card", "again", "at", "number", "paid_by", "shop")],
+        "/search/times": [f"?key={key}&{of_key}" for key in ("card", "number", "shop")],
+        "/trace": [f"?{of_message}", f"?{of_message}&fan_out=1", "?key=shop&value=north"],
+        "/trace/csv": [f"?{of_message}"],
+        "/message": [f"?{of_message}", f"?{of_message}&view=text", f"?{of_message}&view=hex"],
+        "/message/body": [f"?{of_message}"],
+        "/stream": [f"?stream={masked}"],
+        "/missing/expectation": ["?name=paid&span=all"],
+        "/groups/group": [f"?{of_key}"],
+        "/collectors/collector": ["?name=none"],
+        "/collectors/outcome": [f"?{of_key}"],
+        "/contexts/super-stream": ["?name=none"],
+        "/values": ["?key=card", "?key=number"],
+    }
+    with asking(world.page(database=database_url)) as page:
+        paths = {*page.get("/api/openapi.json").json()["paths"], *asked}
+        for path in sorted(paths):
+            for query in asked.get(path, [""]):
+                for prefix in ("", "/api"):
+                    shown = "/" if (prefix, path) == ("", "/search") else f"{prefix}{path}"
+                    text = page.get(f"{shown}{query}").text
+                    assert SECRET not in text, (prefix, path, query)
+                    assert NUMBER not in text, (prefix, path, query)
 
 
 def _document(path: str) -> str:
