@@ -8,7 +8,7 @@ The version table is `relatum.alembic_version`, the schema's own: an application
 
 import io
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from alembic import command as alembic_command
 from alembic.config import Config
@@ -34,8 +34,8 @@ _STEP_S: Final = 3600.0
 _ROLES: Final = ("relatum_recorder", "relatum_consumer", "relatum_reader", "relatum_collector", "relatum_router")
 
 
-def _config(connection: Connection | None = None) -> Config:
-    config = Config(output_buffer=io.StringIO())
+def _config(connection: Connection | None = None, output: TextIO | None = None) -> Config:
+    config = Config(output_buffer=output)
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
@@ -124,10 +124,9 @@ def head() -> str:
 
 def sql() -> str:
     """The SQL that makes the whole schema in a new database, for review; nothing is run."""
-    config = _config()
-    alembic_command.stamp(config, "head", sql=True)
-    stamp = config.output_buffer.getvalue()
-    files = _CREATE, text("functions.sql"), text("schema.sql"), stamp, text("roles.sql")
+    stamp = io.StringIO()
+    alembic_command.stamp(_config(output=stamp), "head", sql=True)
+    files = _CREATE, text("functions.sql"), text("schema.sql"), stamp.getvalue(), text("roles.sql")
     return "\n".join(("BEGIN;\n", *files, "COMMIT;\n"))
 
 

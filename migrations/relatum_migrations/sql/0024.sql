@@ -75,7 +75,7 @@ CREATE TABLE relatum.taps (
 
 CREATE TABLE relatum.publisher_sessions (
   seen bigint NOT NULL,
-  beat bigint NOT NULL DEFAULT 1,
+  beat bigint NOT NULL DEFAULT '1',
   session_s double precision NOT NULL,
   lease_expires_at timestamptz NOT NULL,
   super_stream_id integer NOT NULL REFERENCES relatum.super_streams ON DELETE CASCADE,
@@ -136,7 +136,7 @@ ALTER TABLE relatum.keys
 
 -- The moves that are there get 0, which all publishers are past; those to come have to say.
 ALTER TABLE relatum.context_moves
-  ADD COLUMN generation bigint NOT NULL DEFAULT 0,
+  ADD COLUMN generation bigint NOT NULL DEFAULT '0',
   ADD CONSTRAINT context_moves_waited CHECK (state = 'fencing' OR fence_epoch > 0);
 ALTER TABLE relatum.context_moves ALTER COLUMN generation DROP DEFAULT;
 

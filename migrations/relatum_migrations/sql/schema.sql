@@ -372,9 +372,9 @@ CREATE TABLE relatum.collector_sources (
   last_fingerprint bigint,
   last_chunk_ms bigint,
   -- Messages below the position that were not collected: of types without an executor.
-  passed_over bigint NOT NULL DEFAULT 0,
+  passed_over bigint NOT NULL DEFAULT '0',
   -- Of collectors of release 0.4; unused since, and goes with the release after 0.5.
-  refused bigint NOT NULL DEFAULT 0,
+  refused bigint NOT NULL DEFAULT '0',
   member_id bigint,
   moved_at timestamptz,
   replaced_at timestamptz
@@ -394,7 +394,7 @@ CREATE TABLE relatum.collected_messages (
   next_attempt_at timestamptz,
   source_id integer NOT NULL,
   size integer NOT NULL,
-  attempts smallint NOT NULL DEFAULT 0,
+  attempts smallint NOT NULL DEFAULT '0',
   state text NOT NULL DEFAULT 'collected',
   message_id text COLLATE "C" NOT NULL,
   type text COLLATE "C" NOT NULL,
@@ -433,9 +433,9 @@ CREATE TABLE relatum.super_streams (
   -- The header that names the sets; all who publish to or consume from the super stream agree on it.
   header text NOT NULL,
   -- Raised by each change that makes a cached placement wrong.
-  generation bigint NOT NULL DEFAULT 1,
+  generation bigint NOT NULL DEFAULT '1',
   -- Changes up to this generation are not all remembered.
-  floor bigint NOT NULL DEFAULT 0,
+  floor bigint NOT NULL DEFAULT '0',
   created_at timestamptz NOT NULL DEFAULT now(),
   -- Seconds without use after which sets are closed, for all routers alike; NULL: never.
   idle_s double precision,
@@ -454,7 +454,7 @@ CREATE TABLE relatum.super_stream_partitions (
   state text NOT NULL DEFAULT 'active',
   weight double precision NOT NULL DEFAULT '1',
   -- Placements in this partition that are not released.
-  open_sets bigint NOT NULL DEFAULT 0,
+  open_sets bigint NOT NULL DEFAULT '0',
   CONSTRAINT super_stream_partitions_stream UNIQUE (super_stream_id, stream),
   CONSTRAINT super_stream_partitions_state CHECK (state IN ('active', 'retired')),
   CONSTRAINT super_stream_partitions_weight CHECK (weight >= 0)
@@ -468,7 +468,7 @@ CREATE TABLE relatum.placements (
   -- The epoch it was opened with, which moves do not change: whether a release means this opening or one before.
   first_epoch bigint NOT NULL,
   -- The generation of the last change that made a cached copy wrong; 0 for none.
-  generation bigint NOT NULL DEFAULT 0,
+  generation bigint NOT NULL DEFAULT '0',
   move_id bigint,
   opened_at timestamptz NOT NULL DEFAULT now(),
   used_at timestamptz NOT NULL DEFAULT now(),
@@ -542,7 +542,7 @@ CREATE TABLE relatum.publisher_sessions (
   -- The generation its publisher has gone on to: it publishes nothing under a placement that was wrong by then.
   seen bigint NOT NULL,
   -- Raised by each renewal: one who waits sees by it that there was none.
-  beat bigint NOT NULL DEFAULT 1,
+  beat bigint NOT NULL DEFAULT '1',
   -- Seconds it holds without a renewal, by anybody's clock.
   session_s double precision NOT NULL,
   -- When it is forgotten, and what is shown; nothing else rests on it.
@@ -575,7 +575,7 @@ CREATE TABLE relatum.serial_positions (
   -- The next offset to be read: everything below is delivered, passed over, or held.
   position bigint NOT NULL,
   -- Raised by each write, which names the one it follows: two members cannot both move a position.
-  version bigint NOT NULL DEFAULT 0,
+  version bigint NOT NULL DEFAULT '0',
   -- The last message read: how the stream is known again.
   last_offset bigint,
   last_fingerprint bigint,
@@ -608,7 +608,7 @@ CREATE TABLE relatum.serial_holds (
   epoch bigint NOT NULL,
   fence_offset bigint NOT NULL,
   -- Messages that wait, as far as was read.
-  held bigint NOT NULL DEFAULT 0,
+  held bigint NOT NULL DEFAULT '0',
   since timestamptz NOT NULL DEFAULT now(),
   consumer_id integer NOT NULL REFERENCES relatum.serial_consumers ON DELETE CASCADE,
   -- The partition they wait in, and the one that has what is before them.
