@@ -1,9 +1,8 @@
 """Publishing of Relatum's own: straight to a stream, each message confirmed, over a connection opened when needed."""
 
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
@@ -165,11 +164,6 @@ class DirectPublisher(Closing):
         """Close the connection. Publishing again opens another."""
         with self._lock:
             self._drop()
-
-
-def new_properties(headers: Mapping[str, Any] | None, given: Mapping[str, Any]) -> BasicProperties:
-    """The properties of a message: its headers, None for none, and others by their names."""
-    return BasicProperties(headers=headers, **given)
 
 
 def encoded_bytes(properties: BasicProperties) -> int:

@@ -7,7 +7,6 @@ from typing import Any, Final
 from pika import BasicProperties
 from pika.data import encode_short_string, encode_value
 
-from relatum.publishing.clients._copies import with_copy
 from relatum.publishing.clients._short_strings import ShortStrings
 
 _ID_LENGTH: Final = 36
@@ -31,24 +30,11 @@ _short_strings: Final = ShortStrings(_short)
 """Names of headers, and content types."""
 
 
-def _copy_header(stream: str) -> bytes:
-    return _encoded_table(with_copy(None, stream))
-
-
-_copies: Final = ShortStrings(_copy_header)
-"""The header for a copy in a stream."""
-
-
 class OwnProperties(BasicProperties):  # type: ignore[misc]
-    """Properties that were made here, for one message: what is missing is added to them, not to a copy.
-
-    Attributes:
-        copy_to: A stream for a copy, by a header that is not among `headers`; None: there is none.
-    """
+    """Properties that were made here, for one message: what is missing is added to them, not to a copy."""
 
     headers: dict[str, Any] | None
     message_id: str | None
-    copy_to: str | None = None
 
     def encode(self) -> list[bytes]:
         """What pika's own gives, byte for byte, in other pieces; most messages have no more than is encoded here."""
@@ -69,19 +55,15 @@ class OwnProperties(BasicProperties):  # type: ignore[misc]
             and self.app_id is None
             and self.cluster_id is None
         ):
-            if self.copy_to is not None:
-                self.headers, self.copy_to = with_copy(self.headers, self.copy_to), None
             return BasicProperties.encode(self)  # type: ignore[no-any-return]
         flags = self.FLAG_MESSAGE_ID
         pieces: list[bytes] = []
         if content_type is not None:
             flags |= self.FLAG_CONTENT_TYPE
             pieces.append(_short_strings[content_type])
-        if self.headers is not None or self.copy_to is not None:
+        if self.headers is not None:
             flags |= self.FLAG_HEADERS
-            table = _encoded_table(self.headers) if self.headers else b""
-            if self.copy_to is not None:
-                table += _copies[self.copy_to]
+            table = _encoded_table(self.headers)
             pieces += (_LENGTH(len(table)), table)
         if self.delivery_mode is not None:
             flags |= self.FLAG_DELIVERY_MODE
@@ -129,21 +111,3 @@ def copy_with(given: BasicProperties, headers: dict[str, Any] | None, message_id
         given.app_id,
         given.cluster_id,
     )
-
-
-def copied(given: BasicProperties | None, stream: str, *, is_lone: bool) -> BasicProperties:
-    """A copy of the properties, by which the broker puts a copy of the message into the stream.
-
-    Args:
-        given: The caller's; None for none.
-        stream: The stream.
-        is_lone: Whether no header will be added that takes more than the time: then the one for the copy always fits.
-    """
-    if given is None:
-        given = BasicProperties()
-    if given.headers or not is_lone or type(given) is not BasicProperties:
-        return copy_with(given, with_copy(given.headers, stream), given.message_id)
-    # The usual case: a header that is always the same is neither checked nor encoded again.
-    own = copy_with(given, given.headers, given.message_id)
-    own.copy_to = stream
-    return own
