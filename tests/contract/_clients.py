@@ -146,9 +146,13 @@ def open_line(client: str, url: str, *, heartbeat_s: int | None = None) -> Itera
             on_thread(relatum.release, callbacks)
             yield _Pika(callbacks, on_thread)
     else:
-        connect: Any = aio_pika.connect if client == "aio-pika" else aio_pika.connect_robust
+        is_robust = client == "aio-pika robust"
+        connecting = aio_pika.connect_robust(url, reconnect_interval=0.1) if is_robust else aio_pika.connect(url)
         with asyncio.Runner() as runner:
-            line = _AioPika(runner, runner.run(connect(url)))
+            line = _AioPika(runner, runner.run(connecting))
             yield line
             relatum.release(line.connection)
+            if is_robust:
+                # A connection that is closed while it connects again leaves a socket open.
+                runner.run(line.connection.ready())
             runner.run(line.connection.close())

@@ -312,7 +312,7 @@ def test_a_half_open_link_leaves_an_outcome_that_the_stream_settles(
     amqp_url: str, stream_url: str, stream_name: str, client: str, arrives: bool
 ) -> None:
     """The message arrived and its confirm did not: it is found. It never arrived: in the end it is surely nowhere."""
-    with Proxy.to(amqp_url) as proxy, open_line(client, proxy.url(amqp_url), heartbeat_s=1) as line:
+    with Proxy.to(amqp_url) as proxy, open_line(client, proxy.url(amqp_url), heartbeat_s=2) as line:
         line.intercept(broker_url=amqp_url, stream_url=stream_url)
         channel = line.channel()
         line.publish(channel, line.message(b"first"), stream_name)

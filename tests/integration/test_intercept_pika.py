@@ -1,5 +1,6 @@
 """Intercepted pika connections against a real broker."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 import relatum
-from relatum.errors import (
-    HeadersRefused,
-    PublishOutcomeUnknown,
-    PublishRejected,
-)
+from relatum.errors import HeadersRefused, PublishOutcomeUnknown, PublishRejected
 from tests.support import broker_connection, unique_name, wait_until
 from tests.support.proxy import Proxy
 
@@ -106,6 +103,13 @@ def test_properties_of_a_subclass_keep_their_class(connection: BlockingConnectio
     relatum.intercept(connection).channel().basic_publish("", queue, b"", given)
     assert get(connection, queue)[0].type == "marked"
     assert given.type is None
+
+
+def test_a_channel_is_copied_with_what_stands_in(connection: BlockingConnection) -> None:
+    """A copy of the channel, or of its method, is made as ever."""
+    channel = relatum.intercept(connection).channel()
+    for method in (copy.copy(channel).basic_publish, copy.copy(channel.basic_publish)):
+        assert method.__name__ == "basic_publish"
 
 
 def test_channels_that_are_open_already_are_covered(connection: BlockingConnection, queue: str) -> None:
