@@ -7,14 +7,17 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from pika import BasicProperties
-
 from relatum.closing import Closing
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.limits import HEADERS_DEPTH_MAX
 from relatum.processes import after_fork
-from relatum.publishing.clients._direct_publisher import DIRECT_TIMEOUT_S, DirectPublisher, encoded_bytes
+from relatum.publishing.clients._direct_publisher import (
+    DIRECT_TIMEOUT_S,
+    DirectPublisher,
+    encoded_bytes,
+    new_properties,
+)
 from relatum.reading import BrokerAddress, Message
 from relatum.waiting import ended, log_failure, may_be_mended, may_repeat
 
@@ -167,17 +170,17 @@ class _Letter:
         self._parts |= {("header ", name): value for name, value in message.headers.items() if name not in self._added}
         self.left_out = ""
 
-    def properties(self) -> BasicProperties:
+    def properties(self) -> Any:
         """As pika sends them."""
         headers = {name: value for (kind, name), value in self._parts.items() if kind}
         given = {name: value for (kind, name), value in self._parts.items() if not kind}
-        return BasicProperties(headers={**headers, **self._added}, **given)
+        return new_properties({**headers, **self._added}, **given)
 
     def reduce(self, bytes_max: int | None) -> None:
         """Leave out what cannot be encoded, then the largest of the rest until a frame holds it."""
         sizes = {(kind, name): _size(kind, name, value) for (kind, name), value in self._parts.items()}
         # Without what is added, and the header that names what is left out, at four bytes a character.
-        added = encoded_bytes(BasicProperties(headers=self._added)) + 5 * REASON_CHARACTERS_MAX
+        added = encoded_bytes(new_properties(self._added)) + 5 * REASON_CHARACTERS_MAX
         room = math.inf if bytes_max is None else bytes_max - added
         left_out: list[str] = []
         for kind, name in sorted(sizes, key=lambda part: -sizes[part]):
@@ -198,7 +201,7 @@ def _size(kind: str, name: str, value: Any) -> float:
     if _is_deep(value, HEADERS_DEPTH_MAX - 1):
         return math.inf
     try:
-        return encoded_bytes(BasicProperties(**({"headers": {name: value}} if kind else {name: value})))
+        return encoded_bytes(new_properties({name: value}) if kind else new_properties({}, **{name: value}))
     except InvalidInput:
         return math.inf
 

@@ -7,8 +7,6 @@ from types import ModuleType
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
-import pika
-
 from relatum.checks import checked_names
 from relatum.errors import ConfigurationError, RelatumError
 from relatum.keys import KeyDefinition, as_definitions
@@ -175,7 +173,7 @@ def statistics(connection: object) -> PublisherStatistics:
 
 def _client_of(connection: object) -> ModuleType:
     """The module that knows this kind of connection: `NAME`, `intercept`, `release`; of one connection `may_wait`."""
-    if isinstance(connection, (pika.BlockingConnection, pika.connection.Connection)):
+    if pika_connections.is_connection(connection):
         return pika_connections
     # Of its class, as proxies say it.
     for kind in connection.__class__.__mro__:

@@ -2,7 +2,7 @@
 
 import threading
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
@@ -164,6 +164,11 @@ class DirectPublisher(Closing):
         """Close the connection. Publishing again opens another."""
         with self._lock:
             self._drop()
+
+
+def new_properties(headers: dict[str, Any], **fields: Any) -> BasicProperties:
+    """The properties of a message."""
+    return BasicProperties(headers=headers, **fields)
 
 
 def encoded_bytes(properties: BasicProperties) -> int:

@@ -191,6 +191,11 @@ def intercept(connection: "BlockingConnection | Connection", interception: Inter
         _intercept_channel(connection, channel, interception)
 
 
+def is_connection(connection: object) -> bool:
+    """Whether it is a connection of pika's."""
+    return isinstance(connection, BlockingConnection | Connection)
+
+
 def may_wait(connection: "BlockingConnection | Connection") -> bool:
     """Whether its thread may wait for a server: a callback connection's runs an event loop."""
     return isinstance(connection, BlockingConnection)

@@ -16,6 +16,8 @@ from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, Properties, parts_of_delivery
 
+__all__ = ["Consumed", "InHand", "in_hand"]
+
 Consumed: TypeAlias = Any
 """A message that a client gave: see docs/consumed.md for each of them."""
 
