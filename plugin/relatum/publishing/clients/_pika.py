@@ -56,6 +56,7 @@ class Publisher(Replacement):
         self._stamper = interception.stamper(connection.params.frame_max, integer=long)
         self._watches = interception.watches
         self._copy_to = interception.options.copy_to
+        self._lifts = any(definition.from_body is not None for definition in interception.options.definitions)
         self.delivery_tag: int | None = None
         """The last delivery tag of a callback channel in confirm mode; else None."""
         of_one_process(self, "an intercepted connection")
@@ -99,10 +100,10 @@ class Publisher(Replacement):
             if self.delivery_tag is not None:
                 self.delivery_tag += 1
             return result
-        if self._copy_to is not None and is_copied(self._copy_to, exchange, routing_key, mandatory):
-            given = properties or BasicProperties()
-            properties = copy_with(given, with_copy(given.headers, self._copy_to), given.message_id)
-        properties, stamp = self.stamp(properties or None, body)
+        if self._copy_to is None or not is_copied(self._copy_to, exchange, routing_key, mandatory):
+            properties, stamp = self.stamp(properties or None, body)
+        else:
+            properties, stamp = self._copied(self._copy_to, properties or None, body)
         if self._watches:
             interception.watch(exchange, routing_key)
         frames = self.connection.frames_sent
@@ -129,6 +130,16 @@ class Publisher(Replacement):
             return BasicProperties(headers=stamp.headers, message_id=stamp.message_id), stamp
         stamp = self._stamper.stamp(given.headers, given.message_id, given.timestamp, given, body, receipt)
         return copy_with(given, stamp.headers, stamp.message_id), stamp
+
+    def _copied(self, stream: str, given: Any, body: Any) -> tuple[BasicProperties, Stamp]:
+        """As `stamp`, with the header by which the broker puts a copy of the message into a stream."""
+        if self._lifts or (given is not None and given.headers):
+            # Among other headers it counts towards their limits.
+            given = given or BasicProperties()
+            return self.stamp(copy_with(given, with_copy(given.headers, stream), given.message_id), body)
+        properties, stamp = self.stamp(given, body)
+        properties.headers = with_copy(properties.headers, stream)
+        return properties, stamp
 
     def _outcome(
         self, error: Exception, exchange: Any, routing_key: Any, body: Any, stamp: Stamp, began_s: float
