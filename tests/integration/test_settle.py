@@ -16,7 +16,7 @@ from pika import BlockingConnection
 
 import relatum
 from relatum import MessageId
-from relatum.errors import BrokerUnavailable, PublishOutcomeUnknown, PublishRejected
+from relatum.errors import BrokerUnavailable, PublishOutcomeUnknown
 from relatum.local import LocalServers
 from relatum.waiting import LEAST_S
 from tests.support import broker_connection, declare_stream, delete_stream, publish_plain, unique_name, wait_until
@@ -102,15 +102,6 @@ def test_a_stored_message_is_found_however_wrong_the_clock_is(
     ahead = unsettled.sent.sent_at + timedelta(seconds=ahead_s)
     (place,) = sure(unsettled, sent_at=ahead).settle(90)
     assert place.stream == stream_name
-
-
-def test_a_message_that_never_arrived_may_be_published_again(amqp_url: str, stream_url: str, stream_name: str) -> None:
-    """It is known to be nowhere once nothing can arrive any more, and not a moment before."""
-    unsettled, _ = lost(amqp_url, stream_name, mode="blackhole", stream_url=stream_url)
-    with pytest.raises(PublishOutcomeUnknown):
-        unsettled.settle(0.5)
-    with pytest.raises(PublishRejected):
-        sure(unsettled).settle()
 
 
 def test_what_retention_has_dropped_is_not_known_to_be_nowhere(amqp_url: str, stream_url: str) -> None:
