@@ -28,6 +28,7 @@ from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 from relatum.store import make_engine
 from relatum_migrations import upgrade
 from tests.support import START_S, in_a_loop, make_streams_survive, server_version, unique_name
+from tests.support.clock import Clock
 from tests.support.cluster import Cluster, newer_server
 from tests.support.databases import NEW, Databases, administer, clear, database_name, named
 from tests.support.leases import LEASE_S
@@ -56,11 +57,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that choose Docker, and the long form of tests that have one."""
     parser.addoption("--docker", action="store_true", help="run RabbitMQ and PostgreSQL from docker/compose.yaml")
     parser.addoption("--long", action="store_true", help="run long tests, and the others' many rounds: takes hours")
+    parser.addoption("--budget", action="store_true", help="fail where a file takes far too much of a processor")
     parser.addoption("--seed", type=int, help="of what happens by chance: always the same, and with --long another one")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how many examples are tried, and the seed of this run, one for all of its processes."""
+    """Choose how many examples are tried, and the seed of this run, one for all of its processes; start the clock."""
+    config.pluginmanager.register(Clock(config))
     hypothesis.settings.load_profile("long" if _is_long(config) else "relatum")
     if config.getoption("--seed") is None:
         given = getattr(config, "workerinput", {}).get("seed")
