@@ -12,9 +12,9 @@ from relatum.contexts import SerialOptions
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.reading import BrokerAddress, Message, Properties, StreamReader
+from relatum.reading._plan import Window
 from relatum.reading._stream_blocking import Streams
 from relatum.reading._stream_errors import check_offset
-from relatum.reading._window import Window
 from relatum.waiting import Deadline
 from relatum.wire import _frames as frames
 from relatum_consumer import Relations

@@ -17,7 +17,7 @@ from relatum.collecting import ExecutorOptions
 from relatum.keys import as_definitions
 from relatum.publishing._interception import Options
 from relatum.reading import AsyncStreamReader, BrokerAddress, Message, ReaderStatistics, StreamReader
-from relatum.reading._window import Window
+from relatum.reading._plan import Window
 
 BROKER = "amqp://127.0.0.1:1"
 DATABASE = "postgresql://127.0.0.1:1/x"

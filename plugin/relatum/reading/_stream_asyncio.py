@@ -36,11 +36,11 @@ from relatum.reading._many import LANES_MAX, ExchangeOn, ManyReader, ManyRequest
 from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
 from relatum.reading._operations import BOUNDS_AT_ONCE, BOUNDS_OF_LANE, RECOVERING_S, StreamOperations
+from relatum.reading._plan import Result, Window
 from relatum.reading._scan import Scan, Watch, batches_of
 from relatum.reading._stream_errors import is_inside, not_there, proven_not_there
 from relatum.reading._time import check_time
 from relatum.reading._turns import Use
-from relatum.reading._window import Result, Window
 from relatum.steps import async_each, async_run
 from relatum.waiting import left_s
 from relatum.wire import Broker, Chunk, Event, Steps
