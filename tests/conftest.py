@@ -32,7 +32,7 @@ from tests.support.clock import Clock
 from tests.support.cluster import Cluster, newer_server
 from tests.support.databases import NEW, Databases, administer, clear, database_name, named
 from tests.support.leases import LEASE_S
-from tests.support.ports import free_port
+from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.rabbitmq_tools import renew
 from tests.support.sharing_out import BySharedFixtures, longest_first
 from tests.support.threads import Threads
@@ -43,9 +43,6 @@ hypothesis.settings.register_profile("long", deadline=None, max_examples=1000)
 
 SEED = 12
 """Of what happens by chance in a run that is not long."""
-
-STREAM_OFFSET = -120
-"""From a broker's AMQP port to its stream port: 5672 to 5552."""
 
 DOCKER_PASSWORD = "relatum"
 

