@@ -4,17 +4,12 @@ import math
 from collections.abc import Callable
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from relatum.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds, seconds_text
 from relatum.contexts import SerialOptions
 from relatum.errors import InvalidInput
-from relatum.ids import MessageId
-from relatum.reading import BrokerAddress, Message, Properties, StreamReader
-from relatum.reading._plan import Window
-from relatum.reading._stream_blocking import Streams
-from relatum.reading._stream_errors import check_offset
+from relatum.reading import Message, Properties, StreamReader
 from relatum.waiting import Deadline
 from relatum.wire import _frames as frames
 from relatum_consumer import Relations
@@ -129,27 +124,6 @@ def test_times_are_checked_before_anything_is_connected(call: Callable[[Any], An
     """A time-out that no socket and no lock can take is our error, and nothing was opened."""
     with pytest.raises(InvalidInput):
         call(value)
-
-
-def test_a_time_is_refused_by_the_name_it_was_given_under() -> None:
-    """Following and reading in batches have one each."""
-    address = BrokerAddress.of("rabbitmq-stream://127.0.0.1:1")
-    reader = StreamReader(Streams(address, timeout_s=1.0), 1.0)
-    with pytest.raises(InvalidInput, match=r"^idle_timeout_s= takes"):
-        reader.iterate("s", follow=True, idle_timeout_s=-1)
-    with pytest.raises(InvalidInput, match=r"^idle_s= takes"):
-        reader.batches("s", idle_s=-1)
-
-
-@pytest.mark.parametrize("value", ["1", 1.0, None, b"1"], ids=ascii)
-def test_an_offset_is_an_integer(value: Any) -> None:
-    """Whatever else is given is our error, alone and among many; integers of other libraries are taken."""
-    with pytest.raises(InvalidInput, match="An offset is an integer"):
-        check_offset("s", value)
-    with pytest.raises(InvalidInput, match="An offset is an integer"):
-        Window([MessageId("s", 5), MessageId("s", value)], 10).open()
-    check_offset("s", np.int64(7))
-    assert Window([MessageId("s", np.int64(7)), MessageId("s", 1)], 10).open() == {"s": [1, 7]}
 
 
 def test_a_name_of_half_a_character_is_no_name_to_the_broker() -> None:
