@@ -38,7 +38,8 @@ from tests.support.sharing_out import BySharedFixtures, longest_first
 from tests.support.threads import Threads
 
 # How long an example takes says how busy the machine is, not whether it is right.
-hypothesis.settings.register_profile("relatum", deadline=None)
+hypothesis.settings.register_profile("relatum", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=100)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=1000)
 
 SEED = 12
@@ -61,7 +62,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples are tried, and the seed of this run, one for all of its processes; start the clock."""
     config.pluginmanager.register(Clock(config))
-    hypothesis.settings.load_profile("long" if _is_long(config) else "relatum")
+    chosen = config.getoption("--hypothesis-profile") or "relatum"
+    hypothesis.settings.load_profile("long" if _is_long(config) else chosen)
     if config.getoption("--seed") is None:
         given = getattr(config, "workerinput", {}).get("seed")
         config.option.seed = given if given is not None else secrets.randbelow(1 << 32) if _is_long(config) else SEED
@@ -116,7 +118,7 @@ def is_long(pytestconfig: pytest.Config) -> bool:
 @pytest.fixture(scope="session")
 def kills(is_long: bool) -> int:
     """How often a party is killed at random moments: a few times, and in a long run as often as can be waited for."""
-    return 50 if is_long else 3
+    return 50 if is_long else 2
 
 
 @pytest.fixture(scope="session")
@@ -396,39 +398,37 @@ def cluster(
 
 
 @pytest.fixture(scope="session")
-def _own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
+def _own_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServers]:
     plugins = ("rabbitmq_stream", "rabbitmq_consistent_hash_exchange")
-    for directory in _directory(tmp_path_factory, "rabbitmq-own"):
-        with LocalRabbitMQ(directory, plugins=plugins, start_timeout_s=START_S) as server:
-            yield server
+    for directory in _directory(tmp_path_factory, "own"):
+        servers = LocalServers(directory, durable=False, start_timeout_s=START_S)
+        servers.rabbitmq = LocalRabbitMQ(directory / "rabbitmq", plugins=plugins, start_timeout_s=START_S)
+        with servers:
+            yield servers
 
 
 @pytest.fixture(scope="module")
-def own_broker(_own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
+def own_broker(_own_servers: LocalServers) -> LocalRabbitMQ:
     """A private RabbitMQ, as new for each file of tests: its users, virtual hosts and settings are theirs."""
-    _own_broker.start()
-    renew(_own_broker)
-    return _own_broker
+    _own_servers.start()
+    renew(_own_servers.rabbitmq)
+    return _own_servers.rabbitmq
 
 
 @pytest.fixture(scope="module")
-def _private_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServers]:
-    directory = tmp_path_factory.mktemp("private") / "servers"
-    with LocalServers(directory, durable=False, start_timeout_s=START_S) as servers:
-        make_streams_survive(servers.rabbitmq)
-        yield servers
-    shutil.rmtree(directory, ignore_errors=True)
+def _surviving_broker(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
+    make_streams_survive(own_broker)
+    return own_broker
 
 
 @pytest.fixture
-def private_servers(_private_servers: LocalServers) -> Iterator[LocalServers]:
-    """A RabbitMQ and a PostgreSQL to be killed, frozen and restarted, whatever the others are.
+def private_servers(_surviving_broker: LocalRabbitMQ, _own_servers: LocalServers) -> Iterator[LocalServers]:
+    """The broker `own_broker` and a PostgreSQL to be killed, frozen and restarted, whatever the others are.
 
-    They run when the test begins, and the database is empty. Streams of the file's earlier tests may be there: a start
-    costs three seconds of a processor.
+    They run when the test begins, and the database is empty. Streams of the file's earlier tests may be there.
     """
-    _private_servers.start()
-    clear(_private_servers.database_url)
-    yield _private_servers
-    _private_servers.rabbitmq.thaw()
-    _private_servers.postgresql.thaw()
+    _own_servers.start()
+    clear(_own_servers.database_url)
+    yield _own_servers
+    _own_servers.rabbitmq.thaw()
+    _own_servers.postgresql.thaw()
