@@ -65,9 +65,13 @@ class Clock:
             self._file, self._file_began = file, now()
         result = yield
         if nextitem is None or nextitem.nodeid.partition("::")[0] != file:
-            self._add(file, [end - began for began, end in zip(self._file_began, now(), strict=True)])
-            self._file = ""
+            self._end_file()
         return result
+
+    def _end_file(self) -> None:
+        if self._file:
+            self._add(self._file, [end - began for began, end in zip(self._file_began, now(), strict=True)])
+            self._file = ""
 
     def _add(self, file: str, taken: list[float]) -> None:
         self._files[file] = [sum(both) for both in zip(self._files.get(file, [0.0] * 3), taken, strict=True)]
@@ -80,8 +84,10 @@ class Clock:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Hand over what was counted, or write it down and look at the budgets."""
+        self._end_file()
         if hasattr(self._config, "workeroutput"):
             self._config.workeroutput["clock"] = self._files
+        if hasattr(self._config, "workeroutput") or not self._files:
             return
         with (self._config.rootpath / ".venv" / "suite.csv").open("w", newline="") as file:
             table = csv.writer(file)
@@ -101,6 +107,8 @@ class Clock:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the sum, the ten dearest files, and those over their budget."""
+        if not self._files:
+            return
         wall_s, own_s, started_s = (end - began for began, end in zip(self._began, now(), strict=True))
         in_files = sum(map(self._processor_s, self._files))
         terminalreporter.section("processor seconds: all of them in .venv/suite.csv")
