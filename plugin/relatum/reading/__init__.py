@@ -18,7 +18,6 @@ from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._channels import RECEIVE_BYTES
 from relatum.reading._claiming import claimed_identity
 from relatum.reading._cluster import NOT_BY_STREAMS
-from relatum.reading._failing_over import answered, in_turn
 from relatum.reading._kept import KeptChunks
 from relatum.reading._leading import OUT_OF_REACH_S
 from relatum.reading._login import BrokerLogin
@@ -76,7 +75,6 @@ __all__ = [
     "agreement_of",
     "agreements",
     "another_broker",
-    "answered",
     "async_agreements",
     "blocking_connection",
     "bounds_or_error",
@@ -85,7 +83,6 @@ __all__ = [
     "ends_of_known",
     "header_value",
     "in_time",
-    "in_turn",
     "is_header",
     "is_of_all",
     "login_of_query",

@@ -127,7 +127,7 @@ class AsyncStreams(AsyncStreamNodes):
                 return await asyncio.sleep(left_s(request.seconds))
             return await self._bounds_at(request.node, stream, any_node=request.any_node)
 
-        return await async_run(self._leaders.ends_of(stream, self._timeout_s), perform)
+        return await async_run(self._leaders.ends_of(stream, self.limit_s), perform)
 
     async def all_bounds(
         self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]
@@ -287,7 +287,7 @@ class AsyncStreams(AsyncStreamNodes):
                     async for chunk in chunks:
                         yield chunk
             finally:
-                await connection.put_by(self._timeout_s)
+                await connection.put_by(self.limit_s)
 
     async def batches(
         self, stream: str, scan: Scan, idle_s: float, use: Use

@@ -121,7 +121,7 @@ class Streams(StreamNodes):
                 return time.sleep(left_s(request.seconds))
             return self._bounds_at(request.node, stream, any_node=request.any_node)
 
-        return run(self._leaders.ends_of(stream, self._timeout_s), perform)
+        return run(self._leaders.ends_of(stream, self.limit_s), perform)
 
     def all_bounds(self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]) -> dict[str, StreamBounds]:
         """See `StreamReader.all_bounds`."""
@@ -264,7 +264,7 @@ class Streams(StreamNodes):
                 with contextlib.closing(each(steps, wait)) as chunks:
                     yield from chunks
             finally:
-                connection.put_by(self._timeout_s)
+                connection.put_by(self.limit_s)
 
     def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> Generator[RecordBatch | None, None, None]:
         """See `StreamReader.batches`."""
