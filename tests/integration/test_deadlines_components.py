@@ -42,6 +42,7 @@ from tests.support.leases import LEASE_S
 from tests.support.place import FailingPlace, Place
 from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.relations import FACES
+from tests.support.release_0_4 import make_release_0_4
 from tests.support.routing import of_context
 from tests.support.serial_consuming import serial_bed
 from tests.support.standstill import SLACK_S, in_time, locked, nobody_waits
@@ -518,7 +519,7 @@ def test_a_recorder_goes_on_when_the_database_does(failing: FailingPlace, caplog
 
 def test_a_migration_waits_for_locks_in_time(empty_database_url: str) -> None:
     """A migration that meets a lock ends with a word on locks, changes nothing, and may be repeated."""
-    upgrade(empty_database_url, "0006")
+    make_release_0_4(empty_database_url)
     is_locked = pytest.raises(DatabaseUnavailable, match="holds a lock")
     with locked(empty_database_url, "super_streams"), in_time(WAIT_S), is_locked:
         upgrade(empty_database_url, lock_timeout_s=WAIT_S)
