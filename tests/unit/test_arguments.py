@@ -3,16 +3,10 @@
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 
 from relatum.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds, seconds_text
 from relatum.errors import InvalidInput
-from relatum.ids import MessageId
-from relatum.reading import BrokerAddress, StreamReader
-from relatum.reading._stream_blocking import Streams
-from relatum.reading._stream_errors import check_offset
-from relatum.reading._window import Window
 from relatum.waiting import Deadline
 from relatum.wire import _frames as frames
 
@@ -51,27 +45,6 @@ def test_the_ends_of_what_can_be_given() -> None:
     assert [checked_seconds("timeout_s", each) for each in (0, 0.5, SECONDS_MAX)] == [0, 0.5, SECONDS_MAX]
     assert checked_seconds("before_s", 1e300, most=math.inf) == 1e300
     assert checked_name("stream", "bestellungen-ä\U0001f600") == "bestellungen-ä\U0001f600"
-
-
-def test_a_time_is_refused_by_the_name_it_was_given_under() -> None:
-    """Following and reading in batches have one each."""
-    address = BrokerAddress.of("rabbitmq-stream://127.0.0.1:1")
-    reader = StreamReader(Streams(address, timeout_s=1.0), 1.0)
-    with pytest.raises(InvalidInput, match=r"^idle_timeout_s= takes"):
-        reader.iterate("s", follow=True, idle_timeout_s=-1)
-    with pytest.raises(InvalidInput, match=r"^idle_s= takes"):
-        reader.batches("s", idle_s=-1)
-
-
-@pytest.mark.parametrize("value", ["1", 1.0, None, b"1"], ids=ascii)
-def test_an_offset_is_an_integer(value: Any) -> None:
-    """Whatever else is given is our error, alone and among many; integers of other libraries are taken."""
-    with pytest.raises(InvalidInput, match="An offset is an integer"):
-        check_offset("s", value)
-    with pytest.raises(InvalidInput, match="An offset is an integer"):
-        Window([MessageId("s", 5), MessageId("s", value)], 10).open()
-    check_offset("s", np.int64(7))
-    assert Window([MessageId("s", np.int64(7)), MessageId("s", 1)], 10).open() == {"s": [1, 7]}
 
 
 def test_a_name_of_half_a_character_is_no_name_to_the_broker() -> None:

@@ -17,7 +17,7 @@ from relatum import contexts as room
 from relatum.collecting import ExecutorOptions
 from relatum.keys import as_definitions
 from relatum.reading import AsyncStreamReader, BrokerAddress, Message, Properties, ReaderStatistics, StreamReader
-from relatum.reading._window import Window
+from relatum.reading._plan import Window
 from relatum_consumer import AsyncRelations, GroupConsumer, Relations
 
 BROKER = "amqp://127.0.0.1:1"
