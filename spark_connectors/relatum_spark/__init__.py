@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, Final
 from relatum.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from relatum_spark._as_of import as_of
     from relatum_spark._backfill import backfill
-    from relatum_spark._broker import Broker
+    from relatum_spark._catalog import catalog
+    from relatum_spark._conversations import conversations
+    from relatum_spark._enrich import Enrichment
+    from relatum_spark._jdbc import jdbc_jar
+    from relatum_spark._pairs import related_pairs
     from relatum_spark._register import register
-    from relatum_spark.joins._as_of import as_of
-    from relatum_spark.joins._conversations import conversations
-    from relatum_spark.joins._pairs import related_pairs
-    from relatum_spark.joins._unmatched import unmatched
-    from relatum_spark.payloads._enrich import Enrichment
-    from relatum_spark.payloads._resolve import resolve
-    from relatum_spark.table._catalog import catalog
-    from relatum_spark.table._jdbc import jdbc_jar
-    from relatum_spark.table._relationships import relationships
-    from relatum_spark.table._snapshot import Snapshot, snapshot
+    from relatum_spark._relationships import relationships
+    from relatum_spark._resolve import resolve
+    from relatum_spark._snapshot import Snapshot, snapshot
+    from relatum_spark._unmatched import unmatched
+    from relatum_spark._where import Broker
 
 __all__ = [
     "Broker",
@@ -49,20 +49,20 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "Broker": "_broker",
-    "Enrichment": "payloads._enrich",
-    "Snapshot": "table._snapshot",
-    "as_of": "joins._as_of",
+    "Broker": "_where",
+    "Enrichment": "_enrich",
+    "Snapshot": "_snapshot",
+    "as_of": "_as_of",
     "backfill": "_backfill",
-    "catalog": "table._catalog",
-    "conversations": "joins._conversations",
-    "jdbc_jar": "table._jdbc",
+    "catalog": "_catalog",
+    "conversations": "_conversations",
+    "jdbc_jar": "_jdbc",
     "register": "_register",
-    "related_pairs": "joins._pairs",
-    "relationships": "table._relationships",
-    "resolve": "payloads._resolve",
-    "snapshot": "table._snapshot",
-    "unmatched": "joins._unmatched",
+    "related_pairs": "_pairs",
+    "relationships": "_relationships",
+    "resolve": "_resolve",
+    "snapshot": "_snapshot",
+    "unmatched": "_unmatched",
 }
 """The module of each public name, imported when the name is first asked for: pyspark takes a second."""
 

@@ -24,7 +24,7 @@ from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import BackfillReport, Filler, Pace, Plan, Segment, edges_of, plan_backfill
 from relatum.store import StreamRow, as_engine
-from relatum_spark._broker import Broker, database_url
+from relatum_spark._where import Broker, database_url
 
 SLICE_OFFSETS: Final = 100_000
 """Offsets a slice has at most: some seconds of work, so that little is repeated and all slots end together."""

@@ -18,14 +18,14 @@ from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
 from relatum.store import as_engine, translated_errors
 from relatum_spark._definitions import definitions_of
+from relatum_spark._keyfilter import KeyFilter, look_up
+from relatum_spark._offsets import Slice, slices
+from relatum_spark._options import SourceOptions, parse_options
+from relatum_spark._ranges import check_named, range_of
+from relatum_spark._rows import Part, read_part
+from relatum_spark._schema import schema as columns
+from relatum_spark._tails import Tails
 from relatum_spark._workers import spare_collections
-from relatum_spark.source._keyfilter import KeyFilter, look_up
-from relatum_spark.source._offsets import Slice, slices
-from relatum_spark.source._options import SourceOptions, parse_options
-from relatum_spark.source._ranges import check_named, range_of
-from relatum_spark.source._rows import Part, read_part
-from relatum_spark.source._schema import schema as columns
-from relatum_spark.source._tails import Tails
 
 
 class RabbitMQStreams(DataSource):
@@ -50,7 +50,7 @@ class RabbitMQStreams(DataSource):
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802
         """The reader of a streaming query."""
-        from relatum_spark.source._streaming import make_stream_reader
+        from relatum_spark._streaming import make_stream_reader
 
         options = parse_options(self.options, streaming=True)
         self._check_schema(schema, options)
@@ -58,13 +58,13 @@ class RabbitMQStreams(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         """The writer of a batch."""
-        from relatum_spark.sink._sink import make_writer
+        from relatum_spark._sink import make_writer
 
         return make_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
         """The writer of a streaming query."""
-        from relatum_spark.sink._sink import make_stream_writer
+        from relatum_spark._sink import make_stream_writer
 
         return make_stream_writer(self.options, schema, overwrite)
 

@@ -33,7 +33,7 @@ from relatum.store import make_engine
 from relatum.superstreams import declare_super_stream, describe_super_stream
 from relatum_consumer import AsyncRelations, Relations
 from relatum_spark import Broker as SparkBroker
-from relatum_spark.sink._publisher import connect
+from relatum_spark._publisher import connect
 from tests.support import declare_stream, publish_plain, record, unique_name, wait_until
 from tests.support.tls import KEY_PASSWORD, TlsBroker
 

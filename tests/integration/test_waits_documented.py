@@ -29,8 +29,8 @@ from relatum.membership import GROUP_KEY
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import Recorder
 from relatum_consumer import AsyncRelations, Relations
-from relatum_spark.source._offsets import Slice
-from relatum_spark.source._reading import read_slice
+from relatum_spark._offsets import Slice
+from relatum_spark._reading import read_slice
 from tests.support import broker_connection, in_a_try, publish_plain, record, until_answered, wait_recorded
 from tests.support.groups import of_group, whole_group
 from tests.support.proxy import Proxy

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum_spark.source._admission import plan_end
+from relatum_spark._admission import plan_end
 
 OFFSETS = st.integers(0, 2**63 - 1)
 LAGS = st.one_of(st.integers(0, 5), st.integers(0, 2**40))

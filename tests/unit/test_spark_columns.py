@@ -19,10 +19,10 @@ from relatum.keys import InvalidValue, KeyDefinition, KeyType, canonical
 from relatum.reading import Message, RecordBatch
 from relatum.uuid7 import uuid7
 from relatum.wire import Opaque
-from relatum_spark.source._columns import ColumnBuilder
-from relatum_spark.source._header_text import header_text
-from relatum_spark.source._rows import record_batches
-from relatum_spark.source._schema import PROPERTY_NAMES, SCHEMA, arrow_schema, schema
+from relatum_spark._columns import ColumnBuilder
+from relatum_spark._header_text import header_text
+from relatum_spark._rows import record_batches
+from relatum_spark._schema import PROPERTY_NAMES, SCHEMA, arrow_schema, schema
 
 KEYS = [
     KeyDefinition("order_id"),

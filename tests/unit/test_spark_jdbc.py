@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from relatum.errors import ConfigurationError
 from relatum_spark import jdbc_jar
-from relatum_spark.table._cuts import block_ranges, page_cuts, place_cuts, place_ranges, spread
-from relatum_spark.table._jdbc import jdbc_options
+from relatum_spark._cuts import block_ranges, page_cuts, place_cuts, place_ranges, spread
+from relatum_spark._jdbc import jdbc_options
 
 URLS = {
     "postgresql://user:pw@db:5433/name": "jdbc:postgresql://db:5433/name",

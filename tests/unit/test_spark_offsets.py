@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import InvalidInput
-from relatum_spark.source._offsets import Slice, offsets_json, parse_moments, parse_offsets, slices
+from relatum_spark._offsets import Slice, offsets_json, parse_moments, parse_offsets, slices
 
 RANGES = st.dictionaries(
     st.sampled_from("abc"), st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(lambda pair: tuple(sorted(pair)))

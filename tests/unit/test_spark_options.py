@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from relatum.errors import ConfigurationError, InvalidInput
-from relatum_spark.source._options import (
+from relatum_spark._options import (
     Earliest,
     Latest,
     Moment,

@@ -8,8 +8,8 @@ import pytest
 from relatum.errors import InvalidInput
 from relatum.limits import TIME_US_MAX
 from relatum_spark import as_of, conversations, related_pairs, unmatched
-from relatum_spark.joins._pairs import span_of
-from relatum_spark.joins._sides import keys_of, side_of, span_us
+from relatum_spark._pairs import span_of
+from relatum_spark._sides import keys_of, side_of, span_us
 
 
 @pytest.mark.parametrize("given", ["orders", ["orders"], ("orders", "orders")])

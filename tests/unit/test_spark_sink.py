@@ -30,17 +30,17 @@ from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum.wire import Login, StreamSession
 from relatum.wire import _publishing as wire
-from relatum_spark.sink._encode import encode_content, is_new_layout
-from relatum_spark.sink._options import check_columns, parse_sink_options
-from relatum_spark.sink._outgoing import Outgoing, Shape, columns_of
-from relatum_spark.sink._sequence import (
+from relatum_spark._encode import encode_content, is_new_layout
+from relatum_spark._outgoing import Outgoing, Shape, columns_of
+from relatum_spark._sequence import (
     NAME_BYTES_MAX,
     TASKS_MAX,
     Numbering,
     check_names,
     reference_of,
 )
-from relatum_spark.sink._spool import Spool
+from relatum_spark._sink_options import check_columns, parse_sink_options
+from relatum_spark._spool import Spool
 from tests.unit.wire_samples import sized
 
 BASE = {"broker": "amqp://user:hidden@host:5672/", "stream": "s"}

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from relatum.errors import KeyNotDefined, StreamNotFound
 from relatum_spark import as_of
-from relatum_spark.joins._as_of import nearest_of
+from relatum_spark._as_of import nearest_of
 from tests.support.spark_joins import SECOND_US, Relation, record, side
 
 Case = tuple[list[tuple[str, int]], list[tuple[str, int]]]

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
 
 from relatum.errors import InvalidInput, KeyNotDefined, StreamNotFound
+from relatum_spark import _conversations as room
 from relatum_spark import conversations
-from relatum_spark.joins import _conversations as room
 from tests.support.spark_joins import SECOND_US, record
 
 Row = tuple[str, str, str, int]

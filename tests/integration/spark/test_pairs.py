@@ -11,9 +11,9 @@ from pyspark.sql import functions as F
 
 from relatum.errors import InvalidInput, KeyNotDefined, StreamNotFound
 from relatum_spark import related_pairs, snapshot
-from relatum_spark.joins._pairs import Span, paired
-from relatum_spark.joins._sides import keyed
-from relatum_spark.joins._unmatched import without
+from relatum_spark._pairs import Span, paired
+from relatum_spark._sides import keyed
+from relatum_spark._unmatched import without
 from tests.support.spark_joins import SECOND_US, Relation, record, side
 
 RELATIONS = st.lists(

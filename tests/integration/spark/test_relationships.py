@@ -21,8 +21,8 @@ import relatum_spark
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, KeyNotDefined, StreamNotFound
 from relatum.recording import prune
 from relatum.store import drop_parts, make_engine, remove_key
-from relatum_spark.table._cuts import block_predicates, predicates_of
-from relatum_spark.table._relationships import Split, _bounds, _session_statements, _table
+from relatum_spark._cuts import block_predicates, predicates_of
+from relatum_spark._relationships import Split, _bounds, _session_statements, _table
 from tests.support import publish_plain, recording, unique_name, wait_recorded, wait_until
 
 ROWS = 80_000

@@ -24,8 +24,8 @@ from relatum.local import LocalServers
 from relatum.reading import Message, StreamReader
 from relatum.store import add_keys
 from relatum.superstreams import Layout, partition_of
-from relatum_spark.sink._options import parse_sink_options
-from relatum_spark.sink._sink import Published, _shape, write_task
+from relatum_spark._sink import Published, _shape, write_task
+from relatum_spark._sink_options import parse_sink_options
 from tests.support import (
     declare_stream,
     delete_stream,
@@ -294,7 +294,7 @@ def test_a_line_that_broke_while_publishing(
 
 def _write_while(proxy: Proxy, mode: str, options: Any, shape: Any, batches: Any) -> None:
     """Run a task, and change the proxy's mode as soon as its first messages are confirmed."""
-    import relatum_spark.sink._publisher as publisher_module
+    import relatum_spark._publisher as publisher_module
 
     taken = publisher_module.Publisher._handle
     count = 0

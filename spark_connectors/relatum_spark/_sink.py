@@ -20,13 +20,13 @@ from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
 from relatum.store import as_engine, key_definitions, translated_errors
 from relatum.wire import publishing as wire
-from relatum_spark.sink._encode import is_new_layout
-from relatum_spark.sink._options import SinkOptions, check_columns, parse_sink_options
-from relatum_spark.sink._outgoing import Columns, Outgoing, Shape, columns_of
-from relatum_spark.sink._publisher import PUBLISHERS_MAX, Publisher, connect
-from relatum_spark.sink._sequence import Numbering, other_rows, reference_of
-from relatum_spark.sink._spool import Spool
-from relatum_spark.source._tails import Tails
+from relatum_spark._encode import is_new_layout
+from relatum_spark._outgoing import Columns, Outgoing, Shape, columns_of
+from relatum_spark._publisher import PUBLISHERS_MAX, Publisher, connect
+from relatum_spark._sequence import Numbering, other_rows, reference_of
+from relatum_spark._sink_options import SinkOptions, check_columns, parse_sink_options
+from relatum_spark._spool import Spool
+from relatum_spark._tails import Tails
 
 logger = logging.getLogger("relatum.spark")
 

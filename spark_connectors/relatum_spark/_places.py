@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 from relatum.errors import InvalidInput
 from relatum.reading import StreamBounds, StreamReader
-from relatum_spark.source._offsets import EARLIEST, LATEST
-from relatum_spark.source._options import Earliest, Latest, Moment, Offsets, Place
+from relatum_spark._offsets import EARLIEST, LATEST
+from relatum_spark._options import Earliest, Latest, Moment, Offsets, Place
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -21,12 +21,12 @@ from relatum.errors import InvalidInput, StreamReplaced
 from relatum.keys import KeyDefinition, Place
 from relatum.reading import BrokerAddress
 from relatum.store import as_engine, translated_errors
-from relatum_spark._broker import Broker, database_url
+from relatum_spark._decisions import Decisions
 from relatum_spark._definitions import definitions_of
 from relatum_spark._evidence import status_of_missing
-from relatum_spark.payloads._decisions import Decisions
-from relatum_spark.payloads._lookup import CARRIED, DECIDED, Lookup
-from relatum_spark.payloads._resolve import resolve
+from relatum_spark._lookup import CARRIED, DECIDED, Lookup
+from relatum_spark._resolve import resolve
+from relatum_spark._where import Broker, database_url
 
 How: TypeAlias = Literal["left", "inner"]
 Write: TypeAlias = Callable[[DataFrame, int], None]

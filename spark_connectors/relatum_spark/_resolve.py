@@ -19,10 +19,10 @@ from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetExpired,
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, Message, StreamReader, UnreadableRecord
-from relatum_spark._broker import Broker, database_url
+from relatum_spark._columns import ColumnBuilder
 from relatum_spark._definitions import definitions_of
-from relatum_spark.source._columns import ColumnBuilder
-from relatum_spark.source._schema import arrow_schema, schema
+from relatum_spark._schema import arrow_schema, schema
+from relatum_spark._where import Broker, database_url
 
 STRETCH_BITS: Final = 14
 """Offsets that differ in their lowest 14 bits only go to one task: a jump to the next such stretch costs about as much

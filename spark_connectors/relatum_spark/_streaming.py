@@ -14,9 +14,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from relatum.keys import KeyDefinition
-from relatum_spark.source._options import SourceOptions
-from relatum_spark.source._planner import Offset, StreamPlanner
-from relatum_spark.source._rows import Part, read_part
+from relatum_spark._options import SourceOptions
+from relatum_spark._planner import Offset, StreamPlanner
+from relatum_spark._rows import Part, read_part
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow

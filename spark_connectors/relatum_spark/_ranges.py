@@ -6,9 +6,9 @@ from typing import Final
 
 from relatum.errors import InvalidInput, OffsetExpired, OffsetNotFound, RelatumError, StreamNotFound
 from relatum.reading import StreamBounds, StreamReader
-from relatum_spark.source._offsets import Slice
-from relatum_spark.source._options import Moment, Moments, Offsets, SourceOptions
-from relatum_spark.source._places import start_of
+from relatum_spark._offsets import Slice
+from relatum_spark._options import Moment, Moments, Offsets, SourceOptions
+from relatum_spark._places import start_of
 
 _log: Final = logging.getLogger("relatum.spark")
 _REMEDY: Final = "; set failOnDataLoss to false to read what there is"

@@ -9,15 +9,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from relatum.reading import StreamReader
-from relatum_spark._broker import Broker
-from relatum_spark.joins._inputs import Inputs
-from relatum_spark.joins._sides import PLACE, Side
-from relatum_spark.payloads._resolve import resolve
-from relatum_spark.source._columns import ColumnBuilder
-from relatum_spark.source._offsets import Slice, slices
-from relatum_spark.source._options import POLL_TIMEOUT_MS, RECORDS_PER_PARTITION, ROWS_MAX
-from relatum_spark.source._reading import read_slice
-from relatum_spark.source._schema import arrow_schema, schema
+from relatum_spark._columns import ColumnBuilder
+from relatum_spark._inputs import Inputs
+from relatum_spark._offsets import Slice, slices
+from relatum_spark._options import POLL_TIMEOUT_MS, RECORDS_PER_PARTITION, ROWS_MAX
+from relatum_spark._reading import read_slice
+from relatum_spark._resolve import resolve
+from relatum_spark._schema import arrow_schema, schema
+from relatum_spark._sides import PLACE, Side
+from relatum_spark._where import Broker
 
 _SLICES: Final = "number long, stream string, start long, stop long"
 

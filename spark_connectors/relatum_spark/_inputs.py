@@ -14,11 +14,11 @@ from relatum.checks import checked_count
 from relatum.errors import StreamNotFound
 from relatum.reading import BrokerAddress
 from relatum.store import as_engine, streams_named, translated_errors
-from relatum_spark._broker import BROKER_VARIABLE, Broker
-from relatum_spark.joins._sides import PLACE, Side, key_columns, keyed
-from relatum_spark.payloads._resolve import resolve
-from relatum_spark.table._relationships import PARTITIONS_MAX, database_of, relationships
-from relatum_spark.table._snapshot import Snapshot
+from relatum_spark._relationships import PARTITIONS_MAX, database_of, relationships
+from relatum_spark._resolve import resolve
+from relatum_spark._sides import PLACE, Side, key_columns, keyed
+from relatum_spark._snapshot import Snapshot
+from relatum_spark._where import BROKER_VARIABLE, Broker
 
 PARTITIONS: Final = 8
 """Tasks that read the table at once, where nothing else is asked."""

@@ -11,11 +11,11 @@ from pyspark.sql import functions as F
 from relatum.checks import checked_count, checked_name, checked_names, shown
 from relatum.errors import InvalidInput, StreamNotFound
 from relatum.store import as_engine, coverage_of, covered, streams, translated_errors
-from relatum_spark._broker import database_url
+from relatum_spark._cuts import Bound, offset_predicates, predicates_of
 from relatum_spark._definitions import definitions_in
-from relatum_spark.table._cuts import Bound, offset_predicates, predicates_of
-from relatum_spark.table._jdbc import jdbc_options, require_driver
-from relatum_spark.table._snapshot import Snapshot
+from relatum_spark._jdbc import jdbc_options, require_driver
+from relatum_spark._snapshot import Snapshot
+from relatum_spark._where import database_url
 
 Split = Literal["blocks", "offsets"]
 

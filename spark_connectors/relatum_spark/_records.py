@@ -19,8 +19,8 @@ from relatum.limits import TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, Properties, header_value, is_header, property_text, reply_to_text
 from relatum.uuid7 import time_us_of
 from relatum.wire import amqp10
-from relatum_spark.source._header_text import header_text
-from relatum_spark.source._schema import PROPERTY_NAMES
+from relatum_spark._header_text import header_text
+from relatum_spark._schema import PROPERTY_NAMES
 
 _U32: Final = Struct(">I").unpack_from
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal, cast
 
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX, TIME_US_MAX
-from relatum_spark._broker import Broker, database_url
-from relatum_spark.source._offsets import EARLIEST, parse_moments, parse_offsets
+from relatum_spark._offsets import EARLIEST, parse_moments, parse_offsets
+from relatum_spark._where import Broker, database_url
 
 TLS_OPTIONS: Final = ("tlsCaFile", "tlsCertificateFile", "tlsKeyFile", "tlsKeyPassword", "authMechanism")
 

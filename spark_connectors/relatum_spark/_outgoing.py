@@ -11,9 +11,9 @@ from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import KeyDefinition
 from relatum.publishing import Stamper
 from relatum.superstreams import partition_of
-from relatum_spark.sink._encode import encode_content
-from relatum_spark.sink._sequence import Numbering
-from relatum_spark.sink._spool import Spool
+from relatum_spark._encode import encode_content
+from relatum_spark._sequence import Numbering
+from relatum_spark._spool import Spool
 
 Columns = Mapping[str, Sequence[Any]]
 """Values by column, equally many each: moments as microseconds, maps as pairs or dicts, structs as dicts."""

@@ -6,8 +6,8 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from relatum.errors import ConfigurationError, InvalidInput
-from relatum_spark._broker import database_url
-from relatum_spark.table._jdbc import jdbc_options, require_driver
+from relatum_spark._jdbc import jdbc_options, require_driver
+from relatum_spark._where import database_url
 
 _CATALOG: Final = "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog"
 

@@ -18,12 +18,12 @@ from typing import Final
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced
 from relatum.limits import INTEGER_MAX
 from relatum.reading import StreamBounds
-from relatum_spark.source._admission import plan_end
-from relatum_spark.source._offsets import Slice, slices
-from relatum_spark.source._options import SourceOptions
-from relatum_spark.source._places import start_of
-from relatum_spark.source._ranges import check_named, missing
-from relatum_spark.source._tails import Tails
+from relatum_spark._admission import plan_end
+from relatum_spark._offsets import Slice, slices
+from relatum_spark._options import SourceOptions
+from relatum_spark._places import start_of
+from relatum_spark._ranges import check_named, missing
+from relatum_spark._tails import Tails
 
 _log: Final = logging.getLogger("relatum.spark")
 

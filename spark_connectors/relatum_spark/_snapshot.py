@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from relatum.errors import InvalidInput
 from relatum.store import as_engine, close_engine, make_engine, translated_errors
-from relatum_spark._broker import database_url
+from relatum_spark._where import database_url
 
 LIMIT_S: Final = 3600.0
 """Seconds a snapshot lives unless told otherwise: an hour of held-back vacuum does no harm yet."""

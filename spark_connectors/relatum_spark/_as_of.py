@@ -9,11 +9,11 @@ from pyspark.sql import functions as F
 
 from relatum.errors import InvalidInput
 from relatum.reading import BrokerAddress
-from relatum_spark._broker import Broker
-from relatum_spark.joins._inputs import Inputs
-from relatum_spark.joins._sides import PLACE, GivenKeys, GivenSide, key_columns, keys_of, presented, side_of, span_us
-from relatum_spark.joins._times import times_of
-from relatum_spark.table._snapshot import Snapshot
+from relatum_spark._inputs import Inputs
+from relatum_spark._sides import PLACE, GivenKeys, GivenSide, key_columns, keys_of, presented, side_of, span_us
+from relatum_spark._snapshot import Snapshot
+from relatum_spark._times import times_of
+from relatum_spark._where import Broker
 
 Direction: TypeAlias = Literal["backward", "forward", "nearest"]
 

@@ -24,10 +24,10 @@ from pyspark.sql.types import (
 from relatum.errors import InvalidInput, InvalidRelationshipKey
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import SkipReason
-from relatum_spark._broker import Broker, database_url
-from relatum_spark.sink._sequence import EPOCH_MAX, check_names
-from relatum_spark.source._options import TLS_OPTIONS, Given, broker_of, names_of, poll_timeout_s
-from relatum_spark.source._schema import PROPERTIES
+from relatum_spark._options import TLS_OPTIONS, Given, broker_of, names_of, poll_timeout_s
+from relatum_spark._schema import PROPERTIES
+from relatum_spark._sequence import EPOCH_MAX, check_names
+from relatum_spark._where import Broker, database_url
 
 WRITE_OPTIONS: Final = (
     *("broker", "streamUrl", *TLS_OPTIONS, "pollTimeoutMs", "database"),

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from relatum.errors import StreamNotFound, Transient
 from relatum.reading import StreamBounds, StreamReader
 from relatum.waiting import Outages
-from relatum_spark._broker import Broker
+from relatum_spark._where import Broker
 
 _log: Final = logging.getLogger("relatum.spark")
 

@@ -9,11 +9,10 @@ from pyspark.sql import functions as F
 
 from relatum.reading import BrokerAddress
 from relatum_consumer import Status
-from relatum_spark._broker import Broker
 from relatum_spark._evidence import status_of_missing
-from relatum_spark.joins._inputs import Inputs
-from relatum_spark.joins._pairs import Span, paired, span_of
-from relatum_spark.joins._sides import (
+from relatum_spark._inputs import Inputs
+from relatum_spark._pairs import Span, paired, span_of
+from relatum_spark._sides import (
     GivenKeys,
     GivenSide,
     Side,
@@ -24,7 +23,8 @@ from relatum_spark.joins._sides import (
     side_of,
     span_us,
 )
-from relatum_spark.table._snapshot import Snapshot
+from relatum_spark._snapshot import Snapshot
+from relatum_spark._where import Broker
 
 
 def unmatched(

@@ -10,10 +10,10 @@ from relatum.checks import checked_count
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 from relatum.reading import BrokerAddress
-from relatum_spark._broker import Broker
-from relatum_spark.joins._inputs import Inputs
-from relatum_spark.joins._sides import GivenKeys, keys_of, side_of
-from relatum_spark.table._snapshot import Snapshot
+from relatum_spark._inputs import Inputs
+from relatum_spark._sides import GivenKeys, keys_of, side_of
+from relatum_spark._snapshot import Snapshot
+from relatum_spark._where import Broker
 
 ROUNDS_MAX: Final = 100
 """Rounds of joining edges. They grow with the logarithm of the longest chain: 1,000 messages take at most 14."""

@@ -9,10 +9,10 @@ from pyspark.sql import functions as F
 
 from relatum.errors import InvalidInput
 from relatum.reading import BrokerAddress
-from relatum_spark._broker import Broker
-from relatum_spark.joins._inputs import Inputs
-from relatum_spark.joins._sides import GivenKeys, GivenSide, key_columns, keys_of, prefixed, presented, side_of, span_us
-from relatum_spark.table._snapshot import Snapshot
+from relatum_spark._inputs import Inputs
+from relatum_spark._sides import GivenKeys, GivenSide, key_columns, keys_of, prefixed, presented, side_of, span_us
+from relatum_spark._snapshot import Snapshot
+from relatum_spark._where import Broker
 
 Span = tuple[int, int]
 """How long before and after the left message, in microseconds, the right one may be."""

@@ -15,8 +15,8 @@ from relatum.limits import TIME_US_MAX
 from relatum.reading import Message, RecordBatch, property_text
 from relatum.recording import Extractor
 from relatum.uuid7 import time_us_of
-from relatum_spark.source._header_text import header_text
-from relatum_spark.source._records import (
+from relatum_spark._header_text import header_text
+from relatum_spark._records import (
     HeaderReader,
     UnusualRecord,
     body_at,
@@ -27,7 +27,7 @@ from relatum_spark.source._records import (
     set_properties,
     time_at,
 )
-from relatum_spark.source._schema import PROPERTY_NAMES
+from relatum_spark._schema import PROPERTY_NAMES
 
 _TYPE, _APP_ID = "x-basic-type", "x-basic-app-id"
 

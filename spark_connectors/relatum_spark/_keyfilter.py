@@ -19,7 +19,7 @@ from relatum.store import (
     missing,
     relationships,
 )
-from relatum_spark.source._offsets import Slice
+from relatum_spark._offsets import Slice
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from relatum import MessageId
 from relatum.errors import NotFound, OffsetNotFound, RelatumError
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch, StreamReader
-from relatum_spark.source._columns import ColumnBuilder
-from relatum_spark.source._keyfilter import KeyFilter
-from relatum_spark.source._offsets import Slice
-from relatum_spark.source._options import SourceOptions
-from relatum_spark.source._reading import read_slice
-from relatum_spark.source._schema import arrow_schema
+from relatum_spark._columns import ColumnBuilder
+from relatum_spark._keyfilter import KeyFilter
+from relatum_spark._offsets import Slice
+from relatum_spark._options import SourceOptions
+from relatum_spark._reading import read_slice
+from relatum_spark._schema import arrow_schema
 
 _log: Final = logging.getLogger("relatum.spark")
 

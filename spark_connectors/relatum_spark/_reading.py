@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from relatum.checks import seconds_text
 from relatum.errors import OffsetExpired, OffsetNotFound, ReadTimeout
 from relatum.reading import RecordBatch, StreamReader
-from relatum_spark.source._offsets import Slice
+from relatum_spark._offsets import Slice
 
 LossListener = Callable[[Slice, OffsetNotFound], None]
 """Told of offsets that cannot be read any more, and of the error that says why."""

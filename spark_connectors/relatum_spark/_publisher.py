@@ -25,7 +25,7 @@ from relatum.errors import (
 from relatum.reading import SocketConnection, StreamNodes
 from relatum.wire import Answer, Code, Event, StreamMoved, code_name
 from relatum.wire import publishing as wire
-from relatum_spark._broker import Broker
+from relatum_spark._where import Broker
 
 FRAME_BYTES: Final = 128 << 10
 """Bytes of messages put into one Publish frame; a message that is larger has one to itself."""
