@@ -3,7 +3,7 @@
 Records of the usual forms go straight into columns (see `_records`), all others through `Message`; both say the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,11 +15,11 @@ from relatum.limits import TIME_US_MAX
 from relatum.reading import Message, RecordBatch, property_text
 from relatum.recording import Extractor
 from relatum.uuid7 import time_us_of
-from relatum_spark._header_text import header_text
 from relatum_spark._records import (
     HeaderReader,
     UnusualRecord,
     body_at,
+    header_text,
     is_time,
     may_be_stamped,
     parts_of,
@@ -27,7 +27,7 @@ from relatum_spark._records import (
     set_properties,
     time_at,
 )
-from relatum_spark._schema import PROPERTY_NAMES
+from relatum_spark._schema import PROPERTY_NAMES, arrow_schema
 
 _TYPE, _APP_ID = "x-basic-type", "x-basic-app-id"
 
@@ -36,27 +36,19 @@ EMPTY_ROW_BYTES: Final = 16
 
 
 class ColumnBuilder:
-    """Gathers messages and makes them one Arrow record batch.
+    """Gathers messages into Arrow record batches: with the body, with headers and properties, with a column a key."""
 
-    Args:
-        schema: What to build, as `arrow_schema` gives it: `value`, and `headers` with `properties`, may be missing.
-        keys: The definitions of the key columns, in their order.
-
-    Attributes:
-        bytes: About how many bytes are held.
-    """
-
-    def __init__(self, schema: pa.Schema, *, keys: Sequence[KeyDefinition] = ()) -> None:
-        self._schema = schema
+    def __init__(self, *, value: bool, headers: bool, keys: Sequence[KeyDefinition] = ()) -> None:
+        self._schema = arrow_schema(value=value, headers=headers, keys=[key.name for key in keys])
         self._keys = [replace(key, key_id=number) for number, key in enumerate(keys)]
         self._extractor = Extractor(self._keys)
         self._reader = HeaderReader()
-        self._with_value = "value" in schema.names
-        self._with_headers = "headers" in schema.names
+        self._with_value = value
+        self._with_headers = headers
         self._clear()
 
     def _clear(self) -> None:
-        self.bytes = 0
+        self.bytes = 0  # about as many as are held
         self._streams: list[tuple[str, int]] = []
         self._offsets: list[int] = []
         self._times: list[int | None] = []
@@ -69,6 +61,16 @@ class ColumnBuilder:
 
     def __len__(self) -> int:
         return len(self._offsets)
+
+    def batches(self, batches: Iterable[RecordBatch], *, rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
+        """Yield a stream's batches as Arrow's, capped by rows, and by bytes unless one record has more."""
+        for batch in batches:
+            for piece, size in _pieces(batch, rows_max, bytes_max):
+                if len(self) and (len(self) + len(piece) > rows_max or self.bytes + size > bytes_max):
+                    yield self.take()
+                self.add_batch(piece)
+        if len(self):
+            yield self.take()
 
     def add_batch(self, batch: RecordBatch) -> None:
         """Add all records of a batch."""
@@ -113,7 +115,7 @@ class ColumnBuilder:
         streams.append((stream, count))
 
     def _add(self, raw: bytes, chunk_us: int | None, is_stamped: bool) -> None:
-        """Add one usual record's time, body, headers and properties, as far as they are wanted."""
+        """Add one usual record's parts, as far as they are wanted."""
         if self._with_headers:
             self._add_whole(raw, chunk_us)
             return
@@ -162,7 +164,7 @@ class ColumnBuilder:
             self._put_properties(row, found)
 
     def _put_properties(self, row: int, found: dict[str, Any]) -> None:
-        """Set properties of a row; a column is as long as the last row that set it."""
+        """Set properties of a row; a column is only as long as the last row that set it."""
         columns = self._properties
         for name, value in found.items():
             column = columns[name]
@@ -190,7 +192,7 @@ class ColumnBuilder:
             column.append(found.get(number))
 
     def take(self) -> pa.RecordBatch:
-        """Everything added, as a record batch; the builder is empty then."""
+        """Return everything added as a record batch, and empty the builder."""
         columns = {
             "stream": self._stream_column(),
             "offset": pa.array(self._offsets, pa.int64()),
@@ -232,7 +234,7 @@ class ColumnBuilder:
 
 
 def _times(microseconds: list[int | None], kind: pa.DataType) -> pa.Array:
-    """Times of numbers, which Arrow takes in faster as such."""
+    """Make a column of times out of numbers, which Arrow takes in faster."""
     return pa.array(microseconds, pa.int64()).view(kind)
 
 
@@ -241,13 +243,34 @@ def _chunk_us(chunk_ms: int | None) -> int | None:
 
 
 def _take_basic(basic: dict[str, Any], found: dict[str, Any], may_have_type: bool) -> None:
-    """Move properties that RabbitMQ up to 3.12 keeps among the application properties to the others.
-
-    Raises:
-        UnusualRecord: the annotations may have one of them too.
-    """
+    """Move properties that RabbitMQ up to 3.12 keeps among the application properties to the others."""
     for name, field in ((_TYPE, "type"), (_APP_ID, "app_id")):
         if name in basic:
             if field == "type" and may_have_type:
                 raise UnusualRecord
             found[field] = property_text(basic[name])
+
+
+def _pieces(batch: RecordBatch, rows_max: int, bytes_max: int) -> Iterator[tuple[RecordBatch, int]]:
+    """Cut a batch into pieces within the caps, each with its size; nearly always it is one."""
+    total = sum(map(len, batch.records))
+    if len(batch) <= rows_max and total <= bytes_max:
+        yield batch, total
+        return
+    start = held = 0
+    for row, size in enumerate(map(len, batch.records)):
+        if row > start and (row - start >= rows_max or held + size > bytes_max):
+            yield rows_of(batch, range(start, row)), held
+            start, held = row, 0
+        held += size
+    yield rows_of(batch, range(start, len(batch))), held
+
+
+def rows_of(batch: RecordBatch, rows: Sequence[int]) -> RecordBatch:
+    """Return some rows of a batch, at least one."""
+    return replace(
+        batch,
+        first_offset=batch.offsets[rows[0]],
+        offsets=[batch.offsets[row] for row in rows],
+        records=[batch.records[row] for row in rows],
+    )

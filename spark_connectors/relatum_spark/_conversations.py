@@ -1,7 +1,7 @@
 """Conversations: the messages connected over several keys' equal values, however long the chains between them."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -9,11 +9,8 @@ from pyspark.sql import functions as F
 from relatum.checks import checked_count
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
-from relatum.reading import BrokerAddress
-from relatum_spark._inputs import Inputs
-from relatum_spark._sides import GivenKeys, keys_of, side_of
-from relatum_spark._snapshot import Snapshot
-from relatum_spark._where import Broker
+from relatum_spark._sides import GivenKeys, Inputs, keys_of, side_of
+from relatum_spark._where import Where
 
 ROUNDS_MAX: Final = 100
 """Rounds of joining edges. They grow with the logarithm of the longest chain: 1,000 messages take at most 14."""
@@ -29,13 +26,9 @@ def conversations(
     streams: str | Sequence[str] | None = None,
     max_value_size: int | None = None,
     members: bool = False,
-    database: str | None = None,
-    broker: str | BrokerAddress | Broker | None = None,
-    stream_url: str | None = None,
-    partitions: int | None = None,
-    snapshot: Snapshot | None = None,
+    **where: Unpack[Where],
 ) -> DataFrame:
-    """Messages connected with each other over equal values of several keys, step by step, as far as that leads.
+    """Return messages connected with each other over equal values of several keys, step by step, as far as that leads.
 
     Two messages are connected where they have an equal value of one key; values of different keys are never equal. A
     message that shares none is a conversation of one. This computes at once, in rounds of joins, ten or so; what it
@@ -48,11 +41,7 @@ def conversations(
         max_value_size: A value that more messages than this carry connects none of them: a default such as "none"
             would make everything one conversation. None for no limit.
         members: One row for each message instead of one for each conversation.
-        database: PostgreSQL's URL; None for RELATUM_DATABASE_URL, or for the snapshot's.
-        broker: Which RabbitMQ; None for RELATUM_BROKER_URL. It only names the streams' virtual host: `/` without it.
-        stream_url: Where the stream protocol is, if that cannot be told from the broker's URL.
-        partitions: Tasks that read the table at once; None for 8.
-        snapshot: The state to read.
+        where: The servers, tasks and snapshot: see `Where`. The broker only names the streams' virtual host.
 
     Returns:
         Columns id, size (messages), streams (array, by name), first and last (times, of those messages that have
@@ -72,19 +61,20 @@ def conversations(
     if max_value_size is not None:
         checked_count("max_value_size", max_value_size, most=INTEGER_MAX, otherwise=", or None for no limit")
     wanted = keys_of(keys, argument="keys")
-    inputs = Inputs.of(database, broker, stream_url, snapshot, partitions, needs_broker=False)
-    found = connected(spark, inputs.relations(spark, names, wanted), max_value_size=max_value_size)
-    return found.withColumnRenamed("time", "timestamp") if members else summed_up(found)
+    inputs = Inputs.of(needs_broker=False, **where)
+    found = _connected(spark, inputs.relations(spark, names, wanted), max_value_size)
+    if members:
+        return found.withColumnRenamed("time", "timestamp")
+    return found.groupBy("id").agg(
+        F.count("*").alias("size"),
+        F.sort_array(F.collect_set("stream")).alias("streams"),
+        F.min("time").alias("first"),
+        F.max("time").alias("last"),
+    )
 
 
-def connected(spark: SparkSession, relations: DataFrame, *, max_value_size: int | None = None) -> DataFrame:
-    """Each message of the relations once: columns id, stream, offset, time.
-
-    Args:
-        spark: The session.
-        relations: Columns key, value, stream, stream_offset, time.
-        max_value_size: A value that more messages carry connects none of them; None for no such limit.
-    """
+def _connected(spark: SparkSession, relations: DataFrame, max_value_size: int | None) -> DataFrame:
+    """Return each message of rows of the table once: columns id, stream, offset, time."""
     rows = _truncated(spark, relations.select("key", "value", "stream", F.col("stream_offset").alias("offset"), "time"))
     numbered = _numbered(spark, rows)
     edges = _settled(spark, _edges(numbered, max_value_size))
@@ -98,18 +88,8 @@ def connected(spark: SparkSession, relations: DataFrame, *, max_value_size: int 
     return _truncated(spark, labelled.join(names, "root").select("id", "stream", "offset", "time"))
 
 
-def summed_up(messages: DataFrame) -> DataFrame:
-    """One row for each conversation."""
-    return messages.groupBy("id").agg(
-        F.count("*").alias("size"),
-        F.sort_array(F.collect_set("stream")).alias("streams"),
-        F.min("time").alias("first"),
-        F.max("time").alias("last"),
-    )
-
-
 def _numbered(spark: SparkSession, rows: DataFrame) -> DataFrame:
-    """The rows with a number for each message, ordered as (stream, offset) is: numbers join several times faster."""
+    """Number the messages, in the order of (stream, offset): numbers join several times faster."""
     ends = rows.groupBy("stream").agg(F.min("offset").alias("first"), F.max("offset").alias("last"))
     starts: list[tuple[str, int]] = []
     number = 0
@@ -124,7 +104,7 @@ def _numbered(spark: SparkSession, rows: DataFrame) -> DataFrame:
 
 
 def _edges(numbered: DataFrame, max_value_size: int | None) -> DataFrame:
-    """From each message to the smallest one that carries the same value: columns node, to."""
+    """Return edges from each message to the smallest one that carries the same value: columns node, to."""
     values = numbered.groupBy("key", "value").agg(F.min("node").alias("to"), F.count("*").alias("size"))
     if max_value_size is not None:
         values = values.where(F.col("size") <= max_value_size)
@@ -134,9 +114,6 @@ def _edges(numbered: DataFrame, max_value_size: int | None) -> DataFrame:
 
 def _settled(spark: SparkSession, edges: DataFrame) -> DataFrame:
     """Join edges until every message points at the smallest one of all it is connected with.
-
-    Raises:
-        InvalidInput: that took more than `ROUNDS_MAX` rounds.
 
     Source: Kiveris et al., "Connected Components in MapReduce and Beyond" (2014): alternating large and small stars.
     """
@@ -168,7 +145,7 @@ def _small_star(edges: DataFrame) -> DataFrame:
 
 
 def _signature(edges: DataFrame) -> tuple[Any, ...]:
-    """Equal for equal sets of edges, and for others as good as never."""
+    """Return a digest that is equal for equal sets of edges, and hardly ever for others."""
     hashed = F.xxhash64("node", "to")
     row = edges.agg(F.count("*"), F.expr("bit_xor(xxhash64(node, to))"), F.sum(hashed.cast("decimal(38,0)"))).head()
     assert row is not None, "an aggregate without groups has one row"
@@ -176,9 +153,9 @@ def _signature(edges: DataFrame) -> tuple[Any, ...]:
 
 
 def _truncated(spark: SparkSession, frame: DataFrame) -> DataFrame:
-    """The frame computed, without the plan it came from: the plans of rounds would double with each.
+    """Compute a frame and forget the plan it came from: the plans of rounds would double with each.
 
-    With a checkpoint directory it survives the loss of an executor; without one it lies with the executors alone.
+    With a checkpoint directory it survives the loss of an executor; without one only the executors hold it.
     """
     if spark.conf.get(CHECKPOINT_DIRECTORY, None):
         return frame.checkpoint()

@@ -1,6 +1,6 @@
 """Messages in AMQP 1.0's encoding, laid out as RabbitMQ itself lays out what comes by AMQP 0.9.1.
 
-A publisher of the stream protocol sends a message as the stream stores it. What AMQP 1.0 has no field for lies where
+A publisher of the stream protocol sends a message as the stream stores it. What AMQP 1.0 has no field for goes where
 the broker's version keeps it, so that consumers of AMQP 0.9.1 find it there: RabbitMQ up to 3.12 knows no header
 section in a stream at all (3.10 ends the channel at one), and keeps priority, expiration and the like under names
 of its own.
@@ -28,6 +28,16 @@ _TTL_MAX: Final = 0xFFFFFFFF
 _FIRST_NEW: Final = (3, 13)
 """The first version that stores messages in the layout of 4.x."""
 
+_RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "delivery_mode": (lambda value: value in (None, 1, 2), "1 or 2"),
+    "priority": (lambda value: value is None or 0 <= value <= 255, "a number from 0 to 255"),
+    "expiration": (
+        lambda value: value is None or (value.isdecimal() and int(value) <= _TTL_MAX),
+        "a text of digits: milliseconds",
+    ),
+}
+"""What a property's value must be, and how to say it."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _NULL: Final = b"\x40"
@@ -39,33 +49,24 @@ _COUNTED: Final = struct.Struct(">BII").pack
 
 
 class Content(NamedTuple):
-    """What the user gave of a message, encoded in parts.
-
-    Attributes:
-        head: The sections before the properties.
-        fields: The properties' values in order, encoded; without trailing nulls.
-        pairs: Names and values of the application properties.
-        pair_count: How many pairs those are.
-        data: The section of the body.
-    """
+    """What the user gave of a message, encoded in parts."""
 
     head: bytes
+    """The sections before the properties."""
     fields: list[bytes]
+    """The properties' values in order, without trailing nulls."""
     pairs: bytes
+    """Names and values of the application properties."""
     pair_count: int
     data: bytes
+    """The section of the body."""
 
     def parts(self) -> tuple[bytes, ...]:
-        """The bytes that tell it from others."""
+        """Return the bytes that tell it from others."""
         return (self.head, *self.fields, self.pairs, self.data)
 
     def message(self, message_id: str, added: Mapping[str, Any]) -> bytes:
-        """The whole message.
-
-        Args:
-            message_id: The property to send; where the user gave one, that.
-            added: Headers beside the user's.
-        """
+        """Return the whole message, with headers beside the user's; `message_id` is the user's where there is one."""
         pairs, count = self.pairs, self.pair_count
         for name, value in added.items():
             pairs += _name(name) + encode_value(value)
@@ -78,7 +79,7 @@ class Content(NamedTuple):
 
 
 def is_new_layout(version: str) -> bool:
-    """Whether a broker of that version (as "3.10.8") keeps messages as 4.x does."""
+    """Whether a broker of a version such as "3.10.8" keeps messages as 4.x does."""
     parts = version.split("-")[0].split("+")[0].split(".")
     try:
         return (int(parts[0]), int(parts[1])) >= _FIRST_NEW
@@ -87,13 +88,10 @@ def is_new_layout(version: str) -> bool:
 
 
 def encode_content(body: bytes, headers: Mapping[str, Any], properties: Mapping[str, Any], *, new: bool) -> Content:
-    """What the user gave, encoded.
+    """Encode what the user gave of a message, in the layout of RabbitMQ 3.13 and later (`new`) or of those before.
 
-    Args:
-        body: The body.
-        headers: Headers: text, whole numbers, booleans, floats, bytes, moments (aware), None.
-        properties: Properties by pika's names, those that are set; `timestamp` an aware `datetime`.
-        new: The layout of 3.13 and later.
+    Headers are text, whole numbers, booleans, floats, bytes, moments (aware) or None. Properties have pika's names;
+    only those that are set are given, `timestamp` as an aware `datetime`.
 
     Raises:
         InvalidInput: a property cannot be sent (`HeadersRefused`: a header's name cannot).
@@ -109,7 +107,10 @@ def encode_content(body: bytes, headers: Mapping[str, Any], properties: Mapping[
     if properties:
         check_properties(properties)
         fields = _fields(properties, new)
-        (_put_new if new else _put_old)(properties, annotations, pairs)
+        if not new:
+            _put_old(properties, annotations, pairs)
+        elif properties.get("type") is not None:
+            annotations += (_symbol("x-basic-type"), encode_value(properties["type"]))
     if new:
         head = _header(properties)
     if annotations:
@@ -119,22 +120,12 @@ def encode_content(body: bytes, headers: Mapping[str, Any], properties: Mapping[
 
 
 def check_properties(properties: Mapping[str, Any]) -> None:
-    """Refuse what AMQP 0.9.1 cannot carry.
-
-    Raises:
-        InvalidInput: a text is over 255 bytes, or a number is none.
-    """
+    """Refuse properties that AMQP 0.9.1 cannot carry."""
     for name, value in properties.items():
         if isinstance(value, str) and len(value.encode()) > SHORT_BYTES_MAX:
             raise InvalidInput(f"property {name} has more than {SHORT_BYTES_MAX} bytes; nothing was sent")
-    if properties.get("delivery_mode") not in (None, 1, 2):
-        raise InvalidInput("property delivery_mode is 1 or 2; nothing was sent")
-    priority = properties.get("priority")
-    if priority is not None and not 0 <= priority <= 255:
-        raise InvalidInput("property priority is a number from 0 to 255; nothing was sent")
-    expiration = properties.get("expiration")
-    if expiration is not None and not (expiration.isdecimal() and int(expiration) <= _TTL_MAX):
-        raise InvalidInput("property expiration is a text of digits: milliseconds; nothing was sent")
+        if name in _RULES and not _RULES[name][0](value):
+            raise InvalidInput(f"property {name} is {_RULES[name][1]}; nothing was sent")
 
 
 def _fields(given: Mapping[str, Any], new: bool) -> list[bytes]:
@@ -171,12 +162,6 @@ def _put_old(given: Mapping[str, Any], annotations: list[bytes], pairs: list[byt
             pairs += (encode_value(f"x-basic-{name.replace('_', '-')}"), encode_value(given[name]))
 
 
-def _put_new(given: Mapping[str, Any], annotations: list[bytes], _pairs: list[bytes]) -> None:
-    """What RabbitMQ from 3.13 on keeps under a name of its own."""
-    if given.get("type") is not None:
-        annotations += (_symbol("x-basic-type"), encode_value(given["type"]))
-
-
 def _header(given: Mapping[str, Any]) -> bytes:
     """The header section: durable, priority, ttl."""
     priority, ttl = given.get("priority"), given.get("expiration")
@@ -192,11 +177,7 @@ def _header(given: Mapping[str, Any]) -> bytes:
 
 
 def encode_value(value: Any) -> bytes:
-    """A header's value, of the types `encode_content` names.
-
-    Raises:
-        HeadersRefused: a number is over 64 bits, or the type is another.
-    """
+    """Encode a header's value, of the types `encode_content` names; raises `HeadersRefused`."""
     encode = _ENCODERS.get(type(value))
     if encode is None:
         raise HeadersRefused(f"a header cannot hold a {type(value).__name__}; nothing was sent", reason="type")

@@ -6,40 +6,68 @@ same rows, whatever the table holds by then.
 """
 
 import math
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Literal, TypeAlias, get_args
+from functools import lru_cache
+from typing import Any, Final, Literal, TypeAlias, get_args
 
-from pyspark.sql import Column, DataFrame
+import pyarrow as pa
+import sqlalchemy as sa
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BooleanType, IntegerType, LongType, StringType, StructField, StructType
+from sqlalchemy.dialects import postgresql
 
-from relatum.errors import InvalidInput, StreamReplaced
-from relatum.keys import KeyDefinition, Place
+from relatum.checks import checked_count
+from relatum.errors import ConfigurationError, InvalidInput, StreamReplaced
+from relatum.keys import InvalidValue, KeyDefinition, Place
 from relatum.reading import BrokerAddress
-from relatum.store import as_engine, translated_errors
-from relatum_spark._decisions import Decisions
-from relatum_spark._definitions import definitions_of
+from relatum.store import arrays, as_engine, may_hold_values, relationships, streams, translated_errors
 from relatum_spark._evidence import status_of_missing
-from relatum_spark._lookup import CARRIED, DECIDED, Lookup
 from relatum_spark._resolve import resolve
-from relatum_spark._where import Broker, database_url
+from relatum_spark._where import Broker, database_url, definitions_of
 
 How: TypeAlias = Literal["left", "inner"]
 Write: TypeAlias = Callable[[DataFrame, int], None]
 
+PROBED_ROWS: Final = 1000
+"""Rows looked up by one statement: with up to the limit of relata each, what a task holds."""
+
+BATCHES_KEPT: Final = 10
+"""Batches whose decisions are kept: the last one is needed, the others serve a query that is wound back by hand."""
+
+_CARRIED: Final = [
+    StructField("relatum_parts", ArrayType(StringType())),
+    StructField("relatum_moment_us", LongType()),
+    StructField("relatum_seen_us", LongType()),
+    StructField("relatum_attempts", IntegerType()),
+]
+"""Columns behind the user's that a row waits with: its value's parts, its time, when it was first seen, lookups."""
+
+_DECIDED: Final = [
+    StructField("relatum_waits", BooleanType()),
+    StructField("relatum_status", StringType()),
+    StructField("relatum_value", StringType()),
+    StructField("relatum_stream", StringType()),
+    StructField("relatum_offset", LongType()),
+]
+"""Columns that a lookup adds: whether the row is tried again, why there is none, and where the relatum is."""
+
+_DECIDED_TYPES: Final = (pa.bool_(), pa.string(), pa.string(), pa.string(), pa.int64())
+
 _ISO: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
+_MARK: Final = "_DECIDED"
+"""The file that says a directory is complete. Spark reads no file whose name begins with an underscore."""
 
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """What is known of the streams looked in, before a batch's look-ups."""
+_QUERY_ID: Final = "sql.streaming.queryId"
+"""The local property in which Spark gives the query's id, which its checkpoint keeps over restarts."""
 
-    missing: str
-    is_trusted: bool
+_BATCH_NAME: Final = re.compile(r"batch-([0-9]+)\Z", re.ASCII)
 
 
 class Enrichment:
@@ -117,10 +145,8 @@ class Enrichment:
         if how not in get_args(How):
             raise InvalidInput(f"how= takes one of {', '.join(get_args(How))}")
         self._on, self._how, self._pending = on, how, pending
-        self._retries = _number("retries", retries, 0)
-        self._limit = _number("limit", limit, 1)
-        self._wait_us = _microseconds("wait", wait)
-        self._within_us = _microseconds("within", within)
+        self._retries, self._limit = checked_count("retries", retries, least=0), checked_count("limit", limit)
+        self._wait_us, self._within_us = _microseconds("wait", wait), _microseconds("within", within)
         self._value_columns = (value_column,) if isinstance(value_column, str) else tuple(value_column or ())
         self._time_column = time_column
         self._value, self._headers, self._prefix = value, headers, prefix
@@ -131,7 +157,7 @@ class Enrichment:
         return f"<Enrichment of {self._on} from {', '.join(self._names)}>"
 
     def batch(self, write: Write) -> Callable[[DataFrame, int], None]:
-        """The function for `foreachBatch`.
+        """Return the function for `foreachBatch`.
 
         Args:
             write: Gets the enriched rows and the batch's number. It may be called again with the same rows and number.
@@ -145,28 +171,33 @@ class Enrichment:
         """
 
         def run(df: DataFrame, batch_id: int) -> None:
-            decisions = Decisions(df.sparkSession, self._pending)
+            decisions = _Decisions(df.sparkSession, self._pending)
             definition = definitions_of(self._database, [self._on])[0]
-            carried = self._carried(df, definition)
-            columns = StructType([*_nullable(carried.schema), *DECIDED])
+            rows = self._carried(df, definition)
+            columns = StructType([*df.schema.fields, *_CARRIED, *_DECIDED])
             if not decisions.is_decided(batch_id):
-                decisions.write(batch_id, self._decided(decisions, batch_id, carried, definition, columns))
+                before = decisions.last_before(batch_id)
+                if before is not None:
+                    waiting = decisions.read(before, columns).where("relatum_waits")
+                    rows = rows.unionByName(waiting.select(*map(_column, rows.columns)))
+                lookup = self._lookup(definition, rows.columns)
+                # By numbers: Spark finds no column with a dot in its name here.
+                numbered = rows.toDF(*(f"_{n}" for n in range(len(rows.columns))))
+                decisions.write(batch_id, numbered.mapInArrow(lookup, columns))
             write(self._given_out(decisions.read(batch_id, columns), df.columns), batch_id)
             decisions.forget(batch_id)
 
         return run
 
-    # --- deciding -----------------------------------------------------------------------------------------
-
     def _carried(self, df: DataFrame, definition: KeyDefinition) -> DataFrame:
-        """The batch with the columns a row waits with: the parts of its value, its time, now, no look-ups."""
+        """Add the columns a row waits with: the parts of its value, its time, now, no lookups."""
         self._check_columns(df)
         parts = F.array(*(part.cast("string") for part in self._parts(df, definition)))
         moment = F.lit(None).cast("long")
         if self._within_us is not None:
             moment = F.unix_micros(_column(self._time_column))
         carried = [parts, moment, F.lit(_now_us()), F.lit(0)]
-        return df.select("*", *(each.alias(name) for each, name in zip(carried, CARRIED, strict=True)))
+        return df.select("*", *(each.alias(field.name) for each, field in zip(carried, _CARRIED, strict=True)))
 
     def _check_columns(self, df: DataFrame) -> None:
         needed = [*self._value_columns, *([self._time_column] if self._within_us is not None else [])]
@@ -174,10 +205,9 @@ class Enrichment:
             if name not in df.columns:
                 raise InvalidInput(f"there is no column {name!r}; there are {', '.join(df.columns)}")
         taken = {name.lower() for name in df.columns}
-        added = {"status", "attempts", *CARRIED, *(field.name for field in DECIDED)}
-        added |= {
-            f"{self._prefix}{name}" for name in ("stream", "offset", "timestamp", "value", "headers", "properties")
-        }
+        added = {"status", "attempts", *(field.name for field in (*_CARRIED, *_DECIDED))}
+        related = ("stream", "offset", "timestamp", "value", "headers", "properties")
+        added |= {f"{self._prefix}{name}" for name in related}
         clashing = sorted(name for name in added if name.lower() in taken)
         if clashing:
             raise InvalidInput(f"the columns {', '.join(clashing)} are there already: rename them, or give a prefix=")
@@ -200,54 +230,40 @@ class Enrichment:
             raise InvalidInput(f"the key's value is in no column: name one by value_column=, or keep {sorted(needed)}")
         return [_part(each) for each in parts if each is not None]
 
-    def _decided(
-        self, decisions: Decisions, batch_id: int, carried: DataFrame, definition: KeyDefinition, columns: StructType
-    ) -> DataFrame:
-        """The batch's rows and those that wait, each with what was found for it."""
-        rows = carried
-        before = decisions.last_before(batch_id)
-        if before is not None:
-            waiting = decisions.read(before, columns).where("relatum_waits")
-            rows = rows.unionByName(waiting.select(*map(_column, carried.columns)))
-        verdict = self._verdict(definition)
-        names = carried.columns
-        lookup = Lookup(
+    def _lookup(self, definition: KeyDefinition, names: list[str]) -> "_Lookup":
+        """Prepare a batch's lookups, after asking whether all that the streams hold now is recorded: a proof."""
+        vhost, is_trusted = self._broker.address.vhost, True
+        with (
+            self._broker.open() as reader,
+            as_engine(self._database) as engine,
+            translated_errors(),
+            engine.connect() as connection,
+        ):
+            try:
+                missing = str(
+                    status_of_missing(
+                        reader, connection, vhost, self._names, [self._on], with_time=self._within_us is not None
+                    )
+                )
+            except StreamReplaced:
+                # The rows of the table are another stream's, until the recorder puts that right.
+                missing, is_trusted = "not_recorded_yet", False
+        return _Lookup(
             database=self._database,
-            vhost=self._broker.address.vhost,
+            vhost=vhost,
             names=self._names,
             definition=definition,
             within_us=self._within_us,
             limit=self._limit,
             retries=self._retries,
             seen_since_us=None if self._wait_us is None else _now_us() - self._wait_us,
-            missing=verdict.missing,
-            is_trusted=verdict.is_trusted,
+            missing=missing,
+            is_trusted=is_trusted,
             own_at=(names.index("stream"), names.index("offset")) if {"stream", "offset"} <= set(names) else None,
         )
-        # By numbers: Spark finds no column with a dot in its name here.
-        return rows.toDF(*(f"_{n}" for n in range(len(names)))).mapInArrow(lookup, columns)
-
-    def _verdict(self, definition: KeyDefinition) -> _Verdict:
-        """Whether all that the streams hold now is recorded. Asked before the look-ups, which makes it a proof."""
-        with_time, vhost = self._within_us is not None, self._broker.address.vhost
-        with ExitStack() as stack:
-            reader = stack.enter_context(self._broker.open())
-            engine = stack.enter_context(as_engine(self._database))
-            stack.enter_context(translated_errors())
-            connection = stack.enter_context(engine.connect())
-            try:
-                missing = status_of_missing(
-                    reader, connection, vhost, self._names, [definition.name], with_time=with_time
-                )
-            except StreamReplaced:
-                # The rows of the table are another stream's, until the recorder puts that right.
-                return _Verdict("not_recorded_yet", is_trusted=False)
-        return _Verdict(str(missing), is_trusted=True)
-
-    # --- giving out ---------------------------------------------------------------------------------------
 
     def _given_out(self, decided: DataFrame, names: Sequence[str]) -> DataFrame:
-        """The rows that wait no longer, with the payloads of their relata."""
+        """Return the rows that wait no longer, with the payloads of their relata."""
         rows = decided.where(~F.col("relatum_waits"))
         if self._how == "inner":
             rows = rows.where(F.col("relatum_stream").isNotNull())
@@ -265,7 +281,7 @@ class Enrichment:
         )
         read = _column(f"{self._prefix}status")
         status = (
-            # Where the table knows a message and nothing lies, the stream lost its tail.
+            # Where the table knows a message that is not there, the stream lost its tail.
             F.when(read == "not_found", "replaced").when(read.isNull(), F.col("relatum_status")).otherwise(read)
         )
         payload = [name for name in resolved.columns[len(rows.columns) :] if name != f"{self._prefix}status"]
@@ -287,30 +303,13 @@ def _part(place: Place) -> Column:
     return F.date_format(part, _ISO) if place.name == "timestamp" else part
 
 
-def _nullable(columns: StructType) -> list[StructField]:
-    """The columns as files give them back."""
-    kinds = {
-        "relatum_parts": ArrayType(StringType()),
-        "relatum_moment_us": LongType(),
-        "relatum_seen_us": LongType(),
-        "relatum_attempts": IntegerType(),
-    }
-    return [StructField(field.name, kinds.get(field.name, field.dataType)) for field in columns.fields]
-
-
 def _column(name: str) -> Column:
-    """A column by its name, whatever is in the name."""
+    """Return a column by its name, whatever is in the name."""
     return F.col(f"`{name.replace('`', '``')}`")
 
 
 def _now_us() -> int:
     return time.time_ns() // 1000
-
-
-def _number(argument: str, number: int, least: int) -> int:
-    if type(number) is not int or number < least:
-        raise InvalidInput(f"{argument}= takes a number from {least} on")
-    return number
 
 
 def _microseconds(argument: str, span: timedelta | None) -> int | None:
@@ -319,3 +318,201 @@ def _microseconds(argument: str, span: timedelta | None) -> int | None:
     if not isinstance(span, timedelta) or not 0 <= span.total_seconds() < math.inf:
         raise InvalidInput(f"{argument}= takes a timedelta, 0 or more, or None")
     return span // timedelta(microseconds=1)
+
+
+# --- what was decided -------------------------------------------------------------------------------------
+
+
+class _Decisions:
+    """What each micro-batch of a query decided: a directory of Parquet files each, complete once it is marked.
+
+    Any file system that Spark writes to will do. It is asked through the JVM, which Spark Connect does not offer.
+    """
+
+    def __init__(self, session: SparkSession, directory: str) -> None:
+        jvm: Any = getattr(session, "_jvm", None)
+        if jvm is None:
+            raise ConfigurationError("an enrichment keeps files through the JVM, which Spark Connect does not offer")
+        self._session = session
+        query = session.sparkContext.getLocalProperty(_QUERY_ID) or "no-query"
+        self._root = f"{directory.rstrip('/')}/{query}"
+        self._path = jvm.org.apache.hadoop.fs.Path
+        configuration = session._jsparkSession.sessionState().newHadoopConf()
+        self._files = self._path(self._root).getFileSystem(configuration)
+
+    def path(self, batch: int) -> str:
+        return f"{self._root}/batch-{batch}"
+
+    def is_decided(self, batch: int) -> bool:
+        return bool(self._files.exists(self._path(f"{self.path(batch)}/{_MARK}")))
+
+    def last_before(self, batch: int) -> int | None:
+        """Return the last batch before one that was decided."""
+        return max((each for each in self._batches() if each < batch and self.is_decided(each)), default=None)
+
+    def write(self, batch: int, rows: DataFrame) -> None:
+        """Write a batch's decisions. What an attempt that was killed left there is overwritten."""
+        rows.write.mode("overwrite").parquet(self.path(batch))
+        self._files.create(self._path(f"{self.path(batch)}/{_MARK}"), True).close()
+
+    def read(self, batch: int, columns: StructType) -> DataFrame:
+        """Read a batch's decisions. A column that was not there yet when they were written is null."""
+        return self._session.read.schema(columns).parquet(self.path(batch))
+
+    def forget(self, batch: int) -> None:
+        """Delete the decisions that no replay of this batch or of one of the last before it can need."""
+        for each in self._batches():
+            if each <= batch - BATCHES_KEPT:
+                self._files.delete(self._path(self.path(each)), True)
+
+    def _batches(self) -> list[int]:
+        root = self._path(self._root)
+        if not self._files.exists(root):
+            return []
+        names = [str(each.getPath().getName()) for each in self._files.listStatus(root)]
+        return [int(found[1]) for found in map(_BATCH_NAME.match, names) if found]
+
+
+# --- in the tasks -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Lookup:
+    """What a task does: rows in, each once for each of its relata out, or once without one. Can be pickled."""
+
+    database: str
+    vhost: str
+    names: tuple[str, ...]
+    definition: KeyDefinition
+    within_us: int | None
+    limit: int
+    retries: int
+    seen_since_us: int | None
+    """A row first seen before this is given up."""
+    missing: str
+    """The status of a row without relata: "absent" where the coverage proves it."""
+    is_trusted: bool
+    """False where a stream is not the one that was recorded: nothing is looked up then."""
+    own_at: tuple[int, int] | None
+    """The columns with a row's own stream and offset, which is no relatum of itself."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Look up one partition's rows, over one connection."""
+        connection: sa.Connection | None = None
+        with ExitStack() as stack, translated_errors():
+            for batch in batches:
+                for start in range(0, batch.num_rows, PROBED_ROWS):
+                    if connection is None and self.is_trusted:
+                        connection = stack.enter_context(stack.enter_context(as_engine(self.database)).connect())
+                    yield self._decided(connection, batch.slice(start, PROBED_ROWS))
+
+    def _decided(self, connection: sa.Connection | None, rows: pa.RecordBatch) -> pa.RecordBatch:
+        parts, moments, seen, attempts = (
+            rows.column(rows.num_columns - len(_CARRIED) + n).to_pylist() for n in range(len(_CARRIED))
+        )
+        values = [self._value(*each) for each in zip(parts, moments, strict=True)]
+        hits = self._hits(connection, values, moments, self._own(rows))
+        indices: list[int] = []
+        decided: list[tuple[bool, str | None, str | None, str | None, int | None]] = []
+        for row, value in enumerate(values):
+            for hit in hits.get(row, ()):
+                indices.append(row)
+                decided.append((False, None, value, *hit))
+            if row not in hits:
+                indices.append(row)
+                waits = value is not None and not self._is_given_up(seen[row], attempts[row])
+                decided.append((waits, "absent" if value is None else self.missing, value, None, None))
+        return self._batch(rows, indices, decided, [attempts[row] + 1 for row in indices])
+
+    def _batch(
+        self, rows: pa.RecordBatch, indices: list[int], decided: Sequence[tuple[Any, ...]], attempts: list[int]
+    ) -> pa.RecordBatch:
+        types = _DECIDED_TYPES
+        columns = [pa.array(column, kind) for column, kind in zip(zip(*decided, strict=True), types, strict=True)]
+        kept = rows.take(pa.array(indices, pa.int64()))
+        fields = [pa.field(field.name, kind) for field, kind in zip(_DECIDED, types, strict=True)]
+        arrays = [*kept.columns[:-1], pa.array(attempts, kept.columns[-1].type), *columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*rows.schema, *fields]))
+
+    def _value(self, parts: Sequence[str | None] | None, moment_us: int | None) -> str | None:
+        """Return a row's canonical value; None where it has none, or no time and one is needed: it has no relata."""
+        if parts is None or (self.within_us is not None and moment_us is None):
+            return None
+        if len(parts) == 1 and self.definition.is_composite:
+            return parts[0]
+        try:
+            return self.definition.canonical_of(parts)
+        except InvalidValue:
+            return None
+
+    def _is_given_up(self, seen_us: int, attempts: int) -> bool:
+        return attempts >= self.retries or (self.seen_since_us is not None and seen_us <= self.seen_since_us)
+
+    def _own(self, rows: pa.RecordBatch) -> list[tuple[str, int] | None]:
+        if self.own_at is None:
+            return [None] * rows.num_rows
+        own = (rows.column(at).to_pylist() for at in self.own_at)
+        return list(zip(*own, strict=True))
+
+    def _hits(
+        self,
+        connection: sa.Connection | None,
+        values: Sequence[str | None],
+        moments: Sequence[int | None],
+        own: Sequence[tuple[str, int] | None],
+    ) -> dict[int, list[tuple[str, int]]]:
+        asked = [row for row, value in enumerate(values) if value is not None]
+        if connection is None or not asked:
+            return {}
+        parameters: dict[str, Any] = {
+            "key_id": self.definition.key_id,
+            "vhost": self.vhost,
+            "limit": self.limit + 1,
+            "names": list(self.names),
+            "rows": asked,
+            "values": [values[row] for row in asked],
+        }
+        if self.within_us is not None:
+            times = [moments[row] or 0 for row in asked]
+            parameters["lows"] = [time_us - self.within_us for time_us in times]
+            parameters["highs"] = [time_us + self.within_us for time_us in times]
+        hits: dict[int, list[tuple[str, int]]] = {}
+        for row, stream, offset in connection.execute(_probes(self.within_us is not None), parameters):
+            found = hits.setdefault(row, [])
+            if (stream, offset) != own[row] and len(found) < self.limit:
+                found.append((stream, offset))
+        return {row: found for row, found in hits.items() if found}
+
+
+@lru_cache
+def _probes(is_bounded: bool) -> sa.Select[Any]:
+    """Select where the relata of many rows are: row, stream, offset; the oldest first, at most `limit` of each stream.
+
+    One probe for each row and stream, of each part of the table that may hold the value, which stops at the limit.
+    """
+    span = {"low": sa.BigInteger, "high": sa.BigInteger} if is_bounded else {}
+    wanted: Any = arrays("wanted", row=sa.Integer, value=sa.Text, **span)
+    rows, key_id = relationships.c, sa.bindparam("key_id", type_=sa.SmallInteger)
+    # A function's column has the database's collation; the column's own is needed to use its index.
+    value = wanted.c.value.collate("C")
+    inner = sa.select(rows.stream_offset, rows.time_us).where(
+        rows.key_id == key_id,
+        rows.value == value,
+        rows.stream_id == streams.c.stream_id,
+        may_hold_values(key_id, value, value),
+    )
+    if is_bounded:
+        inner = inner.where(rows.time_us >= wanted.c.low, rows.time_us <= wanted.c.high)
+    inner = inner.order_by(rows.time_us, rows.stream_offset).limit(sa.bindparam("limit", type_=sa.BigInteger))
+    found = inner.lateral("found")
+    named = sa.any_(sa.bindparam("names", type_=postgresql.ARRAY(sa.Text)))
+    return (
+        sa.select(wanted.c.row, streams.c.name, found.c.stream_offset)
+        .select_from(wanted.join(streams, sa.true()).join(found, sa.true()))
+        .where(
+            streams.c.vhost == sa.bindparam("vhost", type_=sa.Text),
+            streams.c.replaced_at.is_(None),
+            (streams.c.name == named) | (streams.c.super_stream == named),
+        )
+        .order_by(wanted.c.row, found.c.time_us, streams.c.name, found.c.stream_offset)
+    )

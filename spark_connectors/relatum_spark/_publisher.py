@@ -1,9 +1,8 @@
 """Publishing to streams under a named producer, with publishing ids of the caller's own.
 
-This is a client of its own, over the kernel's connection, and not rstream, which publishes elsewhere in this project's
-tests: a task needs the last publishing id before it sends (rstream asks for it and keeps it to itself), an error where
-a connection is lost (rstream connects again by itself and calls back), and an end in bounded time on a broker that is
-frozen, where rstream waits for ever. It is blocking, as a task is, and takes no thread of its own.
+rstream would not do: a task needs the last publishing id before it sends (rstream keeps it to itself), an error where a
+connection is lost (rstream connects again and calls back), and an end in bounded time on a broker that is frozen, where
+rstream waits for ever. This client blocks, as a task does, and has no thread.
 """
 
 import time
@@ -40,65 +39,39 @@ class Publisher:
     """One connection that publishes to some streams, for one thread. A context manager.
 
     Args:
-        connection: A connection that is logged in.
-        reference: The named producer.
+        broker: The broker; an answer may take its `timeout_s`, or `confirm_timeout_s` where that is shorter.
+        reference: The named producer, which is declared in each stream.
         streams: The streams, at most `PUBLISHERS_MAX`; messages name them by their place here.
         confirm_timeout_s: Seconds without any confirm, while some are due, after which the broker counts as gone.
         in_flight_max: Messages that may be sent and not confirmed.
-        answer_timeout_s: Seconds an answer may take.
+
+    Raises:
+        BrokerUnavailable, ConfigurationError: as of `StreamReader.open`.
+        AccessRefused: the user may not connect, or not write to a stream.
+        StreamNotFound: there is no such stream.
     """
 
     def __init__(
-        self,
-        connection: SocketConnection,
-        reference: str,
-        streams: Sequence[str],
-        *,
-        confirm_timeout_s: float,
-        in_flight_max: int,
-        answer_timeout_s: float,
+        self, broker: Broker, reference: str, streams: Sequence[str], *, confirm_timeout_s: float, in_flight_max: int
     ) -> None:
-        self._connection = connection
         self._reference = reference
         self._streams = tuple(streams)
         self._confirm_timeout_s = confirm_timeout_s
-        self._answer_timeout_s = answer_timeout_s
+        self._answer_timeout_s = min(broker.timeout_s, confirm_timeout_s)
         self._in_flight_max = in_flight_max
-        agreed = connection.session.send_bytes_max or FRAME_BYTES
-        self._frame_bytes = min(FRAME_BYTES, agreed - wire.PUBLISH_BYTES)
         self._pending: list[list[bytes]] = [[] for _ in streams]
         self._pending_bytes = [0] * len(self._streams)
         self._unconfirmed: list[set[int]] = [set() for _ in streams]
         self._in_flight = 0
         self._progress_at = time.monotonic()
-
-    @classmethod
-    def open(
-        cls, broker: Broker, reference: str, streams: Sequence[str], *, confirm_timeout_s: float, in_flight_max: int
-    ) -> Self:
-        """Connect, and declare the producer in each stream.
-
-        Raises:
-            BrokerUnavailable, ConfigurationError: as of `StreamReader.open`.
-            AccessRefused: the user may not connect, or not write to a stream.
-            StreamNotFound: there is no such stream.
-        """
-        timeout_s = min(broker.timeout_s, confirm_timeout_s)
-        connection = connect(broker, timeout_s)
-        publisher = cls(
-            connection,
-            reference,
-            streams,
-            confirm_timeout_s=confirm_timeout_s,
-            in_flight_max=in_flight_max,
-            answer_timeout_s=timeout_s,
-        )
+        self._connection = connect(broker, self._answer_timeout_s)
+        agreed = self._connection.session.send_bytes_max or FRAME_BYTES
+        self._frame_bytes = min(FRAME_BYTES, agreed - wire.PUBLISH_BYTES)
         try:
-            publisher._declare()
+            self._declare()
         except BaseException:
-            connection.abandon()
+            self._connection.abandon()
             raise
-        return publisher
 
     def _declare(self) -> None:
         session = self._connection.session
@@ -109,11 +82,7 @@ class Publisher:
         self._answers(correlations)
 
     def last_ids(self) -> list[int]:
-        """The last publishing id of the producer in each stream, 0 where it never published there.
-
-        Raises:
-            ConnectionLost, ReadTimeout: the broker did not answer.
-        """
+        """Return the last publishing id of the producer in each stream, 0 where it never published there."""
         session = self._connection.session
         correlations = []
         for stream in self._streams:
@@ -122,7 +91,7 @@ class Publisher:
         return [wire.decode_sequence(answer.body) for answer in self._answers(correlations)]
 
     def _answers(self, correlations: list[int]) -> list[Answer]:
-        """The answers to requests, one for each stream, all of which must be OK."""
+        """Return the answers to requests, one for each stream, all of which must be OK."""
         deadline = time.monotonic() + self._answer_timeout_s
         answers = self._connection.run(self._connection.session.answers_to(*correlations), deadline)
         for stream, answer in zip(self._streams, answers, strict=True):
@@ -135,10 +104,8 @@ class Publisher:
     def publish(self, target: int, publishing_id: int, entry: bytes) -> None:
         """Send a message, maybe a little later; waits while too many are unconfirmed.
 
-        Args:
-            target: The stream's place.
-            publishing_id: Higher than the one before in that stream.
-            entry: The message as `relatum.wire` makes an entry of it, with that id.
+        `publishing_id` is higher than the one before in that stream; `entry` is the message as `relatum.wire` makes an
+        entry of it, with that id.
 
         Raises:
             PublishNacked: the broker refused a message.
@@ -228,16 +195,12 @@ class Publisher:
             in_stream=None,
         ) from error
 
-    def close(self) -> None:
-        """End the connection; it waits for nothing."""
-        self._connection.close()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if error is None:
-            self.close()
+            self._connection.close()
         else:
             self._connection.abandon()
 

@@ -1,12 +1,14 @@
 """A record's parts, read in one pass where it has one of the forms that RabbitMQ and stream clients write.
 
 Decoding a message into Python objects, and those into columns, takes some thirty microseconds. Nearly all records are
-a few sections with short constructors and maps of short text; those are read here with few objects in between. What has
-another form is an `UnusualRecord`: the caller goes through `Message` then, so nothing is guessed here.
+a few sections with short constructors and maps of short text, which are read here with few objects in between. A record
+of another form is an `UnusualRecord`: the caller then decodes it as `Message`, so nothing is guessed here.
 
 Source: as of `relatum.wire._amqp10`.
 """
 
+import base64
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from struct import Struct
@@ -18,8 +20,7 @@ from relatum.headers import TIME_HEADER
 from relatum.limits import TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, Properties, header_value, is_header, property_text, reply_to_text
 from relatum.uuid7 import time_us_of
-from relatum.wire import amqp10
-from relatum_spark._header_text import header_text
+from relatum.wire import Opaque, amqp10
 from relatum_spark._schema import PROPERTY_NAMES
 
 _U32: Final = Struct(">I").unpack_from
@@ -27,13 +28,13 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND: Final = timedelta(seconds=1)
 
 _NAMES_MAX: Final = 4096
-"""Header names remembered; a publisher that makes them up anew each time only loses speed."""
+"""Header names remembered; a publisher that invents new ones for each message only loses speed."""
 
-_REPEATED_MAX: Final = 1024
+_LEADS_MAX: Final = 1024
 """First sections remembered."""
 
-_REPEATED_BYTES_MAX: Final = 1024
-"""Bytes of first sections that are remembered; larger ones are no publisher's usual."""
+_LEAD_BYTES_MAX: Final = 1024
+"""Bytes of first sections that are remembered; a publisher's usual ones are smaller."""
 
 _TIME_NAME: Final = TIME_HEADER.encode()
 _TIME_SLOT: Final = {_TIME_NAME: 0}
@@ -41,19 +42,10 @@ _CREATED: Final = 9
 _REPLY_TO: Final = 4
 
 _PLACES: Final = (
-    "message_id",
-    "user_id",
-    "",
-    "",
-    "reply_to",
-    "correlation_id",
-    "content_type",
-    "content_encoding",
-    "",
-    "timestamp",
-    "app_id",
+    *("message_id", "user_id", "", "", "reply_to", "correlation_id"),
+    *("content_type", "content_encoding", "", "timestamp", "app_id"),
 )
-"""The properties at the places of AMQP 1.0's list; "" where there is none of AMQP 0.9.1's."""
+"""The properties at the places of AMQP 1.0's list; "" where AMQP 0.9.1 has none."""
 
 
 class UnusualRecord(Exception):
@@ -66,11 +58,7 @@ application properties and data begin (-1: not there); where the data ends."""
 
 
 def parts_of(raw: bytes) -> Parts:
-    """Where the sections of a record are.
-
-    Raises:
-        UnusualRecord: a section has other constructors than the usual ones, another order, or comes twice.
-    """
+    """Find the sections of a record; one with other constructors, in another order or there twice is unusual."""
     lead_end = data_end = position = 0
     properties = application = data = -1
     latest = 0x6F
@@ -108,11 +96,7 @@ def parts_of(raw: bytes) -> Parts:
 
 
 def body_at(raw: bytes, data: int, data_end: int) -> bytes:
-    """The body, from where its section's value begins and ends.
-
-    Raises:
-        UnusualRecord: the section does not hold binary.
-    """
+    """Return the body, from where its section's value begins and ends."""
     if data < 0:
         return b""
     code = raw[data]
@@ -129,12 +113,9 @@ def may_be_stamped(records: Sequence[bytes]) -> bool:
 
 
 def time_at(raw: bytes, properties: int, application: int) -> int | None:
-    """The message's own time, as of `message_time`: header, property, or an id that says it; None where it has none.
+    """Return the message's own time, as `message_time` finds it: a header, a property, or an id that holds it.
 
-    `application` is -1, too, where there is no such header.
-
-    Raises:
-        UnusualRecord: a section is broken inside.
+    `application` may be -1 where the header is known to be missing.
     """
     try:
         if application >= 0:
@@ -151,7 +132,7 @@ def time_at(raw: bytes, properties: int, application: int) -> int | None:
 
 
 def _created_at(raw: bytes, position: int) -> int | None:
-    """The property `timestamp` in the list at a position, in microseconds."""
+    """Return the property `timestamp` of the list at a position, in microseconds."""
     # One that counts more than it holds counts as absent.
     if raw[position] != 0xC0 or raw[position + 2] >= raw[position + 1]:
         raise UnusualRecord
@@ -172,7 +153,7 @@ def _created_at(raw: bytes, position: int) -> int | None:
 
 
 def _identified_at(raw: bytes, position: int) -> int | None:
-    """The time that the property `message_id` says, in the list at a position."""
+    """Return the time in the property `message_id` of the list at a position."""
     if not raw[position + 2] or raw[position + 3] == 0x40:
         return None
     return time_us_of(property_text(amqp10.decode_value(raw, position + 3)[0]))
@@ -189,11 +170,7 @@ def moment_us(value: Any) -> int | None:
 
 
 def properties_at(raw: bytes, position: int) -> dict[str, Any]:
-    """The properties in AMQP 1.0's list that are set, `timestamp` in microseconds.
-
-    Raises:
-        UnusualRecord: the list has another form than the usual one, or is broken.
-    """
+    """Return the properties in AMQP 1.0's list that are set, `timestamp` in microseconds."""
     # One that counts more than it holds counts as absent.
     if raw[position] != 0xC0 or raw[position + 2] >= raw[position + 1]:
         raise UnusualRecord
@@ -237,47 +214,37 @@ def set_properties(properties: Properties) -> dict[str, Any]:
 
 
 class Lead(NamedTuple):
-    """What the sections `header` and message annotations say: the same in message after message of one publisher.
-
-    Attributes:
-        properties: The properties that they set, by name.
-        headers: Headers that RabbitMQ 3.13 and later keep as annotations, as text.
-        may_have_type: Whether the property `type` may be among them; else the application properties may have it.
-    """
+    """What the sections `header` and message annotations say: the same in message after message of one publisher."""
 
     properties: dict[str, Any]
     headers: dict[str, str | None]
+    """Headers that RabbitMQ 3.13 and later keep as annotations."""
     may_have_type: bool
+    """The property `type` may be among the annotations; else it may be among the application properties."""
 
 
 class HeaderReader:
-    """Reads headers, and keeps what repeats: the names of headers, and what the first two sections say."""
+    """Reads headers, and remembers what repeats: their names, and what the first two sections say."""
 
     def __init__(self) -> None:
         self._names: dict[bytes, str] = {}
         self._leads: dict[bytes, Lead] = {}
 
     def lead(self, start: bytes) -> Lead:
-        """What the sections `header` and message annotations say; `start` is the record up to their end."""
-        if len(start) > _REPEATED_BYTES_MAX:
+        """Return what the sections `header` and message annotations say; `start` is the record up to their end."""
+        if len(start) > _LEAD_BYTES_MAX:
             return _read_lead(start)
         found = self._leads.get(start)
         if found is None:
-            if len(self._leads) >= _REPEATED_MAX:
+            if len(self._leads) >= _LEADS_MAX:
                 self._leads.clear()
             found = self._leads[start] = _read_lead(start)
         return found
 
     def headers(self, raw: bytes, application: int, basic: dict[str, Any]) -> dict[str, str | None]:
-        """The headers among the application properties, as text.
+        """Return the headers among the application properties, as text.
 
-        Args:
-            raw: One record.
-            application: Where the map's constructor stands.
-            basic: Gets what else is there as it is: `x-basic-…`, and once more the header `relatum_time`.
-
-        Raises:
-            UnusualRecord: the map has another form than the usual ones, is broken, or names something twice.
+        `basic` gets what else is there as it is: `x-basic-…`, and the header `relatum_time` once more.
         """
         names = self._names
         headers: dict[str, str | None] = {}
@@ -303,7 +270,7 @@ class HeaderReader:
         return headers
 
     def _other(self, raw: bytes, key: bytes, at: int, headers: dict[str, str | None], basic: dict[str, Any]) -> int:
-        """Read a value that is no short text, or whose name is new; gives where it ends."""
+        """Read a value that is no short text, or whose name is new; return where it ends."""
         value, end = amqp10.decode_value(raw, at)
         name = self._names.get(key)
         if name is None:
@@ -320,10 +287,58 @@ class HeaderReader:
 
 
 def _read_lead(start: bytes) -> Lead:
-    """Let `Message` read the sections, and see what it found."""
+    """Let `Message` read the sections."""
     message = Message.from_record("", 0, start)
     return Lead(
         set_properties(message.properties),
         {name: header_text(value) for name, value in message.headers.items()},
         b"x-basic-type" in start,
     )
+
+
+# --- headers as text --------------------------------------------------------------------------------------
+
+
+def header_text(value: Any) -> str | None:
+    """Return a header's value, as `Message.headers` has it, as text.
+
+    Text stays itself, whole numbers are decimal, booleans `true` and `false`: what a text key's canonical value is, so
+    that the column joins with the relationship table. Floats are as Python writes them, moments ISO 8601, bytes that
+    are no UTF-8 base64, lists and tables JSON of these. None stays None.
+    """
+    kind = type(value)
+    if kind is str or value is None:
+        return value  # type: ignore[no-any-return]
+    if kind is bool:
+        return "true" if value else "false"
+    if kind is int:
+        return str(value)
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else _ENCODER.encode(plain)
+
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    """The value in types that JSON has."""
+    if isinstance(value, Opaque):
+        return _base64(value.data)
+    if isinstance(value, dict):
+        return {_name(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return _base64(bytes(value))
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def _name(name: Any) -> str:
+    """A table's key: AMQP 1.0 allows any value there."""
+    return header_text(name) or ""
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

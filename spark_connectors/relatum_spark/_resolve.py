@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ByteType, IntegerType, LongType, ShortType, StringType, StructField, StructType
 
@@ -20,16 +20,16 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, Message, StreamReader, UnreadableRecord
 from relatum_spark._columns import ColumnBuilder
-from relatum_spark._definitions import definitions_of
-from relatum_spark._schema import arrow_schema, schema
-from relatum_spark._where import Broker, database_url
+from relatum_spark._schema import schema
+from relatum_spark._where import Broker, database_url, definitions_of
 
 STRETCH_BITS: Final = 14
 """Offsets that differ in their lowest 14 bits only go to one task: a jump to the next such stretch costs about as much
 as reading 1,000 messages, a sixteenth of it."""
 
 WAVES: Final = 4
-"""Partitions of the rows for each core, at most: 200 of them times 200 of the shuffle took 20 s for 50,000 rows."""
+"""Partitions of the rows for each core, at most: each writes a file for each partition of the shuffle. 200 times 200
+took 20 s for 50,000 rows."""
 
 WINDOW_MESSAGES: Final = 16_384
 """Rows planned together at most; Arrow batches have 10,000 rows unless the session says otherwise."""
@@ -61,7 +61,7 @@ def resolve(
     stream_url: str | None = None,
     database: str | None = None,
 ) -> DataFrame:
-    """The rows of a DataFrame with the messages that lie at their streams and offsets.
+    """Return the rows of a DataFrame with the messages at their streams and offsets.
 
     Each row is kept, duplicates too, with its columns unchanged, and gets `timestamp`, `value`, `headers`,
     `properties` and `status`:
@@ -111,61 +111,40 @@ def resolve(
     added = _added(df.schema, prefix, value=value, headers=headers)
     definitions = definitions_of(database_url(database), checks) if checks else []
     at = df.columns.index
-    names = tuple(field.name for field in added)
-    wanted = tuple(zip(definitions, map(at, checks.values()), strict=True))
-    reads = Broker.of(broker, stream_url)
-    resolver = Resolver(reads, at(stream_column), at(offset_column), names, value, headers, wanted)
-    return _resolved(df, resolver, added, keep_order=keep_order, partitions=partitions)
-
-
-def _resolved(
-    df: DataFrame, resolver: "Resolver", added: list[StructField], *, keep_order: bool, partitions: int | None
-) -> DataFrame:
-    """The rows, in the partitions in which their messages are read."""
+    resolver = Resolver(
+        Broker.of(broker, stream_url),
+        at(stream_column),
+        at(offset_column),
+        tuple(field.name for field in added),
+        value,
+        headers,
+        tuple(zip(definitions, map(at, checks.values()), strict=True)),
+    )
+    numbers = [f"_{number}" for number in range(len(df.columns))]
     # By numbers: Spark finds no column with a dot or a backtick in its name, nor one of two of the same name.
-    rows = df if keep_order else _in_fewer(df)
-    rows = rows.toDF(*(f"_{number}" for number in range(len(df.columns))))
-    if not keep_order:
-        rows = _gathered(rows, F.col(f"_{resolver.stream_at}"), F.col(f"_{resolver.offset_at}"), partitions)
+    rows = df.toDF(*numbers) if keep_order else _gathered(df, numbers, resolver, partitions)
     return rows.mapInArrow(resolver, StructType([*df.schema.fields, *added]))
 
 
-def _gathered(df: DataFrame, stream: Column, offset: Column, partitions: int | None) -> DataFrame:
-    """Stretches of streams together, sorted.
+def _gathered(df: DataFrame, numbers: list[str], resolver: "Resolver", partitions: int | None) -> DataFrame:
+    """Bring stretches of streams together, sorted, in a frame whose columns are numbered.
 
-    Not by ranges: to find their bounds Spark would compute `df` twice. Without a number Spark joins small partitions.
+    Not by ranges: to find their bounds Spark would compute `df` twice. Without a number Spark joins small partitions,
+    by bytes; but a place is few bytes and much work, and few rows are shared out to as many tasks as run at once.
     """
+    context = getattr(df.sparkSession, "sparkContext", None)  # Spark Connect does not tell how many run at once
+    if context is not None:
+        at_once = int(context.defaultParallelism)
+        # Before the columns are renamed: Spark drops it where the shuffle follows at once.
+        df = df.coalesce(WAVES * at_once)
+    rows = df.toDF(*numbers)
+    if partitions is None and context is not None:
+        estimate = rows._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()
+        partitions = at_once if int(str(estimate)) <= FEW_BYTES else None
+    stream, offset = F.col(f"_{resolver.stream_at}"), F.col(f"_{resolver.offset_at}")
     by = [stream, F.shiftright(offset.cast("long"), STRETCH_BITS)]
-    partitions = partitions or _slots_for_few(df)
-    gathered = df.repartition(*by) if partitions is None else df.repartition(partitions, *by)
+    gathered = rows.repartition(*by) if partitions is None else rows.repartition(partitions, *by)
     return gathered.sortWithinPartitions(stream, offset)
-
-
-def _slots_for_few(df: DataFrame) -> int | None:
-    """As many tasks as run at once, for rows that Spark estimates to be few; None leaves the number to Spark.
-
-    Adaptive execution goes by bytes. A place is few bytes and much work: it would give one task what all could share.
-    """
-    at_once = _at_once(df)
-    if at_once is None:
-        return None
-    estimate = df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()
-    return at_once if int(str(estimate)) <= FEW_BYTES else None
-
-
-def _in_fewer(df: DataFrame) -> DataFrame:
-    """The rows in fewer partitions where there are very many: each writes a file for each partition of the shuffle.
-
-    Before the columns are renamed: Spark drops it where the shuffle follows at once.
-    """
-    at_once = _at_once(df)
-    return df if at_once is None else df.coalesce(WAVES * at_once)
-
-
-def _at_once(df: DataFrame) -> int | None:
-    """How many tasks run at once; None over Spark Connect, which does not tell."""
-    context = getattr(df.sparkSession, "sparkContext", None)
-    return None if context is None else int(context.defaultParallelism)
 
 
 # --- what is refused before anything runs -----------------------------------------------------------------
@@ -223,23 +202,19 @@ def _added(columns: StructType, prefix: str, *, value: bool, headers: bool) -> l
 class Resolver:
     """What a task does: its rows in, the same rows with their messages out. Can be pickled.
 
-    Attributes:
-        broker: Where to read; each task opens one connection when it has something to read.
-        stream_at: The column of streams, by its number.
-        offset_at: The column of offsets, by its number.
-        added: The names of the added columns, in order; the last is the status.
-        value: With the body.
-        headers: With headers and properties.
-        checks: Keys, and the numbers of the columns of the values that messages must carry.
+    A task opens one connection when it has something to read.
     """
 
     broker: Broker
     stream_at: int
     offset_at: int
+    """Columns by their numbers."""
     added: tuple[str, ...]
+    """The names of the added columns, in order; the last is the status."""
     value: bool
     headers: bool
     checks: tuple[tuple[KeyDefinition, int], ...]
+    """Keys, and the numbers of the columns of the values that messages must carry."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Resolve one partition's batches."""
@@ -272,9 +247,9 @@ class Resolver:
                 part.add(None, None)
             else:
                 result = next(results)
-                status = status_of(result)
-                if isinstance(result, Message) and not all(
-                    _carries(result, key, sought[row]) for key, sought in wanted
+                status = _status_of(result)
+                if isinstance(result, Message) and any(
+                    sought[row] is not None and sought[row] not in key.values_of(result) for key, sought in wanted
                 ):
                     status = "replaced"
                 part.add(result, status)
@@ -289,7 +264,7 @@ class _Part:
 
     def __init__(self, resolver: Resolver) -> None:
         self._added = resolver.added
-        self._builder = ColumnBuilder(arrow_schema(value=resolver.value, headers=resolver.headers))
+        self._builder = ColumnBuilder(value=resolver.value, headers=resolver.headers)
         self._statuses: list[str | None] = []
         self._indices: list[int | None] = []
 
@@ -320,8 +295,8 @@ class _Part:
         return pa.RecordBatch.from_arrays([*rows.columns, *columns], schema=pa.schema([*batch.schema, *fields]))
 
 
-def status_of(result: Message | NotFound | AccessRefused) -> str:
-    """What to call what came of one place."""
+def _status_of(result: Message | NotFound | AccessRefused) -> str:
+    """Return the status of what one place gave."""
     if isinstance(result, Message):
         return "unreadable" if isinstance(result.raw, UnreadableRecord) else "found"
     if isinstance(result, OffsetNotFound) and not result.is_proven:
@@ -331,9 +306,3 @@ def status_of(result: Message | NotFound | AccessRefused) -> str:
     if isinstance(result, OffsetNotFound):
         return "not_found"
     return "refused" if isinstance(result, AccessRefused) else "no_stream"
-
-
-def _carries(message: Message, key: KeyDefinition, value: str | None) -> bool:
-    if value is None:
-        return True
-    return value in key.values_of(message)

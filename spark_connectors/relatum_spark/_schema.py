@@ -19,29 +19,24 @@ from pyspark.sql.types import (
 
 from relatum.errors import InvalidInput
 
-_PROPERTY_TYPES: Final[dict[str, DataType]] = {
-    "content_type": StringType(),
-    "content_encoding": StringType(),
-    "delivery_mode": IntegerType(),
-    "priority": IntegerType(),
-    "correlation_id": StringType(),
-    "reply_to": StringType(),
-    "expiration": StringType(),
-    "message_id": StringType(),
-    "timestamp": TimestampType(),
-    "type": StringType(),
-    "user_id": StringType(),
-    "app_id": StringType(),
-}
+_INTEGERS: Final = ("delivery_mode", "priority")
 
-PROPERTY_NAMES: Final = tuple(_PROPERTY_TYPES)
+PROPERTY_NAMES: Final = (
+    *("content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to"),
+    *("expiration", "message_id", "timestamp", "type", "user_id", "app_id"),
+)
 """The fields of the column `properties`, in order: those of `relatum.reading.Properties`."""
 
-PROPERTIES: Final = StructType([StructField(name, kind) for name, kind in _PROPERTY_TYPES.items()])
-"""The type of the column `properties`."""
+PROPERTIES: Final = StructType(
+    [
+        StructField(
+            name, IntegerType() if name in _INTEGERS else TimestampType() if name == "timestamp" else StringType()
+        )
+        for name in PROPERTY_NAMES
+    ]
+)
 
 HEADERS: Final = MapType(StringType(), StringType())
-"""The type of the column `headers`."""
 
 _ARROW: Final[dict[DataType, pa.DataType]] = {
     StringType(): pa.string(),
@@ -49,21 +44,22 @@ _ARROW: Final[dict[DataType, pa.DataType]] = {
     IntegerType(): pa.int32(),
     LongType(): pa.int64(),
     TimestampType(): pa.timestamp("us", tz="UTC"),
+    HEADERS: pa.map_(pa.string(), pa.string()),
 }
 
 
 def schema(*, value: bool = True, headers: bool = True, keys: Sequence[str] = ()) -> StructType:
-    """The columns of a read.
-
-    Args:
-        value: With the body (column `value`).
-        headers: With headers and properties (columns `headers` and `properties`).
-        keys: Names of keys; each becomes a column of its canonical value, after the others.
+    """Return the columns of a read, with the body, with headers and properties, and with a column for each key.
 
     Raises:
         InvalidInput: a key has the name of another column; Spark does not tell upper from lower case.
     """
     return _schema(value, headers, tuple(keys))
+
+
+def arrow_schema(*, value: bool = True, headers: bool = True, keys: Sequence[str] = ()) -> pa.Schema:
+    """Return the same columns in Arrow, exactly as Spark asks for them. Arguments and errors as of `schema`."""
+    return _arrow_schema(value, headers, tuple(keys))
 
 
 @cache
@@ -86,11 +82,6 @@ def _schema(value: bool, headers: bool, keys: tuple[str, ...]) -> StructType:
     return StructType(fields)
 
 
-def arrow_schema(*, value: bool = True, headers: bool = True, keys: Sequence[str] = ()) -> pa.Schema:
-    """The same columns in Arrow, exactly as Spark asks for them. Arguments and errors as of `schema`."""
-    return _arrow_schema(value, headers, tuple(keys))
-
-
 @cache
 def _arrow_schema(value: bool, headers: bool, keys: tuple[str, ...]) -> pa.Schema:
     return pa.schema([_arrow_field(field) for field in _schema(value, headers, keys).fields])
@@ -100,10 +91,4 @@ def _arrow_field(field: StructField) -> pa.Field:
     kind = field.dataType
     if isinstance(kind, StructType):
         return pa.field(field.name, pa.struct([_arrow_field(inner) for inner in kind.fields]))
-    if isinstance(kind, MapType):
-        return pa.field(field.name, pa.map_(_ARROW[kind.keyType], _ARROW[kind.valueType]))
     return pa.field(field.name, _ARROW[kind])
-
-
-SCHEMA: Final = schema()
-"""All columns: stream, offset, timestamp, value, headers, properties."""

@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 import relatum
+from pyspark_relatum import DefaultSource
 from relatum.collecting import AsyncMessageCollector, AsyncOutcomes, MessageCollector, Outcomes
 from relatum.contexts import AsyncSerialConsumer, SerialConsumer
 from relatum.errors import (
@@ -26,11 +27,9 @@ from relatum.errors import (
     Transient,
 )
 from relatum.membership import GROUP_KEY
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import BrokerAddress
 from relatum.recording import Recorder
 from relatum_consumer import AsyncRelations, Relations
-from relatum_spark._offsets import Slice
-from relatum_spark._reading import read_slice
 from tests.support import broker_connection, in_a_try, publish_plain, record, until_answered, wait_recorded
 from tests.support.groups import of_group, whole_group
 from tests.support.proxy import Proxy
@@ -235,11 +234,15 @@ def _recorder(bed: Bed) -> None:
 
 
 def _spark(bed: Bed) -> None:
-    with StreamReader.open(bed.address, timeout_s=WAIT_S) as reader:
-        batches = until_answered(lambda: list(read_slice(reader, Slice(bed.stream, 0, 2), poll_timeout_s=WAIT_S)))
-        assert sum(map(len, batches)) == 2
-        with bed.frozen(ReadTimeout):
-            list(read_slice(reader, Slice(bed.stream, 0, 2), poll_timeout_s=WAIT_S))
+    publish_plain(bed.amqp_url, bed.stream, [b"x" * 10_000] * 300)
+    options = {"broker": bed.address_url(0), "streamUrl": bed.address_url(1), "stream": bed.stream, "batchRows": "1"}
+    source = DefaultSource(options | {"pollTimeoutMs": str(round(WAIT_S * 1000))})
+    reader = source.reader(source.schema())
+    (partition,) = until_answered(reader.partitions)
+    batches: Any = reader.read(partition)
+    until_answered(lambda: next(batches))
+    with bed.frozen(ReadTimeout):
+        list(batches)
 
 
 WAITS: dict[str, Callable[[Bed], None]] = {
