@@ -177,7 +177,7 @@ def test_a_bad_row_is_refused_before_anything_is_sent(
         write(options, {"value": ["v", None]})
     with pytest.raises(InvalidInput, match="the broker takes"):
         write_bodies(options, [b"x" * (2 << 20)])
-    headers = pa.array([{"a": "x" * 200_000}.items()], pa.map_(pa.string(), pa.string()))
+    headers = pa.array([[("a", "x" * 200_000)]], pa.map_(pa.string(), pa.string()))
     with pytest.raises(HeadersRefused):
         write(options, {"value": ["v"], "headers": headers})
     assert bodies(amqp_url, stream_name) == []
