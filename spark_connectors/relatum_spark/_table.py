@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
 from typing import Final, Literal
 
 import psycopg
@@ -21,9 +21,9 @@ from relatum.store import (
     covered,
     make_engine,
     streams,
-    table_parts_of,
     translated_errors,
 )
+from relatum_spark._cuts import Bound, offset_predicates, predicates_of
 from relatum_spark._jdbc import jdbc_options, require_driver
 from relatum_spark._where import database_url, definitions_in
 
@@ -47,14 +47,15 @@ def relationships(
     keys: str | Sequence[str] | None = None,
     vhost: str | None = None,
     partitions: int = 8,
-    split: Split = "offsets",
+    split: Split = "blocks",
     snapshot: "Snapshot | None" = None,
 ) -> DataFrame:
     """Return the relationship table: one row for each key of each recorded message, as in `relatum.relations`.
 
     Without a snapshot the rows are those recorded when this is called, whenever the DataFrame is used and however
     often: later ones are left out by their offsets. No transaction stays open. Rows that are pruned meanwhile, since
-    retention took their messages, may be missing in some tasks and not in others; with a snapshot they are not.
+    retention took their messages, may be missing in some tasks and not in others; with a snapshot they are not. It is
+    good for a day: by then PostgreSQL may have rows of streams that are kept for long in another part of the table.
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
@@ -62,9 +63,9 @@ def relationships(
         streams: A stream or super stream, or several; None for all. Rows of replaced streams are not read.
         keys: A key or several; None for all in force.
         vhost: The vhost of the streams; None for all.
-        partitions: Tasks that read at once, at most, each by a connection of its own. 1 to 10,000. Each reads its range
-            of streams and offsets; they have about as many rows each, whatever a stream's share or gaps.
-        split: Kept for callers of 0.4; "blocks" and "offsets" read the same.
+        partitions: Tasks that read at once, at most, each by a connection of its own. 1 to 10,000.
+        split: "blocks" cuts the table by place: the fastest. "offsets" cuts it by stream and offset: each task has
+            the rows of neighbouring messages. Both are balanced by rows, whatever a stream's share or gaps.
         snapshot: Read in this state of the database; the action must run inside its block.
 
     Returns:
@@ -91,7 +92,8 @@ def relationships(
         stream_ids = _stream_ids(connection, stream_names, vhost)
         key_ids = [definition.key_id for definition in definitions_in(connection, key_names)]
         bounds = _bounds(connection, stream_ids, key_ids)
-        predicates = place_ranges(_cuts(connection, bounds, partitions))
+        cut = partial(predicates_of, is_steady=snapshot is not None) if split == "blocks" else offset_predicates
+        predicates = cut(connection, stream_ids, key_ids, bounds, partitions)
     # For nested loops the planner would scan a part of the table once for each stream and key.
     statements = [*(() if snapshot is None else snapshot.session_statements()), "SET enable_nestloop = off"]
     options["sessionInitStatement"] = "; ".join(statements)
@@ -209,7 +211,7 @@ def snapshot(database: str | None = None, *, limit_s: float = LIMIT_S) -> Iterat
 def _export(connection: sa.Connection, limit_s: float) -> str:
     connection.execution_options(isolation_level="REPEATABLE READ")
     connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {int(limit_s * 1000)}")
-    # Parts of the table that retention has emptied are not dropped, and nothing rewrites it, until the block ends.
+    # Rows keep their places until the block ends: VACUUM FULL and CLUSTER would move them under readers by ctid.
     connection.exec_driver_sql("LOCK TABLE relatum.relationships IN ACCESS SHARE MODE")
     snapshot_id: str = connection.exec_driver_sql("SELECT pg_export_snapshot()").scalar_one()
     return snapshot_id
@@ -238,9 +240,6 @@ def connected(url: str, snapshot: Snapshot | None) -> Iterator[sa.Connection]:
 
 
 # --- what is read -----------------------------------------------------------------------------------------
-
-Bound = tuple[int, int, int, int]
-"""A stream's id, a key's, and offsets [from, to) that are recorded."""
 
 
 def _names(argument: str, names: str | Sequence[str] | None) -> list[str] | None:
@@ -300,89 +299,11 @@ def _table(bounds: Sequence[Bound]) -> str:
 
 
 _TABLE: Final = (
-    "(SELECT k.name AS key, r.value, s.vhost, s.name AS stream, r.stream_offset, r.time_us, r.stream_id "
+    "(SELECT k.name AS key, r.value, s.vhost, s.name AS stream, r.stream_offset, "
+    "r.time_us, r.stream_id, r.part, r.ctid AS place "
     "FROM relatum.relationships r "
     "JOIN (unnest({arrays}) c (stream_id, key_id, from_offset, to_offset) "
     "JOIN relatum.streams s ON s.stream_id = c.stream_id JOIN relatum.keys k ON k.key_id = c.key_id) "
     "ON r.stream_id = c.stream_id AND r.key_id = c.key_id "
     "AND r.stream_offset >= c.from_offset AND r.stream_offset < c.to_offset) relations"
 )
-
-
-# --- cut by stream and offset -----------------------------------------------------------------------------
-# A row may be moved to another part of the table while tasks run; its stream and offset stay what they are.
-
-Place = tuple[int, int]
-"""A stream's id and an offset."""
-
-_PAGES_A_PART: Final = 32
-"""Pages looked at for each task: means of so many differ by a few percent."""
-
-_PAGES_MAX: Final = 2_048
-"""Pages looked at, at most: 16 MiB, a third of a second."""
-
-_PLACES_MIN: Final = 32
-"""Rows seen for each task, below which what is recorded tells more than those rows."""
-
-_SAMPLE: Final = sa.text(
-    # A page's line pointers: 24 bytes of header, and 28 for the smallest row. A part has nothing behind its last page.
-    """
-    SELECT stream_id, stream_offset FROM relatum.relationships
-    WHERE ctid = ANY (ARRAY(SELECT ('(' || page || ',' || line || ')')::tid
-                            FROM generate_series(CAST(:first AS bigint), :pages, :step) page,
-                                 generate_series(1, (current_setting('block_size')::int - 24) / 28) line))
-      AND stream_id = ANY (CAST(:stream_ids AS int[])) AND key_id = ANY (CAST(:key_ids AS smallint[]))
-    """
-)
-
-
-def _cuts(connection: sa.Connection, bounds: Sequence[Bound], count: int) -> list[Place]:
-    """Return the places where tasks begin, without the first, so that each has about as many rows.
-
-    What is recorded does not tell how rows are spread: a message has any number of keys, and retention leaves gaps.
-    What lies on pages taken evenly from the table does.
-    """
-    block = int(connection.exec_driver_sql("SHOW block_size").scalar_one())
-    pages = [part.size // block for part in table_parts_of(connection)]
-    step = max(1, sum(pages) // min(_PAGES_A_PART * count, _PAGES_MAX))
-    ids = [sorted({bound[at] for bound in bounds}) for at in (0, 1)]
-    given = {"first": step // 2, "pages": max(pages, default=0), "step": step, "stream_ids": ids[0], "key_ids": ids[1]}
-    found = sorted((stream_id, offset) for stream_id, offset in connection.execute(_SAMPLE, given))
-    if len(found) < _PLACES_MIN * count:
-        found = spread(bounds, _PLACES_MIN * count)
-    return place_cuts(found, count)
-
-
-def spread(bounds: Sequence[Bound], count: int) -> list[Place]:
-    """Return about `count` places in order, taken evenly from what is recorded."""
-    step = max(1, sum(stop - start for _, _, start, stop in bounds) // count)
-    return sorted((stream_id, offset) for stream_id, _, start, stop in bounds for offset in range(start, stop, step))
-
-
-def place_cuts(places: Sequence[Place], parts: int) -> list[Place]:
-    """Return the places where parts begin, without the first, so that each holds as many of the ordered `places`."""
-    cuts = [places[len(places) * part // parts] for part in range(1, parts)] if places else []
-    return [cut for cut in dict.fromkeys(cuts) if cut > places[0]]
-
-
-def place_ranges(cuts: Sequence[Place]) -> list[str]:
-    """Return conditions that cut (stream_id, stream_offset) at the cuts; each row meets exactly one.
-
-    They are written so that the index of block ranges serves.
-    """
-    ends: list[Place | None] = [None, *cuts, None]
-    return [" OR ".join(_alternatives(start, stop)) or "true" for start, stop in pairwise(ends)]
-
-
-def _alternatives(start: Place | None, stop: Place | None) -> Iterable[str]:
-    if start and stop and start[0] == stop[0]:
-        yield f"(stream_id = {start[0]} AND stream_offset >= {start[1]} AND stream_offset < {stop[1]})"
-        return
-    if start:
-        yield f"(stream_id = {start[0]} AND stream_offset >= {start[1]})"
-    if start or stop:
-        between = [f"stream_id > {start[0]}"] if start else []
-        between += [f"stream_id < {stop[0]}"] if stop else []
-        yield f"({' AND '.join(between)})"
-    if stop:
-        yield f"(stream_id = {stop[0]} AND stream_offset < {stop[1]})"

@@ -1,5 +1,7 @@
 """What Spark's JDBC reads are made of: URLs, jars, cuts."""
 
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from relatum.errors import ConfigurationError
 from relatum_spark import catalog, jdbc_jar
-from relatum_spark._table import place_cuts, place_ranges, spread
+from relatum_spark._cuts import block_ranges, page_cuts, place_cuts, place_ranges, spread
 
 
 class Session:
@@ -121,6 +123,25 @@ def test_the_jar_is_the_one_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert jdbc_jar() == str(jar)
 
 
+samples = st.lists(st.integers(0, 200), min_size=1, max_size=60)
+
+
+@given(rows=samples, parts=st.integers(1, 20), pages_each=st.integers(1, 50))
+def test_cuts_of_pages_are_in_order_and_inside(rows: list[int], parts: int, pages_each: int) -> None:
+    """Whatever the sample shows, even nothing, there are at most as many parts as asked for, and none is empty."""
+    pages = len(rows) * pages_each
+    sample = [(at * pages_each, count) for at, count in enumerate(rows)]
+    cuts = page_cuts(pages, sample, parts)
+    assert len(cuts) < parts
+    assert all(low < high for low, high in pairwise([0, *cuts, pages]))
+
+
+def test_cuts_of_pages_follow_the_rows() -> None:
+    """An empty half of the table is no part's whole work."""
+    sample = [(page, 0) for page in range(0, 500, 10)] + [(page, 100) for page in range(500, 1000, 10)]
+    assert page_cuts(1000, sample, 4) == [625, 750, 875]
+
+
 @given(
     places=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 50)), max_size=60),
     looked_for=st.tuples(st.integers(1, 5), st.integers(0, 60)),
@@ -136,6 +157,37 @@ def test_each_place_is_in_exactly_one_range(
     met = [eval(text.replace(" = ", " == ").replace("AND", "and").replace("OR", "or"), names) for text in conditions]
     assert sum(met) == 1
     assert len(conditions) <= parts
+
+
+def test_ranges_of_blocks_are_of_one_part_where_they_can_be() -> None:
+    """Pages that are added to a part while tasks run belong to its last range."""
+    assert block_ranges([], []) == ["true"]
+    assert block_ranges([(3, 10)], [7, 9]) == [
+        "part = 3 AND place < '(7,0)'::tid",
+        "part = 3 AND place >= '(7,0)'::tid AND place < '(9,0)'::tid",
+        "part = 3 AND place >= '(9,0)'::tid",
+    ]
+    assert block_ranges([(0, 4), (1, 4), (5, 4)], [2, 8, 10]) == [
+        "part = 0 AND place < '(2,0)'::tid",
+        "part = 0 AND place >= '(2,0)'::tid OR part = 1",
+        "part = 5 AND place < '(2,0)'::tid",
+        "part = 5 AND place >= '(2,0)'::tid",
+    ]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    numbers=st.sets(st.integers(0, 40), max_size=8),
+    looked_for=st.tuples(st.integers(0, 4), st.integers(0, 20)),
+)
+def test_each_page_is_in_exactly_one_range(sizes: list[int], numbers: set[int], looked_for: tuple[int, int]) -> None:
+    """Also those behind the last one that a part had when the cuts were made."""
+    extents = [(2 * at, size) for at, size in enumerate(sizes)]
+    conditions = block_ranges(extents, sorted(number for number in numbers if 0 < number < sum(sizes)))
+    part, page = 2 * (looked_for[0] % len(sizes)), looked_for[1]
+    texts = [re.sub(r"'\((\d+),0\)'::tid", r"\1", text).replace(" = ", " == ") for text in conditions]
+    names = {"part": part, "place": page, "true": True}
+    assert sum(eval(text.replace("AND", "and").replace("OR", "or"), names) for text in texts) == 1
 
 
 def test_places_are_spread_over_what_is_recorded() -> None:

@@ -128,8 +128,8 @@ def test_the_nearest_is_that_of_pandas(
 
 
 def test_a_value_that_all_messages_carry_costs_no_products(spark: SparkSession, database_url: str) -> None:
-    """50,000 messages of one value on either side: thousands of millions of pairs, and joins of seconds."""
-    count = 50_000
+    """20,000 messages of one value on either side: hundreds of millions of pairs, and joins of seconds."""
+    count = 20_000
     fill(database_url, (("k", "hot", side, n, n * 10 + 5 * (side == "l")) for side in ("l", "r") for n in range(count)))
     options: dict[str, Any] = {"on": "k", "database": database_url, "partitions": 2}
     near = timedelta(microseconds=5)

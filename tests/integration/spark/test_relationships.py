@@ -25,6 +25,7 @@ from tests.support import publish_plain, recording, unique_name, wait_recorded, 
 
 ROWS = 80_000
 PARTITIONS = 8
+SPLITS = ["blocks", "offsets"]
 
 SKEWED = """
 INSERT INTO relatum.keys (name, sources, type)
@@ -95,12 +96,13 @@ def _rows(frame: DataFrame) -> list[tuple[Any, ...]]:
     return sorted((tuple(row) for row in plain.collect()), key=itemgetter(0, 1, 3, 4))
 
 
-def test_partitions_are_balanced(spark: SparkSession, skewed: str) -> None:
+@pytest.mark.parametrize("split", SPLITS)
+def test_partitions_are_balanced(spark: SparkSession, skewed: str, split: Any) -> None:
     """The largest of 8 has at most 1.2 times the rows of the smallest, whatever the skew, the hole and empty pages.
 
-    Each has its own range of each stream, and all rows are those of the view, to the microsecond.
+    All rows are those of the view, to the microsecond. Split by offsets, each partition has its own range of a stream.
     """
-    frame = relatum_spark.relationships(spark, database=skewed, partitions=PARTITIONS).cache()
+    frame = relatum_spark.relationships(spark, database=skewed, partitions=PARTITIONS, split=split).cache()
     counted = frame.groupBy(F.spark_partition_id()).agg(F.count("*").alias("rows")).collect()
     sizes = [row["rows"] for row in counted]
     assert len(sizes) == PARTITIONS
@@ -108,7 +110,7 @@ def test_partitions_are_balanced(spark: SparkSession, skewed: str) -> None:
     assert _rows(frame) == _view(skewed), "nothing of replaced streams and removed keys"
     hot = frame.where("stream = 'hot'").groupBy(F.spark_partition_id())
     spans = sorted((low, high) for _, low, high in hot.agg(F.min("stream_offset"), F.max("stream_offset")).collect())
-    assert all(high < low for (_, high), (low, _) in pairwise(spans))
+    assert split == "blocks" or all(high < low for (_, high), (low, _) in pairwise(spans))
     frame.unpersist()
 
 
@@ -116,7 +118,7 @@ def test_streams_and_keys_are_chosen(spark: SparkSession, skewed: str) -> None:
     """By name, a super stream by its own name too."""
     chosen: list[tuple[dict[str, Any], str]] = [
         ({"keys": "host"}, "key = 'host'"),
-        ({"streams": "s", "split": "blocks"}, "stream LIKE 's-_'"),
+        ({"streams": "s", "split": "offsets"}, "stream LIKE 's-_'"),
         ({"streams": ["s-1", "hot"], "keys": ["order_id"]}, "stream IN ('s-1', 'hot') AND key = 'order_id'"),
         ({"streams": "empty"}, "false"),
         ({"vhost": "/nowhere"}, "false"),
@@ -138,16 +140,18 @@ def _one_by_one(frame: DataFrame, then: Callable[[int], None]) -> Counter[tuple[
     return read
 
 
+@pytest.mark.parametrize("moves_at", [1, PARTITIONS // 2, PARTITIONS - 1])
 def test_rows_that_are_moved_between_tasks_are_read_once(
-    spark: SparkSession, database_url: str, engine: sa.Engine
+    spark: SparkSession, database_url: str, engine: sa.Engine, moves_at: int
 ) -> None:
     """Of a part that is marked as leaving, tasks before its rows are moved and tasks after it read each row once."""
     with engine.begin() as connection:
         connection.execute(sa.text(MOVING))
     frame = relatum_spark.relationships(spark, database=database_url, partitions=PARTITIONS)
+    assert frame.rdd.getNumPartitions() == PARTITIONS
 
     def move(task: int) -> None:
-        if task == PARTITIONS // 2:
+        if task == moves_at:
             with engine.begin() as connection:
                 assert connection.execute(sa.text("SELECT relatum.empty_part(1)")).scalar_one()
 
@@ -323,6 +327,14 @@ def _is_open(state: relatum_spark.Snapshot) -> bool:
         return False
 
 
+def test_rows_cannot_be_moved_while_a_snapshot_is_held(small: str) -> None:
+    """VACUUM FULL would give rows other ctids while tasks read by them: it waits."""
+    with relatum_spark.snapshot(small), psycopg.connect(small, autocommit=True) as connection:
+        connection.execute("SET lock_timeout = '50ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            connection.execute("VACUUM FULL relatum.relationships")
+
+
 def test_a_snapshot_is_of_one_database(spark: SparkSession, small: str, skewed: str) -> None:
     """Naming another one is refused; and it lives from a second to a day."""
     for limit_s in (0, 86_401):
@@ -487,6 +499,7 @@ for call in (relatum_spark.relationships, relatum_spark.catalog):
 """
 
 
+@pytest.mark.own_jvms
 def test_a_missing_driver_is_said_with_what_to_do(tmp_path: Path) -> None:
     """Three ways, before anything is read."""
     done = subprocess.run(

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegerType, StructType
 
 import relatum.wire._chunk
 from pyspark_relatum import DefaultSource
@@ -484,7 +484,7 @@ def test_credentials_are_in_no_plan_and_no_error(
 def test_a_schema_of_ones_own_is_refused(source: Source) -> None:
     """Columns are chosen by options."""
     with pytest.raises(InvalidInput, match="includeValue"):
-        DefaultSource(source.options | {"stream": "s"}).reader(StructType().add("a", "int"))
+        DefaultSource(source.options | {"stream": "s"}).reader(StructType().add("a", IntegerType()))
 
 
 def test_a_broken_neighbour_hides_nothing(
