@@ -8,7 +8,8 @@ Needs the extra `spark`. The package can be imported without it; its names can't
 - `resolve` gets the messages for any DataFrame of streams and offsets; `Enrichment` joins the micro-batches of a
   streaming query to their relata.
 - `backfill` records what streams hold and the table lacks, in parallel.
-- `related_pairs`, `as_of`, `unmatched` and `conversations` join messages over their relations.
+- `related_pairs`, `as_of`, `unmatched` and `conversations` join messages over their relations; `Where` describes the
+  arguments they share.
 """
 
 import importlib
@@ -18,23 +19,20 @@ from relatum.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from relatum_spark._backfill import backfill
-    from relatum_spark._broker import Broker
-    from relatum_spark._register import register
-    from relatum_spark.joins._as_of import as_of
-    from relatum_spark.joins._conversations import conversations
-    from relatum_spark.joins._pairs import related_pairs
-    from relatum_spark.joins._unmatched import unmatched
-    from relatum_spark.payloads._enrich import Enrichment
-    from relatum_spark.payloads._resolve import resolve
-    from relatum_spark.table._catalog import catalog
-    from relatum_spark.table._jdbc import jdbc_jar
-    from relatum_spark.table._relationships import relationships
-    from relatum_spark.table._snapshot import Snapshot, snapshot
+    from relatum_spark._conversations import conversations
+    from relatum_spark._enrich import Enrichment
+    from relatum_spark._format import register
+    from relatum_spark._jdbc import jdbc_jar
+    from relatum_spark._joins import as_of, related_pairs, unmatched
+    from relatum_spark._resolve import resolve
+    from relatum_spark._table import Snapshot, catalog, relationships, snapshot
+    from relatum_spark._where import Broker, Where
 
 __all__ = [
     "Broker",
     "Enrichment",
     "Snapshot",
+    "Where",
     "as_of",
     "backfill",
     "catalog",
@@ -49,29 +47,25 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "Broker": "_broker",
-    "Enrichment": "payloads._enrich",
-    "Snapshot": "table._snapshot",
-    "as_of": "joins._as_of",
-    "backfill": "_backfill",
-    "catalog": "table._catalog",
-    "conversations": "joins._conversations",
-    "jdbc_jar": "table._jdbc",
-    "register": "_register",
-    "related_pairs": "joins._pairs",
-    "relationships": "table._relationships",
-    "resolve": "payloads._resolve",
-    "snapshot": "table._snapshot",
-    "unmatched": "joins._unmatched",
+    "_backfill": ("backfill",),
+    "_conversations": ("conversations",),
+    "_enrich": ("Enrichment",),
+    "_format": ("register",),
+    "_jdbc": ("jdbc_jar",),
+    "_joins": ("as_of", "related_pairs", "unmatched"),
+    "_resolve": ("resolve",),
+    "_table": ("Snapshot", "catalog", "relationships", "snapshot"),
+    "_where": ("Broker", "Where"),
 }
-"""The module of each public name, imported when the name is first asked for: pyspark takes a second."""
+"""The public names by module. A module is imported when a name of it is first asked for: pyspark takes a second."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+        module = importlib.import_module(f"{__name__}.{home}")
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] in ("pyspark", "pyarrow", "pandas", "numpy"):
             raise ConfigurationError(f"{error.name} is not installed: pip install 'relatum[spark]'") from error

@@ -20,11 +20,10 @@ from pyspark.sql.utils import is_remote
 
 from relatum.checks import checked_count, checked_names, shown
 from relatum.errors import InvalidInput, RelatumError, Transient
-from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import BackfillReport, Filler, Pace, Plan, Segment, edges_of, plan_backfill
-from relatum.store import StreamRow, as_engine
-from relatum_spark._broker import Broker, database_url
+from relatum.store import as_engine
+from relatum_spark._where import Broker, database_url
 
 SLICE_OFFSETS: Final = 100_000
 """Offsets a slice has at most: some seconds of work, so that little is repeated and all slots end together."""
@@ -34,6 +33,9 @@ SLICES_EACH: Final = 2
 
 PARALLELISM_OVER_CONNECT: Final = 8
 """Tasks taken to run at once where the session cannot be asked."""
+
+Part = tuple[str, Segment]
+"""A slice of what a stream lacks."""
 
 _FILLED: Final = pa.schema(
     [("stream", pa.string()), ("messages", pa.int64()), ("rows", pa.int64()), ("error", pa.binary())]
@@ -103,7 +105,13 @@ def backfill(
             for plan in plans:
                 edges[plan.stream.name] += edges_of(plan.segments)
             parts = cut(plans, at_once=at_once, slice_offsets=slice_offsets)
-            for filled in _fill(spark, Filling.of(target, url, plans, parts, at_once, messages_per_s)):
+            tasks, pace = [[part] for part in parts], messages_per_s
+            if pace is not None:
+                # As many tasks as run at once, each with its share of the pace.
+                tasks = [parts[number::at_once] for number in range(min(at_once, len(parts)))]
+                pace /= len(tasks)
+            by_name = {plan.stream.name: plan for plan in plans}
+            for filled in _fill(spark, Filling(target, url, by_name, tasks, pace)):
                 messages[filled.stream] += filled.messages
                 rows[filled.stream] += filled.rows
     seconds = perf_counter() - started
@@ -114,7 +122,7 @@ def backfill(
 
 
 def _each_stream(reader: StreamReader, names: Sequence[str]) -> dict[str, str | None]:
-    """The streams that names stand for, each once, with the super stream of those that are partitions."""
+    """Return the streams that names stand for, each once, with the super stream of those that are partitions."""
     found: dict[str, str | None] = {}
     for name in names:
         partitions = reader.partitions(name)
@@ -131,7 +139,7 @@ def _plans(
     *,
     to_end: bool,
 ) -> list[Plan]:
-    """What there is to fill of each stream; none where nothing is lacking."""
+    """Return what there is to fill of each stream that lacks anything."""
     plans = [
         plan_backfill(engine, reader, vhost, name, keys, super_stream, to_end=to_end)
         for name, super_stream in streams.items()
@@ -139,23 +147,15 @@ def _plans(
     return [plan for plan in plans if plan.segments]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A slice of what a stream lacks."""
-
-    stream: str
-    segment: Segment
-
-
 def cut(plans: Sequence[Plan], *, at_once: int, slice_offsets: int) -> list[Part]:
     """Cut what streams lack into slices, in order: neighbours are filled at about the same time.
 
-    So the table's rows lie nearly in the order of offsets, and its block index stays small and exact.
+    So the table's rows are nearly in the order of offsets, and its block index stays small and exact.
     """
     total = sum(part.to_offset - part.from_offset for plan in plans for part in plan.segments)
     size = max(1, min(slice_offsets, -(-total // (at_once * SLICES_EACH))))
     return [
-        Part(plan.stream.name, Segment(start, min(start + size, whole.to_offset), whole.key_ids))
+        (plan.stream.name, Segment(start, min(start + size, whole.to_offset), whole.key_ids))
         for plan in plans
         for whole in plan.segments
         for start in range(whole.from_offset, whole.to_offset, size)
@@ -164,70 +164,55 @@ def cut(plans: Sequence[Plan], *, at_once: int, slice_offsets: int) -> list[Part
 
 @dataclass(frozen=True)
 class Filling:
-    """The work of all tasks; each fills its slices with one reader and one engine. Can be pickled."""
+    """What the tasks do: numbers of tasks in, a row for each slice out. Can be pickled."""
 
     broker: Broker = field(repr=False)
     database: str = field(repr=False)
-    streams: dict[str, StreamRow]
-    definitions: dict[str, tuple[KeyDefinition, ...]]
+    plans: dict[str, Plan]
     tasks: list[list[Part]]
     messages_per_s: float | None
+    """Messages that each task reads a second, at most."""
 
-    @classmethod
-    def of(
-        cls,
-        broker: Broker,
-        database: str,
-        plans: Sequence[Plan],
-        parts: list[Part],
-        at_once: int,
-        messages_per_s: float | None,
-    ) -> "Filling":
-        """A task for each slice; or, where the pace is limited, as many as run at once, each with its share of it."""
-        tasks = [[part] for part in parts]
-        if messages_per_s is not None:
-            tasks = [parts[number::at_once] for number in range(min(at_once, len(parts)))]
-            messages_per_s /= len(tasks)
-        streams = {plan.stream.name: plan.stream for plan in plans}
-        definitions = {plan.stream.name: plan.definitions for plan in plans}
-        return cls(broker, database, streams, definitions, tasks, messages_per_s)
-
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Fill the slices of the tasks with these numbers; in a task."""
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield pa.RecordBatch.from_pylist(self._fill(self.tasks[number]), schema=_FILLED)
 
     def _fill(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
-        """A row for each slice. What may pass is raised, so that Spark tries again; another error is the only row."""
+        """Fill slices with one reader and one engine.
+
+        What may pass is raised, so that Spark tries again; another error is the only row, and the driver raises it.
+        """
         try:
             pace = Pace(self.messages_per_s, threading.Event())
             with as_engine(self.database) as engine, self.broker.open() as reader:
-                return [self._fill_one(engine, reader, part, pace) for part in parts]
+                return [self._fill_one(engine, reader, stream, segment, pace) for stream, segment in parts]
         except Transient:
             raise
         except RelatumError as error:
             return [{"error": pickle.dumps(error)}]
 
-    def _fill_one(self, engine: sa.Engine, reader: StreamReader, part: Part, pace: Pace) -> dict[str, Any]:
+    def _fill_one(
+        self, engine: sa.Engine, reader: StreamReader, stream: str, segment: Segment, pace: Pace
+    ) -> dict[str, Any]:
         done: Counter[str] = Counter()
 
         def count(messages: int, rows: int, _: int) -> None:
             done.update(messages=messages, rows=rows)
 
-        stream, definitions = self.streams[part.stream], self.definitions[part.stream]
-        Filler(engine, reader, stream, definitions, on_commit=count, pace=pace).complete(part.segment)
-        return {"stream": part.stream, "messages": done["messages"], "rows": done["rows"]}
+        plan = self.plans[stream]
+        Filler(engine, reader, plan.stream, plan.definitions, on_commit=count, pace=pace).complete(segment)
+        return {"stream": stream, "messages": done["messages"], "rows": done["rows"]}
 
 
 def _fill(spark: SparkSession, work: Filling) -> list[Row]:
     """Run the tasks, and collect a row for each slice. Spark Connect has `mapInArrow` too, and no RDDs."""
     frame = spark.range(0, len(work.tasks), 1, len(work.tasks)).mapInArrow(
-        work.run, "stream string, messages long, rows long, error binary"
+        work, "stream string, messages long, rows long, error binary"
     )
-    names = list(work.streams)
-    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    with _described(spark, f"relatum: back-fill of {shown} in {sum(map(len, work.tasks))} slices"):
+    names = list(work.plans)
+    listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    with _described(spark, f"relatum: back-fill of {listed} in {sum(map(len, work.tasks))} slices"):
         rows = frame.collect()
     for row in rows:
         if row.error is not None:
@@ -238,7 +223,7 @@ def _fill(spark: SparkSession, work: Filling) -> list[Row]:
 
 @contextmanager
 def _described(spark: SparkSession, description: str) -> Iterator[None]:
-    """What Spark's page shows of the job; nothing over Spark Connect."""
+    """Say what Spark's page shows of the job; Spark Connect has no way to."""
     if is_remote():
         yield
         return

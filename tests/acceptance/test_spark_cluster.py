@@ -22,7 +22,7 @@ from tests.acceptance._spark_application import write
 from tests.support import all_plain, declare_stream, delete_stream, publish_plain, rows_of, unique_name, wait_until
 from tests.support.spark_cluster import SparkCluster, build_wheel_zip, zip_dependencies
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.own_jvms]
 
 APPLICATION = Path(__file__).with_name("_spark_application.py")
 

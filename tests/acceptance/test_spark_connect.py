@@ -27,7 +27,7 @@ from tests.support.spark import JDBC_JAR
 from tests.support.spark_cluster import HOST, SPARK_HOME
 from tests.support.spark_python import spark_python
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.own_jvms]
 
 CLIENT = Path(__file__).with_name("_spark_connect_client.py")
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"

@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 import relatum
+from pyspark_relatum import DefaultSource
 from relatum.collecting import AsyncMessageCollector, AsyncOutcomes, ExecutorOptions, MessageCollector, Outcomes
 from relatum.contexts import AsyncSerialConsumer, ContextOptions, SerialConsumer, SerialOptions
 from relatum.errors import (
@@ -28,13 +29,10 @@ from relatum.errors import (
     Transient,
 )
 from relatum.membership import GROUP_KEY
-from relatum.reading import StreamReader
 from relatum.recording import EmbeddedRecorder, Recorder, prune, status
 from relatum.store import Database, make_engine
 from relatum_consumer import AsyncRelations, Relations
 from relatum_migrations import upgrade
-from relatum_spark.source._offsets import Slice
-from relatum_spark.source._reading import read_slice
 from tests.support import broker_connection, in_a_try, unique_name, until_answered, wait_until
 from tests.support.affinity import Blocking
 from tests.support.groups import of_group, whole_group
@@ -346,12 +344,15 @@ def _affinity_goes_on(at: FailingPlace) -> None:
 
 
 def _spark(at: FailingPlace) -> None:
-    with StreamReader.open(at.broker, timeout_s=WAIT_S) as reader:
-        here = Slice(at.place.stream, 0, 2)
-        batches = until_answered(lambda: list(read_slice(reader, here, poll_timeout_s=WAIT_S)))
-        assert sum(map(len, batches)) == 2
-        with at.fault("broker frozen", ReadTimeout):
-            list(read_slice(reader, here, poll_timeout_s=WAIT_S))
+    at.place.put(*[b"x" * 10_000] * 300)
+    options = {"broker": at.amqp, "streamUrl": at.stream_url, "stream": at.place.stream, "batchRows": "1"}
+    source = DefaultSource(options | {"pollTimeoutMs": str(round(WAIT_S * 1000))})
+    reader = source.reader(source.schema())
+    (partition,) = until_answered(reader.partitions)
+    batches: Any = reader.read(partition)
+    until_answered(lambda: next(batches))
+    with at.fault("broker frozen", ReadTimeout):
+        list(batches)
 
 
 BROKER_FROZEN: dict[str, Callable[[FailingPlace], None]] = {

@@ -20,9 +20,11 @@ import pytest
 from celery import Celery
 from pika.credentials import ExternalCredentials
 from psycopg import sql
+from pyspark.sql.types import StructType
 from typer.testing import CliRunner
 
 import relatum
+from pyspark_relatum import DefaultSource
 from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCollector
 from relatum.command import complete_app
 from relatum.contexts import AsyncSerialConsumer, SerialConsumer
@@ -33,7 +35,6 @@ from relatum.store import make_engine
 from relatum.superstreams import declare_super_stream, describe_super_stream
 from relatum_consumer import AsyncRelations, Relations
 from relatum_spark import Broker as SparkBroker
-from relatum_spark.sink._publisher import connect
 from tests.support import declare_stream, publish_plain, record, unique_name, wait_until
 from tests.support.tls import KEY_PASSWORD, TlsBroker
 
@@ -284,7 +285,7 @@ def _spark_source(_world: World, url: str, options: dict[str, Any]) -> None:
 
 
 def _spark_sink(_world: World, url: str, options: dict[str, Any]) -> None:
-    connect(SparkBroker.of(url), 10.0).close()
+    DefaultSource({"broker": url, "stream": STREAM}).writer(StructType().add("value", "binary"), False)
 
 
 def _command(_world: World, url: str, options: dict[str, Any]) -> None:

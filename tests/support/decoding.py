@@ -17,8 +17,7 @@ from relatum.reading import Message, RecordBatch, type_and_id_of
 from relatum.recording import Extractor
 from relatum.recording._batch import Batch
 from relatum.wire import amqp10, find_head
-from relatum_spark.source._columns import ColumnBuilder
-from relatum_spark.source._schema import arrow_schema
+from relatum_spark._columns import ColumnBuilder
 
 CHUNK_MS: Final = 1_700_000_000_000
 
@@ -45,7 +44,7 @@ def _rows(raw: bytes) -> Any:
 
 
 def _columns(raw: bytes) -> Any:
-    builder = ColumnBuilder(arrow_schema(value=True, headers=True), keys=())
+    builder = ColumnBuilder(value=True, headers=True)
     builder.add_batch(RecordBatch("s", 7, range(7, 8), [raw], CHUNK_MS, 1))
     taken: pa.RecordBatch = builder.take()
     return taken.to_pylist()

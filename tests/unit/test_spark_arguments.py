@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import pytest
@@ -31,10 +32,27 @@ NAMES: list[Any] = [True, 1.5, b"x", [], [1], [""], "", object()]
 COUNTS: list[Any] = ["1", True, 1.5, math.nan, 0, -1, [], object()]
 OTHERS: list[Any] = ["x", True, 1.5, [], object()]
 
+SPANS: list[Any] = [-1, -1e-9, timedelta(microseconds=-1), math.nan, math.inf, True, "1"]
+NO_SIDES: list[Any] = ["", [], [""], None, 7, ["orders", None], {"orders": 1}]
+NO_KEYS: list[Any] = ["", [], [""], 7, ["a", "a"]]
+
+JOINS = (relatum_spark.related_pairs, relatum_spark.as_of, relatum_spark.unmatched)
+CONVERSATIONS = {"spark": Session(), "keys": "k", "database": DATABASE}
+ENRICHMENT = {"to": "a", "on": "b", "pending": "c", "broker": BROKER, "database": DATABASE}
+
 CASES: list[tuple[Callable[..., Any], dict[str, Any], str, list[Any]]] = [
-    *((join, SIDES, "partitions", COUNTS) for join in (relatum_spark.related_pairs, relatum_spark.unmatched)),
-    *((join, SIDES, "snapshot", OTHERS) for join in (relatum_spark.related_pairs, relatum_spark.as_of)),
-    (relatum_spark.as_of, SIDES, "partitions", COUNTS),
+    *((join, SIDES, side, NO_SIDES) for join in JOINS for side in ("left", "right")),
+    *((join, SIDES, "on", NO_KEYS) for join in JOINS),
+    *((join, SIDES, "partitions", COUNTS) for join in JOINS),
+    *((join, SIDES, "snapshot", OTHERS) for join in JOINS),
+    *((join, SIDES, span, SPANS) for join in (JOINS[0], JOINS[2]) for span in ("within", "before", "after")),
+    (relatum_spark.related_pairs, SIDES | {"before": 1}, "within", [1]),
+    (relatum_spark.unmatched, SIDES, "older_than", SPANS),
+    (relatum_spark.as_of, SIDES, "tolerance", SPANS),
+    (relatum_spark.as_of, SIDES, "direction", ["sideways", None]),
+    (relatum_spark.conversations, CONVERSATIONS, "keys", [*NO_KEYS, None]),
+    (relatum_spark.conversations, CONVERSATIONS, "streams", ["", [], [1]]),
+    (relatum_spark.conversations, CONVERSATIONS, "max_value_size", [0, -1, 1.5, True]),
     (relatum_spark.backfill, STREAMS, "streams", NAMES),
     (relatum_spark.backfill, STREAMS, "keys", [each for each in NAMES if each != []]),
     (relatum_spark.backfill, STREAMS, "partitions", COUNTS),
@@ -44,8 +62,14 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], str, list[Any]]] = [
     (relatum_spark.relationships, TABLE, "keys", NAMES),
     (relatum_spark.relationships, TABLE, "vhost", [True, 1.5, b"x", "", []]),
     (relatum_spark.relationships, TABLE, "partitions", COUNTS),
+    (relatum_spark.relationships, TABLE, "split", ["rows"]),
     (relatum_spark.relationships, TABLE, "snapshot", OTHERS),
     (relatum_spark.resolve, {"df": None, "broker": BROKER}, "df", [None, *OTHERS]),
+    (relatum_spark.Enrichment, ENRICHMENT, "to", [[], [1]]),
+    (relatum_spark.Enrichment, ENRICHMENT, "how", ["outer"]),
+    (relatum_spark.Enrichment, ENRICHMENT, "retries", [-1, "1"]),
+    (relatum_spark.Enrichment, ENRICHMENT, "limit", [0]),
+    (relatum_spark.Enrichment, ENRICHMENT, "within", [5]),
 ]
 
 
@@ -57,5 +81,12 @@ def test_wrong_arguments_are_named(
 ) -> None:
     """Neither Python's own errors, nor a question to a server."""
     for value in refused:
-        with pytest.raises(InvalidInput, match=f"{argument}="):
+        with pytest.raises(InvalidInput, match=argument):
             function(**(given | {argument: value}))
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_a_misspelt_argument_of_a_join_is_refused(join: Callable[..., Any]) -> None:
+    """What all joins take is checked by name, too."""
+    with pytest.raises(TypeError, match="databse"):
+        join(**SIDES, databse=DATABASE)

@@ -42,23 +42,20 @@ def test_slices_are_the_segments_in_order_and_small_enough(
         for offset in range(part.from_offset, part.to_offset)
     ]
     got = [
-        (one.stream, offset, one.segment.key_ids)
-        for one in slices
-        for offset in range(one.segment.from_offset, one.segment.to_offset)
+        (name, offset, segment.key_ids)
+        for name, segment in slices
+        for offset in range(segment.from_offset, segment.to_offset)
     ]
     assert got == wanted
-    assert all(one.segment.to_offset - one.segment.from_offset <= slice_offsets for one in slices)
+    assert all(segment.to_offset - segment.from_offset <= slice_offsets for _, segment in slices)
     assert len(slices) >= min(at_once, len(wanted))
 
 
-@pytest.mark.parametrize("messages_per_s", [None, 100])
-def test_the_work_of_the_tasks_can_be_pickled_and_shows_no_credentials(messages_per_s: float | None) -> None:
-    """It travels to executors; nobody prints a password with it. A limit is shared by as many tasks as run at once."""
+def test_the_work_of_the_tasks_can_be_pickled_and_shows_no_credentials() -> None:
+    """It travels to executors; nobody prints a password with it."""
     plan = Plan(stream("s"), (KeyDefinition("a"),), (Segment(0, 5, frozenset([1])),))
-    parts = cut([plan], at_once=2, slice_offsets=1)
+    tasks = [[part] for part in cut([plan], at_once=2, slice_offsets=1)]
     broker = Broker.of("amqp://me:secret@broker/")
-    work = Filling.of(broker, "postgresql://me:secret@db/x", [plan], parts, 2, messages_per_s)
+    work = Filling(broker, "postgresql://me:secret@db/x", {"s": plan}, tasks, 50.0)
     assert pickle.loads(pickle.dumps(work)) == work
     assert "secret" not in repr(work)
-    assert sorted(len(task) for task in work.tasks) == ([1] * 5 if messages_per_s is None else [2, 3])
-    assert work.messages_per_s == (messages_per_s and 50)

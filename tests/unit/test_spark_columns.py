@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from itertools import product
@@ -14,15 +15,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from pyspark_relatum import DefaultSource
 from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, KeyDefinition, KeyType, canonical
 from relatum.reading import Message, RecordBatch
 from relatum.uuid7 import uuid7
 from relatum.wire import Opaque
-from relatum_spark.source._columns import ColumnBuilder
-from relatum_spark.source._header_text import header_text
-from relatum_spark.source._rows import record_batches
-from relatum_spark.source._schema import PROPERTY_NAMES, SCHEMA, arrow_schema, schema
+from relatum_spark._columns import ColumnBuilder
+from relatum_spark._records import header_text
 
 KEYS = [
     KeyDefinition("order_id"),
@@ -118,7 +118,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 def expected(message: Message) -> dict[str, Any]:
     """A row, out of what the message says."""
-    properties = {name: getattr(message.properties, name) for name in PROPERTY_NAMES}
+    properties = asdict(message.properties)
     if not -(2**31) <= (properties["priority"] or 0) < 2**31:
         properties["priority"] = None
     row = {
@@ -159,34 +159,39 @@ def test_columns_say_what_messages_say(records: Sequence[bytes], chunk_ms: int |
     batch = RecordBatch("s", 7, range(7, 7 + len(records)), records, chunk_ms)
     wanted = [expected(message) for message in batch.each_message()]
     for value, headers, keys in product((True, False), (True, False), ((), KEYS)):
-        names = arrow_schema(value=value, headers=headers, keys=[key.name for key in keys])
-        columns = ColumnBuilder(names, keys=keys)
+        columns = ColumnBuilder(value=value, headers=headers, keys=keys)
         columns.add_batch(batch)
         for message in batch.each_message():
             columns.add_message(message)
         assert len(columns) == 2 * len(records)
         found = columns.take()
         found.validate(full=True)
-        assert rows_of(found) == 2 * [{name: row[name] for name in names.names} for row in wanted]
+        assert rows_of(found) == 2 * [{name: row[name] for name in found.schema.names} for row in wanted]
         assert (len(columns), columns.bytes, columns.take().num_rows) == (0, 0, 0)
+
+
+def source_of(**options: Any) -> DefaultSource:
+    """The source of some options."""
+    given = {"broker": "amqp://nobody@127.0.0.1:1/", "stream": "s", "database": "postgresql://u@h/d"}
+    return DefaultSource(given | options)
 
 
 @pytest.mark.parametrize("names", [[], ["order_id", "with space"]])
 def test_the_schema_is_the_one_spark_asks_for(names: list[str]) -> None:
     """Spark compares Arrow schemas to the letter."""
+    keys = [KeyDefinition(name) for name in names]
     for value, headers in product((True, False), (True, False)):
-        spark_schema = schema(value=value, headers=headers, keys=names)
-        assert arrow_schema(value=value, headers=headers, keys=names).equals(
-            to_arrow_schema(spark_schema, timezone="UTC")
-        )
-    assert schema() == SCHEMA
+        options = {"includeValue": str(value), "includeHeaders": str(headers)}
+        schema = source_of(**options, **({"keys": json.dumps(names)} if names else {})).schema()
+        built = ColumnBuilder(value=value, headers=headers, keys=keys).take()
+        assert built.schema.equals(to_arrow_schema(schema, timezone="UTC"))
 
 
-@pytest.mark.parametrize("names", [["Offset"], ["value"], ["a", "A"]])
-def test_a_key_cannot_have_the_name_of_a_column(names: list[str]) -> None:
+@pytest.mark.parametrize("names", ["Offset", "value", "a,A"])
+def test_a_key_cannot_have_the_name_of_a_column(names: str) -> None:
     """Nor that of another key: Spark does not tell upper from lower case."""
     with pytest.raises(InvalidInput, match=names[-1]):
-        schema(value=False, keys=names)
+        source_of(includeValue="false", keys=names).schema()
 
 
 @given(st.text(max_size=50) | st.booleans() | st.integers(-(2**63), 2**63 - 1))
@@ -224,7 +229,8 @@ def test_record_batches_are_capped(sizes: list[int], rows_max: int, bytes_max: i
     records = [b"\0Su\xa0" + bytes([size]) + bytes(size) for size in sizes]
     chunks = [RecordBatch("s", at, range(at, at + 9), records[at : at + 9], 5) for at in range(0, len(records), 9)]
     chunks = [RecordBatch("s", c.first_offset, c.offsets[: len(c.records)], c.records, 5) for c in chunks]
-    batches = list(record_batches(ColumnBuilder(arrow_schema()), chunks, rows_max=rows_max, bytes_max=bytes_max))
+    columns = ColumnBuilder(value=True, headers=True)
+    batches = list(columns.batches(chunks, rows_max=rows_max, bytes_max=bytes_max))
     assert [offset for batch in batches for offset in batch["offset"].to_pylist()] == list(range(len(sizes)))
     for batch in batches:
         held = sum(len(value) + 5 for value in batch["value"].to_pylist())
@@ -235,7 +241,7 @@ def test_record_batches_are_capped(sizes: list[int], rows_max: int, bytes_max: i
 def test_nested_headers_are_json() -> None:
     """What a stream client sends as a list or a table can be parsed again."""
     raw = b"\0St" + sized(0xC1, 2, text("o") + sized(0xC0, 2, text("a") + b"A"))
-    columns = ColumnBuilder(arrow_schema())
+    columns = ColumnBuilder(value=True, headers=True)
     columns.add_message(Message.from_record("s", 0, raw))
     ((name, found),) = columns.take()["headers"].to_pylist()[0]
     assert (name, json.loads(found)) == ("o", ["a", True])

@@ -3,15 +3,45 @@
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import ConfigurationError
-from relatum_spark import jdbc_jar
-from relatum_spark.table._cuts import block_ranges, page_cuts, place_cuts, place_ranges, spread
-from relatum_spark.table._jdbc import jdbc_options
+from relatum_spark import catalog, jdbc_jar
+from relatum_spark._cuts import block_ranges, page_cuts, place_cuts, place_ranges, spread
+
+
+class Session:
+    """A session that has the driver, and keeps what is set."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, str] = {}
+        self.conf = self
+        self.schema = None
+
+    def sql(self, _query: str) -> "Session":
+        """Answer whether the driver is there."""
+        return self
+
+    def get(self, name: str, default: Any) -> Any:
+        """A setting."""
+        return self.settings.get(name, default)
+
+    def set(self, name: str, value: str) -> None:
+        """Keep a setting."""
+        self.settings[name] = value
+
+
+def jdbc_options(url: str) -> dict[str, str]:
+    """The options that Spark's JDBC source gets for a URL."""
+    session: Any = Session()
+    catalog(session, "c", database=url)
+    prefix = "spark.sql.catalog.c."
+    return {name.removeprefix(prefix): value for name, value in session.settings.items() if name.startswith(prefix)}
+
 
 URLS = {
     "postgresql://user:pw@db:5433/name": "jdbc:postgresql://db:5433/name",

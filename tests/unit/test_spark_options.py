@@ -1,4 +1,4 @@
-"""Every option of the source: its default, its forms, and one clear error where it cannot be."""
+"""Every option of source and sink: its default, its forms, and one clear error where it cannot be."""
 
 import pickle
 from typing import Any
@@ -6,16 +6,7 @@ from typing import Any
 import pytest
 
 from relatum.errors import ConfigurationError, InvalidInput
-from relatum_spark.source._options import (
-    Earliest,
-    Latest,
-    Moment,
-    Moments,
-    Offsets,
-    SourceOptions,
-    broker_of,
-    parse_options,
-)
+from relatum_spark._options import EARLIEST, LATEST, Place, SourceOptions, parse_options, parse_sink_options
 
 BROKER = "amqp://user:secret@localhost:5672/"
 
@@ -30,12 +21,13 @@ def test_defaults() -> None:
     """A broker and a stream are enough."""
     options = parsed()
     assert options.streams == ("orders",)
-    assert (options.starting, options.ending) == (Earliest(), Latest())
+    assert options.starting == Place("startingOffsets", EARLIEST)
+    assert options.ending == Place("endingOffsets", LATEST)
     assert (options.fail_on_data_loss, options.include_headers, options.include_value) == (True, True, True)
     assert (options.max_records_per_partition, options.poll_timeout_s) == (100_000, 30.0)
     assert (options.batch_rows, options.batch_bytes) == (10_000, 4 << 20)
     assert (options.min_partitions, options.max_offsets_per_trigger, options.database) == (None, None, None)
-    assert parsed(streaming=True).starting == Latest()
+    assert parsed(streaming=True).starting == Place("startingOffsets", LATEST)
 
 
 def test_names_in_any_case() -> None:
@@ -46,28 +38,38 @@ def test_names_in_any_case() -> None:
     assert (options.super_stream, options.fail_on_data_loss, options.max_records_per_partition) == ("s", False, 7)
 
 
+LAST = 2**63 - 1
+MOMENT = Place("startingTimestamp", 5, is_moment=True)
+MOMENTS = Place("startingOffsetsByTimestamp", {"orders": 5}, is_moment=True)
+
+
 @pytest.mark.parametrize(
     ("options", "place"),
     [
-        ({"startingOffsets": "Latest"}, Latest()),
-        ({"startingOffsets": '{"orders": 5}'}, Offsets({"orders": 5})),
-        ({"startingTimestamp": "5"}, Moment(5)),
-        ({"startingOffsetsByTimestamp": '{"orders": 5}'}, Moments({"orders": 5})),
+        ({"startingOffsets": "Latest"}, Place("startingOffsets", LATEST)),
+        ({"startingOffsets": '{"orders": 5}'}, Place("startingOffsets", {"orders": 5})),
+        (
+            {"startingOffsets": '{"b": -2, "a": 9223372036854775807}'},
+            Place("startingOffsets", {"a": 2**63 - 1, "b": -2}),
+        ),
+        ({"startingTimestamp": "5"}, MOMENT),
+        ({"startingOffsetsByTimestamp": '{"orders": 5}'}, MOMENTS),
         # As in Kafka's: a moment for all overrules one a stream, which overrules offsets.
-        ({"startingTimestamp": "5", "startingOffsets": "latest"}, Moment(5)),
-        ({"startingOffsetsByTimestamp": '{"orders": 5}', "startingOffsets": "latest"}, Moments({"orders": 5})),
+        ({"startingTimestamp": "5", "startingOffsets": "latest"}, MOMENT),
+        ({"startingOffsetsByTimestamp": '{"orders": 5}', "startingOffsets": "latest"}, MOMENTS),
     ],
 )
-def test_where_a_read_begins(options: dict[str, str], place: object) -> None:
+def test_where_a_read_begins(options: dict[str, str], place: Place) -> None:
     """Each way to say it, and which one counts."""
     assert parsed(**options).starting == place
 
 
 def test_where_a_read_ends() -> None:
     """The same forms, for a batch."""
-    assert parsed(endingOffsets='{"orders": -1}').ending == Offsets({"orders": -1})
-    assert parsed(endingTimestamp="9").ending == Moment(9)
-    assert parsed(endingOffsetsByTimestamp='{"orders": 9}').ending == Moments({"orders": 9})
+    assert parsed(endingOffsets='{"orders": -1}').ending == Place("endingOffsets", {"orders": -1})
+    assert parsed(endingTimestamp="9").ending == Place("endingTimestamp", 9, is_moment=True)
+    by_stream = parsed(endingOffsetsByTimestamp='{"orders": 9}').ending
+    assert by_stream == Place("endingOffsetsByTimestamp", {"orders": 9}, is_moment=True)
 
 
 def test_lists() -> None:
@@ -82,12 +84,20 @@ def test_lists() -> None:
     ("name", "value"),
     [
         ("startingOffsets", "first"),
+        *(
+            ("startingOffsets", text)
+            for text in (
+                *("{", "[]", "1", '"x"', '{"a": -3}', '{"a": 1.5}', '{"a": true}', '{"a": null}', '{"a": "1"}'),
+                '{"a": 9223372036854775808}',
+            )
+        ),
         ("endingOffsets", "earliest"),
         ("endingOffsets", '{"orders": -2}'),
         ("startingTimestamp", "yesterday"),
         ("startingTimestamp", "-1"),
         ("endingTimestamp", "9" * 30),
         ("startingOffsetsByTimestamp", "5"),
+        ("startingOffsetsByTimestamp", '{"a": -1}'),
         ("startingOffsetsByTimestampStrategy", "earliest"),
         ("failOnDataLoss", "yes"),
         ("includeHeaders", "1"),
@@ -113,7 +123,13 @@ def test_bad_values_are_refused(name: str, value: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parsed(**{name: value})
     assert name in str(caught.value)
-    assert value in str(caught.value)
+    assert value in str(caught.value) or value.startswith("{"), "of JSON, the number and its stream"
+
+
+def test_a_stream_named_twice_is_refused() -> None:
+    """JSON would take the last silently."""
+    with pytest.raises(InvalidInput, match="twice"):
+        parsed(startingOffsets='{"a": 1, "a": 2}')
 
 
 @pytest.mark.parametrize(
@@ -187,8 +203,46 @@ def test_credentials_are_not_shown() -> None:
 
 def test_broker_options() -> None:
     """The files of TLS and the patience of connecting; a task that waits less connects within less."""
-    broker = broker_of({"broker": "amqps://u@h", "tlsCaFile": "/ca", "tlsCertificateFile": "/c", "tlsKeyFile": "/k"})
+    broker = parsed(broker="amqps://u@h", tlsCaFile="/ca", tlsCertificateFile="/c", tlsKeyFile="/k").broker
     assert (broker.tls_ca_file, broker.tls_certificate_file, broker.tls_key_file) == ("/ca", "/c", "/k")
     assert broker.timeout_s == 10.0
-    assert broker_of({"broker": BROKER, "pollTimeoutMs": "2000"}).timeout_s == 2.0
-    assert broker_of({"broker": BROKER, "streamUrl": "rabbitmq-stream://h:7"}).address.stream_port == 7
+    assert parsed(pollTimeoutMs="2000").broker.timeout_s == 2.0
+    assert parsed(streamUrl="rabbitmq-stream://h:7").broker.address.stream_port == 7
+
+
+# --- the sink ---------------------------------------------------------------------------------------------
+
+SINK = {"broker": BROKER, "stream": "s"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"stream": ""}, "which stream"),
+        ({"superStream": "x", "routingKey": "k"}, "which stream"),
+        ({"routingKey": "k"}, "come together"),
+        ({"batchId": "1"}, "writeId"),
+        ({"writeId": " "}, "writeId"),
+        ({"writeId": "w", "batchId": "-1"}, "batchId"),
+        ({"maxInFlight": "0"}, "maxInFlight"),
+        ({"confirmTimeoutMs": "soon"}, "confirmTimeoutMs"),
+        ({"keyColumns": "a,,b"}, "keyColumns"),
+        ({"keyColumn": "a"}, "keyColumns"),
+        ({"producerName": "p" * 200}, "bytes"),
+    ],
+)
+def test_bad_options_of_a_write(options: dict[str, str], words: str) -> None:
+    """Each is one error that names it."""
+    with pytest.raises(InvalidInput, match=words):
+        parse_sink_options(SINK | options)
+
+
+def test_options_of_a_write_hide_credentials_and_travel() -> None:
+    """They can be pickled; a write without `writeId` gets one of its own; `repr` shows no password."""
+    options = parse_sink_options({**SINK, "DATABASE": "postgresql://u:hidden@h/d"})
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert "hidden" not in repr(options)
+    assert "secret" not in repr(options)
+    assert options.write_id != parse_sink_options(SINK).write_id
+    with pytest.raises(InvalidInput, match="ids of its own"):
+        parse_sink_options({**SINK, "writeId": "w"}, streaming=True)

@@ -1,12 +1,9 @@
-"""What the sink decides without a broker: numbers, encodings, options, columns."""
+"""What the sink decides without a broker: numbers, encodings, columns."""
 
-import pickle
 import struct
 import uuid
-from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,29 +19,23 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
-    TimestampType,
 )
 
-from relatum.errors import Conflict, HeadersRefused, InvalidInput, InvalidRelationshipKey, ProtocolError
-from relatum.keys import KeyDefinition
+from pyspark_relatum import DefaultSource
+from relatum.errors import Conflict, InvalidInput, InvalidRelationshipKey, ProtocolError
 from relatum.reading import Message
 from relatum.wire import Login, StreamSession
 from relatum.wire import _publishing as wire
-from relatum_spark.sink._encode import encode_content, is_new_layout
-from relatum_spark.sink._options import check_columns, parse_sink_options
-from relatum_spark.sink._outgoing import Outgoing, Shape, columns_of
-from relatum_spark.sink._sequence import (
+from relatum_spark._encode import encode_content, is_new_layout
+from relatum_spark._sequence import (
     NAME_BYTES_MAX,
     TASKS_MAX,
     Numbering,
     check_names,
     reference_of,
 )
-from relatum_spark.sink._spool import Spool
 from tests.unit.wire_samples import sized
 
-BASE = {"broker": "amqp://user:hidden@host:5672/", "stream": "s"}
-SHAPE = Shape(("s",), None, (), (), True, 0)
 MOMENT = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 
 
@@ -205,109 +196,10 @@ def test_layout_is_that_of_the_version(version: str, new: bool) -> None:
     assert is_new_layout(version) is new
 
 
-# --- rows -------------------------------------------------------------------------------------------------
+# --- columns ----------------------------------------------------------------------------------------------
 
-
-def messages_of(batch: dict[str, list[object]], shape: Shape = SHAPE) -> list[Message]:
-    """The messages the sink makes of rows."""
-    with closing(Spool()) as spool:
-        outgoing = Outgoing(shape, [Numbering("r", 0, stream) for stream in shape.streams], spool)
-        outgoing.add(batch, len(batch["value"]))
-        head = wire.ENTRY_BYTES
-        return [
-            Message.from_record(shape.streams[target], number, entry[head:])
-            for number, (target, _, entry) in enumerate(spool.entries())
-        ]
-
-
-def test_keys_keep_their_types() -> None:
-    """A key's column becomes a header of its type: numbers stay numbers, moments are microseconds, null is none."""
-    shape = Shape(("s",), None, (("id", "id"), ("n", "number"), ("at", "at")), (KeyDefinition("id"),), True, 0)
-    arrow = pa.record_batch(
-        {"value": [b"a", b"b"], "id": ["x", None], "n": [1, 2], "at": pa.array([MOMENT] * 2, pa.timestamp("us", "UTC"))}
-    )
-    first, second = messages_of(dict(columns_of(arrow)), shape)
-    at = int(MOMENT.timestamp()) * 1_000_000
-    assert {name: first.headers[name] for name in ("id", "number", "at")} == {"id": "x", "number": 1, "at": at}
-    assert "id" not in second.headers
-
-
-def test_time_is_the_columns_else_the_headers_else_now() -> None:
-    """A message's time is the column `timestamp`, else what the headers say, as text too, else the time of writing."""
-    times = [7, None, None]
-    headers = [{"relatum_time": "5"}, {"relatum_time": "-6"}, {"relatum_receipt": "r"}]
-    first, second, third = messages_of({"value": [b""] * 3, "timestamp": times, "headers": headers})
-    assert (first.time_us, second.time_us) == (7, -6)
-    assert third.time is not None
-    assert abs(third.time - datetime.now(UTC)) < timedelta(minutes=5)
-    assert "relatum_receipt" not in third.headers
-
-
-def test_a_bad_key_is_an_error() -> None:
-    """A key whose value cannot be recorded is named, with the reason."""
-    shape = Shape(("s",), None, (("id", "id"),), (KeyDefinition("id"),), True, 0)
-    with pytest.raises(InvalidRelationshipKey, match="nothing was sent") as caught:
-        messages_of({"value": [b"a", b"b"], "id": ["ok", "bad\0"]}, shape)
-    assert (caught.value.key, caught.value.reason) == ("id", "nul_character")
-
-
-@pytest.mark.parametrize("row", [{"value": [None]}, {"value": [b"x" * 200]}])
-def test_rows_that_are_no_messages(row: dict[str, list[object]]) -> None:
-    """A row without a body, and one over what the broker takes, are errors."""
-    with pytest.raises(InvalidInput, match="nothing was sent"):
-        messages_of(row, Shape(("s",), None, (), (), True, 150))
-
-
-def test_headers_over_the_limit() -> None:
-    """The limits of headers are the interceptor's."""
-    with pytest.raises(HeadersRefused):
-        messages_of({"value": [b""], "headers": [{"a": "x" * 200_000}]})
-
-
-def test_spool_gives_back_what_it_got() -> None:
-    """Messages come back in order, from memory and from the file beyond it."""
-    body = b"x" * (1 << 20)
-    with closing(Spool()) as spool:
-        for number in range(70):
-            spool.add(number % 3, number, body)
-        assert list(spool.ids()) == [(number % 3, number) for number in range(70)]
-        for target, number, entry in spool.entries():
-            assert target == number % 3
-            assert entry == wire.entry(number, body)
-
-
-# --- options and columns ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"stream": ""}, "which stream"),
-        ({"superStream": "x", "routingKey": "k"}, "which stream"),
-        ({"routingKey": "k"}, "come together"),
-        ({"batchId": "1"}, "writeId"),
-        ({"writeId": "w", "batchId": "-1"}, "batchId"),
-        ({"maxInFlight": "0"}, "maxInFlight"),
-        ({"confirmTimeoutMs": "soon"}, "confirmTimeoutMs"),
-        ({"keyColumns": "a,,b"}, "keyColumns"),
-        ({"keyColumn": "a"}, "keyColumns"),
-        ({"producerName": "p" * 200}, "bytes"),
-    ],
-)
-def test_bad_options(options: dict[str, str], words: str) -> None:
-    """Each bad option is one error that names it."""
-    with pytest.raises(InvalidInput, match=words):
-        parse_sink_options(BASE | options)
-
-
-def test_options_hide_credentials_and_travel() -> None:
-    """Options can be pickled; a write without `writeId` gets one of its own; `repr` shows no password."""
-    options = parse_sink_options({**BASE, "DATABASE": "postgresql://u:hidden@h/d"})
-    assert pickle.loads(pickle.dumps(options)) == options
-    assert "hidden" not in repr(options)
-    assert options.write_id != parse_sink_options(BASE).write_id
-    with pytest.raises(InvalidInput, match="ids of its own"):
-        parse_sink_options({**BASE, "writeId": "w"}, streaming=True)
+OPTIONS = {"broker": "amqp://user:hidden@127.0.0.1:1/", "stream": "s"}
+"""Nobody listens there; nothing that is refused gets so far."""
 
 
 def table(**columns: DataType) -> StructType:
@@ -335,7 +227,7 @@ TEXT, BYTES = StringType(), BinaryType()
 def test_bad_columns(schema: StructType, error: str) -> None:
     """Columns that cannot be written are refused by name."""
     with pytest.raises(InvalidInput, match=error):
-        check_columns(schema, parse_sink_options(BASE))
+        DefaultSource(OPTIONS).writer(schema, False)
 
 
 @pytest.mark.parametrize(
@@ -344,24 +236,12 @@ def test_bad_columns(schema: StructType, error: str) -> None:
 )
 def test_columns_that_are_no_keys(kind: DataType, reason: str) -> None:
     """A key's column of a type that no key has is refused before a job runs."""
-    options = parse_sink_options(BASE | {"keyColumns": "k"})
     with pytest.raises(InvalidRelationshipKey) as caught:
-        check_columns(table(value=BYTES, k=kind), options)
+        DefaultSource(OPTIONS | {"keyColumns": "k"}).writer(table(value=BYTES, k=kind), False)
     assert (caught.value.key, caught.value.reason) == ("k", reason)
 
 
-def test_good_columns() -> None:
-    """All columns the sink knows, in any order."""
-    options = parse_sink_options(
-        {"broker": BASE["broker"], "superStream": "x", "routingKey": "r", "keyColumns": '["a", "b"]'}
-    )
-    schema = table(
-        a=IntegerType(),
-        value=TEXT,
-        b=TimestampType(),
-        r=LongType(),
-        timestamp=TimestampType(),
-        headers=MapType(TEXT, IntegerType()),
-        properties=table(type=TEXT, priority=IntegerType()),
-    )
-    check_columns(schema, options)
+def test_a_stream_cannot_be_overwritten() -> None:
+    """Only appended to."""
+    with pytest.raises(InvalidInput, match="append"):
+        DefaultSource(OPTIONS).writer(table(value=BYTES), True)

@@ -3,24 +3,25 @@
 import logging
 
 import pytest
-from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from pyspark_relatum import DefaultSource
+from relatum.errors import StreamNotFound
 from tests.support import publish_plain
 
 PARTITIONS = 1
 
 
-def test_a_super_stream_given_as_a_stream_is_named(spark: SparkSession, super_stream: str, stream_url: str) -> None:
+def test_a_super_stream_given_as_a_stream_is_named(super_stream: str, stream_url: str) -> None:
     """`stream` with a super stream's name says that the option is `superStream`, for batches and for micro-batches."""
-    options = {"broker": stream_url, "stream": super_stream}
-    with pytest.raises(Exception, match="give it as the option superStream"):
-        spark.read.format("rabbitmq_streams").options(**options).load().count()
-    reading = spark.readStream.format("rabbitmq_streams").options(**options).load()
-    query = reading.writeStream.format("noop").trigger(availableNow=True).start()
-    with pytest.raises(StreamingQueryException, match="give it as the option superStream"):
-        query.awaitTermination(240)
+    source = DefaultSource({"broker": stream_url, "stream": super_stream})
+    with pytest.raises(StreamNotFound, match="give it as the option superStream"):
+        source.reader(source.schema()).partitions()
+    streaming = source.streamReader(source.schema())
+    with pytest.raises(StreamNotFound, match="give it as the option superStream"):
+        streaming.initialOffset()
+    streaming.stop()
 
 
 def test_a_loss_that_may_be_does_not_ask_for_the_option_that_is_set(

@@ -66,6 +66,7 @@ def names(amqp_url: str, engine: sa.Engine) -> Iterator[dict[str, str]]:
         delete_stream(amqp_url, stream)
 
 
+@pytest.mark.own_jvms
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_what_the_page_shows_runs(names: dict[str, str], amqp_url: str, database_url: str, tmp_path: Path) -> None:
     """Its Python, from top to bottom, is a program; what it reads and writes is there."""

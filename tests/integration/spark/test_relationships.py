@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count, pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -20,14 +20,12 @@ from pyspark.sql import functions as F
 import relatum_spark
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, KeyNotDefined, StreamNotFound
 from relatum.recording import prune
-from relatum.store import drop_parts, make_engine, remove_key
-from relatum_spark.table._cuts import block_predicates, predicates_of
-from relatum_spark.table._relationships import Split, _bounds, _session_statements, _table
+from relatum.store import drop_parts, remove_key
 from tests.support import publish_plain, recording, unique_name, wait_recorded, wait_until
 
 ROWS = 80_000
 PARTITIONS = 8
-SPLITS: list[Split] = ["blocks", "offsets"]
+SPLITS = ["blocks", "offsets"]
 
 SKEWED = """
 INSERT INTO relatum.keys (name, sources, type)
@@ -99,137 +97,100 @@ def _rows(frame: DataFrame) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_partitions_are_balanced(spark: SparkSession, skewed: str, split: Split) -> None:
-    """The largest of 8 has at most 1.2 times the rows of the smallest, whatever the skew, the hole and empty pages."""
-    frame = relatum_spark.relationships(spark, database=skewed, partitions=PARTITIONS, split=split)
+def test_partitions_are_balanced(spark: SparkSession, skewed: str, split: Any) -> None:
+    """The largest of 8 has at most 1.2 times the rows of the smallest, whatever the skew, the hole and empty pages.
+
+    All rows are those of the view, to the microsecond. Split by offsets, each partition has its own range of a stream.
+    """
+    frame = relatum_spark.relationships(spark, database=skewed, partitions=PARTITIONS, split=split).cache()
     counted = frame.groupBy(F.spark_partition_id()).agg(F.count("*").alias("rows")).collect()
     sizes = [row["rows"] for row in counted]
     assert len(sizes) == PARTITIONS
     assert max(sizes) <= 1.2 * min(sizes), sizes
-    assert sum(sizes) == len(_view(skewed))
+    assert _rows(frame) == _view(skewed), "nothing of replaced streams and removed keys"
+    hot = frame.where("stream = 'hot'").groupBy(F.spark_partition_id())
+    spans = sorted((low, high) for _, low, high in hot.agg(F.min("stream_offset"), F.max("stream_offset")).collect())
+    assert split == "blocks" or all(high < low for (_, high), (low, _) in pairwise(spans))
+    frame.unpersist()
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_rows_are_those_of_the_view(spark: SparkSession, skewed: str, split: Split) -> None:
-    """All columns to the microsecond, each row once; nothing of replaced streams and removed keys."""
-    assert _rows(relatum_spark.relationships(spark, database=skewed, split=split)) == _view(skewed)
-
-
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize(
-    ("options", "condition"),
-    [
+def test_streams_and_keys_are_chosen(spark: SparkSession, skewed: str) -> None:
+    """By name, a super stream by its own name too."""
+    chosen: list[tuple[dict[str, Any], str]] = [
         ({"keys": "host"}, "key = 'host'"),
-        ({"streams": "s"}, "stream LIKE 's-_'"),
+        ({"streams": "s", "split": "offsets"}, "stream LIKE 's-_'"),
         ({"streams": ["s-1", "hot"], "keys": ["order_id"]}, "stream IN ('s-1', 'hot') AND key = 'order_id'"),
         ({"streams": "empty"}, "false"),
         ({"vhost": "/nowhere"}, "false"),
-        ({"vhost": "/", "partitions": 1, "keys": ["host", "order_id"]}, "true"),
-    ],
-)
-def test_streams_and_keys_are_chosen(
-    spark: SparkSession, skewed: str, split: Split, options: dict[str, Any], condition: str
+        ({"vhost": "/", "streams": "s-2", "partitions": 1, "keys": ["host", "order_id"]}, "stream = 's-2'"),
+    ]
+    for options, condition in chosen:
+        assert _rows(relatum_spark.relationships(spark, database=skewed, **options)) == _view(skewed, condition), (
+            options
+        )
+
+
+def _one_by_one(frame: DataFrame, then: Callable[[int], None]) -> Counter[tuple[str, int]]:
+    """The places that the tasks of a frame read, one task after the other, each after something was done."""
+    rows = frame.select("stream", "stream_offset").rdd
+    read: Counter[tuple[str, int]] = Counter()
+    for number in range(rows.getNumPartitions()):
+        then(number)
+        read.update(map(tuple, frame.sparkSession.sparkContext.runJob(rows, list, [number])))
+    return read
+
+
+@pytest.mark.parametrize("moves_at", [1, PARTITIONS // 2, PARTITIONS - 1])
+def test_rows_that_are_moved_between_tasks_are_read_once(
+    spark: SparkSession, database_url: str, engine: sa.Engine, moves_at: int
 ) -> None:
-    """By name, a super stream by its own name too."""
-    frame = relatum_spark.relationships(spark, database=skewed, split=split, **options)
-    assert _rows(frame) == _view(skewed, condition)
-
-
-def test_offsets_keep_neighbours_together(spark: SparkSession, skewed: str) -> None:
-    """Split by offsets, each partition has its own range of each stream."""
-    frame = relatum_spark.relationships(spark, database=skewed, split="offsets", streams="hot")
-    spans = frame.groupBy(F.spark_partition_id().alias("part")).agg(F.min("stream_offset"), F.max("stream_offset"))
-    ordered = sorted((low, high) for _, low, high in spans.collect())
-    assert len(ordered) == PARTITIONS
-    assert all(high < low for (_, high), (low, _) in pairwise(ordered))
-
-
-def test_each_partition_reads_its_own_pages(skewed: str) -> None:
-    """Every part of a split by blocks is a scan of a range of ctids."""
-    engine = make_engine(skewed)
-    with engine.connect() as connection:
-        for statement in _session_statements(None):
-            connection.exec_driver_sql(statement)
-        table = _table(_bounds(connection, [1, 2, 3, 4], [1, 2]))
-        predicates = block_predicates(connection, [1, 2, 3, 4], [1, 2], PARTITIONS)
-        assert sum(" OR " in predicate for predicate in predicates) == 1, "the one that reaches into the next part"
-        for predicate in predicates:
-            if " OR " in predicate:
-                continue
-            query = f"EXPLAIN SELECT key, value, stream, stream_offset, time_us FROM {table} WHERE {predicate}"
-            plan = "\n".join(connection.exec_driver_sql(query).scalars())
-            assert re.search(r"Tid Range Scan on relationships", plan), plan
-            assert "Nested Loop" not in plan
-    engine.dispose()
-
-
-@pytest.mark.parametrize("tasks_before", range(PARTITIONS + 1))
-def test_rows_that_are_moved_between_tasks_are_read_once(database_url: str, tasks_before: int) -> None:
     """Of a part that is marked as leaving, tasks before its rows are moved and tasks after it read each row once."""
-    engine = make_engine(database_url)
     with engine.begin() as connection:
         connection.execute(sa.text(MOVING))
-    with engine.connect() as connection:
-        bounds = _bounds(connection, [1, 2], [1])
-        predicates = predicates_of(connection, [1, 2], [1], bounds, PARTITIONS, is_steady=False)
-        assert len(predicates) == PARTITIONS
-        read: list[tuple[int, int]] = []
-        query = f"SELECT stream_id, stream_offset FROM {_table(bounds)} WHERE "
-        for number, predicate in enumerate([*predicates, "false"]):
-            connection.rollback()
-            if number == tasks_before:
+    frame = relatum_spark.relationships(spark, database=database_url, partitions=PARTITIONS)
+    assert frame.rdd.getNumPartitions() == PARTITIONS
+
+    def move(task: int) -> None:
+        if task == moves_at:
+            with engine.begin() as connection:
                 assert connection.execute(sa.text("SELECT relatum.empty_part(1)")).scalar_one()
-                connection.commit()
-            read += [(row.stream_id, row.stream_offset) for row in connection.exec_driver_sql(query + predicate)]
-        expected = connection.execute(sa.text("SELECT stream_id, stream_offset FROM relatum.relationships"))
-        wanted = Counter((row.stream_id, row.stream_offset) for row in expected)
-    assert max(wanted.values()) == 1
+
+    read = _one_by_one(frame, move)
     # What retention has dropped may be missing, as ever: it was not moved.
-    assert {each: count for each, count in Counter(read).items() if count != 1} == {}
-    assert set(read) == set(wanted)
-    engine.dispose()
+    assert set(_places(engine)) <= set(read)
+    assert max(read.values()) == 1
 
 
-@pytest.mark.parametrize("tasks_before", [0, PARTITIONS // 2, PARTITIONS])
-def test_a_part_that_is_dropped_between_tasks_takes_its_own_rows_alone(database_url: str, tasks_before: int) -> None:
+def test_a_part_that_is_dropped_between_tasks_takes_its_own_rows_alone(
+    spark: SparkSession, database_url: str, engine: sa.Engine
+) -> None:
     """With a snapshot it is not dropped before that ends; without one the rest is read once, and nobody fails."""
-    engine = make_engine(database_url)
     with engine.begin() as connection:
         connection.execute(sa.text(MOVING))
         connection.execute(sa.text(GONE))
-    with relatum_spark.snapshot(database_url) as snapshot:
-        assert _read_with_drop(engine, tasks_before, snapshot, {}) == Counter(_places(engine))
-    everything, dropped = _places(engine), {1: 12_001, 2: 1_333}
-    read = _read_with_drop(engine, tasks_before, None, dropped)
-    left = _places(engine)
-    assert len(left) == len(everything) - sum(dropped.values())
-    assert set(left) <= set(read) <= set(everything)
+    everything = Counter(_places(engine))
+
+    def drop(expected: dict[int, int]) -> Callable[[int], None]:
+        def then(task: int) -> None:
+            if task == PARTITIONS // 2:
+                assert drop_parts(engine) == expected
+
+        return then
+
+    with relatum_spark.snapshot(database_url) as state:
+        frame = relatum_spark.relationships(spark, snapshot=state, partitions=PARTITIONS)
+        assert _one_by_one(frame, drop({})) == everything
+    frame = relatum_spark.relationships(spark, database=database_url, partitions=PARTITIONS)
+    read = _one_by_one(frame, drop({1: 12_001, 2: 1_333}))
+    assert set(_places(engine)) <= set(read) <= set(everything)
     assert max(read.values()) == 1
-    engine.dispose()
 
 
-def _places(engine: sa.Engine) -> list[tuple[int, int]]:
+def _places(engine: sa.Engine) -> list[tuple[str, int]]:
     with engine.connect() as connection:
-        rows = connection.execute(sa.text("SELECT stream_id, stream_offset FROM relatum.relationships"))
-        return [(row.stream_id, row.stream_offset) for row in rows]
-
-
-def _read_with_drop(
-    engine: sa.Engine, tasks_before: int, snapshot: relatum_spark.Snapshot | None, dropped: dict[int, int]
-) -> Counter[tuple[int, int]]:
-    """What tasks read, each in a transaction of its own, where retention comes behind so many of them."""
-    with engine.connect() as connection:
-        bounds = _bounds(connection, [1, 2], [1])
-        steady = snapshot is not None
-        predicates = predicates_of(connection, [1, 2], [1], bounds, PARTITIONS, is_steady=steady)
-    read: Counter[tuple[int, int]] = Counter()
-    for number, predicate in enumerate([*predicates, "false"]):
-        if number == tasks_before:
-            assert drop_parts(engine) == dropped
-        query = f"SELECT stream_id, stream_offset FROM {_table(bounds)} WHERE {predicate}"
-        with engine.connect() if snapshot is None else snapshot.connect() as connection:
-            read.update((row.stream_id, row.stream_offset) for row in connection.exec_driver_sql(query))
-    return read
+        query = "SELECT name, stream_offset FROM relatum.relationships JOIN relatum.streams USING (stream_id)"
+        rows = connection.execute(sa.text(query))
+        return [(row.name, row.stream_offset) for row in rows]
 
 
 GONE = """
@@ -257,37 +218,29 @@ UPDATE relatum.table_parts SET closed_at = now(), leaving_at = now() - interval 
 """Three parts; of the first, which is leaving, a tenth is retained, and much of the rest."""
 
 
-@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "+05:30"])
-def test_times_mean_the_same_in_any_time_zone(spark: SparkSession, skewed: str, zone: str) -> None:
+def test_times_mean_the_same_in_any_time_zone(spark: SparkSession, skewed: str) -> None:
     """A filter on the time takes the same rows, whatever the session's time zone is."""
-    spark.conf.set("spark.sql.session.timeZone", zone)
     try:
-        frame = relatum_spark.relationships(spark, database=skewed)
-        found = frame.where(F.col("time") < F.timestamp_micros(F.lit(1_357_016_400_123_456 + 100)))
-        assert _rows(found) == _view(skewed, "time < timestamptz '2013-01-01 05:00:00.123556Z'")
+        for zone in ("America/New_York", "+05:30"):
+            spark.conf.set("spark.sql.session.timeZone", zone)
+            frame = relatum_spark.relationships(spark, database=skewed)
+            found = frame.where(F.col("time") < F.timestamp_micros(F.lit(1_357_016_400_123_456 + 100)))
+            assert _rows(found) == _view(skewed, "time < timestamptz '2013-01-01 05:00:00.123556Z'")
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
+def test_what_is_not_there_is_named(spark: SparkSession, skewed: str) -> None:
+    """Before Spark is asked for anything."""
+    wrong: list[tuple[dict[str, Any], type[Exception]]] = [
         ({"streams": "x'; DROP SCHEMA relatum CASCADE; --"}, StreamNotFound),
         ({"streams": "old"}, StreamNotFound),
         ({"streams": "hot", "vhost": "elsewhere"}, StreamNotFound),
         ({"keys": ["host", "gone"]}, KeyNotDefined),
-        ({"keys": []}, InvalidInput),
-        ({"streams": [b"hot"]}, InvalidInput),
-        ({"partitions": 0}, InvalidInput),
-        ({"split": "rows"}, InvalidInput),
-    ],
-)
-def test_wrong_arguments_are_refused_at_once(
-    spark: SparkSession, skewed: str, options: dict[str, Any], error: type[Exception]
-) -> None:
-    """On the driver, before Spark is asked for anything."""
-    with pytest.raises(error):
-        relatum_spark.relationships(spark, database=skewed, **options)
+    ]
+    for options, error in wrong:
+        with pytest.raises(error):
+            relatum_spark.relationships(spark, database=skewed, **options)
 
 
 def _add(database: str, *statements: str) -> None:
@@ -320,19 +273,17 @@ LATER = [
 ]
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_a_data_frame_stays_as_it_was_made(spark: SparkSession, small: str, split: Split) -> None:
+def test_a_data_frame_stays_as_it_was_made(spark: SparkSession, small: str) -> None:
     """Rows recorded or back-filled later are in the next one, however often this one is used."""
-    frame = relatum_spark.relationships(spark, database=small, split=split)
+    frame = relatum_spark.relationships(spark, database=small)
     before = _view(small)
     assert _rows(frame) == before
     _add(small, *LATER)
     assert _rows(frame) == before
-    assert _rows(relatum_spark.relationships(spark, database=small, split=split)) == _view(small)
+    assert _rows(relatum_spark.relationships(spark, database=small)) == _view(small)
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_a_snapshot_keeps_what_is_deleted(spark: SparkSession, small: str, split: Split) -> None:
+def test_a_snapshot_keeps_what_is_deleted(spark: SparkSession, small: str) -> None:
     """Inside the block, rows, streams and keys are as they were at its start."""
     before = _view(small)
     with relatum_spark.snapshot(small) as state:
@@ -342,10 +293,10 @@ def test_a_snapshot_keeps_what_is_deleted(spark: SparkSession, small: str, split
             "DELETE FROM relatum.relationships WHERE stream_offset < 60",
             "UPDATE relatum.keys SET removed_at = now() WHERE name = 'b'",
         )
-        first = relatum_spark.relationships(spark, snapshot=state, split=split)
+        first = relatum_spark.relationships(spark, snapshot=state)
         assert _rows(first) == before
         assert _rows(relatum_spark.relationships(spark, snapshot=state, keys="b")) == _view_of_key(before, "b")
-    assert _rows(relatum_spark.relationships(spark, database=small, split=split)) == _view(small)
+    assert _rows(relatum_spark.relationships(spark, database=small)) == _view(small)
 
 
 def _view_of_key(rows: list[tuple[Any, ...]], key: str) -> list[tuple[Any, ...]]:
@@ -384,27 +335,21 @@ def test_rows_cannot_be_moved_while_a_snapshot_is_held(small: str) -> None:
             connection.execute("VACUUM FULL relatum.relationships")
 
 
-@pytest.mark.parametrize("limit_s", [0, 86_401])
-def test_a_snapshots_limit_is_bounded(small: str, limit_s: float) -> None:
-    """From a second to a day."""
-    with pytest.raises(InvalidInput, match="seconds"), relatum_spark.snapshot(small, limit_s=limit_s):
-        pass
-
-
 def test_a_snapshot_is_of_one_database(spark: SparkSession, small: str, skewed: str) -> None:
-    """Naming another one is refused."""
+    """Naming another one is refused; and it lives from a second to a day."""
+    for limit_s in (0, 86_401):
+        with pytest.raises(InvalidInput, match="seconds"), relatum_spark.snapshot(small, limit_s=limit_s):
+            pass
     with relatum_spark.snapshot(small) as state, pytest.raises(InvalidInput, match="another database"):
         relatum_spark.relationships(spark, database=skewed, snapshot=state)
 
 
-@pytest.mark.parametrize("split", SPLITS)
 def test_reads_are_exact_while_rows_come_and_go(
     spark: SparkSession,
     amqp_url: str,
     engine: sa.Engine,
     database_url: str,
     stream_name: str,
-    split: Split,
     is_long: bool,
 ) -> None:
     """With recorder and prune at work: no row twice, none missing below where the read ends, none of before missing."""
@@ -434,7 +379,7 @@ def test_reads_are_exact_while_rows_come_and_go(
             pruner.start()
             for _ in range(20 if is_long else 4):
                 before = _count(engine)
-                frame = relatum_spark.relationships(spark, database=database_url, split=split, partitions=4)
+                frame = relatum_spark.relationships(spark, database=database_url, partitions=4)
                 reads.append((before, sorted(int(row["value"]) for row in frame.select("value").collect())))
             pruner.join(90)
             assert publisher.is_alive(), "rows came all the time"
@@ -513,22 +458,16 @@ def _plan(spark: SparkSession, query: str, capsys: pytest.CaptureFixture[str]) -
     return capsys.readouterr().out
 
 
-def test_the_catalog_counts_inside_postgresql(
+def test_the_catalog_works_inside_postgresql(
     spark: SparkSession, skewed: str, view: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An aggregate is pushed down as a whole, with its filter."""
+    """An aggregate is pushed down as a whole, with its filter; and so are an order and a limit."""
     query = f"SELECT key, count(*) AS n FROM {view} WHERE stream = 's-1' GROUP BY key"
     plan = _plan(spark, query, capsys)
     assert "PushedAggregates: [COUNT(*)]" in plan
     assert "stream = 's-1'" in plan
     counted = {row["key"]: row["n"] for row in spark.sql(query).collect()}
     assert counted == Counter(row[0] for row in _view(skewed, "stream = 's-1'"))
-
-
-def test_the_catalog_takes_the_first_rows_inside_postgresql(
-    spark: SparkSession, skewed: str, view: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Order and limit are pushed down."""
     query = f"SELECT stream_offset FROM {view} WHERE key = 'host' ORDER BY stream_offset DESC LIMIT 3"
     assert "PushedTopN: ORDER BY [stream_offset DESC" in _plan(spark, query, capsys)
     found = [row["stream_offset"] for row in spark.sql(query).collect()]
@@ -560,6 +499,7 @@ for call in (relatum_spark.relationships, relatum_spark.catalog):
 """
 
 
+@pytest.mark.own_jvms
 def test_a_missing_driver_is_said_with_what_to_do(tmp_path: Path) -> None:
     """Three ways, before anything is read."""
     done = subprocess.run(

@@ -2,30 +2,35 @@
 
 import threading
 import time
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pika
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-import relatum_spark
 from pyspark_relatum import DefaultSource
-from relatum.errors import BrokerUnavailable, Conflict, InvalidInput, PublishOutcomeUnknown, StreamNotFound
+from relatum.errors import (
+    BrokerUnavailable,
+    Conflict,
+    HeadersRefused,
+    InvalidInput,
+    InvalidRelationshipKey,
+    PublishOutcomeUnknown,
+    StreamNotFound,
+)
 from relatum.keys import KeyDefinition
 from relatum.local import LocalServers
 from relatum.reading import Message, StreamReader
 from relatum.store import add_keys
 from relatum.superstreams import Layout, partition_of
-from relatum_spark.sink._options import parse_sink_options
-from relatum_spark.sink._sink import Published, _shape, write_task
 from tests.support import (
     declare_stream,
     delete_stream,
@@ -37,18 +42,17 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
-from tests.support.proxy import Proxy
+from tests.support.proxy import SLOW_PART, Proxy
 from tests.support.standstill import in_time
 
-Columns = dict[str, Any]
-
 ROWS = 500
+VALUE = StructType().add("value", "binary")
+MOMENT = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 
 
 @pytest.fixture
-def sink(spark: SparkSession, amqp_url: str, stream_url: str) -> dict[str, str]:
-    """The options that name the broker, in a session that knows the format."""
-    relatum_spark.register(spark)
+def sink(amqp_url: str, stream_url: str) -> dict[str, str]:
+    """The options that name the broker."""
     return {"broker": amqp_url, "streamUrl": stream_url}
 
 
@@ -64,16 +68,24 @@ def bodies(url: str, stream: str) -> list[bytes]:
     return [message.body for message in messages(url, stream)]
 
 
-def rows(count: int, start: int = 0) -> Columns:
-    """Rows as a task has them."""
-    return {"value": [b"row %d" % number for number in range(start, count)]}
+def rows(count: int) -> list[bytes]:
+    """The bodies of as many rows."""
+    return [b"row %d" % number for number in range(count)]
 
 
-def run_task(options: dict[str, str], columns: Columns, **more: Any) -> Published:
-    """Run a task's part of a write, as an executor does."""
-    parsed = parse_sink_options(options)
-    place = {"write_id": "w", "epoch": 0, "task": 0} | more
-    return write_task(parsed, _shape(parsed), iter([(columns, len(columns["value"]))]), **place)
+def write(options: dict[str, str], columns: dict[str, Any], *, epoch: int = 0) -> tuple[int, int]:
+    """Do what the only task of a write does: how many messages were sent, and how many found."""
+    batch = pa.record_batch(columns)
+    writer = DefaultSource(options | {"writeId": "w", "batchId": str(epoch)}).writer(
+        from_arrow_schema(batch.schema), False
+    )
+    done = writer.write(iter([batch]))
+    return done.sent, done.found
+
+
+def write_bodies(options: dict[str, str], values: list[bytes], *, epoch: int = 0) -> tuple[int, int]:
+    """The same of rows that have a body alone."""
+    return write(options, {"value": pa.array(values, pa.binary())}, epoch=epoch)
 
 
 # --- what is written is what is read ----------------------------------------------------------------------
@@ -148,18 +160,53 @@ def test_the_recorder_sees_lifted_keys(
     assert rows_of(engine, stream_name) == expected
 
 
-def test_a_bad_key_is_refused_before_anything_is_sent(
-    spark: SparkSession, sink: dict[str, str], amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+def test_a_bad_row_is_refused_before_anything_is_sent(
+    sink: dict[str, str], amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
 ) -> None:
-    """One value that cannot be recorded, in the last row of many, and the stream stays empty."""
+    """One value that cannot be recorded, in the last row of many, a row without a body, or too large a header."""
     add_keys(engine, [KeyDefinition("number", type="integer")])
-    df = spark.range(20_000, numPartitions=1).select(
-        F.lit("v").alias("value"), F.when(F.col("id") == 19_999, "x").otherwise("1").alias("number")
-    )
-    more = {"stream": stream_name, "keyColumns": "number", "database": database_url}
-    with pytest.raises(PySparkException, match=r"'number'.*not_integer; nothing was sent"):
-        df.write.format("rabbitmq_streams").options(**sink, **more).mode("append").save()
+    options = sink | {"stream": stream_name}
+    keyed = options | {"keyColumns": "number", "database": database_url}
+    with pytest.raises(InvalidRelationshipKey, match="nothing was sent") as caught:
+        write(keyed, {"value": ["v"] * 20_000, "number": ["1"] * 19_999 + ["x"]})
+    assert (caught.value.key, caught.value.reason) == ("number", "not_integer")
+    with pytest.raises(InvalidRelationshipKey, match="nothing was sent") as caught:
+        write(options | {"keyColumns": "id"}, {"value": ["a", "b"], "id": ["ok", "bad\0"]})
+    assert (caught.value.key, caught.value.reason) == ("id", "nul_character")
+    with pytest.raises(InvalidInput, match="no value"):
+        write(options, {"value": ["v", None]})
+    with pytest.raises(InvalidInput, match="the broker takes"):
+        write_bodies(options, [b"x" * (2 << 20)])
+    headers = pa.array([[("a", "x" * 200_000)]], pa.map_(pa.string(), pa.string()))
+    with pytest.raises(HeadersRefused):
+        write(options, {"value": ["v"], "headers": headers})
     assert bodies(amqp_url, stream_name) == []
+
+
+def test_keys_and_times_keep_their_types(sink: dict[str, str], amqp_url: str, stream_name: str) -> None:
+    """Numbers stay numbers, moments are microseconds, null is no header.
+
+    A message's time is the column `timestamp`, else what the headers say, as text too, else the time of writing.
+    """
+    kind, moment = pa.map_(pa.string(), pa.string()), pa.timestamp("us", "UTC")
+    given = [{"relatum_time": "5"}, {"relatum_time": "-6"}, {"relatum_receipt": "r"}]
+    columns = {
+        "value": [b"a", b"b", b"c"],
+        "id": ["x", None, "z"],
+        "n": [1, 2, 3],
+        "at": pa.array([MOMENT] * 3, moment),
+        "timestamp": pa.array([datetime.fromtimestamp(7, UTC), None, None], moment),
+        "headers": pa.array([list(each.items()) for each in given], kind),
+    }
+    write(sink | {"stream": stream_name, "keyColumns": "id,n,at"}, columns)
+    first, second, third = messages(amqp_url, stream_name)
+    at = int(MOMENT.timestamp()) * 1_000_000
+    assert {name: first.headers[name] for name in ("id", "n", "at")} == {"id": "x", "n": 1, "at": at}
+    assert "id" not in second.headers
+    assert (first.time_us, second.time_us) == (7_000_000, -6)
+    assert third.time is not None
+    assert abs(third.time - datetime.now(UTC)) < timedelta(minutes=5)
+    assert "relatum_receipt" not in third.headers
 
 
 def test_super_streams_are_routed_as_by_other_clients(
@@ -225,18 +272,9 @@ def test_a_micro_batch_replayed_publishes_nothing_twice(
     found = bodies(amqp_url, stream_name)
     assert sorted(found) == sorted(expected)
     assert found[-1] == b"2-0"
-
-
-def test_a_new_checkpoint_is_a_new_write(
-    spark: SparkSession, sink: dict[str, str], amqp_url: str, stream_name: str, tmp_path: Path
-) -> None:
-    """A query that starts anew with another checkpoint publishes its rows: micro-batch 0 is not that of the other."""
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "0.txt").write_text("a\n")
-    for number in range(2):
-        _streamed(spark, sink, stream_name, source, tmp_path / f"checkpoint-{number}")
-    assert bodies(amqp_url, stream_name) == [b"a", b"a"]
+    # With another checkpoint it is another write, whose micro-batch 0 is not that of the first.
+    _streamed(spark, sink, stream_name, source, tmp_path / "another")
+    assert sorted(bodies(amqp_url, stream_name)) == sorted(expected * 2)
 
 
 def test_foreach_batch_with_ids(
@@ -263,72 +301,56 @@ def test_foreach_batch_with_ids(
 def test_a_task_that_ended_half_way_goes_on(sink: dict[str, str], amqp_url: str, stream_name: str) -> None:
     """What an attempt had sent when it died is found by the next, which sends the rest: none twice, none missing."""
     options = sink | {"stream": stream_name}
-    assert run_task(options, rows(200)) == Published(200, 0)
-    assert run_task(options, rows(ROWS)) == Published(ROWS - 200, 200)
-    assert run_task(options, rows(ROWS)) == Published(0, ROWS)
-    assert run_task(options, rows(ROWS), task=1) == Published(ROWS, 0)
-    assert bodies(amqp_url, stream_name) == rows(ROWS)["value"] * 2
+    assert write_bodies(options, rows(200)) == (200, 0)
+    assert write_bodies(options, rows(ROWS)) == (ROWS - 200, 200)
+    assert write_bodies(options, rows(ROWS)) == (0, ROWS)
+    assert bodies(amqp_url, stream_name) == rows(ROWS)
 
 
 def test_a_line_that_broke_while_publishing(
     sink: dict[str, str], amqp_url: str, stream_url: str, stream_name: str
 ) -> None:
     """A connection that falls silent while publishing is an error in bounded time; the retry leaves none out."""
-    columns: Columns = {"value": [b"%d" % n + b"x" * 1000 for n in range(5000)]}
+    values = [b"%d" % n + b"x" * 1000 for n in range(5000)]
+    given = sink | {"stream": stream_name, "maxInFlight": "100", "confirmTimeoutMs": "3000", "writeId": "w"}
     with Proxy.to(stream_url) as proxy:
-        options = sink | {"streamUrl": proxy.url(stream_url), "stream": stream_name}
-        parsed = parse_sink_options(options | {"maxInFlight": "100", "confirmTimeoutMs": "3000"})
-        shape = _shape(parsed)
-
-        def half() -> Iterator[tuple[Columns, int]]:
-            yield columns, 5000
-
-        for mode in ("blackhole_replies", "blackhole"):
+        writer = DefaultSource(given | {"streamUrl": proxy.url(stream_url)}).writer(VALUE, False)
+        proxy.bytes_per_s = SLOW_PART / 0.01
+        for number, mode in enumerate(("blackhole_replies", "blackhole")):
+            there = len(bodies(amqp_url, stream_name))
+            breaking = threading.Thread(target=_break_after, args=[proxy, mode, amqp_url, stream_name, there])
+            breaking.start()
             with in_time(3.0), pytest.raises((PublishOutcomeUnknown, BrokerUnavailable)):
-                _write_while(proxy, mode, parsed, shape, half())
+                writer.write(iter([pa.record_batch({"value": pa.array(values, pa.binary())})]))
+            breaking.join()
             proxy.mode = "pass"
-            assert 0 < len(bodies(amqp_url, stream_name)) < 5000
-    run_task(sink | {"stream": stream_name}, columns)
-    assert bodies(amqp_url, stream_name) == columns["value"]
+            assert there < len(bodies(amqp_url, stream_name)) < 5000, number
+    write_bodies(sink | {"stream": stream_name}, values)
+    assert bodies(amqp_url, stream_name) == values
 
 
-def _write_while(proxy: Proxy, mode: str, options: Any, shape: Any, batches: Any) -> None:
-    """Run a task, and change the proxy's mode as soon as its first messages are confirmed."""
-    import relatum_spark.sink._publisher as publisher_module
-
-    taken = publisher_module.Publisher._handle
-    count = 0
-
-    def handle(self: Any, event: Any) -> None:
-        nonlocal count
-        taken(self, event)
-        count += 1
-        if count == 5:
-            proxy.mode = mode
-
-    publisher_module.Publisher._handle = handle  # type: ignore[method-assign]
-    try:
-        write_task(options, shape, batches, write_id="w", epoch=0, task=0)
-    finally:
-        publisher_module.Publisher._handle = taken  # type: ignore[method-assign]
+def _break_after(proxy: Proxy, mode: str, amqp_url: str, stream: str, there: int) -> None:
+    """Change the proxy's mode as soon as a message more is in the stream."""
+    with StreamReader.open(amqp_url) as reader:
+        wait_until(lambda: reader.bounds(stream).end > there, what="a first message")
+    proxy.mode = mode
 
 
 def test_a_streaming_query_waits_for_a_broker_that_is_away(
     sink: dict[str, str], stream_url: str, stream_name: str
 ) -> None:
     """Before a batch the broker is asked again, but not for ever; a batch write is refused at once."""
-    schema = StructType().add("value", "string")
     with Proxy.to(stream_url) as proxy:
         proxy.accepts = False
         options = sink | {"streamUrl": proxy.url(stream_url), "stream": stream_name, "pollTimeoutMs": "90000"}
         with pytest.raises(BrokerUnavailable):
-            DefaultSource(options).writer(schema, False)
+            DefaultSource(options).writer(VALUE, False)
         with pytest.raises(BrokerUnavailable):
-            DefaultSource(options | {"pollTimeoutMs": "300"}).streamWriter(schema, False)
+            DefaultSource(options | {"pollTimeoutMs": "300"}).streamWriter(VALUE, False)
         comes_back = threading.Timer(1, setattr, (proxy, "accepts", True))
         started = time.monotonic()
         comes_back.start()
-        DefaultSource(options).streamWriter(schema, False)
+        DefaultSource(options).streamWriter(VALUE, False)
         assert time.monotonic() - started >= 1
         comes_back.join()
 
@@ -336,15 +358,15 @@ def test_a_streaming_query_waits_for_a_broker_that_is_away(
 def test_another_order_is_an_error(sink: dict[str, str], amqp_url: str, stream_name: str) -> None:
     """A task whose rows come back in another order, fewer, or changed, is refused, and has sent nothing."""
     options = sink | {"stream": stream_name}
-    run_task(options, rows(100))
-    good = rows(200)["value"]
+    write_bodies(options, rows(100))
+    good = rows(200)
     for bad in (good[::-1], good[:50], [b"other", *good[1:]], []):
         with pytest.raises(Conflict, match="sortWithinPartitions"):
-            run_task(options, {"value": bad})
-    assert bodies(amqp_url, stream_name) == rows(100)["value"]
-    run_task(options, rows(100), epoch=1)
+            write_bodies(options, bad)
+    assert bodies(amqp_url, stream_name) == rows(100)
+    write_bodies(options, rows(100), epoch=1)
     with pytest.raises(Conflict, match="set back"):
-        run_task(options, rows(200))
+        write_bodies(options, rows(200))
     assert len(bodies(amqp_url, stream_name)) == 200
 
 
@@ -354,12 +376,12 @@ def test_deduplication_outlives_the_broker(private_servers: LocalServers) -> Non
     name = unique_name()
     declare_stream(server.broker_url, name)
     options = {"broker": server.broker_url, "streamUrl": server.stream_url, "stream": name}
-    assert run_task(options, rows(ROWS)).sent == ROWS
+    assert write_bodies(options, rows(ROWS)) == (ROWS, 0)
     server.restart()
     wait_until(lambda: stream_available(server.broker_url, name), what="the stream after the restart")
-    assert run_task(options, rows(ROWS)) == Published(0, ROWS)
-    assert run_task(options, rows(ROWS + 5)) == Published(5, ROWS)
-    assert bodies(server.broker_url, name) == rows(ROWS + 5)["value"]
+    assert write_bodies(options, rows(ROWS)) == (0, ROWS)
+    assert write_bodies(options, rows(ROWS + 5)) == (5, ROWS)
+    assert bodies(server.broker_url, name) == rows(ROWS + 5)
 
 
 def test_a_frozen_broker_is_noticed_in_time(private_servers: LocalServers) -> None:
@@ -368,55 +390,39 @@ def test_a_frozen_broker_is_noticed_in_time(private_servers: LocalServers) -> No
     name = unique_name()
     declare_stream(server.broker_url, name)
     options = {"broker": server.broker_url, "streamUrl": server.stream_url, "stream": name, "confirmTimeoutMs": "2000"}
-    parsed = parse_sink_options(options)
-    shape = _shape(parsed)
+    writer = DefaultSource(options | {"writeId": "w"}).writer(VALUE, False)
     server.freeze()
     try:
         with in_time(2.0), pytest.raises(BrokerUnavailable):
-            write_task(parsed, shape, iter([(rows(ROWS), ROWS)]), write_id="w", epoch=0, task=0)
+            writer.write(iter([pa.record_batch({"value": rows(ROWS)})]))
     finally:
         server.thaw()
-    assert run_task(options, rows(ROWS)) == Published(ROWS, 0)
-    assert bodies(server.broker_url, name) == rows(ROWS)["value"]
+    assert write_bodies(options, rows(ROWS)) == (ROWS, 0)
+    assert bodies(server.broker_url, name) == rows(ROWS)
 
 
 # --- refused on the driver --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "error", "words"),
     [
-        ({"stream": "relatum-no-such-stream"}, "no stream"),
-        ({"superStream": "relatum-no-such-stream", "routingKey": "value"}, "no super stream"),
-        ({"keyColumns": "nothing"}, "no column 'nothing'"),
-        ({"confirmTimeout": "1"}, "confirmTimeoutMs"),
+        ({"stream": "relatum-no-such-stream"}, StreamNotFound, "no stream"),
+        ({"superStream": "relatum-no-such-stream", "routingKey": "value"}, StreamNotFound, "no super stream"),
+        ({"keyColumns": "nothing"}, InvalidInput, "no column 'nothing'"),
+        ({"confirmTimeout": "1"}, InvalidInput, "confirmTimeoutMs"),
         (
             {"broker": "amqp://guest:sesame@127.0.0.1:1/", "streamUrl": "rabbitmq-stream://guest:sesame@127.0.0.1:1/"},
+            BrokerUnavailable,
             "127.0.0.1:1",
         ),
     ],
 )
 def test_bad_options_are_refused_before_a_job_runs(
-    spark: SparkSession, sink: dict[str, str], stream_name: str, options: dict[str, str], words: str
+    sink: dict[str, str], stream_name: str, options: dict[str, str], error: type[Exception], words: str
 ) -> None:
     """A write that cannot be is refused with the reason, without credentials."""
     given = sink | ({} if "superStream" in options else {"stream": stream_name}) | options
-    df = spark.createDataFrame([("v",)], "value string")
-    with pytest.raises(PySparkException, match=words) as caught:
-        df.write.format("rabbitmq_streams").options(**given).mode("append").save()
+    with pytest.raises(error, match=words) as caught:
+        DefaultSource(given).writer(VALUE, False)
     assert "sesame" not in str(caught.value)
-
-
-def test_streams_are_not_overwritten(spark: SparkSession, sink: dict[str, str], stream_name: str) -> None:
-    """Only appending makes sense of a stream."""
-    df = spark.createDataFrame([("v",)], "value string")
-    with pytest.raises(PySparkException, match="append"):
-        df.write.format("rabbitmq_streams").options(**sink, stream=stream_name).mode("overwrite").save()
-
-
-def test_errors_are_the_kernels(sink: dict[str, str], stream_name: str) -> None:
-    """A stream that is not there, and more tasks than a write may have, are errors of `relatum.errors`."""
-    with pytest.raises(StreamNotFound):
-        run_task(sink | {"stream": "relatum-no-such-stream"}, rows(1))
-    with pytest.raises(InvalidInput, match="coalesce"):
-        run_task(sink | {"stream": stream_name}, rows(1), task=200)

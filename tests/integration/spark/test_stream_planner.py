@@ -8,8 +8,10 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from pyspark_relatum import DefaultSource
-from relatum.errors import BrokerUnavailable, InvalidInput, StreamNotFound, StreamReplaced
-from tests.support import declare_stream, delete_stream, publish_plain, unique_name
+from relatum.errors import BrokerUnavailable, InvalidInput, OffsetExpired, StreamNotFound, StreamReplaced
+from relatum.reading import BrokerAddress, StreamReader
+from tests.support import declare_stream, delete_stream, publish_plain, unique_name, wait_until
+from tests.support._raw_publisher import RawPublisher
 
 
 class Planner:
@@ -29,6 +31,11 @@ class Planner:
         """What the tasks of a batch read: stream, first offset, and the one to end before."""
         wanted = [partition.value.wanted for partition in self.reader.partitions(start, end)]
         return [(each.stream, each.start, each.stop) for each in wanted]
+
+    def read(self, start: dict[str, int], end: dict[str, int]) -> list[dict[str, Any]]:
+        """The rows that the tasks of a batch read."""
+        batches = [batch for partition in self.reader.partitions(start, end) for batch in self.reader.read(partition)]
+        return [row for batch in batches for row in batch.to_pylist()]
 
 
 Make = Callable[..., Planner]
@@ -191,9 +198,11 @@ def test_a_stream_seen_empty_is_known_to_begin_anew(make: Make, amqp_url: str, p
 
 
 def test_a_super_stream_that_is_not_there_is_an_error(make: Make) -> None:
-    """Not a query that reads nothing for ever."""
+    """Not a query that reads nothing for ever; nor is a stream that nobody declared."""
     with pytest.raises(StreamNotFound, match="super stream 'relatum-test-none'"):
         make(superStream="relatum-test-none").initial()
+    with pytest.raises(StreamNotFound, match="no stream 'relatum-test-none'"):
+        make(stream="relatum-test-none").initial()
 
 
 def test_a_broker_that_is_not_there_is_asked_for_a_bounded_time(make: Make) -> None:
@@ -203,3 +212,66 @@ def test_a_broker_that_is_not_there_is_asked_for_a_bounded_time(make: Make) -> N
     with pytest.raises(BrokerUnavailable) as raised:
         planner.initial()
     assert "secret" not in str(raised.value)
+
+
+def test_a_limit_is_shared_out_by_lag(make: Make, amqp_url: str, pair: tuple[str, str]) -> None:
+    """Of two streams, one with nine times as much, each batch reads nine times as much from it."""
+    first = pair[0]
+    publish_plain(amqp_url, first, [b"x"] * 80)
+    planner = make(streams=",".join(pair))
+    end = planner.latest(planner.initial(), 20)
+    assert abs(end[first] - 18) <= 1
+    assert sum(end.values()) == 20
+
+
+def test_moments(make: Make, pair: tuple[str, str]) -> None:
+    """A moment before all messages begins with the first; one ahead is refused, or the end of the stream."""
+    stream = pair[0]
+    assert make(stream=stream, startingTimestamp=0).initial() == {stream: 0}
+    ahead = {"stream": stream, "startingTimestamp": 4_000_000_000_000}
+    with pytest.raises(InvalidInput, match="startingOffsetsByTimestampStrategy"):
+        make(**ahead).initial()
+    assert make(**ahead, startingOffsetsByTimestampStrategy="latest").initial() == {stream: 10}
+
+
+def test_retention_that_overtakes_a_query_is_noticed(make: Make, amqp_url: str) -> None:
+    """What was dropped before it was read is an error with the first offset available, or is passed over."""
+    stream = unique_name()
+    declare_stream(amqp_url, stream, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
+    try:
+        publish_plain(amqp_url, stream, [b"%-10000d" % number for number in range(200)])
+        with pytest.raises(OffsetExpired, match="the first one available is") as expired:
+            wait_until(lambda: make(stream=stream).latest({stream: 1}, None) is None, what="retention")
+        planner = make(stream=stream, failOnDataLoss="false")
+        read = planner.read({stream: 1}, planner.latest({stream: 1}, None))
+        numbers = [int(row["value"]) for row in read]
+        assert numbers == list(range(numbers[0], 200))
+        assert read[0]["offset"] >= expired.value.first > 1
+    finally:
+        delete_stream(amqp_url, stream)
+
+
+def test_offsets_without_messages_are_passed_over(make: Make, amqp_url: str, stream_url: str, stream_name: str) -> None:
+    """The broker uses offsets for itself: batches may end in such a gap, or lie in it."""
+    with RawPublisher(stream_url, stream_name) as publisher:
+        for number in range(4):
+            publish_plain(amqp_url, stream_name, [b"x"] * 5)
+            for offset in range(6):
+                publisher.store_offset("a-consumer", number * 6 + offset)
+    with StreamReader.open(BrokerAddress.parse(amqp_url, stream_url)) as reader:
+        wait_until(lambda: reader.bounds(stream_name).end > 20, what="offsets of the broker's own")
+        offsets = [message.offset for message in reader.iterate(stream_name)]
+    assert len(offsets) == 20
+    planner, at = make(stream=stream_name, maxRecordsPerPartition=2), {stream_name: 0}
+    read: list[int] = []
+    while (end := planner.latest(at, 4)) != at:
+        read += [row["offset"] for row in planner.read(at, end)]
+        at = end
+    assert read == offsets
+
+
+@pytest.mark.parametrize(("option", "value"), [("maxOffsetsPerTrigger", "0"), ("startingOffset", "latest")])
+def test_a_bad_option_is_refused_before_anything_runs(make: Make, option: str, value: str) -> None:
+    """A limit of nothing and a misspelt name are one clear error."""
+    with pytest.raises(InvalidInput, match=option):
+        make(stream="s", **{option: value})

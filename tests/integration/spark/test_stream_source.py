@@ -10,12 +10,11 @@ from urllib.parse import urlsplit
 import pyspark
 import pytest
 import sqlalchemy as sa
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from relatum.local import LocalServers
-from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import add_keys
 from relatum_spark import register
 from tests.support import (
@@ -27,7 +26,6 @@ from tests.support import (
     unique_name,
     wait_until,
 )
-from tests.support._raw_publisher import RawPublisher
 
 LIMIT_S = 240
 FAST = {"processingTime": "100 milliseconds"}
@@ -147,9 +145,14 @@ def expected(stream: str, begin: int, end: int) -> list[tuple[str, int, str]]:
 def test_a_limit_cuts_what_is_there_into_batches_of_at_most_that_many(
     run: Run, amqp_url: str, stream_name: str
 ) -> None:
-    """1,000 offsets by 100 are ten batches, each of at most 100, and every message comes once."""
+    """1,000 offsets by 100 are ten batches, each of at most 100, and every message comes once.
+
+    Progress holds the end of what was read and the end of the stream: their difference is the lag.
+    """
     publish_plain(amqp_url, stream_name, bodies(0, 1000), confirm=False)
     progress = run.to_end({"stream": stream_name, "maxOffsetsPerTrigger": 100})
+    source = next(each["sources"][0] for each in progress if each["numInputRows"])
+    assert (source["endOffset"], source["latestOffset"]) == ({stream_name: 100}, {stream_name: 1000})
     assert [each["numInputRows"] for each in progress if each["numInputRows"]] == [100] * 10
     assert run.rows() == expected(stream_name, 0, 1000)
 
@@ -166,19 +169,6 @@ def test_a_limit_holds_on_every_version(run: Run, amqp_url: str, stream_name: st
     query.stop()
     assert all(len(run.batch(number)) <= 50 for number in run.batches())
     assert run.rows() == expected(stream_name, 0, 300)
-
-
-@needs_admission
-def test_the_limit_is_shared_out_by_lag(run: Run, amqp_url: str, partitions: Any) -> None:
-    """Of two streams, one with nine times as much, each batch reads nine times as much from it."""
-    partitions(2)
-    first, second = f"{partitions.name}-0", f"{partitions.name}-1"
-    publish_plain(amqp_url, first, bodies(0, 900), confirm=False)
-    publish_plain(amqp_url, second, bodies(0, 100), confirm=False)
-    run.to_end({"superStream": partitions.name, "maxOffsetsPerTrigger": 100})
-    sizes = [[sum(1 for row in run.batch(n) if row[0] == s) for s in (first, second)] for n in run.batches()]
-    assert all(abs(size[0] - 90) <= 1 and sum(size) == 100 for size in sizes if sum(size))
-    assert run.rows() == sorted(expected(first, 0, 900) + expected(second, 0, 100))
 
 
 @needs_admission
@@ -214,27 +204,6 @@ def test_available_now_ends_though_a_producer_goes_on(run: Run, amqp_url: str, s
     assert rows == expected(stream_name, 0, len(rows))
 
 
-@needs_admission
-def test_progress_says_where_the_streams_end(run: Run, amqp_url: str, stream_name: str) -> None:
-    """An event holds the end of what was read and the end of the stream: their difference is the lag."""
-    publish_plain(amqp_url, stream_name, bodies(0, 30))
-    progress = run.to_end({"stream": stream_name, "maxOffsetsPerTrigger": 20})
-    source = next(each["sources"][0] for each in progress if each["numInputRows"])
-    assert source["endOffset"] == {stream_name: 20}
-    assert source["latestOffset"] == {stream_name: 30}
-
-
-def test_a_new_query_begins_at_the_end_unless_told_otherwise(run: Run, amqp_url: str, stream_name: str) -> None:
-    """Without startingOffsets only what comes after the start is read, and all of that."""
-    publish_plain(amqp_url, stream_name, bodies(0, 50))
-    query = run.start({"stream": stream_name, "startingOffsets": "latest"}, **FAST)
-    wait_until(lambda: run.batches() == [0], LIMIT_S)
-    publish_plain(amqp_url, stream_name, bodies(50, 80))
-    wait_until(lambda: len(run.rows()) >= 30, LIMIT_S)
-    query.stop()
-    assert run.rows() == expected(stream_name, 50, 80)
-
-
 def test_the_first_batch_replayed_loses_nothing_when_the_query_begins_at_the_end(
     run: Run, amqp_url: str, stream_name: str
 ) -> None:
@@ -264,30 +233,16 @@ def test_where_to_begin_is_asked_for_once(run: Run, amqp_url: str, stream_name: 
     assert run.rows() == expected(stream_name, 20, 60)
 
 
-def test_a_moment_begins_with_what_was_written_then(run: Run, amqp_url: str, stream_name: str) -> None:
-    """A moment before all messages begins with the first of them."""
-    publish_plain(amqp_url, stream_name, bodies(0, 20))
-    run.to_end({"stream": stream_name, "startingTimestamp": 0})
-    assert run.rows() == expected(stream_name, 0, 20)
-
-
-def test_a_moment_ahead_is_refused_unless_latest_is_allowed(run: Run, amqp_url: str, stream_name: str) -> None:
-    """Nothing was written yet then: an error that says what to set, or the end of the stream."""
-    publish_plain(amqp_url, stream_name, bodies(0, 20))
-    options = {"stream": stream_name, "startingTimestamp": 4_000_000_000_000}
-    with pytest.raises(StreamingQueryException, match="startingOffsetsByTimestampStrategy"):
-        run.to_end(options)
-    run.to_end(options | {"startingOffsetsByTimestampStrategy": "latest"})
-    assert run.rows() == []
-
-
 def test_a_batch_that_was_not_committed_is_read_again_the_same(run: Run, amqp_url: str, stream_name: str) -> None:
-    """Three times: the last commit is lost, more is published, and the same range comes again, then what is new."""
+    """Three times: the last commit is lost, more is published, and the same range comes again, then what is new.
+
+    Rows follow from offsets alone, so a replay by other tasks gives the same.
+    """
     count = 40
     publish_plain(amqp_url, stream_name, bodies(0, count))
-    options = {"stream": stream_name, "maxRecordsPerPartition": 7}
-    run.to_end(options)
+    run.to_end({"stream": stream_name, "maxRecordsPerPartition": 7})
     for attempt in range(3):
+        options = {"stream": stream_name, "maxRecordsPerPartition": 9 + attempt}
         last = run.forget_commit()
         before = run.batch(last)
         publish_plain(amqp_url, stream_name, bodies(count, count + 10))
@@ -325,99 +280,6 @@ def test_a_partition_added_later_is_read_from_its_start(run: Run, amqp_url: str,
     assert run.rows() == sorted(expected(first, 0, 10) + expected(second, 0, 20))
 
 
-@pytest.mark.parametrize("fail", [True, False])
-def test_a_deleted_stream_is_noticed(run: Run, amqp_url: str, partitions: Any, fail: bool) -> None:
-    """A partition that is gone ends the query with an error that names it, or is left out on request."""
-    partitions(2)
-    first, second = f"{partitions.name}-0", f"{partitions.name}-1"
-    publish_plain(amqp_url, first, bodies(0, 10))
-    publish_plain(amqp_url, second, bodies(0, 10))
-    options = {"superStream": partitions.name, "failOnDataLoss": str(fail).lower()}
-    run.to_end(options)
-    delete_stream(amqp_url, second)
-    publish_plain(amqp_url, first, bodies(10, 20))
-    if fail:
-        with pytest.raises(StreamingQueryException, match=f"'{second}' was deleted"):
-            run.to_end(options)
-    else:
-        run.to_end(options)
-        assert run.rows() == sorted(expected(first, 0, 20) + expected(second, 0, 10))
-
-
-@pytest.mark.parametrize("fail", [True, False])
-def test_a_stream_declared_again_is_noticed(run: Run, amqp_url: str, stream_name: str, fail: bool) -> None:
-    """Its offsets begin anew: an error, or its messages from the first on."""
-    publish_plain(amqp_url, stream_name, bodies(0, 20))
-    options = {"stream": stream_name, "failOnDataLoss": str(fail).lower()}
-    run.to_end(options)
-    delete_stream(amqp_url, stream_name)
-    declare_stream(amqp_url, stream_name)
-    publish_plain(amqp_url, stream_name, bodies(0, 5))
-    if fail:
-        with pytest.raises(StreamingQueryException, match="declared again"):
-            run.to_end(options)
-    else:
-        run.to_end(options)
-        run.to_end(options)
-        assert run.rows() == sorted(expected(stream_name, 0, 20) + expected(stream_name, 0, 5))
-
-
-@pytest.mark.parametrize("fail", [True, False])
-def test_retention_that_overtakes_a_query_is_noticed(run: Run, amqp_url: str, fail: bool) -> None:
-    """What was dropped before it was read ends the query with the first offset available, or is passed over."""
-    stream = unique_name()
-    declare_stream(amqp_url, stream, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
-    try:
-        publish_plain(amqp_url, stream, [b"0"])
-        options = {"stream": stream, "failOnDataLoss": str(fail).lower()}
-        run.to_end(options)
-        publish_plain(amqp_url, stream, [b"%-10000d" % number for number in range(1, 200)])
-        if fail:
-            with pytest.raises(StreamingQueryException, match="the first one available is"):
-                run.to_end(options)
-        else:
-            run.to_end(options)
-            numbers = [int(row[2]) for row in run.rows()]
-            assert numbers == [0, *range(numbers[1], 200)]
-            assert numbers[1] > 1
-    finally:
-        delete_stream(amqp_url, stream)
-
-
-def test_a_stream_that_is_not_there_is_an_error(run: Run) -> None:
-    """A new query on a stream nobody declared ends with its name."""
-    with pytest.raises(StreamingQueryException, match="no stream 'relatum-test-none'"):
-        run.to_end({"stream": "relatum-test-none"})
-
-
-def test_a_batch_has_the_same_rows_however_it_is_sliced(run: Run, amqp_url: str, stream_name: str) -> None:
-    """Rows follow from offsets alone: a replay by other tasks gives the same."""
-    publish_plain(amqp_url, stream_name, bodies(0, 100))
-    run.to_end({"stream": stream_name, "minPartitions": 4})
-    last = run.forget_commit()
-    before = run.batch(last)
-    run.to_end({"stream": stream_name, "minPartitions": 2})
-    assert run.batch(last, 1) == before == expected(stream_name, 0, 100)
-
-
-def test_offsets_without_messages_are_passed_over(run: Run, amqp_url: str, stream_url: str, stream_name: str) -> None:
-    """The broker uses offsets for itself: batches may end in such a gap, or lie in it."""
-    with RawPublisher(stream_url, stream_name) as publisher:
-        for number in range(4):
-            publish_plain(amqp_url, stream_name, bodies(number * 5, number * 5 + 5))
-            for offset in range(6):
-                publisher.store_offset("a-consumer", number * 6 + offset)
-    with StreamReader.open(BrokerAddress.parse(amqp_url, stream_url)) as reader:
-        end = wait_until(lambda: reader.bounds(stream_name).last, what="the stream's end")
-        offsets = [message.offset for message in reader.iterate(stream_name)]
-    assert len(offsets) == 20
-    query = run.start({"stream": stream_name, "maxOffsetsPerTrigger": 4, "maxRecordsPerPartition": 2}, **FAST)
-    wait_until(lambda: len(run.rows()) == 20, LIMIT_S)
-    query.stop()
-    assert [row[1] for row in run.rows()] == offsets
-    assert max(run.end_of(number)[stream_name] for number in run.batches()) == end + 1
-
-
 def test_keys_become_columns(
     run: Run, spark: SparkSession, amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str
 ) -> None:
@@ -431,13 +293,6 @@ def test_keys_become_columns(
     query = stream.writeStream.format("memory").queryName(name).trigger(availableNow=True).start()
     assert query.awaitTermination(LIMIT_S)
     assert [row.order_id for row in spark.table(name).orderBy("offset").collect()] == ["o1", None]
-
-
-@pytest.mark.parametrize(("option", "value"), [("maxOffsetsPerTrigger", "0"), ("startingOffset", "latest")])
-def test_a_bad_option_is_refused_before_anything_runs(run: Run, stream_name: str, option: str, value: str) -> None:
-    """A limit of nothing and a misspelt name are one clear error."""
-    with pytest.raises(PySparkException, match=option):
-        run.load({"stream": stream_name, option: value})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,256 @@
+"""Messages in AMQP 1.0's encoding, laid out as RabbitMQ itself lays out what comes by AMQP 0.9.1.
+
+A publisher of the stream protocol sends a message as the stream stores it. What AMQP 1.0 has no field for goes where
+the broker's version keeps it, so that consumers of AMQP 0.9.1 find it there: RabbitMQ up to 3.12 knows no header
+section in a stream at all (3.10 ends the channel at one), and keeps priority, expiration and the like under names
+of its own.
+
+Source: OASIS AMQP 1.0, parts 1 and 3.2; rabbit_msg_record.erl (3.12), mc_amqpl.erl (3.13); compared byte by byte with
+what 3.10 and 4.3 store.
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from relatum.errors import HeadersRefused, InvalidInput
+from relatum.limits import INTEGER_MAX, INTEGER_MIN
+from relatum.reading import is_header
+from relatum.wire import amqp10
+
+SHORT_BYTES_MAX: Final = 255
+"""Bytes of a header's name and of most properties: short strings of AMQP 0.9.1, whose consumers must get them."""
+
+_TTL_MAX: Final = 0xFFFFFFFF
+_FIRST_NEW: Final = (3, 13)
+"""The first version that stores messages in the layout of 4.x."""
+
+_RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "delivery_mode": (lambda value: value in (None, 1, 2), "1 or 2"),
+    "priority": (lambda value: value is None or 0 <= value <= 255, "a number from 0 to 255"),
+    "expiration": (
+        lambda value: value is None or (value.isdecimal() and int(value) <= _TTL_MAX),
+        "a text of digits: milliseconds",
+    ),
+}
+"""What a property's value must be, and how to say it."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_NULL: Final = b"\x40"
+_LONG: Final = struct.Struct(">Bq").pack
+_DOUBLE: Final = struct.Struct(">Bd").pack
+_UINT: Final = struct.Struct(">BI").pack
+_SIZED: Final = struct.Struct(">BI").pack
+_COUNTED: Final = struct.Struct(">BII").pack
+
+
+class Content(NamedTuple):
+    """What the user gave of a message, encoded in parts."""
+
+    head: bytes
+    """The sections before the properties."""
+    fields: list[bytes]
+    """The properties' values in order, without trailing nulls."""
+    pairs: bytes
+    """Names and values of the application properties."""
+    pair_count: int
+    data: bytes
+    """The section of the body."""
+
+    def parts(self) -> tuple[bytes, ...]:
+        """Return the bytes that tell it from others."""
+        return (self.head, *self.fields, self.pairs, self.data)
+
+    def message(self, message_id: str, added: Mapping[str, Any]) -> bytes:
+        """Return the whole message, with headers beside the user's; `message_id` is the user's where there is one."""
+        pairs, count = self.pairs, self.pair_count
+        for name, value in added.items():
+            pairs += _name(name) + encode_value(value)
+            count += 1
+        fields = [encode_value(message_id), *self.fields[1:]]
+        sections = self.head + _section(amqp10.PROPERTIES, _compound(0xC0, len(fields), b"".join(fields)))
+        if count:
+            sections += _section(amqp10.APPLICATION_PROPERTIES, _compound(0xC1, count * 2, pairs))
+        return sections + self.data
+
+
+def is_new_layout(version: str) -> bool:
+    """Whether a broker of a version such as "3.10.8" keeps messages as 4.x does."""
+    parts = version.split("-")[0].split("+")[0].split(".")
+    try:
+        return (int(parts[0]), int(parts[1])) >= _FIRST_NEW
+    except (IndexError, ValueError):
+        return True
+
+
+def encode_content(body: bytes, headers: Mapping[str, Any], properties: Mapping[str, Any], *, new: bool) -> Content:
+    """Encode what the user gave of a message, in the layout of RabbitMQ 3.13 and later (`new`) or of those before.
+
+    Headers are text, whole numbers, booleans, floats, bytes, moments (aware) or None. Properties have pika's names;
+    only those that are set are given, `timestamp` as an aware `datetime`.
+
+    Raises:
+        InvalidInput: a property cannot be sent (`HeadersRefused`: a header's name cannot).
+    """
+    annotations: list[bytes] = []
+    pairs: list[bytes] = []
+    for name, value in headers.items():
+        if new and name.startswith("x-") and name.isascii():
+            annotations += (_symbol(name), encode_value(value))
+        else:
+            pairs += (_name(name), encode_value(value))
+    head, fields = b"", [_NULL]
+    if properties:
+        check_properties(properties)
+        fields = _fields(properties, new)
+        if not new:
+            _put_old(properties, annotations, pairs)
+        elif properties.get("type") is not None:
+            annotations += (_symbol("x-basic-type"), encode_value(properties["type"]))
+    if new:
+        head = _header(properties)
+    if annotations:
+        head += _section(amqp10.MESSAGE_ANNOTATIONS, _compound(0xC1, len(annotations), b"".join(annotations)))
+    data = _section(amqp10.DATA, _sized(0xA0, body))
+    return Content(head, fields, b"".join(pairs), len(pairs) // 2, data)
+
+
+def check_properties(properties: Mapping[str, Any]) -> None:
+    """Refuse properties that AMQP 0.9.1 cannot carry."""
+    for name, value in properties.items():
+        if isinstance(value, str) and len(value.encode()) > SHORT_BYTES_MAX:
+            raise InvalidInput(f"property {name} has more than {SHORT_BYTES_MAX} bytes; nothing was sent")
+        if name in _RULES and not _RULES[name][0](value):
+            raise InvalidInput(f"property {name} is {_RULES[name][1]}; nothing was sent")
+
+
+def _fields(given: Mapping[str, Any], new: bool) -> list[bytes]:
+    """The list of the properties' section, up to the last that is set."""
+    reply_to, user = given.get("reply_to"), given.get("user_id")
+    moment = given.get("timestamp")
+    fields = [
+        encode_value(given.get("message_id")),
+        _NULL if user is None else encode_value(user.encode()),
+        _NULL,
+        _NULL,
+        encode_value(f"/queues/{quote(reply_to, safe='')}" if new and reply_to is not None else reply_to),
+        encode_value(given.get("correlation_id")),
+        _symbol_or_null(given.get("content_type")),
+        _symbol_or_null(given.get("content_encoding")),
+        _NULL,
+        _NULL if moment is None else encode_value(moment),
+        encode_value(given.get("app_id")) if new else _NULL,
+    ]
+    while len(fields) > 1 and fields[-1] is _NULL:
+        fields.pop()
+    return fields
+
+
+def _put_old(given: Mapping[str, Any], annotations: list[bytes], pairs: list[bytes]) -> None:
+    """What RabbitMQ up to 3.12 keeps under names of its own."""
+    for name in ("priority", "delivery_mode"):
+        if given.get(name) is not None:
+            annotations += (_symbol(f"x-basic-{name.replace('_', '-')}"), bytes((0x50, given[name])))
+    if given.get("expiration") is not None:
+        annotations += (_symbol("x-basic-expiration"), encode_value(given["expiration"]))
+    for name in ("type", "app_id"):
+        if given.get(name) is not None:
+            pairs += (encode_value(f"x-basic-{name.replace('_', '-')}"), encode_value(given[name]))
+
+
+def _header(given: Mapping[str, Any]) -> bytes:
+    """The header section: durable, priority, ttl."""
+    priority, ttl = given.get("priority"), given.get("expiration")
+    fields = (
+        encode_value(given.get("delivery_mode") == 2)
+        + (_NULL if priority is None else bytes((0x50, priority)))
+        + (_NULL if ttl is None else _UINT(0x70, int(ttl)))
+    )
+    return _section(amqp10.HEADER, _compound(0xC0, 3, fields))
+
+
+# --- values -----------------------------------------------------------------------------------------------
+
+
+def encode_value(value: Any) -> bytes:
+    """Encode a header's value, of the types `encode_content` names; raises `HeadersRefused`."""
+    encode = _ENCODERS.get(type(value))
+    if encode is None:
+        raise HeadersRefused(f"a header cannot hold a {type(value).__name__}; nothing was sent", reason="type")
+    return encode(value)
+
+
+def _text(value: str) -> bytes:
+    try:
+        return _sized(0xA1, value.encode())
+    except UnicodeEncodeError:
+        raise HeadersRefused("a header's text is not Unicode; nothing was sent", reason="not_unicode") from None
+
+
+def _integer(value: int) -> bytes:
+    if not INTEGER_MIN <= value <= INTEGER_MAX:
+        raise HeadersRefused("a header's number is over 64 bits; nothing was sent", reason="out_of_range")
+    return _LONG(0x81, value)
+
+
+def _moment(value: datetime) -> bytes:
+    return _LONG(0x83, (value - _EPOCH) // _MILLISECOND)
+
+
+_ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
+    type(None): lambda _: _NULL,
+    bool: lambda value: b"\x41" if value else b"\x42",
+    int: _integer,
+    float: lambda value: _DOUBLE(0x82, value),
+    str: _text,
+    bytes: lambda value: _sized(0xA0, value),
+    datetime: _moment,
+}
+
+
+@lru_cache(1024)
+def _name(name: str) -> bytes:
+    _check_name(name)
+    return _text(name)
+
+
+@lru_cache(1024)
+def _symbol(name: str) -> bytes:
+    if not name.startswith("x-basic-"):
+        _check_name(name)
+    return _sized(0xA3, name.encode())
+
+
+def _symbol_or_null(value: str | None) -> bytes:
+    return _NULL if value is None else _sized(0xA3, value.encode())
+
+
+def _check_name(name: str) -> None:
+    if not is_header(name):
+        raise HeadersRefused(
+            f"a header cannot be named {name!r}: that is RabbitMQ's own; nothing was sent", reason="name"
+        )
+    if not 1 <= len(name.encode()) <= SHORT_BYTES_MAX:
+        raise HeadersRefused(f"a header's name has 1 to {SHORT_BYTES_MAX} bytes; nothing was sent", reason="name")
+
+
+def _sized(code: int, data: bytes) -> bytes:
+    """Text, binary or a symbol; `code` is the one of its short form."""
+    if len(data) <= 255:
+        return bytes((code, len(data))) + data
+    return _SIZED(code + 0x10, len(data)) + data
+
+
+def _compound(code: int, count: int, items: bytes) -> bytes:
+    """A list or a map; `code` is the one of its short form."""
+    if len(items) < 255 and count <= 255:
+        return bytes((code, len(items) + 1, count)) + items
+    return _COUNTED(code + 0x10, len(items) + 4, count) + items
+
+
+def _section(code: int, value: bytes) -> bytes:
+    return b"\0\x53" + bytes((code,)) + value

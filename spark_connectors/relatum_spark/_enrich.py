@@ -1,0 +1,518 @@
+"""Enriching a streaming query: each row of a micro-batch with its relata, through the relationship table.
+
+No state store and no watermark: what has no relata yet waits in a directory and is looked up again with each later
+batch. What a batch decided is written down before any of it is given out, so that a batch that is run again gives the
+same rows, whatever the table holds by then.
+"""
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import pyarrow as pa
+import sqlalchemy as sa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, BooleanType, IntegerType, LongType, StringType, StructField, StructType
+from sqlalchemy.dialects import postgresql
+
+from relatum.checks import checked_count
+from relatum.errors import ConfigurationError, InvalidInput, StreamReplaced
+from relatum.keys import InvalidValue, KeyDefinition, Place
+from relatum.reading import BrokerAddress
+from relatum.store import arrays, as_engine, may_hold_values, relationships, streams, translated_errors
+from relatum_spark._evidence import status_of_missing
+from relatum_spark._resolve import resolve
+from relatum_spark._where import Broker, database_url, definitions_of
+
+How: TypeAlias = Literal["left", "inner"]
+Write: TypeAlias = Callable[[DataFrame, int], None]
+
+PROBED_ROWS: Final = 1000
+"""Rows looked up by one statement: with up to the limit of relata each, what a task holds."""
+
+BATCHES_KEPT: Final = 10
+"""Batches whose decisions are kept: the last one is needed, the others serve a query that is wound back by hand."""
+
+_CARRIED: Final = [
+    StructField("relatum_parts", ArrayType(StringType())),
+    StructField("relatum_moment_us", LongType()),
+    StructField("relatum_seen_us", LongType()),
+    StructField("relatum_attempts", IntegerType()),
+]
+"""Columns behind the user's that a row waits with: its value's parts, its time, when it was first seen, lookups."""
+
+_DECIDED: Final = [
+    StructField("relatum_waits", BooleanType()),
+    StructField("relatum_status", StringType()),
+    StructField("relatum_value", StringType()),
+    StructField("relatum_stream", StringType()),
+    StructField("relatum_offset", LongType()),
+]
+"""Columns that a lookup adds: whether the row is tried again, why there is none, and where the relatum is."""
+
+_DECIDED_TYPES: Final = (pa.bool_(), pa.string(), pa.string(), pa.string(), pa.int64())
+
+_ISO: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
+
+_MARK: Final = "_DECIDED"
+"""The file that says a directory is complete. Spark reads no file whose name begins with an underscore."""
+
+_QUERY_ID: Final = "sql.streaming.queryId"
+"""The local property in which Spark gives the query's id, which its checkpoint keeps over restarts."""
+
+_BATCH_NAME: Final = re.compile(r"batch-([0-9]+)\Z", re.ASCII)
+
+
+class Enrichment:
+    """Joins each micro-batch of a streaming query to the messages related to its rows.
+
+    ```
+    enrichment = Enrichment(to="payments", on="order_id", pending=f"{checkpoint}/relatum")
+    query = orders.writeStream.foreachBatch(enrichment.batch(write)).option("checkpointLocation", checkpoint).start()
+    ```
+
+    `write(rows, batch_id)` gets the batch's columns, `related_stream`, `related_offset`, `related_timestamp`,
+    `related_value`, `related_headers`, `related_properties`, and:
+
+    - `status`: `found`; `absent`: there is none, the coverage proves it; `not_recorded_yet`: none was found, but a part
+      of the streams is not recorded; `unproven`: none was found, and nobody can prove from here that there is none;
+      `expired`: there was one, and retention has dropped it; `replaced`: the stream was
+      deleted and declared again; `no_stream`, `refused`, `unreadable`: as of `resolve`.
+    - `attempts`: how often the row was looked up.
+
+    A row with several relata comes once for each. One without any waits, and is looked up again in later batches; when
+    that was enough it comes with `absent`, `not_recorded_yet` or `unproven`. A row without a value of the key never
+    waits.
+
+    Exactly once: a batch that is run again, after a kill or an error of `write`, gives the same rows, so a `write` that
+    can be repeated by `batch_id` makes no duplicate. Waiting rows move on with batches only: Spark makes none while
+    nothing is published.
+
+    Args:
+        to: The stream, super stream or streams to look in.
+        on: The key. Its value is in the column of that name, else in the headers and properties its definition names.
+        pending: A directory's URI for the batches' decisions and waiting rows, on a file system that all executors
+            share; beside the checkpoint is a good place. Each query has a directory of its own in there.
+        how: "left" (default) also gives rows that stay without relata; "inner" only found ones.
+        retries: Later batches in which a row is looked up again, from 0 on. Default 10.
+        wait: After how long a row is given up, even if retries are left; None (default) for no limit.
+        within: Only relata so far from the row's own time at most, either way; None (default) for any time.
+        limit: Relata of a row at most, the oldest. Default 100.
+        value_column: Where the key's value is, if not there; several columns for a key of several components.
+        time_column: The row's own time, for `within`. Default `timestamp`.
+        value: With the body of the relata.
+        headers: With their headers and properties.
+        prefix: Put before the names of their columns. Default `related_`.
+        broker: Which RabbitMQ; None for RELATUM_BROKER_URL.
+        stream_url: Where the stream protocol is, if that cannot be told from the broker's URL.
+        database: PostgreSQL's URL; None for RELATUM_DATABASE_URL.
+
+    Raises:
+        InvalidInput: an argument is wrong.
+        ConfigurationError: no broker or no database is named.
+    """
+
+    def __init__(
+        self,
+        to: str | Sequence[str],
+        on: str,
+        *,
+        pending: str,
+        how: How = "left",
+        retries: int = 10,
+        wait: timedelta | None = None,
+        within: timedelta | None = None,
+        limit: int = 100,
+        value_column: str | Sequence[str] | None = None,
+        time_column: str = "timestamp",
+        value: bool = True,
+        headers: bool = True,
+        prefix: str = "related_",
+        broker: str | BrokerAddress | Broker | None = None,
+        stream_url: str | None = None,
+        database: str | None = None,
+    ) -> None:
+        self._names = (to,) if isinstance(to, str) else tuple(to)
+        if not self._names or not all(isinstance(name, str) and name for name in self._names):
+            raise InvalidInput("to= takes a stream's name or several")
+        if how not in get_args(How):
+            raise InvalidInput(f"how= takes one of {', '.join(get_args(How))}")
+        self._on, self._how, self._pending = on, how, pending
+        self._retries, self._limit = checked_count("retries", retries, least=0), checked_count("limit", limit)
+        self._wait_us, self._within_us = _microseconds("wait", wait), _microseconds("within", within)
+        self._value_columns = (value_column,) if isinstance(value_column, str) else tuple(value_column or ())
+        self._time_column = time_column
+        self._value, self._headers, self._prefix = value, headers, prefix
+        self._broker = Broker.of(broker, stream_url)
+        self._database = database_url(database)
+
+    def __repr__(self) -> str:
+        return f"<Enrichment of {self._on} from {', '.join(self._names)}>"
+
+    def batch(self, write: Write) -> Callable[[DataFrame, int], None]:
+        """Return the function for `foreachBatch`.
+
+        Args:
+            write: Gets the enriched rows and the batch's number. It may be called again with the same rows and number.
+                Each action on the rows reads the payloads; cache them for several.
+
+        The function raises, besides what `write` raises:
+
+        - `KeyNotDefined`: the key is not in force. `StreamNotFound`: a stream of `to` does not exist.
+        - `InvalidInput`: a column is missing, or would be there twice.
+        - `DatabaseUnavailable`, `BrokerUnavailable`: nothing was decided; the batch can be run again.
+        """
+
+        def run(df: DataFrame, batch_id: int) -> None:
+            decisions = _Decisions(df.sparkSession, self._pending)
+            definition = definitions_of(self._database, [self._on])[0]
+            rows = self._carried(df, definition)
+            columns = StructType([*df.schema.fields, *_CARRIED, *_DECIDED])
+            if not decisions.is_decided(batch_id):
+                before = decisions.last_before(batch_id)
+                if before is not None:
+                    waiting = decisions.read(before, columns).where("relatum_waits")
+                    rows = rows.unionByName(waiting.select(*map(_column, rows.columns)))
+                lookup = self._lookup(definition, rows.columns)
+                # By numbers: Spark finds no column with a dot in its name here.
+                numbered = rows.toDF(*(f"_{n}" for n in range(len(rows.columns))))
+                decisions.write(batch_id, numbered.mapInArrow(lookup, columns))
+            write(self._given_out(decisions.read(batch_id, columns), df.columns), batch_id)
+            decisions.forget(batch_id)
+
+        return run
+
+    def _carried(self, df: DataFrame, definition: KeyDefinition) -> DataFrame:
+        """Add the columns a row waits with: the parts of its value, its time, now, no lookups."""
+        self._check_columns(df)
+        parts = F.array(*(part.cast("string") for part in self._parts(df, definition)))
+        moment = F.lit(None).cast("long")
+        if self._within_us is not None:
+            moment = F.unix_micros(_column(self._time_column))
+        carried = [parts, moment, F.lit(_now_us()), F.lit(0)]
+        return df.select("*", *(each.alias(field.name) for each, field in zip(carried, _CARRIED, strict=True)))
+
+    def _check_columns(self, df: DataFrame) -> None:
+        needed = [*self._value_columns, *([self._time_column] if self._within_us is not None else [])]
+        for name in needed:
+            if name not in df.columns:
+                raise InvalidInput(f"there is no column {name!r}; there are {', '.join(df.columns)}")
+        taken = {name.lower() for name in df.columns}
+        added = {"status", "attempts", *(field.name for field in (*_CARRIED, *_DECIDED))}
+        related = ("stream", "offset", "timestamp", "value", "headers", "properties")
+        added |= {f"{self._prefix}{name}" for name in related}
+        clashing = sorted(name for name in added if name.lower() in taken)
+        if clashing:
+            raise InvalidInput(f"the columns {', '.join(clashing)} are there already: rename them, or give a prefix=")
+
+    def _parts(self, df: DataFrame, definition: KeyDefinition) -> list[Column]:
+        names = self._value_columns or ((self._on,) if self._on in df.columns else ())
+        if names:
+            # One column of a key of several components holds the whole value, as the relationship table has it.
+            if len(names) not in (1, len(definition.components)):
+                raise InvalidInput(f"the key {self._on!r} has {len(definition.components)} components")
+            return [_column(name) for name in names]
+        parts = [each.lone for each in definition.components]
+        if None in parts:
+            raise InvalidInput(
+                f"the key {self._on!r} is taken from {' + '.join(definition.sources)}, which no column of a stream "
+                "holds: give the column of its values by value_column="
+            )
+        needed = {"headers" if each and each.kind == "header" else "properties" for each in parts}
+        if not needed.issubset(df.columns):
+            raise InvalidInput(f"the key's value is in no column: name one by value_column=, or keep {sorted(needed)}")
+        return [_part(each) for each in parts if each is not None]
+
+    def _lookup(self, definition: KeyDefinition, names: list[str]) -> "_Lookup":
+        """Prepare a batch's lookups, after asking whether all that the streams hold now is recorded: a proof."""
+        vhost, is_trusted = self._broker.address.vhost, True
+        with (
+            self._broker.open() as reader,
+            as_engine(self._database) as engine,
+            translated_errors(),
+            engine.connect() as connection,
+        ):
+            try:
+                missing = str(
+                    status_of_missing(
+                        reader, connection, vhost, self._names, [self._on], with_time=self._within_us is not None
+                    )
+                )
+            except StreamReplaced:
+                # The rows of the table are another stream's, until the recorder puts that right.
+                missing, is_trusted = "not_recorded_yet", False
+        return _Lookup(
+            database=self._database,
+            vhost=vhost,
+            names=self._names,
+            definition=definition,
+            within_us=self._within_us,
+            limit=self._limit,
+            retries=self._retries,
+            seen_since_us=None if self._wait_us is None else _now_us() - self._wait_us,
+            missing=missing,
+            is_trusted=is_trusted,
+            own_at=(names.index("stream"), names.index("offset")) if {"stream", "offset"} <= set(names) else None,
+        )
+
+    def _given_out(self, decided: DataFrame, names: Sequence[str]) -> DataFrame:
+        """Return the rows that wait no longer, with the payloads of their relata."""
+        rows = decided.where(~F.col("relatum_waits"))
+        if self._how == "inner":
+            rows = rows.where(F.col("relatum_stream").isNotNull())
+        resolved = resolve(
+            rows,
+            stream_column="relatum_stream",
+            offset_column="relatum_offset",
+            prefix=self._prefix,
+            value=self._value,
+            headers=self._headers,
+            check={self._on: "relatum_value"},
+            keep_order=True,
+            broker=self._broker,
+            database=self._database,
+        )
+        read = _column(f"{self._prefix}status")
+        status = (
+            # Where the table knows a message that is not there, the stream lost its tail.
+            F.when(read == "not_found", "replaced").when(read.isNull(), F.col("relatum_status")).otherwise(read)
+        )
+        payload = [name for name in resolved.columns[len(rows.columns) :] if name != f"{self._prefix}status"]
+        given = resolved.select(
+            *map(_column, names),
+            F.col("relatum_stream").alias(f"{self._prefix}stream"),
+            F.col("relatum_offset").alias(f"{self._prefix}offset"),
+            *map(_column, payload),
+            status.alias("status"),
+            F.col("relatum_attempts").alias("attempts"),
+        )
+        return given.where(F.col("status") == "found") if self._how == "inner" else given
+
+
+def _part(place: Place) -> Column:
+    if place.kind == "header":
+        return F.col("headers")[place.name]
+    part = F.col("properties")[place.name]
+    return F.date_format(part, _ISO) if place.name == "timestamp" else part
+
+
+def _column(name: str) -> Column:
+    """Return a column by its name, whatever is in the name."""
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _microseconds(argument: str, span: timedelta | None) -> int | None:
+    if span is None:
+        return None
+    if not isinstance(span, timedelta) or not 0 <= span.total_seconds() < math.inf:
+        raise InvalidInput(f"{argument}= takes a timedelta, 0 or more, or None")
+    return span // timedelta(microseconds=1)
+
+
+# --- what was decided -------------------------------------------------------------------------------------
+
+
+class _Decisions:
+    """What each micro-batch of a query decided: a directory of Parquet files each, complete once it is marked.
+
+    Any file system that Spark writes to will do. It is asked through the JVM, which Spark Connect does not offer.
+    """
+
+    def __init__(self, session: SparkSession, directory: str) -> None:
+        jvm: Any = getattr(session, "_jvm", None)
+        if jvm is None:
+            raise ConfigurationError("an enrichment keeps files through the JVM, which Spark Connect does not offer")
+        self._session = session
+        query = session.sparkContext.getLocalProperty(_QUERY_ID) or "no-query"
+        self._root = f"{directory.rstrip('/')}/{query}"
+        self._path = jvm.org.apache.hadoop.fs.Path
+        configuration = session._jsparkSession.sessionState().newHadoopConf()
+        self._files = self._path(self._root).getFileSystem(configuration)
+
+    def path(self, batch: int) -> str:
+        return f"{self._root}/batch-{batch}"
+
+    def is_decided(self, batch: int) -> bool:
+        return bool(self._files.exists(self._path(f"{self.path(batch)}/{_MARK}")))
+
+    def last_before(self, batch: int) -> int | None:
+        """Return the last batch before one that was decided."""
+        return max((each for each in self._batches() if each < batch and self.is_decided(each)), default=None)
+
+    def write(self, batch: int, rows: DataFrame) -> None:
+        """Write a batch's decisions. What an attempt that was killed left there is overwritten."""
+        rows.write.mode("overwrite").parquet(self.path(batch))
+        self._files.create(self._path(f"{self.path(batch)}/{_MARK}"), True).close()
+
+    def read(self, batch: int, columns: StructType) -> DataFrame:
+        """Read a batch's decisions. A column that was not there yet when they were written is null."""
+        return self._session.read.schema(columns).parquet(self.path(batch))
+
+    def forget(self, batch: int) -> None:
+        """Delete the decisions that no replay of this batch or of one of the last before it can need."""
+        for each in self._batches():
+            if each <= batch - BATCHES_KEPT:
+                self._files.delete(self._path(self.path(each)), True)
+
+    def _batches(self) -> list[int]:
+        root = self._path(self._root)
+        if not self._files.exists(root):
+            return []
+        names = [str(each.getPath().getName()) for each in self._files.listStatus(root)]
+        return [int(found[1]) for found in map(_BATCH_NAME.match, names) if found]
+
+
+# --- in the tasks -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Lookup:
+    """What a task does: rows in, each once for each of its relata out, or once without one. Can be pickled."""
+
+    database: str
+    vhost: str
+    names: tuple[str, ...]
+    definition: KeyDefinition
+    within_us: int | None
+    limit: int
+    retries: int
+    seen_since_us: int | None
+    """A row first seen before this is given up."""
+    missing: str
+    """The status of a row without relata: "absent" where the coverage proves it."""
+    is_trusted: bool
+    """False where a stream is not the one that was recorded: nothing is looked up then."""
+    own_at: tuple[int, int] | None
+    """The columns with a row's own stream and offset, which is no relatum of itself."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Look up one partition's rows, over one connection."""
+        connection: sa.Connection | None = None
+        with ExitStack() as stack, translated_errors():
+            for batch in batches:
+                for start in range(0, batch.num_rows, PROBED_ROWS):
+                    if connection is None and self.is_trusted:
+                        connection = stack.enter_context(stack.enter_context(as_engine(self.database)).connect())
+                    yield self._decided(connection, batch.slice(start, PROBED_ROWS))
+
+    def _decided(self, connection: sa.Connection | None, rows: pa.RecordBatch) -> pa.RecordBatch:
+        parts, moments, seen, attempts = (
+            rows.column(rows.num_columns - len(_CARRIED) + n).to_pylist() for n in range(len(_CARRIED))
+        )
+        values = [self._value(*each) for each in zip(parts, moments, strict=True)]
+        hits = self._hits(connection, values, moments, self._own(rows))
+        indices: list[int] = []
+        decided: list[tuple[bool, str | None, str | None, str | None, int | None]] = []
+        for row, value in enumerate(values):
+            for hit in hits.get(row, ()):
+                indices.append(row)
+                decided.append((False, None, value, *hit))
+            if row not in hits:
+                indices.append(row)
+                waits = value is not None and not self._is_given_up(seen[row], attempts[row])
+                decided.append((waits, "absent" if value is None else self.missing, value, None, None))
+        return self._batch(rows, indices, decided, [attempts[row] + 1 for row in indices])
+
+    def _batch(
+        self, rows: pa.RecordBatch, indices: list[int], decided: Sequence[tuple[Any, ...]], attempts: list[int]
+    ) -> pa.RecordBatch:
+        types = _DECIDED_TYPES
+        columns = [pa.array(column, kind) for column, kind in zip(zip(*decided, strict=True), types, strict=True)]
+        kept = rows.take(pa.array(indices, pa.int64()))
+        fields = [pa.field(field.name, kind) for field, kind in zip(_DECIDED, types, strict=True)]
+        arrays = [*kept.columns[:-1], pa.array(attempts, kept.columns[-1].type), *columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*rows.schema, *fields]))
+
+    def _value(self, parts: Sequence[str | None] | None, moment_us: int | None) -> str | None:
+        """Return a row's canonical value; None where it has none, or no time and one is needed: it has no relata."""
+        if parts is None or (self.within_us is not None and moment_us is None):
+            return None
+        if len(parts) == 1 and self.definition.is_composite:
+            return parts[0]
+        try:
+            return self.definition.canonical_of(parts)
+        except InvalidValue:
+            return None
+
+    def _is_given_up(self, seen_us: int, attempts: int) -> bool:
+        return attempts >= self.retries or (self.seen_since_us is not None and seen_us <= self.seen_since_us)
+
+    def _own(self, rows: pa.RecordBatch) -> list[tuple[str, int] | None]:
+        if self.own_at is None:
+            return [None] * rows.num_rows
+        own = (rows.column(at).to_pylist() for at in self.own_at)
+        return list(zip(*own, strict=True))
+
+    def _hits(
+        self,
+        connection: sa.Connection | None,
+        values: Sequence[str | None],
+        moments: Sequence[int | None],
+        own: Sequence[tuple[str, int] | None],
+    ) -> dict[int, list[tuple[str, int]]]:
+        asked = [row for row, value in enumerate(values) if value is not None]
+        if connection is None or not asked:
+            return {}
+        parameters: dict[str, Any] = {
+            "key_id": self.definition.key_id,
+            "vhost": self.vhost,
+            "limit": self.limit + 1,
+            "names": list(self.names),
+            "rows": asked,
+            "values": [values[row] for row in asked],
+        }
+        if self.within_us is not None:
+            times = [moments[row] or 0 for row in asked]
+            parameters["lows"] = [time_us - self.within_us for time_us in times]
+            parameters["highs"] = [time_us + self.within_us for time_us in times]
+        hits: dict[int, list[tuple[str, int]]] = {}
+        for row, stream, offset in connection.execute(_probes(self.within_us is not None), parameters):
+            found = hits.setdefault(row, [])
+            if (stream, offset) != own[row] and len(found) < self.limit:
+                found.append((stream, offset))
+        return {row: found for row, found in hits.items() if found}
+
+
+@lru_cache
+def _probes(is_bounded: bool) -> sa.Select[Any]:
+    """Select where the relata of many rows are: row, stream, offset; the oldest first, at most `limit` of each stream.
+
+    One probe for each row and stream, of each part of the table that may hold the value, which stops at the limit.
+    """
+    span = {"low": sa.BigInteger, "high": sa.BigInteger} if is_bounded else {}
+    wanted: Any = arrays("wanted", row=sa.Integer, value=sa.Text, **span)
+    rows, key_id = relationships.c, sa.bindparam("key_id", type_=sa.SmallInteger)
+    # A function's column has the database's collation; the column's own is needed to use its index.
+    value = wanted.c.value.collate("C")
+    inner = sa.select(rows.stream_offset, rows.time_us).where(
+        rows.key_id == key_id,
+        rows.value == value,
+        rows.stream_id == streams.c.stream_id,
+        may_hold_values(key_id, value, value),
+    )
+    if is_bounded:
+        inner = inner.where(rows.time_us >= wanted.c.low, rows.time_us <= wanted.c.high)
+    inner = inner.order_by(rows.time_us, rows.stream_offset).limit(sa.bindparam("limit", type_=sa.BigInteger))
+    found = inner.lateral("found")
+    named = sa.any_(sa.bindparam("names", type_=postgresql.ARRAY(sa.Text)))
+    return (
+        sa.select(wanted.c.row, streams.c.name, found.c.stream_offset)
+        .select_from(wanted.join(streams, sa.true()).join(found, sa.true()))
+        .where(
+            streams.c.vhost == sa.bindparam("vhost", type_=sa.Text),
+            streams.c.replaced_at.is_(None),
+            (streams.c.name == named) | (streams.c.super_stream == named),
+        )
+        .order_by(wanted.c.row, found.c.time_us, streams.c.name, found.c.stream_offset)
+    )

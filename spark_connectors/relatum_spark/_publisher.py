@@ -1,0 +1,221 @@
+"""Publishing to streams under a named producer, with publishing ids of the caller's own.
+
+rstream would not do: a task needs the last publishing id before it sends (rstream keeps it to itself), an error where a
+connection is lost (rstream connects again and calls back), and an end in bounded time on a broker that is frozen, where
+rstream waits for ever. This client blocks, as a task does, and has no thread.
+"""
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, NoReturn, Self
+
+from relatum.checks import seconds_text
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    ConnectionLost,
+    PublishNacked,
+    PublishOutcomeUnknown,
+    RelatumError,
+    StreamNotFound,
+    StreamUnavailable,
+)
+from relatum.reading import SocketConnection, StreamNodes
+from relatum.wire import Answer, Code, Event, StreamMoved, code_name
+from relatum.wire import publishing as wire
+from relatum_spark._where import Broker
+
+FRAME_BYTES: Final = 128 << 10
+"""Bytes of messages put into one Publish frame; a message that is larger has one to itself."""
+
+PUBLISHERS_MAX: Final = 200
+"""Streams one connection publishes to: the protocol numbers publishers from 0 to 255."""
+
+_LOOK_UP_S: Final = 1.0
+
+
+class Publisher:
+    """One connection that publishes to some streams, for one thread. A context manager.
+
+    Args:
+        broker: The broker; an answer may take its `timeout_s`, or `confirm_timeout_s` where that is shorter.
+        reference: The named producer, which is declared in each stream.
+        streams: The streams, at most `PUBLISHERS_MAX`; messages name them by their place here.
+        confirm_timeout_s: Seconds without any confirm, while some are due, after which the broker counts as gone.
+        in_flight_max: Messages that may be sent and not confirmed.
+
+    Raises:
+        BrokerUnavailable, ConfigurationError: as of `StreamReader.open`.
+        AccessRefused: the user may not connect, or not write to a stream.
+        StreamNotFound: there is no such stream.
+    """
+
+    def __init__(
+        self, broker: Broker, reference: str, streams: Sequence[str], *, confirm_timeout_s: float, in_flight_max: int
+    ) -> None:
+        self._reference = reference
+        self._streams = tuple(streams)
+        self._confirm_timeout_s = confirm_timeout_s
+        self._answer_timeout_s = min(broker.timeout_s, confirm_timeout_s)
+        self._in_flight_max = in_flight_max
+        self._pending: list[list[bytes]] = [[] for _ in streams]
+        self._pending_bytes = [0] * len(self._streams)
+        self._unconfirmed: list[set[int]] = [set() for _ in streams]
+        self._in_flight = 0
+        self._progress_at = time.monotonic()
+        self._connection = connect(broker, self._answer_timeout_s)
+        agreed = self._connection.session.send_bytes_max or FRAME_BYTES
+        self._frame_bytes = min(FRAME_BYTES, agreed - wire.PUBLISH_BYTES)
+        try:
+            self._declare()
+        except BaseException:
+            self._connection.abandon()
+            raise
+
+    def _declare(self) -> None:
+        session = self._connection.session
+        correlations = []
+        for number, stream in enumerate(self._streams):
+            correlations.append(session.next_correlation())
+            session.send(wire.declare_publisher(correlations[-1], number, self._reference, stream))
+        self._answers(correlations)
+
+    def last_ids(self) -> list[int]:
+        """Return the last publishing id of the producer in each stream, 0 where it never published there."""
+        session = self._connection.session
+        correlations = []
+        for stream in self._streams:
+            correlations.append(session.next_correlation())
+            session.send(wire.query_publisher_sequence(correlations[-1], self._reference, stream))
+        return [wire.decode_sequence(answer.body) for answer in self._answers(correlations)]
+
+    def _answers(self, correlations: list[int]) -> list[Answer]:
+        """Return the answers to requests, one for each stream, all of which must be OK."""
+        deadline = time.monotonic() + self._answer_timeout_s
+        answers = self._connection.run(self._connection.session.answers_to(*correlations), deadline)
+        for stream, answer in zip(self._streams, answers, strict=True):
+            if answer.code != Code.OK:
+                raise _refusal(stream, answer.code)
+        return answers
+
+    # --- publishing ---------------------------------------------------------------------------------------
+
+    def publish(self, target: int, publishing_id: int, entry: bytes) -> None:
+        """Send a message, maybe a little later; waits while too many are unconfirmed.
+
+        `publishing_id` is higher than the one before in that stream; `entry` is the message as `relatum.wire` makes an
+        entry of it, with that id.
+
+        Raises:
+            PublishNacked: the broker refused a message.
+            PublishOutcomeUnknown: the connection or time was lost: what was sent may or may not be stored.
+        """
+        if self._pending_bytes[target] + len(entry) > self._frame_bytes:
+            self._send(target)
+        self._pending[target].append(entry)
+        self._pending_bytes[target] += len(entry)
+        self._unconfirmed[target].add(publishing_id)
+        self._in_flight += 1
+        if self._in_flight >= self._in_flight_max:
+            self._send_all()
+            self._wait_until(self._in_flight_max // 2)
+
+    def finish(self) -> None:
+        """Send what is left and wait until the broker has confirmed all. Errors as of `publish`."""
+        self._send_all()
+        self._wait_until(0)
+
+    def _send_all(self) -> None:
+        for target, pending in enumerate(self._pending):
+            if pending:
+                self._send(target)
+
+    def _send(self, target: int) -> None:
+        pending = self._pending[target]
+        if not pending:
+            return
+        connection = self._connection
+        connection.session.send(wire.publish(target, pending))
+        self._pending[target] = []
+        self._pending_bytes[target] = 0
+        try:
+            # A broker that holds publishers back does not read: then this waits, and time counts as for confirms.
+            connection.flush(self._confirm_timeout_s)
+        except OSError as error:
+            connection.abandon()
+            self._unknown("the connection to the broker broke, or it takes nothing any more,", error)
+        self._take(0.0)
+
+    def _wait_until(self, in_flight: int) -> None:
+        """Take confirms until so many messages are left."""
+        self._progress_at = max(self._progress_at, time.monotonic())
+        while self._in_flight > in_flight:
+            left = self._progress_at + self._confirm_timeout_s - time.monotonic()
+            if left <= 0:
+                self._connection.abandon()
+                self._unknown(f"no confirm came for {seconds_text(self._confirm_timeout_s)}", None)
+            self._take(min(left, _LOOK_UP_S))
+
+    def _take(self, idle_s: float) -> None:
+        """Take what has come, waiting so long for the first of it."""
+        try:
+            events = self._connection.wait(idle_s)
+        except ConnectionLost as error:
+            self._unknown("the connection to the broker was lost", error)
+        for event in events or ():
+            self._handle(event)
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, wire.Confirmed):
+            unconfirmed = self._unconfirmed[event.publisher]
+            before = len(unconfirmed)
+            unconfirmed.difference_update(event.publishing_ids)
+            self._in_flight -= before - len(unconfirmed)
+            self._progress_at = time.monotonic()
+        elif isinstance(event, wire.Refused):
+            self._connection.abandon()
+            stream, code = self._streams[event.publisher], event.refusals[0][1]
+            raise PublishNacked(
+                f"the broker refused messages for {stream!r}: {code_name(code)}; some may be stored, and a retry"
+                " publishes none of those twice",
+                stream=stream,
+                in_stream=None,
+            )
+        elif isinstance(event, StreamMoved) and event.stream in self._streams:
+            self._connection.abandon()
+            self._unknown(f"the stream {event.stream!r} moved or was deleted", None)
+
+    def _unknown(self, what: str, error: Exception | None) -> NoReturn:
+        if not self._in_flight and isinstance(error, RelatumError):
+            raise error
+        raise PublishOutcomeUnknown(
+            f"{what} with {self._in_flight} messages unconfirmed: they may or may not be stored. A retry of the task,"
+            " or of the write under the same writeId, publishes nothing twice",
+            in_stream=None,
+        ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if error is None:
+            self._connection.close()
+        else:
+            self._connection.abandon()
+
+
+def connect(broker: Broker, timeout_s: float) -> SocketConnection:
+    """A connection of the stream protocol. Errors as of `StreamReader.open`."""
+    return StreamNodes(broker.logged_in(), timeout_s=timeout_s).link(None)
+
+
+def _refusal(stream: str, code: int) -> RelatumError:
+    """The error for a stream that cannot be published to."""
+    if code == Code.STREAM_DOES_NOT_EXIST:
+        return StreamNotFound(f"There is no stream {stream!r}.", stream=stream)
+    if code == Code.ACCESS_REFUSED:
+        return AccessRefused(f"The broker refuses this user to write to the stream {stream!r}.", stream=stream)
+    if code == Code.STREAM_NOT_AVAILABLE:
+        return StreamUnavailable(f"The stream {stream!r} has no leader now.", stream=stream)
+    return BrokerUnavailable(f"Publishing to the stream {stream!r} failed: {code_name(code)}.", stream=stream)

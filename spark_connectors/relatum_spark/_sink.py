@@ -1,0 +1,406 @@
+"""Writing to streams from Spark: `df.write.format("rabbitmq_streams")` and `df.writeStream`.
+
+What one run of a task does: make all its rows into messages, which checks them; connect; ask how far an earlier run
+of the task came; publish what follows; wait for every confirm. `_sequence` says why nothing is published twice.
+"""
+
+import logging
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from relatum.errors import ConfigurationError, Conflict, InvalidInput, InvalidRelationshipKey, StreamNotFound
+from relatum.headers import RECEIPT_HEADER, TIME_HEADER
+from relatum.keys import KeyDefinition, SkipReason
+from relatum.publishing import Stamper
+from relatum.reading import StreamReader
+from relatum.store import as_engine, key_definitions, translated_errors
+from relatum.superstreams import partition_of
+from relatum.wire import publishing as wire
+from relatum_spark._encode import encode_content, is_new_layout
+from relatum_spark._options import SinkOptions, parse_sink_options
+from relatum_spark._planner import Tails
+from relatum_spark._publisher import PUBLISHERS_MAX, Publisher, connect
+from relatum_spark._schema import PROPERTIES
+from relatum_spark._sequence import Numbering, other_rows, reference_of
+
+_log: Final = logging.getLogger("relatum.spark")
+
+_QUERY: Final = "sql.streaming.queryId"
+_BATCH: Final = "streaming.sql.batchId"
+"""Spark's local properties a task of a streaming query sees: the id its checkpoint keeps, the micro-batch's number."""
+
+_INTEGERS: Final = (ByteType, ShortType, IntegerType, LongType)
+_KEY_TYPES: Final = (StringType, BinaryType, BooleanType, TimestampType, *_INTEGERS)
+_HEADER_TYPES: Final = (*_KEY_TYPES, FloatType, DoubleType)
+_COLUMN_TYPES: Final[dict[str, tuple[type[DataType], ...]]] = {
+    "value": (StringType, BinaryType),
+    "timestamp": (TimestampType,),
+    "headers": (MapType,),
+    "properties": (StructType,),
+}
+"""The columns of a message, and the types each may have."""
+
+_SPOOL_BYTES: Final = 64 << 20
+"""Bytes of messages a task holds in memory; what is more goes to a temporary file."""
+
+_SPOOLED: Final = struct.Struct(">HQI")
+_TARGET_BYTES: Final = 2
+
+_DIGITS_MAX: Final = 19
+"""Characters of a moment in microseconds, or a few more: a longer text is none, and is refused."""
+
+
+@dataclass(frozen=True)
+class Published(WriterCommitMessage):
+    """What a task of a write did.
+
+    Attributes:
+        sent: Messages it published, all confirmed.
+        found: Messages an earlier run of it had published.
+    """
+
+    sent: int
+    found: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How rows become messages; the same in all tasks of a write. Can be pickled."""
+
+    streams: tuple[str, ...]
+    """The stream, or those of the super stream in their order."""
+    routing_key: str | None
+    keys: tuple[tuple[str, str], ...]
+    """(column, header) of each key that is lifted from a column."""
+    definitions: tuple[KeyDefinition, ...]
+    """The keys whose values are checked."""
+    new_layout: bool
+    """The broker keeps messages as RabbitMQ 3.13 and later do."""
+    message_bytes_max: int
+    """0 for no limit."""
+
+
+# --- on the driver ----------------------------------------------------------------------------------------
+
+
+def prepare(
+    options: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool
+) -> tuple[SinkOptions, Shape]:
+    """Check a write before any task runs, and ask broker and database once how its rows become messages.
+
+    Raises:
+        InvalidInput, ConfigurationError: options or columns are wrong.
+        StreamNotFound: there is no such stream or super stream.
+        Transient: the broker, or the database where one is named, does not answer.
+    """
+    if overwrite:
+        raise InvalidInput('a stream can only be appended to: write with mode("append")')
+    parsed = parse_sink_options(options, streaming=streaming)
+    check_columns(schema, parsed)
+    definitions, keys = _keys(parsed)
+    with closing(Tails(parsed.broker, patience_s=parsed.poll_timeout_s if streaming else 0)) as tails:
+        streams, version, frame_bytes_max = tails.ask(lambda reader: _ask(reader, parsed))
+    if not streams:
+        raise StreamNotFound(f"There is no super stream {parsed.super_stream!r}.", stream=parsed.super_stream)
+    if len(streams) > PUBLISHERS_MAX:
+        raise InvalidInput(f"the super stream has {len(streams)} streams; at most {PUBLISHERS_MAX} can be written to")
+    bytes_max = max(1, frame_bytes_max - wire.PUBLISH_BYTES - wire.ENTRY_BYTES) if frame_bytes_max else 0
+    return parsed, Shape(tuple(streams), parsed.routing_key, keys, definitions, is_new_layout(version), bytes_max)
+
+
+def _ask(reader: StreamReader, options: SinkOptions) -> tuple[list[str], str, int]:
+    """Ask the broker for the streams to write to, its version, and how many bytes a frame may have."""
+    if options.stream is not None:
+        reader.bounds(options.stream)
+        streams = [options.stream]
+    else:
+        streams = reader.partitions(options.super_stream or "")
+    with closing(connect(options.broker, options.broker.timeout_s)) as connection:
+        session = connection.session
+        return streams, session.server_properties.get("version", ""), session.send_bytes_max
+
+
+def _keys(options: SinkOptions) -> tuple[tuple[KeyDefinition, ...], tuple[tuple[str, str], ...]]:
+    """Return the keys to check, and the header that each key's column is lifted into."""
+    known: dict[str, KeyDefinition] = {}
+    if options.database is not None:
+        with as_engine(options.database) as engine, translated_errors(), engine.connect() as connection:
+            known = {definition.name: definition for definition in key_definitions(connection)}
+    headers = []
+    for name in options.key_columns:
+        definition = known.setdefault(name, KeyDefinition(name))
+        place = definition.components[0].lone
+        if definition.is_composite or place is None or place.kind != "header":
+            raise InvalidInput(
+                f"option keyColumns: the key {name!r} is taken from {' and '.join(definition.sources)}, not from one"
+                " header: fill the columns headers and properties instead"
+            )
+        headers.append((name, place.name))
+    return tuple(known.values()), tuple(headers)
+
+
+def check_columns(schema: StructType, options: SinkOptions) -> None:
+    """Refuse columns that are missing, unknown or of a type they cannot have; a key's is `InvalidRelationshipKey`."""
+    types = {each.name: each.dataType for each in schema.fields}
+    for needed in ("value", options.routing_key):
+        if needed is not None and needed not in types:
+            raise InvalidInput(f"there is no column {needed!r} to write")
+    for name, kinds in _COLUMN_TYPES.items():
+        if name in types:
+            _check_type(name, types[name], kinds)
+    if isinstance(headers := types.get("headers"), MapType):
+        _check_type("headers", headers.valueType, _HEADER_TYPES)
+        _check_type("headers", headers.keyType, (StringType,))
+    if isinstance(properties := types.get("properties"), StructType):
+        known = {each.name: each.dataType for each in PROPERTIES.fields}
+        for each in properties.fields:
+            if each.name not in known:
+                raise InvalidInput(f"there is no property {each.name!r}; there are {', '.join(known)}")
+            wanted = _INTEGERS if isinstance(known[each.name], IntegerType) else (type(known[each.name]),)
+            _check_type(f"properties.{each.name}", each.dataType, wanted)
+    if options.routing_key is not None:
+        _check_type(options.routing_key, types[options.routing_key], (StringType, BinaryType, *_INTEGERS))
+    for name in options.key_columns:
+        _check_key(types, name)
+    if unknown := types.keys() - {*_COLUMN_TYPES, *options.key_columns, options.routing_key}:
+        raise InvalidInput(
+            f"the columns {', '.join(sorted(unknown))} have no place in a message: a row has value, headers, properties"
+            " and timestamp. Drop them, or name those that are relationship keys in the option keyColumns"
+        )
+
+
+def _check_type(name: str, kind: DataType, kinds: Sequence[type[DataType]]) -> None:
+    if not isinstance(kind, tuple(kinds)):
+        names = ", ".join(each.typeName() for each in kinds)
+        raise InvalidInput(f"the column {name!r} is {kind.simpleString()}; it must be one of {names}")
+
+
+def _check_key(types: Mapping[str, DataType], name: str) -> None:
+    if name in (*_COLUMN_TYPES, TIME_HEADER, RECEIPT_HEADER):
+        raise InvalidInput(f"option keyColumns: {name!r} is no column for a key")
+    kind = types.get(name)
+    if kind is None:
+        raise InvalidInput(f"option keyColumns: there is no column {name!r}")
+    if not isinstance(kind, _KEY_TYPES):
+        reason = {"double": SkipReason.FLOAT, "float": SkipReason.FLOAT, "decimal": SkipReason.DECIMAL}.get(
+            kind.typeName(), SkipReason.NESTED if isinstance(kind, StructType | MapType) else SkipReason.UNSUPPORTED
+        )
+        raise InvalidRelationshipKey(
+            f"the column {name!r} is {kind.simpleString()}, which no key can be: {reason}; cast it to a text, a whole"
+            " number or a timestamp",
+            key=name,
+            reason=str(reason),
+        )
+
+
+# --- in the tasks -----------------------------------------------------------------------------------------
+
+
+class _Writer:
+    """What both writers share. Can be pickled."""
+
+    def __init__(self, options: SinkOptions, shape: Shape) -> None:
+        self._options = options
+        self._shape = shape
+
+    def _write(self, batches: Iterator[pa.RecordBatch], write_id: str, epoch: int, task: int) -> Published:
+        """Publish the rows of one task, those that an earlier run of it has not published.
+
+        Raises:
+            InvalidInput: a row cannot be a message; this run has sent nothing.
+            Conflict: the rows are others than those of an earlier run, or in another order: this run has sent nothing.
+                Or another run published beside this one, which the message says.
+            PublishError, Transient: not everything was confirmed; running the task again publishes nothing twice.
+        """
+        options, streams = self._options, self._shape.streams
+        reference = reference_of(options.producer_name, write_id, task, epoch)
+        numberings = [Numbering(reference, epoch, stream) for stream in streams]
+        with closing(Spool(self._shape, numberings)) as spool:
+            for batch in batches:
+                spool.add(batch)
+            with Publisher(
+                options.broker,
+                reference,
+                streams,
+                confirm_timeout_s=options.confirm_timeout_s,
+                in_flight_max=options.in_flight_max,
+            ) as publisher:
+                after = _resume(publisher, numberings, spool)
+                sent = _publish(publisher, spool, after)
+        return Published(sent, spool.rows - sent)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """Writes a batch."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+        """Publish a task's rows; runs in a task, and again where that is retried. Outside a task it is task 0."""
+        context = TaskContext.get()
+        task = 0 if context is None else context.partitionId()
+        return self._write(iterator, self._options.write_id, self._options.batch_id, task)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Log what was written; runs on the driver, when all tasks have ended well."""
+        _log_written(messages, f"batch {self._options.write_id}")
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """Writes a streaming query's micro-batches."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+        """Publish a task's rows; runs in a task, and again where that is retried."""
+        context = TaskContext.get()
+        if context is None:
+            raise ConfigurationError("a streaming query writes in Spark's tasks only")
+        query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
+        if query is None or batch is None:
+            raise ConfigurationError("this task is of no streaming query: Spark gave it no query and batch id")
+        return self._write(iterator, query, int(batch), context.partitionId())
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
+        """Log what was written; runs on the driver, when all tasks have ended well."""
+        _log_written(messages, f"micro-batch {batchId}")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
+        """Do nothing: what is published stays, and a retry goes on after it."""
+
+
+def _log_written(messages: Sequence[WriterCommitMessage | None], what: str) -> None:
+    done = [message for message in messages if isinstance(message, Published)]
+    sent, found = sum(each.sent for each in done), sum(each.found for each in done)
+    _log.info("%s: %d messages published, %d found published before", what, sent, found)
+
+
+def _resume(publisher: Publisher, numberings: Sequence[Numbering], spool: "Spool") -> list[int]:
+    """Return the publishing id after which to go on in each stream, where it is one of this run's own."""
+    after = [numbering.resume_after(last) for numbering, last in zip(numberings, publisher.last_ids(), strict=True)]
+    missing = {(target, last) for target, last in enumerate(after) if last}
+    if missing:
+        missing.difference_update((target, publishing_id) for target, publishing_id, _ in spool.entries())
+    for target, _ in missing:
+        raise other_rows(numberings[target].stream)
+    return after
+
+
+def _publish(publisher: Publisher, spool: "Spool", after: Sequence[int]) -> int:
+    """Publish what follows those ids, and return how many messages that were."""
+    sent, last = 0, list(after)
+    for target, publishing_id, entry in spool.entries():
+        if publishing_id > after[target]:
+            publisher.publish(target, publishing_id, entry)
+            last[target] = publishing_id
+            sent += 1
+    publisher.finish()
+    if sent and any(mine and mine != theirs for mine, theirs in zip(last, publisher.last_ids(), strict=True)):
+        raise Conflict(
+            "another run of this task published beside this one, other rows or in another order: some may be there"
+            " twice or not at all. Switch speculation off (spark.speculation), or sort the rows within partitions"
+        )
+    return sent
+
+
+class Spool:
+    """The messages of one task: rows checked, numbered, and held until the last of them is known to be good.
+
+    `numberings` has one for each stream of the shape. The file is gone when the spool is closed.
+    """
+
+    def __init__(self, shape: Shape, numberings: Sequence[Numbering]) -> None:
+        self._shape = shape
+        self._numberings = numberings
+        self._stamper = Stamper(shape.definitions, read_property=lambda properties, name: properties.get(name))
+        self._file = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115 closed by close()
+        self.rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows; raises `InvalidInput` where one cannot be a message, and then nothing was sent."""
+        columns = {name: _values(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+        nothing = [None] * batch.num_rows
+        bodies, routing = columns["value"], columns.get(self._shape.routing_key or "", nothing)
+        headers, properties, times = (columns.get(name, nothing) for name in ("headers", "properties", "timestamp"))
+        keys = [(header, columns[column]) for column, header in self._shape.keys]
+        for row, body in enumerate(bodies):
+            if body is None:
+                raise InvalidInput("a row has no value (null): a message has a body, be it empty; nothing was sent")
+            given = _headers(headers[row])
+            given |= {header: column[row] for header, column in keys if column[row] is not None}
+            if times[row] is not None:
+                given[TIME_HEADER] = times[row]
+            set_properties = {name: value for name, value in (properties[row] or {}).items() if value is not None}
+            data = body.encode() if type(body) is str else body
+            self._add(data, given, set_properties, self._target(routing[row]))
+        self.rows += batch.num_rows
+
+    def _target(self, routing_key: Any) -> int:
+        if self._shape.routing_key is None:
+            return 0
+        if routing_key is None:
+            raise InvalidInput(f"a row has no routing key: {self._shape.routing_key!r} is null; nothing was sent")
+        return partition_of(str(routing_key) if type(routing_key) is int else routing_key, len(self._shape.streams))
+
+    def _add(self, body: bytes, headers: dict[str, Any], properties: dict[str, Any], target: int) -> None:
+        numbering = self._numberings[target]
+        message_id = properties.get("message_id") or numbering.next_message_id()
+        stamp = self._stamper.stamp(headers, message_id, properties.get("timestamp"), properties, body)
+        content = encode_content(body, headers, properties, new=self._shape.new_layout)
+        message = content.message(message_id, {name: (stamp.headers or {})[name] for name in stamp.added})
+        if len(message) > self._shape.message_bytes_max > 0:
+            raise InvalidInput(
+                f"a message has {len(message)} bytes; the broker takes {self._shape.message_bytes_max} by the stream"
+                " protocol (stream.frame_max); nothing was sent"
+            )
+        self._file.write(_SPOOLED.pack(target, numbering.next(content.parts()), len(message)) + message)
+
+    def entries(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (target, publishing id, the message as an entry of a Publish frame) of each, in order."""
+        file = self._file
+        file.seek(0)
+        while head := file.read(_SPOOLED.size):
+            target, publishing_id, size = _SPOOLED.unpack(head)
+            # An entry of a frame is just what follows the target here.
+            yield target, publishing_id, head[_TARGET_BYTES:] + file.read(size)
+
+    def close(self) -> None:
+        """Forget the messages."""
+        self._file.close()
+
+
+def _headers(given: Any) -> dict[str, Any]:
+    """Make a row's headers fit to be sent: as Spark reads them, our time is a text and a receipt is another's."""
+    headers: dict[str, Any] = dict(given or {})
+    headers.pop(RECEIPT_HEADER, None)
+    stamped = headers.get(TIME_HEADER)
+    if type(stamped) is str and stamped.removeprefix("-").isdecimal() and len(stamped) <= _DIGITS_MAX:
+        headers[TIME_HEADER] = int(stamped)
+    return headers
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Return a column's values, moments in microseconds."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
+    values: list[Any] = column.to_pylist()
+    return values

@@ -1,0 +1,309 @@
+"""The relationship table as a DataFrame and as a catalog of Spark SQL, and one state of it for several reads."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Literal
+
+import psycopg
+import sqlalchemy as sa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from relatum.checks import checked_count, checked_name, checked_names, shown
+from relatum.errors import ConfigurationError, InvalidInput, StreamNotFound
+from relatum.store import (
+    as_engine,
+    close_engine,
+    coverage_of,
+    covered,
+    make_engine,
+    streams,
+    translated_errors,
+)
+from relatum_spark._cuts import Bound, offset_predicates, predicates_of
+from relatum_spark._jdbc import jdbc_options, require_driver
+from relatum_spark._where import database_url, definitions_in
+
+Split = Literal["blocks", "offsets"]
+
+COLUMNS: Final = ("key", "value", "vhost", "stream", "stream_offset", "time")
+
+PARTITIONS_MAX: Final = 10_000
+
+LIMIT_S: Final = 3600.0
+"""Seconds a snapshot lives unless told otherwise: an hour of held-back vacuum does no harm yet."""
+
+_CATALOG: Final = "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog"
+
+
+def relationships(
+    spark: SparkSession,
+    *,
+    database: str | None = None,
+    streams: str | Sequence[str] | None = None,
+    keys: str | Sequence[str] | None = None,
+    vhost: str | None = None,
+    partitions: int = 8,
+    split: Split = "blocks",
+    snapshot: "Snapshot | None" = None,
+) -> DataFrame:
+    """Return the relationship table: one row for each key of each recorded message, as in `relatum.relations`.
+
+    Without a snapshot the rows are those recorded when this is called, whenever the DataFrame is used and however
+    often: later ones are left out by their offsets. No transaction stays open. Rows that are pruned meanwhile, since
+    retention took their messages, may be missing in some tasks and not in others; with a snapshot they are not. It is
+    good for a day: by then PostgreSQL may have rows of streams that are kept for long in another part of the table.
+
+    Args:
+        spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
+        database: PostgreSQL's URL; None for RELATUM_DATABASE_URL, or for the snapshot's.
+        streams: A stream or super stream, or several; None for all. Rows of replaced streams are not read.
+        keys: A key or several; None for all in force.
+        vhost: The vhost of the streams; None for all.
+        partitions: Tasks that read at once, at most, each by a connection of its own. 1 to 10,000.
+        split: "blocks" cuts the table by place: the fastest. "offsets" cuts it by stream and offset: each task has
+            the rows of neighbouring messages. Both are balanced by rows, whatever a stream's share or gaps.
+        snapshot: Read in this state of the database; the action must run inside its block.
+
+    Returns:
+        Columns key, value, vhost, stream (string), stream_offset (long), time (timestamp, null where none was
+        recorded). Filters on all but the time run in PostgreSQL. Rows come in no order.
+
+    Raises:
+        ConfigurationError: the session has no JDBC driver, or the database's URL cannot be used by it.
+        StreamNotFound: a stream or super stream of that name was never recorded.
+        KeyNotDefined: a key of that name is not in force.
+        InvalidInput: an argument is wrong, or the snapshot has ended.
+        DatabaseUnavailable: PostgreSQL does not answer.
+    """
+    checked_count("partitions", partitions, most=PARTITIONS_MAX)
+    if split not in ("blocks", "offsets"):
+        raise InvalidInput(f'split must be "blocks" or "offsets", not {split!r}')
+    stream_names, key_names = _names("streams", streams), _names("keys", keys)
+    if vhost is not None:
+        checked_name("vhost", vhost)
+    url = database_of(database, snapshot)
+    options = jdbc_options(url)
+    require_driver(spark)
+    with connected(url, snapshot) as connection:
+        stream_ids = _stream_ids(connection, stream_names, vhost)
+        key_ids = [definition.key_id for definition in definitions_in(connection, key_names)]
+        bounds = _bounds(connection, stream_ids, key_ids)
+        cut = partial(predicates_of, is_steady=snapshot is not None) if split == "blocks" else offset_predicates
+        predicates = cut(connection, stream_ids, key_ids, bounds, partitions)
+    # For nested loops the planner would scan a part of the table once for each stream and key.
+    statements = [*(() if snapshot is None else snapshot.session_statements()), "SET enable_nestloop = off"]
+    options["sessionInitStatement"] = "; ".join(statements)
+    frame = spark.read.jdbc(options.pop("url"), _table(bounds), predicates=predicates, properties=options)
+    # Made here and not in SQL: Spark would push filters on it down as text without a time zone.
+    return frame.withColumn("time", F.timestamp_micros("time_us")).select(*COLUMNS)
+
+
+def catalog(spark: SparkSession, name: str = "relatum", *, database: str | None = None) -> str:
+    """Make the database a catalog of the session: `SELECT key, count(*) FROM relatum.relatum.relations GROUP BY key`.
+
+    Filters, aggregates, sorting with a limit and samples run inside PostgreSQL. A query reads by one task; for all the
+    rows of a large table, `relationships` reads by many. Calling it again for the same database changes nothing.
+
+    Args:
+        spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
+        name: The catalog's name in SQL.
+        database: PostgreSQL's URL; None for RELATUM_DATABASE_URL.
+
+    Returns:
+        The full name of the view in SQL, `relatum.relatum.relations`.
+
+    Raises:
+        InvalidInput: SQL cannot have such a name.
+        ConfigurationError: the session has no JDBC driver, the database's URL cannot be used by it, or the session has
+            a catalog of that name for something else: Spark keeps the one it opened first.
+    """
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name == "spark_catalog":
+        raise InvalidInput(f"a catalog's name is letters, digits and _, not {name!r}")
+    options = jdbc_options(database_url(database))
+    require_driver(spark)
+    prefix = f"spark.sql.catalog.{name}"
+    settings = {prefix: _CATALOG} | {f"{prefix}.{option}": value for option, value in options.items()}
+    for setting in (prefix, f"{prefix}.url", f"{prefix}.user"):
+        if spark.conf.get(setting, None) not in (None, settings[setting]):
+            raise ConfigurationError(f"this session has another catalog {name!r}: choose another name")
+    for setting, value in settings.items():
+        spark.conf.set(setting, value)
+    return f"{name}.relatum.relations"
+
+
+# --- one state for several reads --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state of the database, held open by `snapshot`; an argument of `relationships` and of the joins.
+
+    Attributes:
+        snapshot_id: PostgreSQL's name for it.
+        database: PostgreSQL's URL.
+    """
+
+    snapshot_id: str
+    database: str = field(repr=False)
+
+    @contextmanager
+    def connect(self) -> Iterator[sa.Connection]:
+        """Connect, in a transaction that sees this state; raises `InvalidInput` where the snapshot has ended."""
+        with as_engine(self.database) as engine, translated_errors(), engine.connect() as connection:
+            connection.execution_options(isolation_level="REPEATABLE READ")
+            try:
+                # The id is PostgreSQL's own, hexadecimal digits and dashes; the statement takes no parameters.
+                connection.exec_driver_sql(f"SET TRANSACTION SNAPSHOT '{self.snapshot_id}'")
+            except sa.exc.DBAPIError as error:
+                if isinstance(error.orig, (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue)):
+                    raise InvalidInput(
+                        "the snapshot has ended: read inside its `with` block, or give it a longer limit_s"
+                    ) from None
+                raise
+            yield connection
+
+    def session_statements(self) -> list[str]:
+        """Return what a task's connection runs first."""
+        return [
+            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY",
+            f"SET TRANSACTION SNAPSHOT '{self.snapshot_id}'",
+        ]
+
+
+@contextmanager
+def snapshot(database: str | None = None, *, limit_s: float = LIMIT_S) -> Iterator[Snapshot]:
+    """Hold one state of the database while the block runs, so that several reads and all their tasks see the same.
+
+    Spark reads when an action runs: run it inside the block. While a snapshot is held, PostgreSQL cannot clean up
+    deleted rows anywhere in the database; don't hold one for hours.
+
+    Args:
+        database: PostgreSQL's URL; None for RELATUM_DATABASE_URL.
+        limit_s: Seconds after which PostgreSQL ends the snapshot by itself, should the driver hang. Tasks that start
+            after that fail with `snapshot "…" does not exist`; those that run read on.
+
+    Raises:
+        ConfigurationError: no database is named, or its URL cannot be read.
+        InvalidInput: `limit_s` is not between 1 and 86,400.
+        DatabaseUnavailable: PostgreSQL does not answer.
+    """
+    if not 1 <= limit_s <= 86_400:
+        raise InvalidInput(f"a snapshot lives from 1 to 86,400 seconds, not {limit_s:g}")
+    url = database_url(database)
+    engine = make_engine(url, pool_size=1)
+    with translated_errors():
+        connection = engine.connect()
+    try:
+        with translated_errors():
+            snapshot_id = _export(connection, limit_s)
+        yield Snapshot(snapshot_id, url)
+    finally:
+        # Closed without a rollback: the server may have ended it by its limit.
+        connection.invalidate()
+        connection.close()
+        close_engine(engine)
+
+
+def _export(connection: sa.Connection, limit_s: float) -> str:
+    connection.execution_options(isolation_level="REPEATABLE READ")
+    connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {int(limit_s * 1000)}")
+    # Rows keep their places until the block ends: VACUUM FULL and CLUSTER would move them under readers by ctid.
+    connection.exec_driver_sql("LOCK TABLE relatum.relationships IN ACCESS SHARE MODE")
+    snapshot_id: str = connection.exec_driver_sql("SELECT pg_export_snapshot()").scalar_one()
+    return snapshot_id
+
+
+def database_of(database: str | None, snapshot: Snapshot | None) -> str:
+    """Return PostgreSQL's URL, which is the snapshot's where there is one."""
+    if snapshot is None:
+        return database_url(database)
+    if not isinstance(snapshot, Snapshot):
+        raise InvalidInput(f"snapshot= takes what `relatum_spark.snapshot` gives, not {shown(snapshot)}")
+    if database is not None and database != snapshot.database:
+        raise InvalidInput("the snapshot is of another database; leave out `database`")
+    return snapshot.database
+
+
+@contextmanager
+def connected(url: str, snapshot: Snapshot | None) -> Iterator[sa.Connection]:
+    """Connect, in a transaction that sees one state: the snapshot's, where there is one."""
+    if snapshot is not None:
+        with snapshot.connect() as connection:
+            yield connection
+        return
+    with as_engine(url) as engine, translated_errors(), engine.connect() as connection:
+        yield connection.execution_options(isolation_level="REPEATABLE READ")
+
+
+# --- what is read -----------------------------------------------------------------------------------------
+
+
+def _names(argument: str, names: str | Sequence[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    found = checked_names(argument, [names] if isinstance(names, str) else names, least=1)
+    return list(dict.fromkeys(found))
+
+
+def _stream_ids(connection: sa.Connection, names: list[str] | None, vhost: str | None) -> list[int]:
+    """Return the ids of present streams and of the partitions of super streams."""
+    query = sa.select(streams.c.stream_id, streams.c.name, streams.c.super_stream).where(
+        streams.c.replaced_at.is_(None)
+    )
+    if vhost is not None:
+        query = query.where(streams.c.vhost == vhost)
+    if names is not None:
+        query = query.where(streams.c.name.in_(names) | streams.c.super_stream.in_(names))
+    rows = connection.execute(query.order_by(streams.c.stream_id)).all()
+    check_recorded(names or (), [name for row in rows for name in (row.name, row.super_stream)])
+    return [row.stream_id for row in rows]
+
+
+def check_recorded(names: Iterable[str], known: Sequence[str | None]) -> None:
+    """Refuse names that no recorded stream or super stream has."""
+    for name in names:
+        if name not in known:
+            raise StreamNotFound(
+                f"no stream {name!r} was recorded: see `relatum record` and `relatum backfill`", stream=name
+            )
+
+
+def _bounds(connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int]) -> list[Bound]:
+    """Return what is recorded now. Rows in it never change; they are only pruned, with the messages they are of."""
+    rows = coverage_of(connection, stream_ids)
+    by_stream = {stream_id: [row for row in rows if row.stream_id == stream_id] for stream_id in stream_ids}
+    return [
+        (stream_id, key_id, *offsets)
+        for stream_id in stream_ids
+        for key_id in key_ids
+        for offsets in covered(by_stream[stream_id], key_id)
+    ]
+
+
+def _table(bounds: Sequence[Bound]) -> str:
+    """Return the table that Spark reads: the view's columns, and those that predicates cut by.
+
+    It holds numbers and no text of users. Streams and keys are joined by id and not by whether they are in force, so
+    that one that is replaced while tasks run is not there for some of them only.
+    """
+    columns = list(zip(*bounds, strict=True)) or [(), (), (), ()]
+    arrays = ", ".join(
+        "'{" + ",".join(map(str, column)) + "}'::" + kind + "[]"
+        for column, kind in zip(columns, ("int", "smallint", "bigint", "bigint"), strict=True)
+    )
+    return _TABLE.format(arrays=arrays)
+
+
+_TABLE: Final = (
+    "(SELECT k.name AS key, r.value, s.vhost, s.name AS stream, r.stream_offset, "
+    "r.time_us, r.stream_id, r.part, r.ctid AS place "
+    "FROM relatum.relationships r "
+    "JOIN (unnest({arrays}) c (stream_id, key_id, from_offset, to_offset) "
+    "JOIN relatum.streams s ON s.stream_id = c.stream_id JOIN relatum.keys k ON k.key_id = c.key_id) "
+    "ON r.stream_id = c.stream_id AND r.key_id = c.key_id "
+    "AND r.stream_offset >= c.from_offset AND r.stream_offset < c.to_offset) relations"
+)

@@ -1,1 +1,0 @@
-"""Joins of messages over their relations: relations first, payloads for what is left."""

@@ -1,1 +1,0 @@
-"""Messages for places: of a DataFrame's rows, and of the relata of a micro-batch."""

@@ -1,1 +1,0 @@
-"""Streams as a source of Spark: batches and micro-batches."""

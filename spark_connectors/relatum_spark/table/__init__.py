@@ -1,1 +1,0 @@
-"""The relationship table over JDBC."""
