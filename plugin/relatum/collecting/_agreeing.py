@@ -27,9 +27,6 @@ def last_agreed(bounds: StreamBounds) -> Generator[LastCollected | ReadAt, Any, 
     """The offset of the last collected message that lies in the stream as it was collected; None where none does.
 
     Found by halving: what agrees is a prefix. A message agrees by its own `message_id`; one without speaks for nothing.
-
-    Args:
-        bounds: The stream as it is now.
     """
     if bounds.first is None or bounds.last is None:
         return None

@@ -324,13 +324,7 @@ Executor = Callable[[Bulk], Answer]
 
 
 def results_of(bulk: Bulk, answer: Any, raised: BaseException | None = None) -> dict[MessageId, Failure | None]:
-    """The result of each message of a bulk after its executor returned or raised.
-
-    Args:
-        bulk: The bulk, with what it was told by `succeeded` and `failed`.
-        answer: What the executor returned.
-        raised: What it raised instead. In a joined transaction all it wrote is gone then, and with it each result.
-    """
+    """The result of each message of a bulk after its executor returned or raised."""
     noted = bulk._results
     if raised is not None:
         failure = Failure.of(raised)

@@ -13,11 +13,7 @@ from relatum.reading import Message, Result
 
 
 class BulkSpan:
-    """Takes note of what becomes of a bulk, where somebody wants spans.
-
-    Args:
-        span: The span.
-    """
+    """Takes note of what becomes of a bulk, where somebody wants spans."""
 
     def __init__(self, span: Span = NO_SPAN) -> None:
         self._span = span

@@ -64,12 +64,7 @@ class Join(Request["Joined"]):
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What a joined transaction came to.
-
-    Attributes:
-        results: What was decided.
-        stored: What of it was committed, with all the executor wrote; None where all was rolled back.
-    """
+    """What a joined transaction came to."""
 
     results: list[Result]
     stored: Stored | None
@@ -99,12 +94,7 @@ Step = Load | Forward | Execute | Join | Bury | Finish
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """What became of a bulk.
-
-    Attributes:
-        results: What was stored of its messages; those that are missing are another member's.
-        at: The store's time.
-    """
+    """What became of a bulk."""
 
     results: list[Result]
     at: datetime | None
@@ -115,13 +105,7 @@ Steps = Generator[Step, Any, Consumed]
 
 
 def consume(options: ExecutorOptions, bulk: Bulk, *, may_die: bool) -> Steps:
-    """Consume a bulk: read what is not in memory, note the attempt, call the executor, store what came of it.
-
-    Args:
-        options: The type's options.
-        bulk: A bulk that was taken.
-        may_die: Whether there is a dead-letter stream.
-    """
+    """Consume a bulk: read what is not in memory, note the attempt, call the executor, store what came of it."""
     lost, later = yield from _load(bulk)
     if not bulk.messages:
         return Consumed(later, None)
@@ -141,11 +125,6 @@ def fail(options: ExecutorOptions, bulk: Bulk, error: Exception) -> Steps:
     """End the attempt of a bulk whose consumption a defect broke off: all its messages failed, for that reason.
 
     Else they would be with this member for as long as it lives, and nobody would consume them.
-
-    Args:
-        options: The type's options.
-        bulk: The bulk, wherever it was broken off.
-        error: The defect.
     """
     yield from _forward(bulk)
     failed = dict.fromkeys((message.place for message in bulk.messages), Failure.of(error))

@@ -32,9 +32,6 @@ class Core:
 
     A message is offered (`admit`), stored by the owner, added, closed into a bulk, taken by a worker, and settled. From
     `admit` to `settle` it is held, and counts. Times are seconds of any clock that does not go back.
-
-    Args:
-        limits: The limits over all types.
     """
 
     def __init__(self, limits: CollectorLimits | None = None) -> None:
@@ -48,11 +45,7 @@ class Core:
     # --- what it is told and asked at the beginning -------------------------------------------------------------
 
     def register(self, type: str, options: ExecutorOptions) -> None:  # noqa: A002 - RabbitMQ's word for it
-        """Take messages of a type from now on.
-
-        Raises:
-            InvalidInput: The type has an executor already.
-        """
+        """Take messages of a type from now on."""
         if type in self._types:
             raise InvalidInput(f"the type {type!r} has an executor already")
         self._types[type] = TypeBulks(type, options)
@@ -164,11 +157,7 @@ class Core:
     # --- bulks closed ---------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> bool:
-        """Close the bulks whose time has come, and put the messages whose retry is due into bulks again.
-
-        Returns:
-            Whether there was anything to do.
-        """
+        """Close the bulks whose time has come, and put the messages whose retry is due into bulks again."""
         has_done = False
         for bulks in self._types.values():
             reason = bulks.due(now)
@@ -229,13 +218,7 @@ class Core:
             self._hold(message)
 
     def settle(self, bulk: Bulk, results: Sequence[Result], now: float) -> None:
-        """A worker is done with a bulk: messages to be tried again wait for it, all others are let go.
-
-        Args:
-            bulk: The bulk, as it was taken.
-            results: What was stored of it; messages without a result are another member's.
-            now: The time.
-        """
+        """A worker is done with a bulk: messages to be tried again wait for it, all others are let go."""
         bulks = self._types[bulk.type]
         bulks.running -= 1
         again = {

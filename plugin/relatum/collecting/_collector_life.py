@@ -45,12 +45,7 @@ class CollectorLife(Collector[ExecutorT]):
     # --- messages in ----------------------------------------------------------------------------------------------
 
     def _offer(self, described: Sequence[Collected], taken: list[bool]) -> bool:
-        """Take messages as far as there is room, under the lock; whether that is all of them.
-
-        Args:
-            described: The messages.
-            taken: Whether each was taken, as far as that is known; more of it is then.
-        """
+        """Take messages as far as there is room, under the lock; whether that is all of them."""
         shared, before = self._shared, len(taken)
         for message in described[before:]:
             verdict = shared.intake.collect(message, time.monotonic())

@@ -89,13 +89,7 @@ class ExecutorOptions:
 
 @dataclass(frozen=True, slots=True)
 class CollectorLimits:
-    """The limits over all types.
-
-    Attributes:
-        bytes_max: Bytes of all messages held, each counted with `ENTRY_BYTES` more for what is known about it. When
-            they reach it, the largest bulk being filled is closed, and there is no room until some are consumed.
-        bulks_max: When so many bulks are being filled, the oldest is closed.
-    """
+    """The limits over all types."""
 
     bytes_max: int = BYTES_MAX
     bulks_max: int = BULKS_MAX

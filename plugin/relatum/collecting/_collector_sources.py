@@ -13,13 +13,7 @@ from relatum.errors import Conflict
 
 
 class CollectorSources:
-    """Which row the collector has, and each of its streams. Thread-safe.
-
-    Args:
-        name: The collector's name.
-        vhost: The virtual host of its streams.
-        keep_s: Seconds a finished message is remembered; None for ever.
-    """
+    """Which row the collector has, and each of its streams. Thread-safe."""
 
     def __init__(self, name: str, vhost: str, keep_s: int | None) -> None:
         self.name = name

@@ -53,12 +53,6 @@ class CollectorStore:
 
     Each call may raise `DatabaseUnavailable`, and is repeated then with the same arguments. A member is one running
     collector: what it collected is its own until its lease has lapsed and another member takes it over.
-
-    Args:
-        name: The collector's name.
-        database: PostgreSQL's URL, or a `Database`, which stays the caller's.
-        vhost: The virtual host of the collector's streams.
-        keep_s: Seconds a finished message is remembered; None for ever. The last member that joined decides.
     """
 
     def __init__(self, name: str, database: AnyDatabase, *, vhost: str = "/", keep_s: int | None = KEEP_S) -> None:
@@ -93,11 +87,7 @@ class CollectorStore:
             return int(connection.execute(member_statements.add_member, member).scalar_one())
 
     def renew(self, member: int) -> bool:
-        """Extend the lease, also one that lapsed; and forget what has been finished for longer than it is kept.
-
-        Returns:
-            False where the member is gone, since all it had was taken over: join anew.
-        """
+        """Extend the lease, also one that lapsed; and forget what has been finished for longer than it is kept."""
         with self._database.transaction() as connection:
             collector = self._sources.collector_id(connection)
             is_there = connection.execute(member_statements.renew, {"id": member}).rowcount == 1
@@ -200,11 +190,7 @@ class CollectorStore:
     # Messages
 
     def add(self, member: int, entries: Sequence[Entry], advance: Advance | None = None) -> Stored:
-        """Store messages as collected, and move the position of their stream; gives those to be consumed here.
-
-        Raises:
-            Conflict: The position is not where it was left, or members came or went: `follow` anew. Nothing is written.
-        """
+        """Store messages as collected, and move the position of their stream; gives those to be consumed here."""
         try:
             return self._add(member, entries, advance)
         except RowRefused as refused:
@@ -295,12 +281,7 @@ class CollectorStore:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """A transaction that an executor may join.
-
-        Raises:
-            CommitInDoubt: The connection was lost during the commit: ask `came_through`, before anything is done again.
-            DatabaseUnavailable: PostgreSQL is away; nothing was committed.
-        """
+        """A transaction that an executor may join."""
         with self._tokens.transaction(self._engine, within_s=None) as connection:
             yield connection
 

@@ -27,11 +27,7 @@ WAIT_S: Final = 1.0
 
 
 def readable(found: Message | RelatumError) -> Message | None:
-    """What lies at an offset; None for nothing.
-
-    Raises:
-        RelatumError: It cannot be said.
-    """
+    """What lies at an offset; None for nothing."""
     if isinstance(found, Message):
         return found
     if isinstance(found, OffsetExpired) or (isinstance(found, OffsetNotFound) and found.is_proven):
@@ -43,12 +39,6 @@ class Following:
     """Follows a collector's streams, over one follower, in one thread; what has to be asked is asked beside it.
 
     A stream that waits, for room, for an answer, for another member, is waited for by nobody else.
-
-    Args:
-        shared: What the collector's threads share.
-        address: The broker.
-        type_of: Tells messages' types.
-        initial: Where to begin with a stream that was never followed.
     """
 
     def __init__(

@@ -65,14 +65,7 @@ def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Coll
 
 @dataclass(slots=True)
 class Gathered:
-    """Messages to be stored in one transaction.
-
-    Attributes:
-        messages: They are held by the core.
-        advance: The move of their stream's position, where it is followed.
-        last: The last message below that position.
-        passed_over_types: Types of messages that have no executor here.
-    """
+    """Messages to be stored in one transaction."""
 
     messages: list[Collected] = field(default_factory=list)
     advance: Advance | None = None
@@ -96,11 +89,7 @@ class Gathered:
 
 
 class Intake:
-    """Gathers messages that the core has room for, by stream. Not thread-safe: its owner locks.
-
-    Args:
-        core: The collector's core.
-    """
+    """Gathers messages that the core has room for, by stream. Not thread-safe: its owner locks."""
 
     def __init__(self, core: Core) -> None:
         self.passed_over = 0
@@ -246,12 +235,7 @@ class Intake:
         self._core.add(ours, now)
 
     def lost(self, gathered: Gathered, error: Exception | None = None) -> None:
-        """Note that nothing was stored: the stream is not followed any more.
-
-        Args:
-            gathered: What was to be stored.
-            error: Why, where waiting would not cure it; None where another member moved the position.
-        """
+        """Note that nothing was stored: the stream is not followed any more."""
         self._came_back(gathered)
         self._core.cancel(gathered.messages)
         if gathered.advance is not None:

@@ -30,13 +30,6 @@ class JoinedRun:
     Exactly once rests on one statement: the one that stores the results finds the rows still forwarded in this bulk by
     this member, or the transaction is rolled back, with all the executor wrote. Another try whose commit was not
     answered, and another member, are both kept out by it.
-
-    Args:
-        store: The store.
-        member: This member.
-        join: The step.
-        executor: The type's executor.
-        bury: Publishes to the dead-letter stream; gives what that does not take at any time.
     """
 
     def __init__(
@@ -58,11 +51,7 @@ class JoinedRun:
         self._failed: list[Result] = []
 
     def run(self) -> Joined:
-        """Call the executor and commit.
-
-        Raises:
-            DatabaseUnavailable: PostgreSQL is away; nothing was committed, or it is not known: call it again.
-        """
+        """Call the executor and commit."""
         while self._bulk.messages:
             committed = self._committed_before()
             if committed is not None:
@@ -134,11 +123,7 @@ class JoinedRun:
 
 
 def call(executor: Executor, bulk: Bulk) -> Executed:
-    """Call an executor; whatever it raises is its answer.
-
-    Raises:
-        Abandoned: The collector has ended, and the executor with it: that says nothing of the messages.
-    """
+    """Call an executor; whatever it raises is its answer."""
     try:
         return Executed(executor(bulk))
     except Abandoned:

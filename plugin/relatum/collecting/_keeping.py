@@ -62,12 +62,7 @@ def tick_until_end(shared: Shared) -> None:
 
 
 def keep_until_end(shared: Shared, lease_s: float) -> None:
-    """Renew the lease, and take over messages of members whose lease has lapsed.
-
-    Args:
-        shared: What the collector's threads share.
-        lease_s: Seconds the lease holds.
-    """
+    """Renew the lease, and take over messages of members whose lease has lapsed."""
     who, renewed_at = shared.who("keeping its lease"), time.monotonic()
     while not shared.abandoned.wait(min(TAKE_OVER_S, renewal_s(lease_s))):
         now = time.monotonic()

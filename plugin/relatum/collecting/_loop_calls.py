@@ -23,11 +23,7 @@ def is_coroutine_function(called: Callable[..., Any]) -> bool:
 
 
 class LoopCalls:
-    """Calls of coroutine functions in the running loop, for threads, which wait for them.
-
-    Args:
-        ended: Called where the loop ends before the collector is closed: nothing can be called any more.
-    """
+    """Calls of coroutine functions in the running loop, for threads, which wait for them."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -43,12 +39,7 @@ class LoopCalls:
             self._ended()
 
     def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Await what a coroutine function gives, in the loop; from a thread, which waits until it has come to its end.
-
-        Raises:
-            Abandoned: The collector has ended, and the function was cancelled, or not called.
-            BaseException: What the function raised.
-        """
+        """Run a coroutine function in the loop and wait in the calling thread until it has ended."""
         done: Future[T] = Future()
         caller = threading.current_thread()
         if not self._soon(lambda: self._loop.create_task(self._call(function, arguments, caller, done))):

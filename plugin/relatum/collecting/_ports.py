@@ -11,17 +11,7 @@ from relatum.store import Position
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A collected message as the store knows it: everything but the body.
-
-    Attributes:
-        place: Where the message lies; that is its identity.
-        message_id: The property `message_id`, or "stream:offset".
-        type: The type its executor is chosen by.
-        bytes: The message's bytes, for the sizes of bulks.
-        attempts: How often an executor was handed it.
-        due_in_s: Seconds until its next attempt; 0 for at once.
-        collected_at: When it was collected; None before it is.
-    """
+    """A collected message as the store knows it: everything but the body."""
 
     place: MessageId
     message_id: str
@@ -34,16 +24,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """A followed stream's position moves: everything in [from_offset, to_offset) is collected or passed over.
-
-    Attributes:
-        stream: The stream's name.
-        from_offset: Where the position must be.
-        to_offset: Where it is then: the next offset to be read.
-        known_by: What lies at the last offset read, to know the stream again.
-        passed_over: Messages whose type has no executor.
-        passed_over_types: The types of those passed over.
-    """
+    """A followed stream's position moves: everything in [from_offset, to_offset) is collected or passed over."""
 
     stream: str
     from_offset: int
@@ -55,13 +36,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A stream this member follows now.
-
-    Attributes:
-        next_offset: The position: where to read on.
-        known_by: What lay at the last offset read; None where none was.
-        is_new: Whether it was never followed before, and so begins where it was told to.
-    """
+    """A stream this member follows now."""
 
     next_offset: int
     known_by: Position | None = None
@@ -70,14 +45,7 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an attempt came to, to be stored.
-
-    Attributes:
-        place: The message's place.
-        status: SUCCEEDED, FAILED or DEAD; COLLECTED where it is to be tried again.
-        reason: Why it failed, at most 1,000 characters; None where it succeeded.
-        retry_in_s: With COLLECTED: seconds until the next attempt.
-    """
+    """What an attempt came to, to be stored."""
 
     place: MessageId
     status: OutcomeStatus
@@ -87,14 +55,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a call to the store came to.
-
-    Attributes:
-        places: Those of the places asked for that are this member's and are now as asked. What is missing belongs to
-            another member, or was finished before.
-        at: The store's time, aware: what it wrote as `collected_at`, `forwarded_at`, `finished_at`.
-        renamed: With `add`: the names of messages whose own it cannot hold.
-    """
+    """What a call to the store came to."""
 
     places: frozenset[MessageId]
     at: datetime

@@ -20,14 +20,7 @@ def decide(
     *,
     may_die: bool,
 ) -> list[Result]:
-    """What to store of each message of a bulk.
-
-    Args:
-        options: The type's options.
-        messages: Messages of the bulk, this attempt counted.
-        results: The result of each message.
-        may_die: Whether there is a dead-letter stream.
-    """
+    """What to store of each message of a bulk."""
     return [_decided(options, message, results[message.place], may_die=may_die) for message in messages]
 
 

@@ -38,11 +38,7 @@ log_defect = partial(log_failure, logger)
 
 
 class Changed(threading.Condition):
-    """Notified when core or intake has changed.
-
-    Attributes:
-        listeners: Called with each notification, under the lock: for those who cannot wait in a thread.
-    """
+    """Notified when core or intake has changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,22 +52,7 @@ class Changed(threading.Condition):
 
 
 class Shared:
-    """The state of a collector, as its threads share it.
-
-    Attributes:
-        core: What is flushed when.
-        intake: What is on its way into the store.
-        store: The store.
-        handlers: Who is told.
-        tell: Tells them, in order.
-        member: This member's id.
-        reach: Whether it reaches the broker; None where nothing is followed.
-        outages: What is away.
-        changed: Its lock guards `core` and `intake`; notified when either changed.
-        stopping: Set when nothing new is to be read.
-        input_ended: Whether all that was read is gathered.
-        abandoned: Set when nobody waits for servers any more: the collector has ended.
-    """
+    """The state of a collector, as its threads share it."""
 
     def __init__(self, store: CollectorStore, limits: CollectorLimits, broker: str = "") -> None:
         self.core = Core(limits)
@@ -120,17 +101,7 @@ class Shared:
         self.notify()
 
     def persist(self, call: Callable[[], T], what: str) -> T:
-        """Repeat a call until servers, and those who set them up, let it succeed.
-
-        Args:
-            call: What to do.
-            what: What that is, for the log where it has to wait: "storing messages".
-
-        Raises:
-            Abandoned: The collector was closed meanwhile.
-            Exception: What no waiting cures: another member did it first (`Conflict`), a value that PostgreSQL cannot
-                hold, a defect. It is about what was to be done, and would be the same the next time.
-        """
+        """Repeat a call until servers, and those who set them up, let it succeed."""
         pauses, who = Pauses(), self.who(what)
         while not self.abandoned.is_set():
             try:

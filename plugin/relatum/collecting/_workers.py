@@ -43,15 +43,7 @@ OpenReader = Callable[[], StreamReader]
 
 
 class Worker:
-    """Consumes bulks of a type, in a thread of its own.
-
-    Args:
-        shared: What the collector's threads share.
-        options: The type's options.
-        executor: The type's executor.
-        open_reader: Opens a reader for bodies that are not in memory; None where there is no broker.
-        dead_letters: Where messages go that are given up; None for nowhere.
-    """
+    """Consumes bulks of a type, in a thread of its own."""
 
     def __init__(
         self,
@@ -176,11 +168,7 @@ class Worker:
 
 
 def not_refused(found: dict[MessageId, Found]) -> dict[MessageId, Found]:
-    """What was read.
-
-    Raises:
-        AccessRefused: The broker refused to show some of it. That passes, or somebody sees to it: nothing is lost.
-    """
+    """What was read."""
     for each in found.values():
         if isinstance(each, AccessRefused):
             raise each

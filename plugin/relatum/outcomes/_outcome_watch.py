@@ -27,12 +27,7 @@ class _Handler:
 
 
 class OutcomeWatch:
-    """The thread that asks for all messages somebody has a handler for.
-
-    Args:
-        read: Gives the outcomes of ids, of a collector or of all; blocking.
-        database: The database's name in the log.
-    """
+    """The thread that asks for all messages somebody has a handler for."""
 
     def __init__(self, read: Callable[[list[str], str | None], Mapping[str, Outcome]], database: str) -> None:
         self._read = read

@@ -30,22 +30,7 @@ _SCANS: Final = sa.text("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE M
 def replace_rows(
     engine: sa.Engine, row: CoverageRow, batch: Batch, to_offset: int, key_ids: Sequence[int], *, with_time: bool
 ) -> CoverageRow | None:
-    """Put what the stream protocol showed in the place of what AMQP 0.9.1 did, from a range's begin up to an offset.
-
-    Args:
-        engine: The database.
-        row: The range, as it was read.
-        batch: What lies in it, up to `to_offset`, by the keys in `key_ids`.
-        to_offset: How far it was read.
-        key_ids: Those of the range's keys that are in force.
-        with_time: Whether the batch has times, which nobody else covers there.
-
-    Returns:
-        What is left of the range; None where it is done.
-
-    Raises:
-        CoverageConflict: the range is not as it was; nothing was written.
-    """
+    """Put what the stream protocol showed in the place of what AMQP 0.9.1 did, from a range's begin up to an offset."""
     stream_id = row.stream_id
     with translated_errors(), engine.begin() as connection:
         lock_stream(connection, stream_id)

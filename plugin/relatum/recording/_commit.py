@@ -30,17 +30,7 @@ CHECKPOINT_OFFSETS: Final = 10_000
 
 @dataclass(slots=True)
 class Share:
-    """What one stream has in a commit.
-
-    Attributes:
-        row: The range the batch continues, as we left it; then as it is now.
-        batch: At least one message.
-        high_us: The greatest time recorded of the stream before; then as it is now.
-        checkpoint: Write down what lies at the batch's end.
-        is_committed: Whether it came through.
-        is_held_up: Whether somebody else has its range locked: nothing is written, and it is to be tried again. Where
-            neither is so, another recorder was first.
-    """
+    """What one stream has in a commit."""
 
     row: CoverageRow
     batch: Batch
@@ -51,16 +41,7 @@ class Share:
 
 
 def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
-    """Write the rows of many streams' batches and move their coverage over them, in one transaction.
-
-    Args:
-        engine: The database.
-        shares: One for each stream; they say afterwards what became of them.
-
-    Raises:
-        DatabaseUnavailable: the commit's outcome is not known; read the coverage again before going on.
-        RelatumError: PostgreSQL refuses something; nothing of any stream was written.
-    """
+    """Write the rows of many streams' batches and move their coverage over them, in one transaction."""
     moves = [TailMove(share.row, share.batch.last_offset + 1, share.batch.position()) for share in shares]
     with translated_errors(), engine.begin() as connection:
         # First, so that of a stream whose race is lost nothing is written.
@@ -88,13 +69,6 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
 
     Waits for no lock that another's rows take. The counters of what was skipped are the caller's to move: they are
     single rows, and who moves them first makes all others wait until the transaction ends.
-
-    Args:
-        connection: The transaction.
-        batches: Batches, each with the greatest time recorded of its stream before.
-
-    Returns:
-        The greatest time recorded of each stream now.
     """
     copy_rows(connection, Batch.lines([batch for batch, _ in batches]))
     blocks: list[str] = []

@@ -24,10 +24,6 @@ class Committer:
     Whatever is ready when the transaction before has ended goes into the next one: with one stream that is a lone
     message or a batch, with a thousand streams some hundred small batches, which the follower gathers. What PostgreSQL
     refuses is committed once more, each stream by itself: only those fail that are at fault.
-
-    Args:
-        engine: The database.
-        metrics: Where to tell how long transactions take.
     """
 
     def __init__(self, engine: sa.Engine, metrics: RecorderMetrics) -> None:

@@ -109,13 +109,7 @@ class Block(NamedTuple):
 
 
 class Expected:
-    """What the table should hold of a window's messages: by the definitions in force and what the coverage says.
-
-    Args:
-        definitions: The keys in force.
-        covering: The stream's coverage.
-        within: The window.
-    """
+    """What the table should hold of a window's messages: by the definitions in force and what the coverage says."""
 
     def __init__(self, definitions: Sequence[KeyDefinition], covering: Sequence[CoverageRow], within: Range) -> None:
         self.definitions = {definition.key_id: definition for definition in definitions}
@@ -163,14 +157,7 @@ def _within(offset: int, ranges: Sequence[Range]) -> bool:
 def compare_rows(
     messages: Sequence[Message], stored: Sequence[tuple[Row, int]], expected: Expected, known_key_ids: frozenset[int]
 ) -> Iterator[Difference]:
-    """Where the rows of a window are not those its messages should have, in the order of offsets.
-
-    Args:
-        messages: The window's messages.
-        stored: The rows of the window, each with how often it is there.
-        expected: What should be there.
-        known_key_ids: Keys in force and those removed, whose rows go with the next prune.
-    """
+    """Where the rows of a window are not those its messages should have, in the order of offsets."""
     wanted, allowed = _wanted(messages, expected)
     have = {row for row, _ in stored}
     found = [_of_row("missing", row, expected) for row in wanted - have]

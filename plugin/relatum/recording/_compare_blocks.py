@@ -47,15 +47,7 @@ def compare_blocks(
     window: Range,
     first_retained: int,
 ) -> Iterator[Difference]:
-    """Where the time index is not what a window's messages make it, in the order of offsets.
-
-    Args:
-        messages: The window's messages, and 128 more behind it, as far as there are.
-        blocks: The blocks that reach into the window.
-        expected: What is recorded.
-        window: The window; blocks that begin in it are judged, others with the windows they begin in.
-        first_retained: The first offset that is retained. Blocks that begin before it are judged by what is left.
-    """
+    """Where the time index is not what a window's messages make it, in the order of offsets."""
     counts = Counter(blocks)
     held = {block: Held(block) for block in counts}
     found: list[Difference] = []

@@ -22,14 +22,7 @@ def judged_to(recorded_to: int, stray: int | None, last: int | None) -> int:
 def compare_coverage(
     rows: Sequence[CoverageRow], known_key_ids: Collection[int], first: int | None, last: int | None
 ) -> Iterator[Difference]:
-    """Where a stream's ranges cannot be.
-
-    Args:
-        rows: The ranges, read before the ends.
-        known_key_ids: Keys in force and those removed.
-        first: The first offset that is retained; None where that is not known.
-        last: The stream's last one; None where that is not known, or not proven.
-    """
+    """Where a stream's ranges cannot be."""
     for row in rows:
         for key_id in sorted(set(row.key_ids) - set(known_key_ids)):
             yield _difference("unknown_key", row.from_offset, row.to_offset, f"#{key_id}")

@@ -33,14 +33,6 @@ def delete_between(
 
     An index by blocks would show the same pages for each batch, those that were emptied before among them: a window
     shows each page about once. Windows grow where little lies and shrink where much does.
-
-    Args:
-        engine: The database.
-        column: The table's column of offsets.
-        of_stream: Which rows are meant.
-        span: The offsets.
-        batch_rows: Rows deleted in one transaction at most.
-        tell: Called with the rows of each transaction that deleted some.
     """
     start, stop = span
     width = batch_rows

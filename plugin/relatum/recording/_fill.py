@@ -72,11 +72,7 @@ class Pace:
 
 
 def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], bounds: StreamBounds) -> None:
-    """Make sure that the stream is the one whose coverage this is.
-
-    Raises:
-        CoverageConflict: it is another: only a recorder begins a new generation.
-    """
+    """Make sure that the stream is the one whose coverage this is."""
     position = last_position(rows)
     if position is not None and not is_same(reader, stream, position, bounds):
         raise CoverageConflict(
@@ -85,17 +81,7 @@ def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], b
 
 
 class Filler:
-    """Records what a part of one stream lacks.
-
-    Args:
-        engine: The database.
-        reader: An open reader.
-        stream: The stream's present generation.
-        definitions: The keys in force.
-        on_commit: Called after each transaction.
-        pace: What holds the reading back; None for nothing.
-        stop: Set it to end after the transaction under way.
-    """
+    """Records what a part of one stream lacks."""
 
     def __init__(
         self,
@@ -124,15 +110,7 @@ class Filler:
         return frozenset(key.key_id for key in self._definitions)
 
     def complete(self, segment: Segment) -> bool:
-        """Fill a segment, or what others have left of it.
-
-        Returns:
-            Whether something was covered; not so where it holds only batches that cannot be unpacked here.
-
-        Raises:
-            CoverageConflict: the stream is another one now, or others keep moving the coverage.
-            StreamUnavailable, ReadTimeout: the broker does not give what it should hold; safe to repeat.
-        """
+        """Fill a segment, or what others have left of it."""
         conflicts, least = 0, segment.to_offset - segment.from_offset
         self._has_covered = False
         while True:
@@ -152,12 +130,7 @@ class Filler:
                 return self._has_covered
 
     def read_again(self, row: CoverageRow) -> bool:
-        """Read by the stream protocol what AMQP 0.9.1 recorded, and replace it; False where it cannot be unpacked here.
-
-        Raises:
-            CoverageConflict: the stream is another one now, or somebody else changed the range.
-            StreamUnavailable, ReadTimeout: the broker does not give what it should hold; safe to repeat.
-        """
+        """Read again by the stream protocol what AMQP 0.9.1 recorded; False where it cannot be unpacked here."""
         with translated_errors(), self._engine.begin() as connection:
             rows = coverage_of(connection, [self._stream.stream_id])
         bounds = self._reader.bounds(self._stream.name)

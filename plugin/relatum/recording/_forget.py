@@ -148,11 +148,7 @@ def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "
 
 
 def _generations(connection: sa.Connection, vhost: str, names: Iterable[str]) -> dict[str, list[StreamRow]]:
-    """All generations of the streams that are meant, by name, oldest first.
-
-    Raises:
-        StreamNotFound: there is none of a name.
-    """
+    """All generations of the streams that are meant, by name, oldest first."""
     found: dict[str, list[StreamRow]] = {}
     for name in names:
         named = (streams.c.name == name) | (streams.c.super_stream == name)
@@ -211,14 +207,7 @@ def _retire(engine: sa.Engine, vhost: str, name: str) -> None:
 def finish_forgotten(
     engine: sa.Engine, tell: Listener, *, batch_rows: int = BATCH_ROWS, name: tuple[str, str] | None = None
 ) -> None:
-    """Delete what is left of streams that were forgotten, in bounded transactions.
-
-    Args:
-        engine: The database.
-        tell: Told of each transaction that deleted something.
-        batch_rows: Rows deleted in one transaction at most.
-        name: Virtual host and name of the stream; None for all that were forgotten.
-    """
+    """Delete what is left of streams that were forgotten, in bounded transactions."""
     mine = streams.c.state == FORGOTTEN
     if name is not None:
         mine &= (streams.c.vhost == name[0]) & (streams.c.name == name[1])

@@ -41,15 +41,7 @@ _WHO: Final = "closing of gaps"
 
 
 class GapCloser(Worker):
-    """Looks for gaps in what this process records, and closes them.
-
-    Args:
-        engine: The database.
-        follower: Its reader asks and reads.
-        tracks: The streams this process records.
-        outages: Where to tell what is away.
-        stop: Ends it, after the transaction under way.
-    """
+    """Looks for gaps in what this process records, and closes them."""
 
     def __init__(
         self,

@@ -56,16 +56,7 @@ DRAIN_LOOK_S: Final = 0.002
 
 
 class RecorderGroup:
-    """Records streams, with so many threads and connections, whatever their number. See docs/adr/0015.
-
-    Args:
-        address: The broker.
-        engine: The database.
-        name: Members of one name share their streams. None: it shares with nobody, and takes what nobody has.
-        on_recorded: Called after each commit that holds receipts.
-        holder: The member's own name; by default one made of host and process.
-        lease_s: How long its lease holds without renewal.
-    """
+    """Records streams, with so many threads and connections, whatever their number. See docs/adr/0015."""
 
     def __init__(
         self,
@@ -112,11 +103,7 @@ class RecorderGroup:
         return self.metrics.statistics()
 
     def reader(self) -> StreamReader:
-        """The reader for questions, the follower's.
-
-        Raises:
-            BrokerUnavailable, AccessRefused, ConfigurationError: none can be opened.
-        """
+        """The reader for questions, the follower's."""
         return self.follower.reader()
 
     def add(self, stream: str, super_stream: str | None = None) -> None:
@@ -134,12 +121,7 @@ class RecorderGroup:
             part.start()
 
     def check_broker(self) -> None:
-        """See that there is something to record.
-
-        Raises:
-            AnotherBroker: all that is to be recorded is another broker's.
-            Transient: that cannot be told now.
-        """
+        """See that there is something to record."""
         names = [track.name for track in self._tracks.all()]
         with translated_errors(), self._engine.begin() as connection:
             rows = streams_named(connection, self._address.vhost, names, partitions=False)
@@ -216,11 +198,7 @@ class RecorderGroup:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def drain(self, until: float) -> None:
-        """Wait until what is in the streams now is recorded, as far as this process is about to record it.
-
-        Args:
-            until: When to give up, by the monotonic clock.
-        """
+        """Wait until what is in the streams now is recorded, as far as this process is about to record it."""
         tracks = {track.name: track for track in self._tracks.all()}
         try:
             # A reader of its own, which gives up in time.

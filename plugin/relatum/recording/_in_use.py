@@ -21,12 +21,7 @@ from relatum.store import (
 
 
 def reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | None:
-    """Why a stream is needed, as a person reads it and with what to do; None where nobody needs it.
-
-    Args:
-        connection: The database.
-        rows: All generations of the stream.
-    """
+    """Why a stream is needed, as a person reads it and with what to do; None where nobody needs it."""
     for ask in (_recorder, _super_stream, _collector, _group_consumer, _groups):
         reason = ask(connection, rows)
         if reason is not None:

@@ -25,15 +25,7 @@ LARGE_RECORDS: Final = 512
 
 
 class Intake(Worker):
-    """Hands what is read to the writers of the streams.
-
-    Args:
-        follower: What reads.
-        tracks: The streams.
-        committer: What commits; it goes on when all that was taken at once is in batches.
-        outages: Told of streams that go on.
-        stop: Ends it.
-    """
+    """Hands what is read to the writers of the streams."""
 
     def __init__(
         self, follower: Follower, tracks: Tracks, committer: Committer, outages: Outages, stop: threading.Event

@@ -56,18 +56,7 @@ class _Found(NamedTuple):
 
 
 class Keeper(Worker):
-    """Keeps this member's lease and its share of the streams, in a thread of its own.
-
-    Args:
-        engine: The database.
-        vhost: The streams' virtual host.
-        member: Its lease.
-        tracks: The streams.
-        follower: Follows them.
-        opener: Opens those it is given.
-        outages: Where to tell that the database is away.
-        broker: The broker that they are of.
-    """
+    """Keeps this member's lease and its share of the streams, in a thread of its own."""
 
     def __init__(
         self,

@@ -10,11 +10,7 @@ from relatum.waiting import Outages, Server
 
 
 class RecorderMetrics:
-    """The progress of one recorder with each of its streams, which is told from the moment the stream is named.
-
-    Args:
-        outages: Knows what is away.
-    """
+    """The progress of one recorder with each of its streams, which is told from the moment the stream is named."""
 
     def __init__(self, outages: Outages) -> None:
         self._outages = outages

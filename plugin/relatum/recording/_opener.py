@@ -28,17 +28,7 @@ _WHO: Final = "opening streams"
 
 
 class Opener(Worker):
-    """Opens the streams that this member has, all that are due at once.
-
-    Args:
-        engine: The database.
-        tracks: The streams.
-        follower: Follows them.
-        broker: The broker that they are of.
-        writer_of: Makes a stream's writer.
-        outages: Where to tell what is away.
-        stop: Ends it.
-    """
+    """Opens the streams that this member has, all that are due at once."""
 
     def __init__(
         self,

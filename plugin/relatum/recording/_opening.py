@@ -29,16 +29,7 @@ from relatum.store import (
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A stream ready to be recorded from `tail.to_offset` on.
-
-    Attributes:
-        stream: Its row.
-        tail: Its tail.
-        definitions: The keys it is recorded by.
-        high_us: The greatest time recorded of it lately.
-        known: What was recorded last, by which the stream is known; None where nothing was.
-        holes: Those noticed lately, see `late_holes`.
-    """
+    """A stream ready to be recorded from `tail.to_offset` on."""
 
     stream: StreamRow
     tail: CoverageRow
@@ -49,15 +40,7 @@ class Opened:
 
 
 def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
-    """Find where recording goes on: by the tails that are there, or new ones where other keys are in force.
-
-    Args:
-        engine: The database.
-        rows: The streams' present generations.
-
-    Returns:
-        Those that were opened; not those whose tail another recorder opened or moved at this moment.
-    """
+    """Find where recording goes on: by the tails that are there, or new ones where other keys are in force."""
     by_id = {row.stream_id: row for row in rows}
     ids = sorted(by_id)
     with translated_errors(), engine.begin() as connection:

@@ -28,12 +28,6 @@ class PartTender(Worker):
 
     In a thread of its own: to build an index anew takes a while. Each recorder has one; who comes second finds nothing
     to do.
-
-    Args:
-        engine: The database.
-        tracks: The streams this process records.
-        outages: Where to tell what is away.
-        stop: Ends it.
     """
 
     def __init__(self, engine: sa.Engine, tracks: Tracks, outages: Outages, stop: threading.Event) -> None:

@@ -16,9 +16,6 @@ class Progress:
     What is not recorded counts from the oldest message that is known to lack. Where none is known, since nobody can be
     asked or nobody has asked yet, it counts from the last moment at which nothing lacked: the lag is as much at most,
     and grows until somebody knows better. It never reads 0 for want of knowledge.
-
-    Args:
-        clock: Tells the time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -67,13 +64,7 @@ class Progress:
         return self._unwritten is not None
 
     def begin(self, recorded: int, end: int | None, unwritten: Callable[[], float | None]) -> None:
-        """Note that recording begins.
-
-        Args:
-            recorded: The last offset recorded; -1 for none.
-            end: The stream's last offset; None where it is not known yet.
-            unwritten: Tells when the oldest message was written that is read and not recorded yet; None for none.
-        """
+        """Note that recording begins."""
         with self._lock:
             self.is_standby, self.recorded, self._unwritten, self.end = False, recorded, unwritten, None
         if end is not None:

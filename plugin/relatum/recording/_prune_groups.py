@@ -19,12 +19,6 @@ def prune_groups(engine: sa.Engine, floors: Mapping[int, int], *, replaced: bool
 
     What was acknowledged is kept as long as the table names a message of the group, so that a late duplicate of one
     does not open it again; and as long as its first message may be recorded again.
-
-    Args:
-        engine: The database.
-        floors: The first retained offset by stream id. Groups that began in other streams are kept.
-        replaced: Also those that began in streams that were declared again, and what was scanned of those.
-        batch_rows: Groups looked at in one transaction at most.
     """
     if replaced:
         with translated_errors(), engine.begin() as connection:

@@ -169,11 +169,7 @@ class Recorder:
             self._group.outages.over(_NAMES)
 
     def _find_streams(self, stop: threading.Event) -> bool | None:
-        """Start a recorder for each stream and each partition.
-
-        Returns:
-            False where a name is not known for what it is yet; None where the broker cannot be asked now.
-        """
+        """Start a recorder for each stream and each partition."""
         try:
             reader = self._group.reader()
             for name in self._names:

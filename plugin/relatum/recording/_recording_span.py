@@ -25,12 +25,7 @@ def _messages_of(part: RecordBatch) -> Iterator[Message]:
 
 
 def recording(named: Sequence[tuple[str, Batch]], name: str = "record") -> AbstractContextManager[Span]:
-    """A span around the transaction that writes batches, where somebody wants spans.
-
-    Args:
-        named: Each batch, with its stream's name.
-        name: Of what is done: "record" (default), or "backfill".
-    """
+    """A span around the transaction that writes batches, where somebody wants spans."""
 
     def describe() -> Description:
         batches = [batch for _, batch in named]

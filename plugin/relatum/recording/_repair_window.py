@@ -65,14 +65,7 @@ def rewrite_coverage(connection: sa.Connection, rows: Sequence[CoverageRow], new
 
 
 class WindowRepair:
-    """The repair of windows of one stream.
-
-    Args:
-        engine: The database.
-        reader: An open reader.
-        stream: The stream's generation in force.
-        first_retained: The first offset that is retained.
-    """
+    """The repair of windows of one stream."""
 
     def __init__(self, engine: sa.Engine, reader: StreamReader, stream: StreamRow, first_retained: int) -> None:
         self._engine = engine

@@ -75,13 +75,7 @@ After = Then | Hole | Replaced | PassOver | Missing
 
 
 class Track:
-    """One stream. Changed under the lock of its `Tracks`.
-
-    Args:
-        name: The stream's name.
-        super_stream: The super stream it is a partition of.
-        progress: Where to tell how far it is.
-    """
+    """One stream. Changed under the lock of its `Tracks`."""
 
     def __init__(self, name: str, super_stream: str | None, progress: Progress) -> None:
         self.name = name
@@ -136,11 +130,7 @@ def who_records(stream: str) -> str:
 
 
 class Tracks:
-    """All streams of a process, with the lock under which they change.
-
-    Args:
-        follower: Follows them.
-    """
+    """All streams of a process, with the lock under which they change."""
 
     def __init__(self, follower: Follower) -> None:
         self.changed = threading.Condition()

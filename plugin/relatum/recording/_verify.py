@@ -145,11 +145,7 @@ def _compared(
 
 
 def leave_out(failed: dict[str, RelatumError], name: str, error: RelatumError) -> None:
-    """Note that a stream cannot be compared, so that the others are.
-
-    Raises:
-        RelatumError: the error, where it is not about this stream: a database or a broker that does not answer.
-    """
+    """Note that a stream cannot be compared, so that the others are."""
     is_of_stream = isinstance(error, AnotherBroker)
     if not is_of_stream and (is_of_all(error) or isinstance(error, (DatabaseUnavailable, ConfigurationError))):
         raise error
@@ -163,11 +159,7 @@ def check_any(found: Sequence[StreamVerified], failed: Mapping[str, RelatumError
 
 
 def checked_sample(sample: float | None, seed: int | None) -> int | None:
-    """The seed that chooses a sample; None where all is compared.
-
-    Raises:
-        InvalidInput: the sample is no share.
-    """
+    """The seed that chooses a sample; None where all is compared."""
     if seed is not None:
         checked_count("seed", seed, least=INTEGER_MIN, most=INTEGER_MAX)
     if sample is None:
@@ -208,10 +200,6 @@ def plan_verification(
 
     What the tables say of the stream as a whole is compared here. Where there is nothing more to compare the stream is
     None: it was never recorded, or it was replaced, which the result says.
-
-    Raises:
-        StreamNotFound: there is no such stream.
-        AnotherBroker: it was recorded from another one.
     """
     result = StreamVerified(name, super_stream=super_stream)
     with at_one_moment(engine) as connection:

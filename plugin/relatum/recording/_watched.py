@@ -35,11 +35,7 @@ class _State:
 
 
 class Watched:
-    """The subjects of one recorder. Used under its lock.
-
-    Attributes:
-        new: Those that have never been asked about, in the order in which they came.
-    """
+    """The subjects of one recorder. Used under its lock."""
 
     def __init__(self) -> None:
         self.new: dict[Subject, None] = {}

@@ -5,11 +5,7 @@ from abc import ABC, abstractmethod
 
 
 class Worker(ABC):
-    """Does its part of recording in a thread of its own, from `start` until what it was made with says that it ends.
-
-    Args:
-        name: The thread's name.
-    """
+    """Does its part of recording in a thread of its own, from `start` until what it was made with says that it ends."""
 
     def __init__(self, name: str) -> None:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

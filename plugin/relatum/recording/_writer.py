@@ -31,18 +31,7 @@ _CHECKPOINT_S: Final = 30.0
 
 
 class Writer:
-    """Takes what is read of one stream, and has it committed.
-
-    Args:
-        opened: Where recording goes on.
-        submit: Has it committed, once the committer is told to go on.
-        done: Told of the records that need not be held any more.
-        ended: Told once, when all is committed that was put before `finish`, or of the error that ends it.
-        goes_on: Told of the first commit.
-        busy: Tells how many streams have something to commit.
-        progress: Where to tell how far it is.
-        on_recorded: Called after each commit that holds receipts.
-    """
+    """Takes what is read of one stream, and has it committed."""
 
     def __init__(
         self,
