@@ -27,15 +27,7 @@ from relatum.errors import Conflict, RowRefused
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, read_outcomes
 from relatum.recording import new_holder
-from relatum.store import (
-    AnyDatabase,
-    Database,
-    Position,
-    Tokens,
-    database_name,
-    forget_settlements,
-    translated_errors,
-)
+from relatum.store import AnyDatabase, Database, Position, Tokens, database_name, forget_settlements, translated_errors
 from relatum.waiting import Deadline
 
 logger = logging.getLogger("relatum.collector")

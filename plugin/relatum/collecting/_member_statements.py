@@ -5,15 +5,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.store import (
-    collected_messages,
-    collector_members,
-    collector_sources,
-    collectors,
-    holds,
-    lapsed,
-    leased,
-)
+from relatum.store import collected_messages, collector_members, collector_sources, collectors, holds, lapsed, leased
 
 _messages: Final = collected_messages.c
 _sources: Final = collector_sources.c

@@ -1,16 +1,17 @@
-"""One transaction for the batches of many streams: a stream's rows and its coverage move together, or neither does.
-
-Each stream's coverage moves by a compare-and-set of its own, and only the rows of those that moved are written. See
-docs/adr/0015.
-"""
+"""Commits: what all streams of a process have ready goes into one transaction, in one thread."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import chain
+from typing import Any, Final
 
 import sqlalchemy as sa
 
+from relatum import otel
+from relatum.otel import LINKS_MAX, Description, Part, Span
+from relatum.reading import Message, RecordBatch
 from relatum.recording._batch import Batch
 from relatum.store import (
     CoverageRow,
@@ -23,6 +24,45 @@ from relatum.store import (
     count_skips,
     translated_errors,
 )
+
+
+def add_links(batch: Batch, parts: Sequence[RecordBatch]) -> None:
+    """Keep links to those who sent messages that were added, of the first of a batch: for its span."""
+    left = LINKS_MAX - (batch.messages - sum(len(part.offsets) for part in parts))
+    if left > 0:
+        batch.links += otel.links_of(chain.from_iterable(map(_messages_of, parts)), left)
+
+
+def _messages_of(part: RecordBatch) -> Iterator[Message]:
+    for offset, raw in zip(part.offsets, part.records, strict=True):
+        if isinstance(raw, bytes):
+            yield Message.from_record(part.stream, offset, raw)
+
+
+def recording(named: Sequence[tuple[str, Batch]], name: str = "record") -> AbstractContextManager[Span]:
+    """A span around the transaction that writes batches, where somebody wants spans."""
+
+    def describe() -> Description:
+        batches = [batch for _, batch in named]
+        links: list[Any] = list(chain.from_iterable(batch.links for batch in batches))
+        attributes: dict[str, str | int] = {
+            "messaging.system": "rabbitmq",
+            "messaging.operation.name": name,
+            "messaging.operation.type": "process",
+            "messaging.batch.message_count": sum(batch.messages for batch in batches),
+            "relatum.rows": sum(batch.rows for batch in batches),
+            "relatum.stream_count": len(named),
+            "db.system.name": "postgresql",
+            "db.operation.name": "COPY",
+        }
+        if len(named) > 1:
+            return Description(name, attributes, "consumer", links[:LINKS_MAX])
+        stream = named[0][0]
+        attributes["messaging.destination.name"] = stream
+        return Description(f"{name} {stream}", attributes, "consumer", links)
+
+    return otel.span(Part.RECORDER, describe)
+
 
 CHECKPOINT_OFFSETS: Final = 10_000
 """Offsets between two checkpoints: how far back, at most, rows are written again after a stream lost its tail."""

@@ -9,9 +9,8 @@ import sqlalchemy as sa
 
 from relatum.errors import CoverageConflict, DatabaseUnavailable
 from relatum.otel import Span
-from relatum.recording._commit import Share, commit_shares
-from relatum.recording._metrics import RecorderMetrics
-from relatum.recording._recording_span import recording
+from relatum.recording._commit import Share, commit_shares, recording
+from relatum.recording._statistics import RecorderMetrics
 from relatum.recording._writer import Writer
 
 HELD_UP_S: Final = 0.05

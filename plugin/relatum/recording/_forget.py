@@ -1,43 +1,108 @@
 """Forgetting streams: what was derived of them is deleted; what somebody keeps of them for good is not.
 
-First, in one short transaction, a stream's rows in `streams` are taken out of force: from then on no look-up answers
+First, in one short transaction, a stream's rows in `streams` are taken out of force: from then on no lookup answers
 from it, and nobody can write anything more of it. What it left is then deleted in bounded transactions, its rows in
-`streams` last. Whoever is killed in between is finished by the next `forget` of that name, or by `prune`.
+`streams` last. A forget that is killed in between is finished by the next `forget` of that name, or by `prune`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_name, checked_names, meant
 from relatum.errors import StreamInUse, StreamNotFound
-from relatum.recording._deleting import BATCH_ROWS, delete_batch, delete_between
-from relatum.recording._in_use import reason_of
-from relatum.recording._prune_groups import prune_groups
-from relatum.recording._row_counts import row_counts
+from relatum.recording._overview import row_counts
+from relatum.recording._prune import BATCH_ROWS, FORGOTTEN_TABLES, finish_forgotten
 from relatum.store import (
     FORGOTTEN,
+    RECORDERS,
     AnyDatabase,
     StreamRow,
     as_engine,
-    checkpoints,
-    coverage,
-    events,
-    group_scans,
+    collected_messages,
+    collector_members,
+    collector_sources,
+    collectors,
+    group_consumers,
     group_states,
-    receipts,
+    holders_of,
+    holds,
     relationships,
-    skips,
     streams,
-    time_blocks,
+    super_stream_partitions,
+    super_streams,
     translated_errors,
 )
 
-_COUNTED: Final = (time_blocks, checkpoints, receipts, skips, events, group_scans, coverage)
-"""The tables that are derived from streams, but for the largest."""
+
+def reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | None:
+    """Why a stream is needed, as a person reads it and with what to do; None where nobody needs it."""
+    for ask in (_recorder, _super_stream, _collector, _group_consumer, _groups):
+        reason = ask(connection, rows)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _recorder(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | None:
+    holder = next(iter(holders_of(connection, RECORDERS, [row.stream_id for row in rows]).values()), None)
+    return None if holder is None else f"the recorder {holder} records it; stop that one first"
+
+
+def _super_stream(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | None:
+    partitions = super_stream_partitions.c
+    query = (
+        sa.select(super_streams.c.name)
+        .join(super_stream_partitions, partitions.super_stream_id == super_streams.c.super_stream_id)
+        .where(super_streams.c.vhost == rows[0].vhost, partitions.stream == rows[0].name, partitions.state == "active")
+    )
+    name = connection.execute(query).scalar()
+    if name is None:
+        return None
+    return f"contexts or affinity sets of {name!r} are placed in it; retire the partition first"
+
+
+def _collector(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | None:
+    sources = collector_sources.c
+    is_followed = sa.exists().where(
+        collector_members.c.member_id == sources.member_id,
+        holds(collector_members.c.lease_expires_at),
+    )
+    has_work = sa.exists().where(
+        collected_messages.c.source_id == sources.source_id, collected_messages.c.finished_at.is_(None)
+    )
+    query = (
+        sa.select(collectors.c.name)
+        .join(collector_sources, sources.collector_id == collectors.c.collector_id)
+        .where(collectors.c.vhost == rows[0].vhost, sources.stream == rows[0].name, is_followed | has_work)
+    )
+    name = connection.execute(query).scalar()
+    return None if name is None else f"the collector {name!r} follows it, or has messages of it that are not finished"
+
+
+def _group_consumer(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | None:
+    names = sorted({name for row in rows for name in (row.name, row.super_stream) if name is not None})
+    wanted = group_consumers.c.streams.op("&&")(sa.literal(names, sa.ARRAY(sa.Text)))
+    query = sa.select(group_consumers.c.name).where(group_consumers.c.vhost == rows[0].vhost, wanted)
+    name = connection.execute(query).scalar()
+    return None if name is None else f"the consumer {name!r} of groups reads it by name; remove that one first"
+
+
+def _groups(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | None:
+    query = (
+        sa.select(group_consumers.c.name)
+        .join(group_states, group_states.c.consumer_id == group_consumers.c.consumer_id)
+        .where(
+            group_states.c.stream_id.in_([row.stream_id for row in rows]),
+            group_states.c.state.in_(["ready", "claimed"]),
+        )
+    )
+    name = connection.execute(query.limit(1)).scalar()
+    return None if name is None else f"the consumer {name!r} has not finished groups that began in it"
+
 
 _ROWS: Final = [streams.c[name] for name in StreamRow.__dataclass_fields__]
 
@@ -58,10 +123,6 @@ class ForgottenStream:
     def total(self) -> int:
         """All of them."""
         return self.rows.total()
-
-
-Listener = Callable[[str, int], None]
-"""Told of a table, and how many of its rows a transaction deleted."""
 
 
 def forget(
@@ -178,7 +239,7 @@ def _counted(
     ids = [row.stream_id for row in rows]
     found = ForgottenStream(name, rows[-1].super_stream, needed=reason_of(connection, rows))
     found.rows[relationships.name] = sum(counts.get(stream_id, 0) for stream_id in ids)
-    for table in _COUNTED:
+    for table in FORGOTTEN_TABLES:
         query = sa.select(sa.func.count()).select_from(table).where(table.c.stream_id.in_(ids))
         found.rows[table.name] = connection.execute(query).scalar_one()
     found.rows[streams.name] = len(ids)
@@ -202,56 +263,3 @@ def _retire(engine: sa.Engine, vhost: str, name: str) -> None:
                 lease_expires_at=None,
             )
         )
-
-
-def finish_forgotten(
-    engine: sa.Engine, tell: Listener, *, batch_rows: int = BATCH_ROWS, name: tuple[str, str] | None = None
-) -> None:
-    """Delete what is left of streams that were forgotten, in bounded transactions."""
-    mine = streams.c.state == FORGOTTEN
-    if name is not None:
-        mine &= (streams.c.vhost == name[0]) & (streams.c.name == name[1])
-    with translated_errors(), engine.begin() as connection:
-        ids = list(connection.scalars(sa.select(streams.c.stream_id).where(mine).order_by(streams.c.stream_id)))
-    for stream_id in ids:
-        _delete_rows(engine, stream_id, tell, batch_rows)
-    if not ids:
-        return
-    # After the rows, which say of which groups there still is a message.
-    for deleted in prune_groups(engine, {}, replaced=True, batch_rows=batch_rows):
-        if deleted:
-            tell(group_states.name, deleted)
-    # A group that has messages in other streams may have begun here: what is left to say where is this one row.
-    unnamed = ~sa.exists().where(group_states.c.stream_id == streams.c.stream_id)
-    with translated_errors(), engine.begin() as connection:
-        gone = sa.delete(streams).where(streams.c.stream_id.in_(ids), streams.c.state == FORGOTTEN, unnamed)
-        if deleted := connection.execute(gone).rowcount:
-            tell(streams.name, deleted)
-
-
-def _delete_rows(engine: sa.Engine, stream_id: int, tell: Listener, batch_rows: int) -> None:
-    """Delete one generation's rows but the last one, in `streams`."""
-
-    def tell_of(table: sa.Table) -> Callable[[int], None]:
-        return lambda rows: tell(table.name, rows)
-
-    offset: sa.Column[Any] = relationships.c.stream_offset
-    of_stream = relationships.c.stream_id == stream_id
-    start, stop = _span(engine, stream_id)
-    delete_between(engine, offset, of_stream, (start, stop), batch_rows, tell_of(relationships))
-    # Once the coverage is gone, a recorder that was stopped for longer than its lease cannot commit. What it did commit
-    # meanwhile is deleted behind it; of the rows it lies behind the span, and before that nothing should be.
-    for table in (*_COUNTED, *_COUNTED):
-        while deleted := delete_batch(engine, table, table.c.stream_id == stream_id, batch_rows):
-            tell(table.name, deleted)
-    beside = of_stream & ((offset >= stop) | (offset < start))
-    while deleted := delete_batch(engine, relationships, beside, batch_rows):
-        tell(relationships.name, deleted)
-
-
-def _span(engine: sa.Engine, stream_id: int) -> tuple[int, int]:
-    """The offsets that the coverage spans; empty where it is gone already."""
-    query = sa.select(sa.func.min(coverage.c.from_offset), sa.func.max(coverage.c.to_offset))
-    with translated_errors(), engine.begin() as connection:
-        start, stop = connection.execute(query.where(coverage.c.stream_id == stream_id)).one()
-    return (0, 0) if start is None else (start, stop)

@@ -15,19 +15,12 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.errors import (
-    BrokerUnavailable,
-    CoverageConflict,
-    DatabaseUnavailable,
-    StreamNotFound,
-    StreamUnavailable,
-)
+from relatum.errors import BrokerUnavailable, CoverageConflict, DatabaseUnavailable, StreamNotFound, StreamUnavailable
 from relatum.following import Follower
 from relatum.recording._fill import Filler
-from relatum.recording._holes import late_holes
+from relatum.recording._opening import late_holes
 from relatum.recording._ranges import Segment, gaps
-from relatum.recording._track import Track, Tracks
-from relatum.recording._worker import Worker
+from relatum.recording._track import Track, Tracks, Worker
 from relatum.recording._writer import Writer
 from relatum.store import TIME, CoverageRow, Range, StreamRow, coverage_of, key_definitions, translated_errors
 from relatum.waiting import QUESTION_S, Outages, backoff

@@ -18,23 +18,13 @@ from relatum.recording._committer import Committer
 from relatum.recording._gaps import GapCloser
 from relatum.recording._intake import Intake
 from relatum.recording._keeper import Keeper
-from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._opener import Opener
 from relatum.recording._opening import Opened
 from relatum.recording._part_tender import PartTender
-from relatum.recording._statistics import RecorderStatistics
-from relatum.recording._track import Missing, State, Then, Track, Tracks
-from relatum.recording._worker import Worker
+from relatum.recording._statistics import RecorderMetrics, RecorderStatistics
+from relatum.recording._track import Missing, State, Then, Track, Tracks, Worker
 from relatum.recording._writer import RecordedListener, Writer
-from relatum.store import (
-    LEASE_S,
-    RECORDERS,
-    Member,
-    component_engine,
-    database_name,
-    streams_named,
-    translated_errors,
-)
+from relatum.store import LEASE_S, RECORDERS, Member, component_engine, database_name, streams_named, translated_errors
 from relatum.waiting import QUESTION_S, Deadline, Outages, backoff, ended
 
 logger = logging.getLogger("relatum.recorder")

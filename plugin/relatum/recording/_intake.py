@@ -9,8 +9,7 @@ from relatum.following import Attached, CaughtUp, Event, Failed, Follower, Hole,
 from relatum.reading import RecordBatch
 from relatum.recording._batch import is_readable, readable
 from relatum.recording._committer import Committer
-from relatum.recording._track import Missing, PassOver, State, Then, Track, Tracks
-from relatum.recording._worker import Worker
+from relatum.recording._track import Missing, PassOver, State, Then, Track, Tracks, Worker
 from relatum.recording._writer import Writer
 from relatum.waiting import Outages
 

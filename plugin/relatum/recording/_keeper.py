@@ -16,8 +16,7 @@ from relatum.following import Follower, Reach
 from relatum.recording._broker import OwnBroker
 from relatum.recording._opener import Opener
 from relatum.recording._prune import prune_expired, prune_receipts
-from relatum.recording._track import State, Then, Track, Tracks
-from relatum.recording._worker import Worker
+from relatum.recording._track import State, Then, Track, Tracks, Worker
 from relatum.store import (
     Member,
     Share,

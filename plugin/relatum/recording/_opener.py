@@ -13,8 +13,7 @@ from relatum.following import Follower, Hole, Replaced
 from relatum.recording._broker import OwnBroker, adopt
 from relatum.recording._losing import after_loss, note_missing, pass_hole, pass_over
 from relatum.recording._opening import Opened, open_streams
-from relatum.recording._track import LOOK_S, Missing, PassOver, State, Then, Track, Tracks, next_look
-from relatum.recording._worker import Worker
+from relatum.recording._track import LOOK_S, Missing, PassOver, State, Then, Track, Tracks, Worker, next_look
 from relatum.recording._writer import Writer
 from relatum.store import StreamRow
 from relatum.waiting import Outages, Server, backoff, ended, within

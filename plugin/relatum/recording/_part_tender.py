@@ -7,8 +7,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.recording._track import Tracks
-from relatum.recording._worker import Worker
+from relatum.recording._track import Tracks, Worker
 from relatum.store import PART_BYTES, close_parts, drop_parts, empty_parts, turn_parts
 from relatum.waiting import Outages
 

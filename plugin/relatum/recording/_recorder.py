@@ -9,13 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from relatum.checks import as_options, checked_count, checked_event, checked_name, checked_names, checked_seconds
-from relatum.errors import (
-    AccessRefused,
-    ConfigurationError,
-    DatabaseUnavailable,
-    NotFound,
-    RelatumError,
-)
+from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, NotFound, RelatumError
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.processes import of_one_process

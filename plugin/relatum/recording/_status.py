@@ -21,8 +21,8 @@ from relatum.errors import (
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, BrokerIdentity, StreamBounds, StreamReader, bounds_or_error, is_of_all
 from relatum.recording._broker import check_broker
+from relatum.recording._overview import bytes_of_a_row, row_counts
 from relatum.recording._ranges import gaps
-from relatum.recording._row_counts import bytes_of_a_row, row_counts
 from relatum.store import (
     RECORDERS,
     STATEMENT_S,

@@ -3,16 +3,37 @@
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
 from relatum.following import Follower, Hole, Replaced
-from relatum.recording._progress import Progress
+from relatum.recording._statistics import Progress
 from relatum.recording._writer import Writer
 from relatum.store import StreamRow
 from relatum.waiting import QUESTION_S, backoff
+
+
+class Worker(ABC):
+    """Does its part of recording in a thread of its own, from `start` until what it was made with says that it ends."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for its end, so many seconds at most; None: for as long as it takes."""
+        self._thread.join(timeout_s)
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Work."""
+
 
 LOOK_S: Final = 30.0
 """How often a stream is asked where it begins and ends: for the metrics, and to prune what retention dropped."""

@@ -30,13 +30,20 @@ from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, is_of_all
 from relatum.recording._broker import check_broker
-from relatum.recording._compare import Difference, Expected, StreamVerified, compare_rows
-from relatum.recording._compare_blocks import MARGIN_MESSAGES, compare_blocks
-from relatum.recording._compare_coverage import compare_coverage, judged_to
-from relatum.recording._compare_positions import compare_positions, is_replaced, verdict_of
-from relatum.recording._rows_behind import rows_behind
-from relatum.recording._stored import Stored, known_key_ids, last_stored, stored_of
-from relatum.recording._strays import verify_strays
+from relatum.recording._compare import (
+    MARGIN_MESSAGES,
+    Difference,
+    Expected,
+    Stored,
+    StreamVerified,
+    compare_blocks,
+    compare_rows,
+    known_key_ids,
+    last_stored,
+    stored_of,
+)
+from relatum.recording._compare_coverage import compare_coverage, compare_positions, is_replaced, judged_to, verdict_of
+from relatum.recording._strays import rows_behind, verify_strays
 from relatum.store import (
     AnyDatabase,
     CoverageRow,

@@ -14,11 +14,10 @@ from relatum.following import Records
 from relatum.otel import Part, is_on
 from relatum.reading import RecordBatch
 from relatum.recording._batch import BATCH_BYTES_MAX, Batch
-from relatum.recording._commit import CHECKPOINT_OFFSETS, Share
+from relatum.recording._commit import CHECKPOINT_OFFSETS, Share, add_links
 from relatum.recording._extract import Extractor
 from relatum.recording._opening import Opened
-from relatum.recording._progress import Progress
-from relatum.recording._recording_span import add_links
+from relatum.recording._statistics import Progress
 
 RecordedListener = Callable[[str, list[tuple[str, int]]], None]
 """Called after a commit with the stream's name and the (AMQP `message_id`, offset) pairs somebody waits for."""
