@@ -13,9 +13,9 @@ import sqlalchemy as sa
 
 from relatum import MessageId
 from relatum.collecting import Bulk, ExecutorOptions, Failure, FlushReason, MessageCollector, Outcome, OutcomeStatus
+from relatum.collecting._bulk import Advance, Entry
 from relatum.collecting._collector_options import ENTRY_BYTES
 from relatum.collecting._collector_store import CollectorStore
-from relatum.collecting._ports import Advance, Entry
 from relatum.errors import ConfigurationError, InvalidInput, NotAStream, StreamNotFound
 from relatum.reading import Message, StreamReader
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name, wait_until

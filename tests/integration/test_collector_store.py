@@ -11,12 +11,10 @@ import sqlalchemy as sa
 
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason, OutcomeStatus, forget_finished
-from relatum.collecting._bulk import results_of
-from relatum.collecting._bulk_steps import Executed, Join
+from relatum.collecting._bulk import Advance, Entry, Result, results_of
+from relatum.collecting._bulk_steps import Executed, Join, decide
 from relatum.collecting._collector_store import REPLACED, CollectorStore
-from relatum.collecting._joined import JoinedRun
-from relatum.collecting._ports import Advance, Entry, Result
-from relatum.collecting._results import decide
+from relatum.collecting._workers import JoinedRun
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.reading import Message, Properties
 from relatum.store import Database, Position

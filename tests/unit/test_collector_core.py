@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, FlushReason
+from relatum.collecting._bulk import Entry, Result
 from relatum.collecting._collector_core import Core, Verdict
 from relatum.collecting._collector_options import BACKOFF_MAX_S, ENTRY_BYTES, CollectorLimits
-from relatum.collecting._ports import Entry, Result
 from relatum.errors import InvalidInput
 from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message

@@ -8,7 +8,7 @@ import pytest
 
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason, _intake
-from relatum.collecting._bulk import NO_RESULT, results_of
+from relatum.collecting._bulk import NO_RESULT, Followed, Stored, id_of, results_of
 from relatum.collecting._bulk_steps import (
     Bury,
     Consumed,
@@ -26,8 +26,6 @@ from relatum.collecting._bulk_steps import (
 from relatum.collecting._collector_core import Core, Verdict
 from relatum.collecting._collector_options import CRASHES_MAX
 from relatum.collecting._intake import Intake, describe, type_of_property
-from relatum.collecting._message_ids import id_of
-from relatum.collecting._ports import Followed, Stored
 from relatum.errors import OffsetExpired
 from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message, Properties

@@ -1,21 +1,51 @@
-"""What an executor is handed, and what it may answer."""
+"""What an executor is handed and may answer, and what the store knows of the same messages."""
 
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
-from relatum.collecting._message_ids import id_of
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
+from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message
+from relatum.store import Position
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+
+MESSAGE_ID_BYTES_MAX: Final = 2000
+"""Bytes of a property `message_id` that a message is known by. AMQP 0.9.1 has 255 at most, the stream protocol any
+number; an index of PostgreSQL takes 2,704 bytes a row, and with them goes what else the row holds."""
+
+
+def id_of(message: Message) -> str:
+    """What a message is asked for by: its property `message_id`, or "stream:offset" where it has none.
+
+    One with a NUL, which PostgreSQL's text can't hold, and one too long for its index count as none.
+    """
+    return checked_id(message.id, message.properties.message_id)
+
+
+def checked_id(place: MessageId, given: str | None) -> str:
+    """The property `message_id` where it can be stored and asked for; else "stream:offset"."""
+    return given if given and "\0" not in given and not _is_long(given) else id_of_place(place)
+
+
+def _is_long(given: str) -> bool:
+    # Four bytes a character at most: only what is long is encoded to be measured.
+    return len(given) > MESSAGE_ID_BYTES_MAX // 4 and len(given.encode()) > MESSAGE_ID_BYTES_MAX
+
+
+def id_of_place(place: MessageId) -> str:
+    """What a message without a property `message_id` is asked for by."""
+    return f"{place.stream}:{place.offset}"
+
 
 REASON_CHARACTERS_MAX: Final = 1000
 """Characters of a failure's reason that are kept."""
@@ -364,3 +394,60 @@ def _result(given: Any) -> Failure | None:
     if isinstance(given, BaseException):
         return Failure.of(given)
     return Failure(f"the executor's result is {type(given).__name__}, not None, a Failure or an exception")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A collected message as the store knows it: everything but the body."""
+
+    place: MessageId
+    message_id: str
+    type: str
+    bytes: int
+    attempts: int = 0
+    due_in_s: float = 0.0
+    collected_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """A followed stream's position moves: everything in [from_offset, to_offset) is collected or passed over."""
+
+    stream: str
+    from_offset: int
+    to_offset: int
+    known_by: Position | None = None
+    passed_over: int = 0
+    passed_over_types: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A stream this member follows now."""
+
+    next_offset: int
+    known_by: Position | None = None
+    is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an attempt came to, to be stored."""
+
+    place: MessageId
+    status: OutcomeStatus
+    reason: str | None = None
+    retry_in_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a call to the store came to."""
+
+    places: frozenset[MessageId]
+    at: datetime
+    renamed: Mapping[MessageId, str] = field(default_factory=dict)
+
+
+class Abandoned(Exception):
+    """The collector was closed before a server came back; what was under way is left to another member."""

@@ -7,7 +7,7 @@ import psycopg
 import sqlalchemy as sa
 
 from relatum.collecting import _collector_statements as statements
-from relatum.collecting._ports import Entry, Result, Stored
+from relatum.collecting._bulk import Entry, Result, Stored
 from relatum.ids import MessageId
 from relatum.outcomes import OutcomeStatus
 from relatum.store import copy_lines, copy_text, needs_escape

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from relatum.collecting import _member_statements as statements
-from relatum.collecting._ports import Advance
+from relatum.collecting._bulk import Advance
 from relatum.errors import Conflict
 
 

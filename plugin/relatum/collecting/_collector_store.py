@@ -17,12 +17,10 @@ import sqlalchemy as sa
 
 from relatum.collecting import _collector_statements as statements
 from relatum.collecting import _member_statements as member_statements
-from relatum.collecting._bulk import REASON_CHARACTERS_MAX
+from relatum.collecting._bulk import REASON_CHARACTERS_MAX, Advance, Entry, Followed, Result, Stored, id_of_place
 from relatum.collecting._collector_prune import KEEP_S, forget_finished
 from relatum.collecting._collector_rows import added_before, by_source, copy, ends, selected, update
 from relatum.collecting._collector_sources import CollectorSources
-from relatum.collecting._message_ids import id_of_place
-from relatum.collecting._ports import Advance, Entry, Followed, Result, Stored
 from relatum.errors import Conflict, RowRefused
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, read_outcomes

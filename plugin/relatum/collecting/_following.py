@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
-from relatum.collecting._agreeing import LastCollected, ReadAt, last_agreed
+from relatum.collecting._bulk import Followed
 from relatum.collecting._intake import TypeOf
-from relatum.collecting._ports import Followed
 from relatum.collecting._shared import Shared, log_defect, logger
-from relatum.collecting._streams import Begin, CollectedStream, FindAgain, Question
+from relatum.collecting._streams import Begin, CollectedStream, FindAgain, LastCollected, Question, ReadAt, last_agreed
 from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError
 from relatum.following import Event, Follower, Helpers, Reach
 from relatum.ids import MessageId

@@ -2,37 +2,236 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
-from relatum.collecting._bulk import Bulk, Executor
-from relatum.collecting._bulk_span import BulkSpan, consuming
+from relatum import otel
+from relatum.collecting._bulk import Abandoned, Answer, Bulk, Collected, Executor, Result, Stored
 from relatum.collecting._bulk_steps import (
     Bury,
     Consumed,
     Execute,
+    Executed,
     Finish,
     Forward,
     Join,
+    Joined,
     Letter,
     Load,
     Step,
     Steps,
     consume,
     fail,
+    letters_of,
+    with_refused,
 )
 from relatum.collecting._collector_options import ExecutorOptions
-from relatum.collecting._joined import JoinedRun, call
-from relatum.collecting._ports import Abandoned
+from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._shared import NAMED_MAX, Shared, log_defect
-from relatum.errors import AccessRefused, BrokerUnavailable, ReadTimeout, RelatumError
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    ConfigurationError,
+    DatabaseUnavailable,
+    ReadTimeout,
+    RelatumError,
+)
 from relatum.ids import MessageId
+from relatum.otel import NO_SPAN, Description, Link, Part, Span
+from relatum.outcomes import OutcomeStatus
 from relatum.publishing import Burial, DeadLetters
+from relatum.reading import Message, StreamReader
 from relatum.reading import Result as Found
-from relatum.reading import StreamReader
 from relatum.steps import run
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+
+class BulkSpan:
+    """Takes note of what becomes of a bulk, where somebody wants spans."""
+
+    def __init__(self, span: Span = NO_SPAN) -> None:
+        self._span = span
+
+    def read(self, found: Iterable[Found]) -> None:
+        """Link to those who sent messages that were left in their streams, and are read now."""
+        self._span.link(lambda: otel.links_of(each for each in found if isinstance(each, Message)))
+
+    def noting(self, executor: Executor) -> Executor:
+        """The executor; what it raises is the span's error, too."""
+        if self._span is NO_SPAN:
+            return executor
+
+        def execute(bulk: Bulk) -> Answer:
+            try:
+                return executor(bulk)
+            except BaseException as error:
+                self._span.failed(error)
+                raise
+
+        return execute
+
+    def settled(self, consumed: Consumed) -> None:
+        """Tell what became of the messages."""
+
+        def counts() -> dict[str, int]:
+            found = Counter(result.status for result in consumed.results)
+            told = (OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD)
+            return {f"relatum.bulk.{status.value}": found[status] for status in told}
+
+        self._span.tell(counts)
+
+
+@contextmanager
+def consuming(collector: str, bulk: Bulk) -> Iterator[BulkSpan]:
+    """A span around the consumption of a bulk, where somebody wants spans."""
+
+    def describe() -> Description:
+        streams = {message.place.stream for message in bulk.messages}
+        attributes: dict[str, str | int] = {
+            "messaging.system": "rabbitmq",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.batch.message_count": len(bulk),
+            "messaging.consumer.group.name": collector,
+            "relatum.bulk.type": bulk.type,
+            "relatum.bulk.reason": bulk.reason.value,
+        }
+        name = "process"
+        if len(streams) == 1:
+            name = f"process {(stream := streams.pop())}"
+            attributes["messaging.destination.name"] = stream
+        return Description(name, attributes, "consumer", _links_of(bulk.messages))
+
+    with otel.span(Part.COLLECTOR, describe) as span:
+        yield BulkSpan(span)
+
+
+def _links_of(messages: Iterable[Collected]) -> list[Link]:
+    return otel.links_of(message.body for message in messages if message.body is not None)
+
+
+class _RolledBack(Exception):
+    """Leaves the transaction so that it is rolled back: the executor raised (None), or some rows are another's."""
+
+    def __init__(self, stored: Stored | None) -> None:
+        super().__init__()
+        self.stored = stored
+
+
+class JoinedRun:
+    """One bulk's consumption in a joined transaction; `run` is repeated until PostgreSQL has answered.
+
+    Exactly once rests on one statement: the one that stores the results finds the rows still forwarded in this bulk by
+    this member, or the transaction is rolled back, with all the executor wrote. Another try whose commit was not
+    answered, and another member, are both kept out by it.
+    """
+
+    def __init__(
+        self,
+        store: CollectorStore,
+        member: int,
+        join: Join,
+        executor: Executor,
+        bury: Callable[[Sequence[Letter]], Mapping[MessageId, str]],
+    ) -> None:
+        self._store = store
+        self._member = member
+        self._bulk = join.bulk
+        self._judge = join.judge
+        self._executor = executor
+        self._bury = bury
+        self._results: list[Result] = []
+        self._in_doubt: UUID | None = None
+        self._failed: list[Result] = []
+
+    def run(self) -> Joined:
+        """Call the executor and commit."""
+        while self._bulk.messages:
+            committed = self._committed_before()
+            if committed is not None:
+                return committed
+            end = self._attempt()
+            if end is not None:
+                return end
+        return Joined([], None)
+
+    def _committed_before(self) -> Joined | None:
+        """What the try before committed without being answered.
+
+        Before there is another try: what that one decides must not be taken for what this one has stored.
+        """
+        if self._in_doubt is None:
+            return None
+        came_through = self._store.came_through(self._in_doubt)
+        self._in_doubt = None
+        if not came_through:
+            return None
+        return Joined(self._results, Stored(frozenset(result.place for result in self._results), datetime.now(UTC)))
+
+    def _attempt(self) -> Joined | None:
+        """One transaction; None where some messages turned out to be another member's: to be done without them."""
+        bulk = self._bulk
+        try:
+            with self._store.transaction() as connection:
+                bulk._begin_attempt(connection)
+                stored = self._write(connection)
+        except _RolledBack as end:
+            return self._rolled_back(end.stored)
+        except DatabaseUnavailable as error:
+            self._in_doubt = getattr(error, "token", None)
+            raise
+        except Abandoned:
+            raise
+        except Exception as error:  # noqa: BLE001 - what the executor left behind made the transaction fail
+            return Joined(self._judge(Executed(raised=error)), None)
+        finally:
+            bulk._end_transaction()
+        return Joined(self._results, stored)
+
+    def _write(self, connection: "sa.Connection") -> Stored:
+        executed = call(self._executor, self._bulk)
+        if connection.invalidated or connection.closed:
+            raise DatabaseUnavailable("the executor's transaction was lost") from executed.raised
+        if not connection.in_transaction():
+            raise ConfigurationError(
+                "the executor ended the transaction that stores its results: what it committed is not joined with them"
+            ) from executed.raised
+        results = self._judge(executed)
+        if executed.raised is not None:
+            self._failed = results
+            raise _RolledBack(None)
+        self._results = results
+        letters = letters_of(self._bulk.messages, results)
+        if letters:
+            self._results = results = with_refused(results, self._bury(letters))
+        stored = self._store.finish(self._member, self._bulk.id, results, connection=connection)
+        if len(stored.places) < len(results):
+            raise _RolledBack(stored)
+        return stored
+
+    def _rolled_back(self, stored: Stored | None) -> Joined | None:
+        if stored is None:
+            return Joined(self._failed, None)
+        self._bulk._keep(stored.places)
+        return None
+
+
+def call(executor: Executor, bulk: Bulk) -> Executed:
+    """Call an executor; whatever it raises is its answer."""
+    try:
+        return Executed(executor(bulk))
+    except Abandoned:
+        raise
+    except BaseException as error:  # noqa: BLE001 - it becomes the result of each message
+        return Executed(raised=error)
+
 
 WAIT_S = 1.0
 """How often a worker without a bulk looks up; nothing depends on it."""
