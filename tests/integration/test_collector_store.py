@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason, OutcomeStatus, forget_finished
 from relatum.collecting._bulk import Advance, Entry, Result, results_of
-from relatum.collecting._bulk_steps import Executed, Join, decide
 from relatum.collecting._collector_store import REPLACED, CollectorStore
+from relatum.collecting._consuming import Answered, decide
 from relatum.collecting._workers import JoinedRun
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.reading import Message, Properties
@@ -441,19 +441,19 @@ def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
     store.forward(member, BULK, places(0))
     answers: list[list[Any]] = [[Failure("not yet")], [None]]
 
-    def judge(executed: Executed) -> list[Result]:
-        return decide(options, bulk.messages, results_of(bulk, executed.answer, executed.raised), may_die=False)
+    def judge(answered: Answered) -> list[Result]:
+        return decide(options, bulk.messages, results_of(bulk, *answered), may_die=False)
 
-    run = JoinedRun(store, member, Join(bulk, judge), lambda bulk: answers.pop(0), lambda letters: {})
+    run = JoinedRun(store, member, bulk, judge, lambda bulk: answers.pop(0), lambda letters: {})
     with _CutAtCommit(engine, after=after):
         with pytest.raises(DatabaseUnavailable):
             run.run()
-        joined = run.run()
+        results, stored = run.run()
     told = OutcomeStatus.COLLECTED if after else OutcomeStatus.SUCCEEDED
-    assert [result.status for result in joined.results] == [told]
+    assert [result.status for result in results] == [told]
     assert statuses(store, 0) == [told.value]
-    assert joined.stored is not None
-    assert joined.stored.places == places(0)
+    assert stored is not None
+    assert stored.places == places(0)
 
 
 def test_others_streams_are_told_in_one_answer(store: CollectorStore, member: int, engine: sa.Engine) -> None:

@@ -11,11 +11,11 @@ from inspect import isawaitable
 from typing import Final, TypeVar
 
 from relatum.collecting._bulk import Abandoned, Bulk, Stored
-from relatum.collecting._bulk_steps import Consumed, outcome_of
 from relatum.collecting._collector_core import Core
 from relatum.collecting._collector_options import CollectorLimits
 from relatum.collecting._collector_statistics import CollectorStatistics, TypeCounts, statistics_of
 from relatum.collecting._collector_store import CollectorStore
+from relatum.collecting._consuming import Consumed, outcome_of
 from relatum.collecting._intake import Gathered, Intake
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.following import Reach

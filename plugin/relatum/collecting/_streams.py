@@ -2,58 +2,17 @@
 
 import math
 from collections import deque
-from collections.abc import Generator
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from relatum.collecting._bulk import Collected, Followed, id_of, id_of_place
+from relatum.collecting._bulk import Collected, Followed
 from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._shared import Shared, logger
 from relatum.errors import Conflict
 from relatum.following import Attached, Event, Failed, Hole, Records, Replaced
-from relatum.reading import Message, Position, StreamBounds
-from relatum.steps import Request
+from relatum.reading import Position
 from relatum.waiting import Pauses, ended
-
-
-@dataclass(frozen=True, slots=True)
-class LastCollected(Request[tuple[int, str] | None]):
-    """Answer with the store's `last_collected`."""
-
-    until: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReadAt(Request[Message | None]):
-    """Read the stream at an offset: answer with the message, or None where there is none."""
-
-    offset: int
-
-
-def last_agreed(bounds: StreamBounds) -> Generator[LastCollected | ReadAt, Any, int | None]:
-    """The offset of the last collected message that lies in the stream as it was collected; None where none does.
-
-    Found by halving: what agrees is a prefix. A message agrees by its own `message_id`; one without speaks for nothing.
-    """
-    if bounds.first is None or bounds.last is None:
-        return None
-    agreed: int | None = None
-    low, high = bounds.first, bounds.last
-    middle = high
-    while low <= high:
-        row = yield from LastCollected(middle)
-        if row is None or row[0] < low:
-            low = middle + 1
-        else:
-            found = yield from ReadAt(row[0])
-            if found is not None and id_of(found) == row[1] != id_of_place(found.id):
-                agreed, low = row[0], middle + 1
-            else:
-                high = row[0] - 1
-        middle = (low + high) // 2
-    return agreed
-
 
 AGAIN_S: Final = 0.05
 """Seconds until a stream is followed again where another member came between."""

@@ -7,31 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
 from relatum import otel
 from relatum.collecting._bulk import Abandoned, Answer, Bulk, Collected, Executor, Result, Stored
-from relatum.collecting._bulk_steps import (
-    Bury,
-    Consumed,
-    Execute,
-    Executed,
-    Finish,
-    Forward,
-    Join,
-    Joined,
-    Letter,
-    Load,
-    Step,
-    Steps,
-    consume,
-    fail,
-    letters_of,
-    with_refused,
-)
 from relatum.collecting._collector_options import ExecutorOptions
 from relatum.collecting._collector_store import CollectorStore
+from relatum.collecting._consuming import Answered, BulkConsumer, Consumed, Judge, Letter, letters_of, with_refused
 from relatum.collecting._shared import NAMED_MAX, Shared, log_defect
 from relatum.errors import (
     AccessRefused,
@@ -47,7 +30,6 @@ from relatum.outcomes import OutcomeStatus
 from relatum.publishing import Burial, DeadLetters
 from relatum.reading import Message, StreamReader
 from relatum.reading import Result as Found
-from relatum.steps import run
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -125,6 +107,10 @@ class _RolledBack(Exception):
         self.stored = stored
 
 
+Joined = tuple[list[Result], Stored | None]
+"""What a joined transaction decided, and what of it was committed; None where all was rolled back."""
+
+
 class JoinedRun:
     """One bulk's consumption in a joined transaction; `run` is repeated until PostgreSQL has answered.
 
@@ -137,14 +123,15 @@ class JoinedRun:
         self,
         store: CollectorStore,
         member: int,
-        join: Join,
+        bulk: Bulk,
+        judge: Judge,
         executor: Executor,
         bury: Callable[[Sequence[Letter]], Mapping[MessageId, str]],
     ) -> None:
         self._store = store
         self._member = member
-        self._bulk = join.bulk
-        self._judge = join.judge
+        self._bulk = bulk
+        self._judge = judge
         self._executor = executor
         self._bury = bury
         self._results: list[Result] = []
@@ -160,7 +147,7 @@ class JoinedRun:
             end = self._attempt()
             if end is not None:
                 return end
-        return Joined([], None)
+        return [], None
 
     def _committed_before(self) -> Joined | None:
         """What the try before committed without being answered.
@@ -173,7 +160,7 @@ class JoinedRun:
         self._in_doubt = None
         if not came_through:
             return None
-        return Joined(self._results, Stored(frozenset(result.place for result in self._results), datetime.now(UTC)))
+        return self._results, Stored(frozenset(result.place for result in self._results), datetime.now(UTC))
 
     def _attempt(self) -> Joined | None:
         """One transaction; None where some messages turned out to be another member's: to be done without them."""
@@ -190,21 +177,22 @@ class JoinedRun:
         except Abandoned:
             raise
         except Exception as error:  # noqa: BLE001 - what the executor left behind made the transaction fail
-            return Joined(self._judge(Executed(raised=error)), None)
+            return self._judge((None, error)), None
         finally:
             bulk._end_transaction()
-        return Joined(self._results, stored)
+        return self._results, stored
 
     def _write(self, connection: "sa.Connection") -> Stored:
-        executed = call(self._executor, self._bulk)
+        answered = call(self._executor, self._bulk)
+        raised = answered[1]
         if connection.invalidated or connection.closed:
-            raise DatabaseUnavailable("the executor's transaction was lost") from executed.raised
+            raise DatabaseUnavailable("the executor's transaction was lost") from raised
         if not connection.in_transaction():
             raise ConfigurationError(
                 "the executor ended the transaction that stores its results: what it committed is not joined with them"
-            ) from executed.raised
-        results = self._judge(executed)
-        if executed.raised is not None:
+            ) from raised
+        results = self._judge(answered)
+        if raised is not None:
             self._failed = results
             raise _RolledBack(None)
         self._results = results
@@ -218,19 +206,19 @@ class JoinedRun:
 
     def _rolled_back(self, stored: Stored | None) -> Joined | None:
         if stored is None:
-            return Joined(self._failed, None)
+            return self._failed, None
         self._bulk._keep(stored.places)
         return None
 
 
-def call(executor: Executor, bulk: Bulk) -> Executed:
+def call(executor: Executor, bulk: Bulk) -> Answered:
     """Call an executor; whatever it raises is its answer."""
     try:
-        return Executed(executor(bulk))
+        return executor(bulk), None
     except Abandoned:
         raise
     except BaseException as error:  # noqa: BLE001 - it becomes the result of each message
-        return Executed(raised=error)
+        return None, error
 
 
 WAIT_S = 1.0
@@ -241,7 +229,7 @@ T = TypeVar("T")
 OpenReader = Callable[[], StreamReader]
 
 
-class Worker:
+class Worker(BulkConsumer):
     """Consumes bulks of a type, in a thread of its own."""
 
     def __init__(
@@ -254,9 +242,9 @@ class Worker:
         open_reader: OpenReader | None,
         dead_letters: DeadLetters | None,
     ) -> None:
+        super().__init__(options, may_die=dead_letters is not None)
         self._shared = shared
         self._type = type
-        self._options = options
         self._executor = executor
         self._open_reader = open_reader
         self._dead_letters = dead_letters
@@ -267,7 +255,7 @@ class Worker:
     def _run(self) -> None:
         try:
             while (bulk := self._next()) is not None:
-                self._consume(bulk)
+                self._take(bulk)
         finally:
             if self._reader is not None:
                 self._reader.close()
@@ -288,52 +276,57 @@ class Worker:
                     return None
                 shared.changed.wait(WAIT_S)
 
-    def _consume(self, bulk: Bulk) -> None:
-        began, consumed = time.monotonic(), Consumed([], None)
+    def _take(self, bulk: Bulk) -> None:
+        began, consumed = time.monotonic(), Consumed([])
         # What is abandoned stays forwarded in the store: another member takes it over.
         with suppress(Abandoned), consuming(self._shared.store.name, bulk) as self._span:
             try:
                 consumed = self._consumed(bulk)
             except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
-                undecided(bulk, error)
+                # They are with this member until it ends, then another member takes them over.
+                places = ", ".join(str(message.place) for message in bulk.messages[:NAMED_MAX])
+                log_defect(error, f"{len(bulk)} messages of type {bulk.type!r} without a stored result: {places}")
             self._span.settled(consumed)
         self._shared.settle(bulk, consumed, began)
 
     def _consumed(self, bulk: Bulk) -> Consumed:
         try:
-            return self._steps(bulk, consume(self._options, bulk, may_die=self._dead_letters is not None))
+            return self.consume(bulk)
         except Abandoned:
             raise
         except Exception as error:  # noqa: BLE001 - logged, and the messages' result
             log_defect(error, self._shared.who(f"a bulk of type {self._type!r}") + " not consumed")
-            return self._steps(bulk, fail(self._options, bulk, error))
+            return self.fail(bulk, error)
 
-    def _steps(self, bulk: Bulk, steps: Steps) -> Consumed:
-        return run(steps, lambda step: self._perform(step, bulk))
+    # --- the steps ------------------------------------------------------------------------------------------------
 
-    def _perform(self, step: Step, bulk: Bulk) -> Any:
-        shared, member, doing = self._shared, self._shared.member, self._doing
-        match step:
-            case Load(places):
-                load = partial(self._load, places)
-                return shared.persist(lambda: self._if_reached(load, places), doing("reading messages"))
-            case Forward(bulk_id, places):
-                with shared.changed:
-                    shared.core.loaded(bulk)
-                forward = partial(shared.store.forward, member, bulk_id, places)
-                return shared.persist(forward, doing("forwarding a bulk"))
-            case Execute(of):
-                return call(self._span.noting(self._executor), of)
-            case Join():
-                run = JoinedRun(shared.store, member, step, self._span.noting(self._executor), self._bury)
-                return shared.persist(run.run, doing("committing results"))
-            case Bury(letters):
-                assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
-                bury, places = Burial(self._dead_letters, letters).run, [message.id for message, _ in letters]
-                return shared.persist(lambda: self._if_reached(bury, places), doing("publishing dead letters"))
-            case Finish(bulk_id, results):
-                finish = partial(shared.store.finish, member, bulk_id, results)
-                return shared.persist(finish, doing("storing results"))
+    def load(self, places: Sequence[MessageId]) -> Mapping[MessageId, Message | RelatumError] | None:
+        return self._persist(lambda: self._if_reached(partial(self._read, places), places), "reading messages")
+
+    def forward(self, bulk: Bulk) -> Stored:
+        shared, places = self._shared, [message.place for message in bulk.messages]
+        with shared.changed:
+            shared.core.loaded(bulk)
+        return self._persist(partial(shared.store.forward, shared.member, bulk.id, places), "forwarding a bulk")
+
+    def execute(self, bulk: Bulk) -> Answered:
+        return call(self._span.noting(self._executor), bulk)
+
+    def join(self, bulk: Bulk, judge: Judge) -> Joined:
+        shared, executor = self._shared, self._span.noting(self._executor)
+        joined = JoinedRun(shared.store, shared.member, bulk, judge, executor, self._bury)
+        return self._persist(joined.run, "committing results")
+
+    def bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str] | None:
+        places = [message.id for message, _ in letters]
+        return self._persist(lambda: self._if_reached(partial(self._bury, letters), places), "publishing dead letters")
+
+    def finish(self, bulk: Bulk, results: Sequence[Result]) -> Stored:
+        shared = self._shared
+        return self._persist(partial(shared.store.finish, shared.member, bulk.id, results), "storing results")
+
+    def _persist(self, call: Callable[[], T], what: str) -> T:
+        return self._shared.persist(call, f"{what} of type {self._type!r}")
 
     def _if_reached(self, ask: Callable[[], T], places: Sequence[MessageId]) -> T | None:
         """Ask the broker; None where this member is cut off from it, and others have these messages instead."""
@@ -345,14 +338,11 @@ class Worker:
                 return None
             raise
 
-    def _doing(self, what: str) -> str:
-        return f"{what} of type {self._type!r}"
-
     def _bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str]:
         assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
         return Burial(self._dead_letters, letters).run()
 
-    def _load(self, places: Sequence[MessageId]) -> dict[MessageId, Found]:
+    def _read(self, places: Sequence[MessageId]) -> dict[MessageId, Found]:
         assert self._open_reader is not None, "bodies are left in streams only where there is a broker"
         if self._reader is None:
             self._reader = self._open_reader()
@@ -363,18 +353,8 @@ class Worker:
             self._reader = None
             raise
         self._span.read(found.values())
-        return not_refused(found)
-
-
-def not_refused(found: dict[MessageId, Found]) -> dict[MessageId, Found]:
-    """What was read."""
-    for each in found.values():
-        if isinstance(each, AccessRefused):
-            raise each
-    return found
-
-
-def undecided(bulk: Bulk, error: Exception) -> None:
-    """Say which messages are left as they are: with this member until it ends, then another member takes them over."""
-    places = ", ".join(str(message.place) for message in bulk.messages[:NAMED_MAX])
-    log_defect(error, f"{len(bulk)} messages of type {bulk.type!r} without a stored result: {places}")
+        for each in found.values():
+            if isinstance(each, AccessRefused):
+                # That passes, or somebody sees to it: nothing is lost.
+                raise each
+        return found
