@@ -17,7 +17,7 @@ from relatum.checks import (
 )
 from relatum.collecting._bulk import Collected, Executor
 from relatum.collecting._collector_options import BULKS_MAX, BYTES_MAX, CollectorLimits, ExecutorOptions
-from relatum.collecting._collector_prune import KEEP_S
+from relatum.collecting._collector_rows import KEEP_S
 from relatum.collecting._collector_statistics import CollectorStatistics
 from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._following import Following
