@@ -279,7 +279,7 @@ class CoreAndModel(RuleBasedStateMachine):
         assert [each.body is None for each in bulk.messages] == [each.spilled for each in members]
         assert (bulk.type, bulk.reason) == self.model.closed[expected]
         for each, one in zip(bulk.messages, members, strict=True):
-            each._note_read(message(each.place.offset, each.type, each.bytes).message)
+            each._note(body=message(each.place.offset, each.type, each.bytes).message)
             one.spilled = False
         self.core.loaded(bulk)
         self.running.append(bulk)

@@ -328,7 +328,7 @@ class Core:
 
     def _spill(self, bulk: Bulk) -> None:
         for message in bulk.messages:
-            message._leave()
+            message._note(body=None)
             self._hold(message)
 
     # --- bulks consumed -------------------------------------------------------------------------------------------

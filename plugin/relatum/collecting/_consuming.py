@@ -196,7 +196,7 @@ class BulkConsumer(ABC):
             elif message.message_id not in (id_of(body), id_of_place(place)):
                 lost[place] = Failure("expired: another message lies there now", retry=False)
             else:
-                message._note_read(body)
+                message._note(body=body)
         if later:
             bulk._keep({message.place for message in bulk.messages} - {result.place for result in later})
         return lost, later

@@ -224,7 +224,7 @@ class Intake:
         if len(ours) < len(gathered.messages):
             self._core.cancel(message for message in gathered.messages if message.place not in stored.places)
         for message in ours:
-            message._note_collected(stored.at, stored.renamed.get(message.place))
+            message._note(collected_at=stored.at, message_id=stored.renamed.get(message.place, message.message_id))
         return ours
 
     def add(self, gathered: Gathered, ours: Sequence[Collected], now: float) -> None:

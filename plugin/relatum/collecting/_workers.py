@@ -179,7 +179,7 @@ class JoinedRun:
         except Exception as error:  # noqa: BLE001 - what the executor left behind made the transaction fail
             return self._judge((None, error)), None
         finally:
-            bulk._end_transaction()
+            bulk._note(connection=None)
         return self._results, stored
 
     def _write(self, connection: "sa.Connection") -> Stored:

@@ -103,15 +103,6 @@ class StreamVerified:
         if self.difference_count > before:
             self.damaged = merged([*self.damaged, window])
 
-    def merge(self, part: "StreamVerified") -> None:
-        """Add what was found in a later part of the stream."""
-        self.messages += part.messages
-        self.rows += part.rows
-        self.windows += part.windows
-        self.difference_count += part.difference_count
-        self.differences += part.differences[: DIFFERENCES_MAX - len(self.differences)]
-        self.damaged = merged([*self.damaged, *part.damaged])
-
 
 class Row(NamedTuple):
     """A row of the relationship table."""

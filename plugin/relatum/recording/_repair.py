@@ -30,7 +30,14 @@ from relatum.recording._ranges import unrecorded
 from relatum.recording._strays import delete_behind, delete_strays, find_strays, rows_behind
 from relatum.recording._time_blocks import TimeBlock
 from relatum.recording._time_blocks import time_blocks as blocks_of
-from relatum.recording._verify import VerifyReport, WindowRead, compare_window, plan_verification, read_window, windows
+from relatum.recording._verify import (
+    VerifyReport,
+    WindowMessages,
+    compare_window,
+    plan_verification,
+    read_window,
+    windows,
+)
 from relatum.store import (
     TIME,
     AnyDatabase,
@@ -99,20 +106,25 @@ class WindowRepair:
         with translated_errors(), self._engine.begin() as connection:
             lock_coverage(connection, self._stream.stream_id)
             stored = stored_of(connection, self._stream.stream_id, window)
-            found = list(compare_window(read, stored, window, self._first_retained))
+            found = list(compare_window(*read, stored, window, self._first_retained))
             if found:
                 self._write(connection, window, read, stored, found)
         return found
 
     def _write(
-        self, connection: sa.Connection, window: Range, read: WindowRead, stored: Stored, found: Sequence[Difference]
+        self,
+        connection: sa.Connection,
+        window: Range,
+        read: WindowMessages,
+        stored: Stored,
+        found: Sequence[Difference],
     ) -> None:
         again = _uncovered(stored, window, found)
         covering = stored.covering
         for part in again:
-            covering = painted(covering, self._recorded(part, read.messages, stored))
+            covering = painted(covering, self._recorded(part, read[0], stored))
         expected = Expected(stored.definitions, covering, window)
-        self._write_rows(connection, read.messages, stored, expected, _offsets(read.messages, found, again))
+        self._write_rows(connection, read[0], stored, expected, _offsets(read[0], found, again))
         self._write_blocks(connection, window, read, stored, expected, found)
         rewrite_coverage(connection, stored.covering, covering)
         if again or any(difference.key == GROUP_KEY.name for difference in found):
@@ -172,7 +184,7 @@ class WindowRepair:
         self,
         connection: sa.Connection,
         window: Range,
-        read: WindowRead,
+        read: WindowMessages,
         stored: Stored,
         expected: Expected,
         found: Sequence[Difference],
@@ -248,12 +260,16 @@ def _offsets(messages: Sequence[Message], found: Iterable[Difference], again: Se
 
 
 def _unheld(
-    read: WindowRead, window: Range, kept: Sequence[Block], wrong: set[Block], expected: Expected
+    read: WindowMessages,
+    window: Range,
+    kept: Sequence[Block],
+    wrong: set[Block],
+    expected: Expected,
 ) -> list[list[Message]]:
     """Messages whose times are recorded and that no kept block holds, in runs without others between them."""
     runs: list[list[Message]] = [[]]
-    lost = walk([*read.messages, *read.behind], sorted(wrong))
-    held = walk([*read.messages, *read.behind], kept)
+    lost = walk([*read[0], *read[1]], sorted(wrong))
+    held = walk([*read[0], *read[1]], kept)
     for (message, claimants), (_, holders) in zip(lost, held, strict=True):
         time_us = message.time_us
         is_inside = message.offset < window[1]
@@ -383,14 +399,14 @@ class _Repair:
     def run(self) -> StreamVerified:
         """Mend the stream's coverage, then each window, then what lies behind them."""
         found = self._found
-        done, subject = plan_verification(self._engine, self._reader, self._vhost, found.stream, found.super_stream)
+        done, row = plan_verification(self._engine, self._reader, self._vhost, found.stream, found.super_stream)
         self._done = done
-        if subject is None:
+        if row is None:
             return done
         if done.difference_count:
             self._mend_whole()
-        self._mend_windows(subject.stream, subject.first_retained)
-        self._mend_rest(subject.stream, done.to_offset)
+        self._mend_windows(row, done.from_offset)
+        self._mend_rest(row, done.to_offset)
         # Windows that were recorded again have cut ranges: what lies last in them is looked up now.
         self._mend_whole()
         return done
