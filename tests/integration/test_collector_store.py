@@ -11,13 +11,14 @@ import sqlalchemy as sa
 
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason, OutcomeStatus, forget_finished
-from relatum.collecting._bulk import Advance, Entry, Result, results_of
-from relatum.collecting._collector_store import REPLACED, CollectorStore
+from relatum.collecting._bulk import results_of
+from relatum.collecting._collector_core import Advance, Entry, Result
 from relatum.collecting._consuming import Answered, decide
 from relatum.collecting._workers import JoinedRun
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.reading import Message, Properties
 from relatum.store import Database, Position
+from tests.support.collectors import CollectorStore
 
 LEASE_S = 60.0
 BULK = 7
@@ -479,7 +480,7 @@ def test_a_stream_declared_again_begins_anew(store: CollectorStore, member: int)
     assert followed is not None
     assert (followed.next_offset, followed.known_by) == (0, None)
     assert statuses(store, 0, 1, 2) == ["succeeded", "failed", "failed"]
-    assert store.outcomes_of(["orders-1"])["orders-1"].reason == REPLACED
+    assert store.outcomes_of(["orders-1"])["orders-1"].reason.startswith("the stream was deleted and declared again")
     anew = [Entry(MessageId("orders", 0), "another", "order", 1)]
     assert store.add(member, anew, Advance("orders", 0, 1)).places == places(0)
     assert store.finish(member, BULK, results(OutcomeStatus.SUCCEEDED, 1)).places == frozenset()

@@ -17,7 +17,6 @@ from relatum.collecting import (
     FlushReason,
     MessageCollector,
 )
-from relatum.collecting._bulk import results_of
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading import Message, Properties
 
@@ -141,7 +140,7 @@ def test_results_are_noted_of_this_bulk_s_messages_alone() -> None:
     for note in (bulk.succeeded, lambda message: bulk.failed(message, "x")):
         with pytest.raises(InvalidInput, match="m3"):
             note(other.messages[0])
-    assert list(results_of(bulk, None).values()) == [Failure("no such order"), None]
+    assert list(bulk.results.values()) == [Failure("no such order")]
 
 
 @pytest.mark.parametrize("error", [None, 5, ValueError])
@@ -150,7 +149,7 @@ def test_a_failure_says_why(error: Any) -> None:
     bulk = bulk_of(1)
     with pytest.raises(InvalidInput, match="error is"):
         bulk.failed(bulk.messages[0], error)
-    assert list(results_of(bulk, None).values()) == [None]
+    assert bulk.results == {}
 
 
 def test_what_needs_a_server_is_configuration() -> None:

@@ -8,10 +8,8 @@ import pytest
 
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason, _intake
-from relatum.collecting._bulk import NO_RESULT, Followed, Result, Stored, id_of, results_of
-from relatum.collecting._collector_core import Core, Verdict
-from relatum.collecting._collector_options import CRASHES_MAX
-from relatum.collecting._consuming import Answered, BulkConsumer, Consumed, Judge, Letter
+from relatum.collecting._collector_core import Core, Followed, Result, Stored, Verdict
+from relatum.collecting._consuming import CRASHES_MAX, Answered, BulkConsumer, Consumed, Judge, Letter
 from relatum.collecting._intake import Intake, describe, type_of_property
 from relatum.errors import OffsetExpired
 from relatum.outcomes import OutcomeStatus
@@ -36,72 +34,12 @@ def bulk_of(count: int, *, with_bodies: bool = True, attempts: int = 0) -> Bulk:
     return Bulk(7, "a", messages, FlushReason.AGE)
 
 
-def reasons(results: dict[MessageId, Failure | None]) -> list[str | None]:
-    """The reasons in order; None for success."""
-    return [None if each is None else each.reason for each in results.values()]
-
-
-def test_none_means_that_all_succeeded() -> None:
-    """An executor that returns nothing has consumed everything it did not name itself."""
-    bulk = bulk_of(3)
-    bulk.failed(bulk.messages[1], "not this one")
-    assert reasons(results_of(bulk, None)) == [None, "not this one", None]
-
-
-def test_a_sequence_gives_each_message_its_result() -> None:
-    """Results stand in the messages' order; an exception is a failure with its class and text."""
-    answer = [None, ValueError("bad"), Failure("worse", retry=False)]
-    results = results_of(bulk_of(3), answer)
-    assert reasons(results) == [None, "ValueError: bad", "worse"]
-    assert [each.retry for each in results.values() if each] == [True, False]
-
-
-@pytest.mark.parametrize("key", [lambda m: m, lambda m: m.place, lambda m: m.message_id])
-def test_a_mapping_names_messages_in_any_way(key: Callable[[Collected], Any]) -> None:
-    """Messages, places and ids are keys; a message that is not named has no result, which is a failure."""
-    bulk = bulk_of(3)
-    answer = {key(bulk.messages[0]): None, key(bulk.messages[2]): KeyError("k")}
-    assert reasons(results_of(bulk, answer)) == [None, NO_RESULT, "KeyError: 'k'"]
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        ([None], "the executor returned 1 results for 2 messages"),
-        (True, "the executor returned bool"),
-        ("ok", "the executor returned str"),
-        ([None, True], "the executor's result is bool"),
-    ],
-)
-def test_answers_that_make_no_sense_are_failures(answer: Any, said: str) -> None:
-    """What cannot be understood never counts as success."""
-    assert (reasons(results_of(bulk_of(2), answer))[1] or "").startswith(said)
-
-
-def test_raising_fails_what_has_no_result() -> None:
-    """What was noted before stays; all else failed with what was raised."""
-    bulk = bulk_of(3)
-    bulk.succeeded(bulk.messages[0])
-    bulk.failed(bulk.messages[1], OSError("disk"), retry=False)
-    assert reasons(results_of(bulk, None, RuntimeError("stop"))) == [None, "OSError: disk", "RuntimeError: stop"]
-
-
-def test_reasons_are_cut_to_what_can_be_stored() -> None:
-    """A reason of any length and with any characters can be stored."""
-    failure = Failure("a\0b" + "x" * 2000 + "\ud800")
-    assert failure.stored_reason == "ab" + "x" * 998
-    assert Failure("\ud800").stored_reason == "?"
-
-
-# --- the steps of a worker --------------------------------------------------------------------------------------
-
-
 class Script(BulkConsumer):
     """Does the steps of a bulk as it is told, and notes them."""
 
-    def __init__(self, answer: Any = None, raised: BaseException | None = None) -> None:
+    def __init__(self, answer: Any = None) -> None:
         super().__init__(OPTIONS, may_die=False)
-        self.answered = answer, raised
+        self.executor = answer if callable(answer) else lambda bulk: answer
         self.steps: list[str] = []
         self.letters: list[tuple[int, str]] = []
         self.not_ours: set[int] = set()
@@ -112,6 +50,13 @@ class Script(BulkConsumer):
         """Consume the bulk."""
         super().__init__(options, may_die=may_die)
         return self.consume(bulk)
+
+    def answered(self, bulk: Bulk) -> Answered:
+        """What the executor comes to."""
+        try:
+            return self.executor(bulk), None
+        except Exception as error:
+            return None, error
 
     def load(self, places: Sequence[MessageId]) -> dict[MessageId, Any]:
         """Of the interface."""
@@ -126,12 +71,12 @@ class Script(BulkConsumer):
     def execute(self, bulk: Bulk) -> Answered:
         """Of the interface."""
         self.steps.append("execute")
-        return self.answered
+        return self.answered(bulk)
 
     def join(self, bulk: Bulk, judge: Judge) -> tuple[list[Result], Stored | None]:
         """Of the interface."""
         self.steps.append("join")
-        results = judge(self.answered)
+        results = judge(self.answered(bulk))
         return results, Stored(frozenset(each.place for each in results), NOW) if self.joined_commits else None
 
     def bury(self, letters: Sequence[Letter]) -> dict[MessageId, str]:
@@ -149,6 +94,66 @@ class Script(BulkConsumer):
 def ends(consumed: Consumed) -> dict[int, tuple[OutcomeStatus, str | None, float | None]]:
     """What was stored, by offset."""
     return {each.place.offset: (each.status, each.reason, each.retry_in_s) for each in consumed.results}
+
+
+def reasons(answer: Any, count: int = 3) -> list[str | None]:
+    """The reasons of a bulk's messages in order, None for success: by what an executor answers, or does."""
+    return [each.reason for each in Script(answer).run(OPTIONS, bulk_of(count)).results]
+
+
+def test_none_means_that_all_succeeded() -> None:
+    """An executor that returns nothing has consumed everything it did not name itself."""
+    assert reasons(lambda bulk: bulk.failed(bulk.messages[1], "not this one")) == [None, "not this one", None]
+
+
+def test_a_sequence_gives_each_message_its_result() -> None:
+    """Results stand in the messages' order; an exception is a failure with its class and text, and tried again."""
+    answer = [None, ValueError("bad"), Failure("worse", retry=False)]
+    found = Script(answer).run(OPTIONS, bulk_of(3)).results
+    assert [each.reason for each in found] == [None, "ValueError: bad", "worse"]
+    assert [each.status for each in found[1:]] == [OutcomeStatus.COLLECTED, OutcomeStatus.FAILED]
+
+
+@pytest.mark.parametrize("key", [lambda m: m, lambda m: m.place, lambda m: m.message_id])
+def test_a_mapping_names_messages_in_any_way(key: Callable[[Collected], Any]) -> None:
+    """Messages, places and ids are keys; a message that is not named has no result, which is a failure."""
+    found = reasons(lambda bulk: {key(bulk.messages[0]): None, key(bulk.messages[2]): KeyError("k")})
+    assert found == [None, "the executor gave no result for this message", "KeyError: 'k'"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ([None], "the executor returned 1 results for 2 messages"),
+        (True, "the executor returned bool"),
+        ("ok", "the executor returned str"),
+        ([None, True], "the executor's result is bool"),
+    ],
+)
+def test_answers_that_make_no_sense_are_failures(answer: Any, said: str) -> None:
+    """What cannot be understood never counts as success."""
+    assert (reasons(answer, 2)[1] or "").startswith(said)
+
+
+def test_raising_fails_what_has_no_result() -> None:
+    """What was noted before stays; all else failed with what was raised."""
+
+    def executor(bulk: Bulk) -> None:
+        bulk.succeeded(bulk.messages[0])
+        bulk.failed(bulk.messages[1], OSError("disk"), retry=False)
+        raise RuntimeError("stop")
+
+    assert reasons(executor) == [None, "OSError: disk", "RuntimeError: stop"]
+
+
+def test_reasons_are_cut_to_what_can_be_stored() -> None:
+    """A reason of any length and with any characters can be stored."""
+    failure = Failure("a\0b" + "x" * 2000 + "\ud800")
+    assert failure.stored_reason == "ab" + "x" * 998
+    assert Failure("\ud800").stored_reason == "?"
+
+
+# --- the steps of a worker --------------------------------------------------------------------------------------
 
 
 def test_a_bulk_is_forwarded_executed_and_finished() -> None:
@@ -237,7 +242,11 @@ def test_a_joined_executor_has_its_results_stored_with_it() -> None:
 
 def test_a_joined_executor_that_raised_has_failures_stored_after_it() -> None:
     """What was rolled back is stored as failed in a transaction of its own."""
-    script = Script(raised=ValueError("bad"))
+
+    def executor(bulk: Bulk) -> None:
+        raise ValueError("bad")
+
+    script = Script(executor)
     script.joined_commits = False
     options = ExecutorOptions(joins_transaction=True, attempts=1)
     assert ends(script.run(options, bulk_of(1))) == {0: (OutcomeStatus.FAILED, "ValueError: bad", None)}
@@ -283,7 +292,8 @@ def test_an_answer_that_cannot_be_looked_at_breaks_off() -> None:
 def test_ids_are_given_or_made_of_the_place() -> None:
     """A message without `message_id`, or with one that cannot be stored, is asked for by where it lies."""
     nameless = Message("orders", 4, None, None, lambda: ({}, Properties(), b"", True))
-    assert (id_of(read(3)), id_of(nameless), id_of(read(5, "a\0b"))) == ("m3", "orders:4", "orders:5")
+    asked_by = [describe(each, type_of_property).message_id for each in (read(3), nameless, read(5, "a\0b"))]
+    assert asked_by == ["m3", "orders:4", "orders:5"]
 
 
 def test_described_messages_are_undecoded_again() -> None:

@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from relatum.collecting import ExecutorOptions, FlushReason
-from relatum.collecting._bulk import Advance, Entry, Followed, Stored
-from relatum.collecting._collector_options import CollectorLimits
+from relatum.collecting._collector_core import Advance, CollectorLimits, Entry, Followed, Stored
 from relatum.collecting._intake import type_of_property
 from relatum.collecting._shared import Shared
 from relatum.collecting._streams import AGAIN_S, Begin, CollectedStream, FindAgain, Leave

@@ -12,7 +12,8 @@ from typing import Any, Self, TypeVar, cast
 
 from relatum.checks import checked_event, checked_name, checked_seconds
 from relatum.closing import AsyncClosing
-from relatum.collecting._bulk import Abandoned, Answer, Bulk, Executor
+from relatum.collecting._bulk import Answer, Bulk, Executor
+from relatum.collecting._collector_core import Abandoned
 from relatum.collecting._collector_life import CLOSE_S, END_S, CollectorLife
 from relatum.errors import Transient
 from relatum.outcomes import Outcome

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
-from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message
-from relatum.store import Position
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -322,60 +320,3 @@ def _result(given: Any) -> Failure | None:
     if isinstance(given, BaseException):
         return Failure.of(given)
     return Failure(f"the executor's result is {type(given).__name__}, not None, a Failure or an exception")
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A collected message as the store knows it: everything but the body."""
-
-    place: MessageId
-    message_id: str
-    type: str
-    bytes: int
-    attempts: int = 0
-    due_in_s: float = 0.0
-    collected_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Advance:
-    """A followed stream's position moves: everything in [from_offset, to_offset) is collected or passed over."""
-
-    stream: str
-    from_offset: int
-    to_offset: int
-    known_by: Position | None = None
-    passed_over: int = 0
-    passed_over_types: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """A stream this member follows now."""
-
-    next_offset: int
-    known_by: Position | None = None
-    is_new: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What an attempt came to, to be stored."""
-
-    place: MessageId
-    status: OutcomeStatus
-    reason: str | None = None
-    retry_in_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What a call to the store came to."""
-
-    places: frozenset[MessageId]
-    at: datetime
-    renamed: Mapping[MessageId, str] = field(default_factory=dict)
-
-
-class Abandoned(Exception):
-    """The collector was closed before a server came back; what was under way is left to another member."""

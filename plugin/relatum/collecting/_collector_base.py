@@ -16,7 +16,8 @@ from relatum.checks import (
     shown,
 )
 from relatum.collecting._bulk import Collected, Executor
-from relatum.collecting._collector_options import BULKS_MAX, BYTES_MAX, CollectorLimits, ExecutorOptions
+from relatum.collecting._collector_core import CollectorLimits
+from relatum.collecting._collector_options import BULKS_MAX, BYTES_MAX, ExecutorOptions
 from relatum.collecting._collector_rows import KEEP_S
 from relatum.collecting._collector_statistics import CollectorStatistics
 from relatum.collecting._collector_store import CollectorStore

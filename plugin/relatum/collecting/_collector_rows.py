@@ -10,250 +10,146 @@ from typing import Any, Final
 
 import psycopg
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
 
 from relatum.checks import checked_count, checked_seconds
-from relatum.collecting._bulk import Entry, Result, Stored
+from relatum.collecting._collector_core import Entry, Result, Stored
 from relatum.ids import MessageId
 from relatum.outcomes import OutcomeStatus
 from relatum.store import (
     BigIntegers,
-    arrays,
-    collected_messages,
-    collector_members,
-    collector_sources,
-    collectors,
     copy_lines,
     copy_text,
-    holds,
-    interval,
     needs_escape,
     translated_errors,
 )
 
-_messages: Final = collected_messages.c
-_sources: Final = collector_sources.c
-_NOW: Final = sa.func.statement_timestamp()
-"""The clock where a joined transaction may have begun long before; `now()` would be its beginning."""
-
-_of_collector: Final = sa.bindparam("in_collector", type_=sa.Integer)
-_of_member: Final = _messages.member_id == sa.bindparam("of_member", type_=sa.BigInteger)
-
-_OFFSETS: Final = sa.bindparam("offsets", type_=BigIntegers())
-
 # The member is compared in a way no index serves: by its own, all that it has not finished would be read.
-_mine: Final = (
-    _messages.source_id == sa.bindparam("source", type_=sa.Integer),
-    _messages.stream_offset == sa.any_(_OFFSETS),
-    _messages.member_id.is_not_distinct_from(sa.bindparam("of_member", type_=sa.BigInteger)),
-)
+_MINE: Final = """source_id = CAST(:source AS integer) AND stream_offset = ANY (:offsets)
+    AND member_id IS NOT DISTINCT FROM CAST(:of_member AS bigint)"""
 
 
-def _found(offset: Any, at: Any) -> Any:
-    """Offsets in one row, None for none, with their time: to give a row for each takes the client longer."""
-    return sa.select(sa.func.array_agg(offset), sa.func.max(at))
+def _sql(text: str) -> sa.TextClause:
+    """A statement; `MINE` in it are the rows that a call names.
+
+    The clock is `statement_timestamp()`: a joined transaction may have begun long before, and `now()` is its beginning.
+    """
+    found = sa.text(text.replace("MINE", _MINE))
+    return found.bindparams(sa.bindparam("offsets", type_=BigIntegers())) if "MINE" in text else found
 
 
-def _changed(change: sa.Update, at: Any) -> Any:
-    """An update that gives the offsets it has changed, and when it did."""
-    done = change.returning(_messages.stream_offset, at.label("at")).cte("done")
-    return _found(done.c.stream_offset, done.c.at)
+# --- collecting and consuming. Offsets come in one row, None for none: to give a row for each takes the client longer.
 
+ADD_MISSING: Final = _sql("""
+    INSERT INTO relatum.collected_messages (source_id, stream_offset, member_id, size, message_id, type)
+    SELECT * FROM unnest(CAST(:sources AS integer[]), CAST(:offsets AS bigint[]), CAST(:members AS bigint[]),
+        CAST(:sizes AS integer[]), CAST(:message_ids AS text[]), CAST(:types AS text[]))
+    ON CONFLICT DO NOTHING""")
 
-def _its_own(name: str, kind: Any) -> Any:
-    """The row's own item of an array that goes with the offsets: each of them is looked for among all."""
-    items: Any = sa.sql.elements.Grouping(sa.bindparam(name, type_=sa.ARRAY(kind)))
-    return items[sa.func.array_position(_OFFSETS, _messages.stream_offset)]
+MINE_TO_CONSUME: Final = _sql("""
+    SELECT source_id, stream_offset FROM relatum.collected_messages
+    WHERE MINE AND state = 'collected' AND attempts = 0""")
 
+FORWARD: Final = _sql("""
+    WITH done AS (
+        UPDATE relatum.collected_messages
+        SET state = 'forwarded', attempts = attempts + 1, bulk_id = CAST(:into AS bigint),
+            forwarded_at = statement_timestamp(), next_attempt_at = NULL
+        WHERE MINE AND state = 'collected'
+        RETURNING stream_offset, forwarded_at)
+    SELECT array_agg(stream_offset), max(forwarded_at) FROM done""")
 
-# Collecting and consuming
+FORWARDED: Final = _sql("""
+    SELECT array_agg(stream_offset), max(forwarded_at) FROM relatum.collected_messages
+    WHERE MINE AND state = 'forwarded' AND bulk_id = CAST(:into AS bigint)""")
 
-_NEW: Final = arrays(
-    "new",
-    source=sa.Integer,
-    offset=sa.BigInteger,
-    member=sa.BigInteger,
-    size=sa.Integer,
-    message_id=sa.Text,
-    type=sa.Text,
-)
-
-ADD_MISSING: Final = (
-    insert(collected_messages)
-    .from_select(
-        ["source_id", "stream_offset", "member_id", "size", "message_id", "type"],
-        sa.select(*_NEW.c),
-    )
-    .on_conflict_do_nothing()
-)
-
-MINE_TO_CONSUME: Final = sa.select(_messages.source_id, _messages.stream_offset).where(
-    *_mine, _messages.state == "collected", _messages.attempts == 0
-)
-
-FORWARD: Final = _changed(
-    sa.update(collected_messages)
-    .where(*_mine, _messages.state == "collected")
-    .values(
-        state="forwarded",
-        attempts=_messages.attempts + 1,
-        bulk_id=sa.bindparam("into", type_=sa.BigInteger),
-        forwarded_at=_NOW,
-        next_attempt_at=None,
-    ),
-    _messages.forwarded_at,
-)
-
-FORWARDED: Final = _found(_messages.stream_offset, _messages.forwarded_at).where(
-    *_mine,
-    _messages.state == "forwarded",
-    _messages.bulk_id == sa.bindparam("into", type_=sa.BigInteger),
-)
-
-TEXTS: Final = sa.select(sa.bindparam("texts", type_=sa.ARRAY(sa.Text)))
+TEXTS: Final = _sql("SELECT CAST(:texts AS text[])")
 """Texts as they are: what the database cannot hold, it refuses."""
 
 # What this member cannot go on with, and another can, is nobody's until that one takes it over.
-_others: Final = collector_members.alias("others")
-GIVE_BACK: Final = (
-    sa.update(collected_messages)
-    .where(
-        *_mine,
-        _messages.finished_at.is_(None),
-        sa.exists().where(
-            _others.c.collector_id == _of_collector,
-            _others.c.member_id != sa.bindparam("of_member", type_=sa.BigInteger),
-            holds(_others.c.lease_expires_at),
-            _messages.type == sa.any_(_others.c.types),
-        ),
-    )
-    .values(member_id=None, state="collected", bulk_id=None)
-)
+GIVE_BACK: Final = _sql("""
+    UPDATE relatum.collected_messages SET member_id = NULL, state = 'collected', bulk_id = NULL
+    WHERE MINE AND finished_at IS NULL AND EXISTS (
+        SELECT FROM relatum.collector_members AS other
+        WHERE other.collector_id = CAST(:in_collector AS integer) AND other.member_id <> CAST(:of_member AS bigint)
+            AND other.lease_expires_at >= clock_timestamp() AND collected_messages.type = ANY (other.types))""")
 
-IS_MINE: Final = sa.select(_messages.stream_offset).where(*_mine, _messages.finished_at.is_(None)).limit(1)
-
-_in_bulk: Final = (*_mine, _messages.bulk_id == sa.bindparam("of_bulk", type_=sa.BigInteger))
-_is_forwarded: Final = (*_in_bulk, _messages.state == "forwarded")
+IS_MINE: Final = _sql("""
+    SELECT stream_offset FROM relatum.collected_messages WHERE MINE AND finished_at IS NULL LIMIT 1""")
 
 # What nearly all messages come to; it needs no array but that of their offsets.
-SUCCEED: Final = _changed(
-    sa.update(collected_messages)
-    .where(*_is_forwarded)
-    .values(state="succeeded", reason=None, finished_at=_NOW, next_attempt_at=None),
-    _NOW,
-)
+SUCCEED: Final = _sql("""
+    WITH done AS (
+        UPDATE relatum.collected_messages
+        SET state = 'succeeded', reason = NULL, finished_at = statement_timestamp(), next_attempt_at = NULL
+        WHERE MINE AND bulk_id = CAST(:of_bulk AS bigint) AND state = 'forwarded'
+        RETURNING stream_offset, finished_at)
+    SELECT array_agg(stream_offset), max(finished_at) FROM done""")
 
-SUCCEEDED: Final = _found(_messages.stream_offset, _messages.finished_at).where(
-    *_in_bulk, _messages.state == "succeeded"
-)
+SUCCEEDED: Final = _sql("""
+    SELECT array_agg(stream_offset), max(finished_at) FROM relatum.collected_messages
+    WHERE MINE AND bulk_id = CAST(:of_bulk AS bigint) AND state = 'succeeded'""")
 
-_result: Final = _its_own("states", sa.Text)
-_to_retry: Final = _result == "collected"
+# Each row's own item of the arrays that go with the offsets is looked for among all.
+FINISH: Final = _sql("""
+    WITH done AS (
+        UPDATE relatum.collected_messages
+        SET state = (CAST(:states AS text[]))[array_position(:offsets, stream_offset)],
+            reason = (CAST(:reasons AS text[]))[array_position(:offsets, stream_offset)],
+            finished_at = CASE (CAST(:states AS text[]))[array_position(:offsets, stream_offset)]
+                WHEN 'collected' THEN NULL ELSE statement_timestamp() END,
+            next_attempt_at = CASE (CAST(:states AS text[]))[array_position(:offsets, stream_offset)]
+                WHEN 'collected' THEN statement_timestamp() + make_interval(secs => coalesce(
+                    (CAST(:retries_s AS float[]))[array_position(:offsets, stream_offset)], 0.0)) END
+        WHERE MINE AND bulk_id = CAST(:of_bulk AS bigint) AND state = 'forwarded'
+        RETURNING stream_offset, statement_timestamp() AS at)
+    SELECT array_agg(stream_offset), max(at) FROM done""")
 
-FINISH: Final = _changed(
-    sa.update(collected_messages)
-    .where(*_is_forwarded)
-    .values(
-        state=_result,
-        reason=_its_own("reasons", sa.Text),
-        finished_at=sa.case((_to_retry, None), else_=_NOW),
-        next_attempt_at=sa.case(
-            (_to_retry, _NOW + interval(sa.func.coalesce(_its_own("retries_s", sa.Float), 0.0))), else_=None
-        ),
-    ),
-    _NOW,
-)
+FINISHED: Final = _sql("""
+    SELECT array_agg(stream_offset), max(finished_at) FROM relatum.collected_messages
+    WHERE MINE AND bulk_id = CAST(:of_bulk AS bigint)
+        AND state = (CAST(:states AS text[]))[array_position(:offsets, stream_offset)]""")
 
-FINISHED: Final = _found(_messages.stream_offset, _messages.finished_at).where(*_in_bulk, _messages.state == _result)
+# --- forgetting
 
-# Forgetting
-
-KEPT: Final = (
-    sa.select(_sources.source_id, collectors.c.keep_s)
-    .join(collectors, collectors.c.collector_id == _sources.collector_id)
-    .where(
-        collectors.c.keep_s.is_not(None),
-        sa.or_(_of_collector.is_(None), collectors.c.collector_id == _of_collector),
-    )
-)
-
-_row: Final[sa.ColumnElement[Any]] = sa.literal_column("ctid")
-_is_forgotten: Final = (_messages.source_id == sa.bindparam("of_source")) & (
-    _messages.finished_at < sa.func.now() - interval(sa.bindparam("older_s", type_=sa.Float))
-)
+KEPT: Final = _sql("""
+    SELECT source_id, keep_s FROM relatum.collector_sources JOIN relatum.collectors USING (collector_id)
+    WHERE keep_s IS NOT NULL AND (CAST(:in_collector AS integer) IS NULL OR collector_id = :in_collector)""")
 
 # Oldest first, which is the index's order: no scan, however much is finished. Named by their places on disk.
-FORGET: Final = sa.delete(collected_messages).where(
-    _row
-    == sa.any_(
-        sa.func.array(
-            sa.select(_row)
-            .select_from(collected_messages)
-            .where(_is_forgotten)
-            .order_by(_messages.finished_at)
-            .limit(sa.bindparam("most", type_=sa.Integer))
-            .scalar_subquery()
-        )
-    ),
-    _is_forgotten,
-)
+FORGET: Final = _sql("""
+    DELETE FROM relatum.collected_messages
+    WHERE ctid = ANY (ARRAY (
+            SELECT ctid FROM relatum.collected_messages
+            WHERE source_id = CAST(:of_source AS integer)
+                AND finished_at < now() - make_interval(secs => CAST(:older_s AS float))
+            ORDER BY finished_at LIMIT CAST(:most AS integer)))
+        AND source_id = CAST(:of_source AS integer)
+        AND finished_at < now() - make_interval(secs => CAST(:older_s AS float))""")
 
-# Taking over
+# --- taking over
 
-# Those of nobody were given back by a member that does not reach the broker, or stored by release 0.4.0.
-_taken = (
-    sa.select(_messages.source_id, _messages.stream_offset)
-    .join(collector_sources, _sources.source_id == _messages.source_id)
-    .where(
-        sa.or_(
-            _messages.member_id == sa.any_(sa.bindparam("lapsed", type_=sa.ARRAY(sa.BigInteger))),
-            _messages.member_id.is_(None),
-        ),
-        _messages.finished_at.is_(None),
-        _messages.type == sa.any_(sa.bindparam("of_types", type_=sa.ARRAY(sa.Text))),
-        _sources.collector_id == _of_collector,
-        _sources.replaced_at.is_(None),
-    )
-    .order_by(_messages.collected_at, _messages.source_id, _messages.stream_offset)
-    .limit(sa.bindparam("most", type_=sa.Integer))
-    # What a result is just being stored of is nobody's to take over.
-    .with_for_update(of=collected_messages, skip_locked=True)
-    .cte("taken")
-)
+# Those of nobody were given back by a member that does not reach the broker, or stored by release 0.4.0. What a result
+# is just being stored of is nobody's to take over.
+TAKE_OVER: Final = _sql("""
+    WITH taken AS (
+        SELECT message.source_id, message.stream_offset
+        FROM relatum.collected_messages AS message JOIN relatum.collector_sources AS source USING (source_id)
+        WHERE (message.member_id = ANY (CAST(:lapsed AS bigint[])) OR message.member_id IS NULL)
+            AND message.finished_at IS NULL AND message.type = ANY (CAST(:of_types AS text[]))
+            AND source.collector_id = CAST(:in_collector AS integer) AND source.replaced_at IS NULL
+        ORDER BY message.collected_at, message.source_id, message.stream_offset
+        LIMIT CAST(:most AS integer) FOR UPDATE OF message SKIP LOCKED)
+    UPDATE relatum.collected_messages AS message
+    SET member_id = CAST(:by AS bigint), state = 'collected', bulk_id = CAST(:token AS bigint)
+    FROM taken WHERE message.source_id = taken.source_id AND message.stream_offset = taken.stream_offset""")
 
-TAKE_OVER: Final = (
-    sa.update(collected_messages)
-    .where(_messages.source_id == _taken.c.source_id, _messages.stream_offset == _taken.c.stream_offset)
-    .values(
-        member_id=sa.bindparam("by", type_=sa.BigInteger),
-        state="collected",
-        bulk_id=sa.bindparam("token", type_=sa.BigInteger),
-    )
-)
-
-TAKEN_OVER: Final = (
-    sa.select(
-        _sources.stream,
-        _messages.source_id,
-        _messages.stream_offset,
-        _messages.message_id,
-        _messages.type,
-        _messages.size,
-        _messages.attempts,
-        sa.func.greatest(0.0, sa.extract("epoch", _messages.next_attempt_at - sa.func.clock_timestamp())).label(
-            "due_in_s"
-        ),
-        _messages.collected_at,
-    )
-    .join(collector_sources, _sources.source_id == _messages.source_id)
-    .where(
-        _of_member,
-        _messages.finished_at.is_(None),
-        _messages.state == "collected",
-        _messages.bulk_id == sa.bindparam("token", type_=sa.BigInteger),
-    )
-    .order_by(_messages.collected_at, _messages.source_id, _messages.stream_offset)
-)
+TAKEN_OVER: Final = _sql("""
+    SELECT stream, source_id, stream_offset, message_id, type, size, attempts, collected_at,
+        CAST(greatest(0.0, extract(epoch FROM next_attempt_at - clock_timestamp())) AS float) AS due_in_s
+    FROM relatum.collected_messages AS message JOIN relatum.collector_sources USING (source_id)
+    WHERE message.member_id = CAST(:of_member AS bigint) AND finished_at IS NULL AND state = 'collected'
+        AND bulk_id = CAST(:token AS bigint)
+    ORDER BY collected_at, source_id, stream_offset""")
 
 
 def copy(connection: sa.Connection, member: int, entries: Sequence[Entry], sources: Mapping[str, int]) -> bool:
@@ -351,7 +247,7 @@ def by_source(places: Iterable[MessageId], sources: Mapping[str, int], **named: 
     return [{"source": sources[stream], "offsets": of_stream, **named} for stream, of_stream in offsets.items()]
 
 
-def selected(connection: sa.Connection, query: "sa.Select[Any]", wanted: Iterable[Mapping[str, Any]]) -> list[Any]:
+def selected(connection: sa.Connection, query: sa.TextClause, wanted: Iterable[Mapping[str, Any]]) -> list[Any]:
     """The rows a query gives with each of these parameters."""
     return [row for named in wanted for row in connection.execute(query, named)]
 

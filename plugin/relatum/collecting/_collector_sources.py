@@ -6,247 +6,149 @@ from datetime import datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
 
-from relatum.collecting._bulk import Advance
+from relatum.collecting._collector_core import Advance
 from relatum.errors import Conflict
-from relatum.store import collected_messages, collector_members, collector_sources, collectors, holds, lapsed, leased
 
-_messages: Final = collected_messages.c
-_sources: Final = collector_sources.c
-_members: Final = collector_members.c
+# --- collectors and members
+
+FIND_COLLECTOR: Final = sa.text("""
+    SELECT collector_id, keep_s FROM relatum.collectors
+    WHERE vhost = CAST(:of_vhost AS text) AND name = CAST(:named AS text)""")
+
+ADD_COLLECTOR: Final = sa.text("""
+    INSERT INTO relatum.collectors (vhost, name, keep_s)
+    VALUES (CAST(:of_vhost AS text), CAST(:named AS text), CAST(:kept_s AS integer)) ON CONFLICT DO NOTHING""")
+
+SET_KEEP: Final = sa.text("""
+    UPDATE relatum.collectors SET keep_s = CAST(:kept_s AS integer) WHERE collector_id = CAST(:in_collector AS integer)
+    """)
+
+ADD_MEMBER: Final = sa.text("""
+    INSERT INTO relatum.collector_members (collector_id, types, holder, lease_s, lease_expires_at)
+    VALUES (CAST(:in_collector AS integer), CAST(:has_types AS text[]), CAST(:held_by AS text), CAST(:holds_s AS float),
+        clock_timestamp() + make_interval(secs => CAST(:holds_s AS float)))
+    RETURNING member_id""")
+
+RENEW: Final = sa.text("""
+    UPDATE relatum.collector_members SET lease_expires_at = clock_timestamp() + make_interval(secs => lease_s)
+    WHERE member_id = CAST(:id AS bigint)""")
+
+LEAVE: Final = sa.text("""
+    UPDATE relatum.collector_members SET lease_expires_at = clock_timestamp() WHERE member_id = CAST(:id AS bigint)""")
+
+# Nobody may find this member dead, with nothing left to take over, while it adds rows.
+HOLD_MEMBER: Final = sa.text("""
+    SELECT now() FROM relatum.collector_members WHERE member_id = CAST(:of_member AS bigint) FOR KEY SHARE""")
+
+LOCK_LAPSED: Final = sa.text("""
+    SELECT member_id FROM relatum.collector_members
+    WHERE collector_id = CAST(:in_collector AS integer) AND lease_expires_at < clock_timestamp()
+        AND member_id <> CAST(:of_member AS bigint)
+    ORDER BY member_id FOR UPDATE SKIP LOCKED""")
+
+REMOVE_MEMBERS: Final = sa.text("""
+    DELETE FROM relatum.collector_members AS member
+    WHERE member_id = ANY (CAST(:lapsed AS bigint[])) AND NOT EXISTS (
+        SELECT FROM relatum.collected_messages AS message
+        WHERE message.member_id = member.member_id AND message.finished_at IS NULL)""")
+
+# --- streams
+
+FIND_SOURCES: Final = sa.text("""
+    SELECT stream, source_id FROM relatum.collector_sources
+    WHERE collector_id = CAST(:in_collector AS integer) AND stream = ANY (CAST(:streams AS text[]))
+        AND replaced_at IS NULL""")
+
+ADD_SOURCE: Final = sa.text("""
+    INSERT INTO relatum.collector_sources (collector_id, stream)
+    VALUES (CAST(:in_collector AS integer), CAST(:of_stream AS text))
+    ON CONFLICT (collector_id, stream) WHERE replaced_at IS NULL DO NOTHING""")
 
 
-_is_alive: Final = holds(_members.lease_expires_at)
-_of_collector: Final = sa.bindparam("in_collector", type_=sa.Integer)
+def _sql(text: str) -> sa.TextClause:
+    """A statement; `THIS` in it is the present generation of a stream, `OTHERS` are the members beside this one."""
+    this = """collector_id = CAST(:in_collector AS integer) AND stream = CAST(:of_stream AS text)
+        AND replaced_at IS NULL"""
+    others = """relatum.collector_members AS other
+        WHERE other.collector_id = CAST(:in_collector AS integer) AND other.member_id <> CAST(:of_member AS bigint)
+            AND other.lease_expires_at >= clock_timestamp()"""
+    # A member follows only where it has executors of all types that others have: it would pass theirs over.
+    lacks = """EXISTS (SELECT FROM OTHERS AND NOT other.types <@ (
+        SELECT types FROM relatum.collector_members WHERE member_id = CAST(:of_member AS bigint)))"""
+    return sa.text(text.replace("LACKS_TYPES", lacks).replace("OTHERS", others).replace("THIS", this))
 
-# Collectors and members
 
-FIND_COLLECTOR: Final = sa.select(collectors.c.collector_id, collectors.c.keep_s).where(
-    collectors.c.vhost == sa.bindparam("of_vhost"), collectors.c.name == sa.bindparam("named")
-)
+LOCK_SOURCE: Final = _sql("""
+    SELECT source_id, position, member_id, last_offset, last_fingerprint, last_chunk_ms
+    FROM relatum.collector_sources WHERE THIS FOR UPDATE""")
 
-ADD_COLLECTOR: Final = (
-    insert(collectors)
-    .values(vhost=sa.bindparam("of_vhost"), name=sa.bindparam("named"), keep_s=sa.bindparam("kept_s", type_=sa.Integer))
-    .on_conflict_do_nothing()
-)
+IS_ALIVE: Final = sa.text("""
+    SELECT member_id FROM relatum.collector_members
+    WHERE member_id = CAST(:of_member AS bigint) AND lease_expires_at >= clock_timestamp()""")
 
-SET_KEEP: Final = (
-    sa.update(collectors)
-    .where(collectors.c.collector_id == _of_collector)
-    .values(keep_s=sa.bindparam("kept_s", type_=sa.Integer))
-)
+TYPES_ALIVE: Final = sa.text("""
+    SELECT member_id, types FROM relatum.collector_members
+    WHERE collector_id = CAST(:in_collector AS integer) AND lease_expires_at >= clock_timestamp()""")
 
-ADD_MEMBER: Final = (
-    sa.insert(collector_members)
-    .values(
-        collector_id=_of_collector,
-        types=sa.bindparam("has_types", type_=sa.ARRAY(sa.Text)),
-        lease_s=sa.bindparam("holds_s", type_=sa.Float),
-        **leased(sa.bindparam("holds_s", type_=sa.Float), sa.bindparam("held_by")),
-    )
-    .returning(_members.member_id)
-)
+HELD: Final = _sql("""
+    SELECT stream FROM relatum.collector_sources AS source
+    WHERE collector_id = CAST(:in_collector AS integer) AND replaced_at IS NULL
+        AND (EXISTS (SELECT FROM OTHERS AND other.member_id = source.member_id) OR LACKS_TYPES)""")
 
-RENEW: Final = (
-    sa.update(collector_members).where(_members.member_id == sa.bindparam("id")).values(**leased(_members.lease_s))
-)
+FOLLOW: Final = _sql("""
+    UPDATE relatum.collector_sources
+    SET member_id = CAST(:of_member AS bigint), position = coalesce(position, CAST(:initial AS bigint))
+    WHERE source_id = CAST(:id AS integer) AND NOT LACKS_TYPES
+    RETURNING position""")
 
-LEAVE: Final = (
-    sa.update(collector_members)
-    .where(_members.member_id == sa.bindparam("id"))
-    .values(**leased(sa.literal_column("0")))
-)
+UNFOLLOW: Final = _sql("""
+    UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = CAST(:by AS bigint) AND THIS""")
 
-HOLD_MEMBER: Final = (
-    sa.select(sa.func.now())
-    .select_from(collector_members)
-    .where(_members.member_id == sa.bindparam("of_member"))
-    # Nobody may find this member dead, with nothing left to take over, while it adds rows.
-    .with_for_update(key_share=True, read=True)
-)
+UNFOLLOW_ALL: Final = sa.text("""
+    UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = CAST(:by AS bigint)""")
 
-LOCK_LAPSED: Final = (
-    sa.select(_members.member_id)
-    .where(
-        _members.collector_id == _of_collector,
-        lapsed(_members.lease_expires_at),
-        _members.member_id != sa.bindparam("of_member"),
-    )
-    .order_by(_members.member_id)
-    .with_for_update(skip_locked=True)
-)
+REPLACE_SOURCE: Final = sa.text("""
+    UPDATE relatum.collector_sources SET replaced_at = now(), member_id = NULL
+    WHERE source_id = CAST(:id AS integer)""")
 
-_lapsed: Final = sa.any_(sa.bindparam("lapsed", type_=sa.ARRAY(sa.BigInteger)))
-
-REMOVE_MEMBERS: Final = sa.delete(collector_members).where(
-    _members.member_id == _lapsed,
-    ~sa.exists().where(_messages.member_id == _members.member_id, _messages.finished_at.is_(None)),
-)
-
-# Streams
-
-FIND_SOURCES: Final = sa.select(_sources.stream, _sources.source_id).where(
-    _sources.collector_id == _of_collector,
-    _sources.stream == sa.any_(sa.bindparam("streams", type_=sa.ARRAY(sa.Text))),
-    _sources.replaced_at.is_(None),
-)
-
-ADD_SOURCE: Final = (
-    insert(collector_sources)
-    .values(collector_id=_of_collector, stream=sa.bindparam("of_stream"))
-    .on_conflict_do_nothing(index_elements=["collector_id", "stream"], index_where=_sources.replaced_at.is_(None))
-)
-
-_this_source: Final = (
-    _sources.collector_id == _of_collector,
-    _sources.stream == sa.bindparam("of_stream"),
-    _sources.replaced_at.is_(None),
-)
-
-LOCK_SOURCE: Final = (
-    sa.select(
-        _sources.source_id,
-        _sources.position,
-        _sources.member_id,
-        _sources.last_offset,
-        _sources.last_fingerprint,
-        _sources.last_chunk_ms,
-    )
-    .where(*_this_source)
-    .with_for_update()
-)
-
-IS_ALIVE: Final = sa.select(_members.member_id).where(_members.member_id == sa.bindparam("of_member"), _is_alive)
-
-_others: Final = collector_members.alias("others")
-_another: Final = (
-    _others.c.collector_id == _of_collector,
-    _others.c.member_id != sa.bindparam("of_member", type_=sa.BigInteger),
-    holds(_others.c.lease_expires_at),
-)
-
-# A member follows only where it has executors of all types that others have: it would pass theirs over.
-_own_types: Final = (
-    sa.select(_members.types)
-    .where(_members.member_id == sa.bindparam("of_member", type_=sa.BigInteger))
-    .scalar_subquery()
-)
-_lacks_types: Final = sa.exists().where(*_another, ~_others.c.types.op("<@", is_comparison=True)(_own_types))
-
-TYPES_ALIVE: Final = sa.select(_members.member_id, _members.types).where(
-    _members.collector_id == _of_collector, _is_alive
-)
-
-HELD: Final = sa.select(_sources.stream).where(
-    _sources.collector_id == _of_collector,
-    _sources.replaced_at.is_(None),
-    sa.or_(sa.exists().where(*_another, _others.c.member_id == _sources.member_id), _lacks_types),
-)
-
-_KNOWN_BY: Final = {
-    "last_offset": sa.bindparam("known_offset", type_=sa.BigInteger),
-    "last_fingerprint": sa.bindparam("known_fingerprint", type_=sa.BigInteger),
-    "last_chunk_ms": sa.bindparam("known_chunk_ms", type_=sa.BigInteger),
-}
-
-FOLLOW: Final = (
-    sa.update(collector_sources)
-    .where(_sources.source_id == sa.bindparam("id"), ~_lacks_types)
-    .values(
-        member_id=sa.bindparam("of_member", type_=sa.BigInteger),
-        position=sa.func.coalesce(_sources.position, sa.bindparam("initial", type_=sa.BigInteger)),
-    )
-    .returning(_sources.position)
-)
-
-UNFOLLOW: Final = (
-    sa.update(collector_sources).where(_sources.member_id == sa.bindparam("by"), *_this_source).values(member_id=None)
-)
-
-UNFOLLOW_ALL: Final = (
-    sa.update(collector_sources).where(_sources.member_id == sa.bindparam("by")).values(member_id=None)
-)
-
-REPLACE_SOURCE: Final = (
-    sa.update(collector_sources)
-    .where(_sources.source_id == sa.bindparam("id"))
-    .values(replaced_at=sa.func.now(), member_id=None)
-)
-
-ADD_REPLACED: Final = (
-    sa.insert(collector_sources)
-    .values(collector_id=_of_collector, stream=sa.bindparam("of_stream"), replaced_at=sa.func.now())
-    .returning(_sources.source_id)
-)
+ADD_REPLACED: Final = sa.text("""
+    INSERT INTO relatum.collector_sources (collector_id, stream, replaced_at)
+    VALUES (CAST(:in_collector AS integer), CAST(:of_stream AS text), now()) RETURNING source_id""")
 """A generation that is over from the first: for messages whose places others have, or will have."""
 
-MOVE_LOST: Final = (
-    sa.update(collected_messages)
-    .where(
-        _messages.source_id == sa.bindparam("of_source"),
-        _messages.stream_offset > sa.bindparam("behind", type_=sa.BigInteger),
-    )
-    .values(source_id=sa.bindparam("to_source", type_=sa.Integer))
-)
+MOVE_LOST: Final = sa.text("""
+    UPDATE relatum.collected_messages SET source_id = CAST(:to_source AS integer)
+    WHERE source_id = CAST(:of_source AS integer) AND stream_offset > CAST(:behind AS bigint)""")
 
-SET_BACK: Final = (
-    sa.update(collector_sources)
-    .where(_sources.source_id == sa.bindparam("id"))
-    .values(
-        position=sa.bindparam("to", type_=sa.BigInteger),
-        last_offset=None,
-        last_fingerprint=None,
-        last_chunk_ms=None,
-        moved_at=sa.func.now(),
-    )
-)
+SET_BACK: Final = sa.text("""
+    UPDATE relatum.collector_sources
+    SET position = CAST(:to AS bigint), last_offset = NULL, last_fingerprint = NULL, last_chunk_ms = NULL,
+        moved_at = now()
+    WHERE source_id = CAST(:id AS integer)""")
 
-LAST_COLLECTED: Final = (
-    sa.select(_messages.stream_offset, _messages.message_id)
-    .where(
-        # Not by a join, for which PostgreSQL reads half a stream's messages.
-        _messages.source_id == sa.select(_sources.source_id).where(*_this_source).scalar_subquery(),
-        _messages.stream_offset <= sa.bindparam("until", type_=sa.BigInteger),
-    )
-    .order_by(_messages.stream_offset.desc())
-    .limit(1)
-)
+# Not by a join, for which PostgreSQL reads half a stream's messages.
+LAST_COLLECTED: Final = _sql("""
+    SELECT stream_offset, message_id FROM relatum.collected_messages
+    WHERE source_id = (SELECT source_id FROM relatum.collector_sources WHERE THIS)
+        AND stream_offset <= CAST(:until AS bigint)
+    ORDER BY stream_offset DESC LIMIT 1""")
 
-FAIL_UNFINISHED: Final = (
-    sa.update(collected_messages)
-    .where(_messages.source_id == sa.bindparam("of_source"), _messages.finished_at.is_(None))
-    .values(
-        state="failed",
-        finished_at=sa.func.statement_timestamp(),
-        next_attempt_at=None,
-        reason=sa.bindparam("why"),
-    )
-)
+FAIL_UNFINISHED: Final = sa.text("""
+    UPDATE relatum.collected_messages
+    SET state = 'failed', finished_at = statement_timestamp(), next_attempt_at = NULL, reason = CAST(:why AS text)
+    WHERE source_id = CAST(:of_source AS integer) AND finished_at IS NULL""")
 
-ADVANCE: Final = (
-    sa.update(collector_sources)
-    .where(
-        *_this_source,
-        _sources.member_id == sa.bindparam("of_member", type_=sa.BigInteger),
-        _sources.position == sa.bindparam("expected", type_=sa.BigInteger),
-        ~sa.exists().where(
-            *_another,
-            _others.c.types.op("&&", is_comparison=True)(sa.bindparam("passed_over_types", type_=sa.ARRAY(sa.Text))),
-        ),
-    )
-    .values(
-        position=sa.bindparam("to", type_=sa.BigInteger),
-        moved_at=sa.func.now(),
-        passed_over=_sources.passed_over + sa.bindparam("more_passed_over", type_=sa.BigInteger),
-        **{
-            name: sa.case((sa.bindparam("is_known", type_=sa.Boolean), value), else_=_sources[name])
-            for name, value in _KNOWN_BY.items()
-        },
-    )
-    .returning(_sources.source_id)
-)
+ADVANCE: Final = _sql("""
+    UPDATE relatum.collector_sources
+    SET position = CAST(:to AS bigint), moved_at = now(),
+        passed_over = passed_over + CAST(:more_passed_over AS bigint),
+        last_offset = CASE WHEN :is_known THEN CAST(:known_offset AS bigint) ELSE last_offset END,
+        last_fingerprint = CASE WHEN :is_known THEN CAST(:known_fingerprint AS bigint) ELSE last_fingerprint END,
+        last_chunk_ms = CASE WHEN :is_known THEN CAST(:known_chunk_ms AS bigint) ELSE last_chunk_ms END
+    WHERE THIS AND member_id = CAST(:of_member AS bigint) AND position = CAST(:expected AS bigint)
+        AND NOT EXISTS (SELECT FROM OTHERS AND other.types && CAST(:passed_over_types AS text[]))
+    RETURNING source_id""")
 
 
 class CollectorSources:

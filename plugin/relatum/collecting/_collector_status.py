@@ -9,143 +9,86 @@ import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_name, checked_names, meant, shown
 from relatum.errors import InvalidInput, NotFound, StreamNotFound
-from relatum.outcomes import Outcome, OutcomeStatus, outcome_columns
+from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import (
     AnyDatabase,
     as_engine,
-    collected_messages,
-    collector_members,
-    collector_sources,
-    collectors,
-    holds,
     translated_errors,
 )
 
-_messages: Final = collected_messages.c
-_sources: Final = collector_sources.c
-_members: Final = collector_members.c
-_is_alive: Final = holds(_members.lease_expires_at)
-_of_collector: Final = sa.bindparam("in_collector", type_=sa.Integer)
+ALL_COLLECTORS: Final = "SELECT collector_id, vhost, name, keep_s FROM relatum.collectors"
 
-ALL_COLLECTORS: Final = sa.select(
-    collectors.c.collector_id, collectors.c.vhost, collectors.c.name, collectors.c.keep_s
-).order_by(collectors.c.name, collectors.c.vhost)
+MEMBERS: Final = sa.text("""
+    SELECT member_id, holder, types, lease_expires_at >= clock_timestamp(), joined_at, lease_expires_at
+    FROM relatum.collector_members WHERE collector_id = CAST(:in_collector AS integer) ORDER BY member_id""")
 
-MEMBERS: Final = (
-    sa.select(
-        _members.member_id, _members.holder, _members.types, _is_alive, _members.joined_at, _members.lease_expires_at
-    )
-    .where(_members.collector_id == _of_collector)
-    .order_by(_members.member_id)
-)
+SOURCES: Final = sa.text("""
+    SELECT stream, position, member.holder, moved_at, passed_over
+    FROM relatum.collector_sources AS source LEFT JOIN relatum.collector_members AS member
+        ON member.member_id = source.member_id AND member.lease_expires_at >= clock_timestamp()
+    WHERE source.collector_id = CAST(:in_collector AS integer) AND replaced_at IS NULL ORDER BY stream""")
 
-SOURCES: Final = (
-    sa.select(
-        _sources.stream,
-        _sources.position,
-        _members.holder,
-        _sources.moved_at,
-        _sources.passed_over,
-    )
-    .join_from(
-        collector_sources, collector_members, (_members.member_id == _sources.member_id) & _is_alive, isouter=True
-    )
-    .where(_sources.collector_id == _of_collector, _sources.replaced_at.is_(None))
-    .order_by(_sources.stream)
-)
-
-UNFINISHED: Final = (
-    sa.select(
-        _messages.state,
-        _messages.type,
-        sa.func.count().label("count"),
-        sa.func.min(_messages.collected_at).label("oldest"),
-    )
-    .join(collector_sources, _sources.source_id == _messages.source_id)
-    .where(_sources.collector_id == _of_collector, _messages.finished_at.is_(None))
-    .group_by(_messages.state, _messages.type)
-)
+UNFINISHED: Final = sa.text("""
+    SELECT state, type, count(*) AS count, min(collected_at) AS oldest
+    FROM relatum.collected_messages JOIN relatum.collector_sources USING (source_id)
+    WHERE collector_id = CAST(:in_collector AS integer) AND finished_at IS NULL GROUP BY state, type""")
 
 
-_at: Final = sa.bindparam("at", type_=sa.DateTime(timezone=True))
-_behind: Final = sa.tuple_(_messages.finished_at, _messages.source_id, _messages.stream_offset) < sa.tuple_(
-    _at,
-    sa.bindparam("at_source", type_=sa.Integer),
-    sa.bindparam("at_offset", type_=sa.BigInteger),
-)
-_before: Final = (_messages.finished_at.is_not(None), _messages.finished_at <= _at, _behind)
-_kinds: Final = sa.bindparam("states", type_=sa.ARRAY(sa.Text))
-_limit: Final = sa.bindparam("limit", type_=sa.BigInteger)
+def _sql(text: str) -> sa.TextClause:
+    """A statement; `SHOWN` in it are the columns of `Outcome`, in its order, and the source."""
+    shown = """message.message_id, message.state, collector.name, message.type, source.stream, message.stream_offset,
+        message.attempts, message.reason, message.collected_at, message.forwarded_at, message.finished_at,
+        message.source_id"""
+    tables = """relatum.collector_sources AS source
+        JOIN relatum.collectors AS collector ON collector.collector_id = source.collector_id"""
+    before = """message.finished_at IS NOT NULL AND message.finished_at <= CAST(:at AS timestamptz)
+        AND (message.finished_at, message.source_id, message.stream_offset)
+            < (CAST(:at AS timestamptz), CAST(:at_source AS integer), CAST(:at_offset AS bigint))"""
+    mine = "source.collector_id = CAST(:in_collector AS integer)"
+    kinds = "message.state = ANY (CAST(:states AS text[]))"
+    for name, part in (("SHOWN", shown), ("TABLES", tables), ("BEFORE", before), ("MINE", mine), ("KINDS", kinds)):
+        text = text.replace(name, part)
+    return sa.text(text)
+
 
 # The latest of the moments up to which each stream's finished messages are looked through: so many of each, by index.
-FLOOR: Final = sa.select(
-    sa.func.max(
-        sa.select(_messages.finished_at)
-        .where(_messages.source_id == _sources.source_id, *_before)
-        .order_by(_messages.finished_at.desc())
-        .offset(sa.bindparam("looked", type_=sa.BigInteger))
-        .limit(1)
-        .scalar_subquery()
-    )
-).where(_sources.collector_id == _of_collector)
+FLOOR: Final = _sql("""
+    SELECT max((
+        SELECT finished_at FROM relatum.collected_messages AS message
+        WHERE message.source_id = source.source_id AND BEFORE
+        ORDER BY finished_at DESC OFFSET CAST(:looked AS bigint) LIMIT 1))
+    FROM relatum.collector_sources AS source WHERE MINE""")
 
-_shown: Final = (*outcome_columns, _messages.source_id)
-_of_one: Final = (
-    sa.select(*_shown)
-    .join_from(collected_messages, collector_sources, _sources.source_id == _messages.source_id)
-    .join(collectors, collectors.c.collector_id == _sources.collector_id)
-    .where(_sources.collector_id == _of_collector, _messages.state == sa.any_(_kinds))
-)
-
-# The columns of `Outcome`, in its order, and the source.
-FINISHED_BEFORE: Final = (
-    _of_one.where(*_before, _messages.finished_at >= sa.bindparam("floor", type_=sa.DateTime(timezone=True)))
-    .order_by(_messages.finished_at.desc(), _messages.source_id.desc(), _messages.stream_offset.desc())
-    .limit(_limit)
-)
+FINISHED_BEFORE: Final = _sql("""
+    SELECT SHOWN FROM TABLES JOIN relatum.collected_messages AS message ON message.source_id = source.source_id
+    WHERE MINE AND KINDS AND BEFORE AND message.finished_at >= CAST(:floor AS timestamptz)
+    ORDER BY message.finished_at DESC, message.source_id DESC, message.stream_offset DESC LIMIT CAST(:limit AS bigint)
+    """)
 
 # Stream by stream, each by the index of those that have a reason: nothing that succeeded is passed.
-_last: Final = (
-    sa.select(*(each for each in _shown if each.table is collected_messages))
-    .where(_messages.source_id == _sources.source_id, *_before)
-    .where(_messages.reason.is_not(None), _messages.state == sa.any_(_kinds))
-    .order_by(_messages.finished_at.desc(), _messages.stream_offset.desc())
-    .limit(_limit)
-    .correlate(collector_sources)
-    .lateral("last")
-)
-UNSUCCESSFUL_BEFORE: Final = (
-    sa.select(*(_last.c[each.name] if each.table is collected_messages else each for each in _shown))
-    .join_from(collector_sources, collectors, collectors.c.collector_id == _sources.collector_id)
-    .join(_last, sa.true())
-    .where(_sources.collector_id == _of_collector)
-    .order_by(_last.c.finished_at.desc(), _last.c.source_id.desc(), _last.c.stream_offset.desc())
-    .limit(_limit)
-)
+UNSUCCESSFUL_BEFORE: Final = _sql("""
+    SELECT SHOWN FROM TABLES JOIN LATERAL (
+        SELECT * FROM relatum.collected_messages AS message
+        WHERE message.source_id = source.source_id AND BEFORE AND message.reason IS NOT NULL AND KINDS
+        ORDER BY message.finished_at DESC, message.stream_offset DESC LIMIT CAST(:limit AS bigint)) AS message ON true
+    WHERE MINE
+    ORDER BY message.finished_at DESC, message.source_id DESC, message.stream_offset DESC LIMIT CAST(:limit AS bigint)
+    """)
 
 # By itself: to walk along the index of places would pass all that is finished.
-_waiting: Final = (
-    _of_one.where(
-        _messages.finished_at.is_(None),
-        sa.tuple_(_messages.source_id, _messages.stream_offset)
-        > sa.tuple_(sa.bindparam("at_source", type_=sa.Integer), sa.bindparam("at_offset", type_=sa.BigInteger)),
-    )
-    .offset(0)
-    .subquery("waiting")
-)
-UNFINISHED_AFTER: Final = sa.select(_waiting).order_by(_waiting.c.source_id, _waiting.c.stream_offset).limit(_limit)
+UNFINISHED_AFTER: Final = _sql("""
+    SELECT * FROM (
+        SELECT SHOWN FROM TABLES JOIN relatum.collected_messages AS message ON message.source_id = source.source_id
+        WHERE MINE AND KINDS AND message.finished_at IS NULL AND (message.source_id, message.stream_offset)
+            > (CAST(:at_source AS integer), CAST(:at_offset AS bigint))
+        OFFSET 0) AS waiting
+    ORDER BY source_id, stream_offset LIMIT CAST(:limit AS bigint)""")
 
-
-def finished_in(table: Any) -> "sa.Select[Any]":
-    """Finished messages of a collector by state, in the table or in a sample of it."""
-    return (
-        sa.select(table.c.state, sa.func.count())
-        .join(collector_sources, _sources.source_id == table.c.source_id)
-        .where(_sources.collector_id == _of_collector, table.c.finished_at.is_not(None))
-        .group_by(table.c.state)
-    )
-
+FINISHED_COUNTS: Final = """
+    SELECT state, count(*) FROM relatum.collected_messages AS message SAMPLE
+    JOIN relatum.collector_sources AS source ON source.source_id = message.source_id
+    WHERE source.collector_id = CAST(:in_collector AS integer) AND message.finished_at IS NOT NULL GROUP BY state"""
 
 EXACT_PAGES_MAX: Final = 50_000
 """Pages of the table up to which finished messages are counted; a larger one is sampled."""
@@ -217,7 +160,7 @@ def collector_status(
     if broker is not None and not isinstance(broker, BrokerAddress):
         raise InvalidInput(f"broker= takes a BrokerAddress, not {shown(broker)}")
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        rows = connection.execute(ALL_COLLECTORS).all()
+        rows = connection.execute(sa.text(f"{ALL_COLLECTORS} ORDER BY name, vhost")).all()
         known = {row.name for row in rows}
         found = [_status_of(connection, row) for row in rows if names is None or row.name in names]
         for name in names or ():
@@ -251,8 +194,9 @@ def _finished(connection: sa.Connection, collector_id: int) -> dict[str, int]:
     """Finished messages by state: counted in a small table, sampled in a large one."""
     pages = sa.text("SELECT relpages FROM pg_class WHERE oid = 'relatum.collected_messages'::regclass")
     share = min(100.0, 100.0 * EXACT_PAGES_MAX / max(1, connection.execute(pages).scalar_one()))
-    table: Any = collected_messages if share == 100.0 else sa.tablesample(collected_messages, sa.func.system(share))
-    counts = connection.execute(finished_in(table), {"in_collector": collector_id})
+    sample = "" if share == 100.0 else "TABLESAMPLE SYSTEM (CAST(:share AS real))"
+    query = sa.text(FINISHED_COUNTS.replace("SAMPLE", sample))
+    counts = connection.execute(query, {"in_collector": collector_id, **({"share": share} if sample else {})})
     return {state: round(count * 100.0 / share) for state, count in counts}
 
 
@@ -336,8 +280,8 @@ def collected(
     if OutcomeStatus.UNKNOWN in states or len({each.is_final for each in states}) != 1:
         raise InvalidInput("states= takes final states, or such as are not; not both, and not unknown")
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        one = ALL_COLLECTORS.where(collectors.c.name == collector, collectors.c.vhost == vhost)
-        found = connection.execute(one).scalar_one_or_none()
+        one = sa.text(f"{ALL_COLLECTORS} WHERE name = CAST(:name AS text) AND vhost = CAST(:vhost AS text)")
+        found = connection.execute(one, {"name": collector, "vhost": vhost}).scalar_one_or_none()
         if found is None:
             raise NotFound(f"there is no collector {collector!r}: its first member makes it")
         wanted = {"in_collector": found, "states": [each.value for each in states], "limit": limit + 1}

@@ -17,7 +17,8 @@ import sqlalchemy as sa
 
 from relatum.collecting import _collector_rows as message_rows
 from relatum.collecting import _collector_sources as member_rows
-from relatum.collecting._bulk import REASON_CHARACTERS_MAX, Advance, Entry, Followed, Result, Stored, id_of_place
+from relatum.collecting._bulk import REASON_CHARACTERS_MAX, id_of_place
+from relatum.collecting._collector_core import Advance, Entry, Followed, Result, Stored
 from relatum.collecting._collector_rows import (
     KEEP_S,
     added_before,

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from relatum.collecting._bulk import Bulk, Collected, Failure, Result, Stored, id_of, id_of_place, results_of
+from relatum.collecting._bulk import Bulk, Collected, Failure, id_of, id_of_place, results_of
+from relatum.collecting._collector_core import Result, Stored
 from relatum.collecting._collector_options import CRASHES_MAX, ExecutorOptions
 from relatum.errors import NotFound, OffsetExpired, OffsetNotFound, RelatumError
 from relatum.ids import MessageId

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from relatum.collecting._bulk import Followed, id_of, id_of_place
+from relatum.collecting._bulk import id_of, id_of_place
+from relatum.collecting._collector_core import Followed
 from relatum.collecting._intake import TypeOf
 from relatum.collecting._shared import Shared, log_defect, logger
 from relatum.collecting._streams import Begin, CollectedStream, FindAgain, Question

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from relatum.collecting._bulk import Advance, Collected, Entry, Followed, Stored, checked_id, id_of_place
-from relatum.collecting._collector_core import Core, Verdict
+from relatum.collecting._bulk import Collected, checked_id, id_of_place
+from relatum.collecting._collector_core import Advance, Core, Entry, Followed, Stored, Verdict
 from relatum.errors import DataError, InvalidInput
 from relatum.reading import Message, position_of, type_and_id_of
 from relatum.waiting import ended

@@ -10,9 +10,8 @@ from functools import partial
 from inspect import isawaitable
 from typing import Final, TypeVar
 
-from relatum.collecting._bulk import Abandoned, Bulk, Stored
-from relatum.collecting._collector_core import Core
-from relatum.collecting._collector_options import CollectorLimits
+from relatum.collecting._bulk import Bulk
+from relatum.collecting._collector_core import Abandoned, CollectorLimits, Core, Stored
 from relatum.collecting._collector_statistics import CollectorStatistics, TypeCounts, statistics_of
 from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._consuming import Consumed, outcome_of

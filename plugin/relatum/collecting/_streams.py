@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
 
-from relatum.collecting._bulk import Collected, Followed
+from relatum.collecting._bulk import Collected
+from relatum.collecting._collector_core import Followed
 from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._shared import Shared, logger
 from relatum.errors import Conflict

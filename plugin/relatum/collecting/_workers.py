@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
 from relatum import otel
-from relatum.collecting._bulk import Abandoned, Answer, Bulk, Collected, Executor, Result, Stored
+from relatum.collecting._bulk import Answer, Bulk, Collected, Executor
+from relatum.collecting._collector_core import Abandoned, Result, Stored
 from relatum.collecting._collector_options import ExecutorOptions
 from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._consuming import Answered, BulkConsumer, Consumed, Judge, Letter, letters_of, with_refused
