@@ -10,10 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import MessageId
-from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason, OutcomeStatus, forget_finished
-from relatum.collecting._bulk import results_of
+from relatum.collecting import Bulk, Collected, Failure, FlushReason, OutcomeStatus, forget_finished
 from relatum.collecting._collector_core import Advance, Entry, Result
-from relatum.collecting._consuming import Answered, decide
 from relatum.collecting._workers import JoinedRun
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.reading import Message, Properties
@@ -434,7 +432,6 @@ def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
     store: CollectorStore, member: int, engine: sa.Engine, after: bool
 ) -> None:
     """An executor that would decide otherwise the second time is asked again only where nothing was committed."""
-    options = ExecutorOptions(attempts=3)
     place = MessageId("orders", 0)
     message = Collected(place, "orders-0", "order", 1, Message("orders", 0, None, None, lambda: ({}, PLAIN, b"", True)))
     bulk = Bulk(BULK, "order", (message,), FlushReason.AGE)
@@ -442,8 +439,8 @@ def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
     store.forward(member, BULK, places(0))
     answers: list[list[Any]] = [[Failure("not yet")], [None]]
 
-    def judge(answered: Answered) -> list[Result]:
-        return decide(options, bulk.messages, results_of(bulk, *answered), may_die=False)
+    def judge(answered: Any) -> list[Result]:
+        return [Result(place, OutcomeStatus.SUCCEEDED if answered[0] == [None] else OutcomeStatus.COLLECTED)]
 
     run = JoinedRun(store, member, bulk, judge, lambda bulk: answers.pop(0), lambda letters: {})
     with _CutAtCommit(engine, after=after):

@@ -8,7 +8,6 @@ import sqlalchemy as sa
 
 from relatum.reading import BrokerAddress
 from relatum.recording import EmbeddedRecorder, Recorder
-from relatum.recording._embedded import CLOSE_S
 from relatum.recording._group import RecorderGroup
 from relatum.store import Database, add_keys, make_engine
 from tests.support import publish_plain, rows_of, unique_name, wait_recorded, wait_until
@@ -74,7 +73,7 @@ def test_the_recorder_beside_a_publisher_closes_in_its_time(
         wait_recorded(amqp_url, engine, stream_name)
         proxy.mode = "frozen"
         publish_plain(amqp_url, stream_name, [(b"b", {})])
-        with in_time(CLOSE_S):
+        with in_time(2.0):
             recorder.close()
 
 

@@ -15,10 +15,10 @@ from relatum import limits
 from relatum.keys import KeyDefinition
 from relatum.reading import Message, RecordBatch, type_and_id_of
 from relatum.recording import Extractor
-from relatum.recording._batch import Batch
 from relatum.wire import amqp10, find_head
 from relatum_spark.source._columns import ColumnBuilder
 from relatum_spark.source._schema import arrow_schema
+from tests.support._recording import Batch
 
 CHUNK_MS: Final = 1_700_000_000_000
 
