@@ -406,7 +406,7 @@ def test_raising_fails_what_has_no_result(
 
     consumer, collector = Consumer(answer), collector_of()
     collector.register_executor(
-        "order", consumer, ExecutorOptions(bulk_messages=2, max_age_s=0.1, attempts=3, backoff_s=0.2)
+        "order", consumer, ExecutorOptions(bulk_messages=2, max_age_s=0.5, attempts=3, backoff_s=0.2)
     )
     with collector:
         [a] = wait_status(collector, SUCCEEDED, "a")
