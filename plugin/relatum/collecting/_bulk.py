@@ -31,12 +31,9 @@ def id_of(message: Message) -> str:
 
 def checked_id(place: MessageId, given: str | None) -> str:
     """The property `message_id` where it can be stored and asked for; else "stream:offset"."""
-    return given if given and "\0" not in given and not _is_long(given) else id_of_place(place)
-
-
-def _is_long(given: str) -> bool:
     # Four bytes a character at most: only what is long is encoded to be measured.
-    return len(given) > MESSAGE_ID_BYTES_MAX // 4 and len(given.encode()) > MESSAGE_ID_BYTES_MAX
+    is_long = given and len(given) > MESSAGE_ID_BYTES_MAX // 4 and len(given.encode()) > MESSAGE_ID_BYTES_MAX
+    return given if given and "\0" not in given and not is_long else id_of_place(place)
 
 
 def id_of_place(place: MessageId) -> str:

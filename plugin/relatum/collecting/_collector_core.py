@@ -192,7 +192,10 @@ class Core:
         elif opens:
             being_filled = [each for each in self._types.values() if each.open is not None]
             if len(being_filled) >= self.limits.bulks_max:
-                self._close(min(being_filled, key=_first_at), FlushReason.ACTIVE_BULKS)
+                self._close(
+                    min(being_filled, key=lambda each: each.open.first_at if each.open else 0.0),
+                    FlushReason.ACTIVE_BULKS,
+                )
 
     def _relieve(self) -> None:
         """Where all bytes reached their limit, close the largest bulk being filled."""
@@ -200,7 +203,9 @@ class Core:
             return
         being_filled = [bulks for bulks in self._types.values() if bulks.open is not None]
         if being_filled:
-            self._close(max(being_filled, key=_bytes), FlushReason.TOTAL_BYTES)
+            self._close(
+                max(being_filled, key=lambda each: each.open.bytes if each.open else 0), FlushReason.TOTAL_BYTES
+            )
 
     def adopt(self, entries: Iterable[Entry], now: float) -> None:
         """Take messages over whose bodies are still in their streams; a worker reads them."""
@@ -346,13 +351,3 @@ class Core:
     def waiting_bulks(self, type: str) -> int:  # noqa: A002
         """Closed bulks of a type that wait for a worker."""
         return len(self._types[type].waiting)
-
-
-def _first_at(bulks: TypeBulks) -> float:
-    assert bulks.open is not None, "only bulks being filled are compared"
-    return bulks.open.first_at
-
-
-def _bytes(bulks: TypeBulks) -> int:
-    assert bulks.open is not None, "only bulks being filled are compared"
-    return bulks.open.bytes

@@ -1,6 +1,7 @@
 """How collectors are doing: who runs, how far they have come, what waits, and what became of messages, page by page."""
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -201,22 +202,15 @@ def _finished(connection: sa.Connection, collector_id: int) -> dict[str, int]:
 
 
 def _with_lags(found: list[CollectorStatus], broker: BrokerAddress) -> list[CollectorStatus]:
+    """The same with how far behind each stream's end its position is; None where it is not followed, or not there."""
     with StreamReader.open(broker) as reader:
-        return [_with_lag(status, reader) if status.vhost == broker.vhost else status for status in found]
-
-
-def _with_lag(status: CollectorStatus, reader: StreamReader) -> CollectorStatus:
-    return replace(status, sources=[replace(source, lag_offsets=_lag(source, reader)) for source in status.sources])
-
-
-def _lag(source: SourceStatus, reader: StreamReader) -> int | None:
-    """Offsets from the position to the stream's end; None where it is not followed, or not there."""
-    if source.position is None:
-        return None
-    try:
-        return reader.bounds(source.stream).lag(source.position)
-    except StreamNotFound:
-        return None
+        for status in found:
+            for n, source in enumerate(status.sources if status.vhost == broker.vhost else ()):
+                with suppress(StreamNotFound):
+                    if source.position is not None:
+                        lag = reader.bounds(source.stream).lag(source.position)
+                        status.sources[n] = replace(source, lag_offsets=lag)
+    return found
 
 
 LOOKED: Final = 20_000

@@ -191,7 +191,9 @@ class Filler:
         bounds = self._reader.bounds(self._stream.name)
         check_same(self._reader, self._stream.name, rows, bounds)
         key_ids = frozenset(row.key_ids) & self.key_ids
-        is_timed = any(each.with_time and _meet(each, row) for each in rows)
+        is_timed = any(
+            each.with_time and each.from_offset < row.to_offset and row.from_offset < each.to_offset for each in rows
+        )
         wanted = key_ids | ({TIME} if self._stream.record_time and not is_timed else set())
         part = Segment(max(row.from_offset, bounds.first or 0), row.to_offset, wanted)
         work = _Work(row.stream_id, part, Extractor([key for key in self._definitions if key.key_id in key_ids]))
@@ -342,11 +344,6 @@ class Filler:
         if tail is None or tail.to_offset < part.to_offset:
             # What we read there is not what the stream holds now.
             raise CoverageConflict("the stream lost its tail meanwhile", stream=self._stream.name)
-
-
-def _meet(one: CoverageRow, other: CoverageRow) -> bool:
-    """Whether two ranges have offsets in common."""
-    return one.from_offset < other.to_offset and other.from_offset < one.to_offset
 
 
 class _Work:

@@ -62,7 +62,9 @@ class Opener(Worker):
         while not self._stop.is_set():
             tracks = self._next()
             try:
-                self._note_missing()
+                while self._missing:
+                    note_missing(self._engine, self._missing[0])
+                    del self._missing[0]
                 if tracks:
                     self._see_whose([track for track in tracks if track.state is State.DOUBTED])
                     self._open([track for track in tracks if track.state is State.HELD])
@@ -202,11 +204,6 @@ class Opener(Worker):
             track.was_missing = True
             self._missing.append(row)
             self._tracks.changed.notify_all()
-
-    def _note_missing(self) -> None:
-        while self._missing:
-            note_missing(self._engine, self._missing[0])
-            del self._missing[0]
 
     # --- looks ----------------------------------------------------------------------------------------------------
 

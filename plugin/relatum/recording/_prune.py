@@ -6,6 +6,7 @@ Many rows are deleted in bounded transactions, so that nobody waits long for a l
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -330,14 +331,10 @@ def finish_forgotten(
 
 def _delete_rows(engine: sa.Engine, stream_id: int, tell: Listener, batch_rows: int) -> None:
     """Delete one generation's rows but the last one, in `streams`."""
-
-    def tell_of(table: sa.Table) -> Callable[[int], None]:
-        return lambda rows: tell(table.name, rows)
-
     offset: sa.Column[Any] = relationships.c.stream_offset
     of_stream = relationships.c.stream_id == stream_id
     start, stop = _span(engine, stream_id)
-    delete_between(engine, offset, of_stream, (start, stop), batch_rows, tell_of(relationships))
+    delete_between(engine, offset, of_stream, (start, stop), batch_rows, partial(tell, relationships.name))
     # Once the coverage is gone, a recorder that was stopped for longer than its lease cannot commit. What it did commit
     # meanwhile is deleted behind it; of the rows it lies behind the span, and before that nothing should be.
     for table in (*FORGOTTEN_TABLES, *FORGOTTEN_TABLES):

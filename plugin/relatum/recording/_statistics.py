@@ -141,8 +141,8 @@ class Progress:
         with self._lock:
             unwritten, self._unwritten = self._unwritten, None
             oldest = unwritten() if unwritten is not None else None
-            if oldest is not None and self.recorded is not None:
-                self._lack(self.recorded + 1, oldest)
+            if oldest is not None and self.recorded is not None and self._lacking is None:
+                self._lacking = self.recorded + 1, oldest
 
     def stand_by(self) -> None:
         """Note that another process records the stream: what this one knew of it says nothing any more."""
@@ -180,10 +180,6 @@ class Progress:
             self.end = -1 if end is None else end
             if self.end <= (-1 if self.recorded is None else self.recorded):
                 self._whole_at, self._lacking = self._clock(), None
-
-    def _lack(self, offset: int, written_at: float) -> None:
-        if self._lacking is None:
-            self._lacking = offset, written_at
 
     @property
     def lag_offsets(self) -> int | None:

@@ -102,7 +102,8 @@ class Track:
         self.name = name
         self.super_stream = super_stream
         self.progress = progress
-        self.who = who_records(name)
+        self.who = f"recording of stream {name!r}"
+        """By which name its recording is told to wait."""
         self.state = State.NEW
         self.row: StreamRow | None = None
         self.is_there = False
@@ -143,11 +144,6 @@ class Track:
 def next_look() -> float:
     """When a stream is asked for its ends the next time; those of many streams are spread."""
     return time.monotonic() + LOOK_S * (0.5 + random.random())  # noqa: S311 - nothing secret
-
-
-def who_records(stream: str) -> str:
-    """By which name a stream's recording is told to wait."""
-    return f"recording of stream {stream!r}"
 
 
 class Tracks:
