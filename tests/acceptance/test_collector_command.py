@@ -7,11 +7,11 @@ import sqlalchemy as sa
 
 from relatum import MessageId
 from relatum.collecting import OutcomeStatus
-from relatum.collecting._collector_store import CollectorStore
-from relatum.collecting._ports import Advance, Entry, Result
+from relatum.collecting._collector_core import Advance, Entry, Result
 from relatum.terminal import ExitCode
 from tests.acceptance._command import Relatum
 from tests.support import publish_plain
+from tests.support.collectors import CollectorStore
 
 BULK = 7
 

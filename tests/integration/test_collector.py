@@ -13,13 +13,11 @@ import sqlalchemy as sa
 
 from relatum import MessageId
 from relatum.collecting import Bulk, ExecutorOptions, Failure, FlushReason, MessageCollector, Outcome, OutcomeStatus
-from relatum.collecting._collector_options import ENTRY_BYTES
-from relatum.collecting._collector_store import CollectorStore
-from relatum.collecting._ports import Advance, Entry
+from relatum.collecting._collector_core import ENTRY_BYTES, Advance, Entry
 from relatum.errors import ConfigurationError, InvalidInput, NotAStream, StreamNotFound
 from relatum.reading import Message, StreamReader
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name, wait_until
-from tests.support.collectors import AsyncCollectorFace, a_loop
+from tests.support.collectors import AsyncCollectorFace, CollectorStore, a_loop
 from tests.support.leases import LEASE_S, let_lapse
 
 SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD
@@ -408,7 +406,7 @@ def test_raising_fails_what_has_no_result(
 
     consumer, collector = Consumer(answer), collector_of()
     collector.register_executor(
-        "order", consumer, ExecutorOptions(bulk_messages=2, max_age_s=0.1, attempts=3, backoff_s=0.2)
+        "order", consumer, ExecutorOptions(bulk_messages=2, max_age_s=0.5, attempts=3, backoff_s=0.2)
     )
     with collector:
         [a] = wait_status(collector, SUCCEEDED, "a")

@@ -10,16 +10,13 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import MessageId
-from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason, OutcomeStatus, forget_finished
-from relatum.collecting._bulk import results_of
-from relatum.collecting._bulk_steps import Executed, Join
-from relatum.collecting._collector_store import REPLACED, CollectorStore
-from relatum.collecting._joined import JoinedRun
-from relatum.collecting._ports import Advance, Entry, Result
-from relatum.collecting._results import decide
+from relatum.collecting import Bulk, Collected, Failure, FlushReason, OutcomeStatus, forget_finished
+from relatum.collecting._collector_core import Advance, Entry, Result
+from relatum.collecting._workers import JoinedRun
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.reading import Message, Properties
 from relatum.store import Database, Position
+from tests.support.collectors import CollectorStore
 
 LEASE_S = 60.0
 BULK = 7
@@ -435,7 +432,6 @@ def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
     store: CollectorStore, member: int, engine: sa.Engine, after: bool
 ) -> None:
     """An executor that would decide otherwise the second time is asked again only where nothing was committed."""
-    options = ExecutorOptions(attempts=3)
     place = MessageId("orders", 0)
     message = Collected(place, "orders-0", "order", 1, Message("orders", 0, None, None, lambda: ({}, PLAIN, b"", True)))
     bulk = Bulk(BULK, "order", (message,), FlushReason.AGE)
@@ -443,19 +439,19 @@ def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
     store.forward(member, BULK, places(0))
     answers: list[list[Any]] = [[Failure("not yet")], [None]]
 
-    def judge(executed: Executed) -> list[Result]:
-        return decide(options, bulk.messages, results_of(bulk, executed.answer, executed.raised), may_die=False)
+    def judge(answered: Any) -> list[Result]:
+        return [Result(place, OutcomeStatus.SUCCEEDED if answered[0] == [None] else OutcomeStatus.COLLECTED)]
 
-    run = JoinedRun(store, member, Join(bulk, judge), lambda bulk: answers.pop(0), lambda letters: {})
+    run = JoinedRun(store, member, bulk, judge, lambda bulk: answers.pop(0), lambda letters: {})
     with _CutAtCommit(engine, after=after):
         with pytest.raises(DatabaseUnavailable):
             run.run()
-        joined = run.run()
+        results, stored = run.run()
     told = OutcomeStatus.COLLECTED if after else OutcomeStatus.SUCCEEDED
-    assert [result.status for result in joined.results] == [told]
+    assert [result.status for result in results] == [told]
     assert statuses(store, 0) == [told.value]
-    assert joined.stored is not None
-    assert joined.stored.places == places(0)
+    assert stored is not None
+    assert stored.places == places(0)
 
 
 def test_others_streams_are_told_in_one_answer(store: CollectorStore, member: int, engine: sa.Engine) -> None:
@@ -481,7 +477,7 @@ def test_a_stream_declared_again_begins_anew(store: CollectorStore, member: int)
     assert followed is not None
     assert (followed.next_offset, followed.known_by) == (0, None)
     assert statuses(store, 0, 1, 2) == ["succeeded", "failed", "failed"]
-    assert store.outcomes_of(["orders-1"])["orders-1"].reason == REPLACED
+    assert store.outcomes_of(["orders-1"])["orders-1"].reason.startswith("the stream was deleted and declared again")
     anew = [Entry(MessageId("orders", 0), "another", "order", 1)]
     assert store.add(member, anew, Advance("orders", 0, 1)).places == places(0)
     assert store.finish(member, BULK, results(OutcomeStatus.SUCCEEDED, 1)).places == frozenset()

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from relatum.collecting import Bulk, ExecutorOptions, MessageCollector, Outcome, OutcomeStatus, _keeping
-from relatum.collecting._collector_store import CollectorStore
+from relatum.collecting import Bulk, ExecutorOptions, MessageCollector, Outcome, OutcomeStatus, _collector_life
 from tests.integration.test_collector import publish, read_all
 from tests.support import declare_stream, delete_stream, unique_name, wait_until
+from tests.support.collectors import CollectorStore
 from tests.support.leases import LEASE_S
 from tests.support.threads import Threads
 
@@ -177,7 +177,7 @@ def test_a_broker_that_hangs_costs_no_lease(
         looked.set()
         assert gate.wait(90)
 
-    monkeypatch.setattr(_keeping, "PARTITIONS_S", 0.05)
+    monkeypatch.setattr(_collector_life, "PARTITIONS_S", 0.05)
     monkeypatch.setattr(MessageCollector, "_look", look)
     options = {"database": database_url, "broker": amqp_url, "streams": [stream_name], "lease_s": LEASE_S}
     collector = MessageCollector("billing", **options)  # type: ignore[arg-type]

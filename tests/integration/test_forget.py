@@ -7,12 +7,11 @@ import relatum
 from relatum.errors import CoverageConflict, NothingRecorded, StreamInUse, StreamNotFound
 from relatum.membership import GROUP_KEY
 from relatum.recording import ForgottenStream, backfill, forget, prune, status
-from relatum.recording._commit import add_checkpoints
-from relatum.recording._opening import open_streams
 from relatum.store import Position, TailMove, add_keys, advance_all, current_stream, lock_stream, metadata, receipts
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import GroupConsumer, Relations
 from tests.support import publish_plain, record, recording, rows_of, unique_name, wait_recorded
+from tests.support._recording import add_checkpoints, open_streams
 from tests.support.groups import whole_group
 
 

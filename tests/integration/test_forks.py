@@ -21,7 +21,6 @@ import relatum
 from relatum.collecting import Outcomes
 from relatum.contexts import ContextOptions, SerializationContexts
 from relatum.errors import UsedAfterFork
-from relatum.metrics._reporting import _registry
 from relatum.publishing._embedded import EmbeddedRecorders
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.recording import Recorder
@@ -207,7 +206,6 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(
             relations._lock,
             orders._lock,
             orders.placing._lock,
-            _registry._lock,
         ]
         held, let_go = threading.Event(), threading.Event()
 

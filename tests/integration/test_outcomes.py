@@ -15,11 +15,11 @@ import sqlalchemy as sa
 import relatum
 from relatum import MessageId
 from relatum.collecting import AsyncOutcomes, MessageCollector, Outcome, Outcomes, OutcomeStatus
-from relatum.collecting._collector_store import CollectorStore
-from relatum.collecting._ports import Entry, Result
+from relatum.collecting._collector_core import Entry, Result
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, NotFinishedInTime, NotFound
 from relatum.store import Database
 from tests.support import broker_connection, wait_until
+from tests.support.collectors import CollectorStore
 
 LEASE_S = 60.0
 BULK = 7

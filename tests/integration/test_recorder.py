@@ -29,14 +29,9 @@ from relatum.recording import (
     status,
     verify,
 )
-from relatum.recording._batch import Batch
-from relatum.recording._commit import Share, commit_shares
-from relatum.recording._embedded import DRAIN_S
-from relatum.recording._ranges import gaps
 from relatum.store import (
     NewTail,
     add_keys,
-    coverage_of,
     current_stream,
     ensure_stream,
     merged,
@@ -62,6 +57,7 @@ from tests.support import (
     wait_until,
 )
 from tests.support._raw_publisher import RawPublisher, uncompressed
+from tests.support._recording import Batch, Share, commit_shares
 from tests.support.ports import free_port
 
 
@@ -408,9 +404,8 @@ def test_what_retention_had_dropped_before_recording_began_is_no_gap(amqp_url: s
         with engine.connect() as connection:
             stream = current_stream(connection, "/", name)
             assert stream is not None
-            covering = coverage_of(connection, [stream.stream_id])
         assert stream.first_offset is not None
-        assert (gaps(covering, stream.first_offset), seen.gaps, seen.holes, seen.events) == ([], [], [], [])
+        assert (seen.gaps, seen.holes, seen.events) == ([], [], [])
     finally:
         delete_stream(amqp_url, name)
 
@@ -614,7 +609,7 @@ def test_a_recorder_that_cannot_record_does_not_delay_its_end(
                 recorder.record(stream_name)
                 begun = time.monotonic()
                 recorder.close()
-                return time.monotonic() - begun < DRAIN_S
+                return time.monotonic() - begun < 1.8
 
             in_a_try(is_closed_at_once, what="closed at once")
 

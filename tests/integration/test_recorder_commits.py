@@ -11,8 +11,6 @@ import sqlalchemy as sa
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch
 from relatum.recording import Extractor
-from relatum.recording._batch import Batch
-from relatum.recording._commit import Share, commit_shares
 from relatum.store import CoverageRow, NewTail, _tails, add_keys, close_tails, coverage_of, ensure_stream, open_tail
 from tests.support import (
     new_streams,
@@ -23,6 +21,7 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
+from tests.support._recording import Batch, Share, commit_shares
 
 COUNT = 5
 RECORD = b"\0\x53\x74\xc1\x0c\x02\xa1\x05order\xa1\x02o1\0\x53\x75\xa0\0"

@@ -13,7 +13,6 @@ from relatum.errors import InvalidInput, StreamNotFound, StreamReplaced, TimeNot
 from relatum.keys import moment as moment_of
 from relatum.limits import INTEGER_MAX
 from relatum.recording import backfill, set_record_time
-from relatum.recording._time_blocks import TimeBlock, time_blocks
 from relatum.store import Database
 from relatum_consumer import Relations, Status
 from relatum_consumer.lookups import _lookup_statements as statements
@@ -30,6 +29,7 @@ from tests.support import (
     wait_recorded,
 )
 from tests.support import times as slow
+from tests.support._recording import TimeBlock, time_blocks
 
 SECOND = 1_000_000
 

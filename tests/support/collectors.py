@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 from relatum.collecting import AsyncMessageCollector, Bulk, ExecutorOptions, Outcome
+
+# A member of a collector without its threads: tests have it from here alone.
+from relatum.collecting._collector_store import CollectorStore as CollectorStore
 from relatum.reading import Message
 
 T = TypeVar("T")

@@ -15,9 +15,9 @@ from relatum import limits
 from relatum.keys import KeyDefinition
 from relatum.reading import Message, RecordBatch, type_and_id_of
 from relatum.recording import Extractor
-from relatum.recording._batch import Batch
 from relatum.wire import amqp10, find_head
 from relatum_spark._columns import ColumnBuilder
+from tests.support._recording import Batch
 
 CHUNK_MS: Final = 1_700_000_000_000
 

@@ -17,7 +17,6 @@ from relatum.collecting import (
     FlushReason,
     MessageCollector,
 )
-from relatum.collecting._bulk import results_of
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading import Message, Properties
 
@@ -86,12 +85,24 @@ def test_an_option_that_cannot_be_one_is_refused(kind: Callable[..., Any], name:
         ("joins_transaction", "yes"),
         ("joins_transaction", 1),
         ("when_full", "refuse"),
+        ("when_full", "drop"),
+        ("bulk_bytes", 0),
+        ("bulk_messages", True),
+        ("bulk_messages", 1.5),
+        ("max_age_s", 0),
         ("max_age_s", 10**12),
         ("max_age_s", "1"),
+        ("max_age_s", float("inf")),
+        ("max_age_s", float("nan")),
         ("idle_s", -1),
-        ("backoff_s", float("nan")),
+        ("idle_s", 0),
         ("workers", 0),
-        ("when_full", "drop"),
+        ("queue_bulks", 0),
+        ("attempts", 0),
+        ("attempts", 1001),
+        ("backoff_s", -1),
+        ("backoff_s", "1"),
+        ("backoff_s", float("nan")),
     ],
 )
 def test_an_option_of_an_executor_is_refused(name: str, value: Any) -> None:
@@ -141,7 +152,7 @@ def test_results_are_noted_of_this_bulk_s_messages_alone() -> None:
     for note in (bulk.succeeded, lambda message: bulk.failed(message, "x")):
         with pytest.raises(InvalidInput, match="m3"):
             note(other.messages[0])
-    assert list(results_of(bulk, None).values()) == [Failure("no such order"), None]
+    assert list(bulk.results.values()) == [Failure("no such order")]
 
 
 @pytest.mark.parametrize("error", [None, 5, ValueError])
@@ -150,7 +161,7 @@ def test_a_failure_says_why(error: Any) -> None:
     bulk = bulk_of(1)
     with pytest.raises(InvalidInput, match="error is"):
         bulk.failed(bulk.messages[0], error)
-    assert list(results_of(bulk, None).values()) == [None]
+    assert bulk.results == {}
 
 
 def test_what_needs_a_server_is_configuration() -> None:

@@ -1,6 +1,6 @@
 """What becomes of a bulk: results from answers, decisions from results, and the steps of a worker. No I/O."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,26 +8,9 @@ import pytest
 
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason, _intake
-from relatum.collecting._bulk import NO_RESULT, results_of
-from relatum.collecting._bulk_steps import (
-    Bury,
-    Consumed,
-    Execute,
-    Executed,
-    Finish,
-    Forward,
-    Join,
-    Joined,
-    Load,
-    Steps,
-    consume,
-    fail,
-)
-from relatum.collecting._collector_core import Core, Verdict
-from relatum.collecting._collector_options import CRASHES_MAX
+from relatum.collecting._collector_core import Core, Followed, Result, Stored, Verdict
+from relatum.collecting._consuming import CRASHES_MAX, Answered, BulkConsumer, Consumed, Judge, Letter
 from relatum.collecting._intake import Intake, describe, type_of_property
-from relatum.collecting._message_ids import id_of
-from relatum.collecting._ports import Followed, Stored
 from relatum.errors import OffsetExpired
 from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message, Properties
@@ -51,32 +34,91 @@ def bulk_of(count: int, *, with_bodies: bool = True, attempts: int = 0) -> Bulk:
     return Bulk(7, "a", messages, FlushReason.AGE)
 
 
-def reasons(results: dict[MessageId, Failure | None]) -> list[str | None]:
-    """The reasons in order; None for success."""
-    return [None if each is None else each.reason for each in results.values()]
+class Script(BulkConsumer):
+    """Does the steps of a bulk as it is told, and notes them."""
+
+    def __init__(self, answer: Any = None) -> None:
+        super().__init__(OPTIONS, may_die=False)
+        self.executor = answer if callable(answer) else lambda bulk: answer
+        self.steps: list[str] = []
+        self.letters: list[tuple[int, str]] = []
+        self.not_ours: set[int] = set()
+        self.unreadable: dict[int, Any] = {}
+        self.joined_commits = True
+
+    def run(self, options: ExecutorOptions, bulk: Bulk, *, may_die: bool = False) -> Consumed:
+        """Consume the bulk."""
+        super().__init__(options, may_die=may_die)
+        return self.consume(bulk)
+
+    def answered(self, bulk: Bulk) -> Answered:
+        """What the executor comes to."""
+        try:
+            return self.executor(bulk), None
+        except Exception as error:
+            return None, error
+
+    def load(self, places: Sequence[MessageId]) -> dict[MessageId, Any]:
+        """Of the interface."""
+        self.steps.append("load")
+        return {place: self.unreadable.get(place.offset, read(place.offset)) for place in places}
+
+    def forward(self, bulk: Bulk) -> Stored:
+        """Of the interface."""
+        self.steps.append("forward")
+        return Stored(frozenset(each.place for each in bulk.messages if each.place.offset not in self.not_ours), NOW)
+
+    def execute(self, bulk: Bulk) -> Answered:
+        """Of the interface."""
+        self.steps.append("execute")
+        return self.answered(bulk)
+
+    def join(self, bulk: Bulk, judge: Judge) -> tuple[list[Result], Stored | None]:
+        """Of the interface."""
+        self.steps.append("join")
+        results = judge(self.answered(bulk))
+        return results, Stored(frozenset(each.place for each in results), NOW) if self.joined_commits else None
+
+    def bury(self, letters: Sequence[Letter]) -> dict[MessageId, str]:
+        """Of the interface."""
+        self.steps.append("bury")
+        self.letters += [(letter.offset, reason) for letter, reason in letters]
+        return {}
+
+    def finish(self, bulk: Bulk, results: Sequence[Result]) -> Stored:
+        """Of the interface."""
+        self.steps.append("finish")
+        return Stored(frozenset(result.place for result in results), NOW)
+
+
+def ends(consumed: Consumed) -> dict[int, tuple[OutcomeStatus, str | None, float | None]]:
+    """What was stored, by offset."""
+    return {each.place.offset: (each.status, each.reason, each.retry_in_s) for each in consumed.results}
+
+
+def reasons(answer: Any, count: int = 3) -> list[str | None]:
+    """The reasons of a bulk's messages in order, None for success: by what an executor answers, or does."""
+    return [each.reason for each in Script(answer).run(OPTIONS, bulk_of(count)).results]
 
 
 def test_none_means_that_all_succeeded() -> None:
     """An executor that returns nothing has consumed everything it did not name itself."""
-    bulk = bulk_of(3)
-    bulk.failed(bulk.messages[1], "not this one")
-    assert reasons(results_of(bulk, None)) == [None, "not this one", None]
+    assert reasons(lambda bulk: bulk.failed(bulk.messages[1], "not this one")) == [None, "not this one", None]
 
 
 def test_a_sequence_gives_each_message_its_result() -> None:
-    """Results stand in the messages' order; an exception is a failure with its class and text."""
+    """Results stand in the messages' order; an exception is a failure with its class and text, and tried again."""
     answer = [None, ValueError("bad"), Failure("worse", retry=False)]
-    results = results_of(bulk_of(3), answer)
-    assert reasons(results) == [None, "ValueError: bad", "worse"]
-    assert [each.retry for each in results.values() if each] == [True, False]
+    found = Script(answer).run(OPTIONS, bulk_of(3)).results
+    assert [each.reason for each in found] == [None, "ValueError: bad", "worse"]
+    assert [each.status for each in found[1:]] == [OutcomeStatus.COLLECTED, OutcomeStatus.FAILED]
 
 
 @pytest.mark.parametrize("key", [lambda m: m, lambda m: m.place, lambda m: m.message_id])
 def test_a_mapping_names_messages_in_any_way(key: Callable[[Collected], Any]) -> None:
     """Messages, places and ids are keys; a message that is not named has no result, which is a failure."""
-    bulk = bulk_of(3)
-    answer = {key(bulk.messages[0]): None, key(bulk.messages[2]): KeyError("k")}
-    assert reasons(results_of(bulk, answer)) == [None, NO_RESULT, "KeyError: 'k'"]
+    found = reasons(lambda bulk: {key(bulk.messages[0]): None, key(bulk.messages[2]): KeyError("k")})
+    assert found == [None, "the executor gave no result for this message", "KeyError: 'k'"]
 
 
 @pytest.mark.parametrize(
@@ -90,15 +132,18 @@ def test_a_mapping_names_messages_in_any_way(key: Callable[[Collected], Any]) ->
 )
 def test_answers_that_make_no_sense_are_failures(answer: Any, said: str) -> None:
     """What cannot be understood never counts as success."""
-    assert (reasons(results_of(bulk_of(2), answer))[1] or "").startswith(said)
+    assert (reasons(answer, 2)[1] or "").startswith(said)
 
 
 def test_raising_fails_what_has_no_result() -> None:
     """What was noted before stays; all else failed with what was raised."""
-    bulk = bulk_of(3)
-    bulk.succeeded(bulk.messages[0])
-    bulk.failed(bulk.messages[1], OSError("disk"), retry=False)
-    assert reasons(results_of(bulk, None, RuntimeError("stop"))) == [None, "OSError: disk", "RuntimeError: stop"]
+
+    def executor(bulk: Bulk) -> None:
+        bulk.succeeded(bulk.messages[0])
+        bulk.failed(bulk.messages[1], OSError("disk"), retry=False)
+        raise RuntimeError("stop")
+
+    assert reasons(executor) == [None, "OSError: disk", "RuntimeError: stop"]
 
 
 def test_reasons_are_cut_to_what_can_be_stored() -> None:
@@ -111,65 +156,11 @@ def test_reasons_are_cut_to_what_can_be_stored() -> None:
 # --- the steps of a worker --------------------------------------------------------------------------------------
 
 
-class Script:
-    """Performs the steps of a bulk as it is told, and notes them."""
-
-    def __init__(self, answer: Any = None, raised: BaseException | None = None) -> None:
-        self.executed = Executed(answer, raised)
-        self.steps: list[Any] = []
-        self.not_ours: set[int] = set()
-        self.unreadable: dict[int, Any] = {}
-        self.joined_commits = True
-
-    def run(self, options: ExecutorOptions, bulk: Bulk, *, may_die: bool = False) -> Consumed:
-        """Consume the bulk."""
-        return self.perform_all(consume(options, bulk, may_die=may_die))
-
-    def perform_all(self, steps: Steps) -> Consumed:
-        """Perform the steps; gives what they came to."""
-        answer: Any = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            self.steps.append(step)
-            answer = self.perform(step)
-
-    def perform(self, step: Any) -> Any:
-        """Answer a step."""
-        match step:
-            case Bury():
-                return {}
-            case Load(places):
-                return {place: self.unreadable.get(place.offset, read(place.offset)) for place in places}
-            case Forward(_, places):
-                return Stored(frozenset(place for place in places if place.offset not in self.not_ours), NOW)
-            case Execute():
-                return self.executed
-            case Join(_, judge):
-                results = judge(self.executed)
-                places = frozenset(result.place for result in results)
-                return Joined(results, Stored(places, NOW) if self.joined_commits else None)
-            case Finish(_, results):
-                return Stored(frozenset(result.place for result in results), NOW)
-
-    @property
-    def kinds(self) -> list[str]:
-        """The names of the steps done."""
-        return [type(step).__name__ for step in self.steps]
-
-
-def ends(consumed: Consumed) -> dict[int, tuple[OutcomeStatus, str | None, float | None]]:
-    """What was stored, by offset."""
-    return {each.place.offset: (each.status, each.reason, each.retry_in_s) for each in consumed.results}
-
-
 def test_a_bulk_is_forwarded_executed_and_finished() -> None:
     """Without anything special there are three steps, and each message has one attempt more."""
     script, bulk = Script(), bulk_of(2)
     consumed = script.run(OPTIONS, bulk)
-    assert script.kinds == ["Forward", "Execute", "Finish"]
+    assert script.steps == ["forward", "execute", "finish"]
     assert ends(consumed) == {0: (OutcomeStatus.SUCCEEDED, None, None), 1: (OutcomeStatus.SUCCEEDED, None, None)}
     assert [(each.attempts, each.forwarded_at) for each in bulk.messages] == [(1, NOW), (1, NOW)]
 
@@ -187,10 +178,9 @@ def test_the_last_attempt_decides(may_die: bool, status: OutcomeStatus) -> None:
     script = Script([ValueError("bad"), None])
     consumed = script.run(OPTIONS, bulk_of(2, attempts=2), may_die=may_die)
     assert ends(consumed)[0] == (status, "ValueError: bad", None)
-    assert script.kinds == ["Forward", "Execute", *(["Bury"] if may_die else []), "Finish"]
+    assert script.steps == ["forward", "execute", *(["bury"] if may_die else []), "finish"]
     if may_die:
-        [bury] = [step for step in script.steps if isinstance(step, Bury)]
-        assert [(letter.offset, reason) for letter, reason in bury.letters] == [(0, "ValueError: bad")]
+        assert script.letters == [(0, "ValueError: bad")]
 
 
 def test_a_failure_that_forbids_it_is_not_tried_again() -> None:
@@ -213,7 +203,7 @@ def test_a_bulk_that_is_wholly_anothers_is_not_executed() -> None:
     script = Script()
     script.not_ours = {0, 1}
     assert ends(script.run(OPTIONS, bulk_of(2))) == {}
-    assert script.kinds == ["Forward"]
+    assert script.steps == ["forward"]
 
 
 def test_bodies_left_in_streams_are_read_first() -> None:
@@ -224,7 +214,7 @@ def test_bodies_left_in_streams_are_read_first() -> None:
         2: read(2, "another"),
     }
     consumed = script.run(OPTIONS, bulk_of(4, with_bodies=False), may_die=True)
-    assert script.kinds == ["Load", "Forward", "Finish", "Execute", "Finish"]
+    assert script.steps == ["load", "forward", "finish", "execute", "finish"]
     by_offset = ends(consumed)
     assert by_offset[1] == (OutcomeStatus.FAILED, "expired: dropped", None)
     assert by_offset[2] == (OutcomeStatus.FAILED, "expired: another message lies there now", None)
@@ -238,7 +228,7 @@ def test_a_message_that_kills_its_collectors_is_given_up() -> None:
     assert ends(script.run(OPTIONS, last))[0][0] is OutcomeStatus.SUCCEEDED
     script.steps.clear()
     status, reason, _ = ends(script.run(OPTIONS, beyond))[0]
-    assert (status, script.kinds) == (OutcomeStatus.FAILED, ["Forward", "Finish"])
+    assert (status, script.steps) == (OutcomeStatus.FAILED, ["forward", "finish"])
     assert "died" in (reason or "")
 
 
@@ -247,16 +237,20 @@ def test_a_joined_executor_has_its_results_stored_with_it() -> None:
     script = Script()
     options = ExecutorOptions(joins_transaction=True)
     assert ends(script.run(options, bulk_of(1)))[0][0] is OutcomeStatus.SUCCEEDED
-    assert script.kinds == ["Forward", "Join"]
+    assert script.steps == ["forward", "join"]
 
 
 def test_a_joined_executor_that_raised_has_failures_stored_after_it() -> None:
     """What was rolled back is stored as failed in a transaction of its own."""
-    script = Script(raised=ValueError("bad"))
+
+    def executor(bulk: Bulk) -> None:
+        raise ValueError("bad")
+
+    script = Script(executor)
     script.joined_commits = False
     options = ExecutorOptions(joins_transaction=True, attempts=1)
     assert ends(script.run(options, bulk_of(1))) == {0: (OutcomeStatus.FAILED, "ValueError: bad", None)}
-    assert script.kinds == ["Forward", "Join", "Finish"]
+    assert script.steps == ["forward", "join", "finish"]
 
 
 class Inscrutable(Exception):
@@ -271,11 +265,11 @@ class Inscrutable(Exception):
 def test_a_defect_ends_the_attempt(error: Exception, is_forwarded: bool) -> None:
     """Wherever a bulk's consumption breaks off, its attempt counts once, and its messages failed for that reason."""
     bulk, script = bulk_of(2), Script()
-    steps = consume(OPTIONS, bulk, may_die=True)
     if is_forwarded:
-        steps.send(script.perform(next(steps)))
-    ended = script.perform_all(fail(OPTIONS, bulk, error))
-    assert script.kinds == ["Forward", "Finish"]
+        script._forward(bulk)
+        script.steps.clear()
+    ended = script.fail(bulk, error)
+    assert script.steps == ["forward", "finish"]
     assert [each.attempts for each in bulk.messages] == [1, 1]
     assert {status for status, *_ in ends(ended).values()} == {OutcomeStatus.COLLECTED}
     assert (ended.results[0].reason or "").startswith(type(error).__name__)
@@ -298,7 +292,8 @@ def test_an_answer_that_cannot_be_looked_at_breaks_off() -> None:
 def test_ids_are_given_or_made_of_the_place() -> None:
     """A message without `message_id`, or with one that cannot be stored, is asked for by where it lies."""
     nameless = Message("orders", 4, None, None, lambda: ({}, Properties(), b"", True))
-    assert (id_of(read(3)), id_of(nameless), id_of(read(5, "a\0b"))) == ("m3", "orders:4", "orders:5")
+    asked_by = [describe(each, type_of_property).message_id for each in (read(3), nameless, read(5, "a\0b"))]
+    assert asked_by == ["m3", "orders:4", "orders:5"]
 
 
 def test_described_messages_are_undecoded_again() -> None:

@@ -6,11 +6,8 @@ from datetime import UTC, datetime
 import pytest
 
 from relatum.collecting import ExecutorOptions, FlushReason
-from relatum.collecting._collector_options import CollectorLimits
-from relatum.collecting._intake import type_of_property
-from relatum.collecting._ports import Advance, Entry, Followed, Stored
-from relatum.collecting._shared import Shared
-from relatum.collecting._streams import AGAIN_S, Begin, CollectedStream, FindAgain, Leave
+from relatum.collecting._collector_core import Advance, CollectorLimits, Entry, Followed, Stored
+from relatum.collecting._streams import AGAIN_S, Begin, CollectedStream, FindAgain, Leave, Shared
 from relatum.errors import BrokerUnavailable, Conflict
 from relatum.following import Attached, Event, Failed, Records, Replaced
 from relatum.reading import Agreement, Position, RecordBatch
@@ -44,7 +41,7 @@ class World:
         self.reading: tuple[int, Position | None] | None = None
         self.given_back: list[Event] = []
         self.number = 0
-        self.stream = CollectedStream(self.shared, "orders", self, type_of_property)
+        self.stream = CollectedStream(self.shared, "orders", self, lambda message: message.properties.type)
 
     def follow(self, stream: str, next_offset: int, *, known: Position | None = None) -> int:
         """Read from now on."""

@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from relatum.terminal import table_of
-from relatum.terminal._output import _DataConsole
+from relatum.terminal import console, table_of
 
 
 def test_names_are_never_cut_off() -> None:
@@ -32,7 +31,7 @@ def test_names_are_never_cut_off() -> None:
 def piped(table: object, *more: object) -> str:
     """What goes into a pipe."""
     out = io.StringIO()
-    _DataConsole(file=out, width=80).print(table, *more)
+    type(console)(file=out, width=80).print(table, *more)
     return out.getvalue()
 
 
@@ -60,7 +59,7 @@ def test_an_empty_piped_table_has_its_header() -> None:
 def test_a_quiet_console_prints_no_table() -> None:
     """Where a command prints one JSON document, nothing stands before it."""
     out = io.StringIO()
-    _DataConsole(file=out, quiet=True).print(table_of("stream"))
+    type(console)(file=out, quiet=True).print(table_of("stream"))
     assert not out.getvalue()
 
 

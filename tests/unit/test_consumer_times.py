@@ -15,7 +15,6 @@ from relatum.errors import InvalidInput, StreamReplaced
 from relatum.keys import moment as moment_of
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, Properties, StreamBounds
-from relatum.recording._time_blocks import time_blocks, width_class
 from relatum_consumer import Answer, Status
 from relatum_consumer.consumed import in_hand
 from relatum_consumer.lookups import (
@@ -36,6 +35,7 @@ from relatum_consumer.lookups import _time_search as blocks
 from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTHS_US
 from relatum_consumer.lookups._time_search import Block
 from tests.support import times as slow
+from tests.support._recording import time_blocks, width_class
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import gc
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from relatum import metrics
-from relatum.metrics import Counter, Distribution, Each, Gauge, Greatest, Histogram, Least, Observed, _reporting
+from relatum.metrics import Counter, Distribution, Each, Gauge, Greatest, Histogram, Least, Observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +197,76 @@ def test_one_that_cannot_answer_silences_no_other(caplog: pytest.LogCaptureFixtu
     assert [record.message for record in caplog.records] == ["the metrics of a Broken are left out: a defect"]
 
 
+class Adding(Observed):
+    """Does something while the registry adds it to what has ended, and so holds its lock."""
+
+    does: Callable[[], None]
+
+    def __add__(self, other: Observed) -> Observed:
+        self.does()
+        return Observed(self.bounds, self.counts, self.sum) + other
+
+
+class Counted(Histogram):
+    """A histogram that gives such."""
+
+    def __init__(self, does: Callable[[], None]) -> None:
+        super().__init__((0.1, 1.0))
+        self.does = does
+
+    def observed(self) -> Observed:
+        """Of the interface."""
+        seen = Adding((0.1, 1.0), (0, 0, 0), 0.0)
+        object.__setattr__(seen, "does", self.does)
+        return seen
+
+
 def test_what_ends_while_others_are_told_waits_for_nobody(things: list[Thing], name: str) -> None:
-    """The garbage collector may end it in the midst of a page of metrics, in the same thread: it is told afterwards."""
-    for thing, done in zip(things, (3, 4), strict=True):
-        thing.done = done
-    with _reporting._registry._lock:
-        ending = threading.Thread(target=metrics.retire, args=[things[0]], daemon=True)
+    """The garbage collector may end it in the midst of a page of metrics, in any thread: it is told afterwards."""
+    first, second = things
+    first.done, second.done = 3, 4
+    ended: list[bool] = []
+
+    def end_another() -> None:
+        ending = threading.Thread(target=metrics.retire, args=[second], daemon=True)
         ending.start()
         ending.join(90)
-        assert not ending.is_alive()
+        ended.append(not ending.is_alive())
+
+    last = Thing()
+    for thing in (first, last):
+        thing.spent = Counted(end_another)
+    metrics.report(last, name=name)
+    metrics.retire(first)
+    metrics.retire(last)
     assert page()[f"relatum_tried_done_total{{name={name}}}"] == 7.0
+    assert ended == [True]
+    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 7.0
+    assert f"relatum_tried_open{{name={name}}}" not in page()
+
+
+def test_a_child_forked_while_the_registry_is_busy_tells_its_own(things: list[Thing], name: str) -> None:
+    """A lock that another thread held at the fork does not stop the child."""
+    busy, let_go = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        busy.set()
+        let_go.wait(90)
+
+    for thing in things:
+        thing.spent = Counted(stay)
+        metrics.retire(thing)
+    asking = threading.Thread(target=page)
+    asking.start()
+    assert busy.wait(90)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            metrics.report(Thing(), name=name)
+            status = 0
+        finally:
+            os._exit(status)
+    let_go.set()
+    asking.join(90)
+    assert os.waitpid(child, 0)[1] == 0

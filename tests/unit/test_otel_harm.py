@@ -16,7 +16,6 @@ from opentelemetry.trace import ProxyTracerProvider
 
 from relatum import otel
 from relatum.otel import Description, Part
-from relatum.otel import _guard as guard
 from relatum.reading import Message
 from tests.support.spans import Spans, collected_spans
 from tests.unit.test_otel import described, sent
@@ -83,7 +82,6 @@ def test_what_is_done_in_a_span_goes_on_whatever_raises_around_it(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The block runs, once; its own error is the one that leaves it; the log says what went wrong, once."""
-    monkeypatch.setattr(guard, "_told", set())
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", PROVIDERS[name]())
     for _ in range(3):
         done = 0

@@ -14,7 +14,6 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricsData
 
 from relatum import metrics, otel
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Least, Observed
-from relatum.otel import _instruments
 from tests.support import wait_until
 from tests.support.spans import collected_metrics, collected_spans
 
@@ -49,12 +48,14 @@ class Thing:
 
 
 @pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
-    """Where metrics are collected; what is reported to it ends with the test."""
-    monkeypatch.setattr(_instruments, "_told_to", {})
-    monkeypatch.setattr(metrics._reporting, "_listening", [])
-    with collected_metrics() as reader:
-        yield reader
+def readers() -> Iterator[list[InMemoryMetricReader]]:
+    """Two that collect what is reported to their provider."""
+    made = [InMemoryMetricReader(), InMemoryMetricReader()]
+    provider = MeterProvider(made)
+    for _ in range(2):
+        otel.report_metrics(provider)
+    yield made
+    provider.shutdown()
 
 
 @pytest.fixture
@@ -82,13 +83,12 @@ def collected(reader: InMemoryMetricReader) -> tuple[Series, dict[str, tuple[str
 
 
 def test_names_values_and_units_are_those_of_prometheus(
-    reader: InMemoryMetricReader, thing: Thing, request: Any
+    readers: list[InMemoryMetricReader], thing: Thing, request: Any
 ) -> None:
     """Counters are monotonous sums, gauges are gauges; of a histogram each bucket, the sum and the count are sums."""
     thing.spent.observe(0.5)
     thing.spent.observe(7)
-    otel.report_metrics()
-    values, kinds = collected(reader)
+    values, kinds = collected(readers[0])
     of = ("name", request.node.name)
     assert {key: value for key, value in values.items() if of in key[1]} == {
         ("relatum_tried_otel_done_total", (of,)): 3,
@@ -107,43 +107,27 @@ def test_names_values_and_units_are_those_of_prometheus(
     assert kinds["relatum_tried_otel_spent_seconds_count"] == ("Sum", "")
 
 
-def test_all_that_prometheus_shows_is_collected(reader: InMemoryMetricReader, thing: Thing) -> None:
+def test_all_that_prometheus_shows_is_collected(readers: list[InMemoryMetricReader], thing: Thing) -> None:
     """One list of metrics: no series is known to one of the two alone."""
-    otel.report_metrics()
     shown = {line.split("{")[0].split(" ")[0] for line in metrics.exposition().splitlines() if line[0] != "#"}
-    assert shown == {name for name, _ in collected(reader)[0]}
+    assert shown == {name for name, _ in collected(readers[0])[0]}
 
 
-def test_a_collection_asks_each_component_once(reader: InMemoryMetricReader, thing: Thing) -> None:
-    """However many metrics there are; and a second call to report them changes nothing."""
-    otel.report_metrics()
-    otel.report_metrics()
-    for count in (1, 2, 3):
-        collected(reader)
-        assert thing.asked == count
-
-
-def test_two_readers_are_told_the_same(thing: Thing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each collection asks anew, whoever collects."""
-    monkeypatch.setattr(_instruments, "_told_to", {})
-    monkeypatch.setattr(metrics._reporting, "_listening", [])
-    readers = [InMemoryMetricReader(), InMemoryMetricReader()]
-    provider = MeterProvider(readers)
-    otel.report_metrics(provider)
+def test_each_collection_asks_each_component_once(readers: list[InMemoryMetricReader], thing: Thing) -> None:
+    """However many metrics there are, and whoever collects: two readers are told the same."""
     thing.spent.observe(1)
-    one, other = (collected(reader)[0] for reader in readers)
+    one, other, _ = (collected(reader)[0] for reader in (*readers, readers[0]))
     # Lags of what other tests record here go on between the two.
     assert one.keys() == other.keys()
     assert [each for each in one.items() if each[0][0].startswith("relatum_tried_otel_")] == [
         each for each in other.items() if each[0][0].startswith("relatum_tried_otel_")
     ]
-    assert thing.asked == 2
-    provider.shutdown()
+    assert thing.asked == 3
 
 
-def test_what_comes_later_is_collected(reader: InMemoryMetricReader) -> None:
+def test_what_comes_later_is_collected(readers: list[InMemoryMetricReader]) -> None:
     """Of rooms imported after the call, and also where who reports holds the lock by which it answers."""
-    otel.report_metrics()
+    reader = readers[0]
 
     @metrics.reported("late thing")
     @dataclass(frozen=True, slots=True)
@@ -168,23 +152,18 @@ def test_what_comes_later_is_collected(reader: InMemoryMetricReader) -> None:
     assert collected(reader)[0]["relatum_tried_otel_late_total", ()] == 1
 
 
-def test_a_provider_may_be_set_later(thing: Thing, monkeypatch: pytest.MonkeyPatch, request: Any) -> None:
-    """Reported before the application has set up OpenTelemetry, they are collected once it has."""
-    monkeypatch.setattr(_instruments, "_told_to", {})
-    monkeypatch.setattr(metrics._reporting, "_listening", [])
-    otel.report_metrics()
-    with collected_metrics() as reader:
-        otel.report_metrics()
-        assert collected(reader)[0]["relatum_tried_otel_done_total", (("name", request.node.name),)] == 3
+def test_opentelemetry_instrument_finds_it(thing: Thing, request: Any) -> None:
+    """By the entry point, with the arguments it gives; told to go, there are no spans any more.
 
-
-def test_opentelemetry_instrument_finds_it(reader: InMemoryMetricReader, thing: Thing) -> None:
-    """By the entry point, with the arguments it gives; told to go, there are no spans any more."""
+    Called before the application has set up OpenTelemetry, or twice, metrics are collected once it has.
+    """
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["opentelemetry_instrumentor"]["relatum"].partition(":")
     instrumentor = getattr(import_module(module), name)()
     instrumentor.instrument(skip_dep_check=True)
-    assert "relatum_tried_otel_done_total" in {name for name, _ in collected(reader)[0]}
+    with collected_metrics() as reader:
+        instrumentor.instrument()
+        assert collected(reader)[0]["relatum_tried_otel_done_total", (("name", request.node.name),)] == 3
     instrumentor.uninstrument()
     try:
         with collected_spans():

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.text import Text
 
+from relatum.terminal import console as data_console
 from relatum.terminal import errors, table_of
-from relatum.terminal._output import _DataConsole
 
 HOSTILE = "[bold]a[/bold] :warning: b"
 """Nothing of it is markup."""
@@ -19,7 +19,7 @@ SHOWN = "·[2Jred·"
 def test_names_of_others_are_shown_as_they_are(is_terminal: bool) -> None:
     """In lines and in tables, as text or as rich's: no markup, no emoji, no control characters."""
     file = io.StringIO()
-    console = _DataConsole(file=file, force_terminal=is_terminal, color_system=None, width=100)
+    console = type(data_console)(file=file, force_terminal=is_terminal, color_system=None, width=100)
     console.print(HOSTILE, ESCAPES)
     table = table_of("name")
     for cell in (HOSTILE, ESCAPES, Text(HOSTILE), Text(ESCAPES)):

@@ -6,8 +6,7 @@ import threading
 import pytest
 
 from relatum.metrics import exposition, report, retire
-from relatum.recording._metrics import RecorderMetrics
-from relatum.recording._progress import Progress
+from relatum.recording._statistics import Progress, RecorderMetrics
 from relatum.waiting import Outages
 from tests.support.alerts import documented_alerts, fires
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.limits import TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
-from relatum.recording._time_blocks import time_blocks, width_class
+from tests.support._recording import time_blocks, width_class
 
 times = st.lists(st.integers(-(10**7), 10**7) | st.integers(0, 100), min_size=1, max_size=400)
 

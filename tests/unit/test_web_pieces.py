@@ -14,7 +14,6 @@ from hypothesis import strategies as some
 
 from relatum.errors import InvalidInput
 from relatum.recording import coverage_bar as bar
-from relatum.recording._coverage_bar import PIECES_MAX
 from relatum_consumer.web._bodies import HEX_BYTES_MAX, hex_lines, image_type, kind_of, preview, text_of, tree
 from relatum_consumer.web._links import Links
 from relatum_consumer.web._parameters import Parameter, parsed
@@ -131,7 +130,7 @@ def test_any_coverage_is_drawn_whole_and_bounded(covered: list[tuple[int, int]],
     """However torn it is: as many pieces as can be drawn, which leave nothing out, and no hole vanishes."""
     ranges, torn = ([(start, start + size) for start, size in each] for each in (covered, holes))
     pieces = sorted(bar((0, 2_100), {"a": ranges}, torn), key=lambda piece: piece.start)
-    assert len(pieces) <= 2 * PIECES_MAX
+    assert len(pieces) <= 2 * 200
     assert pieces[0].start == 0
     assert pieces[-1].end == 2_100
     assert all(one.end == other.start for one, other in itertools.pairwise(pieces))

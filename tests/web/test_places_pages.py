@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import SerialConsumer, SerializationContexts
-from relatum.collecting import _collected_listing as listing
+from relatum.collecting import _collector_status as listing
 from relatum.keys import KeyDefinition
 from relatum.membership import GROUP_KEY
 from relatum.store import add_keys, collected_messages, collector_sources, collectors

@@ -2,12 +2,19 @@
 
 from relatum.collecting._async_collector import AsyncMessageCollector
 from relatum.collecting._bulk import Bulk, Collected, Failure, FlushReason
-from relatum.collecting._collected_listing import CollectedAt, CollectedPage, collected
 from relatum.collecting._collector import MessageCollector
 from relatum.collecting._collector_options import ExecutorOptions, WhenFull
-from relatum.collecting._collector_prune import forget_finished
+from relatum.collecting._collector_rows import forget_finished
 from relatum.collecting._collector_statistics import CollectorStatistics, TypeStatistics
-from relatum.collecting._collector_status import CollectorStatus, MemberStatus, SourceStatus, collector_status
+from relatum.collecting._collector_status import (
+    CollectedAt,
+    CollectedPage,
+    CollectorStatus,
+    MemberStatus,
+    SourceStatus,
+    collected,
+    collector_status,
+)
 from relatum.outcomes import AsyncOutcomes, Outcome, Outcomes, OutcomeStatus
 
 __all__ = [

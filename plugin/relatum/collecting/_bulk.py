@@ -1,21 +1,45 @@
-"""What an executor is handed, and what it may answer."""
+"""What an executor is handed and may answer, and what the store knows of the same messages."""
 
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
-from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from relatum.collecting._message_ids import id_of
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.reading import Message
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+
+MESSAGE_ID_BYTES_MAX: Final = 2000
+"""Bytes of a property `message_id` that a message is known by. AMQP 0.9.1 has 255 at most, the stream protocol any
+number; an index of PostgreSQL takes 2,704 bytes a row, and with them goes what else the row holds."""
+
+
+def id_of(message: Message) -> str:
+    """What a message is asked for by: its property `message_id`, or "stream:offset" where it has none.
+
+    One with a NUL, which PostgreSQL's text can't hold, and one too long for its index count as none.
+    """
+    return checked_id(message.id, message.properties.message_id)
+
+
+def checked_id(place: MessageId, given: str | None) -> str:
+    """The property `message_id` where it can be stored and asked for; else "stream:offset"."""
+    # Four bytes a character at most: only what is long is encoded to be measured.
+    is_long = given and len(given) > MESSAGE_ID_BYTES_MAX // 4 and len(given.encode()) > MESSAGE_ID_BYTES_MAX
+    return given if given and "\0" not in given and not is_long else id_of_place(place)
+
+
+def id_of_place(place: MessageId) -> str:
+    """What a message without a property `message_id` is asked for by."""
+    return f"{place.stream}:{place.offset}"
+
 
 REASON_CHARACTERS_MAX: Final = 1000
 """Characters of a failure's reason that are kept."""
@@ -72,20 +96,8 @@ class Failure:
         return text[:REASON_CHARACTERS_MAX]
 
 
-_Value = TypeVar("_Value", covariant=True)
-
-
-class _ReadOnly(Protocol[_Value]):
-    """An attribute that is read, and never set from outside."""
-
-    def __get__(self, instance: object, owner: type | None = None) -> _Value: ...
-
-
-def _read_only(name: str) -> Any:
-    """A property that reads a slot, in C: bulks are looked at for each of their messages."""
-    return property(attrgetter(name))
-
-
+# An executor that could change what it is handed would lose its messages' results, which are found by it.
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Collected:
     """A message in a bulk. Read-only: what became of it is told by `Bulk.succeeded` and `Bulk.failed`.
 
@@ -94,60 +106,25 @@ class Collected:
         message_id: Its property `message_id`; "stream:offset" where it has none.
         type: The type its executor was chosen by.
         bytes: Its bytes as the stream holds them.
+        body: The message itself; None while it is left in its stream.
         attempts: Which attempt this is, from 1.
         collected_at: When it was collected.
         forwarded_at: When an executor was last handed it.
-        body: The message itself; None while it is left in its stream.
     """
 
-    __slots__ = ("_attempts", "_body", "_bytes", "_collected_at", "_forwarded_at", "_message_id", "_place", "_type")
+    place: MessageId
+    message_id: str
+    type: str
+    bytes: int
+    body: Message | None
+    attempts: int = 0
+    collected_at: datetime | None = None
+    forwarded_at: datetime | None = None
 
-    def __init__(
-        self,
-        place: MessageId,
-        message_id: str,
-        type: str,  # noqa: A002 - RabbitMQ's word for it
-        bytes: int,  # noqa: A002 - reads as what it is
-        body: Message | None,
-        attempts: int = 0,
-        collected_at: datetime | None = None,
-    ) -> None:
-        self._place = place
-        self._message_id = message_id
-        self._type = type
-        self._bytes = bytes
-        self._body = body
-        self._attempts = attempts
-        self._collected_at = collected_at
-        self._forwarded_at: datetime | None = None
-
-    # An executor that could change these would lose its messages' results: they are found by them.
-    place: "_ReadOnly[MessageId]" = _read_only("_place")
-    message_id: "_ReadOnly[str]" = _read_only("_message_id")
-    type: "_ReadOnly[str]" = _read_only("_type")
-    bytes: "_ReadOnly[int]" = _read_only("_bytes")
-    attempts: "_ReadOnly[int]" = _read_only("_attempts")
-    collected_at: "_ReadOnly[datetime | None]" = _read_only("_collected_at")
-    forwarded_at: "_ReadOnly[datetime | None]" = _read_only("_forwarded_at")
-    body: "_ReadOnly[Message | None]" = _read_only("_body")
-
-    def _note_collected(self, at: datetime, renamed: str | None = None) -> None:
-        """Note when it was stored, and what it is asked for by where that is not its property."""
-        self._collected_at = at
-        self._message_id = self._message_id if renamed is None else renamed
-
-    def _note_forwarded(self, at: datetime) -> None:
-        """Note another attempt."""
-        self._attempts += 1
-        self._forwarded_at = at
-
-    def _leave(self) -> None:
-        """Leave the body in its stream, from where it is read when its turn comes."""
-        self._body = None
-
-    def _note_read(self, body: Message) -> None:
-        """Note the body, as it was read from its stream."""
-        self._body = body
+    def _note(self, **facts: Any) -> None:
+        """Change what is known of it."""
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
 
     @property
     def message(self) -> Message:
@@ -159,6 +136,7 @@ class Collected:
         return f"<Collected {self.message_id} at {self.place}>"
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Bulk:
     """Messages of one type, to be consumed together. Its attributes are read-only.
 
@@ -173,36 +151,21 @@ class Bulk:
         taken: All messages the bulk was closed with; `messages` are those of them that are left to be consumed.
     """
 
-    __slots__ = (
-        "_bytes",
-        "_connection",
-        "_id",
-        "_is_forwarded",
-        "_messages",
-        "_places",
-        "_reason",
-        "_results",
-        "_taken",
-        "_type",
-    )
+    id: int
+    type: str
+    messages: tuple[Collected, ...]
+    reason: FlushReason
+    taken: tuple[Collected, ...] = field(init=False)
+    bytes: int = field(init=False, default=0)
+    connection: "sa.Connection | None" = field(init=False, default=None)
+    is_forwarded: bool = field(init=False, default=False)
+    _results: dict[MessageId, Failure | None] = field(init=False, default_factory=dict)
+    _places: frozenset[MessageId] = field(init=False)
 
-    def __init__(
-        self,
-        id: int,  # noqa: A002 - as PostgreSQL calls it
-        type: str,  # noqa: A002
-        messages: tuple[Collected, ...],
-        reason: FlushReason,
-    ) -> None:
-        self._id = id
-        self._type = type
-        self._messages = messages
-        self._taken = messages
-        self._reason = reason
-        self._bytes = sum(message.bytes for message in messages)
-        self._connection: sa.Connection | None = None
-        self._is_forwarded = False
-        self._results: dict[MessageId, Failure | None] = {}
-        self._places: frozenset[MessageId] | None = None
+    def __post_init__(self) -> None:
+        places = frozenset(message.place for message in self.messages)
+        self._note(taken=self.messages, _places=places)
+        self._leave(self.messages)
 
     @classmethod
     def of(
@@ -238,16 +201,6 @@ class Bulk:
         """What `succeeded` and `failed` have noted so far, by message: None for success."""
         return MappingProxyType(self._results)
 
-    # An executor that could change these would leave messages without a final status.
-    id: "_ReadOnly[int]" = _read_only("_id")
-    type: "_ReadOnly[str]" = _read_only("_type")
-    messages: "_ReadOnly[tuple[Collected, ...]]" = _read_only("_messages")
-    taken: "_ReadOnly[tuple[Collected, ...]]" = _read_only("_taken")
-    reason: "_ReadOnly[FlushReason]" = _read_only("_reason")
-    bytes: "_ReadOnly[int]" = _read_only("_bytes")
-    connection: "_ReadOnly[sa.Connection | None]" = _read_only("_connection")
-    is_forwarded: "_ReadOnly[bool]" = _read_only("_is_forwarded")
-
     def succeeded(self, message: Collected) -> None:
         """Note that a message succeeded; it stays so though the executor raises later (unless it joined).
 
@@ -282,32 +235,32 @@ class Bulk:
         """Where one of this bulk's messages lies."""
         if not isinstance(message, Collected):
             raise InvalidInput(f"message is one of bulk.messages, not {type(message).__name__}")
-        if self._places is None:
-            self._places = frozenset(each.place for each in self.taken)
         if message.place not in self._places:
             raise InvalidInput(f"message {message.message_id} at {message.place} is not in this bulk")
         return message.place
 
     def _keep(self, places: Collection[MessageId]) -> None:
         """Leave only these messages to be consumed; the others are another member's, or cannot be read."""
-        self._messages = tuple(message for message in self._messages if message.place in places)
-        self._bytes = sum(message.bytes for message in self._messages)
+        self._leave(tuple(message for message in self.messages if message.place in places))
+
+    def _leave(self, messages: tuple[Collected, ...]) -> None:
+        self._note(messages=messages, bytes=sum(message.bytes for message in messages))
 
     def _note_forwarded(self, at: datetime) -> None:
         """Note, once, that an executor is handed the messages that are left."""
-        if not self._is_forwarded:
-            for message in self._messages:
-                message._note_forwarded(at)
-        self._is_forwarded = True
+        if not self.is_forwarded:
+            for message in self.messages:
+                message._note(attempts=message.attempts + 1, forwarded_at=at)
+        self._note(is_forwarded=True)
 
     def _begin_attempt(self, connection: "sa.Connection | None" = None) -> None:
         """Forget results: the executor is called anew, in a transaction or in none."""
-        self._results = {}
-        self._connection = connection
+        self._note(connection=connection, _results={})
 
-    def _end_transaction(self) -> None:
-        """Take the connection away."""
-        self._connection = None
+    def _note(self, **facts: Any) -> None:
+        """Change what is known of it."""
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -324,13 +277,7 @@ Executor = Callable[[Bulk], Answer]
 
 
 def results_of(bulk: Bulk, answer: Any, raised: BaseException | None = None) -> dict[MessageId, Failure | None]:
-    """The result of each message of a bulk after its executor returned or raised.
-
-    Args:
-        bulk: The bulk, with what it was told by `succeeded` and `failed`.
-        answer: What the executor returned.
-        raised: What it raised instead. In a joined transaction all it wrote is gone then, and with it each result.
-    """
+    """The result of each message of a bulk after its executor returned or raised."""
     noted = bulk._results
     if raised is not None:
         failure = Failure.of(raised)

@@ -1,4 +1,4 @@
-"""The bulks of one type: the one being filled, those that wait for a worker, and the messages that wait for a retry."""
+"""The bulks of one type: one being filled, some closed, and the messages that wait for another attempt. No I/O."""
 
 import heapq
 import secrets
@@ -10,14 +10,7 @@ from relatum.collecting._collector_options import ExecutorOptions
 
 
 class OpenBulk:
-    """A bulk being filled.
-
-    Attributes:
-        messages: What is in it.
-        bytes: Their bytes.
-        first_at: When the first one was added, seconds of the caller's clock.
-        last_at: When the last one was added.
-    """
+    """A bulk being filled."""
 
     __slots__ = ("bytes", "first_at", "last_at", "messages")
 

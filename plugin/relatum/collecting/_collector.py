@@ -7,9 +7,9 @@ from typing import Self
 
 from relatum.checks import checked_event, checked_name, checked_seconds
 from relatum.closing import Closing
+from relatum.collecting._async_collector import is_coroutine_function
 from relatum.collecting._bulk import Executor
 from relatum.collecting._collector_life import CLOSE_S, CollectorLife
-from relatum.collecting._loop_calls import is_coroutine_function
 from relatum.errors import InvalidInput, Transient
 from relatum.outcomes import Outcome
 from relatum.reading import Message

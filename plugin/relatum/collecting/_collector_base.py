@@ -16,19 +16,14 @@ from relatum.checks import (
     shown,
 )
 from relatum.collecting._bulk import Collected, Executor
-from relatum.collecting._collector_options import (
-    BULKS_MAX,
-    BYTES_MAX,
-    CollectorLimits,
-    ExecutorOptions,
-)
-from relatum.collecting._collector_prune import KEEP_S
+from relatum.collecting._collector_core import CollectorLimits
+from relatum.collecting._collector_options import BULKS_MAX, BYTES_MAX, ExecutorOptions
+from relatum.collecting._collector_rows import KEEP_S
 from relatum.collecting._collector_statistics import CollectorStatistics
 from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._following import Following
-from relatum.collecting._handlers import Handler
 from relatum.collecting._intake import TypeOf, describe, type_of_property
-from relatum.collecting._shared import Shared
+from relatum.collecting._shared import Handler, Shared
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.limits import INTEGER_MAX
 from relatum.processes import of_one_process

@@ -1,15 +1,92 @@
 """What is flushed when, and who has to wait: decided from sizes and times that are handed in. No I/O, no clock."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
+from typing import Final
 
+from relatum.checks import checked_count
 from relatum.collecting._bulk import Bulk, Collected, FlushReason
 from relatum.collecting._bulks import TypeBulks
-from relatum.collecting._collector_options import ENTRY_BYTES, CollectorLimits, ExecutorOptions
-from relatum.collecting._ports import Entry, Result
+from relatum.collecting._collector_options import BULKS_MAX, BYTES_MAX, ExecutorOptions
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
+from relatum.limits import INTEGER_MAX
 from relatum.outcomes import OutcomeStatus
+from relatum.store import Position
+
+ENTRY_BYTES: Final = 640
+"""Bytes a message takes beside its own while it is held: 490 to 550 with Python 3.11, by tracemalloc; rounded up."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorLimits:
+    """The limits over all types."""
+
+    bytes_max: int = BYTES_MAX
+    bulks_max: int = BULKS_MAX
+
+    def __post_init__(self) -> None:
+        checked_count("bytes_max", self.bytes_max, most=INTEGER_MAX)
+        checked_count("bulks_max", self.bulks_max, most=INTEGER_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A collected message as the store knows it: everything but the body."""
+
+    place: MessageId
+    message_id: str
+    type: str
+    bytes: int
+    attempts: int = 0
+    due_in_s: float = 0.0
+    collected_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """A followed stream's position moves: everything in [from_offset, to_offset) is collected or passed over."""
+
+    stream: str
+    from_offset: int
+    to_offset: int
+    known_by: Position | None = None
+    passed_over: int = 0
+    passed_over_types: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A stream this member follows now."""
+
+    next_offset: int
+    known_by: Position | None = None
+    is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an attempt came to, to be stored."""
+
+    place: MessageId
+    status: OutcomeStatus
+    reason: str | None = None
+    retry_in_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a call to the store came to."""
+
+    places: frozenset[MessageId]
+    at: datetime
+    renamed: Mapping[MessageId, str] = field(default_factory=dict)
+
+
+class Abandoned(Exception):
+    """The collector was closed before a server came back; what was under way is left to another member."""
 
 
 class Verdict(Enum):
@@ -32,9 +109,6 @@ class Core:
 
     A message is offered (`admit`), stored by the owner, added, closed into a bulk, taken by a worker, and settled. From
     `admit` to `settle` it is held, and counts. Times are seconds of any clock that does not go back.
-
-    Args:
-        limits: The limits over all types.
     """
 
     def __init__(self, limits: CollectorLimits | None = None) -> None:
@@ -48,11 +122,7 @@ class Core:
     # --- what it is told and asked at the beginning -------------------------------------------------------------
 
     def register(self, type: str, options: ExecutorOptions) -> None:  # noqa: A002 - RabbitMQ's word for it
-        """Take messages of a type from now on.
-
-        Raises:
-            InvalidInput: The type has an executor already.
-        """
+        """Take messages of a type from now on."""
         if type in self._types:
             raise InvalidInput(f"the type {type!r} has an executor already")
         self._types[type] = TypeBulks(type, options)
@@ -122,7 +192,10 @@ class Core:
         elif opens:
             being_filled = [each for each in self._types.values() if each.open is not None]
             if len(being_filled) >= self.limits.bulks_max:
-                self._close(min(being_filled, key=_first_at), FlushReason.ACTIVE_BULKS)
+                self._close(
+                    min(being_filled, key=lambda each: each.open.first_at if each.open else 0.0),
+                    FlushReason.ACTIVE_BULKS,
+                )
 
     def _relieve(self) -> None:
         """Where all bytes reached their limit, close the largest bulk being filled."""
@@ -130,7 +203,9 @@ class Core:
             return
         being_filled = [bulks for bulks in self._types.values() if bulks.open is not None]
         if being_filled:
-            self._close(max(being_filled, key=_bytes), FlushReason.TOTAL_BYTES)
+            self._close(
+                max(being_filled, key=lambda each: each.open.bytes if each.open else 0), FlushReason.TOTAL_BYTES
+            )
 
     def adopt(self, entries: Iterable[Entry], now: float) -> None:
         """Take messages over whose bodies are still in their streams; a worker reads them."""
@@ -164,11 +239,7 @@ class Core:
     # --- bulks closed ---------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> bool:
-        """Close the bulks whose time has come, and put the messages whose retry is due into bulks again.
-
-        Returns:
-            Whether there was anything to do.
-        """
+        """Close the bulks whose time has come, and put the messages whose retry is due into bulks again."""
         has_done = False
         for bulks in self._types.values():
             reason = bulks.due(now)
@@ -214,7 +285,7 @@ class Core:
 
     def _spill(self, bulk: Bulk) -> None:
         for message in bulk.messages:
-            message._leave()
+            message._note(body=None)
             self._hold(message)
 
     # --- bulks consumed -------------------------------------------------------------------------------------------
@@ -229,13 +300,7 @@ class Core:
             self._hold(message)
 
     def settle(self, bulk: Bulk, results: Sequence[Result], now: float) -> None:
-        """A worker is done with a bulk: messages to be tried again wait for it, all others are let go.
-
-        Args:
-            bulk: The bulk, as it was taken.
-            results: What was stored of it; messages without a result are another member's.
-            now: The time.
-        """
+        """A worker is done with a bulk: messages to be tried again wait for it, all others are let go."""
         bulks = self._types[bulk.type]
         bulks.running -= 1
         again = {
@@ -286,13 +351,3 @@ class Core:
     def waiting_bulks(self, type: str) -> int:  # noqa: A002
         """Closed bulks of a type that wait for a worker."""
         return len(self._types[type].waiting)
-
-
-def _first_at(bulks: TypeBulks) -> float:
-    assert bulks.open is not None, "only bulks being filled are compared"
-    return bulks.open.first_at
-
-
-def _bytes(bulks: TypeBulks) -> int:
-    assert bulks.open is not None, "only bulks being filled are compared"
-    return bulks.open.bytes

@@ -23,9 +23,6 @@ BYTES_MAX: Final = 64 * 1024 * 1024
 BULKS_MAX: Final = 64
 """Bulks being filled at one time by default."""
 
-ENTRY_BYTES: Final = 640
-"""Bytes a message takes beside its own while it is held: 490 to 550 with Python 3.11, by tracemalloc; rounded up."""
-
 BACKOFF_MAX_S: Final = 3600.0
 """Seconds a message waits at most before its next attempt."""
 
@@ -85,21 +82,3 @@ class ExecutorOptions:
     def backoff_after(self, attempts: int) -> float:
         """Seconds to wait after that many attempts."""
         return min(BACKOFF_MAX_S, self.backoff_s * 2.0 ** min(attempts - 1, 32))
-
-
-@dataclass(frozen=True, slots=True)
-class CollectorLimits:
-    """The limits over all types.
-
-    Attributes:
-        bytes_max: Bytes of all messages held, each counted with `ENTRY_BYTES` more for what is known about it. When
-            they reach it, the largest bulk being filled is closed, and there is no room until some are consumed.
-        bulks_max: When so many bulks are being filled, the oldest is closed.
-    """
-
-    bytes_max: int = BYTES_MAX
-    bulks_max: int = BULKS_MAX
-
-    def __post_init__(self) -> None:
-        checked_count("bytes_max", self.bytes_max, most=INTEGER_MAX)
-        checked_count("bulks_max", self.bulks_max, most=INTEGER_MAX)

@@ -1,16 +1,155 @@
-"""The rows of collected messages: written, changed and read in a transaction of the store's."""
+"""The rows of collected messages: written, changed and read in a transaction of the store's, and forgotten when old.
 
+Rows that a call names are an array of offsets in one source: one statement for any number of them, and no join, which
+PostgreSQL could begin at the wrong end while it does not know how much is waiting.
+"""
+
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import sqlalchemy as sa
 
-from relatum.collecting import _collector_statements as statements
-from relatum.collecting._ports import Entry, Result, Stored
+from relatum.checks import checked_count, checked_seconds
+from relatum.collecting._collector_core import Entry, Result, Stored
 from relatum.ids import MessageId
 from relatum.outcomes import OutcomeStatus
-from relatum.store import copy_lines, copy_text, needs_escape
+from relatum.store import (
+    BigIntegers,
+    copy_lines,
+    copy_text,
+    needs_escape,
+    translated_errors,
+)
+
+# The member is compared in a way no index serves: by its own, all that it has not finished would be read.
+_MINE: Final = """source_id = CAST(:source AS integer) AND stream_offset = ANY (:offsets)
+    AND member_id IS NOT DISTINCT FROM CAST(:of_member AS bigint)"""
+
+
+def _sql(text: str) -> sa.TextClause:
+    """A statement; `MINE` in it are the rows that a call names.
+
+    The clock is `statement_timestamp()`: a joined transaction may have begun long before, and `now()` is its beginning.
+    """
+    found = sa.text(text.replace("MINE", _MINE))
+    return found.bindparams(sa.bindparam("offsets", type_=BigIntegers())) if "MINE" in text else found
+
+
+# --- collecting and consuming. Offsets come in one row, None for none: to give a row for each takes the client longer.
+
+ADD_MISSING: Final = _sql("""
+    INSERT INTO relatum.collected_messages (source_id, stream_offset, member_id, size, message_id, type)
+    SELECT * FROM unnest(CAST(:sources AS integer[]), CAST(:offsets AS bigint[]), CAST(:members AS bigint[]),
+        CAST(:sizes AS integer[]), CAST(:message_ids AS text[]), CAST(:types AS text[]))
+    ON CONFLICT DO NOTHING""")
+
+MINE_TO_CONSUME: Final = _sql("""
+    SELECT source_id, stream_offset FROM relatum.collected_messages
+    WHERE MINE AND state = 'collected' AND attempts = 0""")
+
+FORWARD: Final = _sql("""
+    WITH done AS (
+        UPDATE relatum.collected_messages
+        SET state = 'forwarded', attempts = attempts + 1, bulk_id = CAST(:into AS bigint),
+            forwarded_at = statement_timestamp(), next_attempt_at = NULL
+        WHERE MINE AND state = 'collected'
+        RETURNING stream_offset, forwarded_at)
+    SELECT array_agg(stream_offset), max(forwarded_at) FROM done""")
+
+FORWARDED: Final = _sql("""
+    SELECT array_agg(stream_offset), max(forwarded_at) FROM relatum.collected_messages
+    WHERE MINE AND state = 'forwarded' AND bulk_id = CAST(:into AS bigint)""")
+
+TEXTS: Final = _sql("SELECT CAST(:texts AS text[])")
+"""Texts as they are: what the database cannot hold, it refuses."""
+
+# What this member cannot go on with, and another can, is nobody's until that one takes it over.
+GIVE_BACK: Final = _sql("""
+    UPDATE relatum.collected_messages SET member_id = NULL, state = 'collected', bulk_id = NULL
+    WHERE MINE AND finished_at IS NULL AND EXISTS (
+        SELECT FROM relatum.collector_members AS other
+        WHERE other.collector_id = CAST(:in_collector AS integer) AND other.member_id <> CAST(:of_member AS bigint)
+            AND other.lease_expires_at >= clock_timestamp() AND collected_messages.type = ANY (other.types))""")
+
+IS_MINE: Final = _sql("""
+    SELECT stream_offset FROM relatum.collected_messages WHERE MINE AND finished_at IS NULL LIMIT 1""")
+
+# What nearly all messages come to; it needs no array but that of their offsets.
+SUCCEED: Final = _sql("""
+    WITH done AS (
+        UPDATE relatum.collected_messages
+        SET state = 'succeeded', reason = NULL, finished_at = statement_timestamp(), next_attempt_at = NULL
+        WHERE MINE AND bulk_id = CAST(:of_bulk AS bigint) AND state = 'forwarded'
+        RETURNING stream_offset, finished_at)
+    SELECT array_agg(stream_offset), max(finished_at) FROM done""")
+
+SUCCEEDED: Final = _sql("""
+    SELECT array_agg(stream_offset), max(finished_at) FROM relatum.collected_messages
+    WHERE MINE AND bulk_id = CAST(:of_bulk AS bigint) AND state = 'succeeded'""")
+
+# Each row's own item of the arrays that go with the offsets is looked for among all.
+FINISH: Final = _sql("""
+    WITH done AS (
+        UPDATE relatum.collected_messages
+        SET state = (CAST(:states AS text[]))[array_position(:offsets, stream_offset)],
+            reason = (CAST(:reasons AS text[]))[array_position(:offsets, stream_offset)],
+            finished_at = CASE (CAST(:states AS text[]))[array_position(:offsets, stream_offset)]
+                WHEN 'collected' THEN NULL ELSE statement_timestamp() END,
+            next_attempt_at = CASE (CAST(:states AS text[]))[array_position(:offsets, stream_offset)]
+                WHEN 'collected' THEN statement_timestamp() + make_interval(secs => coalesce(
+                    (CAST(:retries_s AS float[]))[array_position(:offsets, stream_offset)], 0.0)) END
+        WHERE MINE AND bulk_id = CAST(:of_bulk AS bigint) AND state = 'forwarded'
+        RETURNING stream_offset, statement_timestamp() AS at)
+    SELECT array_agg(stream_offset), max(at) FROM done""")
+
+FINISHED: Final = _sql("""
+    SELECT array_agg(stream_offset), max(finished_at) FROM relatum.collected_messages
+    WHERE MINE AND bulk_id = CAST(:of_bulk AS bigint)
+        AND state = (CAST(:states AS text[]))[array_position(:offsets, stream_offset)]""")
+
+# --- forgetting
+
+KEPT: Final = _sql("""
+    SELECT source_id, keep_s FROM relatum.collector_sources JOIN relatum.collectors USING (collector_id)
+    WHERE keep_s IS NOT NULL AND (CAST(:in_collector AS integer) IS NULL OR collector_id = :in_collector)""")
+
+# Oldest first, which is the index's order: no scan, however much is finished. Named by their places on disk.
+FORGET: Final = _sql("""
+    DELETE FROM relatum.collected_messages
+    WHERE ctid = ANY (ARRAY (
+            SELECT ctid FROM relatum.collected_messages
+            WHERE source_id = CAST(:of_source AS integer)
+                AND finished_at < now() - make_interval(secs => CAST(:older_s AS float))
+            ORDER BY finished_at LIMIT CAST(:most AS integer)))
+        AND source_id = CAST(:of_source AS integer)
+        AND finished_at < now() - make_interval(secs => CAST(:older_s AS float))""")
+
+# --- taking over
+
+# Those of nobody were given back by a member that does not reach the broker, or stored by release 0.4.0. What a result
+# is just being stored of is nobody's to take over.
+TAKE_OVER: Final = _sql("""
+    WITH taken AS (
+        SELECT message.source_id, message.stream_offset
+        FROM relatum.collected_messages AS message JOIN relatum.collector_sources AS source USING (source_id)
+        WHERE (message.member_id = ANY (CAST(:lapsed AS bigint[])) OR message.member_id IS NULL)
+            AND message.finished_at IS NULL AND message.type = ANY (CAST(:of_types AS text[]))
+            AND source.collector_id = CAST(:in_collector AS integer) AND source.replaced_at IS NULL
+        ORDER BY message.collected_at, message.source_id, message.stream_offset
+        LIMIT CAST(:most AS integer) FOR UPDATE OF message SKIP LOCKED)
+    UPDATE relatum.collected_messages AS message
+    SET member_id = CAST(:by AS bigint), state = 'collected', bulk_id = CAST(:token AS bigint)
+    FROM taken WHERE message.source_id = taken.source_id AND message.stream_offset = taken.stream_offset""")
+
+TAKEN_OVER: Final = _sql("""
+    SELECT stream, source_id, stream_offset, message_id, type, size, attempts, collected_at,
+        CAST(greatest(0.0, extract(epoch FROM next_attempt_at - clock_timestamp())) AS float) AS due_in_s
+    FROM relatum.collected_messages AS message JOIN relatum.collector_sources USING (source_id)
+    WHERE message.member_id = CAST(:of_member AS bigint) AND finished_at IS NULL AND state = 'collected'
+        AND bulk_id = CAST(:token AS bigint)
+    ORDER BY collected_at, source_id, stream_offset""")
 
 
 def copy(connection: sa.Connection, member: int, entries: Sequence[Entry], sources: Mapping[str, int]) -> bool:
@@ -51,9 +190,9 @@ def added_before(
             "message_ids": [entry.message_id for entry in entries],
             "types": [entry.type for entry in entries],
         }
-        connection.execute(statements.add_missing, new)
+        connection.execute(ADD_MISSING, new)
     wanted = by_source((entry.place for entry in entries), sources, of_member=member)
-    return places_of(selected(connection, statements.mine_to_consume, wanted), sources)
+    return places_of(selected(connection, MINE_TO_CONSUME, wanted), sources)
 
 
 Change = tuple[Any, Any, dict[str, Any]]
@@ -89,14 +228,14 @@ def ends(results: Sequence[Result], sources: Mapping[str, int], **mine: Any) -> 
     """
     others = {result.place: result for result in results if result.status is not OutcomeStatus.SUCCEEDED}
     rest = by_source((result.place for result in results if result.place not in others), sources, **mine)
-    changes: list[Change] = [(statements.succeed, statements.succeeded, named) for named in rest]
+    changes: list[Change] = [(SUCCEED, SUCCEEDED, named) for named in rest]
     streams = streams_of(sources)
     for named in by_source(others, sources, **mine):
         its_own = [others[MessageId(streams[named["source"]], offset)] for offset in named["offsets"]]
         named["states"] = [result.status.value for result in its_own]
         named["reasons"] = [result.reason for result in its_own]
         named["retries_s"] = [result.retry_in_s for result in its_own]
-        changes.append((statements.finish, statements.finished, named))
+        changes.append((FINISH, FINISHED, named))
     return changes
 
 
@@ -108,7 +247,7 @@ def by_source(places: Iterable[MessageId], sources: Mapping[str, int], **named: 
     return [{"source": sources[stream], "offsets": of_stream, **named} for stream, of_stream in offsets.items()]
 
 
-def selected(connection: sa.Connection, query: "sa.Select[Any]", wanted: Iterable[Mapping[str, Any]]) -> list[Any]:
+def selected(connection: sa.Connection, query: sa.TextClause, wanted: Iterable[Mapping[str, Any]]) -> list[Any]:
     """The rows a query gives with each of these parameters."""
     return [row for named in wanted for row in connection.execute(query, named)]
 
@@ -122,3 +261,42 @@ def places_of(rows: Iterable[Any], sources: Mapping[str, int]) -> frozenset[Mess
     """The places that rows name, by source and offset."""
     streams = streams_of(sources)
     return frozenset(MessageId(streams[row[0]], row[1]) for row in rows)
+
+
+KEEP_S: Final = 7 * 86_400
+"""Seconds a finished message is remembered by default: a producer that was down over a weekend still learns of it."""
+
+BATCH_ROWS: Final = 10_000
+"""Rows deleted in one transaction: a fraction of a second."""
+
+
+def forget_finished(
+    engine: sa.Engine,
+    collector: int | None = None,
+    *,
+    batch_rows: int = BATCH_ROWS,
+    seconds: float | None = 0.5,
+) -> int:
+    """Delete messages that were finished longer ago than their collector keeps them; gives how many.
+
+    Args:
+        engine: The database.
+        collector: The id of one; None: all collectors.
+        batch_rows: Rows deleted in one transaction at most.
+        seconds: Seconds after which no further batch is begun; None: until none is left.
+    """
+    checked_count("batch_rows", batch_rows)
+    if seconds is not None:
+        checked_seconds("seconds", seconds)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    with translated_errors(), engine.connect() as connection:
+        sources = connection.execute(KEPT, {"in_collector": collector}).all()
+    forgotten = 0
+    for source in sources:
+        bounds = {"of_source": source.source_id, "older_s": source.keep_s, "most": batch_rows}
+        deleted = batch_rows
+        while deleted == batch_rows and (deadline is None or time.monotonic() < deadline):
+            with translated_errors(), engine.begin() as connection:
+                deleted = connection.execute(FORGET, bounds).rowcount
+            forgotten += deleted
+    return forgotten

@@ -3,23 +3,156 @@
 import threading
 from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.collecting import _member_statements as statements
-from relatum.collecting._ports import Advance
+from relatum.collecting._collector_core import Advance
 from relatum.errors import Conflict
+
+# --- collectors and members
+
+FIND_COLLECTOR: Final = sa.text("""
+    SELECT collector_id, keep_s FROM relatum.collectors
+    WHERE vhost = CAST(:of_vhost AS text) AND name = CAST(:named AS text)""")
+
+ADD_COLLECTOR: Final = sa.text("""
+    INSERT INTO relatum.collectors (vhost, name, keep_s)
+    VALUES (CAST(:of_vhost AS text), CAST(:named AS text), CAST(:kept_s AS integer)) ON CONFLICT DO NOTHING""")
+
+SET_KEEP: Final = sa.text("""
+    UPDATE relatum.collectors SET keep_s = CAST(:kept_s AS integer) WHERE collector_id = CAST(:in_collector AS integer)
+    """)
+
+ADD_MEMBER: Final = sa.text("""
+    INSERT INTO relatum.collector_members (collector_id, types, holder, lease_s, lease_expires_at)
+    VALUES (CAST(:in_collector AS integer), CAST(:has_types AS text[]), CAST(:held_by AS text), CAST(:holds_s AS float),
+        clock_timestamp() + make_interval(secs => CAST(:holds_s AS float)))
+    RETURNING member_id""")
+
+RENEW: Final = sa.text("""
+    UPDATE relatum.collector_members SET lease_expires_at = clock_timestamp() + make_interval(secs => lease_s)
+    WHERE member_id = CAST(:id AS bigint)""")
+
+LEAVE: Final = sa.text("""
+    UPDATE relatum.collector_members SET lease_expires_at = clock_timestamp() WHERE member_id = CAST(:id AS bigint)""")
+
+# Nobody may find this member dead, with nothing left to take over, while it adds rows.
+HOLD_MEMBER: Final = sa.text("""
+    SELECT now() FROM relatum.collector_members WHERE member_id = CAST(:of_member AS bigint) FOR KEY SHARE""")
+
+LOCK_LAPSED: Final = sa.text("""
+    SELECT member_id FROM relatum.collector_members
+    WHERE collector_id = CAST(:in_collector AS integer) AND lease_expires_at < clock_timestamp()
+        AND member_id <> CAST(:of_member AS bigint)
+    ORDER BY member_id FOR UPDATE SKIP LOCKED""")
+
+REMOVE_MEMBERS: Final = sa.text("""
+    DELETE FROM relatum.collector_members AS member
+    WHERE member_id = ANY (CAST(:lapsed AS bigint[])) AND NOT EXISTS (
+        SELECT FROM relatum.collected_messages AS message
+        WHERE message.member_id = member.member_id AND message.finished_at IS NULL)""")
+
+# --- streams
+
+FIND_SOURCES: Final = sa.text("""
+    SELECT stream, source_id FROM relatum.collector_sources
+    WHERE collector_id = CAST(:in_collector AS integer) AND stream = ANY (CAST(:streams AS text[]))
+        AND replaced_at IS NULL""")
+
+ADD_SOURCE: Final = sa.text("""
+    INSERT INTO relatum.collector_sources (collector_id, stream)
+    VALUES (CAST(:in_collector AS integer), CAST(:of_stream AS text))
+    ON CONFLICT (collector_id, stream) WHERE replaced_at IS NULL DO NOTHING""")
+
+
+def _sql(text: str) -> sa.TextClause:
+    """A statement; `THIS` in it is the present generation of a stream, `OTHERS` are the members beside this one."""
+    this = """collector_id = CAST(:in_collector AS integer) AND stream = CAST(:of_stream AS text)
+        AND replaced_at IS NULL"""
+    others = """relatum.collector_members AS other
+        WHERE other.collector_id = CAST(:in_collector AS integer) AND other.member_id <> CAST(:of_member AS bigint)
+            AND other.lease_expires_at >= clock_timestamp()"""
+    # A member follows only where it has executors of all types that others have: it would pass theirs over.
+    lacks = """EXISTS (SELECT FROM OTHERS AND NOT other.types <@ (
+        SELECT types FROM relatum.collector_members WHERE member_id = CAST(:of_member AS bigint)))"""
+    return sa.text(text.replace("LACKS_TYPES", lacks).replace("OTHERS", others).replace("THIS", this))
+
+
+LOCK_SOURCE: Final = _sql("""
+    SELECT source_id, position, member_id, last_offset, last_fingerprint, last_chunk_ms
+    FROM relatum.collector_sources WHERE THIS FOR UPDATE""")
+
+IS_ALIVE: Final = sa.text("""
+    SELECT member_id FROM relatum.collector_members
+    WHERE member_id = CAST(:of_member AS bigint) AND lease_expires_at >= clock_timestamp()""")
+
+TYPES_ALIVE: Final = sa.text("""
+    SELECT member_id, types FROM relatum.collector_members
+    WHERE collector_id = CAST(:in_collector AS integer) AND lease_expires_at >= clock_timestamp()""")
+
+HELD: Final = _sql("""
+    SELECT stream FROM relatum.collector_sources AS source
+    WHERE collector_id = CAST(:in_collector AS integer) AND replaced_at IS NULL
+        AND (EXISTS (SELECT FROM OTHERS AND other.member_id = source.member_id) OR LACKS_TYPES)""")
+
+FOLLOW: Final = _sql("""
+    UPDATE relatum.collector_sources
+    SET member_id = CAST(:of_member AS bigint), position = coalesce(position, CAST(:initial AS bigint))
+    WHERE source_id = CAST(:id AS integer) AND NOT LACKS_TYPES
+    RETURNING position""")
+
+UNFOLLOW: Final = _sql("""
+    UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = CAST(:by AS bigint) AND THIS""")
+
+UNFOLLOW_ALL: Final = sa.text("""
+    UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = CAST(:by AS bigint)""")
+
+REPLACE_SOURCE: Final = sa.text("""
+    UPDATE relatum.collector_sources SET replaced_at = now(), member_id = NULL
+    WHERE source_id = CAST(:id AS integer)""")
+
+ADD_REPLACED: Final = sa.text("""
+    INSERT INTO relatum.collector_sources (collector_id, stream, replaced_at)
+    VALUES (CAST(:in_collector AS integer), CAST(:of_stream AS text), now()) RETURNING source_id""")
+"""A generation that is over from the first: for messages whose places others have, or will have."""
+
+MOVE_LOST: Final = sa.text("""
+    UPDATE relatum.collected_messages SET source_id = CAST(:to_source AS integer)
+    WHERE source_id = CAST(:of_source AS integer) AND stream_offset > CAST(:behind AS bigint)""")
+
+SET_BACK: Final = sa.text("""
+    UPDATE relatum.collector_sources
+    SET position = CAST(:to AS bigint), last_offset = NULL, last_fingerprint = NULL, last_chunk_ms = NULL,
+        moved_at = now()
+    WHERE source_id = CAST(:id AS integer)""")
+
+# Not by a join, for which PostgreSQL reads half a stream's messages.
+LAST_COLLECTED: Final = _sql("""
+    SELECT stream_offset, message_id FROM relatum.collected_messages
+    WHERE source_id = (SELECT source_id FROM relatum.collector_sources WHERE THIS)
+        AND stream_offset <= CAST(:until AS bigint)
+    ORDER BY stream_offset DESC LIMIT 1""")
+
+FAIL_UNFINISHED: Final = sa.text("""
+    UPDATE relatum.collected_messages
+    SET state = 'failed', finished_at = statement_timestamp(), next_attempt_at = NULL, reason = CAST(:why AS text)
+    WHERE source_id = CAST(:of_source AS integer) AND finished_at IS NULL""")
+
+ADVANCE: Final = _sql("""
+    UPDATE relatum.collector_sources
+    SET position = CAST(:to AS bigint), moved_at = now(),
+        passed_over = passed_over + CAST(:more_passed_over AS bigint),
+        last_offset = CASE WHEN :is_known THEN CAST(:known_offset AS bigint) ELSE last_offset END,
+        last_fingerprint = CASE WHEN :is_known THEN CAST(:known_fingerprint AS bigint) ELSE last_fingerprint END,
+        last_chunk_ms = CASE WHEN :is_known THEN CAST(:known_chunk_ms AS bigint) ELSE last_chunk_ms END
+    WHERE THIS AND member_id = CAST(:of_member AS bigint) AND position = CAST(:expected AS bigint)
+        AND NOT EXISTS (SELECT FROM OTHERS AND other.types && CAST(:passed_over_types AS text[]))
+    RETURNING source_id""")
 
 
 class CollectorSources:
-    """Which row the collector has, and each of its streams. Thread-safe.
-
-    Args:
-        name: The collector's name.
-        vhost: The virtual host of its streams.
-        keep_s: Seconds a finished message is remembered; None for ever.
-    """
+    """Which row the collector has, and each of its streams. Thread-safe."""
 
     def __init__(self, name: str, vhost: str, keep_s: int | None) -> None:
         self.name = name
@@ -38,28 +171,26 @@ class CollectorSources:
     def ensure(self, connection: sa.Connection) -> int:
         """As `collector_id`; and the last member that joins decides for how long messages are remembered."""
         named = {"of_vhost": self.vhost, "named": self.name}
-        row = connection.execute(statements.find_collector, named).one_or_none()
+        row = connection.execute(FIND_COLLECTOR, named).one_or_none()
         if row is None:
-            connection.execute(statements.add_collector, {**named, "kept_s": self._keep_s})
-            row = connection.execute(statements.find_collector, named).one()
+            connection.execute(ADD_COLLECTOR, {**named, "kept_s": self._keep_s})
+            row = connection.execute(FIND_COLLECTOR, named).one()
         if row.keep_s != self._keep_s:
-            connection.execute(statements.set_keep, {"in_collector": row.collector_id, "kept_s": self._keep_s})
+            connection.execute(SET_KEEP, {"in_collector": row.collector_id, "kept_s": self._keep_s})
         return int(row.collector_id)
 
     def lock(self, connection: sa.Connection, stream: str) -> Any:
         """The stream's row, made where it is not there, for us alone until the transaction ends."""
         named = {"in_collector": self.collector_id(connection), "of_stream": stream}
-        row = connection.execute(statements.lock_source, named).one_or_none()
+        row = connection.execute(LOCK_SOURCE, named).one_or_none()
         if row is None:
-            connection.execute(
-                statements.add_source, {"in_collector": self.collector_id(connection), "of_stream": stream}
-            )
-            row = connection.execute(statements.lock_source, named).one()
+            connection.execute(ADD_SOURCE, {"in_collector": self.collector_id(connection), "of_stream": stream})
+            row = connection.execute(LOCK_SOURCE, named).one()
         return row
 
     def hold(self, connection: sa.Connection, member: int) -> datetime:
         """Keep the member from being removed until the transaction ends; gives the transaction's time."""
-        at: datetime | None = connection.execute(statements.hold_member, {"of_member": member}).scalar_one_or_none()
+        at: datetime | None = connection.execute(HOLD_MEMBER, {"of_member": member}).scalar_one_or_none()
         if at is None:
             raise Conflict(f"member {member} of {self.name!r} is gone: others took over what it had")
         return at
@@ -73,7 +204,7 @@ class CollectorSources:
         found = _source_ids(connection, query)
         if missing := streams - found.keys():
             for stream in sorted(missing):
-                connection.execute(statements.add_source, {"in_collector": collector, "of_stream": stream})
+                connection.execute(ADD_SOURCE, {"in_collector": collector, "of_stream": stream})
             found = _source_ids(connection, query)
         return found
 
@@ -92,7 +223,7 @@ class CollectorSources:
         """Move the position by compare-and-set; False where this very call has done so before. And the stream's row."""
         known = advance.known_by
         moved = connection.execute(
-            statements.advance,
+            ADVANCE,
             {
                 "in_collector": self.collector_id(connection),
                 "of_stream": advance.stream,
@@ -120,4 +251,4 @@ class CollectorSources:
 
 
 def _source_ids(connection: sa.Connection, query: Mapping[str, Any]) -> dict[str, int]:
-    return {row.stream: row.source_id for row in connection.execute(statements.find_sources, query)}
+    return {row.stream: row.source_id for row in connection.execute(FIND_SOURCES, query)}

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from relatum.collecting._collector_core import Core
+from relatum.collecting._collector_core import Core, Result
 from relatum.collecting._intake import Intake
-from relatum.collecting._ports import Result
 from relatum.metrics import Counter, Distribution, Each, Gauge, Histogram, Observed, reported
 from relatum.outcomes import OutcomeStatus
 

@@ -1,17 +1,95 @@
-"""How collectors are doing: who runs, how far they have come, and what waits."""
+"""How collectors are doing: who runs, how far they have come, what waits, and what became of messages, page by page."""
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_names, meant, shown
-from relatum.collecting import _collector_status_statements as statements
+from relatum.checks import checked_count, checked_name, checked_names, meant, shown
 from relatum.errors import InvalidInput, NotFound, StreamNotFound
+from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import AnyDatabase, as_engine, collected_messages, translated_errors
+from relatum.store import (
+    AnyDatabase,
+    as_engine,
+    translated_errors,
+)
+
+ALL_COLLECTORS: Final = "SELECT collector_id, vhost, name, keep_s FROM relatum.collectors"
+
+MEMBERS: Final = sa.text("""
+    SELECT member_id, holder, types, lease_expires_at >= clock_timestamp(), joined_at, lease_expires_at
+    FROM relatum.collector_members WHERE collector_id = CAST(:in_collector AS integer) ORDER BY member_id""")
+
+SOURCES: Final = sa.text("""
+    SELECT stream, position, member.holder, moved_at, passed_over
+    FROM relatum.collector_sources AS source LEFT JOIN relatum.collector_members AS member
+        ON member.member_id = source.member_id AND member.lease_expires_at >= clock_timestamp()
+    WHERE source.collector_id = CAST(:in_collector AS integer) AND replaced_at IS NULL ORDER BY stream""")
+
+UNFINISHED: Final = sa.text("""
+    SELECT state, type, count(*) AS count, min(collected_at) AS oldest
+    FROM relatum.collected_messages JOIN relatum.collector_sources USING (source_id)
+    WHERE collector_id = CAST(:in_collector AS integer) AND finished_at IS NULL GROUP BY state, type""")
+
+
+def _sql(text: str) -> sa.TextClause:
+    """A statement; `SHOWN` in it are the columns of `Outcome`, in its order, and the source."""
+    shown = """message.message_id, message.state, collector.name, message.type, source.stream, message.stream_offset,
+        message.attempts, message.reason, message.collected_at, message.forwarded_at, message.finished_at,
+        message.source_id"""
+    tables = """relatum.collector_sources AS source
+        JOIN relatum.collectors AS collector ON collector.collector_id = source.collector_id"""
+    before = """message.finished_at IS NOT NULL AND message.finished_at <= CAST(:at AS timestamptz)
+        AND (message.finished_at, message.source_id, message.stream_offset)
+            < (CAST(:at AS timestamptz), CAST(:at_source AS integer), CAST(:at_offset AS bigint))"""
+    mine = "source.collector_id = CAST(:in_collector AS integer)"
+    kinds = "message.state = ANY (CAST(:states AS text[]))"
+    for name, part in (("SHOWN", shown), ("TABLES", tables), ("BEFORE", before), ("MINE", mine), ("KINDS", kinds)):
+        text = text.replace(name, part)
+    return sa.text(text)
+
+
+# The latest of the moments up to which each stream's finished messages are looked through: so many of each, by index.
+FLOOR: Final = _sql("""
+    SELECT max((
+        SELECT finished_at FROM relatum.collected_messages AS message
+        WHERE message.source_id = source.source_id AND BEFORE
+        ORDER BY finished_at DESC OFFSET CAST(:looked AS bigint) LIMIT 1))
+    FROM relatum.collector_sources AS source WHERE MINE""")
+
+FINISHED_BEFORE: Final = _sql("""
+    SELECT SHOWN FROM TABLES JOIN relatum.collected_messages AS message ON message.source_id = source.source_id
+    WHERE MINE AND KINDS AND BEFORE AND message.finished_at >= CAST(:floor AS timestamptz)
+    ORDER BY message.finished_at DESC, message.source_id DESC, message.stream_offset DESC LIMIT CAST(:limit AS bigint)
+    """)
+
+# Stream by stream, each by the index of those that have a reason: nothing that succeeded is passed.
+UNSUCCESSFUL_BEFORE: Final = _sql("""
+    SELECT SHOWN FROM TABLES JOIN LATERAL (
+        SELECT * FROM relatum.collected_messages AS message
+        WHERE message.source_id = source.source_id AND BEFORE AND message.reason IS NOT NULL AND KINDS
+        ORDER BY message.finished_at DESC, message.stream_offset DESC LIMIT CAST(:limit AS bigint)) AS message ON true
+    WHERE MINE
+    ORDER BY message.finished_at DESC, message.source_id DESC, message.stream_offset DESC LIMIT CAST(:limit AS bigint)
+    """)
+
+# By itself: to walk along the index of places would pass all that is finished.
+UNFINISHED_AFTER: Final = _sql("""
+    SELECT * FROM (
+        SELECT SHOWN FROM TABLES JOIN relatum.collected_messages AS message ON message.source_id = source.source_id
+        WHERE MINE AND KINDS AND message.finished_at IS NULL AND (message.source_id, message.stream_offset)
+            > (CAST(:at_source AS integer), CAST(:at_offset AS bigint))
+        OFFSET 0) AS waiting
+    ORDER BY source_id, stream_offset LIMIT CAST(:limit AS bigint)""")
+
+FINISHED_COUNTS: Final = """
+    SELECT state, count(*) FROM relatum.collected_messages AS message SAMPLE
+    JOIN relatum.collector_sources AS source ON source.source_id = message.source_id
+    WHERE source.collector_id = CAST(:in_collector AS integer) AND message.finished_at IS NOT NULL GROUP BY state"""
 
 EXACT_PAGES_MAX: Final = 50_000
 """Pages of the table up to which finished messages are counted; a larger one is sampled."""
@@ -83,7 +161,7 @@ def collector_status(
     if broker is not None and not isinstance(broker, BrokerAddress):
         raise InvalidInput(f"broker= takes a BrokerAddress, not {shown(broker)}")
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        rows = connection.execute(statements.all_collectors).all()
+        rows = connection.execute(sa.text(f"{ALL_COLLECTORS} ORDER BY name, vhost")).all()
         known = {row.name for row in rows}
         found = [_status_of(connection, row) for row in rows if names is None or row.name in names]
         for name in names or ():
@@ -95,12 +173,12 @@ def collector_status(
 
 def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
     named = {"in_collector": row.collector_id}
-    members = [MemberStatus(*member) for member in connection.execute(statements.members, named)]
+    members = [MemberStatus(*member) for member in connection.execute(MEMBERS, named)]
     sources = [
         SourceStatus(each.stream, each.position, None, each.holder, each.moved_at, each.passed_over)
-        for each in connection.execute(statements.sources, named)
+        for each in connection.execute(SOURCES, named)
     ]
-    unfinished = connection.execute(statements.unfinished, named).all()
+    unfinished = connection.execute(UNFINISHED, named).all()
     counts = dict.fromkeys(("collected", "forwarded", "succeeded", "failed", "dead"), 0)
     counts |= _finished(connection, row.collector_id)
     attended = {each for member in members if member.is_alive for each in member.types}
@@ -117,25 +195,124 @@ def _finished(connection: sa.Connection, collector_id: int) -> dict[str, int]:
     """Finished messages by state: counted in a small table, sampled in a large one."""
     pages = sa.text("SELECT relpages FROM pg_class WHERE oid = 'relatum.collected_messages'::regclass")
     share = min(100.0, 100.0 * EXACT_PAGES_MAX / max(1, connection.execute(pages).scalar_one()))
-    table: Any = collected_messages if share == 100.0 else sa.tablesample(collected_messages, sa.func.system(share))
-    counts = connection.execute(statements.finished_in(table), {"in_collector": collector_id})
+    sample = "" if share == 100.0 else "TABLESAMPLE SYSTEM (CAST(:share AS real))"
+    query = sa.text(FINISHED_COUNTS.replace("SAMPLE", sample))
+    counts = connection.execute(query, {"in_collector": collector_id, **({"share": share} if sample else {})})
     return {state: round(count * 100.0 / share) for state, count in counts}
 
 
 def _with_lags(found: list[CollectorStatus], broker: BrokerAddress) -> list[CollectorStatus]:
+    """The same with how far behind each stream's end its position is; None where it is not followed, or not there."""
     with StreamReader.open(broker) as reader:
-        return [_with_lag(status, reader) if status.vhost == broker.vhost else status for status in found]
+        for status in found:
+            for n, source in enumerate(status.sources if status.vhost == broker.vhost else ()):
+                with suppress(StreamNotFound):
+                    if source.position is not None:
+                        lag = reader.bounds(source.stream).lag(source.position)
+                        status.sources[n] = replace(source, lag_offsets=lag)
+    return found
 
 
-def _with_lag(status: CollectorStatus, reader: StreamReader) -> CollectorStatus:
-    return replace(status, sources=[replace(source, lag_offsets=_lag(source, reader)) for source in status.sources])
+LOOKED: Final = 20_000
+"""Finished messages of each stream that are looked through for a page of such as succeeded: some 30 ms."""
+
+_LONG_AGO: Final = datetime(1, 1, 1, tzinfo=UTC)
 
 
-def _lag(source: SourceStatus, reader: StreamReader) -> int | None:
-    """Offsets from the position to the stream's end; None where it is not followed, or not there."""
-    if source.position is None:
-        return None
-    try:
-        return reader.bounds(source.stream).lag(source.position)
-    except StreamNotFound:
-        return None
+class CollectedAt(NamedTuple):
+    """Where a page ended: when its last message was finished (None: it is not), of which stream, at which offset."""
+
+    finished_at: datetime | None
+    source: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedPage:
+    """A part of a collector's messages.
+
+    Attributes:
+        outcomes: What became of each: finished ones the latest first, others by stream and offset.
+        next: Where the next page begins; None where all were looked at.
+        looked_to: Up to when, going back, messages were looked through for those that succeeded; None for all, or for
+            others.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    next: CollectedAt | None
+    looked_to: datetime | None = None
+
+
+def collected(
+    database: AnyDatabase,
+    collector: str,
+    states: Collection[OutcomeStatus],
+    *,
+    vhost: str = "/",
+    after: CollectedAt | None = None,
+    limit: int = 100,
+) -> CollectedPage:
+    """The messages of a collector that are in some states: either final ones, or others.
+
+    Finished messages are found by when they were finished. Where those that succeeded are meant, 20,000 of each stream
+    are looked through at most: a page may hold fewer than there are, or none, and still have a next one.
+
+    Args:
+        database: PostgreSQL's URL, or a `Database`.
+        collector: Its name.
+        states: The states: all of them final, or none.
+        vhost: Its virtual host.
+        after: `next` of the page before; None (default): the first page.
+        limit: Messages at most, from 1 to 1,000.
+
+    Raises:
+        NotFound: there is no such collector.
+        InvalidInput: an argument is wrong.
+    """
+    checked_name("collector", collector)
+    checked_count("limit", limit, most=1_000)
+    if OutcomeStatus.UNKNOWN in states or len({each.is_final for each in states}) != 1:
+        raise InvalidInput("states= takes final states, or such as are not; not both, and not unknown")
+    with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
+        one = sa.text(f"{ALL_COLLECTORS} WHERE name = CAST(:name AS text) AND vhost = CAST(:vhost AS text)")
+        found = connection.execute(one, {"name": collector, "vhost": vhost}).scalar_one_or_none()
+        if found is None:
+            raise NotFound(f"there is no collector {collector!r}: its first member makes it")
+        wanted = {"in_collector": found, "states": [each.value for each in states], "limit": limit + 1}
+        if all(each.is_final for each in states):
+            return _page_of_finished(connection, wanted, after, limit)
+        at = after or CollectedAt(None, 0, 0)
+        waiting = connection.execute(UNFINISHED_AFTER, wanted | {"at_source": at.source, "at_offset": at.offset}).all()
+        following = None if len(waiting) <= limit else _end_at(waiting[limit - 1])
+        return CollectedPage(tuple(map(_outcome, waiting[:limit])), following)
+
+
+def _page_of_finished(
+    connection: sa.Connection, wanted: dict[str, Any], after: CollectedAt | None, limit: int
+) -> CollectedPage:
+    if after is None or after.finished_at is None:
+        # A moment of the database's own clock, before which all that is finished lies.
+        now = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+        after = CollectedAt(now, 0, 0)
+    wanted = wanted | {"at": after.finished_at, "at_source": after.source, "at_offset": after.offset}
+    floor = None
+    if OutcomeStatus.SUCCEEDED.value in wanted["states"]:
+        floor = connection.execute(FLOOR, wanted | {"looked": LOOKED}).scalar_one()
+        rows = connection.execute(FINISHED_BEFORE, wanted | {"floor": floor or _LONG_AGO}).all()
+    else:
+        rows = connection.execute(UNSUCCESSFUL_BEFORE, wanted).all()
+    following = None
+    if len(rows) > limit:
+        following = _end_at(rows[limit - 1])
+    elif floor is not None:
+        following = CollectedAt(floor, 0, 0)
+    return CollectedPage(tuple(map(_outcome, rows[:limit])), following, floor)
+
+
+def _end_at(row: Any) -> CollectedAt:
+    return CollectedAt(row.finished_at, row.source_id, row.stream_offset)
+
+
+def _outcome(row: Any) -> Outcome:
+    message_id, state, *facts = row[:-1]
+    return Outcome(message_id, OutcomeStatus(state), *facts)

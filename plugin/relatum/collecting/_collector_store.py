@@ -15,27 +15,26 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.collecting import _collector_statements as statements
-from relatum.collecting import _member_statements as member_statements
-from relatum.collecting._bulk import REASON_CHARACTERS_MAX
-from relatum.collecting._collector_prune import KEEP_S, forget_finished
-from relatum.collecting._collector_rows import added_before, by_source, copy, ends, selected, update
+from relatum.collecting import _collector_rows as message_rows
+from relatum.collecting import _collector_sources as member_rows
+from relatum.collecting._bulk import REASON_CHARACTERS_MAX, id_of_place
+from relatum.collecting._collector_core import Advance, Entry, Followed, Result, Stored
+from relatum.collecting._collector_rows import (
+    KEEP_S,
+    added_before,
+    by_source,
+    copy,
+    ends,
+    forget_finished,
+    selected,
+    update,
+)
 from relatum.collecting._collector_sources import CollectorSources
-from relatum.collecting._message_ids import id_of_place
-from relatum.collecting._ports import Advance, Entry, Followed, Result, Stored
 from relatum.errors import Conflict, RowRefused
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, read_outcomes
 from relatum.recording import new_holder
-from relatum.store import (
-    AnyDatabase,
-    Database,
-    Position,
-    Tokens,
-    database_name,
-    forget_settlements,
-    translated_errors,
-)
+from relatum.store import AnyDatabase, Database, Position, Tokens, database_name, forget_settlements, translated_errors
 from relatum.waiting import Deadline
 
 logger = logging.getLogger("relatum.collector")
@@ -53,12 +52,6 @@ class CollectorStore:
 
     Each call may raise `DatabaseUnavailable`, and is repeated then with the same arguments. A member is one running
     collector: what it collected is its own until its lease has lapsed and another member takes it over.
-
-    Args:
-        name: The collector's name.
-        database: PostgreSQL's URL, or a `Database`, which stays the caller's.
-        vhost: The virtual host of the collector's streams.
-        keep_s: Seconds a finished message is remembered; None for ever. The last member that joined decides.
     """
 
     def __init__(self, name: str, database: AnyDatabase, *, vhost: str = "/", keep_s: int | None = KEEP_S) -> None:
@@ -90,26 +83,22 @@ class CollectorStore:
                 "holds_s": lease_s,
             }
             forget_settlements(connection)
-            return int(connection.execute(member_statements.add_member, member).scalar_one())
+            return int(connection.execute(member_rows.ADD_MEMBER, member).scalar_one())
 
     def renew(self, member: int) -> bool:
-        """Extend the lease, also one that lapsed; and forget what has been finished for longer than it is kept.
-
-        Returns:
-            False where the member is gone, since all it had was taken over: join anew.
-        """
+        """Extend the lease, also one that lapsed; and forget what has been finished for longer than it is kept."""
         with self._database.transaction() as connection:
             collector = self._sources.collector_id(connection)
-            is_there = connection.execute(member_statements.renew, {"id": member}).rowcount == 1
+            is_there = connection.execute(member_rows.RENEW, {"id": member}).rowcount == 1
         forget_finished(self._engine, collector)
         return is_there
 
     def close(self, member: int) -> None:
         """Leave: others may take over at once."""
         with self._database.transaction() as connection:
-            connection.execute(member_statements.unfollow_all, {"by": member})
-            connection.execute(member_statements.leave, {"id": member})
-            connection.execute(member_statements.remove_members, {"lapsed": [member]})
+            connection.execute(member_rows.UNFOLLOW_ALL, {"by": member})
+            connection.execute(member_rows.LEAVE, {"id": member})
+            connection.execute(member_rows.REMOVE_MEMBERS, {"lapsed": [member]})
 
     # Streams
 
@@ -122,11 +111,11 @@ class CollectorStore:
             self._sources.hold(connection, member)
             source = self._sources.lock(connection, stream)
             is_others = source.member_id not in (None, member)
-            if is_others and connection.execute(member_statements.is_alive, {"of_member": source.member_id}).first():
+            if is_others and connection.execute(member_rows.IS_ALIVE, {"of_member": source.member_id}).first():
                 return None
             taken = {"id": source.source_id, "in_collector": self._sources.collector_id(connection)}
             taken |= {"of_member": member, "initial": initial}
-            position = connection.execute(member_statements.follow, taken).scalar_one_or_none()
+            position = connection.execute(member_rows.FOLLOW, taken).scalar_one_or_none()
             if position is None:
                 self._say_lacking(connection, member)
                 return None
@@ -141,7 +130,7 @@ class CollectorStore:
             return
         self._has_said_lacking = True
         named = {"in_collector": self._sources.collector_id(connection)}
-        types = {row.member_id: set(row.types) for row in connection.execute(member_statements.types_alive, named)}
+        types = {row.member_id: set(row.types) for row in connection.execute(member_rows.TYPES_ALIVE, named)}
         everything = set[str]().union(*types.values())
         lacking = sorted(everything - types.get(member, set()))
         if everything in types.values():
@@ -154,16 +143,16 @@ class CollectorStore:
         """The streams it is of no use to ask for: others follow them, or have executors of types this member lacks."""
         with self._database.transaction() as connection:
             named = {"in_collector": self._sources.collector_id(connection), "of_member": member}
-            return frozenset(connection.scalars(member_statements.held, named))
+            return frozenset(connection.scalars(member_rows.HELD, named))
 
     def begin_anew(self, member: int, stream: str, initial: int) -> None:
         """Begin a new generation of a stream, for whoever follows it next; what is unfinished of the old one failed."""
         with self._database.transaction() as connection:
             old = self._its_own(connection, member, stream)
-            connection.execute(member_statements.replace_source, {"id": old.source_id})
-            connection.execute(member_statements.fail_unfinished, {"of_source": old.source_id, "why": REPLACED})
+            connection.execute(member_rows.REPLACE_SOURCE, {"id": old.source_id})
+            connection.execute(member_rows.FAIL_UNFINISHED, {"of_source": old.source_id, "why": REPLACED})
             new = self._sources.lock(connection, stream)
-            connection.execute(member_statements.set_back, {"id": new.source_id, "to": initial})
+            connection.execute(member_rows.SET_BACK, {"id": new.source_id, "to": initial})
 
     def _its_own(self, connection: sa.Connection, member: int, stream: str) -> Any:
         """The row of a stream that a member follows, locked."""
@@ -177,7 +166,7 @@ class CollectorStore:
         """The last message of a stream's present generation up to an offset: its offset, and its id."""
         with self._database.transaction() as connection:
             named = {"in_collector": self._sources.collector_id(connection), "of_stream": stream, "until": until}
-            row = connection.execute(member_statements.last_collected, named).one_or_none()
+            row = connection.execute(member_rows.LAST_COLLECTED, named).one_or_none()
             return None if row is None else (row.stream_offset, row.message_id)
 
     def cut_back(self, member: int, stream: str, behind: int) -> None:
@@ -185,26 +174,22 @@ class CollectorStore:
         with self._database.transaction() as connection:
             source = self._its_own(connection, member, stream)
             named = {"in_collector": self._sources.collector_id(connection), "of_stream": stream}
-            lost = connection.execute(member_statements.add_replaced, named).scalar_one()
+            lost = connection.execute(member_rows.ADD_REPLACED, named).scalar_one()
             moved = {"of_source": source.source_id, "behind": behind, "to_source": lost}
-            connection.execute(member_statements.move_lost, moved)
-            connection.execute(member_statements.fail_unfinished, {"of_source": lost, "why": REPLACED})
-            connection.execute(member_statements.set_back, {"id": source.source_id, "to": behind + 1})
+            connection.execute(member_rows.MOVE_LOST, moved)
+            connection.execute(member_rows.FAIL_UNFINISHED, {"of_source": lost, "why": REPLACED})
+            connection.execute(member_rows.SET_BACK, {"id": source.source_id, "to": behind + 1})
 
     def unfollow(self, member: int, stream: str) -> None:
         """Let another member follow the stream."""
         with self._database.transaction() as connection:
             released = {"by": member, "in_collector": self._sources.collector_id(connection), "of_stream": stream}
-            connection.execute(member_statements.unfollow, released)
+            connection.execute(member_rows.UNFOLLOW, released)
 
     # Messages
 
     def add(self, member: int, entries: Sequence[Entry], advance: Advance | None = None) -> Stored:
-        """Store messages as collected, and move the position of their stream; gives those to be consumed here.
-
-        Raises:
-            Conflict: The position is not where it was left, or members came or went: `follow` anew. Nothing is written.
-        """
+        """Store messages as collected, and move the position of their stream; gives those to be consumed here."""
         try:
             return self._add(member, entries, advance)
         except RowRefused as refused:
@@ -228,7 +213,7 @@ class CollectorStore:
         """Whether the database cannot hold one of these: its encoding may have no place for a character."""
         try:
             with self._database.transaction() as connection:
-                connection.execute(statements.texts, {"texts": list(texts)})
+                connection.execute(message_rows.TEXTS, {"texts": list(texts)})
         except RowRefused:
             return True
         return False
@@ -254,7 +239,7 @@ class CollectorStore:
         with self._database.transaction() as connection:
             sources = self._sources.known(connection, {place.stream for place in places})
             wanted = by_source(places, sources, of_member=member, into=bulk_id)
-            changes = [(statements.forward, statements.forwarded, named) for named in wanted]
+            changes = [(message_rows.FORWARD, message_rows.FORWARDED, named) for named in wanted]
             return update(connection, changes, places, sources)
 
     def finish(
@@ -286,8 +271,8 @@ class CollectorStore:
             named = {"in_collector": self._sources.collector_id(connection), "of_member": member}
             wanted = by_source(places, self._sources.known(connection, {place.stream for place in places}), **named)
             for each in wanted:
-                connection.execute(statements.give_back, each)
-            return not selected(connection, statements.is_mine, wanted)
+                connection.execute(message_rows.GIVE_BACK, each)
+            return not selected(connection, message_rows.IS_MINE, wanted)
 
     def came_through(self, token: UUID) -> bool:
         """Whether a joined transaction in doubt was committed; asked once, over a connection of its own."""
@@ -295,12 +280,7 @@ class CollectorStore:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """A transaction that an executor may join.
-
-        Raises:
-            CommitInDoubt: The connection was lost during the commit: ask `came_through`, before anything is done again.
-            DatabaseUnavailable: PostgreSQL is away; nothing was committed.
-        """
+        """A transaction that an executor may join."""
         with self._tokens.transaction(self._engine, within_s=None) as connection:
             yield connection
 
@@ -312,14 +292,12 @@ class CollectorStore:
         with self._database.transaction() as connection:
             self._sources.hold(connection, member)
             collector = self._sources.collector_id(connection)
-            lapsed = list(
-                connection.scalars(member_statements.lock_lapsed, {"in_collector": collector, "of_member": member})
-            )
+            lapsed = list(connection.scalars(member_rows.LOCK_LAPSED, {"in_collector": collector, "of_member": member}))
             taken = {"of_types": list(types), "most": entries_max, "by": member, "token": token, "lapsed": lapsed}
-            connection.execute(statements.take_over, {**taken, "in_collector": collector})
+            connection.execute(message_rows.TAKE_OVER, {**taken, "in_collector": collector})
             if lapsed:
-                connection.execute(member_statements.remove_members, {"lapsed": lapsed})
-            rows = connection.execute(statements.taken_over, {"of_member": member, "token": token}).all()
+                connection.execute(member_rows.REMOVE_MEMBERS, {"lapsed": lapsed})
+            rows = connection.execute(message_rows.TAKEN_OVER, {"of_member": member, "token": token}).all()
         self._taken(member, {row.stream: row.source_id for row in rows})
         return [
             Entry(

@@ -6,18 +6,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from relatum.collecting._agreeing import LastCollected, ReadAt, last_agreed
+from relatum.collecting._bulk import id_of, id_of_place
+from relatum.collecting._collector_core import Followed
 from relatum.collecting._intake import TypeOf
-from relatum.collecting._ports import Followed
 from relatum.collecting._shared import Shared, log_defect, logger
 from relatum.collecting._streams import Begin, CollectedStream, FindAgain, Question
-from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError
+from relatum.errors import OffsetExpired, OffsetNotFound
 from relatum.following import Event, Follower, Helpers, Reach
 from relatum.ids import MessageId
-from relatum.reading import BrokerAddress, Message, StreamBounds, ends_of_known
-from relatum.steps import run
+from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, ends_of_known
 
 STANDBY_S: Final = 1.0
 """How often a member asks which of the streams that others followed became free: once for all of them."""
@@ -26,29 +25,10 @@ WAIT_S: Final = 1.0
 """How often the thread looks up with nothing to do; nothing depends on it."""
 
 
-def readable(found: Message | RelatumError) -> Message | None:
-    """What lies at an offset; None for nothing.
-
-    Raises:
-        RelatumError: It cannot be said.
-    """
-    if isinstance(found, Message):
-        return found
-    if isinstance(found, OffsetExpired) or (isinstance(found, OffsetNotFound) and found.is_proven):
-        return None
-    raise found
-
-
 class Following:
     """Follows a collector's streams, over one follower, in one thread; what has to be asked is asked beside it.
 
     A stream that waits, for room, for an answer, for another member, is waited for by nobody else.
-
-    Args:
-        shared: What the collector's threads share.
-        address: The broker.
-        type_of: Tells messages' types.
-        initial: Where to begin with a stream that was never followed.
     """
 
     def __init__(
@@ -196,18 +176,43 @@ class Following:
     def _find_again(self, stream: str, member: int) -> None:
         """Go on behind the last message that is as it was collected; from the stream's beginning where none is."""
         store, reader = self._shared.store, self._follower.reader()
-
-        def perform(request: LastCollected | ReadAt) -> Any:
-            if isinstance(request, LastCollected):
-                return store.last_collected(stream, request.until)
-            (read,) = reader.read_all([MessageId(stream, request.offset)])
-            return readable(read)
-
         bounds = ends_of_known(reader, stream)
-        agreed = run(last_agreed(bounds), perform)
+        agreed = self._last_agreed(reader, stream, bounds)
         if agreed is None:
             store.begin_anew(member, stream, bounds.first or 0)
             return
         text, extra = "collector %r: stream %r has lost its end: gone on with behind offset %d", {"stream": stream}
         logger.warning(text, store.name, stream, agreed, extra={**extra, "agreed": agreed})
         store.cut_back(member, stream, agreed)
+
+    def _last_agreed(self, reader: StreamReader, stream: str, bounds: StreamBounds) -> int | None:
+        """The offset of the last collected message that lies in the stream as it was collected; None where none does.
+
+        Found by halving: what agrees is a prefix. A message agrees by its own `message_id`; one without speaks for
+        nothing.
+        """
+        if bounds.first is None or bounds.last is None:
+            return None
+        agreed: int | None = None
+        low, high = bounds.first, bounds.last
+        middle = high
+        while low <= high:
+            row = self._shared.store.last_collected(stream, middle)
+            if row is None or row[0] < low:
+                low = middle + 1
+            elif _is_there(reader, MessageId(stream, row[0]), row[1]):
+                agreed, low = row[0], middle + 1
+            else:
+                high = row[0] - 1
+            middle = (low + high) // 2
+        return agreed
+
+
+def _is_there(reader: StreamReader, place: MessageId, message_id: str) -> bool:
+    """Whether the message of that id lies there."""
+    (found,) = reader.read_all([place])
+    if isinstance(found, Message):
+        return id_of(found) == message_id != id_of_place(place)
+    if isinstance(found, OffsetExpired) or (isinstance(found, OffsetNotFound) and found.is_proven):
+        return False
+    raise found

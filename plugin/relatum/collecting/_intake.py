@@ -8,10 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from relatum.collecting._bulk import Collected
-from relatum.collecting._collector_core import Core, Verdict
-from relatum.collecting._message_ids import checked_id, id_of_place
-from relatum.collecting._ports import Advance, Entry, Followed, Stored
+from relatum.collecting._bulk import Collected, checked_id, id_of_place
+from relatum.collecting._collector_core import Advance, Core, Entry, Followed, Stored, Verdict
 from relatum.errors import DataError, InvalidInput
 from relatum.reading import Message, position_of, type_and_id_of
 from relatum.waiting import ended
@@ -65,14 +63,7 @@ def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Coll
 
 @dataclass(slots=True)
 class Gathered:
-    """Messages to be stored in one transaction.
-
-    Attributes:
-        messages: They are held by the core.
-        advance: The move of their stream's position, where it is followed.
-        last: The last message below that position.
-        passed_over_types: Types of messages that have no executor here.
-    """
+    """Messages to be stored in one transaction."""
 
     messages: list[Collected] = field(default_factory=list)
     advance: Advance | None = None
@@ -96,11 +87,7 @@ class Gathered:
 
 
 class Intake:
-    """Gathers messages that the core has room for, by stream. Not thread-safe: its owner locks.
-
-    Args:
-        core: The collector's core.
-    """
+    """Gathers messages that the core has room for, by stream. Not thread-safe: its owner locks."""
 
     def __init__(self, core: Core) -> None:
         self.passed_over = 0
@@ -237,7 +224,7 @@ class Intake:
         if len(ours) < len(gathered.messages):
             self._core.cancel(message for message in gathered.messages if message.place not in stored.places)
         for message in ours:
-            message._note_collected(stored.at, stored.renamed.get(message.place))
+            message._note(collected_at=stored.at, message_id=stored.renamed.get(message.place, message.message_id))
         return ours
 
     def add(self, gathered: Gathered, ours: Sequence[Collected], now: float) -> None:
@@ -246,12 +233,7 @@ class Intake:
         self._core.add(ours, now)
 
     def lost(self, gathered: Gathered, error: Exception | None = None) -> None:
-        """Note that nothing was stored: the stream is not followed any more.
-
-        Args:
-            gathered: What was to be stored.
-            error: Why, where waiting would not cure it; None where another member moved the position.
-        """
+        """Note that nothing was stored: the stream is not followed any more."""
         self._came_back(gathered)
         self._core.cancel(gathered.messages)
         if gathered.advance is not None:

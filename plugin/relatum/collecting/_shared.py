@@ -1,31 +1,93 @@
 """What the threads of a collector share: its core and intake under a lock, the store, and who is told."""
 
+import asyncio
 import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from inspect import isawaitable
 from typing import Final, TypeVar
 
 from relatum.collecting._bulk import Bulk
-from relatum.collecting._bulk_steps import Consumed
-from relatum.collecting._collector_core import Core
-from relatum.collecting._collector_options import CollectorLimits
+from relatum.collecting._collector_core import Abandoned, CollectorLimits, Core, Stored
 from relatum.collecting._collector_statistics import CollectorStatistics, TypeCounts, statistics_of
 from relatum.collecting._collector_store import CollectorStore
-from relatum.collecting._handlers import Handlers
+from relatum.collecting._consuming import Consumed, outcome_of
 from relatum.collecting._intake import Gathered, Intake
-from relatum.collecting._ports import Abandoned, Stored
-from relatum.collecting._results import outcome_of
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.following import Reach
 from relatum.outcomes import Outcome
 from relatum.waiting import Outages, Pauses, ended, log_failure, may_be_mended, may_repeat
 
+logger = logging.getLogger("relatum.collector")
+
+Handler = Callable[[Outcome], object]
+"""Is called with an outcome: first `collected`, later the final one. With asyncio it may be a coroutine function."""
+
+
+class Handlers:
+    """Result handlers. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of_all: list[Handler] = []
+        self._of_type: dict[str, list[Handler]] = {}
+        self._of_message: dict[str, list[Handler]] = {}
+
+    def register(self, handler: Handler, *, type: str | None = None, message_id: str | None = None) -> None:  # noqa: A002
+        """Add a handler: of a message, of a type, or of everything. One of a message goes after its final outcome."""
+        with self._lock:
+            if message_id is not None:
+                self._of_message.setdefault(message_id, []).append(handler)
+            elif type is not None:
+                self._of_type.setdefault(type, []).append(handler)
+            else:
+                self._of_all.append(handler)
+
+    def is_wanted(self, type: str) -> bool:  # noqa: A002
+        """Whether outcomes of a type may have a handler; cheap, so that nothing is made that nobody hears."""
+        return bool(self._of_all or self._of_message or type in self._of_type)
+
+    def tell(self, outcomes: Iterable[Outcome]) -> None:
+        """Call the handlers of each outcome. One that raises is logged; the others, and all else, go on."""
+        for outcome in outcomes:
+            for handler in self._handlers_of(outcome):
+                try:
+                    handler(outcome)
+                except BaseException:
+                    # Exits, too: they would end the thread that stores, or a worker, and nothing else.
+                    logger.exception("a result handler failed", extra={"message_id": outcome.message_id})
+
+    async def tell_async(self, outcomes: Iterable[Outcome]) -> None:
+        """Call the handlers of each outcome in the running loop; what they return is awaited where it can be.
+
+        As for `tell`, but that an exit ends the loop, and a cancellation of this task the call.
+        """
+        task = asyncio.current_task()
+        assert task is not None, "a task runs this"
+        for outcome in outcomes:
+            for handler in self._handlers_of(outcome):
+                try:
+                    answer = handler(outcome)
+                    if isawaitable(answer):
+                        await answer
+                except (Exception, asyncio.CancelledError) as error:
+                    if isinstance(error, asyncio.CancelledError) and task.cancelling():
+                        raise
+                    logger.exception("a result handler failed", extra={"message_id": outcome.message_id})
+
+    def _handlers_of(self, outcome: Outcome) -> list[Handler]:
+        with self._lock:
+            of_message = self._of_message.get(outcome.message_id, [])
+            if outcome.is_final:
+                self._of_message.pop(outcome.message_id, None)
+            return [*of_message, *self._of_type.get(outcome.type or "", ()), *self._of_all]
+
+
 T = TypeVar("T")
 
-logger = logging.getLogger("relatum.collector")
 
 NAMED_MAX: Final = 10
 """Messages that are named in one line of the log."""
@@ -38,11 +100,7 @@ log_defect = partial(log_failure, logger)
 
 
 class Changed(threading.Condition):
-    """Notified when core or intake has changed.
-
-    Attributes:
-        listeners: Called with each notification, under the lock: for those who cannot wait in a thread.
-    """
+    """Notified when core or intake has changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,22 +114,7 @@ class Changed(threading.Condition):
 
 
 class Shared:
-    """The state of a collector, as its threads share it.
-
-    Attributes:
-        core: What is flushed when.
-        intake: What is on its way into the store.
-        store: The store.
-        handlers: Who is told.
-        tell: Tells them, in order.
-        member: This member's id.
-        reach: Whether it reaches the broker; None where nothing is followed.
-        outages: What is away.
-        changed: Its lock guards `core` and `intake`; notified when either changed.
-        stopping: Set when nothing new is to be read.
-        input_ended: Whether all that was read is gathered.
-        abandoned: Set when nobody waits for servers any more: the collector has ended.
-    """
+    """The state of a collector, as its threads share it."""
 
     def __init__(self, store: CollectorStore, limits: CollectorLimits, broker: str = "") -> None:
         self.core = Core(limits)
@@ -120,17 +163,7 @@ class Shared:
         self.notify()
 
     def persist(self, call: Callable[[], T], what: str) -> T:
-        """Repeat a call until servers, and those who set them up, let it succeed.
-
-        Args:
-            call: What to do.
-            what: What that is, for the log where it has to wait: "storing messages".
-
-        Raises:
-            Abandoned: The collector was closed meanwhile.
-            Exception: What no waiting cures: another member did it first (`Conflict`), a value that PostgreSQL cannot
-                hold, a defect. It is about what was to be done, and would be the same the next time.
-        """
+        """Repeat a call until servers, and those who set them up, let it succeed."""
         pauses, who = Pauses(), self.who(what)
         while not self.abandoned.is_set():
             try:

@@ -7,8 +7,8 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 from relatum.collecting._bulk import Collected
+from relatum.collecting._collector_core import Followed
 from relatum.collecting._intake import TypeOf, describe_followed
-from relatum.collecting._ports import Followed
 from relatum.collecting._shared import Shared, logger
 from relatum.errors import Conflict
 from relatum.following import Attached, Event, Failed, Hole, Records, Replaced
@@ -27,12 +27,7 @@ CUT_OFF_LOOK_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Follow the stream, if no other member does: answer with where to begin if it is new, and the store's `follow`.
-
-    Attributes:
-        member: Who.
-        initial: Where to begin if it was never followed; None where its bounds have to be asked for that.
-    """
+    """Follow the stream, if no other member does: answer with where to begin if it is new, and the store's `follow`."""
 
     member: int
     initial: int | None
@@ -82,14 +77,7 @@ class _Phase(Enum):
 
 
 class CollectedStream:
-    """One stream. Used by one thread, which calls `step` whenever something may have changed.
-
-    Args:
-        shared: What the collector's threads share.
-        name: The stream.
-        follower: Reads it.
-        type_of: Tells messages' types.
-    """
+    """One stream. Used by one thread, which calls `step` whenever something may have changed."""
 
     def __init__(self, shared: Shared, name: str, follower: Source, type_of: TypeOf) -> None:
         self.name = name

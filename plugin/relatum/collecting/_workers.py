@@ -2,37 +2,225 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+from uuid import UUID
 
-from relatum.collecting._bulk import Bulk, Executor
-from relatum.collecting._bulk_span import BulkSpan, consuming
-from relatum.collecting._bulk_steps import (
-    Bury,
-    Consumed,
-    Execute,
-    Finish,
-    Forward,
-    Join,
-    Letter,
-    Load,
-    Step,
-    Steps,
-    consume,
-    fail,
-)
+from relatum import otel
+from relatum.collecting._bulk import Answer, Bulk, Collected, Executor
+from relatum.collecting._collector_core import Abandoned, Result, Stored
 from relatum.collecting._collector_options import ExecutorOptions
-from relatum.collecting._joined import JoinedRun, call
-from relatum.collecting._ports import Abandoned
+from relatum.collecting._collector_store import CollectorStore
+from relatum.collecting._consuming import Answered, BulkConsumer, Consumed, Judge, Letter, letters_of, with_refused
 from relatum.collecting._shared import NAMED_MAX, Shared, log_defect
-from relatum.errors import AccessRefused, BrokerUnavailable, ReadTimeout, RelatumError
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    ConfigurationError,
+    DatabaseUnavailable,
+    ReadTimeout,
+    RelatumError,
+)
 from relatum.ids import MessageId
+from relatum.otel import NO_SPAN, Description, Link, Part, Span
+from relatum.outcomes import OutcomeStatus
 from relatum.publishing import Burial, DeadLetters
+from relatum.reading import Message, StreamReader
 from relatum.reading import Result as Found
-from relatum.reading import StreamReader
-from relatum.steps import run
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+
+class BulkSpan:
+    """Takes note of what becomes of a bulk, where somebody wants spans."""
+
+    def __init__(self, span: Span = NO_SPAN) -> None:
+        self._span = span
+
+    def read(self, found: Iterable[Found]) -> None:
+        """Link to those who sent messages that were left in their streams, and are read now."""
+        self._span.link(lambda: otel.links_of(each for each in found if isinstance(each, Message)))
+
+    def noting(self, executor: Executor) -> Executor:
+        """The executor; what it raises is the span's error, too."""
+        if self._span is NO_SPAN:
+            return executor
+
+        def execute(bulk: Bulk) -> Answer:
+            try:
+                return executor(bulk)
+            except BaseException as error:
+                self._span.failed(error)
+                raise
+
+        return execute
+
+    def settled(self, consumed: Consumed) -> None:
+        """Tell what became of the messages."""
+
+        def counts() -> dict[str, int]:
+            found = Counter(result.status for result in consumed.results)
+            told = (OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD)
+            return {f"relatum.bulk.{status.value}": found[status] for status in told}
+
+        self._span.tell(counts)
+
+
+@contextmanager
+def consuming(collector: str, bulk: Bulk) -> Iterator[BulkSpan]:
+    """A span around the consumption of a bulk, where somebody wants spans."""
+
+    def describe() -> Description:
+        streams = {message.place.stream for message in bulk.messages}
+        attributes: dict[str, str | int] = {
+            "messaging.system": "rabbitmq",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.batch.message_count": len(bulk),
+            "messaging.consumer.group.name": collector,
+            "relatum.bulk.type": bulk.type,
+            "relatum.bulk.reason": bulk.reason.value,
+        }
+        name = "process"
+        if len(streams) == 1:
+            name = f"process {(stream := streams.pop())}"
+            attributes["messaging.destination.name"] = stream
+        return Description(name, attributes, "consumer", _links_of(bulk.messages))
+
+    with otel.span(Part.COLLECTOR, describe) as span:
+        yield BulkSpan(span)
+
+
+def _links_of(messages: Iterable[Collected]) -> list[Link]:
+    return otel.links_of(message.body for message in messages if message.body is not None)
+
+
+class _RolledBack(Exception):
+    """Leaves the transaction so that it is rolled back: the executor raised (None), or some rows are another's."""
+
+    def __init__(self, stored: Stored | None) -> None:
+        super().__init__()
+        self.stored = stored
+
+
+Joined = tuple[list[Result], Stored | None]
+"""What a joined transaction decided, and what of it was committed; None where all was rolled back."""
+
+
+class JoinedRun:
+    """One bulk's consumption in a joined transaction; `run` is repeated until PostgreSQL has answered.
+
+    Exactly once rests on one statement: the one that stores the results finds the rows still forwarded in this bulk by
+    this member, or the transaction is rolled back, with all the executor wrote. Another try whose commit was not
+    answered, and another member, are both kept out by it.
+    """
+
+    def __init__(
+        self,
+        store: CollectorStore,
+        member: int,
+        bulk: Bulk,
+        judge: Judge,
+        executor: Executor,
+        bury: Callable[[Sequence[Letter]], Mapping[MessageId, str]],
+    ) -> None:
+        self._store = store
+        self._member = member
+        self._bulk = bulk
+        self._judge = judge
+        self._executor = executor
+        self._bury = bury
+        self._results: list[Result] = []
+        self._in_doubt: UUID | None = None
+        self._failed: list[Result] = []
+
+    def run(self) -> Joined:
+        """Call the executor and commit."""
+        while self._bulk.messages:
+            committed = self._committed_before()
+            if committed is not None:
+                return committed
+            end = self._attempt()
+            if end is not None:
+                return end
+        return [], None
+
+    def _committed_before(self) -> Joined | None:
+        """What the try before committed without being answered.
+
+        Before there is another try: what that one decides must not be taken for what this one has stored.
+        """
+        if self._in_doubt is None:
+            return None
+        came_through = self._store.came_through(self._in_doubt)
+        self._in_doubt = None
+        if not came_through:
+            return None
+        return self._results, Stored(frozenset(result.place for result in self._results), datetime.now(UTC))
+
+    def _attempt(self) -> Joined | None:
+        """One transaction; None where some messages turned out to be another member's: to be done without them."""
+        bulk = self._bulk
+        try:
+            with self._store.transaction() as connection:
+                bulk._begin_attempt(connection)
+                stored = self._write(connection)
+        except _RolledBack as end:
+            return self._rolled_back(end.stored)
+        except DatabaseUnavailable as error:
+            self._in_doubt = getattr(error, "token", None)
+            raise
+        except Abandoned:
+            raise
+        except Exception as error:  # noqa: BLE001 - what the executor left behind made the transaction fail
+            return self._judge((None, error)), None
+        finally:
+            bulk._note(connection=None)
+        return self._results, stored
+
+    def _write(self, connection: "sa.Connection") -> Stored:
+        answered = call(self._executor, self._bulk)
+        raised = answered[1]
+        if connection.invalidated or connection.closed:
+            raise DatabaseUnavailable("the executor's transaction was lost") from raised
+        if not connection.in_transaction():
+            raise ConfigurationError(
+                "the executor ended the transaction that stores its results: what it committed is not joined with them"
+            ) from raised
+        results = self._judge(answered)
+        if raised is not None:
+            self._failed = results
+            raise _RolledBack(None)
+        self._results = results
+        letters = letters_of(self._bulk.messages, results)
+        if letters:
+            self._results = results = with_refused(results, self._bury(letters))
+        stored = self._store.finish(self._member, self._bulk.id, results, connection=connection)
+        if len(stored.places) < len(results):
+            raise _RolledBack(stored)
+        return stored
+
+    def _rolled_back(self, stored: Stored | None) -> Joined | None:
+        if stored is None:
+            return self._failed, None
+        self._bulk._keep(stored.places)
+        return None
+
+
+def call(executor: Executor, bulk: Bulk) -> Answered:
+    """Call an executor; whatever it raises is its answer."""
+    try:
+        return executor(bulk), None
+    except Abandoned:
+        raise
+    except BaseException as error:  # noqa: BLE001 - it becomes the result of each message
+        return None, error
+
 
 WAIT_S = 1.0
 """How often a worker without a bulk looks up; nothing depends on it."""
@@ -42,16 +230,8 @@ T = TypeVar("T")
 OpenReader = Callable[[], StreamReader]
 
 
-class Worker:
-    """Consumes bulks of a type, in a thread of its own.
-
-    Args:
-        shared: What the collector's threads share.
-        options: The type's options.
-        executor: The type's executor.
-        open_reader: Opens a reader for bodies that are not in memory; None where there is no broker.
-        dead_letters: Where messages go that are given up; None for nowhere.
-    """
+class Worker(BulkConsumer):
+    """Consumes bulks of a type, in a thread of its own."""
 
     def __init__(
         self,
@@ -63,9 +243,9 @@ class Worker:
         open_reader: OpenReader | None,
         dead_letters: DeadLetters | None,
     ) -> None:
+        super().__init__(options, may_die=dead_letters is not None)
         self._shared = shared
         self._type = type
-        self._options = options
         self._executor = executor
         self._open_reader = open_reader
         self._dead_letters = dead_letters
@@ -76,7 +256,7 @@ class Worker:
     def _run(self) -> None:
         try:
             while (bulk := self._next()) is not None:
-                self._consume(bulk)
+                self._take(bulk)
         finally:
             if self._reader is not None:
                 self._reader.close()
@@ -97,52 +277,57 @@ class Worker:
                     return None
                 shared.changed.wait(WAIT_S)
 
-    def _consume(self, bulk: Bulk) -> None:
-        began, consumed = time.monotonic(), Consumed([], None)
+    def _take(self, bulk: Bulk) -> None:
+        began, consumed = time.monotonic(), Consumed([])
         # What is abandoned stays forwarded in the store: another member takes it over.
         with suppress(Abandoned), consuming(self._shared.store.name, bulk) as self._span:
             try:
                 consumed = self._consumed(bulk)
             except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
-                undecided(bulk, error)
+                # They are with this member until it ends, then another member takes them over.
+                places = ", ".join(str(message.place) for message in bulk.messages[:NAMED_MAX])
+                log_defect(error, f"{len(bulk)} messages of type {bulk.type!r} without a stored result: {places}")
             self._span.settled(consumed)
         self._shared.settle(bulk, consumed, began)
 
     def _consumed(self, bulk: Bulk) -> Consumed:
         try:
-            return self._steps(bulk, consume(self._options, bulk, may_die=self._dead_letters is not None))
+            return self.consume(bulk)
         except Abandoned:
             raise
         except Exception as error:  # noqa: BLE001 - logged, and the messages' result
             log_defect(error, self._shared.who(f"a bulk of type {self._type!r}") + " not consumed")
-            return self._steps(bulk, fail(self._options, bulk, error))
+            return self.fail(bulk, error)
 
-    def _steps(self, bulk: Bulk, steps: Steps) -> Consumed:
-        return run(steps, lambda step: self._perform(step, bulk))
+    # --- the steps ------------------------------------------------------------------------------------------------
 
-    def _perform(self, step: Step, bulk: Bulk) -> Any:
-        shared, member, doing = self._shared, self._shared.member, self._doing
-        match step:
-            case Load(places):
-                load = partial(self._load, places)
-                return shared.persist(lambda: self._if_reached(load, places), doing("reading messages"))
-            case Forward(bulk_id, places):
-                with shared.changed:
-                    shared.core.loaded(bulk)
-                forward = partial(shared.store.forward, member, bulk_id, places)
-                return shared.persist(forward, doing("forwarding a bulk"))
-            case Execute(of):
-                return call(self._span.noting(self._executor), of)
-            case Join():
-                run = JoinedRun(shared.store, member, step, self._span.noting(self._executor), self._bury)
-                return shared.persist(run.run, doing("committing results"))
-            case Bury(letters):
-                assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
-                bury, places = Burial(self._dead_letters, letters).run, [message.id for message, _ in letters]
-                return shared.persist(lambda: self._if_reached(bury, places), doing("publishing dead letters"))
-            case Finish(bulk_id, results):
-                finish = partial(shared.store.finish, member, bulk_id, results)
-                return shared.persist(finish, doing("storing results"))
+    def load(self, places: Sequence[MessageId]) -> Mapping[MessageId, Message | RelatumError] | None:
+        return self._persist(lambda: self._if_reached(partial(self._read, places), places), "reading messages")
+
+    def forward(self, bulk: Bulk) -> Stored:
+        shared, places = self._shared, [message.place for message in bulk.messages]
+        with shared.changed:
+            shared.core.loaded(bulk)
+        return self._persist(partial(shared.store.forward, shared.member, bulk.id, places), "forwarding a bulk")
+
+    def execute(self, bulk: Bulk) -> Answered:
+        return call(self._span.noting(self._executor), bulk)
+
+    def join(self, bulk: Bulk, judge: Judge) -> Joined:
+        shared, executor = self._shared, self._span.noting(self._executor)
+        joined = JoinedRun(shared.store, shared.member, bulk, judge, executor, self._bury)
+        return self._persist(joined.run, "committing results")
+
+    def bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str] | None:
+        places = [message.id for message, _ in letters]
+        return self._persist(lambda: self._if_reached(partial(self._bury, letters), places), "publishing dead letters")
+
+    def finish(self, bulk: Bulk, results: Sequence[Result]) -> Stored:
+        shared = self._shared
+        return self._persist(partial(shared.store.finish, shared.member, bulk.id, results), "storing results")
+
+    def _persist(self, call: Callable[[], T], what: str) -> T:
+        return self._shared.persist(call, f"{what} of type {self._type!r}")
 
     def _if_reached(self, ask: Callable[[], T], places: Sequence[MessageId]) -> T | None:
         """Ask the broker; None where this member is cut off from it, and others have these messages instead."""
@@ -154,14 +339,11 @@ class Worker:
                 return None
             raise
 
-    def _doing(self, what: str) -> str:
-        return f"{what} of type {self._type!r}"
-
     def _bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str]:
         assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
         return Burial(self._dead_letters, letters).run()
 
-    def _load(self, places: Sequence[MessageId]) -> dict[MessageId, Found]:
+    def _read(self, places: Sequence[MessageId]) -> dict[MessageId, Found]:
         assert self._open_reader is not None, "bodies are left in streams only where there is a broker"
         if self._reader is None:
             self._reader = self._open_reader()
@@ -172,22 +354,8 @@ class Worker:
             self._reader = None
             raise
         self._span.read(found.values())
-        return not_refused(found)
-
-
-def not_refused(found: dict[MessageId, Found]) -> dict[MessageId, Found]:
-    """What was read.
-
-    Raises:
-        AccessRefused: The broker refused to show some of it. That passes, or somebody sees to it: nothing is lost.
-    """
-    for each in found.values():
-        if isinstance(each, AccessRefused):
-            raise each
-    return found
-
-
-def undecided(bulk: Bulk, error: Exception) -> None:
-    """Say which messages are left as they are: with this member until it ends, then another member takes them over."""
-    places = ", ".join(str(message.place) for message in bulk.messages[:NAMED_MAX])
-    log_defect(error, f"{len(bulk)} messages of type {bulk.type!r} without a stored result: {places}")
+        for each in found.values():
+            if isinstance(each, AccessRefused):
+                # That passes, or somebody sees to it: nothing is lost.
+                raise each
+        return found

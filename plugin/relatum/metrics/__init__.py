@@ -25,9 +25,8 @@ from relatum.metrics._declaring import (
     declared,
     reported,
 )
-from relatum.metrics._exposing import collector, exposition, serve
 from relatum.metrics._histogram import Histogram, Observed
-from relatum.metrics._reporting import report, retire, told, when_reported
+from relatum.metrics._reporting import collector, exposition, report, retire, serve, told, when_reported
 
 __all__ = [
     "Counter",

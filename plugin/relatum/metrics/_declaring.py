@@ -8,8 +8,10 @@ streams it records: never what a message says, nor names that others choose.
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from functools import cache, reduce
 from itertools import chain
-from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from operator import add
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from relatum.metrics._histogram import Observed
 
@@ -24,7 +26,11 @@ class Kind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+def _total(values: list[Any]) -> Any:
+    return reduce(add, values)
+
+
+@dataclasses.dataclass(frozen=True)
 class _Marked:
     """What a field says of its metric.
 
@@ -34,6 +40,8 @@ class _Marked:
         by: The field is a mapping, and its keys are the values of this label. None (default): it is one value.
     """
 
+    kind: ClassVar[Kind]
+    merge: ClassVar[Any] = staticmethod(_total)
     name: str
     meaning: str
     by: str | None = None
@@ -42,21 +50,31 @@ class _Marked:
 class Counter(_Marked):
     """A number that only grows."""
 
+    kind = Kind.COUNTER
+
 
 class Gauge(_Marked):
     """A number, or a truth, that holds now; None is not told. Those of several components are added up."""
+
+    kind = Kind.GAUGE
 
 
 class Greatest(Gauge):
     """A gauge of which the greatest is told where several components have it."""
 
+    merge = staticmethod(max)
+
 
 class Least(Gauge):
     """A gauge of which the least is told where several components have it."""
 
+    merge = staticmethod(min)
+
 
 class Distribution(_Marked):
     """What a `Histogram` has `observed()`."""
+
+    kind = Kind.HISTOGRAM
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,22 +82,6 @@ class Each:
     """The field is a mapping to further statistics; its keys are the values of this label."""
 
     label: str
-
-
-def _total(values: list[Any]) -> Any:
-    first, *others = values
-    for value in others:
-        first = first + value
-    return first
-
-
-_MERGES: Final[Mapping[type[_Marked], tuple[Kind, Callable[[list[Any]], Any]]]] = {
-    Counter: (Kind.COUNTER, _total),
-    Gauge: (Kind.GAUGE, _total),
-    Greatest: (Kind.GAUGE, max),
-    Least: (Kind.GAUGE, min),
-    Distribution: (Kind.HISTOGRAM, _total),
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,9 +121,6 @@ class Metric:
 _declared: dict[type[Any], tuple[str, tuple[str, ...]]] = {}
 """Components and labels, by the class of their statistics."""
 
-_fields: dict[tuple[type[Any], tuple[str, ...]], list[tuple[str, "Metric | Each"]]] = {}
-"""The fields that are told, by class and labels."""
-
 
 def reported(component: str, *labels: str) -> Callable[[_Statistics], _Statistics]:
     """Declare a frozen dataclass as what a component tells of itself; its fields are marked by their annotations.
@@ -149,52 +148,43 @@ def declared() -> list[Metric]:
     return sorted(chain.from_iterable(each), key=lambda metric: metric.name)
 
 
-def _metrics_of(statistics: type[Any], component: str, labels: tuple[str, ...]) -> Iterator[Metric]:
-    for name, what in fields_of(statistics, component, labels):
+def _metrics_of(statistics: Any, component: str, labels: tuple[str, ...]) -> Iterator[Metric]:
+    for name, what in _fields_of(statistics, component, labels):
         if isinstance(what, Metric):
             yield what
         else:
-            yield from _metrics_of(_nested(statistics, name), component, (*labels, what.label))
+            # `Annotated[Mapping[str, Nested], Each("label")]`
+            nested: Any = get_args(get_args(get_type_hints(statistics, include_extras=True)[name])[0])[1]
+            yield from _metrics_of(nested, component, (*labels, what.label))
 
 
-def _nested(statistics: type[Any], field: str) -> type[Any]:
-    """The statistics that a mapping leads to: `Annotated[Mapping[str, Nested], Each("label")]`."""
-    nested: type[Any] = get_args(get_args(get_type_hints(statistics, include_extras=True)[field])[0])[1]
-    return nested
-
-
-def fields_of(statistics: type[Any], component: str, labels: tuple[str, ...]) -> list[tuple[str, "Metric | Each"]]:
+@cache
+def _fields_of(statistics: Any, component: str, labels: tuple[str, ...]) -> list[tuple[str, Metric | Each]]:
     """The fields of a class of statistics that are told, and as what."""
-    found = _fields.get((statistics, labels))
-    if found is None:
-        found = _fields[statistics, labels] = [
-            (name, mark if isinstance(mark, Each) else _metric(mark, component, labels))
-            for name, hint in get_type_hints(statistics, include_extras=True).items()
-            # What is inherited is told by whoever it is of.
-            if name in vars(statistics)["__annotations__"] and get_origin(hint) is Annotated
-            for mark in hint.__metadata__
-            if isinstance(mark, _Marked | Each)
-        ]
+    found: list[tuple[str, Metric | Each]] = []
+    for name, hint in get_type_hints(statistics, include_extras=True).items():
+        # What is inherited is told by the class it is inherited from.
+        if name in vars(statistics)["__annotations__"] and get_origin(hint) is Annotated:
+            for mark in hint.__metadata__:
+                if isinstance(mark, Each):
+                    found.append((name, mark))
+                elif isinstance(mark, _Marked):
+                    own = labels if mark.by is None else (*labels, mark.by)
+                    found.append((name, Metric(mark.name, mark.kind, mark.meaning, component, own, mark.merge)))
     return found
-
-
-def _metric(mark: _Marked, component: str, labels: tuple[str, ...]) -> Metric:
-    kind, merge = _MERGES[type(mark)]
-    own = labels if mark.by is None else (*labels, mark.by)
-    return Metric(mark.name, kind, mark.meaning, component, own, merge)
 
 
 def values_in(statistics: Any, given: Mapping[str, str]) -> Iterator[tuple[Metric, tuple[str, ...], Any]]:
     """What statistics tell: each metric with the values of its labels, and its value."""
-    kind = type(statistics)
-    component, labels = _declared[kind]
-    yield from _values(statistics, component, labels, tuple(given[label] for label in labels))
+    component, labels = _declared[type(statistics)]
+    return _values(statistics, component, labels, tuple(given[label] for label in labels))
 
 
 def _values(
     statistics: Any, component: str, labels: tuple[str, ...], given: tuple[str, ...]
 ) -> Iterator[tuple[Metric, tuple[str, ...], Any]]:
-    for name, what in fields_of(type(statistics), component, labels):
+    kind: Any = type(statistics)
+    for name, what in _fields_of(kind, component, labels):
         value = getattr(statistics, name)
         if isinstance(what, Each):
             for key, nested in value.items():

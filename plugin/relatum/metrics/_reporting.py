@@ -1,72 +1,83 @@
-"""Who tells what: the components of this process, and what those that have ended had counted.
-
-Counters never fall: what a component had counted when it was closed goes on being told. One that is dropped without
-being closed had counted what it told last, where it was not told apart from its owner (see `report`).
-"""
+"""The registry: the components of this process, what those that ended had counted, and all of it for Prometheus."""
 
 import logging
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Protocol
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from relatum.errors import ConfigurationError
 from relatum.metrics._declaring import Kind, Metric, values_in
 from relatum.processes import after_fork
 
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector, CollectorRegistry
+
 logger: Final = logging.getLogger("relatum.metrics")
 
-Values = dict[tuple[Metric, tuple[str, ...]], list[Any]]
-"""What components tell, by metric and values of its labels."""
+_Values = dict[tuple[Metric, tuple[str, ...]], list[Any]]
+"""Values by metric and by the values of its labels."""
 
 
 class Reports(Protocol):
     """What can be reported."""
 
     def statistics(self) -> Any:
-        """What it has counted, and what holds now. It asks nobody and does not fail."""
+        """What it has counted, and what holds now. It asks no server and does not fail."""
         ...
 
 
 class _Entry:
-    """One component that is reported."""
+    """One component; without a source once that has ended."""
 
-    __slots__ = ("counted", "finalizer", "has_failed", "labels", "source")
+    def __init__(self, source: Reports, owner: object | None, labels: Mapping[str, str]) -> None:
+        self._labels = labels
+        self._owner: Callable[[], object | None] = weakref.ref(source if owner is None else owner)
+        # A source that has an owner outlives it here, so that all it has counted is told.
+        self._source: Callable[[], Reports | None] = weakref.ref(source) if owner is None else lambda: source
+        self._has_failed = False
+        self.counted: _Values = {}
+        """What it had counted when it was asked last."""
 
-    def __init__(self, source: Callable[[], Reports | None], labels: Mapping[str, str]) -> None:
-        self.source = source
-        self.labels = labels
-        self.finalizer: weakref.finalize[..., Any]
-        self.counted: Values = {}
-        self.has_failed = False
+    @property
+    def is_over(self) -> bool:
+        return self._owner() is None
 
-    def values(self) -> Values:
-        """What it tells now; of one that is gone, or fails, what it had counted when it was asked last."""
-        source = self.source()
+    def end(self) -> None:
+        """Ask the component for the last time."""
+        self.values()
+        self._owner = self._source = _nothing
+
+    def values(self) -> _Values:
+        """What the component tells now; of one that is gone, or fails, what it had counted before."""
+        source = self._source()
         if source is None:
             return self.counted
+        found: _Values = {}
         try:
-            found = values_of(source, self.labels)
+            for metric, labels, value in values_in(source.statistics(), self._labels):
+                found.setdefault((metric, labels), []).append(value)
         except Exception:
             # One that cannot answer must not silence all others, nor hinder its own closing.
-            if not self.has_failed:
+            if not self._has_failed:
                 logger.exception("the metrics of a %s are left out: a defect", type(source).__name__)
-            self.has_failed = True
+            self._has_failed = True
             return self.counted
         self.counted = {key: values for key, values in found.items() if key[0].kind is not Kind.GAUGE}
         return found
 
 
-def values_of(source: Reports, labels: Mapping[str, str]) -> Values:
-    """What one component tells."""
-    found: Values = {}
-    for metric, own, value in values_in(source.statistics(), labels):
-        found.setdefault((metric, own), []).append(value)
-    return found
+def _nothing() -> None:
+    """What a component that ended is."""
 
 
 class _Registry:
-    """All components of this process."""
+    """All components of this process.
+
+    `retire` takes no lock, since the garbage collector may close a component in any thread, also in one that holds the
+    lock: the next `report` or `values` removes what has ended.
+    """
 
     def __init__(self) -> None:
         self._renew()
@@ -76,60 +87,37 @@ class _Registry:
         """Begin anew: in a child, what the parent's components count is the parent's to tell."""
         self._lock = threading.Lock()
         self._entries: dict[int, _Entry] = {}
-        """By the identity of what is asked."""
-        self._past: Values = {}
-        self._gone: deque[tuple[int, _Entry]] = deque()
-        """What has ended or was dropped: it may be so at any moment, when no lock can be taken."""
+        """By the identity of the source."""
+        self._past: _Values = {}
 
     def report(self, source: Reports, owner: object | None, labels: Mapping[str, str]) -> None:
-        keep: Callable[[], Reports | None] = weakref.ref(source) if owner is None else lambda: source
-        entry = _Entry(keep, labels)
-        # An owner's end is seen by what does not hold it.
-        entry.finalizer = weakref.finalize(source if owner is None else owner, self._gone.append, (id(source), entry))
-        entry.finalizer.atexit = False
         with self._lock:
             self._sweep()
-            self._entries[id(source)] = entry
+            self._entries[id(source)] = _Entry(source, owner, labels)
 
     def retire(self, source: Reports) -> None:
         entry = self._entries.get(id(source))
-        if entry is None:
-            return
-        # Before the lock: a component may take one of its own to answer.
-        entry.values()
-        self._gone.append((id(source), entry))
-        # Nor is it waited for: the garbage collector closes components, too, in any thread, also in one that has it.
-        # Whoever has it takes away what has gone before he tells of anything next.
-        if self._lock.acquire(blocking=False):
-            try:
-                self._sweep()
-            finally:
-                self._lock.release()
+        if entry is not None:
+            entry.end()
 
-    def _sweep(self) -> None:
-        while self._gone:
-            key, entry = self._gone.popleft()
-            if self._entries.get(key) is entry:
-                del self._entries[key]
-                entry.values()
-                self._fold(entry)
-
-    def _fold(self, entry: _Entry) -> None:
-        """Keep what a component had counted, whose end it is."""
-        entry.finalizer.detach()
-        for key, values in entry.counted.items():
-            self._past[key] = [key[0].merge([*self._past.get(key, ()), *values])]
-
-    def values(self) -> Values:
+    def values(self) -> _Values:
         with self._lock:
             self._sweep()
             found = {key: list(values) for key, values in self._past.items()}
             entries = list(self._entries.values())
-        # Whoever ends from here on is told as what it is now: it is not among the past that was copied.
+        # Without the lock: a component takes one of its own to answer.
         for entry in entries:
             for what, values in entry.values().items():
                 found.setdefault(what, []).extend(values)
         return found
+
+    def _sweep(self) -> None:
+        """Add what components had counted that have ended to the past."""
+        for key, entry in [each for each in self._entries.items() if each[1].is_over]:
+            del self._entries[key]
+            for what, values in entry.values().items():
+                if what[0].kind is not Kind.GAUGE:
+                    self._past[what] = [what[0].merge([*self._past.get(what, ()), *values])]
 
 
 _registry: Final = _Registry()
@@ -158,14 +146,92 @@ def report(source: Reports, *, owner: object | None = None, **labels: str) -> No
 
 
 def retire(source: Reports) -> None:
-    """Tell no more of a component that has ended, but what it has counted. A second call does nothing."""
+    """Tell no more of a component that has ended, but what it has counted. Idempotent."""
     _registry.retire(source)
 
 
 def told() -> Iterator[tuple[Metric, dict[tuple[str, ...], Any]]]:
     """All metrics by name, each with its values by those of its labels."""
-    values = _registry.values()
     by_metric: dict[Metric, dict[tuple[str, ...], Any]] = {}
-    for (metric, labels), each in values.items():
-        by_metric.setdefault(metric, {})[labels] = metric.merge(each)
+    for (metric, labels), values in _registry.values().items():
+        by_metric.setdefault(metric, {})[labels] = metric.merge(values)
     yield from sorted(by_metric.items(), key=lambda each: each[0].name)
+
+
+def collector() -> "Collector":
+    """What a registry of `prometheus_client` is given: `prometheus_client.REGISTRY.register(collector())`.
+
+    It tells of all components of this process, those that come later too. It asks no server, so that it always answers.
+    """
+    from prometheus_client.registry import Collector
+
+    class Told(Collector):
+        def collect(self) -> Iterator[Any]:
+            return (_family(metric, values) for metric, values in told())
+
+        def describe(self) -> list[Any]:
+            # Nothing is known to collide; registering must not ask.
+            return []
+
+    return Told()
+
+
+def exposition() -> str:
+    """All metrics of this process in Prometheus' text format: `text/plain; version=0.0.4; charset=utf-8`."""
+    from prometheus_client import generate_latest
+
+    return generate_latest(_own_registry()).decode()
+
+
+def serve(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
+    """Serve the metrics of this process on `http://host:port/metrics`, by a thread that ends with the process.
+
+    Args:
+        port: The port.
+        host: The address; by default this machine's own programs alone can ask.
+
+    Returns:
+        What ends it before.
+
+    Raises:
+        ConfigurationError: nothing can be served there.
+    """
+    from prometheus_client import start_http_server
+
+    try:
+        server, thread = start_http_server(port, addr=host, registry=_own_registry())
+    except OSError as error:
+        raise ConfigurationError(f"no metrics can be served on {host}:{port}: {error.strerror}") from error
+
+    def end() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return end
+
+
+def _own_registry() -> "CollectorRegistry":
+    """A registry of `prometheus_client` with nothing else in it."""
+    from prometheus_client import CollectorRegistry
+
+    made = CollectorRegistry()
+    made.register(collector())
+    return made
+
+
+def _family(metric: Metric, values: dict[tuple[str, ...], Any]) -> Any:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    if metric.kind is Kind.HISTOGRAM:
+        histogram = HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
+        for labels, observed in values.items():
+            ends = [*map(str, observed.bounds), "+Inf"]
+            counts = accumulate(map(float, observed.counts))
+            histogram.add_metric(labels, list(zip(ends, counts, strict=True)), observed.sum)
+        return histogram
+    of_kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    family = of_kind(metric.name, metric.meaning, labels=metric.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from relatum.errors import ConfigurationError
 from relatum.metrics import Kind, Metric, declared, told, when_reported
-from relatum.otel._guard import attempt
 from relatum.otel._options import Part, configure
+from relatum.otel._spans import harmless
 from relatum.processes import after_fork
 
 if TYPE_CHECKING:
@@ -43,18 +43,16 @@ class _Instruments:
                     self._made.add(metric.name)
                     self._make(metric)
 
+    @harmless("some metrics are left out")
     def make_later(self) -> None:
         """The same, where something is reported that may be new.
 
-        In a thread of its own: who reports may hold what `statistics()` asks for, which is asked for by who collects,
+        In a thread of its own: the caller may hold the lock that `statistics()` takes, and a collection calls that
         under the lock that a new instrument waits for.
         """
         if any(metric.name not in self._made for metric in declared()):
-            make = partial(attempt, "some metrics are left out", self.make)
-            attempt(
-                "some metrics are left out",
-                threading.Thread(target=make, name="relatum-instruments", daemon=True).start,
-            )
+            make = harmless("some metrics are left out")(self.make)
+            threading.Thread(target=make, name="relatum-instruments", daemon=True).start()
 
     def _make(self, metric: Metric) -> None:
         meter = self._meter
@@ -74,17 +72,13 @@ class _Instruments:
 
 def _observations() -> "dict[str, list[Observation]]":
     """What all instruments observe now, by their names."""
+    from opentelemetry.metrics import Observation
+
     found: dict[str, list[Observation]] = {name: [] for metric in declared() for name in metric.series}
     for metric, values in told():
         for name, labels, value in _series(metric, values):
-            found.setdefault(name, []).append(_observation(value, labels))
+            found.setdefault(name, []).append(Observation(value, labels))
     return found
-
-
-def _observation(value: float, labels: dict[str, str]) -> "Observation":
-    from opentelemetry.metrics import Observation
-
-    return Observation(value, labels)
 
 
 def _series(metric: Metric, values: _Values) -> Iterator[tuple[str, dict[str, str], float]]:

@@ -1,12 +1,11 @@
 """Links from what is processed to the spans of those who sent it: messages carry those in headers."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from relatum.otel._guard import attempt
 from relatum.otel._options import shows_ids
-from relatum.otel._spans import Link
+from relatum.otel._spans import Link, harmless
 
 LINKS_MAX: Final = 128
 """Messages of one span that are looked at for a link: as many links as OpenTelemetry keeps of a span by default."""
@@ -15,44 +14,31 @@ _HEADER_MAX: Final = 4_096
 """Characters of a header that is read: W3C's `tracestate`, the longest that there is, should have 512 of them."""
 
 
-class Sent(Protocol):
-    """A message that was read, as `relatum.reading.Message` is."""
-
-    @property
-    def headers(self) -> Mapping[str, Any]: ...
-    @property
-    def properties(self) -> Any: ...
-    @property
-    def raw(self) -> bytes | None: ...
-    @property
-    def stream(self) -> str: ...
-    @property
-    def offset(self) -> int: ...
-
-
-def links_of(messages: Iterable[Sent], most: int = LINKS_MAX) -> list[Link]:
+def links_of(messages: Iterable[Any], most: int = LINKS_MAX) -> list[Link]:
     """Links to the spans that sent messages, as far as they carry one: by the application's own propagators.
 
     To be called where spans are wanted alone (`is_on`).
 
     Args:
-        messages: Some messages; the first `most` are looked at.
+        messages: Messages as `relatum.reading.Message`; the first `most` are looked at.
         most: How many. Default 128.
     """
-    return attempt("links are left out", _links_of, islice(messages, most)) or []
+    return _links_of(islice(messages, most)) or []
 
 
-def _links_of(messages: Iterable[Sent]) -> list[Link]:
+@harmless("links are left out")
+def _links_of(messages: Iterable[Any]) -> list[Link]:
     from opentelemetry import propagate
 
     fields = set(propagate.get_global_textmap().fields) - {"baggage"}
     names = [name.encode() for name in fields]
     # One by one: what one message says costs none of the others its link.
-    found = [attempt("a link is left out", _link_of, message, fields, names) for message in messages]
+    found = [_link_of(message, fields, names) for message in messages]
     return [link for link in found if link is not None]
 
 
-def _link_of(message: Sent, fields: Set[str], names: Sequence[bytes]) -> Link | None:
+@harmless("a link is left out")
+def _link_of(message: Any, fields: Set[str], names: Sequence[bytes]) -> Link | None:
     raw = message.raw
     if raw is not None and not any(name in raw for name in names):
         return None  # Found out without decoding it, which takes ten times as long.
@@ -60,7 +46,7 @@ def _link_of(message: Sent, fields: Set[str], names: Sequence[bytes]) -> Link | 
     from opentelemetry.context import Context
 
     headers = message.headers
-    # What stands in headers is anybody's: a propagator is given short texts alone.
+    # Headers are written by anybody: a propagator is given short texts alone.
     said = {name: headers.get(name) for name in fields}
     carrier = {name: value for name, value in said.items() if type(value) is str and len(value) <= _HEADER_MAX}
     if not carrier:
@@ -69,7 +55,7 @@ def _link_of(message: Sent, fields: Set[str], names: Sequence[bytes]) -> Link | 
     return trace.Link(found, _attributes(message)) if found.is_valid else None
 
 
-def _attributes(message: Sent) -> dict[str, str | int]:
+def _attributes(message: Any) -> dict[str, str | int]:
     told: dict[str, str | int] = {"messaging.destination.name": message.stream, "relatum.offset": message.offset}
     if shows_ids():
         properties = message.properties

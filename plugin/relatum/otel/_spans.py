@@ -1,19 +1,19 @@
-"""Spans, where somebody has set a provider of them: opened, told more, carried to other threads.
+"""Spans, where the application has set a provider of them: opened, told more, carried to other threads.
 
-What makes spans is the application's: samplers, processors, exporters. What they raise is said in the log, and changes
-nothing of what the span is of.
+What makes spans is the application's: samplers, processors, exporters. What they raise is logged, and changes nothing
+of what the span is of: no answer and no row depends on it.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 from relatum.errors import BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, ReadTimeout, RelatumError
-from relatum.otel._guard import attempt
 from relatum.otel._options import Part, has_spans
 
 if TYPE_CHECKING:
@@ -37,6 +37,34 @@ _SUPPRESSED: Final = "suppress_instrumentation"
 _SERVERS: Final = (BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, ReadTimeout)
 """Errors whose words are of servers and addresses: those of others may hold what a message says."""
 
+logger: Final = logging.getLogger("relatum.otel")
+
+_LOGGED_MAX: Final = 100
+"""Kinds of errors that are logged in a process."""
+
+_logged: Final[set[tuple[str, type[Exception]]]] = set()
+
+
+def harmless(without: str) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result | None]]:
+    """Make a function that calls the application's code return None where that raises, and log each kind once."""
+
+    def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result | None]:
+        @wraps(function)
+        def call(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result | None:
+            try:
+                return function(*arguments, **named)
+            except Exception as error:
+                kind = without, type(error)
+                if kind not in _logged and len(_logged) < _LOGGED_MAX:
+                    _logged.add(kind)
+                    name = type(error).__qualname__
+                    logger.warning("%s, all else goes on: %s (said once)", without, name, exc_info=error)
+                return None
+
+        return call
+
+    return decorate
+
 
 @dataclass(frozen=True, slots=True)
 class Description:
@@ -55,50 +83,40 @@ class Description:
     links: Sequence[Link] = ()
 
 
-_known: tuple[Any, Tracer | None] = None, None
-"""The provider that was met last, and our tracer of it; None where it makes no spans."""
-
-
-def tracer_of(part: Part) -> Tracer | None:
-    """What spans of a part are made by; None where nobody wants any."""
+@harmless("spans are not made")
+def _tracer_of(part: Part) -> Tracer | None:
+    """What makes the spans of a part; None where nobody wants any."""
     trace: Any = sys.modules.get("opentelemetry.trace")
-    if trace is None or not has_spans(part):
+    # The module has no such function as long as another thread imports it.
+    if not has_spans(part) or not hasattr(trace, "get_tracer_provider"):
         return None
-    return attempt("spans are not made", _tracer_of, trace)
-
-
-def _tracer_of(trace: Any) -> Tracer | None:
-    ask = getattr(trace, "get_tracer_provider", None)
-    if ask is None:
-        return None  # Another thread is importing it just now.
-    provider = ask()
-    known, tracer = _known
-    if provider is not known:
-        tracer = _made(trace, provider)
+    tracer = _made_by(trace.get_tracer_provider())
     if tracer is None or sys.modules["opentelemetry.context"].get_value(_SUPPRESSED):
         return None
     return tracer
 
 
-def _made(trace: Any, provider: Any) -> Tracer | None:
-    global _known
+@lru_cache(maxsize=1)
+def _made_by(provider: Any) -> Tracer | None:
+    """Our tracer of a provider; None where it makes no spans."""
     # Slow to import, and wanted by few.
     from importlib.metadata import PackageNotFoundError, version
 
-    tracer: Tracer | None = None
-    if not isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
-        try:
-            ours = version("relatum")
-        except PackageNotFoundError:
-            ours = None  # Imported from a folder.
-        tracer = provider.get_tracer("relatum", ours, schema_url=SCHEMA)
-    _known = provider, None if isinstance(tracer, trace.NoOpTracer) else tracer
-    return _known[1]
+    from opentelemetry import trace
+
+    if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+        return None
+    try:
+        ours = version("relatum")
+    except PackageNotFoundError:
+        ours = None  # Imported from a folder.
+    tracer: Tracer = provider.get_tracer("relatum", ours, schema_url=SCHEMA)
+    return None if isinstance(tracer, trace.NoOpTracer) else tracer
 
 
 def is_on(part: Part) -> bool:
     """Whether there are spans of a part now."""
-    return tracer_of(part) is not None
+    return _tracer_of(part) is not None
 
 
 class Span:
@@ -115,34 +133,34 @@ class Span:
         self.part = part
         self._span = span
 
+    @harmless("a span is not told all")
     def tell(self, attributes: Callable[[], Attributes]) -> None:
         """Tell more of it. They are asked for only where somebody records them."""
-        attempt("a span is not told all", self._tell, attributes)
-
-    def link(self, links: Callable[[], Iterable[Link]]) -> None:
-        """Link to more spans."""
-        attempt("a span is not told all", self._link, links)
-
-    def failed(self, error: BaseException | str) -> None:
-        """Say that what it is of has failed: by an error, or for what else, in a word."""
-        attempt("a span is not told all", self._failed, error)
-
-    def _tell(self, attributes: Callable[[], Attributes]) -> None:
         if self._span is not None and self._span.is_recording():
             self._span.set_attributes(attributes())
 
-    def _link(self, links: Callable[[], Iterable[Link]]) -> None:
+    @harmless("a span is not told all")
+    def link(self, links: Callable[[], Iterable[Link]]) -> None:
+        """Link to more spans."""
         if self._span is not None and self._span.is_recording():
             for link in links():
                 self._span.add_link(link.context, link.attributes)
 
-    def _failed(self, error: BaseException | str) -> None:
+    @harmless("a span is not told all")
+    def failed(self, error: BaseException | str) -> None:
+        """Say that what it is of has failed: by an error, or for what else, in a word."""
         if self._span is None:
             return
         from opentelemetry.trace import StatusCode
 
         self._span.set_attribute("error.type", error if isinstance(error, str) else _name_of(type(error)))
         self._span.set_status(StatusCode.ERROR, str(error) if isinstance(error, _SERVERS) else None)
+
+    @harmless("a span is not ended")
+    def end(self) -> None:
+        """End it."""
+        if self._span is not None:
+            self._span.end()
 
 
 NO_SPAN: Final = Span(None, None)
@@ -162,7 +180,7 @@ def span(part: Part, describe: Callable[[], Description]) -> AbstractContextMana
         part: What it is part of.
         describe: Says what it is; called only where there is to be one.
     """
-    tracer = tracer_of(part)
+    tracer = _tracer_of(part)
     return _NOTHING if tracer is None else _opened(part, tracer, describe)
 
 
@@ -171,7 +189,7 @@ def _opened(part: Part, tracer: Tracer, describe: Callable[[], Description]) -> 
     from opentelemetry import context
     from opentelemetry.trace import set_span_in_context
 
-    begun = attempt("a span is not made", _begun, tracer, describe)
+    begun = _begun(tracer, describe)
     opened = Span(part, begun)
     ours = _current.set(opened)
     theirs = None if begun is None else context.attach(set_span_in_context(begun))
@@ -181,13 +199,14 @@ def _opened(part: Part, tracer: Tracer, describe: Callable[[], Description]) -> 
         opened.failed(error)
         raise
     finally:
-        if begun is not None and theirs is not None:
+        if theirs is not None:
             context.detach(theirs)
-            attempt("a span is not ended", begun.end)
+        opened.end()
         with suppress(ValueError):  # Closed in another context, as a generator that nobody reads on.
             _current.reset(ours)
 
 
+@harmless("a span is not made")
 def _begun(tracer: Tracer, describe: Callable[[], Description]) -> Any:
     from opentelemetry.trace import SpanKind
 
@@ -217,7 +236,7 @@ def note(part: Part, attributes: Callable[[], Attributes]) -> None:
 
 def carried(part: Part, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """The function, whose spans belong to the span that is current here, in whichever thread it is called."""
-    if tracer_of(part) is None:
+    if not is_on(part):
         return function
     from opentelemetry import context
 

@@ -3,8 +3,7 @@
 Collectors write it (`relatum.collecting`); here it is only read, so that who asks needs nothing of theirs.
 """
 
-from relatum.outcomes._outcome_statements import outcome_columns, read_outcomes
-from relatum.outcomes._outcome_values import Outcome, OutcomeStatus, least_advanced, unknown
+from relatum.outcomes._outcome_values import Outcome, OutcomeStatus, least_advanced, read_outcomes, unknown
 from relatum.outcomes._outcomes import AsyncOutcomes, Outcomes, not_finished
 
 __all__ = [
@@ -14,7 +13,6 @@ __all__ = [
     "Outcomes",
     "least_advanced",
     "not_finished",
-    "outcome_columns",
     "read_outcomes",
     "unknown",
 ]

@@ -1,10 +1,14 @@
-"""What became of a message: its status, and the facts around it."""
+"""What became of a message: its status, the facts around it, and the question that asks for them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from typing import Final
+
+import sqlalchemy as sa
+
+from relatum.errors import NotFound
 
 
 class OutcomeStatus(Enum):
@@ -92,3 +96,49 @@ def least_advanced(outcomes: Sequence[Outcome]) -> Outcome:
     """
     ranked = sorted(outcomes, key=lambda outcome: (_LEAST_FIRST.index(outcome.status), outcome.stream, outcome.offset))
     return replace(ranked[0], others=tuple(ranked[1:]))
+
+
+_IDS_MAX: Final = 10_000
+"""Ids in one question; more are asked in several."""
+
+_OUTCOMES: Final = """
+    SELECT message_id, state, collector.name, type, stream, stream_offset, attempts, reason,
+        collected_at, forwarded_at, finished_at
+    FROM relatum.collected_messages JOIN relatum.collector_sources AS source USING (source_id)
+        JOIN relatum.collectors AS collector ON collector.collector_id = source.collector_id
+    WHERE message_id = ANY (CAST(:ids AS text[]))"""
+"""The fields of `Outcome`, in its order, of every message with one of these ids."""
+
+OUTCOMES_BY_ID: Final = sa.text(_OUTCOMES)
+OUTCOMES_IN_COLLECTOR: Final = sa.text(f"""{_OUTCOMES}
+    AND (collector.collector_id = CAST(:collector_id AS integer) OR collector.name = CAST(:collector AS text))""")
+
+
+def read_outcomes(
+    connection: sa.Connection,
+    message_ids: Iterable[str],
+    *,
+    collector_id: int | None = None,
+    collector: str | None = None,
+) -> dict[str, Outcome]:
+    """The outcome of each id, "unknown" ones too; of one collector, or of all."""
+    ids = list(dict.fromkeys(message_ids))
+    query, named = OUTCOMES_BY_ID, dict[str, int | str | None]()
+    if collector_id is not None or collector is not None:
+        query, named = OUTCOMES_IN_COLLECTOR, {"collector_id": collector_id, "collector": collector}
+    found: dict[str, list[Outcome]] = {message_id: [] for message_id in ids}
+    for start in range(0, len(ids), _IDS_MAX):
+        # PostgreSQL's text holds no NUL: such an id is nobody's.
+        asked = [message_id for message_id in ids[start : start + _IDS_MAX] if "\0" not in message_id]
+        for message_id, state, *facts in connection.execute(query, {"ids": asked, **named}):
+            found[message_id].append(Outcome(message_id, OutcomeStatus(state), *facts))
+    return {
+        message_id: least_advanced(outcomes) if outcomes else unknown(message_id)
+        for message_id, outcomes in found.items()
+    }
+
+
+def require_collector(connection: sa.Connection, name: str) -> None:
+    found = sa.text("SELECT 1 FROM relatum.collectors WHERE name = CAST(:name AS text) LIMIT 1")
+    if connection.execute(found, {"name": name}).first() is None:
+        raise NotFound(f"there is no collector {name!r}: its first member makes it")

@@ -136,9 +136,6 @@ def plan_backfill(
 
     With `to_end`, and all keys, that is up to the stream's end where no recorder runs; else up to where recording is.
     To be set once in a run, which else would follow its publishers for ever.
-
-    Raises:
-        KeyNotDefined, StreamNotFound, CoverageConflict: as `backfill`.
     """
     bounds = reader.bounds(name)
     with translated_errors(), engine.begin() as connection:

@@ -1,12 +1,13 @@
 """`relatum backfill`: what lies in a stream and is not recorded yet, for keys that came later."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from relatum.errors import AccessRefused, CoverageConflict, NotFound, RelatumError, StreamNotFound
-from relatum.terminal import JsonOption, ServerOptions, console, errors, spread, stop_signals
+from relatum.terminal import JsonOption, ServerOptions, console, errors, print_json, spread, stop_signals
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -40,12 +41,11 @@ def backfill(
     messages, rows, from_offset, to_offset, seconds.
     """
     from relatum.recording import backfill as run_backfill
-    from relatum.recording._reports_shown import offsets_bar, print_backfilled
 
     address, url = servers.address, servers.database_url
     failed: list[RelatumError] = []
     reports: list[BackfillReport] = []
-    with stop_signals() as stop, offsets_bar() as bar:
+    with stop_signals() as stop, _offsets_bar() as bar:
         for name, super_stream in _meant(address, url, streams):
             if stop.is_set():
                 break
@@ -60,7 +60,7 @@ def backfill(
                 if streams:
                     raise
                 failed.append(error)
-    print_backfilled(reports, as_json=as_json)
+    _print_backfilled(reports, as_json=as_json)
     if not reports and not as_json:
         console.print("No stream is recorded yet: relatum record STREAM")
     for each in failed[1:]:
@@ -91,3 +91,23 @@ def _shown(bar: "Progress", stream: str) -> "Callable[[BackfillProgress], None]"
         bar.update(task, total=whole, completed=progress.at_offset - progress.from_offset)
 
     return show
+
+
+def _offsets_bar() -> "Progress":
+    """A bar a stream that counts offsets, on stderr; gone at the end."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("offsets")]
+    return Progress(*columns, TimeRemainingColumn(), console=errors, transient=True, disable=not errors.is_terminal)
+
+
+def _print_backfilled(reports: "Sequence[BackfillReport]", *, as_json: bool) -> None:
+    """Print what was recorded of each stream."""
+    if as_json:
+        print_json([asdict(report) for report in reports])
+        return
+    for report in reports:
+        console.print(
+            f"{report.stream}: {report.messages:,} messages read again, {report.rows:,} rows written "
+            f"in {report.seconds:,.1f} s.",
+        )

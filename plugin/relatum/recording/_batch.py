@@ -25,13 +25,7 @@ BATCH_MESSAGES_MAX: Final = 50_000
 
 
 class Batch:
-    """The rows of consecutive messages of one stream, ready to be written in one transaction.
-
-    Args:
-        stream_id: The stream's generation in the database.
-        extractor: Takes keys and times out of messages.
-        with_time: Whether times are indexed.
-    """
+    """The rows of consecutive messages of one stream, ready to be written in one transaction."""
 
     def __init__(self, stream_id: int, extractor: Extractor, *, with_time: bool) -> None:
         self.stream_id = stream_id

@@ -36,11 +36,7 @@ class OwnBroker:
         self._asking = threading.Lock()
 
     def ask(self, reader: StreamReader) -> BrokerIdentity:
-        """Which broker it is, once it is known without asking again. Where nobody can tell now it is unknown.
-
-        Raises:
-            Transient: the broker does not answer.
-        """
+        """Which broker it is, once it is known without asking again. Where nobody can tell now it is unknown."""
         with self._asking:
             if self.identity.broker_id is None and time.monotonic() >= self._ask_at:
                 with suppress(StreamUnavailable, ReadTimeout):
@@ -49,12 +45,7 @@ class OwnBroker:
             return self.identity
 
     def ask_anew(self, reader: StreamReader) -> None:
-        """See whether it still is the same: another one may have taken its address.
-
-        Raises:
-            StreamUnavailable, ReadTimeout: nobody can tell now.
-            Transient: the broker does not answer.
-        """
+        """See whether it still is the same: another one may have taken its address."""
         self.identity = claimed_identity(reader)
 
     def is_not_of(self, broker_id: UUID | None) -> bool:
@@ -68,19 +59,6 @@ def adopt(
     """Note whose the streams are: those of which it is not known, and another broker's whose very messages are here.
 
     A broker that lost its id, or is a copy of another one, has them. What has no messages recorded is anybody's.
-
-    Args:
-        engine: The database.
-        reader: A reader of the broker.
-        rows: Present generations of streams.
-        identity: The broker.
-
-    Returns:
-        Why a stream is not this broker's, by its name: `AnotherBroker`, or `StreamUnavailable` where that cannot be
-        told now.
-
-    Raises:
-        Transient: as of `StreamReader.read`.
     """
     others = [row for row in rows if row.broker_id != identity.broker_id]
     if identity.broker_id is None or not others:
@@ -146,10 +124,6 @@ def check_broker(
     """See that a stream is this broker's, for who is about to compare or fill it. Nothing is written.
 
     `identity`: The broker; None asks it, where the stream is known to be of one.
-
-    Raises:
-        AnotherBroker: it is not.
-        StreamUnavailable: that cannot be told now.
     """
     if row.broker_id is None:
         return

@@ -1,16 +1,17 @@
-"""One transaction for the batches of many streams: a stream's rows and its coverage move together, or neither does.
-
-Each stream's coverage moves by a compare-and-set of its own, and only the rows of those that moved are written. See
-docs/adr/0015.
-"""
+"""Commits: what all streams of a process have ready goes into one transaction, in one thread."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import chain
+from typing import Any, Final
 
 import sqlalchemy as sa
 
+from relatum import otel
+from relatum.otel import LINKS_MAX, Description, Part, Span
+from relatum.reading import Message, RecordBatch
 from relatum.recording._batch import Batch
 from relatum.store import (
     CoverageRow,
@@ -24,23 +25,52 @@ from relatum.store import (
     translated_errors,
 )
 
+
+def add_links(batch: Batch, parts: Sequence[RecordBatch]) -> None:
+    """Keep links to those who sent messages that were added, of the first of a batch: for its span."""
+    left = LINKS_MAX - (batch.messages - sum(len(part.offsets) for part in parts))
+    if left > 0:
+        batch.links += otel.links_of(chain.from_iterable(map(_messages_of, parts)), left)
+
+
+def _messages_of(part: RecordBatch) -> Iterator[Message]:
+    for offset, raw in zip(part.offsets, part.records, strict=True):
+        if isinstance(raw, bytes):
+            yield Message.from_record(part.stream, offset, raw)
+
+
+def recording(named: Sequence[tuple[str, Batch]], name: str = "record") -> AbstractContextManager[Span]:
+    """A span around the transaction that writes batches, where somebody wants spans."""
+
+    def describe() -> Description:
+        batches = [batch for _, batch in named]
+        links: list[Any] = list(chain.from_iterable(batch.links for batch in batches))
+        attributes: dict[str, str | int] = {
+            "messaging.system": "rabbitmq",
+            "messaging.operation.name": name,
+            "messaging.operation.type": "process",
+            "messaging.batch.message_count": sum(batch.messages for batch in batches),
+            "relatum.rows": sum(batch.rows for batch in batches),
+            "relatum.stream_count": len(named),
+            "db.system.name": "postgresql",
+            "db.operation.name": "COPY",
+        }
+        if len(named) > 1:
+            return Description(name, attributes, "consumer", links[:LINKS_MAX])
+        stream = named[0][0]
+        attributes["messaging.destination.name"] = stream
+        return Description(f"{name} {stream}", attributes, "consumer", links)
+
+    return otel.span(Part.RECORDER, describe)
+
+
 CHECKPOINT_OFFSETS: Final = 10_000
 """Offsets between two checkpoints: how far back, at most, rows are written again after a stream lost its tail."""
 
 
 @dataclass(slots=True)
 class Share:
-    """What one stream has in a commit.
-
-    Attributes:
-        row: The range the batch continues, as we left it; then as it is now.
-        batch: At least one message.
-        high_us: The greatest time recorded of the stream before; then as it is now.
-        checkpoint: Write down what lies at the batch's end.
-        is_committed: Whether it came through.
-        is_held_up: Whether somebody else has its range locked: nothing is written, and it is to be tried again. Where
-            neither is so, another recorder was first.
-    """
+    """What one stream has in a commit."""
 
     row: CoverageRow
     batch: Batch
@@ -51,16 +81,7 @@ class Share:
 
 
 def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
-    """Write the rows of many streams' batches and move their coverage over them, in one transaction.
-
-    Args:
-        engine: The database.
-        shares: One for each stream; they say afterwards what became of them.
-
-    Raises:
-        DatabaseUnavailable: the commit's outcome is not known; read the coverage again before going on.
-        RelatumError: PostgreSQL refuses something; nothing of any stream was written.
-    """
+    """Write the rows of many streams' batches and move their coverage over them, in one transaction."""
     moves = [TailMove(share.row, share.batch.last_offset + 1, share.batch.position()) for share in shares]
     with translated_errors(), engine.begin() as connection:
         # First, so that of a stream whose race is lost nothing is written.
@@ -88,13 +109,6 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
 
     Waits for no lock that another's rows take. The counters of what was skipped are the caller's to move: they are
     single rows, and who moves them first makes all others wait until the transaction ends.
-
-    Args:
-        connection: The transaction.
-        batches: Batches, each with the greatest time recorded of its stream before.
-
-    Returns:
-        The greatest time recorded of each stream now.
     """
     copy_rows(connection, Batch.lines([batch for batch, _ in batches]))
     blocks: list[str] = []

@@ -9,9 +9,8 @@ import sqlalchemy as sa
 
 from relatum.errors import CoverageConflict, DatabaseUnavailable
 from relatum.otel import Span
-from relatum.recording._commit import Share, commit_shares
-from relatum.recording._metrics import RecorderMetrics
-from relatum.recording._recording_span import recording
+from relatum.recording._commit import Share, commit_shares, recording
+from relatum.recording._statistics import RecorderMetrics
 from relatum.recording._writer import Writer
 
 HELD_UP_S: Final = 0.05
@@ -24,10 +23,6 @@ class Committer:
     Whatever is ready when the transaction before has ended goes into the next one: with one stream that is a lone
     message or a batch, with a thousand streams some hundred small batches, which the follower gathers. What PostgreSQL
     refuses is committed once more, each stream by itself: only those fail that are at fault.
-
-    Args:
-        engine: The database.
-        metrics: Where to tell how long transactions take.
     """
 
     def __init__(self, engine: sa.Engine, metrics: RecorderMetrics) -> None:

@@ -1,12 +1,36 @@
-"""What the table should hold of messages, and where it differs. Pure."""
+"""What the table holds of a window of a stream, what it should hold, and where the two differ.
 
+Each message with a time lies in exactly one block of the time index, and a block's ends are exactly those of its
+messages: the messages between its offsets whose times lie between its times. At most 128 messages lie between a
+block's offsets.
+"""
+
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import sqlalchemy as sa
+
 from relatum.keys import KeyDefinition, bases_of
+from relatum.limits import INTEGER_MAX, TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, TimeSource
-from relatum.store import TIME, CoverageRow, Range, covered, merged, missing, proven
+from relatum.recording._time_blocks import width_class
+from relatum.store import (
+    TIME,
+    CoverageRow,
+    Range,
+    coverage_of,
+    covered,
+    key_definitions,
+    keys,
+    may_hold_offsets,
+    merged,
+    missing,
+    proven,
+    relationships,
+    time_blocks,
+)
 
 DIFFERENCES_MAX: Final = 1_000
 """Differences listed for one stream; more are counted, and mended as well."""
@@ -79,15 +103,6 @@ class StreamVerified:
         if self.difference_count > before:
             self.damaged = merged([*self.damaged, window])
 
-    def merge(self, part: "StreamVerified") -> None:
-        """Add what was found in a later part of the stream."""
-        self.messages += part.messages
-        self.rows += part.rows
-        self.windows += part.windows
-        self.difference_count += part.difference_count
-        self.differences += part.differences[: DIFFERENCES_MAX - len(self.differences)]
-        self.damaged = merged([*self.damaged, *part.damaged])
-
 
 class Row(NamedTuple):
     """A row of the relationship table."""
@@ -109,13 +124,7 @@ class Block(NamedTuple):
 
 
 class Expected:
-    """What the table should hold of a window's messages: by the definitions in force and what the coverage says.
-
-    Args:
-        definitions: The keys in force.
-        covering: The stream's coverage.
-        within: The window.
-    """
+    """What the table should hold of a window's messages: by the definitions in force and what the coverage says."""
 
     def __init__(self, definitions: Sequence[KeyDefinition], covering: Sequence[CoverageRow], within: Range) -> None:
         self.definitions = {definition.key_id: definition for definition in definitions}
@@ -163,14 +172,7 @@ def _within(offset: int, ranges: Sequence[Range]) -> bool:
 def compare_rows(
     messages: Sequence[Message], stored: Sequence[tuple[Row, int]], expected: Expected, known_key_ids: frozenset[int]
 ) -> Iterator[Difference]:
-    """Where the rows of a window are not those its messages should have, in the order of offsets.
-
-    Args:
-        messages: The window's messages.
-        stored: The rows of the window, each with how often it is there.
-        expected: What should be there.
-        known_key_ids: Keys in force and those removed, whose rows go with the next prune.
-    """
+    """Where the rows of a window are not those its messages should have, in the order of offsets."""
     wanted, allowed = _wanted(messages, expected)
     have = {row for row, _ in stored}
     found = [_of_row("missing", row, expected) for row in wanted - have]
@@ -218,3 +220,144 @@ def _uncovered(rows: Sequence[Row], expected: Expected) -> Difference:
     return Difference(
         "uncovered", min(offsets), ", ".join(names), to_offset=max(offsets) + 1, detail=f"{len(rows):,} rows"
     )
+
+
+MARGIN_MESSAGES: Final = TIME_BLOCK_MESSAGES_MAX
+"""Messages behind a window that a block which begins in it may hold."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A block and the messages it holds: their offsets, and the least and greatest of their times."""
+
+    block: Block
+    offsets: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+
+    def is_exact(self, first_retained: int) -> bool:
+        """Whether the block's row is what its messages make it; as far as they are retained."""
+        block = self.block
+        if not self.offsets or len(self.offsets) > TIME_BLOCK_MESSAGES_MAX:
+            return False
+        if block.width_class != width_class(block.max_us - block.min_us) or block.last_offset != self.offsets[-1]:
+            return False
+        if block.first_offset < first_retained:
+            return block.first_offset >= 0
+        low, high = min(self.times), max(self.times)
+        return (block.first_offset, block.min_us, block.max_us) == (self.offsets[0], low, high)
+
+
+def compare_blocks(
+    messages: Sequence[Message],
+    blocks: Iterable[Block],
+    expected: Expected,
+    window: Range,
+    first_retained: int,
+) -> Iterator[Difference]:
+    """Where the time index is not what a window's messages make it, in the order of offsets."""
+    counts = Counter(blocks)
+    held = {block: Held(block) for block in counts}
+    found: list[Difference] = []
+    shared: set[tuple[Block, ...]] = set()
+    start, end = window
+    for message, active in walk(messages, sorted(counts)):
+        time_us = message.time_us
+        if time_us is None:
+            continue
+        mine = [block for block in active if block.min_us <= time_us <= block.max_us]
+        for block in mine:
+            held[block].offsets.append(message.offset)
+            held[block].times.append(time_us)
+        if len(mine) > 1:
+            shared.add(tuple(mine))
+        if not mine and start <= message.offset < end and expected.covers(message.offset, TIME):
+            found.append(Difference("time_missing", message.offset, "time", "", time_us, "time_blocks"))
+    # A block that is wrong may claim anything: only right ones hold a message twice.
+    exact = [[block for block in blocks if held[block].is_exact(first_retained)] for blocks in shared]
+    twice = {block for blocks in exact for block in blocks[1:]}
+    for block, count in counts.items():
+        # One that begins before what is retained belongs to the first window it reaches into.
+        if start <= block.first_offset < end or block.first_offset < first_retained == start:
+            found += _judged(held[block], count, expected, first_retained, is_twice=block in twice)
+    yield from sorted(found, key=lambda each: (each.offset, each.kind, each.detail))
+
+
+def walk(messages: Sequence[Message], blocks: Sequence[Block]) -> Iterator[tuple[Message, list[Block]]]:
+    """Each message with the blocks between whose offsets it lies. Both are walked in order."""
+    waiting = list(reversed(blocks))
+    active: list[Block] = []
+    for message in messages:
+        while waiting and waiting[-1].first_offset <= message.offset:
+            active.append(waiting.pop())
+        active = [block for block in active if block.last_offset >= message.offset]
+        yield message, active
+
+
+def _judged(held: Held, count: int, expected: Expected, first_retained: int, *, is_twice: bool) -> Iterator[Difference]:
+    block = held.block
+    place = {"table": "time_blocks", "to_offset": block.last_offset + 1, "time_us": block.min_us}
+    if not held.is_exact(first_retained):
+        yield Difference("time_wrong", block.first_offset, detail=f"{tuple(block)}", **place)  # type: ignore[arg-type]
+        return
+    if count > 1 or is_twice:
+        yield Difference("time_duplicate", block.first_offset, **place)  # type: ignore[arg-type]
+    if not all(expected.covers(offset, TIME) for offset in held.offsets):
+        yield Difference("uncovered", block.first_offset, "time", **place)  # type: ignore[arg-type]
+
+
+_ROW: Final = [relationships.c[name] for name in ("stream_offset", "key_id", "value", "time_us")]
+_BLOCK: Final = [time_blocks.c[name] for name in ("first_offset", "last_offset", "min_us", "max_us", "width_class")]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The table's rows of a window, of one moment. Rows come with how often they are there."""
+
+    rows: list[tuple[Row, int]]
+    blocks: list[Block]
+    covering: list[CoverageRow]
+    definitions: list[KeyDefinition]
+    known_key_ids: frozenset[int]
+
+
+def stored_of(connection: sa.Connection, stream_id: int, window: Range) -> Stored:
+    """Read a window. The caller's transaction is one snapshot, or holds the stream's locks.
+
+    Rows that are there more than once are counted by PostgreSQL: however often, they take the memory of one.
+    """
+    start, end = window
+    offset = relationships.c.stream_offset
+    of_window = (relationships.c.stream_id == stream_id) & (offset >= start) & (offset < end)
+    held = may_hold_offsets(stream_id, start, end)
+    rows = connection.execute(sa.select(*_ROW, sa.func.count()).where(of_window, held).group_by(*_ROW)).all()
+    blocks = connection.execute(
+        sa.select(*_BLOCK).where(
+            time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset < end, time_blocks.c.last_offset >= start
+        )
+    ).all()
+    return Stored(
+        [(Row(*row[:4]), row[4]) for row in rows],
+        [Block(*block) for block in blocks],
+        coverage_of(connection, [stream_id]),
+        key_definitions(connection),
+        known_key_ids(connection),
+    )
+
+
+def known_key_ids(connection: sa.Connection) -> frozenset[int]:
+    """The ids of all keys, those that were removed too."""
+    return frozenset(connection.execute(sa.select(keys.c.key_id)).scalars())
+
+
+def last_stored(connection: sa.Connection, stream_id: int, offset: int) -> int | None:
+    """The greatest offset from one on of which the table holds a row or a block; None where there is none."""
+    row = sa.select(sa.func.max(relationships.c.stream_offset)).where(
+        relationships.c.stream_id == stream_id,
+        relationships.c.stream_offset >= offset,
+        may_hold_offsets(stream_id, offset, INTEGER_MAX),
+    )
+    block = sa.select(sa.func.max(time_blocks.c.last_offset)).where(
+        time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset >= offset
+    )
+    found: Sequence[int | None] = [connection.execute(query).scalar_one() for query in (row, block)]
+    return max((each for each in found if each is not None), default=None)

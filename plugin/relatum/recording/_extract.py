@@ -72,11 +72,7 @@ _new_tuple: Final = tuple.__new__
 
 
 class Extractor:
-    """Takes keys and times out of messages, by the definitions in force.
-
-    Args:
-        definitions: The keys to record, with their ids in the database.
-    """
+    """Takes keys and times out of messages, by the definitions in force."""
 
     def __init__(self, definitions: Sequence[KeyDefinition]) -> None:
         self.definitions = tuple(definitions)
@@ -127,10 +123,6 @@ class Extractor:
     def from_record(self, raw: bytes, chunk_ms: int | None) -> Extracted:
         """The same as `from_message`, from a message's stored bytes.
 
-        Args:
-            raw: One message as the stream holds it.
-            chunk_ms: When its chunk was written, milliseconds since 1970.
-
         A message that is not AMQP 1.0 gives no value, one skip (`undecodable_message`) and its chunk's time.
         """
         try:
@@ -169,11 +161,7 @@ class Extractor:
                 pick_list(raw, properties, {_ID: self._message_id}, found)
 
     def _pick_each(self, raw: bytes, head: tuple[int, int, int]) -> tuple[list[Any], bool]:
-        """`_pick` for a message with a broken section: that one counts as absent, the others still serve.
-
-        Returns:
-            What was found, and whether a section counts as absent because it has too many values.
-        """
+        """`_pick` for a message with a broken section: that one counts as absent, the others still serve."""
         absent = Head(-1, -1, -1)
         usable, is_too_much = absent, False
         for name, start in zip(Head._fields, head, strict=True):

@@ -2,7 +2,10 @@
 
 Rows are written first, which waits for nobody. Then the stream is locked, for a moment: where still nobody has covered
 the part, its rows and its coverage commit together; else the rows are rolled back and what is left is looked up anew.
-So nothing is written twice, and whoever is killed leaves no trace of what was not covered.
+So nothing is written twice, and a back-fill that is killed leaves no trace of what it did not cover.
+
+What AMQP 0.9.1 recorded is read again, since that does not show compressed batches or times. A part's rows are replaced
+and its coverage changes hands in one transaction: no lookup ever sees them missing or doubled.
 """
 
 import threading
@@ -16,14 +19,12 @@ from relatum.checks import seconds_text
 from relatum.errors import CoverageConflict, ReadTimeout, StreamUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch, StreamBounds, StreamReader, ends_of_known
-from relatum.recording._again import replace_rows
 from relatum.recording._batch import Batch, readable
-from relatum.recording._commit import write_rows
+from relatum.recording._commit import recording, write_rows
 from relatum.recording._extract import Extractor
 from relatum.recording._losing import is_same, note
 from relatum.recording._part_tender import TURN_S
 from relatum.recording._ranges import Segment, unrecorded
-from relatum.recording._recording_span import recording
 from relatum.store import (
     TIME,
     CoverageRow,
@@ -31,14 +32,68 @@ from relatum.store import (
     StreamRow,
     add_filled,
     count_skips,
+    coverage,
     coverage_of,
+    group_scans,
     last_position,
     lock_stream,
     merged,
     missing,
+    relationships,
     translated_errors,
     turn_parts,
 )
+
+_SCANS: Final = sa.text("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE MODE")
+
+
+def replace_rows(
+    engine: sa.Engine, row: CoverageRow, batch: Batch, to_offset: int, key_ids: Sequence[int], *, with_time: bool
+) -> CoverageRow | None:
+    """Put what the stream protocol showed in the place of what AMQP 0.9.1 did, from a range's begin up to an offset."""
+    stream_id = row.stream_id
+    with translated_errors(), engine.begin() as connection:
+        lock_stream(connection, stream_id)
+        rows = coverage_of(connection, [stream_id])
+        if row not in rows or row.is_tail:
+            raise CoverageConflict("another recorder changed the range first; nothing was written", stream="")
+        of_part = (
+            (relationships.c.stream_id == stream_id)
+            & (relationships.c.stream_offset >= row.from_offset)
+            & (relationships.c.stream_offset < to_offset)
+        )
+        mine = relationships.c.key_id == sa.any_(sa.literal(list(row.key_ids), sa.ARRAY(sa.SmallInteger)))
+        before = connection.execute(sa.delete(relationships).where(of_part, mine)).rowcount
+        write_rows(connection, [(batch, None)])
+        if batch.rows != before:
+            _scan_again(connection, stream_id, row.from_offset, to_offset)
+        left = _carve(connection, row, to_offset)
+        position = batch.position() if batch.messages else None
+        others = [each for each in rows if each.coverage_id != row.coverage_id]
+        filled = Filled(row.from_offset, to_offset, tuple(sorted(key_ids)), with_time, position)
+        add_filled(connection, stream_id, others, filled)
+    return left
+
+
+def _carve(connection: sa.Connection, row: CoverageRow, to_offset: int) -> CoverageRow | None:
+    """Leave of the range what lies behind an offset."""
+    this = coverage.c.coverage_id == row.coverage_id
+    if to_offset >= row.to_offset:
+        connection.execute(sa.delete(coverage).where(this))
+        return None
+    connection.execute(sa.update(coverage).where(this).values(from_offset=to_offset))
+    rows = coverage_of(connection, [row.stream_id])
+    return next(each for each in rows if each.coverage_id == row.coverage_id)
+
+
+def _scan_again(connection: sa.Connection, stream_id: int, start: int, end: int) -> None:
+    """Let consumers of groups look again at what they went through without the messages that came to light."""
+    connection.execute(_SCANS)
+    scanned = (
+        (group_scans.c.stream_id == stream_id) & (group_scans.c.from_offset < end) & (group_scans.c.to_offset > start)
+    )
+    connection.execute(sa.delete(group_scans).where(scanned))
+
 
 CONFLICTS_MAX: Final = 20
 """How often a part is looked up anew because somebody else moved the coverage, before it is given up."""
@@ -72,11 +127,7 @@ class Pace:
 
 
 def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], bounds: StreamBounds) -> None:
-    """Make sure that the stream is the one whose coverage this is.
-
-    Raises:
-        CoverageConflict: it is another: only a recorder begins a new generation.
-    """
+    """Make sure that the stream is the one whose coverage this is."""
     position = last_position(rows)
     if position is not None and not is_same(reader, stream, position, bounds):
         raise CoverageConflict(
@@ -85,17 +136,7 @@ def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], b
 
 
 class Filler:
-    """Records what a part of one stream lacks.
-
-    Args:
-        engine: The database.
-        reader: An open reader.
-        stream: The stream's present generation.
-        definitions: The keys in force.
-        on_commit: Called after each transaction.
-        pace: What holds the reading back; None for nothing.
-        stop: Set it to end after the transaction under way.
-    """
+    """Records what a part of one stream lacks."""
 
     def __init__(
         self,
@@ -124,15 +165,7 @@ class Filler:
         return frozenset(key.key_id for key in self._definitions)
 
     def complete(self, segment: Segment) -> bool:
-        """Fill a segment, or what others have left of it.
-
-        Returns:
-            Whether something was covered; not so where it holds only batches that cannot be unpacked here.
-
-        Raises:
-            CoverageConflict: the stream is another one now, or others keep moving the coverage.
-            StreamUnavailable, ReadTimeout: the broker does not give what it should hold; safe to repeat.
-        """
+        """Fill a segment, or what others have left of it."""
         conflicts, least = 0, segment.to_offset - segment.from_offset
         self._has_covered = False
         while True:
@@ -152,18 +185,15 @@ class Filler:
                 return self._has_covered
 
     def read_again(self, row: CoverageRow) -> bool:
-        """Read by the stream protocol what AMQP 0.9.1 recorded, and replace it; False where it cannot be unpacked here.
-
-        Raises:
-            CoverageConflict: the stream is another one now, or somebody else changed the range.
-            StreamUnavailable, ReadTimeout: the broker does not give what it should hold; safe to repeat.
-        """
+        """Read again by the stream protocol what AMQP 0.9.1 recorded; False where it cannot be unpacked here."""
         with translated_errors(), self._engine.begin() as connection:
             rows = coverage_of(connection, [self._stream.stream_id])
         bounds = self._reader.bounds(self._stream.name)
         check_same(self._reader, self._stream.name, rows, bounds)
         key_ids = frozenset(row.key_ids) & self.key_ids
-        is_timed = any(each.with_time and _meet(each, row) for each in rows)
+        is_timed = any(
+            each.with_time and each.from_offset < row.to_offset and row.from_offset < each.to_offset for each in rows
+        )
         wanted = key_ids | ({TIME} if self._stream.record_time and not is_timed else set())
         part = Segment(max(row.from_offset, bounds.first or 0), row.to_offset, wanted)
         work = _Work(row.stream_id, part, Extractor([key for key in self._definitions if key.key_id in key_ids]))
@@ -314,11 +344,6 @@ class Filler:
         if tail is None or tail.to_offset < part.to_offset:
             # What we read there is not what the stream holds now.
             raise CoverageConflict("the stream lost its tail meanwhile", stream=self._stream.name)
-
-
-def _meet(one: CoverageRow, other: CoverageRow) -> bool:
-    """Whether two ranges have offsets in common."""
-    return one.from_offset < other.to_offset and other.from_offset < one.to_offset
 
 
 class _Work:

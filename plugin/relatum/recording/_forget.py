@@ -1,43 +1,73 @@
 """Forgetting streams: what was derived of them is deleted; what somebody keeps of them for good is not.
 
-First, in one short transaction, a stream's rows in `streams` are taken out of force: from then on no look-up answers
+First, in one short transaction, a stream's rows in `streams` are taken out of force: from then on no lookup answers
 from it, and nobody can write anything more of it. What it left is then deleted in bounded transactions, its rows in
-`streams` last. Whoever is killed in between is finished by the next `forget` of that name, or by `prune`.
+`streams` last. A forget that is killed in between is finished by the next `forget` of that name, or by `prune`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_name, checked_names, meant
 from relatum.errors import StreamInUse, StreamNotFound
-from relatum.recording._deleting import BATCH_ROWS, delete_batch, delete_between
-from relatum.recording._in_use import reason_of
-from relatum.recording._prune_groups import prune_groups
-from relatum.recording._row_counts import row_counts
+from relatum.recording._overview import row_counts
+from relatum.recording._prune import BATCH_ROWS, FORGOTTEN_TABLES, finish_forgotten
 from relatum.store import (
     FORGOTTEN,
+    RECORDERS,
     AnyDatabase,
     StreamRow,
     as_engine,
-    checkpoints,
-    coverage,
-    events,
-    group_scans,
-    group_states,
-    receipts,
+    holders_of,
     relationships,
-    skips,
     streams,
-    time_blocks,
     translated_errors,
 )
 
-_COUNTED: Final = (time_blocks, checkpoints, receipts, skips, events, group_scans, coverage)
-"""The tables that are derived from streams, but for the largest."""
+_NEEDED: Final = {
+    "super stream": "contexts or affinity sets of {!r} are placed in it; retire the partition first",
+    "collector": "the collector {!r} follows it, or has messages of it that are not finished",
+    "consumer": "the consumer {!r} of groups reads it by name; remove that one first",
+    "groups": "the consumer {!r} has not finished groups that began in it",
+}
+"""Why a stream is needed, as a person reads it, by the kind of who needs it."""
+
+_NEEDING: Final = sa.text("""
+    SELECT 'super stream', name FROM relatum.super_streams JOIN relatum.super_stream_partitions USING (super_stream_id)
+    WHERE vhost = CAST(:vhost AS text) AND stream = CAST(:stream AS text) AND state = 'active'
+    UNION ALL
+    SELECT 'collector', collector.name
+    FROM relatum.collectors AS collector JOIN relatum.collector_sources AS source USING (collector_id)
+    WHERE collector.vhost = CAST(:vhost AS text) AND source.stream = CAST(:stream AS text)
+        AND (EXISTS (
+                SELECT FROM relatum.collector_members AS member
+                WHERE member.member_id = source.member_id AND member.lease_expires_at >= clock_timestamp())
+            OR EXISTS (
+                SELECT FROM relatum.collected_messages AS message
+                WHERE message.source_id = source.source_id AND message.finished_at IS NULL))
+    UNION ALL
+    SELECT 'consumer', name FROM relatum.group_consumers
+    WHERE vhost = CAST(:vhost AS text) AND streams && CAST(:names AS text[])
+    UNION ALL
+    SELECT 'groups', name FROM relatum.group_consumers JOIN relatum.group_states USING (consumer_id)
+    WHERE stream_id = ANY (CAST(:ids AS integer[])) AND state IN ('ready', 'claimed')
+    LIMIT 1""")
+
+
+def reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | None:
+    """Why a stream is needed, as a person reads it and with what to do; None where nobody needs it."""
+    ids = [row.stream_id for row in rows]
+    for holder in holders_of(connection, RECORDERS, ids).values():
+        return f"the recorder {holder} records it; stop that one first"
+    names = sorted({name for row in rows for name in (row.name, row.super_stream) if name is not None})
+    asked = {"vhost": rows[0].vhost, "stream": rows[0].name, "names": names, "ids": ids}
+    found = connection.execute(_NEEDING, asked).first()
+    return None if found is None else _NEEDED[found[0]].format(found[1])
+
 
 _ROWS: Final = [streams.c[name] for name in StreamRow.__dataclass_fields__]
 
@@ -58,10 +88,6 @@ class ForgottenStream:
     def total(self) -> int:
         """All of them."""
         return self.rows.total()
-
-
-Listener = Callable[[str, int], None]
-"""Told of a table, and how many of its rows a transaction deleted."""
 
 
 def forget(
@@ -148,11 +174,7 @@ def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "
 
 
 def _generations(connection: sa.Connection, vhost: str, names: Iterable[str]) -> dict[str, list[StreamRow]]:
-    """All generations of the streams that are meant, by name, oldest first.
-
-    Raises:
-        StreamNotFound: there is none of a name.
-    """
+    """All generations of the streams that are meant, by name, oldest first."""
     found: dict[str, list[StreamRow]] = {}
     for name in names:
         named = (streams.c.name == name) | (streams.c.super_stream == name)
@@ -182,7 +204,7 @@ def _counted(
     ids = [row.stream_id for row in rows]
     found = ForgottenStream(name, rows[-1].super_stream, needed=reason_of(connection, rows))
     found.rows[relationships.name] = sum(counts.get(stream_id, 0) for stream_id in ids)
-    for table in _COUNTED:
+    for table in FORGOTTEN_TABLES:
         query = sa.select(sa.func.count()).select_from(table).where(table.c.stream_id.in_(ids))
         found.rows[table.name] = connection.execute(query).scalar_one()
     found.rows[streams.name] = len(ids)
@@ -205,63 +227,3 @@ def _retire(engine: sa.Engine, vhost: str, name: str) -> None:
                 lease_holder=None,
             )
         )
-
-
-def finish_forgotten(
-    engine: sa.Engine, tell: Listener, *, batch_rows: int = BATCH_ROWS, name: tuple[str, str] | None = None
-) -> None:
-    """Delete what is left of streams that were forgotten, in bounded transactions.
-
-    Args:
-        engine: The database.
-        tell: Told of each transaction that deleted something.
-        batch_rows: Rows deleted in one transaction at most.
-        name: Virtual host and name of the stream; None for all that were forgotten.
-    """
-    mine = streams.c.state == FORGOTTEN
-    if name is not None:
-        mine &= (streams.c.vhost == name[0]) & (streams.c.name == name[1])
-    with translated_errors(), engine.begin() as connection:
-        ids = list(connection.scalars(sa.select(streams.c.stream_id).where(mine).order_by(streams.c.stream_id)))
-    for stream_id in ids:
-        _delete_rows(engine, stream_id, tell, batch_rows)
-    if not ids:
-        return
-    # After the rows, which say of which groups there still is a message.
-    for deleted in prune_groups(engine, {}, replaced=True, batch_rows=batch_rows):
-        if deleted:
-            tell(group_states.name, deleted)
-    # A group that has messages in other streams may have begun here: what is left to say where is this one row.
-    unnamed = ~sa.exists().where(group_states.c.stream_id == streams.c.stream_id)
-    with translated_errors(), engine.begin() as connection:
-        gone = sa.delete(streams).where(streams.c.stream_id.in_(ids), streams.c.state == FORGOTTEN, unnamed)
-        if deleted := connection.execute(gone).rowcount:
-            tell(streams.name, deleted)
-
-
-def _delete_rows(engine: sa.Engine, stream_id: int, tell: Listener, batch_rows: int) -> None:
-    """Delete one generation's rows but the last one, in `streams`."""
-
-    def tell_of(table: sa.Table) -> Callable[[int], None]:
-        return lambda rows: tell(table.name, rows)
-
-    offset: sa.Column[Any] = relationships.c.stream_offset
-    of_stream = relationships.c.stream_id == stream_id
-    start, stop = _span(engine, stream_id)
-    delete_between(engine, offset, of_stream, (start, stop), batch_rows, tell_of(relationships))
-    # Once the coverage is gone, a recorder that was stopped for longer than its lease cannot commit. What it did commit
-    # meanwhile is deleted behind it; of the rows it lies behind the span, and before that nothing should be.
-    for table in (*_COUNTED, *_COUNTED):
-        while deleted := delete_batch(engine, table, table.c.stream_id == stream_id, batch_rows):
-            tell(table.name, deleted)
-    beside = of_stream & ((offset >= stop) | (offset < start))
-    while deleted := delete_batch(engine, relationships, beside, batch_rows):
-        tell(relationships.name, deleted)
-
-
-def _span(engine: sa.Engine, stream_id: int) -> tuple[int, int]:
-    """The offsets that the coverage spans; empty where it is gone already."""
-    query = sa.select(sa.func.min(coverage.c.from_offset), sa.func.max(coverage.c.to_offset))
-    with translated_errors(), engine.begin() as connection:
-        start, stop = connection.execute(query.where(coverage.c.stream_id == stream_id)).one()
-    return (0, 0) if start is None else (start, stop)

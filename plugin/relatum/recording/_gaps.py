@@ -15,19 +15,12 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.errors import (
-    BrokerUnavailable,
-    CoverageConflict,
-    DatabaseUnavailable,
-    StreamNotFound,
-    StreamUnavailable,
-)
+from relatum.errors import BrokerUnavailable, CoverageConflict, DatabaseUnavailable, StreamNotFound, StreamUnavailable
 from relatum.following import Follower
 from relatum.recording._fill import Filler
-from relatum.recording._holes import late_holes
+from relatum.recording._opening import late_holes
 from relatum.recording._ranges import Segment, gaps
-from relatum.recording._track import Track, Tracks
-from relatum.recording._worker import Worker
+from relatum.recording._track import Track, Tracks, Worker
 from relatum.recording._writer import Writer
 from relatum.store import TIME, CoverageRow, Range, StreamRow, coverage_of, key_definitions, translated_errors
 from relatum.waiting import QUESTION_S, Outages, backoff
@@ -41,15 +34,7 @@ _WHO: Final = "closing of gaps"
 
 
 class GapCloser(Worker):
-    """Looks for gaps in what this process records, and closes them.
-
-    Args:
-        engine: The database.
-        follower: Its reader asks and reads.
-        tracks: The streams this process records.
-        outages: Where to tell what is away.
-        stop: Ends it, after the transaction under way.
-    """
+    """Looks for gaps in what this process records, and closes them."""
 
     def __init__(
         self,

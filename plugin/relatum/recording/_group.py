@@ -18,23 +18,13 @@ from relatum.recording._committer import Committer
 from relatum.recording._gaps import GapCloser
 from relatum.recording._intake import Intake
 from relatum.recording._keeper import Keeper
-from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._opener import Opener
 from relatum.recording._opening import Opened
 from relatum.recording._part_tender import PartTender
-from relatum.recording._statistics import RecorderStatistics
-from relatum.recording._track import Missing, State, Then, Track, Tracks
-from relatum.recording._worker import Worker
+from relatum.recording._statistics import RecorderMetrics, RecorderStatistics
+from relatum.recording._track import Missing, State, Then, Track, Tracks, Worker
 from relatum.recording._writer import RecordedListener, Writer
-from relatum.store import (
-    LEASE_S,
-    RECORDERS,
-    Member,
-    component_engine,
-    database_name,
-    streams_named,
-    translated_errors,
-)
+from relatum.store import LEASE_S, RECORDERS, Member, component_engine, database_name, streams_named, translated_errors
 from relatum.waiting import QUESTION_S, Deadline, Outages, backoff, ended
 
 logger = logging.getLogger("relatum.recorder")
@@ -56,16 +46,7 @@ DRAIN_LOOK_S: Final = 0.002
 
 
 class RecorderGroup:
-    """Records streams, with so many threads and connections, whatever their number. See docs/adr/0015.
-
-    Args:
-        address: The broker.
-        engine: The database.
-        name: Members of one name share their streams. None: it shares with nobody, and takes what nobody has.
-        on_recorded: Called after each commit that holds receipts.
-        holder: The member's own name; by default one made of host and process.
-        lease_s: How long its lease holds without renewal.
-    """
+    """Records streams, with so many threads and connections, whatever their number. See docs/adr/0015."""
 
     def __init__(
         self,
@@ -112,11 +93,7 @@ class RecorderGroup:
         return self.metrics.statistics()
 
     def reader(self) -> StreamReader:
-        """The reader for questions, the follower's.
-
-        Raises:
-            BrokerUnavailable, AccessRefused, ConfigurationError: none can be opened.
-        """
+        """The reader for questions, the follower's."""
         return self.follower.reader()
 
     def add(self, stream: str, super_stream: str | None = None) -> None:
@@ -134,12 +111,7 @@ class RecorderGroup:
             part.start()
 
     def check_broker(self) -> None:
-        """See that there is something to record.
-
-        Raises:
-            AnotherBroker: all that is to be recorded is another broker's.
-            Transient: that cannot be told now.
-        """
+        """See that there is something to record."""
         names = [track.name for track in self._tracks.all()]
         with translated_errors(), self._engine.begin() as connection:
             rows = streams_named(connection, self._address.vhost, names, partitions=False)
@@ -216,11 +188,7 @@ class RecorderGroup:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def drain(self, until: float) -> None:
-        """Wait until what is in the streams now is recorded, as far as this process is about to record it.
-
-        Args:
-            until: When to give up, by the monotonic clock.
-        """
+        """Wait until what is in the streams now is recorded, as far as this process is about to record it."""
         tracks = {track.name: track for track in self._tracks.all()}
         try:
             # A reader of its own, which gives up in time.

@@ -9,8 +9,7 @@ from relatum.following import Attached, CaughtUp, Event, Failed, Follower, Hole,
 from relatum.reading import RecordBatch
 from relatum.recording._batch import is_readable, readable
 from relatum.recording._committer import Committer
-from relatum.recording._track import Missing, PassOver, State, Then, Track, Tracks
-from relatum.recording._worker import Worker
+from relatum.recording._track import Missing, PassOver, State, Then, Track, Tracks, Worker
 from relatum.recording._writer import Writer
 from relatum.waiting import Outages
 
@@ -25,15 +24,7 @@ LARGE_RECORDS: Final = 512
 
 
 class Intake(Worker):
-    """Hands what is read to the writers of the streams.
-
-    Args:
-        follower: What reads.
-        tracks: The streams.
-        committer: What commits; it goes on when all that was taken at once is in batches.
-        outages: Told of streams that go on.
-        stop: Ends it.
-    """
+    """Hands what is read to the writers of the streams."""
 
     def __init__(
         self, follower: Follower, tracks: Tracks, committer: Committer, outages: Outages, stop: threading.Event

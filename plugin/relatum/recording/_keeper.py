@@ -16,8 +16,7 @@ from relatum.following import Follower, Reach
 from relatum.recording._broker import OwnBroker
 from relatum.recording._opener import Opener
 from relatum.recording._prune import prune_expired, prune_receipts
-from relatum.recording._track import State, Then, Track, Tracks
-from relatum.recording._worker import Worker
+from relatum.recording._track import State, Then, Track, Tracks, Worker
 from relatum.store import (
     Member,
     Share,
@@ -56,18 +55,7 @@ class _Found(NamedTuple):
 
 
 class Keeper(Worker):
-    """Keeps this member's lease and its share of the streams, in a thread of its own.
-
-    Args:
-        engine: The database.
-        vhost: The streams' virtual host.
-        member: Its lease.
-        tracks: The streams.
-        follower: Follows them.
-        opener: Opens those it is given.
-        outages: Where to tell that the database is away.
-        broker: The broker that they are of.
-    """
+    """Keeps this member's lease and its share of the streams, in a thread of its own."""
 
     def __init__(
         self,

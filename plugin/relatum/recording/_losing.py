@@ -39,11 +39,7 @@ logger = logging.getLogger("relatum.recorder")
 
 
 def is_same(reader: StreamReader, stream: str, position: Position, bounds: StreamBounds) -> bool:
-    """Whether the stream still holds, at an offset, what lay there. True where retention has taken the offset.
-
-    Raises:
-        StreamUnavailable: nobody can say now, as at a node that lags; wait and ask again, and conclude nothing.
-    """
+    """Whether the stream still holds, at an offset, what lay there. True where retention has taken the offset."""
     if bounds.first is not None and position.offset < bounds.first:
         return True
     # Asked also where the bounds end before it: they may be older than the position.
@@ -58,16 +54,7 @@ def is_same(reader: StreamReader, stream: str, position: Position, bounds: Strea
 
 
 def after_loss(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bool:
-    """The stream is not what was recorded: cut back to where both agree, or begin a new generation.
-
-    Returns:
-        Whether it is the same stream still: False where a new generation has begun.
-
-    Raises:
-        StreamNotFound: the broker has no such stream.
-        StreamUnavailable: nobody can say now what of it agrees.
-        CoverageConflict: another recorder works on it; try again.
-    """
+    """The stream is not what was recorded: cut back to where both agree, or begin a new generation."""
     bounds = ends_of_known(reader, stream.name)
     with translated_errors(), engine.begin() as connection:
         tail = tail_of(connection, stream.stream_id)
@@ -193,11 +180,7 @@ def _closed_range(tail: CoverageRow, cut: int) -> dict[str, object]:
 
 
 def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> None:
-    """Go on behind offsets that retention has taken. They are a hole, unless nothing was ever recorded before them.
-
-    Raises:
-        CoverageConflict: another recorder moved the tail meanwhile; nothing was written.
-    """
+    """Go on behind offsets that retention has taken. They are a hole, unless nothing was ever recorded before them."""
     with translated_errors(), engine.begin() as connection:
         tail = _move_tail(connection, stream, to_offset)
         connection.execute(
@@ -214,11 +197,7 @@ def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> None:
 
 
 def _move_tail(connection: sa.Connection, stream: StreamRow, to_offset: int) -> CoverageRow:
-    """Close the tail, and open one like it further on; gives the one that was closed.
-
-    Raises:
-        CoverageConflict: another recorder moved it meanwhile.
-    """
+    """Close the tail, and open one like it further on; gives the one that was closed."""
     tail = tail_of(connection, stream.stream_id)
     if tail is None or tail.to_offset >= to_offset:
         raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
@@ -234,11 +213,7 @@ def _open_tail(connection: sa.Connection, like: CoverageRow, from_offset: int, p
 
 
 def pass_over(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str) -> None:
-    """Go on behind messages that cannot be unpacked here, and leave them uncovered: a gap that is tried again.
-
-    Raises:
-        CoverageConflict: another recorder moved the tail meanwhile; nothing was written.
-    """
+    """Go on behind messages that cannot be unpacked here, and leave them uncovered: a gap that is tried again."""
     with translated_errors(), engine.begin() as connection:
         tail = _move_tail(connection, stream, to_offset)
         last = sa.select(sa.func.max(events.c.event_id)).where(events.c.stream_id == stream.stream_id).scalar_subquery()

@@ -13,8 +13,7 @@ from relatum.following import Follower, Hole, Replaced
 from relatum.recording._broker import OwnBroker, adopt
 from relatum.recording._losing import after_loss, note_missing, pass_hole, pass_over
 from relatum.recording._opening import Opened, open_streams
-from relatum.recording._track import LOOK_S, Missing, PassOver, State, Then, Track, Tracks, next_look
-from relatum.recording._worker import Worker
+from relatum.recording._track import LOOK_S, Missing, PassOver, State, Then, Track, Tracks, Worker, next_look
 from relatum.recording._writer import Writer
 from relatum.store import StreamRow
 from relatum.waiting import Outages, Server, backoff, ended, within
@@ -28,17 +27,7 @@ _WHO: Final = "opening streams"
 
 
 class Opener(Worker):
-    """Opens the streams that this member has, all that are due at once.
-
-    Args:
-        engine: The database.
-        tracks: The streams.
-        follower: Follows them.
-        broker: The broker that they are of.
-        writer_of: Makes a stream's writer.
-        outages: Where to tell what is away.
-        stop: Ends it.
-    """
+    """Opens the streams that this member has, all that are due at once."""
 
     def __init__(
         self,
@@ -73,7 +62,9 @@ class Opener(Worker):
         while not self._stop.is_set():
             tracks = self._next()
             try:
-                self._note_missing()
+                while self._missing:
+                    note_missing(self._engine, self._missing[0])
+                    del self._missing[0]
                 if tracks:
                     self._see_whose([track for track in tracks if track.state is State.DOUBTED])
                     self._open([track for track in tracks if track.state is State.HELD])
@@ -213,11 +204,6 @@ class Opener(Worker):
             track.was_missing = True
             self._missing.append(row)
             self._tracks.changed.notify_all()
-
-    def _note_missing(self) -> None:
-        while self._missing:
-            note_missing(self._engine, self._missing[0])
-            del self._missing[0]
 
     # --- looks ----------------------------------------------------------------------------------------------------
 

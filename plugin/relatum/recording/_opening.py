@@ -1,16 +1,17 @@
-"""Opening streams for recording, any number of them at once: where the tail of each goes on, and by what it is known.
+"""Where recording of each stream goes on, and by what the stream is known: for any number of them at once.
 
-The broker is asked nothing here: that a stream is the one that was recorded is told by the message at the position by
-which it is known, which the follower reads first.
+A stream is the one that was recorded where the message at its last recorded position is as it was: the follower reads
+that message first.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
-from relatum.recording._holes import late_holes
+from relatum.recording._statistics import LATELY_S
 from relatum.store import (
     CoverageRow,
     NewTail,
@@ -18,6 +19,8 @@ from relatum.store import (
     StreamRow,
     close_tails,
     coverage_of,
+    events,
+    interval,
     key_definitions,
     last_position,
     open_tails,
@@ -26,19 +29,31 @@ from relatum.store import (
     translated_errors,
 )
 
+_MOST: Final = 1000
+"""Holes looked at of one stream, the newest."""
+
+
+def late_holes(connection: sa.Connection, stream_ids: Iterable[int]) -> dict[int, list[tuple[float, int]]]:
+    """The holes noticed within `LATELY_S`, by stream: how many seconds ago, and how many offsets each has."""
+    age_s = sa.extract("epoch", sa.func.now() - events.c.at)
+    rows = connection.execute(
+        sa.select(events.c.stream_id, age_s, events.c.to_offset - events.c.from_offset)
+        .where(events.c.stream_id == sa.any_(sa.literal(sorted(stream_ids), sa.ARRAY(sa.Integer))))
+        .where(events.c.kind == "hole", events.c.to_offset.is_not(None))
+        .where(events.c.at > sa.func.now() - interval(LATELY_S))
+        .order_by(events.c.event_id.desc())
+    )
+    found: dict[int, list[tuple[float, int]]] = {}
+    for stream_id, age, offsets in rows:
+        of_stream = found.setdefault(stream_id, [])
+        if len(of_stream) < _MOST:
+            of_stream.append((float(age), int(offsets)))
+    return found
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A stream ready to be recorded from `tail.to_offset` on.
-
-    Attributes:
-        stream: Its row.
-        tail: Its tail.
-        definitions: The keys it is recorded by.
-        high_us: The greatest time recorded of it lately.
-        known: What was recorded last, by which the stream is known; None where nothing was.
-        holes: Those noticed lately, see `late_holes`.
-    """
+    """A stream ready to be recorded from `tail.to_offset` on."""
 
     stream: StreamRow
     tail: CoverageRow
@@ -49,15 +64,7 @@ class Opened:
 
 
 def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
-    """Find where recording goes on: by the tails that are there, or new ones where other keys are in force.
-
-    Args:
-        engine: The database.
-        rows: The streams' present generations.
-
-    Returns:
-        Those that were opened; not those whose tail another recorder opened or moved at this moment.
-    """
+    """Find where recording goes on: by the tails that are there, or new ones where other keys are in force."""
     by_id = {row.stream_id: row for row in rows}
     ids = sorted(by_id)
     with translated_errors(), engine.begin() as connection:

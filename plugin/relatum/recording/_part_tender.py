@@ -7,8 +7,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.recording._track import Tracks
-from relatum.recording._worker import Worker
+from relatum.recording._track import Tracks, Worker
 from relatum.store import PART_BYTES, close_parts, drop_parts, empty_parts, turn_parts
 from relatum.waiting import Outages
 
@@ -28,12 +27,6 @@ class PartTender(Worker):
 
     In a thread of its own: to build an index anew takes a while. Each recorder has one; who comes second finds nothing
     to do.
-
-    Args:
-        engine: The database.
-        tracks: The streams this process records.
-        outages: Where to tell what is away.
-        stop: Ends it.
     """
 
     def __init__(self, engine: sa.Engine, tracks: Tracks, outages: Outages, stop: threading.Event) -> None:

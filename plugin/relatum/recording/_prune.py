@@ -1,37 +1,152 @@
-"""Taking rows away whose messages are gone: dropped by retention, of a replaced stream, of a removed key."""
+"""Taking rows away whose messages are gone: dropped by retention, of a replaced or forgotten stream, of a removed key.
+
+Many rows are deleted in bounded transactions, so that nobody waits long for a lock or for vacuum.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_names
 from relatum.errors import RelatumError, StreamNotFound
+from relatum.membership import GROUP_KEY, value_bounds
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error
-from relatum.recording._deleting import BATCH_ROWS, delete_batch
-from relatum.recording._forget import finish_forgotten
-from relatum.recording._prune_groups import prune_groups
 from relatum.store import (
+    FORGOTTEN,
     AnyDatabase,
+    Range,
     StreamRow,
+    array,
+    arrays,
     as_engine,
     check_recorded,
     checkpoints,
     coverage,
     coverage_of,
     drop_parts,
+    events,
+    group_scans,
+    group_states,
     interval,
     keys,
     receipts,
     relationships,
     retain_from,
+    skips,
     streams,
     streams_named,
     time_blocks,
     translated_errors,
 )
+
+BATCH_ROWS: Final = 10_000
+"""Rows deleted in one transaction: a fraction of a second."""
+
+
+def delete_batch(engine: sa.Engine, table: sa.Table, gone: sa.ColumnElement[bool], batch_rows: int) -> int:
+    """Delete a bounded number of rows. They are named by their places, since no table needs a key of its own."""
+    place: sa.ColumnElement[Any] = sa.literal_column("ctid")
+    chosen = sa.select(place).select_from(table).where(gone).limit(batch_rows)
+    # Asked again of the row itself: a range of the coverage may have grown since it was chosen.
+    statement = sa.delete(table).where(place == sa.any_(sa.func.array(chosen.scalar_subquery())), gone)
+    with translated_errors(), engine.begin() as connection:
+        return connection.execute(statement).rowcount
+
+
+def delete_between(
+    engine: sa.Engine,
+    column: sa.Column[int],
+    of_stream: sa.ColumnElement[bool],
+    span: Range,
+    batch_rows: int,
+    tell: Callable[[int], None],
+) -> None:
+    """Delete a stream's rows from one offset up to before another, window by window.
+
+    An index by blocks would show the same pages for each batch, those that were emptied before among them: a window
+    shows each page about once. Windows grow where little lies and shrink where much does.
+    """
+    start, stop = span
+    width = batch_rows
+    while start < stop:
+        end = min(stop, start + width)
+        deleted = delete_batch(engine, column.table, of_stream & (column >= start) & (column < end), batch_rows)
+        if deleted:
+            tell(deleted)
+        if deleted >= batch_rows:
+            width = max(1, width // 2)  # There may be more in this window.
+            continue
+        start = end
+        if deleted < batch_rows // 4:
+            width *= 2
+
+
+_FINAL: Final = group_states.c.state.in_(["open", "done", "dead"])
+"""A group that is ready or claimed stays: whoever gets it learns that its messages are gone."""
+
+_REPLACED: Final = sa.select(streams.c.stream_id).where(streams.c.replaced_at.is_not(None))
+
+
+def prune_groups(engine: sa.Engine, floors: Mapping[int, int], *, replaced: bool, batch_rows: int) -> Iterator[int]:
+    """Delete the states of groups of which no message is retained, in one pass; gives the rows of each transaction.
+
+    What was acknowledged is kept as long as the table names a message of the group, so that a late duplicate of one
+    does not open it again; and as long as its first message may be recorded again.
+    """
+    if replaced:
+        with translated_errors(), engine.begin() as connection:
+            yield connection.execute(sa.delete(group_scans).where(group_scans.c.stream_id.in_(_REPLACED))).rowcount
+    after: tuple[int, str] | None = (-1, "")
+    while after is not None:
+        with translated_errors(), engine.begin() as connection:
+            rows = connection.execute(_candidates(after, floors, replaced=replaced).limit(batch_rows)).all()
+            after = tuple(rows[-1]) if len(rows) == batch_rows else None
+            yield connection.execute(_unnamed(), _bounds(rows)).rowcount if rows else 0
+
+
+def _candidates(after: tuple[int, str], floors: Mapping[int, int], *, replaced: bool) -> sa.Select[Any]:
+    states = group_states.c
+    floor = arrays("floor", stream_id=array(floors, sa.Integer), first=array(floors.values(), sa.BigInteger))
+    is_gone: sa.ColumnElement[bool] = sa.exists().where(
+        floor.c.stream_id == states.stream_id, floor.c.first > states.first_offset
+    )
+    if replaced:
+        is_gone = is_gone | states.stream_id.in_(_REPLACED)
+    place = sa.tuple_(states.consumer_id, states.group_id)
+    query = sa.select(states.consumer_id, states.group_id).where(place > sa.tuple_(*after), _FINAL, is_gone)
+    return query.order_by(states.consumer_id, states.group_id)
+
+
+def _bounds(rows: Any) -> dict[str, Any]:
+    lows, highs = zip(*(value_bounds(group_id) for _, group_id in rows), strict=True)
+    return {
+        "consumer_ids": [row.consumer_id for row in rows],
+        "group_ids": [row.group_id for row in rows],
+        "lows": list(lows),
+        "highs": list(highs),
+    }
+
+
+def _unnamed() -> sa.Delete:
+    """Delete those groups of which the table names no message; asked of the rows themselves, which may have changed."""
+    chosen = arrays("chosen", consumer_id=sa.Integer, group_id=sa.Text, low=sa.Text, high=sa.Text)
+    key_ids = sa.select(keys.c.key_id).where(keys.c.name == GROUP_KEY.name, keys.c.removed_at.is_(None))
+    named = sa.exists().where(
+        relationships.c.key_id == key_ids.scalar_subquery(),
+        relationships.c.value >= chosen.c.low.collate("C"),
+        relationships.c.value < chosen.c.high.collate("C"),
+    )
+    return sa.delete(group_states).where(
+        group_states.c.consumer_id == chosen.c.consumer_id,
+        group_states.c.group_id == chosen.c.group_id.collate("C"),
+        _FINAL,
+        ~named,
+    )
+
 
 RECEIPTS_S: Final = 3600
 """Seconds a receipt is kept."""
@@ -178,3 +293,61 @@ def _orphans() -> list[tuple[sa.Table, sa.ColumnElement[bool]]]:
 def prune_receipts(engine: sa.Engine) -> int:
     """Delete one batch of receipts that are too old for anybody to wait for them."""
     return delete_batch(engine, *_orphans()[-1], BATCH_ROWS)
+
+
+# --- what a forgotten stream has left ---------------------------------------------------------------------------------
+
+FORGOTTEN_TABLES: Final = (time_blocks, checkpoints, receipts, skips, events, group_scans, coverage)
+"""The tables that are derived from streams, but for the largest."""
+
+Listener = Callable[[str, int], None]
+"""Told of a table, and how many of its rows a transaction deleted."""
+
+
+def finish_forgotten(
+    engine: sa.Engine, tell: Listener, *, batch_rows: int = BATCH_ROWS, name: tuple[str, str] | None = None
+) -> None:
+    """Delete what is left of streams that were forgotten, in bounded transactions."""
+    mine = streams.c.state == FORGOTTEN
+    if name is not None:
+        mine &= (streams.c.vhost == name[0]) & (streams.c.name == name[1])
+    with translated_errors(), engine.begin() as connection:
+        ids = list(connection.scalars(sa.select(streams.c.stream_id).where(mine).order_by(streams.c.stream_id)))
+    for stream_id in ids:
+        _delete_rows(engine, stream_id, tell, batch_rows)
+    if not ids:
+        return
+    # After the rows, which say of which groups there still is a message.
+    for deleted in prune_groups(engine, {}, replaced=True, batch_rows=batch_rows):
+        if deleted:
+            tell(group_states.name, deleted)
+    # A group that has messages in other streams may have begun here: what is left to say where is this one row.
+    unnamed = ~sa.exists().where(group_states.c.stream_id == streams.c.stream_id)
+    with translated_errors(), engine.begin() as connection:
+        gone = sa.delete(streams).where(streams.c.stream_id.in_(ids), streams.c.state == FORGOTTEN, unnamed)
+        if deleted := connection.execute(gone).rowcount:
+            tell(streams.name, deleted)
+
+
+def _delete_rows(engine: sa.Engine, stream_id: int, tell: Listener, batch_rows: int) -> None:
+    """Delete one generation's rows but the last one, in `streams`."""
+    offset: sa.Column[Any] = relationships.c.stream_offset
+    of_stream = relationships.c.stream_id == stream_id
+    start, stop = _span(engine, stream_id)
+    delete_between(engine, offset, of_stream, (start, stop), batch_rows, partial(tell, relationships.name))
+    # Once the coverage is gone, a recorder that was stopped for longer than its lease cannot commit. What it did commit
+    # meanwhile is deleted behind it; of the rows it lies behind the span, and before that nothing should be.
+    for table in (*FORGOTTEN_TABLES, *FORGOTTEN_TABLES):
+        while deleted := delete_batch(engine, table, table.c.stream_id == stream_id, batch_rows):
+            tell(table.name, deleted)
+    beside = of_stream & ((offset >= stop) | (offset < start))
+    while deleted := delete_batch(engine, relationships, beside, batch_rows):
+        tell(relationships.name, deleted)
+
+
+def _span(engine: sa.Engine, stream_id: int) -> tuple[int, int]:
+    """The offsets that the coverage spans; empty where it is gone already."""
+    query = sa.select(sa.func.min(coverage.c.from_offset), sa.func.max(coverage.c.to_offset))
+    with translated_errors(), engine.begin() as connection:
+        start, stop = connection.execute(query.where(coverage.c.stream_id == stream_id)).one()
+    return (0, 0) if start is None else (start, stop)

@@ -24,15 +24,7 @@ logger = logging.getLogger("relatum.recorder")
 
 
 class PublishersKeys:
-    """The keys of one publisher.
-
-    Args:
-        engine: The database.
-        definitions: What the publisher says they are.
-        outages: Where to tell that the database is away.
-        defines: Whether they are defined here where they are not; else they are only compared.
-        look_s: Seconds between two comparisons once they agreed.
-    """
+    """The keys of one publisher."""
 
     def __init__(
         self,
@@ -98,12 +90,7 @@ def begin_beside(thread: threading.Thread, agreement: KeyAgreement) -> None:
 
 
 class KeyWatcher:
-    """Compares a publisher's keys with the database, in a thread of its own, where others record.
-
-    Args:
-        database: PostgreSQL's URL, or a `Database`.
-        definitions: What the publisher says they are.
-    """
+    """Compares a publisher's keys with the database, in a thread of its own, where others record."""
 
     def __init__(self, database: AnyDatabase, definitions: Sequence[KeyDefinition]) -> None:
         self._database = bounded(database, 1)

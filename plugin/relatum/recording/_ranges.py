@@ -17,13 +17,7 @@ class Segment:
 
 
 def unrecorded(rows: Sequence[CoverageRow], within: Range, key_ids: Iterable[int]) -> list[Segment]:
-    """The parts of a range in which some of the keys are not recorded, in order, as long as they can be.
-
-    Args:
-        rows: The stream's coverage.
-        within: Which offsets to look at.
-        key_ids: Which keys, `TIME` for the messages' times.
-    """
+    """The parts of a range in which some of the keys are not recorded, in order, as long as they can be."""
     gaps = {key_id: missing(within, covered(rows, key_id)) for key_id in key_ids}
     cuts = sorted({edge for ranges in gaps.values() for gap in ranges for edge in gap})
     segments: list[Segment] = []

@@ -9,13 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from relatum.checks import as_options, checked_count, checked_event, checked_name, checked_names, checked_seconds
-from relatum.errors import (
-    AccessRefused,
-    ConfigurationError,
-    DatabaseUnavailable,
-    NotFound,
-    RelatumError,
-)
+from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, NotFound, RelatumError
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.processes import of_one_process
@@ -169,11 +163,7 @@ class Recorder:
             self._group.outages.over(_NAMES)
 
     def _find_streams(self, stop: threading.Event) -> bool | None:
-        """Start a recorder for each stream and each partition.
-
-        Returns:
-            False where a name is not known for what it is yet; None where the broker cannot be asked now.
-        """
+        """Start a recorder for each stream and each partition."""
         try:
             reader = self._group.reader()
             for name in self._names:

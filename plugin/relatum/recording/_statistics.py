@@ -1,10 +1,22 @@
-"""What a recorder tells of itself."""
+"""What a process's recorders tell: how far each stream is, what was recorded, and how long it took."""
 
-from collections.abc import Mapping
+import collections
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
-from relatum.metrics import Counter, Distribution, Each, Greatest, Least, Observed, reported
+from relatum.metrics import Counter, Distribution, Each, Greatest, Histogram, Least, Observed, reported
+from relatum.recording._batch import Batch
+from relatum.waiting import Outages, Server
+
+LATELY_S: Final = 86_400
+"""Seconds that a hole is told of after it was noticed: a day, so that nobody misses it and no alert stays for ever.
+
+A counter would not do: a hole is noticed at a recorder's start, most often, and a counter that begins at 1 shows no
+increase.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,3 +74,174 @@ class RecorderStatistics:
     is_database_up: Annotated[
         bool, Least("relatum_database_up", "Whether PostgreSQL answered the last time it was asked")
     ]
+
+
+class Progress:
+    """How far one process is with one stream. Times are seconds since 1970.
+
+    What is not recorded counts from the oldest message that is known to lack. Where none is known, since nobody can be
+    asked or nobody has asked yet, it counts from the last moment at which nothing lacked: the lag is as much at most,
+    and grows until somebody knows better. It never reads 0 for want of knowledge.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._unwritten: Callable[[], float | None] | None = None
+        self._whole_at = clock()
+        """When nothing lacked for the last time; at first, when this process began to care."""
+        self._lacking: tuple[int, float] | None = None
+        """An offset that is not recorded, and when what lies there was written."""
+        self.is_standby = False
+        """Whether another process recorded the stream the last time the database was asked: the lag is its to tell."""
+        self.recorded: int | None = None
+        """The last offset that this process knows to be recorded; -1 where that is none, None where it knows none."""
+        self._holes: list[tuple[float, int]] = []
+        self.end: int | None = None
+        """The offset of the stream's last message, as it was seen last; -1 where it is empty."""
+        self.messages = self.rows = self.reconnects = 0
+        self.skipped: collections.Counter[str] = collections.Counter()
+
+    def statistics(self) -> RecordedStream:
+        """What is told of the stream."""
+        return RecordedStream(
+            is_recording=self.is_recording,
+            recorded_offset=self.recorded,
+            stream_offset=self.end,
+            lag_offsets=self.lag_offsets,
+            lag_s=self.lag_s,
+            hole_offsets=self.hole_offsets,
+            messages=self.messages,
+            rows=self.rows,
+            skipped=dict(self.skipped),
+            reconnects=self.reconnects,
+        )
+
+    def count(self, batch: Batch) -> None:
+        """Count what was committed; one thread commits what is in a stream."""
+        self.messages += batch.messages
+        self.rows += batch.rows
+        for (_, _, reason), count in batch.skips.items():
+            self.skipped[reason] += count
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether this process follows the stream and writes its rows now."""
+        return self._unwritten is not None
+
+    def begin(self, recorded: int, end: int | None, unwritten: Callable[[], float | None]) -> None:
+        """Note that recording begins."""
+        with self._lock:
+            self.is_standby, self.recorded, self._unwritten, self.end = False, recorded, unwritten, None
+        if end is not None:
+            self.show(end)
+
+    def stop(self) -> None:
+        """Note that recording has ended, for whatever reason."""
+        with self._lock:
+            unwritten, self._unwritten = self._unwritten, None
+            oldest = unwritten() if unwritten is not None else None
+            if oldest is not None and self.recorded is not None and self._lacking is None:
+                self._lacking = self.recorded + 1, oldest
+
+    def stand_by(self) -> None:
+        """Note that another process records the stream: what this one knew of it says nothing any more."""
+        with self._lock:
+            self.is_standby, self.recorded, self.end, self._lacking = True, None, None, None
+            self._whole_at = self._clock()
+
+    def lost(self, holes: Iterable[tuple[float, int]]) -> None:
+        """Note which holes there are: how many seconds ago each was noticed, and how many offsets it has."""
+        now = self._clock()
+        self._holes = [(now - age_s, offsets) for age_s, offsets in holes]
+
+    @property
+    def hole_offsets(self) -> int:
+        """Offsets that retention took before they were recorded, as far as that was noticed within a day."""
+        since = self._clock() - LATELY_S
+        return sum(offsets for noticed_at, offsets in self._holes if noticed_at > since)
+
+    def written(self, recorded: int, at: float) -> None:
+        """Note that all up to an offset is recorded, and when what lies there was written: what lacks is younger."""
+        with self._lock:
+            self.recorded = recorded
+            self._whole_at = max(self._whole_at, at)
+            if self._lacking is not None and recorded >= self._lacking[0]:
+                self._lacking = None
+
+    def read(self, offset: int) -> None:
+        """Note that the stream goes as far as that, at least. Takes no lock: it is called for each chunk."""
+        if self.end is None or self.end < offset:
+            self.end = offset
+
+    def show(self, end: int | None) -> None:
+        """Note where the stream ends now; None where it is empty, or not there."""
+        with self._lock:
+            self.end = -1 if end is None else end
+            if self.end <= (-1 if self.recorded is None else self.recorded):
+                self._whole_at, self._lacking = self._clock(), None
+
+    @property
+    def lag_offsets(self) -> int | None:
+        """Offsets between the stream's end and the last recorded; None where that is not known."""
+        with self._lock:
+            if self.is_standby or self.end is None or self.recorded is None:
+                return None
+            return max(0, self.end - self.recorded)
+
+    @property
+    def lag_s(self) -> float | None:
+        """Age of the oldest message that is not recorded, at most; None for one that stands by."""
+        with self._lock:
+            if self.is_standby:
+                return None
+            oldest = self._oldest()
+            return 0.0 if oldest is None else max(0.0, self._clock() - oldest)
+
+    def _oldest(self) -> float | None:
+        """When the oldest message that lacks was written, or since when that is not known; None where none lacks."""
+        if self._lacking is not None:
+            return self._lacking[1]
+        if self._unwritten is None:
+            return self._whole_at
+        read = self._unwritten()
+        if read is not None:
+            return read
+        behind = self.end is None or self.recorded is None or self.end > self.recorded
+        return self._whole_at if behind else None
+
+
+class RecorderMetrics:
+    """The progress of one recorder with each of its streams, which is told from the moment the stream is named."""
+
+    def __init__(self, outages: Outages) -> None:
+        self._outages = outages
+        self._lock = threading.Lock()
+        self._streams: dict[str, Progress] = {}
+        self.batch_s = Histogram()
+
+    def named(self, names: Iterable[str]) -> None:
+        """Tell of names that are to be recorded, whatever they turn out to be."""
+        for name in names:
+            self.stream(name)
+
+    def stream(self, name: str) -> Progress:
+        """What is told of a stream from now on."""
+        with self._lock:
+            return self._streams.setdefault(name, Progress())
+
+    def forget(self, name: str) -> None:
+        """Tell nothing more of a name: it is no stream's."""
+        with self._lock:
+            self._streams.pop(name, None)
+
+    def statistics(self) -> RecorderStatistics:
+        """What is known of all. It asks nobody, so that it always answers."""
+        with self._lock:
+            streams = list(self._streams.items())
+        return RecorderStatistics(
+            streams={name: progress.statistics() for name, progress in streams},
+            batch_s=self.batch_s.observed(),
+            is_broker_up=self._outages.is_up(Server.BROKER),
+            is_database_up=self._outages.is_up(Server.DATABASE),
+        )

@@ -21,8 +21,8 @@ from relatum.errors import (
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, BrokerIdentity, StreamBounds, StreamReader, bounds_or_error, is_of_all
 from relatum.recording._broker import check_broker
+from relatum.recording._overview import bytes_of_a_row, row_counts
 from relatum.recording._ranges import gaps
-from relatum.recording._row_counts import bytes_of_a_row, row_counts
 from relatum.store import (
     RECORDERS,
     STATEMENT_S,
@@ -236,7 +236,8 @@ def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader | RelatumE
         stream=stream.name,
         super_stream=stream.super_stream,
         generation=stream.generation,
-        state=_state_of(error, rows) or _recording_state(recorder, rows),
+        state=_state_of(error, rows)
+        or ("not_recorded" if not rows else "unattended" if recorder is None else "recording"),
         first=bounds.first,
         last=bounds.last,
         recorded_to=recorded_to,
@@ -262,13 +263,6 @@ _STATES: Final[tuple[tuple[type[RelatumError], str], ...]] = (
     (AnotherBroker, "another_broker"),
     (Transient, "unavailable"),
 )
-
-
-def _recording_state(recorder: str | None, rows: Sequence[CoverageRow]) -> str:
-    """The state of a stream that can be read."""
-    if not rows:
-        return "not_recorded"
-    return "unattended" if recorder is None else "recording"
 
 
 def _state_of(error: RelatumError | None, rows: Sequence[CoverageRow]) -> str | None:

@@ -43,16 +43,7 @@ def width_class(width_us: int) -> int:
 def time_blocks(
     offsets: Sequence[int], times: Sequence[int], high_us: int | None
 ) -> tuple[list[TimeBlock], int | None]:
-    """The blocks of consecutive messages.
-
-    Args:
-        offsets: The messages' offsets, ascending.
-        times: Their times, microseconds, one for each offset.
-        high_us: The greatest time recorded of the stream before; None where that is not known.
-
-    Returns:
-        The blocks, and the greatest time now.
-    """
+    """The blocks of consecutive messages."""
     if len(times) == 1:
         # What most streams have in a commit of many.
         (at,) = times

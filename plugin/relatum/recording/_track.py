@@ -3,16 +3,37 @@
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
 from relatum.following import Follower, Hole, Replaced
-from relatum.recording._progress import Progress
+from relatum.recording._statistics import Progress
 from relatum.recording._writer import Writer
 from relatum.store import StreamRow
 from relatum.waiting import QUESTION_S, backoff
+
+
+class Worker(ABC):
+    """Does its part of recording in a thread of its own, from `start` until what it was made with says that it ends."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for its end, so many seconds at most; None: for as long as it takes."""
+        self._thread.join(timeout_s)
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Work."""
+
 
 LOOK_S: Final = 30.0
 """How often a stream is asked where it begins and ends: for the metrics, and to prune what retention dropped."""
@@ -75,19 +96,14 @@ After = Then | Hole | Replaced | PassOver | Missing
 
 
 class Track:
-    """One stream. Changed under the lock of its `Tracks`.
-
-    Args:
-        name: The stream's name.
-        super_stream: The super stream it is a partition of.
-        progress: Where to tell how far it is.
-    """
+    """One stream. Changed under the lock of its `Tracks`."""
 
     def __init__(self, name: str, super_stream: str | None, progress: Progress) -> None:
         self.name = name
         self.super_stream = super_stream
         self.progress = progress
-        self.who = who_records(name)
+        self.who = f"recording of stream {name!r}"
+        """By which name its recording is told to wait."""
         self.state = State.NEW
         self.row: StreamRow | None = None
         self.is_there = False
@@ -130,17 +146,8 @@ def next_look() -> float:
     return time.monotonic() + LOOK_S * (0.5 + random.random())  # noqa: S311 - nothing secret
 
 
-def who_records(stream: str) -> str:
-    """By which name a stream's recording is told to wait."""
-    return f"recording of stream {stream!r}"
-
-
 class Tracks:
-    """All streams of a process, with the lock under which they change.
-
-    Args:
-        follower: Follows them.
-    """
+    """All streams of a process, with the lock under which they change."""
 
     def __init__(self, follower: Follower) -> None:
         self.changed = threading.Condition()

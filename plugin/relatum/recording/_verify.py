@@ -10,7 +10,7 @@ are of one moment with the coverage that says so; what is recorded later is not 
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -26,17 +26,23 @@ from relatum.errors import (
     NothingRecorded,
     RelatumError,
 )
-from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, is_of_all
 from relatum.recording._broker import check_broker
-from relatum.recording._compare import Difference, Expected, StreamVerified, compare_rows
-from relatum.recording._compare_blocks import MARGIN_MESSAGES, compare_blocks
-from relatum.recording._compare_coverage import compare_coverage, judged_to
-from relatum.recording._compare_positions import compare_positions, is_replaced, verdict_of
-from relatum.recording._rows_behind import rows_behind
-from relatum.recording._stored import Stored, known_key_ids, last_stored, stored_of
-from relatum.recording._strays import verify_strays
+from relatum.recording._compare import (
+    MARGIN_MESSAGES,
+    Difference,
+    Expected,
+    Stored,
+    StreamVerified,
+    compare_blocks,
+    compare_rows,
+    known_key_ids,
+    last_stored,
+    stored_of,
+)
+from relatum.recording._compare_coverage import compare_coverage, compare_positions, is_replaced, judged_to, verdict_of
+from relatum.recording._strays import rows_behind, verify_strays
 from relatum.store import (
     AnyDatabase,
     CoverageRow,
@@ -46,7 +52,6 @@ from relatum.store import (
     at_one_moment,
     coverage_of,
     current_stream,
-    key_definitions,
     streams_named,
     translated_errors,
 )
@@ -107,20 +112,51 @@ def verify(
     """
     if streams is not None:
         streams = checked_names("streams", streams)
+    if seed is not None:
+        checked_count("seed", seed, least=INTEGER_MIN, most=INTEGER_MAX)
+    if sample is None:
+        seed = None
+    elif isinstance(sample, bool) or not isinstance(sample, int | float) or not 0 <= sample <= 1:
+        raise InvalidInput(f"sample= takes a share from 0 to 1, not {shown(sample)}")
+    elif seed is None:
+        seed = random.randrange(1 << 32)  # noqa: S311 - a sample, nothing secret
     address = BrokerAddress.of(broker, stream_url)
-    seed = checked_sample(sample, seed)
-    chosen = partial(chosen_windows, sample=sample, seed=seed)
+    chosen = partial(_chosen_windows, sample=sample, seed=seed)
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         found: list[StreamVerified] = []
         failed: dict[str, RelatumError] = {}
-        for name, super_stream in _all_recorded(engine, address.vhost) if streams is None else named(reader, streams):
+        for name, super_stream in _meant(engine, reader, address.vhost, streams):
             try:
                 found.append(_compared(engine, reader, address.vhost, name, super_stream, chosen, progress))
+            except AnotherBroker as error:
+                failed[name] = error
+            except (DatabaseUnavailable, ConfigurationError):
+                raise
             except RelatumError as error:
-                leave_out(failed, name, error)
-        check_any(found, failed)
+                if is_of_all(error):
+                    raise
+                failed[name] = error
+        if failed and not found:
+            raise next(iter(failed.values()))
         found += verify_strays(engine)
         return VerifyReport(found, sample is None, seed, address, failed)
+
+
+def _meant(
+    engine: sa.Engine, reader: StreamReader, vhost: str, names: Sequence[str] | None
+) -> Iterator[tuple[str, str | None]]:
+    """The streams to compare, each with the super stream that it is a partition of."""
+    if names is None:
+        with translated_errors(), engine.connect() as connection:
+            rows = streams_named(connection, vhost, None)
+        if not rows:
+            raise NothingRecorded(
+                f"no stream of the virtual host {vhost!r} is recorded: nothing to compare", vhost=vhost
+            )
+        yield from ((row.name, row.super_stream) for row in rows)
+    for name in names or ():
+        partitions = reader.partitions(name)
+        yield from ((partition, name) for partition in partitions) if partitions else [(name, None)]
 
 
 def _compared(
@@ -133,90 +169,47 @@ def _compared(
     progress: Callable[[StreamVerified], None] | None,
 ) -> StreamVerified:
     """One stream, compared."""
-    result, subject = plan_verification(engine, reader, vhost, name, super_stream)
-    if subject is not None:
-        comparison = Comparison(engine, reader, subject)
-        for window in chosen(result):
-            comparison.compare(window, result)
-            if progress is not None:
-                progress(result)
-        comparison.finish(result)
+    result, stream = plan_verification(engine, reader, vhost, name, super_stream)
+    if stream is None:
+        return result
+    unlisted: list[tuple[int, int]] = []
+    """Of each window with differences that there was no room to list: the last offset of those, and how many."""
+    for window in chosen(result):
+        read = read_window(reader, name, window)
+        with at_one_moment(engine) as connection:
+            stored = stored_of(connection, stream.stream_id, window)
+        found = list(compare_window(*read, stored, window, result.from_offset))
+        listed = len(result.differences)
+        result.add_window(window, found)
+        if more := found[len(result.differences) - listed :]:
+            unlisted.append((max(each.offset for each in more), len(more)))
+        result.messages += len(read[0])
+        result.rows += sum(count for _, count in stored.rows)
+        if progress is not None:
+            progress(result)
+    if result.difference_count:
+        # What retention took while we compared is no difference.
+        first = reader.bounds(name).first or 0
+        kept = [each for each in result.differences if each.offset >= first or each.table in ("coverage", "streams")]
+        result.difference_count -= len(result.differences) - len(kept)
+        result.difference_count -= sum(count for last, count in unlisted if last < first)
+        result.differences = kept
+    for difference in rows_behind(engine, stream.stream_id, result.to_offset):
+        result.add(difference)
     return result
-
-
-def leave_out(failed: dict[str, RelatumError], name: str, error: RelatumError) -> None:
-    """Note that a stream cannot be compared, so that the others are.
-
-    Raises:
-        RelatumError: the error, where it is not about this stream: a database or a broker that does not answer.
-    """
-    is_of_stream = isinstance(error, AnotherBroker)
-    if not is_of_stream and (is_of_all(error) or isinstance(error, (DatabaseUnavailable, ConfigurationError))):
-        raise error
-    failed[name] = error
-
-
-def check_any(found: Sequence[StreamVerified], failed: Mapping[str, RelatumError]) -> None:
-    """Raise the first error where nothing could be compared at all."""
-    if failed and not found:
-        raise next(iter(failed.values()))
-
-
-def checked_sample(sample: float | None, seed: int | None) -> int | None:
-    """The seed that chooses a sample; None where all is compared.
-
-    Raises:
-        InvalidInput: the sample is no share.
-    """
-    if seed is not None:
-        checked_count("seed", seed, least=INTEGER_MIN, most=INTEGER_MAX)
-    if sample is None:
-        return None
-    if isinstance(sample, bool) or not isinstance(sample, int | float) or not 0 <= sample <= 1:
-        raise InvalidInput(f"sample= takes a share from 0 to 1, not {shown(sample)}")
-    return random.randrange(1 << 32) if seed is None else seed  # noqa: S311 - a sample, nothing secret
-
-
-def named(reader: StreamReader, names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """Streams, and the partitions of super streams with the super stream's name."""
-    for name in names:
-        partitions = reader.partitions(name)
-        yield from ((partition, name) for partition in partitions) if partitions else [(name, None)]
-
-
-def _all_recorded(engine: sa.Engine, vhost: str) -> list[tuple[str, str | None]]:
-    with translated_errors(), engine.connect() as connection:
-        found = [(row.name, row.super_stream) for row in streams_named(connection, vhost, None)]
-    if not found:
-        raise NothingRecorded(f"no stream of the virtual host {vhost!r} is recorded: nothing to compare", vhost=vhost)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A stream to compare, and the keys in force."""
-
-    stream: StreamRow
-    definitions: tuple[KeyDefinition, ...]
-    first_retained: int = 0
 
 
 def plan_verification(
     engine: sa.Engine, reader: StreamReader, vhost: str, name: str, super_stream: str | None = None
-) -> tuple[StreamVerified, Subject | None]:
-    """What to compare of a stream: a result whose offsets say up to where, and the stream.
+) -> tuple[StreamVerified, StreamRow | None]:
+    """What to compare of a stream: a result whose offsets say from where up to where, and the stream.
 
     What the tables say of the stream as a whole is compared here. Where there is nothing more to compare the stream is
     None: it was never recorded, or it was replaced, which the result says.
-
-    Raises:
-        StreamNotFound: there is no such stream.
-        AnotherBroker: it was recorded from another one.
     """
     result = StreamVerified(name, super_stream=super_stream)
     with at_one_moment(engine) as connection:
         stream = current_stream(connection, vhost, name)
-        definitions = key_definitions(connection)
         known = known_key_ids(connection)
         rows = coverage_of(connection, [stream.stream_id]) if stream else []
         recorded_to = max((row.to_offset for row in rows), default=0)
@@ -228,7 +221,14 @@ def plan_verification(
         return result, None
     check_broker(engine, reader, stream)
     result.is_recorded, result.stream_id = True, stream.stream_id
-    _note_unproven(reader, rows, bounds, result)
+    # What cannot be judged is no difference.
+    if not bounds.is_proven:
+        result.unproven.append("the stream's end is not its leader's word: coverage behind it was not judged")
+    if any(row.over_amqp and row.from_offset < row.to_offset for row in rows):
+        result.unproven.append(
+            "recorded in part over AMQP 0.9.1, which release 0.4 did, and which proves nothing absent: rows missing "
+            "there were not looked for"
+        )
     if _differs(engine, reader, name, rows, bounds, result):
         return result, None
     proven = bounds if bounds.is_proven else StreamBounds(bounds.first, None)
@@ -237,20 +237,7 @@ def plan_verification(
     result.to_offset = judged_to(recorded_to, stray, bounds.last)
     result.from_offset = result.to_offset if bounds.first is None else min(bounds.first, result.to_offset)
     result.windows_total = -(-(result.to_offset - result.from_offset) // WINDOW_OFFSETS)
-    return result, Subject(stream, tuple(definitions), result.from_offset)
-
-
-def _note_unproven(
-    reader: StreamReader, rows: Sequence[CoverageRow], bounds: StreamBounds, result: StreamVerified
-) -> None:
-    """Say what cannot be judged, and why. It is no difference."""
-    if not bounds.is_proven:
-        result.unproven.append("the stream's end is not its leader's word: coverage behind it was not judged")
-    if any(row.over_amqp and row.from_offset < row.to_offset for row in rows):
-        result.unproven.append(
-            "recorded in part over AMQP 0.9.1, which release 0.4 did, and which proves nothing absent: rows missing "
-            "there were not looked for"
-        )
+    return result, stream
 
 
 def _differs(
@@ -277,7 +264,7 @@ def windows(start: int, end: int) -> list[Range]:
     return [(at, min(end, at + WINDOW_OFFSETS)) for at in range(start, end, WINDOW_OFFSETS)]
 
 
-def chosen_windows(result: StreamVerified, sample: float | None, seed: int | None) -> list[Range]:
+def _chosen_windows(result: StreamVerified, sample: float | None, seed: int | None) -> list[Range]:
     """The windows of a stream to compare, in order: all, or a share of them that the seed chooses; at least one."""
     every = windows(result.from_offset, result.to_offset)
     if sample is None or not every:
@@ -286,57 +273,12 @@ def chosen_windows(result: StreamVerified, sample: float | None, seed: int | Non
     return sorted(random.Random(f"{seed} {result.stream}").sample(every, count))  # noqa: S311 - nothing secret
 
 
-class Comparison:
-    """Compares windows of one stream with the table."""
-
-    def __init__(self, engine: sa.Engine, reader: StreamReader, subject: Subject) -> None:
-        self._engine = engine
-        self._reader = reader
-        self._stream = subject.stream
-        self._first_retained = subject.first_retained
-        self._unlisted: list[tuple[int, int]] = []
-        """Of each window with differences that there was no room to list: the last offset of those, and how many."""
-
-    def compare(self, window: Range, result: StreamVerified) -> None:
-        """Compare one window, and add what was found to the result."""
-        read = read_window(self._reader, self._stream.name, window)
-        with at_one_moment(self._engine) as connection:
-            stored = stored_of(connection, self._stream.stream_id, window)
-        found = list(compare_window(read, stored, window, self._first_retained))
-        listed = len(result.differences)
-        result.add_window(window, found)
-        if unlisted := found[len(result.differences) - listed :]:
-            self._unlisted.append((max(each.offset for each in unlisted), len(unlisted)))
-        result.messages += len(read.messages)
-        result.rows += sum(count for _, count in stored.rows)
-
-    def finish(self, result: StreamVerified) -> None:
-        """Do what takes all windows' results: look behind the coverage, and forgive what retention took meanwhile."""
-        self._forgive_expired(result)
-        for difference in rows_behind(self._engine, self._stream.stream_id, result.to_offset):
-            result.add(difference)
-
-    def _forgive_expired(self, result: StreamVerified) -> None:
-        """What retention took while we compared is no difference."""
-        if not result.difference_count:
-            return
-        first = self._reader.bounds(result.stream).first or 0
-        kept = [each for each in result.differences if each.offset >= first or each.table in ("coverage", "streams")]
-        result.difference_count -= len(result.differences) - len(kept)
-        result.difference_count -= sum(count for last, count in self._unlisted if last < first)
-        result.differences = kept
+WindowMessages = tuple[list[Message], list[Message]]
+"""A window's messages, and those behind it that a block which begins in it may hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class WindowRead:
-    """A window's messages, and those behind it that its blocks may hold."""
-
-    messages: list[Message]
-    behind: list[Message]
-
-
-def read_window(reader: StreamReader, stream: str, window: Range) -> WindowRead:
-    """Read a window's messages, and as many more as a block can hold."""
+def read_window(reader: StreamReader, stream: str, window: Range) -> WindowMessages:
+    """Read a window's messages, and as many more behind it as a block of the time index can hold."""
     start, end = window
     messages: list[Message] = []
     behind: list[Message] = []
@@ -347,12 +289,13 @@ def read_window(reader: StreamReader, stream: str, window: Range) -> WindowRead:
         behind.append(message)
         if len(behind) >= MARGIN_MESSAGES:
             break
-    return WindowRead(messages, behind)
+    return messages, behind
 
 
-def compare_window(read: WindowRead, stored: Stored, window: Range, first_retained: int) -> Iterator[Difference]:
+def compare_window(
+    messages: Sequence[Message], behind: Sequence[Message], stored: Stored, window: Range, first_retained: int
+) -> Iterator[Difference]:
     """Where the table differs from a window's messages."""
     expected = Expected(stored.definitions, stored.covering, window)
-    yield from compare_rows(read.messages, stored.rows, expected, stored.known_key_ids)
-    both = [*read.messages, *read.behind]
-    yield from compare_blocks(both, stored.blocks, expected, window, first_retained)
+    yield from compare_rows(messages, stored.rows, expected, stored.known_key_ids)
+    yield from compare_blocks([*messages, *behind], stored.blocks, expected, window, first_retained)

@@ -14,11 +14,10 @@ from relatum.following import Records
 from relatum.otel import Part, is_on
 from relatum.reading import RecordBatch
 from relatum.recording._batch import BATCH_BYTES_MAX, Batch
-from relatum.recording._commit import CHECKPOINT_OFFSETS, Share
+from relatum.recording._commit import CHECKPOINT_OFFSETS, Share, add_links
 from relatum.recording._extract import Extractor
 from relatum.recording._opening import Opened
-from relatum.recording._progress import Progress
-from relatum.recording._recording_span import add_links
+from relatum.recording._statistics import Progress
 
 RecordedListener = Callable[[str, list[tuple[str, int]]], None]
 """Called after a commit with the stream's name and the (AMQP `message_id`, offset) pairs somebody waits for."""
@@ -31,18 +30,7 @@ _CHECKPOINT_S: Final = 30.0
 
 
 class Writer:
-    """Takes what is read of one stream, and has it committed.
-
-    Args:
-        opened: Where recording goes on.
-        submit: Has it committed, once the committer is told to go on.
-        done: Told of the records that need not be held any more.
-        ended: Told once, when all is committed that was put before `finish`, or of the error that ends it.
-        goes_on: Told of the first commit.
-        busy: Tells how many streams have something to commit.
-        progress: Where to tell how far it is.
-        on_recorded: Called after each commit that holds receipts.
-    """
+    """Takes what is read of one stream, and has it committed."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ Rooms and packages bring their commands themselves, by the entry-point group `re
 the application that finds them.
 """
 
-from relatum.terminal._exits import EPILOG, ExitCode, exit_code_of
+from relatum.terminal._exits import EPILOG, ExitCode, exit_code_of, stop_signals
 from relatum.terminal._log_lines import JsonFormatter, LogFormat, LogLevel, TextFormatter, set_up_logging
 from relatum.terminal._messages_shown import message_document, print_messages
 from relatum.terminal._moments import FORMS, ReadMoment, SinceOption, UntilOption, parse_moment, read_moment
@@ -36,7 +36,6 @@ from relatum.terminal._shared_options import (
     require_database,
     spread,
 )
-from relatum.terminal._stopping import stop_signals
 
 __all__ = [
     "EPILOG",

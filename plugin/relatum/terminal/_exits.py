@@ -1,5 +1,9 @@
-"""Exit codes, each for one thing a caller can do."""
+"""How a command ends: exit codes, each for one thing a caller can do, and the signals that stop it."""
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Final
 
@@ -68,3 +72,24 @@ EPILOG: Final = (
     "6 not there; 7 different; 8 not recorded or not finished yet; 9 bad data; 10 failed or dead; "
     "11 unproven; 12 declined; 13 stdout cannot be written; 141 its reader had enough."
 )
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set; a second one of them ends the process as usual."""
+    stop = threading.Event()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def on_signal(*_: object) -> None:
+        stop.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in numbers:
+        signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

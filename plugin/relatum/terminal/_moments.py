@@ -35,13 +35,6 @@ def read_moment(text: str, now: datetime | None = None) -> ReadMoment:
 
     `FORMS` are the ways to write one. A time without a day is the last one that there was; without a zone it is UTC, as
     the times are that commands show.
-
-    Args:
-        text: What was written.
-        now: The present, with a zone; None for the clock's.
-
-    Raises:
-        typer.BadParameter: it is no moment.
     """
     now = datetime.now(UTC) if now is None else now
     text = text.strip()

@@ -114,12 +114,7 @@ def plain_text(text: str, style: str = "") -> Text:
 
 
 def print_json(document: Any, *, one_line: bool = False) -> None:
-    """Print one JSON document.
-
-    Args:
-        document: What `json` can write; a `datetime` becomes ISO 8601 text.
-        one_line: True for JSON lines; else it is indented.
-    """
+    """Print one JSON document."""
     is_ascii = not _is_unicode(sys.stdout)
     print(json.dumps(document, indent=None if one_line else 2, ensure_ascii=is_ascii, default=_plain), flush=True)
 
@@ -145,11 +140,7 @@ _OF_OUTPUT: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EF
 
 @contextmanager
 def ending_with_output() -> Iterator[None]:
-    """End the process, with a code of its own, where stdout cannot be written or nobody reads it any more.
-
-    Raises:
-        SystemExit: so it was. What is left of the output is dropped, so that the interpreter's end does not meet it.
-    """
+    """End the process, with a code of its own, where stdout cannot be written or nobody reads it any more."""
     try:
         if isinstance(sys.stdout, io.TextIOWrapper) and not _is_unicode(sys.stdout):
             # A dash that such a terminal lacks is no reason to show nothing.
@@ -209,11 +200,7 @@ def size_text(count: float | None) -> str:
 
 
 def confirm(question: str) -> None:
-    """Ask on stderr, and end the command unless the answer is yes; nobody to answer is no.
-
-    Raises:
-        typer.Exit: with `ExitCode.DECLINED`.
-    """
+    """Ask on stderr, and end the command unless the answer is yes; nobody to answer is no."""
     # Not by click, which writes a blank to stdout and ends with code 1.
     typer.echo(f"{question} [y/N]: ", nl=False, err=True)
     answer = "" if sys.stdin is None or sys.stdin.closed else sys.stdin.readline()

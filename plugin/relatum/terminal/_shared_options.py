@@ -62,11 +62,7 @@ JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON 
 
 
 def require_broker(url: str | None) -> str:
-    """The broker's URL.
-
-    Raises:
-        ConfigurationError: none was given.
-    """
+    """The broker's URL."""
     if not url:
         raise ConfigurationError(
             f"which RabbitMQ? Give --broker or set {BROKER_VARIABLE} to amqp://user:password@host:5672/{_TO_TRY}"
@@ -75,11 +71,7 @@ def require_broker(url: str | None) -> str:
 
 
 def require_database(url: str | None) -> str:
-    """The database's URL.
-
-    Raises:
-        ConfigurationError: none was given.
-    """
+    """The database's URL."""
     if not url:
         raise ConfigurationError(
             f"which PostgreSQL? Give --database or set {DATABASE_VARIABLE} to postgresql://user:password@host:5432/name{_TO_TRY}"
@@ -154,11 +146,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def parse_span(text: str) -> float:
-    """Seconds from text: a number, or one with s, m, h or d.
-
-    Raises:
-        typer.BadParameter: it is none, or longer than time can be.
-    """
+    """Seconds from text: a number, or one with s, m, h or d."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if not found:
         raise typer.BadParameter(f"{text!r} is no span of time: give seconds, or 90s, 15m, 6h, 2d")
