@@ -97,17 +97,6 @@ class Layout:
         """
         return self.partitions[partition_of(key, len(self.partitions))]
 
-    def bound_to(self, binding_key: str) -> Partition:
-        """The partition of a binding key.
-
-        Raises:
-            NotFound: no partition is bound by it.
-        """
-        for partition in self.partitions:
-            if partition.binding_key == binding_key:
-                return partition
-        raise NotFound(f"No partition of {self.super_stream!r} is bound by {binding_key!r}.")
-
     def partition(self, stream: str) -> Partition:
         """The partition that is the stream of that name.
 
