@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from relatum.checks import as_options, checked_count, checked_seconds
 from relatum.contexts.affinity._balancing import MessageBalance
+from relatum.contexts.placement._placement_opening import IDLE_S_MIN
 from relatum.contexts.placement._publication_requests import WhenAway
 from relatum.contexts.placement._router_options import RouterOptions
 from relatum.headers import AFFINITY_HEADER
@@ -26,9 +27,9 @@ class AffinityOptions(RouterOptions):
         timeout_s: Seconds to wait for a move to end, and for what else is waited for. Default: 10. 0: not at all.
         when_database_away: "known" (default): messages of known sets go on, a first message is `DatabaseUnavailable`.
             "wait": all wait up to `timeout_s`. "fail": all are `DatabaseUnavailable`.
-        idle_s: Seconds without a message after which sets are closed, whoever opened them. It is the super stream's:
-            the first router that names it sets it, one that names another is refused. None (default): as it is stored,
-            never where nobody named it.
+        idle_s: Seconds without a message after which sets are closed, whoever opened them; at least 60, and up to 30
+            more. It is the super stream's: the first router that names it sets it, one that names another is refused.
+            None (default): as it is stored, never where nobody named it.
         open_sets_max: Sets of the super stream that may be open. None (default): any number. With a number, sets are
             placed one after the other by all routers.
         known_sets_max: Sets whose partitions are remembered; others are asked for again when they are used. Default:
@@ -65,6 +66,6 @@ class AffinityOptions(RouterOptions):
         RouterOptions.__post_init__(self)
         with as_options():
             if self.idle_s is not None:
-                checked_seconds("idle_s", self.idle_s, zero=False)
+                checked_seconds("idle_s", self.idle_s, least=IDLE_S_MIN)
             checked_count("known_sets_max", self.known_sets_max, most=INTEGER_MAX)
             checked_count("predecessors_max", self.predecessors_max, least=0, most=INTEGER_MAX)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from relatum.contexts.placement._placement_core import RouterCore
-from relatum.contexts.placement._placement_opening import IDLE_S_MAX
+from relatum.contexts.placement._placement_opening import IDLE_S_MIN, USED_EVERY_S
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.errors import RelatumError
 from relatum.store import database_name
@@ -24,12 +24,6 @@ BATCH_S: Final = 0.1
 CHECK_S: Final = 0.5
 """Seconds between two looks for messages that are not checked yet: those a router sent last before it paused."""
 
-USED_S_MAX: Final = IDLE_S_MAX
-"""Seconds between two times at which the sets in use are written down, at most."""
-
-USED_SHARE: Final = 4
-"""How often sets in use are written down within the time after which they would be closed."""
-
 CLOSE_S: Final = 5.0
 """Seconds a router that is closed waits for PostgreSQL."""
 
@@ -41,9 +35,7 @@ class Upkeep:
         self._core = core
         self._outages = Outages(logger, broker=str(core.address), database=database_name(core.store.database.engine))
         self._settle = settle
-        self._use_every_s = 0.0
-        # At once: what is stored says how often from then on.
-        self._use_at = time.monotonic()
+        self._use_at = time.monotonic() + USED_EVERY_S
         self._changed = threading.Condition()
         self._used: set[str] = set()
         self._ending: dict[str, int] = {}
@@ -125,7 +117,7 @@ class Upkeep:
         is_done = self._end(ending)
         if is_last or time.monotonic() >= self._use_at:
             self._use()
-            self._use_at = time.monotonic() + self._use_every_s
+            self._use_at = time.monotonic() + USED_EVERY_S
         return is_done
 
     def _check(self) -> None:
@@ -157,11 +149,11 @@ class Upkeep:
         try:
             if used:
                 self._core.store.touch(used)
-            # Of the super stream, and not of this router: it may have been set, or changed, since.
-            idle_s, is_known = self._core.store.idle_rule()
-            self._use_every_s = USED_S_MAX if idle_s is None else min(USED_S_MAX, idle_s / USED_SHARE)
-            if idle_s is not None and is_known:
-                close_idle(self._core.store, idle_s)
+            # It is the super stream's, and may have been changed since.
+            idle_s = self._core.store.idle_s()
+            if idle_s is not None:
+                # One that is stored since before may be shorter.
+                close_idle(self._core.store, max(idle_s, IDLE_S_MIN))
         except RelatumError:
             with self._changed:
                 self._used |= used

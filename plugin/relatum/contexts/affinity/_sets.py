@@ -18,6 +18,7 @@ from relatum.closing import Closing
 from relatum.contexts.affinity._set_upkeep import close_idle
 from relatum.contexts.placement._model import Placement
 from relatum.contexts.placement._placement_names import check_name
+from relatum.contexts.placement._placement_opening import IDLE_S_MIN
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.serial.moving._assignments import Move, Progress
 from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
@@ -161,12 +162,12 @@ class AffinitySets(Closing):
         return close_idle(self._store, idle_s)
 
     def set_idle(self, idle_s: float | None) -> None:
-        """Set after how many seconds without a message sets are closed; None: never.
+        """Set after how many seconds without a message sets are closed, at least 60; None: never.
 
-        Routers that are up take it over within 15 seconds; nothing is closed by it in the first 30.
+        Routers that are up take it over within 15 seconds.
         """
         if idle_s is not None:
-            checked_seconds("idle_s", idle_s, zero=False)
+            checked_seconds("idle_s", idle_s, least=IDLE_S_MIN)
         self._check_closes()
         self._store.set_idle(idle_s)
 

@@ -55,22 +55,13 @@ super_stream_names: Final = (
 )
 
 _IDLE_S: Final = sa.bindparam("new_idle_s", type_=sa.Float)
-# Nobody else can have opened what this very transaction made.
-_IDLE_FROM: Final = sa.case(
-    (super_streams.c.created_at == sa.func.now(), sa.func.now()),
-    else_=sa.func.now() + interval(sa.bindparam("known_in_s", type_=sa.Float)),
-)
 
-set_idle: Final = (
-    sa.update(super_streams).where(super_streams.c.super_stream_id == _ID).values(idle_s=_IDLE_S, idle_from=_IDLE_FROM)
-)
+set_idle: Final = sa.update(super_streams).where(super_streams.c.super_stream_id == _ID).values(idle_s=_IDLE_S)
 
 set_first_idle: Final = set_idle.where(super_streams.c.idle_s.is_(None))
 """Only where none was set yet."""
 
-idle_rule: Final = sa.select(
-    super_streams.c.idle_s, (super_streams.c.idle_from <= sa.func.now()).label("is_known")
-).where(super_streams.c.super_stream_id == _ID)
+idle_s: Final = sa.select(super_streams.c.idle_s).where(super_streams.c.super_stream_id == _ID)
 
 add_super_stream: Final = insert(super_streams).on_conflict_do_nothing()
 

@@ -27,7 +27,6 @@ from relatum.contexts.placement._model import (
 from relatum.contexts.placement._placement_choosing import Candidates, chosen_among
 from relatum.contexts.placement._placement_names import check_name
 from relatum.contexts.placement._placement_opening import (
-    IDLE_KNOWN_S,
     not_found,
     open_super_stream,
     partition_of,
@@ -324,14 +323,13 @@ class PlacementStore:
         assert self._known is not None, "open knows it or raises"
         return self._known
 
-    def idle_rule(self) -> tuple[float | None, bool]:
-        """After how many seconds without use sets are closed, None for never; and whether all routers know it."""
-        row = self._select(statements.idle_rule)[0]
-        return row.idle_s, bool(row.is_known)
+    def idle_s(self) -> float | None:
+        """After how many seconds without use sets are closed; None for never."""
+        return self._select(statements.idle_s)[0].idle_s  # type: ignore[no-any-return]
 
     def set_idle(self, idle_s: float | None) -> None:
-        """Set after how many seconds without use sets are closed; routers that are up take it over in time."""
-        new = self._with_id(new_idle_s=None if idle_s is None else float(idle_s), known_in_s=IDLE_KNOWN_S)
+        """Set after how many seconds without use sets are closed; None for never."""
+        new = self._with_id(new_idle_s=None if idle_s is None else float(idle_s))
         self._database.run(lambda connection: connection.execute(statements.set_idle, new))
 
     def _place(self, chosen: Mapping[str, int], open_sets_max: int | None) -> dict[str, Placement]:
