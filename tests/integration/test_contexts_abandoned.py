@@ -15,9 +15,7 @@ from relatum.contexts import (
     AsyncContextRouter,
     ContextRouter,
     MoveState,
-    SerialConsumer,
     SerializationContexts,
-    SerialOptions,
 )
 from relatum.contexts.serial.moving import _abandoned as abandoned
 from relatum.contexts.serial.moving import _move_steps as moving
@@ -28,7 +26,6 @@ from relatum.processes import new_holder
 from relatum.reading import BrokerAddress
 from relatum.store import context_moves
 from tests.support import broker_connection, wait_until
-from tests.support.leases import LEASE_S
 
 AGO = sa.func.now() - sa.text("interval '1 s'")
 PARTITIONS = 2
@@ -103,20 +100,6 @@ async def test_an_asyncio_router_does_so_too(
     assert contexts._moves.move(move_id).state is MoveState.SWITCHED
 
 
-def test_a_consumer_goes_on_with_it(
-    contexts: SerializationContexts,
-    super_stream: str,
-    amqp_url: str,
-    stream_url: str,
-    database_url: str,
-    engine: sa.Engine,
-) -> None:
-    """Where nobody publishes, a consumer's member sees it as it renews its lease."""
-    move_id = leave(contexts, amqp_url, stream_url, engine)
-    with SerialConsumer(super_stream, "test", database=database_url, broker=amqp_url, stream_url=stream_url):
-        wait_until(lambda: contexts._moves.move(move_id).state is MoveState.SWITCHED, what="the move has ended")
-
-
 def test_a_mover_ends_it_before_its_own(
     contexts: SerializationContexts, super_stream: str, amqp_url: str, stream_url: str, engine: sa.Engine
 ) -> None:
@@ -177,41 +160,6 @@ def test_a_move_that_is_attended_is_left_alone(
     with ControlStreams(BrokerAddress.parse(amqp_url, stream_url)) as streams:
         Mover(contexts._moves, streams, holder=holder).run(steps())
     assert contexts._moves.take_abandoned("another") is None
-
-
-@pytest.mark.usefixtures("quick_rhythm")
-def test_who_may_not_go_on_leaves_it_to_others(
-    contexts: SerializationContexts,
-    super_stream: str,
-    amqp_url: str,
-    stream_url: str,
-    database_url: str,
-    engine: sa.Engine,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A consumer whose role may only read placements says so once, and consumes on."""
-    move_id = leave(contexts, amqp_url, stream_url, engine)
-    as_consumer = f"{database_url}?options=-crole%3Drelatum_consumer"
-    with (
-        caplog.at_level(logging.WARNING, "relatum.contexts"),
-        SerialConsumer(
-            super_stream,
-            "test",
-            SerialOptions(lease_s=LEASE_S),
-            database=as_consumer,
-            broker=amqp_url,
-            stream_url=stream_url,
-        ) as member,
-    ):
-        wait_until(lambda: "AccessRefused" in caplog.text, what="it is said that it may not")
-        with broker_connection(amqp_url) as connection:
-            channel = connection.channel()
-            channel.basic_publish("", f"{super_stream}-0", b"plain")
-        batch = member.next_batch(90.0)
-        assert batch is not None
-        batch.acknowledge()
-    assert not contexts._moves.move(move_id).state.is_ended
-    assert caplog.text.count("AccessRefused") == 1
 
 
 def test_looks_are_spread_and_bounded() -> None:

@@ -35,9 +35,6 @@ INSERT INTO relatum.context_moves
 INSERT INTO relatum.moved_contexts (move_id, name, from_epoch)
   SELECT m, 'context-' || (m * {CONTEXTS} + n) % 10000, 0
   FROM generate_series(1, {MOVES}) m, generate_series(1, {CONTEXTS}) n;
-INSERT INTO relatum.serial_checkpoints (consumer_id, partition_id, last_offset, fingerprint, chunk_ms)
-  SELECT c, p, o * 1000, 1, 1
-  FROM generate_series(1, {CONSUMERS}) c, generate_series(1, 20) p, generate_series(1, 40) o;
 INSERT INTO relatum.serial_holds
     (consumer_id, partition_id, move_id, source_id, epoch, marker_offset, cursor, fence_offset)
   SELECT c, (m + 1) % {PARTITIONS} + 1, m, m % {PARTITIONS} + 1, m, m, m, m
@@ -76,14 +73,12 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "move a hold": (hold_statements.move_hold, {**ME, "of_move": 6, "next_held": 9, "waiting": 4}),
     "end a hold": (hold_statements.end_hold, {**ME, "of_move": 6}),
-    "forget checkpoints": (statements.forget_checkpoints, {**ME, "kept": 300}),
-    "checkpoints": (statements.checkpoints_of, ME),
     "complete holds": (hold_statements.complete_holds, {**ME, "of_partitions": [3, 4, 5, 6, 7]}),
     "status": (statements.status, ME),
     "holds shown": (hold_statements.status_holds, ME),
 }
 
-LARGE = {"serial_positions", "serial_checkpoints", "serial_members", "serial_holds", "context_moves", "moved_contexts"}
+LARGE = {"serial_positions", "serial_members", "serial_holds", "context_moves", "moved_contexts"}
 """The tables that are never read as a whole."""
 
 
@@ -122,9 +117,7 @@ def test_the_statements_are_all_here() -> None:
         "has_positions",
         "moves_of",
         "drain",
-        "begin_anew",
-        "go_back",
-        "drop_checkpoints",
+        "go_on_from",
         "drop_holds_behind",
         "move_holds_back",
         "free_holds_behind",

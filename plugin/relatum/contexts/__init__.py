@@ -18,7 +18,6 @@ from relatum.contexts.serial._order import ContextMessage, Finding, FindingKind,
 from relatum.contexts.serial._order_verify import verify
 from relatum.contexts.serial.consuming._async_consumer import AsyncSerialConsumer
 from relatum.contexts.serial.consuming._consumer import SerialConsumer
-from relatum.contexts.serial.consuming._partition_following import Pause
 from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch, SerialBatch
 from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.contexts.serial.consuming._serial_statistics import SerialStatistics
@@ -53,7 +52,6 @@ __all__ = [
     "MoveProgress",
     "MoveState",
     "PartitionStatus",
-    "Pause",
     "Plan",
     "Progress",
     "RouterStatistics",

@@ -26,8 +26,8 @@ class AsyncSerialConsumer(AsyncConsumerFace, AsyncClosing):
     # asyncio only:
     """The asyncio twin of `SerialConsumer`: the same names, options and promises, in one event loop.
 
-    Partitions are read, and PostgreSQL is asked, in threads. `on_gained` and `on_lost` are called in the loop. An async
-    context manager: entering starts it, leaving closes it. A cancelled call takes no batch.
+    Partitions are read, and PostgreSQL is asked, in threads. An async context manager: entering starts it, leaving
+    closes it. A cancelled call takes no batch.
 
     Args: as for `SerialConsumer`.
     """

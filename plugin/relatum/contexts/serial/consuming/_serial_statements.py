@@ -9,10 +9,8 @@ from relatum.store import (
     Sharing,
     context_moves,
     holds,
-    lapsed,
     marked,
     moved_contexts,
-    serial_checkpoints,
     serial_consumers,
     serial_members,
     serial_positions,
@@ -86,20 +84,8 @@ add_new_partitions: Final = (
 DRAINED: Final = 2**63 - 1
 """The position in a stream that was deleted: behind everything."""
 
-# Asked with what is asked anyway; it reads the few moves that have not ended.
-_is_abandoned: Final = sa.exists(
-    sa.select(sa.literal(1))
-    .select_from(context_moves)
-    .join(serial_consumers, _consumers.super_stream_id == _moves.super_stream_id)
-    .where(
-        _consumers.consumer_id == _of_consumer,
-        _moves.ended_at.is_(None),
-        lapsed(_moves.lease_expires_at),
-    )
-)
-
 shared: Final = (
-    sa.select(_positions.partition_id, _partitions.stream, _is_abandoned.label("has_abandoned"))
+    sa.select(_positions.partition_id, _partitions.stream)
     .join(super_stream_partitions, _partitions.partition_id == _positions.partition_id)
     .where(_positions.consumer_id == _of_consumer, _positions.position < DRAINED)
     .order_by(_positions.partition_id)
@@ -174,34 +160,16 @@ is_retired: Final = sa.select(_partitions.partition_id).where(
     _partitions.partition_id == _of_partition, _partitions.state == "retired"
 )
 
-# A stream that was declared again: what lay in it is nowhere, so nobody waits for it any more.
+# A stream that was declared again, or lost its end
 
 _at: Final = sa.bindparam("at", type_=sa.BigInteger)
 _known: Final = [sa.bindparam(f"known_{name}", type_=sa.BigInteger) for name in ("offset", "fingerprint", "chunk_ms")]
 _LAST: Final = ("last_offset", "last_fingerprint", "last_chunk_ms")
 
-begin_anew: Final = (
+go_on_from: Final = (
     sa.update(serial_positions)
     .where(*_mine)
     .values(position=_at, version=_positions.version + 1, **dict.fromkeys(_LAST))
-)
-
-# A stream that lost its end: what was read of it up to there is the same.
-
-go_back: Final = (
-    sa.update(serial_positions)
-    .where(*_mine)
-    .values(
-        position=sa.func.least(_positions.position, _at),
-        version=_positions.version + 1,
-        **dict(zip(_LAST, _known, strict=True)),
-    )
-)
-
-drop_checkpoints: Final = sa.delete(serial_checkpoints).where(
-    serial_checkpoints.c.consumer_id == _of_consumer,
-    serial_checkpoints.c.partition_id == _of_partition,
-    serial_checkpoints.c.last_offset >= _at,
 )
 
 # What a step stores
@@ -215,37 +183,6 @@ _advanced: Final = (
 advance_unread: Final = marked(_advanced)
 
 advance: Final = marked(_advanced.values(**dict(zip(_LAST, _known, strict=True))))
-
-# What lay at some offsets behind the position: the next one before the oldest of so many is forgotten.
-_checkpoints: Final = serial_checkpoints.c
-_here: Final = (_checkpoints.consumer_id == _of_consumer, _checkpoints.partition_id == _of_partition)
-
-add_checkpoint: Final = (
-    insert(serial_checkpoints)
-    .values(
-        consumer_id=_of_consumer,
-        partition_id=_of_partition,
-        **dict(zip(("last_offset", "fingerprint", "chunk_ms"), _known, strict=True)),
-    )
-    .on_conflict_do_nothing()
-)
-
-forget_checkpoints: Final = sa.delete(serial_checkpoints).where(
-    *_here,
-    _checkpoints.last_offset
-    <= sa.select(_checkpoints.last_offset)
-    .where(*_here)
-    .order_by(_checkpoints.last_offset.desc())
-    .offset(sa.bindparam("kept", type_=sa.Integer))
-    .limit(1)
-    .scalar_subquery(),
-)
-
-checkpoints_of: Final = (
-    sa.select(_checkpoints.last_offset, _checkpoints.fingerprint, _checkpoints.chunk_ms)
-    .where(*_here)
-    .order_by(_checkpoints.last_offset)
-)
 
 # What is shown
 

@@ -24,7 +24,6 @@ from relatum.contexts.serial.consuming._partition_following import Following, St
 from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.contexts.serial.consuming._serial_starts import MovedBefore, consistent_starts
 from relatum.contexts.serial.consuming._serial_values import Initial, Opened, Share, known_by, lost
-from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.errors import Conflict
 from relatum.following import Reach
 from relatum.reading import position_of
@@ -40,10 +39,6 @@ from relatum.waiting import Deadline
 
 POOL: Final = 4
 """Connections kept. More are opened where it takes them: each transaction an application joins holds one."""
-
-
-CHECKPOINTS_KEPT: Final = 300
-"""Checkpoints kept of a partition: of the last five minutes at least, see `CHECKPOINT_S`."""
 
 
 class ConsumerStore:
@@ -69,10 +64,6 @@ class ConsumerStore:
         self.database = self._database
         self.engine = self._database.engine
         self._member = Member(statements.PARTITIONS, 0, lease_s=lease_s)
-
-    def moves(self) -> MoveStore:
-        """The moves of the super stream."""
-        return MoveStore(self._database, self._super_stream().super_stream_id, self.super_stream)
 
     @property
     def renewal_s(self) -> float:
@@ -174,7 +165,7 @@ class ConsumerStore:
             else:
                 share = self._member.beat(connection, streams)
         mine = {partition_id: streams[partition_id] for partition_id in sorted(share.held)}
-        return Share(share.holder, mine, share.surplus, any(row.has_abandoned for row in rows))
+        return Share(share.holder, mine, share.surplus)
 
     def release(self, partition_id: int) -> None:
         """Let another member have a partition."""
@@ -236,27 +227,21 @@ class ConsumerStore:
         """Begin with a stream that was declared again: nobody waits for what lay in it any more."""
         mine = self._mine(partition_id)
         with self._database.transaction() as connection:
-            if connection.execute(statements.begin_anew, {**mine, "at": position}).rowcount:
-                connection.execute(statements.drop_checkpoints, {**mine, "at": 0})
+            if connection.execute(statements.go_on_from, {**mine, "at": position}).rowcount:
                 connection.execute(hold_statements.drop_holds, mine)
                 connection.execute(hold_statements.free_holds, mine)
 
-    def checkpoints(self, partition_id: int) -> list[Position]:
-        """What lay at some of the offsets behind the position, ascending."""
-        return [Position(*row) for row in self._database.rows(statements.checkpoints_of, self._mine(partition_id))]
-
-    def go_back(self, partition_id: int, agreed: Position, end: int) -> None:
-        """Go on behind the last message that a stream still holds; nobody waits for a fence that is lost.
+    def go_back(self, partition_id: int, position: int, end: int) -> None:
+        """Go on from an earlier offset of a stream that lost its end; nobody waits for a fence that is lost.
 
         Args:
             partition_id: The partition.
-            agreed: What lies there as it lay there.
+            position: The offset, below the one stored.
             end: The offset behind the stream's last message, by its leader's word.
         """
-        at = {**self._mine(partition_id), "at": agreed.offset + 1}
+        at = {**self._mine(partition_id), "at": position}
         with self._database.transaction() as connection:
-            if connection.execute(statements.go_back, {**at, **known_by(agreed)}).rowcount:
-                connection.execute(statements.drop_checkpoints, at)
+            if connection.execute(statements.go_on_from, at).rowcount:
                 connection.execute(hold_statements.drop_holds_behind, at)
                 connection.execute(hold_statements.move_holds_back, at)
                 connection.execute(hold_statements.free_holds_behind, {**at, "end": end})
@@ -275,7 +260,7 @@ class ConsumerStore:
 
     def commit(self, following: Following, step: Step, token: UUID) -> bool:
         """Store a step in a transaction of its own; False where the partition is another member's now."""
-        if not (step.begun or step.ended or step.holds or step.is_checkpoint):
+        if not (step.begun or step.ended or step.holds):
             # One statement, one round trip.
             statement, moved = self._moved(following, step, token)
             return bool(self._database.rows(statement, moved, once=True))
@@ -287,9 +272,6 @@ class ConsumerStore:
         if not self._advance(connection, following, step, token):
             return False
         mine = self._mine(following.partition_id)
-        if step.is_checkpoint and step.last is not None:
-            connection.execute(statements.add_checkpoint, {**mine, **known_by(position_of(step.last))})
-            connection.execute(statements.forget_checkpoints, {**mine, "kept": CHECKPOINTS_KEPT})
         begun = {hold.move_id for hold in step.begun}
         for hold in step.begun:
             connection.execute(

@@ -36,13 +36,11 @@ class Share:
         holder: Its name. Another one than before where its lease had run out: what it had, it has no more.
         partitions: The streams of the partitions it has, by their ids.
         surplus: How many of them others should have.
-        has_abandoned: Whether a move has not ended, and nobody attends it.
     """
 
     holder: str
     partitions: Mapping[int, str]
     surplus: int
-    has_abandoned: bool = False
 
 
 Initial = Callable[[Sequence[str]], Mapping[str, int]]
