@@ -337,7 +337,7 @@ class World:
 
     def _publication_answer(self, request: Any) -> Any:
         match request:
-            case publication.Sleep():
+            case publication.Sleep() | publication.TakeOver():
                 return None
             case publication.ReadGeneration():
                 return self.generation

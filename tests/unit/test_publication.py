@@ -1,7 +1,7 @@
 """The steps of a publication, performed in memory: where the message goes, what is told, and what becomes of strays."""
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from relatum.contexts.placement._publication_requests import (
     Search,
     Send,
     Sleep,
+    TakeOver,
 )
 from relatum.contexts.placement._search import Search as Looking
 from relatum.contexts.placement._session import BUSY, Session
@@ -44,6 +45,7 @@ class _World:
         self.sessions: dict[str, int] = {}
         self.is_away = False
         self.refuses: list[Exception] = []
+        self.takes_over: Callable[[], None] = lambda: None
 
     def perform(self, request: Any) -> Any:
         if isinstance(request, ReadGeneration | ReadChanges | Place | FindMove | RenewSession) and self.is_away:
@@ -94,6 +96,9 @@ class _World:
 
     def EndSession(self, _request: EndSession) -> None:  # noqa: N802
         self.sessions.clear()
+
+    def TakeOver(self, _request: TakeOver) -> None:  # noqa: N802
+        self.takes_over()
 
     def Sleep(self, request: Sleep) -> None:  # noqa: N802
         self.now += request.seconds
@@ -304,6 +309,19 @@ def test_a_moving_context_is_waited_for(world: _World) -> None:
     world.switch("x", move)
     run.end()
     assert data_in(world, "b") == [2]
+
+
+def test_a_router_takes_over_a_move_that_its_message_waits_for(world: _World) -> None:
+    """After a second, and then once a second: the move may be abandoned."""
+    publications = routed(world)
+    publish(world, publications)
+    move = world.begin("x", "b")
+    world.now += 1.0
+    world.takes_over = lambda: world.switch("x", move) if world.now > 2.5 else None
+    run = publish(world, publications)
+    assert run.asked.count(TakeOver) == 2
+    assert data_in(world, "b") == [2]
+    assert world.now == pytest.approx(3.0, abs=0.05)
 
 
 def test_a_move_that_does_not_end_fails_with_nothing_sent(world: _World) -> None:

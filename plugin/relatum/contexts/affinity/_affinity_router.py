@@ -9,7 +9,6 @@ from relatum.contexts.affinity._set_keeping import Keeping
 from relatum.contexts.placement._model import PartitionRow
 from relatum.contexts.placement._placement_router import Router
 from relatum.contexts.placement._sending import Sending
-from relatum.contexts.serial.moving._abandoned import attend_for
 from relatum.store import AnyDatabase
 
 
@@ -50,7 +49,6 @@ class AffinityRouter(Router):
         stream_url: str | None = None,
     ) -> None:
         super().__init__(super_stream, database, options, AffinityOptions, broker=broker, stream_url=stream_url)
-        attend_for(self._core)
         self._sets = Keeping(self._core, self._settle_set, predecessors_max=options.predecessors_max)
 
     def _publish(self, sending: Sending) -> Any:

@@ -10,7 +10,6 @@ from relatum.contexts.affinity._set_keeping import Keeping
 from relatum.contexts.placement._async_placement_router import AsyncRouter
 from relatum.contexts.placement._model import PartitionRow
 from relatum.contexts.placement._sending import AsyncSending
-from relatum.contexts.serial.moving._abandoned import attend_for
 from relatum.store import AnyDatabase
 
 
@@ -63,7 +62,6 @@ class AsyncAffinityRouter(AsyncRouter):
         stream_url: str | None = None,
     ) -> None:
         super().__init__(super_stream, database, options, AffinityOptions, broker=broker, stream_url=stream_url)
-        attend_for(self._core)
         self._sets = Keeping(self._core, self._settle_set, predecessors_max=options.predecessors_max)
         # asyncio only:
         self._loop: asyncio.AbstractEventLoop | None = None

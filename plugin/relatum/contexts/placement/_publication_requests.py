@@ -92,6 +92,13 @@ class EndSession(Request[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class TakeOver(Request[None]):
+    """Go on with moves of the super stream whose mover is gone, if there are any, for so many seconds at most."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sleep(Request[None]):
     """Let time pass."""
 
@@ -99,7 +106,17 @@ class Sleep(Request[None]):
 
 
 PublicationRequest: TypeAlias = (
-    ReadGeneration | ReadChanges | Place | Send | FindMove | Search | Adopt | RenewSession | EndSession | Sleep
+    ReadGeneration
+    | ReadChanges
+    | Place
+    | Send
+    | FindMove
+    | Search
+    | Adopt
+    | RenewSession
+    | EndSession
+    | TakeOver
+    | Sleep
 )
 """What a step asks for."""
 

@@ -6,7 +6,6 @@ from typing import Any
 from relatum.contexts.placement._async_placement_router import AsyncRouter
 from relatum.contexts.placement._sending import AsyncSending
 from relatum.contexts.serial._context_options import ContextOptions
-from relatum.contexts.serial.moving._abandoned import attend_for
 from relatum.store import AnyDatabase
 
 
@@ -61,7 +60,6 @@ class AsyncContextRouter(AsyncRouter):
         stream_url: str | None = None,
     ) -> None:
         super().__init__(super_stream, database, options, ContextOptions, broker=broker, stream_url=stream_url)
-        attend_for(self._core)
 
     async def _publish(self, sending: AsyncSending) -> Any:
         name = self._core.name_of(sending.headers)

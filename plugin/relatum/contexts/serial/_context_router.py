@@ -6,7 +6,6 @@ from typing import Any
 from relatum.contexts.placement._placement_router import Router
 from relatum.contexts.placement._sending import Sending
 from relatum.contexts.serial._context_options import ContextOptions
-from relatum.contexts.serial.moving._abandoned import attend_for
 from relatum.store import AnyDatabase
 
 
@@ -49,7 +48,6 @@ class ContextRouter(Router):
         stream_url: str | None = None,
     ) -> None:
         super().__init__(super_stream, database, options, ContextOptions, broker=broker, stream_url=stream_url)
-        attend_for(self._core)
 
     def _publish(self, sending: Sending) -> Any:
         name = self._core.name_of(sending.headers)

@@ -1,9 +1,9 @@
 """Performs the steps of moves: against PostgreSQL and the broker, again and again while they do not answer."""
 
-import threading
+import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
@@ -26,14 +26,15 @@ from relatum.contexts.serial.moving._move_steps import (
     Sleep,
     Steps,
     Switch,
+    go_on,
 )
-from relatum.contexts.serial.moving._move_store import MoveStore
-from relatum.errors import PublishNacked, PublishUnroutable, RelatumError, Transient
+from relatum.contexts.serial.moving._move_store import MoveStore, logger
+from relatum.errors import Conflict, NotFound, PublishNacked, PublishUnroutable, RelatumError, Transient
 from relatum.otel import Description, Part
 from relatum.processes import new_holder
 from relatum.steps import run
 from relatum.store import LEASE_S, renewal_s
-from relatum.waiting import Server
+from relatum.waiting import Server, log_failure
 
 RETRY_S: Final = 30.0
 """Seconds for which a step is tried again while the broker or the database does not answer."""
@@ -65,6 +66,7 @@ class Mover:
         # For this move alone: by it a repeated beginning knows the move that the first one began.
         self._holder = holder or new_holder()
         self._known: MoveStep | None = None
+        self._attend_at = time.monotonic() + renewal_s(LEASE_S)
         self._ways: dict[type[MoveRequest], Callable[[Any], Any]] = {
             FindEnd: lambda wanted: streams.end_of(wanted.stream),
             Begin: lambda wanted: store.begin(wanted, self._holder),
@@ -89,8 +91,7 @@ class Mover:
         """
         with otel.span(Part.MOVES, lambda: Description("relatum move")):
             try:
-                with self._attending():
-                    return run(steps, self._perform)
+                return run(steps, self._perform)
             except RelatumError as error:
                 if self._known is None or self._known.state.is_ended:
                     raise
@@ -109,6 +110,7 @@ class Mover:
         who = f"the step {type(request).__name__} of {move}"
         while True:
             try:
+                self._attend()
                 answer = self._ways[type(request)](request)
             except _PASSING as error:
                 if time.monotonic() >= give_up_at:
@@ -127,31 +129,11 @@ class Mover:
         self._store.attend(wanted.move_id, self._holder)
         return self._store.look(wanted.move_id)
 
-    @contextmanager
-    def _attending(self) -> Iterator[None]:
-        """Say, while the block runs, that somebody goes on with the move: a step may take longer than that holds."""
-        over = threading.Event()
-        thread = threading.Thread(target=self._attend, args=(over,), name="relatum attends a move", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-
-    def _attend(self, over: threading.Event) -> None:
-        who = f"saying that {self._holder} goes on with a move"
-        while not over.wait(renewal_s(LEASE_S)):
-            known = self._known
-            if known is None or known.state.is_ended:
-                continue
-            try:
-                self._store.keep_attending(known.move_id, self._holder)
-            except Exception as error:  # noqa: BLE001 - where it lapses, another goes on with the move
-                if not over.is_set():
-                    self._store.outages.failed(who, error)
-            else:
-                self._store.outages.over(who)
-        self._store.outages.forget(who)
+    def _attend(self) -> None:
+        """Say now and then that somebody goes on with the move; else others take it over, which does no harm."""
+        if self._known is not None and time.monotonic() >= self._attend_at:
+            self._store.keep_attending(self._known.move_id, self._holder)
+            self._attend_at = time.monotonic() + renewal_s(LEASE_S)
 
     def _note(self, found: MoveStep) -> None:
         is_further = self._known is None or found.state is not self._known.state
@@ -159,6 +141,32 @@ class Mover:
         if is_further:
             otel.note(Part.MOVES, partial(_told_of, found))
             self._tell(self._store.move(found.move_id))
+
+
+def go_on_with_abandoned(
+    moves: MoveStore, open_streams: Callable[[], AbstractContextManager[ControlStreams]], *, retry_s: float = RETRY_S
+) -> None:
+    """Go on with all moves whose mover is gone, one after the other.
+
+    One statement takes a move: of many who ask, one has it. Two who perform it side by side would do no harm.
+
+    Args:
+        moves: The moves of the super stream.
+        open_streams: Opens the partitions, where there is such a move.
+        retry_s: Seconds for which a step is tried again.
+
+    Raises:
+        RelatumError: what stopped one; it stands as it was.
+    """
+    holder = new_holder()
+    while (move_id := moves.take_abandoned(holder)) is not None:
+        logger.warning("move %d is gone on with: its mover is gone", move_id, extra={"move_id": move_id})
+        try:
+            with open_streams() as streams:
+                Mover(moves, streams, retry_s=retry_s, holder=holder).run(go_on(move_id))
+        except (Conflict, NotFound) as error:
+            # Another has ended it, or taken it back, meanwhile.
+            log_failure(logger, error, f"move {move_id} is another's", level=logging.INFO)
 
 
 def _told_of(move: MoveStep) -> dict[str, str | int]:

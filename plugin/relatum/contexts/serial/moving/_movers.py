@@ -10,11 +10,10 @@ from relatum import otel
 from relatum.contexts.placement._model import Placement
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.serial.moving import _move_steps as moving
-from relatum.contexts.serial.moving._abandoned import go_on_with_abandoned
 from relatum.contexts.serial.moving._assignments import Call, Move
 from relatum.contexts.serial.moving._controls import ControlStreams
 from relatum.contexts.serial.moving._move_store import MoveStore, NothingToMove, logger
-from relatum.contexts.serial.moving._mover import Mover
+from relatum.contexts.serial.moving._mover import Mover, go_on_with_abandoned
 from relatum.errors import Conflict, MoveConflict, RelatumError
 from relatum.otel import Part
 from relatum.waiting import log_failure
