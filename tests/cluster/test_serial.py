@@ -6,8 +6,8 @@ import sqlalchemy as sa
 
 from relatum.contexts import SerialConsumer
 from relatum.contexts.placement._cache import Sent
+from relatum.contexts.placement._controls import Strays
 from relatum.contexts.placement._entries import Fence, Placed
-from relatum.contexts.placement._search import Strays
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress
 from relatum.superstreams import Layout

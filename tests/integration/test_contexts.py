@@ -11,9 +11,9 @@ from itertools import product
 import pytest
 
 from relatum.contexts import Move, MoveProgress, MoveState, SerializationContexts
+from relatum.contexts.placement._controls import ControlStreams
 from relatum.contexts.placement._entries import Control, Fence, Marker, entry_of
 from relatum.contexts.serial.moving import _move_steps as moving
-from relatum.contexts.serial.moving._controls import ControlStreams
 from relatum.contexts.serial.moving._move_store import MoveStore, NothingToMove
 from relatum.contexts.serial.moving._mover import Mover
 from relatum.errors import (

@@ -6,7 +6,6 @@ import psycopg
 import pytest
 
 from relatum.contexts.placement import _placement_prune_statements as prune
-from relatum.contexts.serial.consuming import _hold_statements as holding
 from relatum.contexts.serial.consuming import _serial_statements as consuming
 from tests.integration.test_placement_plans import FILL as PLACEMENTS
 from tests.integration.test_placement_plans import MOVES, OURS, SMALL, sql_of
@@ -33,8 +32,8 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "where to read on": (consuming.scans_of, OF_PARTITION),
     "lost fences": (consuming.lost_fences, OF_PARTITION | AT_END),
     "lost markers": (consuming.lost_markers, OF_PARTITION | AT_END),
-    "holds of a partition": (holding.holds_of, OF_CONSUMER | OF_PARTITION),
-    "complete holds": (holding.complete_holds, OF_CONSUMER | {"of_partitions": [3]}),
+    "holds of a partition": (consuming.holds_of, OF_CONSUMER | OF_PARTITION),
+    "complete holds": (consuming.complete_holds, OF_CONSUMER | {"of_partitions": [3]}),
     "the shares": (consuming.PARTITIONS.look, {"of_within": 1, "by": "m1", "keys": list(range(1, 201))}),
     "ended moves": (prune.ended_moves, OURS | {"after": 7_000, "most": 50}),
     "forget contexts": (

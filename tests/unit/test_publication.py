@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from relatum.contexts import MoveState
 from relatum.contexts.placement._cache import PlacementCache, Sent, Unchecked
+from relatum.contexts.placement._controls import Search as Looking
 from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
 from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
 from relatum.contexts.placement._publication import Publications, Unsettled
@@ -27,7 +28,6 @@ from relatum.contexts.placement._publication_requests import (
     Sleep,
     TakeOver,
 )
-from relatum.contexts.placement._search import Search as Looking
 from relatum.contexts.placement._session import BUSY, Session
 from relatum.errors import BrokerUnavailable, ContextMoving, DatabaseUnavailable
 

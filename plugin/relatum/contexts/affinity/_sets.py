@@ -12,9 +12,8 @@ from relatum.checks import (
     checked_text,
     checked_weights,
 )
-from relatum.contexts.affinity._set_upkeep import close_idle
-from relatum.contexts.placement._model import Placement
-from relatum.contexts.placement._placement_names import check_name
+from relatum.contexts.affinity._set_keeping import close_idle
+from relatum.contexts.placement._model import Placement, check_name
 from relatum.contexts.placement._placement_opening import IDLE_S_MIN
 from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 from relatum.errors import PlacementNotFound, SuperStreamConflict

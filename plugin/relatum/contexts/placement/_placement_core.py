@@ -7,10 +7,12 @@ from contextlib import suppress
 from typing import Any, Final
 
 from relatum import metrics
+from relatum.contexts._options import RouterOptions
+from relatum.contexts._statistics import RouterStatistics
 from relatum.contexts.placement._cache import Sent
+from relatum.contexts.placement._controls import ControlStreams, Strays
 from relatum.contexts.placement._looks import Looks
-from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement
-from relatum.contexts.placement._placement_names import check_name
+from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement, check_name
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.placement._publication import WAITED_S, Publications
 from relatum.contexts.placement._publication_requests import (
@@ -26,11 +28,7 @@ from relatum.contexts.placement._publication_requests import (
     Send,
     TakeOver,
 )
-from relatum.contexts.placement._router_options import RouterOptions
-from relatum.contexts.placement._router_statistics import RouterStatistics
-from relatum.contexts.placement._search import Strays
 from relatum.contexts.placement._session import elapsed_s
-from relatum.contexts.serial.moving._controls import ControlStreams
 from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.contexts.serial.moving._mover import go_on_with_abandoned
 from relatum.errors import (
@@ -106,7 +104,7 @@ class RouterCore:
             address_of(broker, stream_url)
         self._performers: dict[type, Callable[[Any], Any]] = {
             ReadGeneration: lambda _request: self.store.generation(),
-            ReadChanges: self._changes,
+            ReadChanges: lambda request: self.store.changes(request.since),
             Place: self.place,
             FindMove: lambda request: self.store.fence_after(request.name, request.epoch, request.stream),
             Search: lambda request: self._stray_keeper.search(
@@ -308,10 +306,6 @@ class RouterCore:
             moves.outages.failed(who, error)
         else:
             moves.outages.over(who)
-
-    def _changes(self, request: ReadChanges) -> tuple[int, Sequence[Placement] | None]:
-        changes = self.store.changes(request.since)
-        return changes.generation, changes.placements
 
     def place(self, request: Place) -> Placement:
         """The placement of a name, chosen by the rule where it is not placed yet."""

@@ -9,13 +9,12 @@ from typing import Final
 
 from relatum import metrics
 from relatum.checks import checked_name, checked_seconds, shown
-from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch, SerialBatch
+from relatum.contexts._options import SerialOptions
+from relatum.contexts._statistics import SerialStatistics
+from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch, SerialBatch, in_thread
 from relatum.contexts.serial.consuming._serial_member import Member
-from relatum.contexts.serial.consuming._serial_options import SerialOptions
-from relatum.contexts.serial.consuming._serial_statistics import SerialStatistics
 from relatum.contexts.serial.consuming._serial_status import SerialStatus, read_status
 from relatum.contexts.serial.consuming._serial_store import ConsumerStore
-from relatum.contexts.serial.consuming._threads import in_thread
 from relatum.errors import ConfigurationError, InvalidInput, UsedAfterClose
 from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress, StreamReader

@@ -13,10 +13,10 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from relatum.contexts._options import SerialOptions
 from relatum.contexts.placement._entries import Adoption, Entry, Marker
 from relatum.contexts.serial._partition_log import Hold, PartitionLog, Verdict
 from relatum.contexts.serial.consuming._partition_pieces import EntryReader, Piece
-from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.reading import Message, RecordBatch
 
 LAZY_S: Final = 0.5

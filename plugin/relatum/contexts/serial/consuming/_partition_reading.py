@@ -16,8 +16,7 @@ from relatum.contexts.serial._partition_log import PartitionLog
 from relatum.contexts.serial.consuming._partition_following import Following
 from relatum.contexts.serial.consuming._partition_pieces import Piece
 from relatum.contexts.serial.consuming._serial_state import Shared, logger
-from relatum.contexts.serial.consuming._serial_store import ConsumerStore
-from relatum.contexts.serial.consuming._serial_values import Opened
+from relatum.contexts.serial.consuming._serial_store import ConsumerStore, Opened
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,

@@ -10,13 +10,12 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum import metrics
+from relatum.contexts._options import SerialOptions
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.serial.consuming._partition_following import Following, Step
 from relatum.contexts.serial.consuming._partition_reading import PartitionReader, PartitionReading
-from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.contexts.serial.consuming._serial_state import Shared, log_defect, logger
-from relatum.contexts.serial.consuming._serial_store import ConsumerStore
-from relatum.contexts.serial.consuming._serial_values import lost
+from relatum.contexts.serial.consuming._serial_store import ConsumerStore, lost
 from relatum.errors import (
     DatabaseUnavailable,
     PartitionLost,

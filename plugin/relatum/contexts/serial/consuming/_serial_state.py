@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from relatum.contexts._options import SerialOptions
+from relatum.contexts._statistics import SerialStatistics
 from relatum.contexts.serial.consuming._partition_following import Following, Step
-from relatum.contexts.serial.consuming._serial_options import SerialOptions
-from relatum.contexts.serial.consuming._serial_statistics import SerialStatistics
 from relatum.errors import AccessRefused, ConfigurationError
 from relatum.metrics import Histogram
 from relatum.waiting import Outages, log_failure

@@ -7,24 +7,24 @@ have been changed since, by this very member, too. A member whose lease has run 
 """
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
 import sqlalchemy as sa
 
+from relatum.contexts._options import SerialOptions
 from relatum.contexts.placement import _placement_statements as placement_statements
 from relatum.contexts.placement._entries import Control, Fence, Marker
 from relatum.contexts.placement._placement_opening import partitions_in
-from relatum.contexts.serial._order_verify_store import floors_before
-from relatum.contexts.serial.consuming import _hold_statements as hold_statements
+from relatum.contexts.serial._order_verify import floors_before
+from relatum.contexts.serial._partition_log import MovedBefore, consistent_starts
+from relatum.contexts.serial.consuming import _serial_statements as hold_statements
 from relatum.contexts.serial.consuming import _serial_statements as statements
 from relatum.contexts.serial.consuming._partition_following import Following, Step
-from relatum.contexts.serial.consuming._serial_options import SerialOptions
-from relatum.contexts.serial.consuming._serial_starts import MovedBefore, consistent_starts
-from relatum.contexts.serial.consuming._serial_values import Initial, Opened, Share, known_by, lost
-from relatum.errors import Conflict
+from relatum.errors import Conflict, PartitionLost
 from relatum.following import Reach
 from relatum.reading import position_of
 from relatum.store import (
@@ -36,6 +36,65 @@ from relatum.store import (
     forget_settlements,
 )
 from relatum.waiting import Deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What is stored of a partition this member has now.
+
+    Attributes:
+        position: Where to go on delivering.
+        version: The position's version.
+        known_by: What lay at the last offset read; None where nothing was.
+        holds: The cursor of each open hold, by move.
+        since: For how long each has been open, seconds.
+        read_from: Where to go on reading: what is held lies before the position.
+    """
+
+    position: int
+    version: int
+    known_by: Position | None
+    holds: Mapping[int, int]
+    since: Mapping[int, float]
+    read_from: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a member has.
+
+    Attributes:
+        holder: Its name. Another one than before where its lease had run out: what it had, it has no more.
+        partitions: The streams of the partitions it has, by their ids.
+        surplus: How many of them others should have.
+    """
+
+    holder: str
+    partitions: Mapping[int, str]
+    surplus: int
+
+
+Initial = Callable[[Sequence[str]], Mapping[str, int]]
+"""Finds where to begin in each of these streams."""
+
+
+def known_by(position: Position) -> dict[str, int | None]:
+    """What lay at an offset, as parameters."""
+    return {
+        "known_offset": position.offset,
+        "known_fingerprint": position.fingerprint,
+        "known_chunk_ms": position.chunk_ms,
+    }
+
+
+def lost(stream: str, name: str) -> PartitionLost:
+    """The error of a member that has a partition no more."""
+    return PartitionLost(
+        f"another member of {name!r} has {stream!r} now, or it was opened anew; nothing was written, and what was not "
+        "acknowledged is delivered again",
+        stream=stream,
+    )
+
 
 POOL: Final = 4
 """Connections kept. More are opened where it takes them: each transaction an application joins holds one."""
