@@ -146,7 +146,7 @@ def test_the_last_message_closes_its_set(faces: Faces, sets: relatum.AffinitySet
     """Once it is confirmed the set is closed, and the next message of its name begins another, here and elsewhere."""
     with faces.opened() as one, faces.opened() as other:
         one.publish(b"1", "s1")
-        other.publish(b"2", "s1")
+        other.publish(b"2", "s1", affinity_last=None)
         first = sets.inspect("s1")
         one.publish(b"3", "s1", affinity_last=True)
         one.publish(b"4", "s1")
@@ -273,7 +273,27 @@ def test_a_predecessor_is_read_where_it_lies(faces: Faces, sets: relatum.Affinit
         with pytest.raises(PredecessorNotFound) as missing:
             router.publish(b"3", affinity_predecessor=f"{stream}:1000")
         assert missing.value.predecessor == f"{stream}:1000"
+        # Whatever else names no place in a partition is an id, colons or not.
+        for text in (stream, f"{stream}:", f"{stream}:-1", f"{stream}:1.5", f"{stream}:²", "orders-2:17", "urn:uuid:7"):
+            with pytest.raises(PredecessorNotFound, match="no key is taken"):
+                router.publish(b"3", affinity_predecessor=text)
     assert partitions.of_set("s1") == {stream: [b"1", b"2"]}
+
+
+def test_the_messages_used_last_are_remembered_as_predecessors(faces: Faces) -> None:
+    """At most so many: those that were published, or named as a predecessor, last."""
+    with faces.opened(predecessors_max=2) as router:
+        for number in range(2):
+            router.publish(b"", "s1", message_id=f"m{number}")
+        router.publish(b"", affinity_predecessor="m0")
+        router.publish(b"", "s1", message_id="m2")
+        router.publish(b"", affinity_predecessor="m0")
+        with pytest.raises(PredecessorNotFound, match="has not published it"):
+            router.publish(b"", affinity_predecessor="m1")
+    with faces.opened(predecessors_max=0) as router:
+        router.publish(b"", "s1", message_id="m1")
+        with pytest.raises(PredecessorNotFound):
+            router.publish(b"", affinity_predecessor="m1")
 
 
 def test_a_predecessor_is_found_by_the_table(

@@ -22,12 +22,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeAlias, get_args
 
-from relatum.contexts import MoveState
+from relatum.contexts import Move, MoveState
 from relatum.contexts.placement import _publication as publication
-from relatum.contexts.placement._controls import Search
 from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
-from relatum.contexts.placement._publication_requests import PublicationRequest
+from relatum.contexts.placement._model import Placement, PlacementState
+from relatum.contexts.placement._publication_requests import PublicationRequest, StrayFinder
 from relatum.contexts.placement._session import DRIFT
 from relatum.contexts.serial._partition_log import Hold, MovedBefore, PartitionLog, Verdict, consistent_starts
 from relatum.contexts.serial.moving import _move_steps as moving
@@ -333,7 +332,7 @@ class World:
             case publication.FindMove(name, epoch, stream):
                 return self._find_move(name, epoch, stream)
             case publication.Search(sent, from_offset, anywhere):
-                search = Search(sent, anywhere=anywhere)
+                search = StrayFinder(sent, anywhere=anywhere)
                 for offset in range(from_offset, len(self.streams[sent.stream])):
                     at = search.look(offset, self.streams[sent.stream][offset])
                     if search.is_over:
@@ -390,7 +389,7 @@ class World:
             self.opening_of[name, changes["epoch"]] = self.openings[name]
         self.placements[name] = replace(self.placements[name], generation=self.generation, **changes)
 
-    def _find_move(self, name: str, epoch: int, stream: str) -> MoveInfo | None:
+    def _find_move(self, name: str, epoch: int, stream: str) -> Move | None:
         """The first move that ended or began a name in a partition under a higher epoch than that."""
         for row in self.moves.values():
             step = row.step

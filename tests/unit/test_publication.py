@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.contexts import MoveState
-from relatum.contexts.placement._cache import PlacementCache, Sent, Unchecked
-from relatum.contexts.placement._controls import Search as Looking
+from relatum.contexts import Move, MoveState
+from relatum.contexts.placement._cache import PlacementCache, Unchecked
 from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
+from relatum.contexts.placement._model import Placement, PlacementState
 from relatum.contexts.placement._publication import Publications, Unsettled
 from relatum.contexts.placement._publication_requests import (
     Adopt,
@@ -25,7 +24,9 @@ from relatum.contexts.placement._publication_requests import (
     RenewSession,
     Search,
     Send,
+    Sent,
     Sleep,
+    StrayFinder,
     TakeOver,
 )
 from relatum.contexts.placement._session import BUSY, Session
@@ -41,7 +42,7 @@ class _World:
         self.epoch = 0
         self.placements: dict[str, Placement] = {}
         self.streams: dict[str, list[Entry]] = {"a": [], "b": [], "c": []}
-        self.moves: list[tuple[str, MoveInfo]] = []
+        self.moves: list[tuple[str, Move]] = []
         self.sessions: dict[str, int] = {}
         self.is_away = False
         self.refuses: list[Exception] = []
@@ -67,7 +68,7 @@ class _World:
         self.streams[request.placement.stream].append(Data(request.placement.name, request.placed))
         return "confirmed"
 
-    def FindMove(self, request: FindMove) -> MoveInfo | None:  # noqa: N802
+    def FindMove(self, request: FindMove) -> Move | None:  # noqa: N802
         for name, move in self.moves:
             out = move.source == request.stream and move.fence_epoch > request.epoch
             into = move.target == request.stream and move.epoch > request.epoch
@@ -76,7 +77,7 @@ class _World:
         return None
 
     def Search(self, request: Search) -> int | None:  # noqa: N802
-        search = Looking(request.sent, anywhere=request.anywhere)
+        search = StrayFinder(request.sent, anywhere=request.anywhere)
         for offset, entry in enumerate(self.streams[request.sent.stream]):
             if offset >= request.from_offset and not search.is_over:
                 at = search.look(offset, entry)
@@ -111,12 +112,12 @@ class _World:
         self.epoch += 1
         self.placements[name] = Placement(name, 1, stream, stream, self.epoch, state, move_id, self.generation)
 
-    def begin(self, name: str, target: str) -> MoveInfo:
+    def begin(self, name: str, target: str) -> Move:
         placement = self.placements[name]
         self.epoch += 1
         self.generation += 1
         source = placement.stream
-        move = MoveInfo(
+        move = Move(
             len(self.moves) + 1, source, target, 1, 2, MoveState.FENCING, False, 1, 1, self.epoch, self.epoch,
             len(self.streams[source]), len(self.streams[target]), None, None, None, None, None, None, None, None,
         )  # fmt: skip
@@ -126,10 +127,10 @@ class _World:
         )
         return move
 
-    def fence(self, name: str, move: MoveInfo) -> None:
+    def fence(self, name: str, move: Move) -> None:
         self.streams[move.source].append(Fence(move.move_id, move.fence_epoch, frozenset({name})))
 
-    def switch(self, name: str, move: MoveInfo) -> None:
+    def switch(self, name: str, move: Move) -> None:
         self.streams[move.target].append(Marker(move.move_id, move.epoch, frozenset({name}), move.source, 0))
         self.generation += 1
         self.placements[name] = Placement(

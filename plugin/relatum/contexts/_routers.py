@@ -10,11 +10,10 @@ from relatum.contexts._options import AffinityOptions, ContextOptions
 from relatum.contexts.affinity._affinity_headers import NO_WISH, wish_of
 from relatum.contexts.affinity._predecessors import Found
 from relatum.contexts.affinity._set_keeping import SetKeeper
-from relatum.contexts.placement._cache import Sent
 from relatum.contexts.placement._model import PartitionRow
 from relatum.contexts.placement._placement_core import Places, rejected, unsettled
 from relatum.contexts.placement._publication import Published, Unsettled
-from relatum.contexts.placement._publication_requests import Send
+from relatum.contexts.placement._publication_requests import Send, Sent
 from relatum.contexts.placement._router_faces import RouterFace
 from relatum.contexts.placement._sending import Sending
 from relatum.errors import PublishOutcomeUnknown, RelatumError
@@ -25,7 +24,7 @@ class Router(RouterFace, Closing):
     """Publishes messages with a name where that is placed, others by a rule."""
 
     def open(self, source: Any = None) -> None:
-        """Connect now, and not with the first message. Again: nothing.
+        """Connect eagerly. Idempotent.
 
         Args:
             source: A URL, or a channel or connection of the client's, where the router was given no URL.
@@ -34,15 +33,15 @@ class Router(RouterFace, Closing):
             ConfigurationError: it knows no broker, or is closed.
             SuperStreamNotFound: the broker has no such super stream.
             SuperStreamConflict: its contexts, or sets, are named by another header.
-            BrokerUnavailable, DatabaseUnavailable, AccessRefused, SchemaMissing: as they say.
+            BrokerUnavailable, DatabaseUnavailable, AccessRefused, SchemaMissing: one of the servers cannot be used.
         """
         self._connect(source)
 
     def check(self, timeout_s: float | None = None) -> None:
-        """See to it that all messages told of as published are in their order, those not checked yet included.
+        """Wait until every message published so far is known to be in its order.
 
         Args:
-            timeout_s: Seconds for each name with such messages; None (default): the router's.
+            timeout_s: Seconds for each name with messages that are not known to be; None (default): the router's.
 
         Raises:
             ContextMoving: a move did not end in time.
@@ -54,7 +53,7 @@ class Router(RouterFace, Closing):
             self._settle_name(name, timeout_s)
 
     def close(self) -> None:
-        """Check what is not checked yet, and give the connections back.
+        """Wait as `check` does, and give the connections back.
 
         Raises:
             ContextMoving, DatabaseUnavailable, BrokerUnavailable: as `check`; the connections are given back.
@@ -257,7 +256,7 @@ class AffinityRouter(Router):
         return result
 
     def close(self) -> None:
-        """Close the sets that have ended, check what is not checked yet, and give the connections back.
+        """Close the sets that have ended, wait as `check` does, and give the connections back.
 
         Sets that have not ended stay open.
 

@@ -9,18 +9,16 @@ from pika import BasicProperties
 
 from relatum.checks import seconds_text
 from relatum.closing import Closing
-from relatum.contexts.placement._cache import Sent
 from relatum.contexts.placement._entries import (
     CONTENT_TYPE,
     CONTROL_BYTES,
-    Adoption,
     Control,
-    Entry,
     Fence,
     Marker,
     encode,
     entry_of,
 )
+from relatum.contexts.placement._publication_requests import Sent, StrayFinder
 from relatum.contexts.serial.moving._move_steps import FindControl
 from relatum.errors import ReadTimeout, StreamUnavailable
 from relatum.publishing import DIRECT_TIMEOUT_S as TIMEOUT_S
@@ -74,32 +72,6 @@ def scan(
         )
 
 
-class Search:
-    """Looks for one thing that was sent among the entries of its partition, one after the other. Pure."""
-
-    def __init__(self, sent: Sent, *, anywhere: bool = False) -> None:
-        self._sent = sent
-        self._is_behind = anywhere
-        self._needle = (str(sent.wanted) if not isinstance(sent.wanted, Adoption) else sent.wanted.stream).encode()
-        self.is_over = False
-        """Whether what follows cannot matter."""
-
-    def may_matter(self, record: bytes) -> bool:
-        """Whether a record's bytes need a look."""
-        return CONTROL_BYTES in record or self._needle in record
-
-    def look(self, offset: int, entry: Entry) -> int | None:
-        """The entry's offset, where it is what is looked for, behind the end of its placement."""
-        if isinstance(entry, Fence | Marker):
-            self._is_behind |= entry.epoch > self._sent.wanted.epoch and self._sent.name in entry.contexts
-            return None
-        found = entry if isinstance(entry, Adoption) else entry.placed
-        if found is None or found != self._sent.wanted:
-            return None
-        self.is_over = True
-        return offset if self._is_behind else None
-
-
 class Controls:
     """Publishes control messages, and reads partitions, over connections opened when needed. Threads may share it.
 
@@ -149,13 +121,13 @@ class Strays(Controls):
         self._header = header
 
     def search(self, sent: Sent, from_offset: int, *, anywhere: bool = False) -> int | None:
-        """Where something sent lies behind a fence or marker of its name; see `_publication.Search`.
+        """Where something sent lies behind a fence or marker of its name; see `Search`.
 
         Raises:
             StreamNotFound: the partition is not there any more.
             Transient: the broker does not answer, or gave nothing of a stream that has more.
         """
-        search = Search(sent, anywhere=anywhere)
+        search = StrayFinder(sent, anywhere=anywhere)
         found = scan(self.reader(), sent.stream, from_offset, search.may_matter, is_whole=True)
         with contextlib.closing(found) as messages:
             for message in messages:

@@ -9,7 +9,6 @@ from typing import Any, Final
 from relatum import metrics
 from relatum.contexts._options import RouterOptions
 from relatum.contexts._statistics import RouterStatistics
-from relatum.contexts.placement._cache import Sent
 from relatum.contexts.placement._controls import ControlStreams, Strays
 from relatum.contexts.placement._looks import Looks
 from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement, check_name
@@ -26,6 +25,7 @@ from relatum.contexts.placement._publication_requests import (
     RenewSession,
     Search,
     Send,
+    Sent,
     TakeOver,
 )
 from relatum.contexts.placement._session import elapsed_s
@@ -168,7 +168,7 @@ class RouterCore:
         return strays
 
     def open(self, source: Any = None, *, with_database: bool = True) -> None:
-        """Ask the broker for the partitions, and have the database's rows. Again: nothing.
+        """Ask the broker for the partitions, and have the database's rows. Idempotent.
 
         Raises:
             ConfigurationError: the router is closed (`UsedAfterClose`), or knows no broker.

@@ -27,8 +27,10 @@ from relatum.store import (
 
 _sessions: Final = publisher_sessions.c
 _moves: Final = context_moves.c
-_OF_SUPER_STREAM: Final = sa.bindparam("of_super_stream", type_=sa.Integer)
+_ID: Final = sa.bindparam("of_super_stream", type_=sa.Integer)
 
+# Sessions of publishers
+#
 # A placement that a crash of PostgreSQL takes back would be made again elsewhere, with messages in the first place; a
 # session that it takes back would be waited for by nobody.
 _COMMITS: Final = "synchronous_commit"
@@ -38,15 +40,15 @@ KEEP_COMMITS: Final = sa.case(
 
 _BY: Final = sa.bindparam("by", type_=sa.Text)
 _KEPT_FOR: Final = sa.func.make_interval(0, 0, 0, 1)
-# One lets another pass: what is forgotten, any may forget.
+# SKIP LOCKED: any router may remove them.
 _forgotten: Final = (
     sa.delete(publisher_sessions)
     .where(
-        _sessions.super_stream_id == _OF_SUPER_STREAM,
+        _sessions.super_stream_id == _ID,
         _sessions.holder.in_(
             sa.select(_sessions.holder)
             .where(
-                _sessions.super_stream_id == _OF_SUPER_STREAM,
+                _sessions.super_stream_id == _ID,
                 _sessions.holder != _BY,  # one statement cannot delete a row and write it
                 _sessions.lease_expires_at < NOW - _KEPT_FOR,
             )
@@ -61,16 +63,14 @@ _renewed: Final = leased(_SESSION_S) | {"seen": _seen, "session_s": _SESSION_S}
 
 renew_session: Final = (
     insert(publisher_sessions)
-    .values({"super_stream_id": _OF_SUPER_STREAM, "holder": _BY} | _renewed)
+    .values({"super_stream_id": _ID, "holder": _BY} | _renewed)
     .on_conflict_do_update(constraint="publisher_sessions_holder", set_={**_renewed, "beat": _sessions.beat + 1})
     .returning(KEEP_COMMITS)
     .add_cte(_forgotten)
 )
 """Writes a session. It also forgets those of a day ago, whose routers died: without moves, nobody else does."""
 
-end_session: Final = sa.delete(publisher_sessions).where(
-    _sessions.super_stream_id == _OF_SUPER_STREAM, _sessions.holder == _BY
-)
+end_session: Final = sa.delete(publisher_sessions).where(_sessions.super_stream_id == _ID, _sessions.holder == _BY)
 
 is_waited_for: Final = sa.and_(
     _sessions.super_stream_id == _moves.super_stream_id, _sessions.seen < _moves.generation, _moves.fence_epoch == 0
@@ -83,11 +83,11 @@ waited_for: Final = sa.func.array(
 """The holders of those, of each move."""
 
 
+# Placements
+
 _placements: Final = placements.c
 _partitions: Final = super_stream_partitions.c
-_moves: Final = context_moves.c
 
-_ID: Final = sa.bindparam("of_super_stream", type_=sa.Integer)
 _NAMES: Final = sa.any_(sa.bindparam("names", type_=sa.ARRAY(sa.Text)))
 _LIMIT: Final = sa.bindparam("most", type_=sa.Integer)
 _NOW: Final = sa.func.statement_timestamp()
@@ -330,7 +330,7 @@ _released: Final = (
     .where(_placements.placement_id == _to_release.c.placement_id, _to_release.c.state == _OPEN)
     .values(
         state="released",
-        # Of an older view too, in which the row still moves: PostgreSQL checks constraints on that before on this one.
+        # PostgreSQL checks constraints on its older view of the row first, in which the row may still be moving.
         move_id=sa.null(),
         released_at=_NOW,
         generation=sa.select(_raised.c.generation).scalar_subquery(),

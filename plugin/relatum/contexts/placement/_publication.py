@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from relatum.checks import seconds_text
-from relatum.contexts.placement._cache import Known, PlacementCache, Sent, Unchecked
+from relatum.contexts.placement._cache import Known, PlacementCache, Unchecked
 from relatum.contexts.placement._entries import Adoption, Placed
 from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
 from relatum.contexts.placement._publication_requests import (
@@ -39,6 +39,7 @@ from relatum.contexts.placement._publication_requests import (
     RenewSession,
     Search,
     Send,
+    Sent,
     Sleep,
     Steps,
     TakeOver,

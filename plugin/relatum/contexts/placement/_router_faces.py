@@ -304,7 +304,7 @@ class AsyncRouterFace(_Face):
                 # Nor is it left under way where this is cancelled once more.
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([task])
-            # Its error is nobody's.
+            # Retrieve the exception so that asyncio does not log it.
             _ = task.cancelled() or task.exception()
             raise
 

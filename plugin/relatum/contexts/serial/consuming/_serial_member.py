@@ -204,7 +204,7 @@ class Member:
         return min(self.store.partitions())
 
     def _begin_anew(self) -> None:
-        """Let go of all: the lease had run out. What others have not taken is opened anew, where it is stored to be."""
+        """Our lease had expired: drop every partition, and reopen those still ours at their stored positions."""
         if self._readers:
             logger.info("the lease of a member of %r had run out: its partitions are opened anew", self.store.name)
         for reader in self._readers.values():

@@ -26,6 +26,7 @@ _consumers: Final = serial_consumers.c
 _members: Final = serial_members.c
 _positions: Final = serial_positions.c
 _moves: Final = context_moves.c
+_holds: Final = serial_holds.c
 _partitions: Final = super_stream_partitions.c
 
 _of_consumer: Final = sa.bindparam("of_consumer", type_=sa.Integer)
@@ -204,15 +205,7 @@ status: Final = (
     .order_by(_partitions.place, _positions.partition_id)
 )
 
-
-_consumers: Final = serial_consumers.c
-_holds: Final = serial_holds.c
-_partitions: Final = super_stream_partitions.c
-_sources: Final = super_stream_partitions.alias("sources")
-
-_of_consumer: Final = sa.bindparam("of_consumer", type_=sa.Integer)
-_of_partition: Final = sa.bindparam("of_partition", type_=sa.Integer)
-_at: Final = sa.bindparam("at", type_=sa.BigInteger)
+# Holds: messages of moved contexts that wait in a partition for what is before them in another
 
 holds_of: Final = sa.select(
     _holds.move_id,

@@ -109,7 +109,7 @@ class Mover:
         return answer
 
     def _persist(self, request: MoveRequest) -> Any:
-        """Perform a step, again while what it needs does not answer. Each may be repeated."""
+        """Run one step, retrying transient errors for `retry_s`. Each step may be repeated."""
         give_up_at, outages = time.monotonic() + self._retry_s, self._store.outages
         move = "a move to begin" if self._known is None else f"move {self._known.move_id}"
         who = f"the step {type(request).__name__} of {move}"
