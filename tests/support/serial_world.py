@@ -27,7 +27,6 @@ from relatum.contexts.placement import _publication as publication
 from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
 from relatum.contexts.placement._model import Placement, PlacementState
 from relatum.contexts.placement._publication_requests import PublicationRequest, StrayFinder
-from relatum.contexts.placement._session import DRIFT
 from relatum.contexts.serial._partition_log import Hold, MovedBefore, PartitionLog, Verdict, consistent_starts
 from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._move_steps import MoveStep
@@ -40,8 +39,8 @@ TIMEOUT_S = 1.0
 """Seconds after which a publisher does not wait any longer."""
 SESSION_S = 1.0
 """Seconds a publisher's session holds."""
-RATES = (1 + DRIFT, 1 - DRIFT, 1.0)
-"""How fast publishers' clocks are."""
+RATES = (1.01, 0.99, 1.0)
+"""How fast publishers' clocks are: as much too fast, and too slow, as they may be."""
 
 
 LONG_AGO = datetime.fromtimestamp(0, UTC)

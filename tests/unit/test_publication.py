@@ -29,7 +29,6 @@ from relatum.contexts.placement._publication_requests import (
     StrayFinder,
     TakeOver,
 )
-from relatum.contexts.placement._session import BUSY, Session
 from relatum.errors import BrokerUnavailable, ContextMoving, DatabaseUnavailable
 
 
@@ -414,7 +413,7 @@ def test_a_message_of_unknown_outcome_counts_only_before_the_fence(world: _World
 # --- sessions: what the publisher's own clock tells -------------------------------------------------------------------
 
 
-def keep(world: _World, publications: Publications, published: int = BUSY) -> _Run:
+def keep(world: _World, publications: Publications, published: int = 2) -> _Run:
     """What the thread of a router does now and then."""
     return _Run(world, publications.keep(published)).end()
 
@@ -559,14 +558,15 @@ def test_a_renewal_brings_no_session_back_that_was_ended(world: _World) -> None:
     assert keep(world, publications).result is False
 
 
-def test_a_child_has_no_session() -> None:
+def test_a_child_has_no_session(world: _World) -> None:
     """In a process that was forked off nobody renews it, and the row is the parent's."""
-    session = Session(lambda: 0.0, 2.0)
-    session.renewed(session.renew())
-    assert session.holds()
+    publications = routed(world, session_s=2.0)
+    publish(world, publications)
+    keep(world, publications)
+    assert publications.session.holds()
     child = os.fork()
     if not child:
-        os._exit(int(session.holds()))
+        os._exit(int(publications.session.holds()))
     assert os.waitpid(child, 0)[1] == 0
 
 

@@ -184,17 +184,17 @@ class Member:
         """Renew the lease; begin with partitions that were gained, and end those that were lost."""
         reach = self._reach
         reach.look()
-        share = self.store.share(reach, is_busy=self.shared.halt(reach.is_cut_off))
+        share, partitions = self.store.share(reach, is_busy=self.shared.halt(reach.is_cut_off))
         if share.holder != self._holder:
             self._holder = share.holder
             self._begin_anew()
         for partition_id, reader in list(self._readers.items()):
-            if partition_id not in share.partitions:
+            if partition_id not in partitions:
                 reader.stop()
                 del self._readers[partition_id]
             elif reader.has_ended:
                 del self._readers[partition_id]
-        for partition_id, stream in share.partitions.items():
+        for partition_id, stream in partitions.items():
             if partition_id not in self._readers:
                 self._begin(partition_id, stream)
         self._surplus = share.surplus

@@ -32,6 +32,7 @@ from relatum.store import (
     Database,
     Member,
     Position,
+    Share,
     Tokens,
     forget_settlements,
 )
@@ -57,21 +58,6 @@ class Opened:
     holds: Mapping[int, int]
     since: Mapping[int, float]
     read_from: int
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What a member has.
-
-    Attributes:
-        holder: Its name. Another one than before where its lease had run out: what it had, it has no more.
-        partitions: The streams of the partitions it has, by their ids.
-        surplus: How many of them others should have.
-    """
-
-    holder: str
-    partitions: Mapping[int, str]
-    surplus: int
 
 
 Initial = Callable[[Sequence[str]], Mapping[str, int]]
@@ -206,8 +192,8 @@ class ConsumerStore:
 
     # --- this member ------------------------------------------------------------------------------------------------
 
-    def share(self, reach: Reach, *, is_busy: bool) -> Share:
-        """Renew the lease, and take what this member should have and nobody has.
+    def share(self, reach: Reach, *, is_busy: bool) -> tuple[Share, dict[int, str]]:
+        """Renew the lease, and take what this member should have and nobody has; gives that, with the streams.
 
         Where the lease has run out, this is a new member: what is under way of the one before is not taken for its own.
 
@@ -223,8 +209,7 @@ class ConsumerStore:
                 share = self._member.hold_on(connection, streams, leased=is_busy or reach.is_returning)
             else:
                 share = self._member.beat(connection, streams)
-        mine = {partition_id: streams[partition_id] for partition_id in sorted(share.held)}
-        return Share(share.holder, mine, share.surplus)
+        return share, {partition_id: streams[partition_id] for partition_id in sorted(share.held)}
 
     def release(self, partition_id: int) -> None:
         """Let another member have a partition."""
