@@ -320,7 +320,6 @@ def test_nothing_new_is_placed_in_a_retired_partition(store: PlacementStore) -> 
     assert store.find(["a"])["a"].stream == "orders-2"
 
 
-@pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "x" * 1025, 5, None])
 def test_more_changes_than_can_be_told_are_everything(store: PlacementStore) -> None:
     """One who slept long is told to forget all, not handed a table."""
     with store.database.engine.begin() as connection:
