@@ -145,7 +145,7 @@ def old_go_on(move_id: int) -> moving.Steps:
     found = yield moving.Look(move_id)
     if found.state is MoveState.FENCING:
         epoch = found.fence_epoch
-        yield moving.PublishControl(found.source, Fence(move_id, epoch, found.contexts))
+        yield moving.PublishControl(found.source, Fence(move_id, epoch, found.names))
         at = yield moving.FindControl(found.source, "fence", move_id, epoch, found.scan_from)
         found = yield moving.SetFenced(move_id, found.attempt, at or 0)
     return found
