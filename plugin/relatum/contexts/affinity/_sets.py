@@ -1,6 +1,7 @@
 """Affinity sets for operators: where each is, and how they are closed and moved."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import builtins
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -8,6 +9,7 @@ from typing import Final
 from relatum.checks import (
     checked_count,
     checked_name,
+    checked_names,
     checked_seconds,
     checked_text,
     checked_weights,
@@ -15,6 +17,7 @@ from relatum.checks import (
 from relatum.contexts.affinity._set_keeping import close_idle
 from relatum.contexts.placement._model import Placement, check_name
 from relatum.contexts.placement._placement_opening import IDLE_S_MIN
+from relatum.contexts.serial.moving._assignments import Move, Progress
 from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 from relatum.errors import PlacementNotFound, SuperStreamConflict
 from relatum.headers import CONTEXT_HEADER
@@ -141,6 +144,16 @@ class AffinitySets(SerializationContexts):
         """
         weights = checked_weights("weights", weights)
         self._placements.set_weights(weights)
+
+    def move(self, names: str | Iterable[str], to: str, *, progress: Progress | None = None) -> "builtins.list[Move]":
+        """Move sets to another partition, with the guarantee, and the errors, of `SerializationContexts.move`.
+
+        Args:
+            names: The sets' names; one text is refused.
+            to: The stream they are to go to.
+            progress: Told of each step.
+        """
+        return super().move(checked_names("names", names), to, progress=progress)
 
     def _check_closes(self) -> None:
         # A context that was closed is placed anew by its next message: nothing would keep the order of what it has in
