@@ -1,7 +1,8 @@
 # Relatum's own commands. Each does its set-up first: an environment in .venv, and RabbitMQ's binary where it is missing.
 #
 #   make demo          publish, record and look up real data               (DEMO="--all" for its options)
-#   make test          all tests, by five processes with servers of their own (PROCESSES=3; TEST="tests/unit": in one)
+#   make test          all tests, by five processes with servers of their own (PROCESSES=3; TEST="tests/unit": in one);
+#                      .venv/suite.csv has what each file took
 #   make test-long     the tests' long forms: thousands of look-ups, 50 kills, 1,000,000 rows (hours; before a release;
 #                      it prints the seed of its deaths: TEST="--seed N" has them again)
 #   make test-4        a part of the tests on a RabbitMQ 4, where one can be had
@@ -17,6 +18,7 @@
 PYTHON ?= python3
 DEMO ?=
 TEST ?=
+OPTIONS ?=
 PROCESSES ?= 5
 BENCH ?=
 
@@ -52,7 +54,7 @@ demo: $(made) rabbitmq
 	$(bin)/relatum demo $(DEMO)
 
 test: $(classes) rabbitmq java java-client pgbouncer chromium
-	$(bin)/python -u -m pytest $(or $(TEST),$(SIDE_BY_SIDE))
+	$(bin)/python -u -m pytest $(or $(TEST),$(SIDE_BY_SIDE)) $(OPTIONS)
 
 test-long: $(classes) rabbitmq java java-client pgbouncer chromium
 	$(bin)/python -m pytest --long --override-ini timeout=21600 --override-ini faulthandler_timeout=0 $(TEST)

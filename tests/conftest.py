@@ -28,23 +28,22 @@ from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 from relatum.store import make_engine
 from relatum_migrations import upgrade
 from tests.support import START_S, in_a_loop, make_streams_survive, server_version, unique_name
+from tests.support.clock import Clock
 from tests.support.cluster import Cluster, newer_server
 from tests.support.databases import NEW, Databases, administer, clear, database_name, named
 from tests.support.leases import LEASE_S
-from tests.support.ports import free_port
+from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.rabbitmq_tools import renew
 from tests.support.sharing_out import BySharedFixtures, longest_first
 from tests.support.threads import Threads
 
 # How long an example takes says how busy the machine is, not whether it is right.
-hypothesis.settings.register_profile("relatum", deadline=None)
+hypothesis.settings.register_profile("relatum", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=100)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=1000)
 
 SEED = 12
 """Of what happens by chance in a run that is not long."""
-
-STREAM_OFFSET = -120
-"""From a broker's AMQP port to its stream port: 5672 to 5552."""
 
 DOCKER_PASSWORD = "relatum"
 
@@ -56,12 +55,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that choose Docker, and the long form of tests that have one."""
     parser.addoption("--docker", action="store_true", help="run RabbitMQ and PostgreSQL from docker/compose.yaml")
     parser.addoption("--long", action="store_true", help="run long tests, and the others' many rounds: takes hours")
+    parser.addoption("--budget", action="store_true", help="fail where a file takes far too much of a processor")
     parser.addoption("--seed", type=int, help="of what happens by chance: always the same, and with --long another one")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how many examples are tried, and the seed of this run, one for all of its processes."""
-    hypothesis.settings.load_profile("long" if _is_long(config) else "relatum")
+    """Choose how many examples are tried, and the seed of this run, one for all of its processes; start the clock."""
+    config.pluginmanager.register(Clock(config))
+    chosen = config.getoption("--hypothesis-profile") or "relatum"
+    hypothesis.settings.load_profile("long" if _is_long(config) else chosen)
     if config.getoption("--seed") is None:
         given = getattr(config, "workerinput", {}).get("seed")
         config.option.seed = given if given is not None else secrets.randbelow(1 << 32) if _is_long(config) else SEED
@@ -116,7 +118,7 @@ def is_long(pytestconfig: pytest.Config) -> bool:
 @pytest.fixture(scope="session")
 def kills(is_long: bool) -> int:
     """How often a party is killed at random moments: a few times, and in a long run as often as can be waited for."""
-    return 50 if is_long else 3
+    return 50 if is_long else 2
 
 
 @pytest.fixture(scope="session")
@@ -396,39 +398,37 @@ def cluster(
 
 
 @pytest.fixture(scope="session")
-def _own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
+def _own_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServers]:
     plugins = ("rabbitmq_stream", "rabbitmq_consistent_hash_exchange")
-    for directory in _directory(tmp_path_factory, "rabbitmq-own"):
-        with LocalRabbitMQ(directory, plugins=plugins, start_timeout_s=START_S) as server:
-            yield server
+    for directory in _directory(tmp_path_factory, "own"):
+        servers = LocalServers(directory, durable=False, start_timeout_s=START_S)
+        servers.rabbitmq = LocalRabbitMQ(directory / "rabbitmq", plugins=plugins, start_timeout_s=START_S)
+        with servers:
+            yield servers
 
 
 @pytest.fixture(scope="module")
-def own_broker(_own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
+def own_broker(_own_servers: LocalServers) -> LocalRabbitMQ:
     """A private RabbitMQ, as new for each file of tests: its users, virtual hosts and settings are theirs."""
-    _own_broker.start()
-    renew(_own_broker)
-    return _own_broker
+    _own_servers.start()
+    renew(_own_servers.rabbitmq)
+    return _own_servers.rabbitmq
 
 
 @pytest.fixture(scope="module")
-def _private_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServers]:
-    directory = tmp_path_factory.mktemp("private") / "servers"
-    with LocalServers(directory, durable=False, start_timeout_s=START_S) as servers:
-        make_streams_survive(servers.rabbitmq)
-        yield servers
-    shutil.rmtree(directory, ignore_errors=True)
+def _surviving_broker(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
+    make_streams_survive(own_broker)
+    return own_broker
 
 
 @pytest.fixture
-def private_servers(_private_servers: LocalServers) -> Iterator[LocalServers]:
-    """A RabbitMQ and a PostgreSQL to be killed, frozen and restarted, whatever the others are.
+def private_servers(_surviving_broker: LocalRabbitMQ, _own_servers: LocalServers) -> Iterator[LocalServers]:
+    """The broker `own_broker` and a PostgreSQL to be killed, frozen and restarted, whatever the others are.
 
-    They run when the test begins, and the database is empty. Streams of the file's earlier tests may be there: a start
-    costs three seconds of a processor.
+    They run when the test begins, and the database is empty. Streams of the file's earlier tests may be there.
     """
-    _private_servers.start()
-    clear(_private_servers.database_url)
-    yield _private_servers
-    _private_servers.rabbitmq.thaw()
-    _private_servers.postgresql.thaw()
+    _own_servers.start()
+    clear(_own_servers.database_url)
+    yield _own_servers
+    _own_servers.rabbitmq.thaw()
+    _own_servers.postgresql.thaw()

@@ -168,6 +168,21 @@ def checked_choice(argument: str, value: Any, choices: Collection[str]) -> str:
     return value
 
 
+def checked_host(host: str, where: str) -> None:
+    """See that a host's name can be asked for: Python's name lookup raises a `UnicodeError` of its own otherwise.
+
+    Raises:
+        ConfigurationError: a part between dots is empty, or longer than 63 characters. The name is not shown, since it
+            may be a part of a password that was not quoted.
+    """
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ConfigurationError(
+            f"{where} names a host that no name can be: a part between dots is empty or has over 63 characters"
+        ) from None
+
+
 def checked_body(value: Any) -> bytes | str:
     """A message's body, as pika takes one.
 

@@ -282,7 +282,7 @@ def test_the_executors_process_killed_at_random_moments_loses_nothing(
         def kill(chance: random.Random) -> None:
             ledgers[0] = replace_by(ledgers[0], shared.start_ledger)
 
-        kill_at_random(chance, 2 * kills, 0.6, kill)
+        kill_at_random(chance, kills, 0.6, kill)
         # It starts again so soon that now and then nobody has asked it meanwhile.
         for _ in range(20):
             if not column(shared, UNANSWERED):

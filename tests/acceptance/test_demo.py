@@ -26,6 +26,7 @@ from relatum_consumer.demo._departures import check_departures, expect_departure
 from relatum_consumer.demo._publish import STREAMS, Servers, publish_and_record
 from tests.acceptance._command import COMMAND, LIMIT_S, Relatum, run
 from tests.support import delete_stream, processes_naming, unique_name, wait_until
+from tests.support.web import at
 
 STANDSTILL_S: Final = 11.0
 """Seconds for which RabbitMQ does nothing: more than the 10 that a look-up has by default."""
@@ -74,13 +75,13 @@ def test_three_clicks_lead_from_a_flight_to_its_plane_and_its_weather(
             with httpx.Client(base_url=said[-1].strip().partition("=")[2], timeout=LIMIT_S) as client:
                 flights = client.get("api/search?key=origin&value=JFK&limit=50").json()["results"]
                 flight = next(row for row in flights if row["stream"] == f"{prefix}flights")
-                message = client.get(f"api{flight['href']}").json()
+                message = client.get(f"api{at(flight['stream'], flight['offset'])}").json()
                 rows = [row for each in message["related"] for part in each["parts"] for row in part["results"]]
                 assert {row["stream"] for row in rows} == {
                     f"{prefix}{name}" for name in ("flights", "planes", "weather")
                 }
-                plane = next(row["href"] for row in rows if row["stream"] == f"{prefix}planes")
-                assert "manufacturer" in client.get(plane.removeprefix("/")).text
+                plane = next(row for row in rows if row["stream"] == f"{prefix}planes")
+                assert "manufacturer" in client.get(at(plane["stream"], plane["offset"])[1:]).text
                 wait_until(
                     lambda: {row["state"] for row in client.get("api/streams").json()["streams"]} == {"recording"},
                     what="the recorder beside the page",

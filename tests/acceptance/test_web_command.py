@@ -25,7 +25,7 @@ def test_it_serves_until_it_is_told_to_stop(
             address = line.removeprefix(ADDRESS)
             with httpx.Client(base_url=address, timeout=LIMIT_S) as client:
                 assert client.get("api/health").json() == {"is_well": True}
-                assert "one" in client.get(f"streams/{stream_name}/0").text
+                assert "one" in client.get(f"message?stream={stream_name}&offset=0").text
                 assert client.get("static/../pyproject.toml").status_code == 404
         finally:
             process.send_signal(number)

@@ -14,13 +14,12 @@ import pytest
 
 from relatum.errors import BrokerUnavailable
 from relatum.reading import BrokerAddress
-from relatum.reading._address import AMQP_TO_STREAM_PORT
 from relatum.wire import _frames as frames
 from relatum.wire._frames import Command
 from tests.contract._faces import FACES, open_face
 from tests.contract.test_tls import FILES, _serve, trusting
 from tests.support import publish_plain
-from tests.support.ports import free_port
+from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.proxy import Proxy
 from tests.unit.wire_samples import answered
 
@@ -91,9 +90,9 @@ def listening(amqp_url: str) -> Iterator[Callable[..., tuple[str, Stranger]]]:
     with contextlib.ExitStack() as stack:
 
         def listen(properties: bytes | None) -> tuple[str, Stranger]:
-            port = free_port((0, -AMQP_TO_STREAM_PORT))
+            port = free_port((0, STREAM_OFFSET))
             stack.enter_context(Proxy(parts.hostname or "", parts.port or 0, listens_on=port))
-            stranger = Stranger(port - AMQP_TO_STREAM_PORT, properties)
+            stranger = Stranger(port + STREAM_OFFSET, properties)
             stack.callback(stranger.close)
             return parts._replace(netloc=f"{parts.username}:{parts.password}@127.0.0.1:{port}").geturl(), stranger
 
@@ -127,14 +126,14 @@ def test_who_takes_the_guessed_port_over_is_told_no_password(
     """A reader that connects again asks again: the one that listens now may be another than before."""
     publish_plain(amqp_url, stream_name, [b"a"])
     amqp, stream = urlsplit(amqp_url), urlsplit(stream_url)
-    port = free_port((0, -AMQP_TO_STREAM_PORT))
+    port = free_port((0, STREAM_OFFSET))
     url = amqp._replace(netloc=f"{amqp.username}:{amqp.password}@127.0.0.1:{port}").geturl()
     with Proxy(amqp.hostname or "", amqp.port or 0, listens_on=port):
-        before = Proxy(stream.hostname or "", stream.port or 0, listens_on=port - AMQP_TO_STREAM_PORT)
+        before = Proxy(stream.hostname or "", stream.port or 0, listens_on=port + STREAM_OFFSET)
         with before, open_face(face, url, timeout_s=ANSWER_S) as reader:
             assert reader.read(stream_name, 0).body == b"a"
             before.close()
-            stranger = Stranger(port - AMQP_TO_STREAM_PORT, ANSWERS["another"])
+            stranger = Stranger(port + STREAM_OFFSET, ANSWERS["another"])
             with contextlib.closing(stranger), pytest.raises(BrokerUnavailable):
                 reader.read(stream_name, 0)
     assert stranger.visits == 1
@@ -146,9 +145,9 @@ def test_a_stranger_with_a_trusted_certificate_is_told_no_password(amqp_url: str
     parts = urlsplit(amqp_url)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(FILES / "certificate.pem", FILES / "key.pem")
-    port = free_port((0, -AMQP_TO_STREAM_PORT))
+    port = free_port((0, STREAM_OFFSET))
     opened: list[socket.socket] = []
-    stranger = Stranger(port - AMQP_TO_STREAM_PORT, ANSWERS["another"], context)
+    stranger = Stranger(port + STREAM_OFFSET, ANSWERS["another"], context)
     with contextlib.closing(stranger), socket.create_server(("127.0.0.1", port)) as listener:
         serving = threading.Thread(target=_serve, args=(listener, context, parts.port or 0, opened), daemon=True)
         serving.start()

@@ -1,7 +1,9 @@
 """What reading a stream promises, over every face."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import numpy as np
 import pytest
 
 from relatum import MessageId
@@ -14,7 +16,6 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.reading import ATTACHES_MAX, Message, StreamBounds, StreamReader, TimeSource
-from relatum.reading._operations import ROUTE_SINCE, StreamOperations
 from tests.contract._faces import FACES, Face, open_face
 from tests.support import (
     LIMIT_S,
@@ -358,7 +359,7 @@ class TestRouting:
             bound = face.partitions(exchange)
             channel.exchange_delete(exchange)
         assert routed == (
-            [[stream_name], [], [stream_name]] if broker_version >= ROUTE_SINCE else [None, None, [stream_name]]
+            [[stream_name], [], [stream_name]] if broker_version >= (4, 3) else [None, None, [stream_name]]
         )
         assert bound == [stream_name]
 
@@ -369,8 +370,9 @@ class TestRouting:
         exchange = unique_name("exchange")
         answers = [["o-0"], ["o-0", "o-2"], ["o-0", "o-1", "o-2"], ["o-0", "o-1", "o-2"]]
         asked = iter([*answers, answers[-1]])
-        monkeypatch.setattr(StreamOperations, "_version", "3.10.8")
-        monkeypatch.setattr(StreamOperations, "_strings", lambda *_: next(asked))
+        operations = "relatum.reading._operations.StreamOperations"
+        monkeypatch.setattr(f"{operations}._version", "3.10.8")
+        monkeypatch.setattr(f"{operations}._strings", lambda *_: next(asked))
         with broker_connection(amqp_url) as connection:
             channel = connection.channel()
             channel.exchange_declare(exchange, "direct")
@@ -389,3 +391,25 @@ class TestRouting:
     def test_no_super_stream(self, face: Face) -> None:
         """A name that is no super stream has no partitions."""
         assert face.partitions(unique_name("super")) == []
+
+
+class TestArguments:
+    """What is given is one clear error, before anything is asked, or can be used."""
+
+    def test_a_time_is_refused_by_the_name_it_was_given_under(self, face: Face) -> None:
+        """Following and reading in batches have one each."""
+        with pytest.raises(InvalidInput, match=r"^idle_timeout_s= takes"):
+            face.iterate("s", follow=True, idle_timeout_s=-1)
+        with pytest.raises(InvalidInput, match=r"^idle_s= takes"):
+            face.batches("s", idle_s=-1)
+
+    @pytest.mark.parametrize("value", ["1", 1.0, None, b"1"], ids=ascii)
+    def test_an_offset_is_an_integer(self, face: Face, amqp_url: str, stream_name: str, value: Any) -> None:
+        """Whatever else is given is our error, alone and among many; integers of other libraries are taken."""
+        fill(amqp_url, stream_name, 2)
+        with pytest.raises(InvalidInput, match="An offset is an integer"):
+            face.read(stream_name, value)
+        with pytest.raises(InvalidInput, match="An offset is an integer"):
+            face.read_many([MessageId(stream_name, 0), MessageId(stream_name, value)])
+        assert face.read(stream_name, np.int64(1)).offset == 1  # type: ignore[arg-type]
+        assert [each.offset for each in face.read_many([MessageId(stream_name, np.int64(1))])] == [1]  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ import pytest
 from relatum import MessageId
 from relatum.errors import OffsetNotFound, StreamNotFound
 from relatum.reading import BrokerAddress, KeptChunks, Message, StreamReader
-from relatum.reading._operations import BOUNDS_AT_ONCE
 from tests.contract._faces import Face
 from tests.contract.test_reading import fill
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name
@@ -17,7 +16,7 @@ from tests.support.proxy import Proxy
 @pytest.fixture
 def streams(amqp_url: str) -> Iterator[list[str]]:
     """More streams than are asked for in one go, each with a message more than the one before."""
-    names = [unique_name(f"together-{n}") for n in range(BOUNDS_AT_ONCE + 2)]
+    names = [unique_name(f"together-{n}") for n in range(10)]
     for count, name in enumerate(names, 1):
         declare_stream(amqp_url, name)
         fill(amqp_url, name, count)

@@ -5,6 +5,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
 from relatum.errors import StreamNotFound
@@ -13,6 +14,7 @@ from relatum.store import make_engine, streams_named
 from relatum.superstreams import Layout
 from relatum_consumer import Relations
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name
+from tests.support.place import Place
 from tests.support.plans import filled_database
 from tests.support.relations import FACES, open_relations
 from tests.support.super_streams import super_stream
@@ -30,6 +32,12 @@ def channel(amqp_url: str) -> Iterator[BlockingChannel]:
         opened = connection.channel()
         opened.confirm_delivery()
         yield opened
+
+
+@pytest.fixture
+def place(amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str) -> Place:
+    """A broker with a new stream, and a database."""
+    return Place(amqp_url, stream_url, database_url, engine, stream_name)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from relatum.reading import Message
 from relatum.store import Database
 from relatum_consumer import Answer, AsyncRelations, Relations, Status
-from relatum_consumer.lookups._watching import watched
+from relatum_consumer.lookups._waiting import watched
 from tests.support import publish_plain, record, recording, wait_until
 from tests.support.relations import FACES
 

@@ -1,84 +1,26 @@
-"""What the pages of contexts, affinity sets and super streams show is run, as it stands there."""
+"""What docs/contexts.md shows is run, as it stands there."""
 
-import inspect
 import re
-from collections.abc import Iterator
 from dataclasses import fields
 
 import pytest
 import sqlalchemy as sa
 
-import relatum
 from relatum import errors
-from relatum.contexts import AffinityOptions, ContextOptions, SerialOptions
-from relatum.superstreams import Layout, StreamOptions, declare_super_stream, describe_super_stream
-from tests.support import broker_connection, unique_name
-from tests.support.affinity import Partitions
-from tests.support.pages import run_blocks, section
+from relatum.contexts import ContextOptions, SerialOptions
+from relatum.superstreams import Layout
+from tests.support.pages import blocks_of, names_there, run, text_of
 from tests.support.routing import consumed
 from tests.support.serial_consuming import serial_bed
-from tests.support.super_streams import bodies, delete_by_hand
 
-PUBLISHING, CONSUMING = section("contexts.md", "Publishing"), section("contexts.md", "Consuming")
-
-
-@pytest.fixture
-def name(amqp_url: str) -> Iterator[str]:
-    """The name of a super stream that is not there yet."""
-    name = unique_name("relatum-flights")
-    yield name
-    delete_by_hand(amqp_url, name, *(partition.stream for partition in Layout.numbered(name, 3)))
-
-
-def test_what_the_page_shows_of_super_streams_works(
-    amqp_url: str, stream_url: str, database_url: str, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """All messages are there, and what is said to be printed is."""
-    with broker_connection(amqp_url) as connection:
-        urls = {"BROKER": amqp_url, "DATABASE": database_url}
-        run_blocks(section("super-streams.md"), {'"flights"': repr(name)}, connection=connection, **urls)
-        relatum.release(connection)
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[:3] == [f"{place} {name}-{place} {place}" for place in range(3)]
-    assert printed[-1] == f"{name}-1"
-    layout = describe_super_stream(amqp_url, name, stream_url=stream_url)
-    assert layout == declare_super_stream(amqp_url, name, 3, stream_url=stream_url)
-    assert sum(map(len, bodies(stream_url, layout).values())) == 6
-
-
-def test_the_page_names_each_option_of_super_streams() -> None:
-    """What a super stream to publish to, and what new streams, can be given stands in the tables."""
-    page = section("super-streams.md")
-    for parameters in (inspect.signature(relatum.SuperStream), inspect.signature(StreamOptions)):
-        for parameter in parameters.parameters:
-            assert f"| `{parameter}` |" in page, parameter
-
-
-def test_what_the_page_shows_of_sets_works(
-    layout: Layout, amqp_url: str, database_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What joins a set lies with it, and the open sets are listed."""
-    page, of_predecessors = section("affinity.md"), section("affinity.md").index("### By a predecessor")
-    renamed = {'"invoices"': repr(layout.super_stream)}
-    with broker_connection(amqp_url) as connection:
-        try:
-            names = {"connection": connection, "BROKER": amqp_url, "DATABASE": database_url}
-            names |= run_blocks(page[:of_predecessors], renamed, AffinityOptions=AffinityOptions, **names)
-            with relatum.AffinityRouter(layout.super_stream, database_url) as names["router"]:
-                names |= run_blocks(page[of_predecessors:], renamed, **names)
-        finally:
-            relatum.release(connection)
-    assert list(Partitions(amqp_url, layout).of_set("invoice 18").values()) == [[b"2 lamps", b"120 EUR"]]
-    assert "invoice 17" in capsys.readouterr().out
-    assert names["handle"].partition is not None
+PUBLISHING, CONSUMING = text_of("contexts.md", "Publishing\n"), text_of("contexts.md", "Consuming\n")
 
 
 def test_what_the_page_shows_of_publishing_works(layout: Layout, amqp_url: str, database_url: str) -> None:
     """A consumer gets what the blocks publish, in order."""
-    with broker_connection(amqp_url) as connection:
-        urls = {"BROKER": amqp_url, "DATABASE": database_url}
-        run_blocks(PUBLISHING, {'"orders"': repr(layout.super_stream)}, connection=connection, **urls)
-        relatum.release(connection)
+    with names_there(amqp_url, database_url) as names:
+        for block in blocks_of("contexts.md", "Publishing\n", {"orders": layout.super_stream}):
+            run("contexts.md", block, names)
     found = consumed(layout.super_stream, database_url, amqp_url, 5)
     assert found == {"account 17": [b"opened", b"credited", b"debited", b"closed", b"archived"]}
 
@@ -106,19 +48,12 @@ def test_what_the_page_shows_of_consuming_works(
         bed.publish(0, "account 17", "opened")
         bed.move(["account 17"], 0, 1)
         bed.publish(1, "account 17", "closed")
-        renamed = {
-            '"orders"': repr(bed.name),
-            "batches()": "batches(3.0)",
-            "print(*[message.body for message in batch.messages])": "send(batch.messages)",
-        }
-        run_blocks(
-            CONSUMING,
-            renamed,
-            sa=sa,
-            DATABASE=database_url,
-            BROKER=amqp_url,
-            send=lambda messages: sent.extend(message.body for message in messages),
-        )
+        with names_there(amqp_url, database_url) as names:
+            names |= {"sa": sa, "send": lambda messages: sent.extend(message.body for message in messages)}
+            for block in blocks_of("contexts.md", "Consuming\n", {"orders": bed.name}):
+                block = block.replace("batches()", "batches(3.0)")
+                block = block.replace("print(*[message.body for message in batch.messages])", "send(batch.messages)")
+                run("contexts.md", block, names)
         streams = bed.streams
     assert sent == [b"opened", b"closed"]
     with engine.connect() as connection:

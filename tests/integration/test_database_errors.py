@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 import relatum
 from relatum.command import complete_app
 from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, RelatumError, SchemaMissing
-from relatum.local._account import Account
 from relatum.recording import Recorder
 from relatum.store import as_engine, key_definitions, translated_errors
 from relatum.terminal import exit_code_of
@@ -23,7 +22,7 @@ from relatum_migrations import upgrade
 from tests.contract.test_tls import FILES
 from tests.support import unique_name
 from tests.support.fake_postgresql import answering, refusal, welcome
-from tests.support.pgbouncer import pgbouncer
+from tests.support.pgbouncer import Account, pgbouncer
 
 SECRET = "pass-word"
 

@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from relatum.following import CaughtUp, Failed, Follower
-from relatum.following import _subscriptions as subscriptions
 from relatum.reading import BrokerAddress
 from tests.support import new_streams, server_version
 from tests.support.following import Taker
@@ -43,12 +42,12 @@ def test_streams_are_spread_where_they_wait_for_each_other(
     taker: Taker, amqp_url: str, streams: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a broker that does not have them wait, one connection has room for all."""
-    monkeypatch.setattr(subscriptions, "CROWD", 2)
+    monkeypatch.setattr("relatum.following._subscriptions.CROWD", 2)
     for name in streams:
         taker.follower.follow(name, 0)
     for name in streams:
         taker.wait_event(name, CaughtUp)
-    waits = server_version(amqp_url) < subscriptions.WAITS_BEFORE
+    waits = server_version(amqp_url) < (4, 2, 1)
     assert taker.follower.statistics().connections == (3 if waits else 1)
 
 
@@ -56,7 +55,7 @@ def test_where_no_other_connection_is_let_in_streams_share_those_there_are(
     taker: Taker, proxy: Proxy, streams: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A limit on connections costs time, and no stream."""
-    monkeypatch.setattr(subscriptions, "CROWD", 1)
+    monkeypatch.setattr("relatum.following._subscriptions.CROWD", 1)
     taker.follower.follow(streams[0], 0)
     taker.wait_event(streams[0], CaughtUp)
     proxy.accepts = False

@@ -12,8 +12,8 @@ from relatum_consumer.lookups import Watch
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US
 from relatum_consumer.lookups._probe_statement import probe_statement
-from relatum_consumer.lookups._value_statements import times_of_value, values_of_key, values_parameters
-from relatum_consumer.lookups._watching import parameters_of, watched
+from relatum_consumer.lookups._values import times_of_value, values_of_key, values_parameters
+from relatum_consumer.lookups._waiting import parameters_of, watched
 from relatum_consumer.traces import _trace_statements as traces
 from tests.support.plans import CATALOG, CLOSE_PARTS, MAKE_PARTS, PARTS, nodes_of, plan_of, scanned_in
 

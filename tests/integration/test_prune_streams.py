@@ -1,8 +1,6 @@
 """Pruning several streams: one that cannot be read stops no other, and unknown names are said to be so."""
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from relatum.reading import StreamReader
 from relatum.recording import backfill, prune, set_record_time
 from relatum.store import Database, add_keys
 from tests.support import (
-    START_S,
     declare_stream,
     delete_stream,
     publish_plain,
@@ -29,14 +26,6 @@ from tests.support.parts import close, turn
 STREAMS = ("a-broken", "b-sound")
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[LocalRabbitMQ]:
-    """A broker whose files the test may damage."""
-    with LocalRabbitMQ(tmp_path / "rabbitmq", start_timeout_s=START_S) as server:
-        yield server
-    shutil.rmtree(tmp_path / "rabbitmq", ignore_errors=True)
-
-
 def break_first_chunk(server: LocalRabbitMQ, stream: str) -> None:
     """Change a byte of a stream's first chunk on disk, so that its checksum is wrong."""
     (segment,) = server.data.rglob(f"*{stream}*/*.segment")
@@ -46,18 +35,19 @@ def break_first_chunk(server: LocalRabbitMQ, stream: str) -> None:
     segment.write_bytes(stored)
 
 
-def test_a_stream_that_cannot_be_read_stops_no_other(server: LocalRabbitMQ, engine: sa.Engine) -> None:
+def test_a_stream_that_cannot_be_read_stops_no_other(own_broker: LocalRabbitMQ, engine: sa.Engine) -> None:
     """What retention dropped of the streams behind it is deleted, and the report says which one failed, and why."""
+    url = own_broker.broker_url
     add_keys(engine, ["order_id"])
     for stream in STREAMS:
-        declare_stream(server.broker_url, stream)
-        publish_plain(server.broker_url, stream, [(b"the body of the first", {"order_id": 1})])
-        backfill(server.broker_url, engine.url, stream)
+        declare_stream(url, stream)
+        publish_plain(url, stream, [(b"the body of the first", {"order_id": 1})])
+        backfill(url, engine.url, stream)
     with engine.begin() as connection:
         # As if retention had dropped them: the streams begin at 0.
         connection.execute(sa.text("UPDATE relatum.relationships SET stream_offset = -1"))
-    break_first_chunk(server, STREAMS[0])
-    report = prune(server.broker_url, engine.url, STREAMS)
+    break_first_chunk(own_broker, STREAMS[0])
+    report = prune(url, engine.url, STREAMS)
     assert report.rows == {STREAMS[1]: 1}
     assert list(report.failed) == [STREAMS[0]]
     assert isinstance(report.failed[STREAMS[0]], DataError)

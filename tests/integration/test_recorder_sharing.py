@@ -21,7 +21,7 @@ from tests.support import (
 )
 from tests.support.leases import LEASE_S, let_lapse, record_as
 from tests.support.proxy import Proxy
-from tests.support.rabbitmq_tools import run_tool
+from tests.support.rabbitmq_tools import evaluate
 from tests.support.tapped import PASSWORD, add_users, as_user
 
 STREAMS = 6
@@ -190,7 +190,7 @@ def test_what_one_had_whose_password_is_refused_is_taken_over(
     monkeypatch.setattr("relatum.following._reach.RETURN_S", 0.5)
     server, names = private_servers.rabbitmq, [unique_name("rotated") for _ in range(2)]
     add_users(server, {names[0]: (".*", ".*", ".*")})
-    password = 'ok = rabbit_auth_backend_internal:change_password(<<"{}">>, <<"{}">>, <<"x">>).'
+    password = 'ok = rabbit_auth_backend_internal:change_password(<<"{}">>, <<"{}">>, <<"x">>)'
     for name in names:
         declare_stream(server.broker_url, name)
     with Proxy.to(server.stream_url) as proxy, members_of(server.broker_url, engine, names) as members:
@@ -198,11 +198,11 @@ def test_what_one_had_whose_password_is_refused_is_taken_over(
         members.wait_for(a=2)
         members.join("b")
         members.wait_for(a=1, b=1)
-        run_tool(server, "rabbitmqctl", "eval", password.format(names[0], "another"))
+        evaluate(server, password.format(names[0], "another"))
         proxy.cut()
         members.wait_for(b=2)
         members.publish()
-        run_tool(server, "rabbitmqctl", "eval", password.format(names[0], PASSWORD))
+        evaluate(server, password.format(names[0], PASSWORD))
         members.wait_for(a=1, b=1)
         members.publish()
         members.check()

@@ -1,21 +1,15 @@
 """Look-ups while a broker boots, with the settings users have: right, or to be repeated, never a part."""
 
 import random
-import shutil
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
 import sqlalchemy as sa
 
 from relatum.errors import RelatumError, Transient
-from relatum.local import LocalRabbitMQ
+from relatum.local import LocalServers
 from relatum_consumer import Relations, Status
 from tests.support import (
-    START_S,
     declare_stream,
-    make_streams_survive,
     publish_plain,
     record,
     wait_until,
@@ -24,18 +18,11 @@ from tests.support import (
 STREAMS = ("orders", "payments", "parcels", "letters")
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[LocalRabbitMQ]:
-    """A broker of this test's own, to be killed."""
-    with LocalRabbitMQ(tmp_path / "broker", start_timeout_s=START_S) as server:
-        make_streams_survive(server)
-        yield server
-    shutil.rmtree(tmp_path / "broker", ignore_errors=True)
-
-
-def test_while_a_broker_boots_no_answer_is_a_part(server: LocalRabbitMQ, engine: sa.Engine, is_long: bool) -> None:
+def test_while_a_broker_boots_no_answer_is_a_part(
+    private_servers: LocalServers, engine: sa.Engine, is_long: bool
+) -> None:
     """One message in each of four streams: all four are found, or the answer is an error that says to repeat it."""
-    chance = random.Random(14)
+    chance, server = random.Random(14), private_servers.rabbitmq
     for stream in STREAMS:
         declare_stream(server.broker_url, stream)
         publish_plain(server.broker_url, stream, [(stream.encode(), {"order_id": "a"})])

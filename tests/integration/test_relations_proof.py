@@ -8,12 +8,12 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import BrokerUnavailable, ConfigurationError, KeyNotDefined, NothingRecorded, RelatumError
-from relatum.local import LocalRabbitMQ
-from relatum.store import add_keys, make_engine
+from relatum.local import LocalServers
+from relatum.store import add_keys
 from relatum_consumer import Answer, Relations, Status
 from tests import support
 from tests.acceptance._command import Relatum
-from tests.support import START_S, declare_stream, delete_stream, publish_plain
+from tests.support import declare_stream, delete_stream, publish_plain
 from tests.support.relations import FACES, open_relations
 from tests.support.super_streams import super_stream
 
@@ -200,16 +200,16 @@ def test_the_command_says_what_a_new_user_has_to_do(
         assert stream_name in relatum.run("find", "order_id", value).stdout.splitlines()[-1]
 
 
-def test_a_broker_that_goes_away_is_noticed_by_the_next_question(tmp_path: Any, database_url: str) -> None:
+def test_a_broker_that_goes_away_is_noticed_by_the_next_question(
+    private_servers: LocalServers, database_url: str, engine: sa.Engine
+) -> None:
     """Also where the connection is open already: nothing is absent by a broker that was asked before."""
-    with LocalRabbitMQ(tmp_path / "broker", start_timeout_s=START_S) as server:
-        declare_stream(server.broker_url, "s")
-        with Relations(server.broker_url, database_url, timeout_s=20) as relations:
-            engine = make_engine(database_url)
-            publish_plain(server.broker_url, "s", [order("a")])
-            record(server.broker_url, engine, "s")
-            engine.dispose()
-            assert relations.find("order_id", "b").status is Status.ABSENT
-            server.stop()
-            with pytest.raises(BrokerUnavailable):
-                relations.find("order_id", "b")
+    url = private_servers.broker_url
+    declare_stream(url, "s")
+    with Relations(url, database_url, timeout_s=20) as relations:
+        publish_plain(url, "s", [order("a")])
+        record(url, engine, "s")
+        assert relations.find("order_id", "b").status is Status.ABSENT
+        private_servers.rabbitmq.stop()
+        with pytest.raises(BrokerUnavailable):
+            relations.find("order_id", "b")

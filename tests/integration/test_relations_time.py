@@ -17,8 +17,8 @@ from relatum.recording._time_blocks import TimeBlock, time_blocks
 from relatum.store import Database
 from relatum_consumer import Relations, Status
 from relatum_consumer.lookups import _lookup_statements as statements
-from relatum_consumer.lookups._blocks import Block
 from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTH_CLASSES, WIDTHS_US
+from relatum_consumer.lookups._time_search import Block
 from tests import support
 from tests.support import (
     broker_connection,

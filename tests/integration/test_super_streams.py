@@ -8,6 +8,7 @@ from functools import partial
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
+from pika.compat import long
 
 from relatum.errors import (
     AccessRefused,
@@ -19,7 +20,6 @@ from relatum.errors import (
     SuperStreamNotFound,
 )
 from relatum.reading import StreamReader
-from relatum.reading._operations import ROUTE_SINCE
 from relatum.superstreams import (
     Layout,
     StreamOptions,
@@ -32,7 +32,7 @@ from relatum.superstreams import (
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name
 from tests.support._raw_publisher import RawConnection
 from tests.support.proxy import Proxy
-from tests.support.super_streams import declare_by_hand, delete_by_hand, in_order, super_stream
+from tests.support.super_streams import declare_by_hand, delete_by_hand, super_stream
 
 NOWHERE, NO_STREAMS = "amqp://127.0.0.1:1/", "rabbitmq-stream://127.0.0.1:1"
 """URLs where nothing answers: port 1 is given to a service that no system runs."""
@@ -92,6 +92,17 @@ def test_partitions_beyond_ten_stay_in_their_order(made: Made, amqp_url: str, st
         assert describe_super_stream(amqp_url, layout.super_stream, stream_url=stream_url) == layout
 
 
+@pytest.mark.parametrize(("keys", "added"), [(["0", "2"], "3"), (["a", "b"], "2"), (["20260101"], "1"), (["²"], "1")])
+def test_a_partition_is_added_behind_all_others(
+    made: Made, amqp_url: str, stream_url: str, keys: list[str], added: str
+) -> None:
+    """Numbers of partitions that were taken out are not used again; keys that are no places do not count."""
+    with made(binding_keys=keys) as layout:
+        new = add_partition(amqp_url, layout.super_stream, stream_url=stream_url)
+        assert new.binding_key == added
+        assert describe_super_stream(amqp_url, layout.super_stream, stream_url=stream_url).partitions == (*layout, new)
+
+
 def test_declaring_again_changes_nothing(made: Made, amqp_url: str, stream_url: str) -> None:
     """A super stream that is there as asked for is given back; with another number it is a conflict."""
     with made(2) as layout:
@@ -113,7 +124,9 @@ def test_a_declaration_that_was_cut_short_is_completed(
     streams = [partition.stream for partition in layout]
     try:
         declare_super_stream(connection, layout.super_stream, stream_url=stream_url)
-        connection.channel().queue_unbind(streams[2], layout.super_stream, "2", in_order(2))
+        connection.channel().queue_unbind(
+            streams[2], layout.super_stream, "2", {"x-stream-partition-order": pika.compat.long(2)}
+        )
         assert len(describe_super_stream(amqp_url, layout.super_stream, stream_url=stream_url)) == 2
         assert declare_super_stream(connection, layout.super_stream, stream_url=stream_url) == layout
         assert describe_super_stream(amqp_url, layout.super_stream, stream_url=stream_url) == layout
@@ -244,7 +257,7 @@ def test_one_made_by_hand_is_understood(
     name, other = unique_name("relatum-super"), unique_name()
     try:
         declare_by_hand(connection, name, ["0", other, "east"], [f"{other}-first", other, f"{name}-east"])
-        if broker_version < ROUTE_SINCE:
+        if broker_version < (4, 3):
             with pytest.raises(SuperStreamConflict, match="give the layout yourself"):
                 describe_super_stream(connection, name, stream_url=stream_url)
             return
@@ -268,7 +281,7 @@ def test_one_made_by_the_stream_protocol_is_understood(
     amqp_url: str, stream_url: str, broker_version: tuple[int, ...], streams: list[str], keys: list[str]
 ) -> None:
     """As one made here: it has the partitions in that order, and declaring it again changes nothing."""
-    if broker_version < ROUTE_SINCE:
+    if broker_version < (4, 3):
         pytest.skip("stream clients make super streams from RabbitMQ 3.13 on; keys are asked for from 4.3 on")
     name = unique_name("relatum-super")
     wanted = Layout.of(name, zip([stream.format(name) for stream in streams], keys, strict=True))
@@ -279,7 +292,9 @@ def test_one_made_by_the_stream_protocol_is_understood(
         with broker_connection(amqp_url) as bare:
             # By the very arguments of the broker: a binding with others would have each stream named twice.
             for each in wanted:
-                bare.channel().queue_bind(each.stream, name, each.binding_key, in_order(each.place))
+                bare.channel().queue_bind(
+                    each.stream, name, each.binding_key, {"x-stream-partition-order": long(each.place)}
+                )
         added = add_partition(amqp_url, name, stream_url=stream_url)
         assert describe_super_stream(amqp_url, name, stream_url=stream_url).partitions == (*wanted, added)
         unbind_partition(amqp_url, name, wanted.partitions[0].stream, stream_url=stream_url, delete=True)
@@ -300,7 +315,7 @@ def test_a_binding_key_nobody_can_tell_is_named(
     stream = stream.format(name)
     try:
         declare_by_hand(connection, name, ["secret"], [stream])
-        if broker_version < ROUTE_SINCE and stream.startswith(name):
+        if broker_version < (4, 3) and stream.startswith(name):
             assert describe_super_stream(connection, name, stream_url=stream_url) == Layout.numbered(name, 1)
             return
         with pytest.raises(SuperStreamConflict, match="give the layout yourself"):

@@ -1,9 +1,7 @@
 """An address that is somebody else's, or nobody's: the error names who answers there, or that the name is unknown."""
 
-import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import pytest
@@ -25,48 +23,13 @@ def at(url: str, other: str, scheme: str) -> str:
     return f"{scheme}://{mine.username}:{mine.password}@{theirs.hostname}:{theirs.port}/"
 
 
-@pytest.fixture
-def answering() -> Iterator[Callable[[bytes], str]]:
-    """Starts servers that answer each client with some bytes; gives their URLs, without a scheme that fits."""
-    listeners: list[socket.socket] = []
-
-    def serve(listener: socket.socket, words: bytes) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                with client, contextlib.suppress(OSError):
-                    client.recv(4096)
-                    client.sendall(words)
-                    client.shutdown(socket.SHUT_WR)
-                    client.recv(4096)
-
-    def start(words: bytes) -> str:
-        listener = socket.create_server(("127.0.0.1", 0))
-        listeners.append(listener)
-        threading.Thread(target=serve, args=[listener, words], daemon=True).start()
-        return f"none://127.0.0.1:{listener.getsockname()[1]}/"
-
-    yield start
-    for listener in listeners:
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-
-
 @pytest.mark.parametrize("face", FACES)
-def test_a_port_that_is_no_stream_port_is_named(
-    face: str, amqp_url: str, database_server_url: str, answering: Callable[[bytes], str]
-) -> None:
-    """AMQP, PostgreSQL, HTTP and TLS ports given as `rabbitmq-stream://` are named with what to do."""
-    others = {
-        amqp_url: "AMQP 0.9.1 answers at .*: that is a port for amqp://",
-        database_server_url: "PostgreSQL answers at .*: that is a port for postgresql://",
-        answering(b"HTTP/1.1 400 Bad Request\r\n\r\n"): "HTTP answers at ",
-        answering(b"\x15\x03\x03\x00\x02\x02\x46"): "TLS answers at ",
-    }
-    for other, words in others.items():
+def test_a_port_that_is_no_stream_port_is_named(face: str, amqp_url: str, database_server_url: str) -> None:
+    """AMQP's and PostgreSQL's ports given as `rabbitmq-stream://` are wrong URLs: waiting does not help."""
+    for other in (amqp_url, database_server_url):
         url = at(amqp_url, other, "rabbitmq-stream")
-        with pytest.raises(ConfigurationError, match=words), open_face(face, url, timeout_s=TIMEOUT_S):
+        wrong = pytest.raises(ConfigurationError, match="does not speak RabbitMQ's stream protocol")
+        with wrong, open_face(face, url, timeout_s=TIMEOUT_S):
             pass
 
 
@@ -95,12 +58,12 @@ def test_tls_on_a_plain_port_is_said_to_fail(face: str, amqp_url: str, stream_ur
         pass
 
 
-def test_a_port_of_rabbitmq_given_as_database_is_named(amqp_url: str, stream_url: str) -> None:
+def test_a_port_of_rabbitmq_given_as_database_is_named(amqp_url: str) -> None:
     """AMQP's port given as `postgresql://` is a wrong URL, for look-ups and for migrations; waiting does not help."""
     url = at(amqp_url, amqp_url, "postgresql")
-    with pytest.raises(ConfigurationError, match=r"AMQP 0\.9\.1 answers where PostgreSQL should"):
+    wrong = pytest.raises(ConfigurationError, match="is not PostgreSQL")
+    with wrong:
         upgrade(url)
-    wrong = pytest.raises(ConfigurationError, match=r"AMQP 0\.9\.1 answers where PostgreSQL should")
     with Relations(broker=amqp_url, database=url) as relations, wrong:
         relations.find("order_id", 1)
 
@@ -123,5 +86,5 @@ def test_an_unknown_host_of_the_database_is_said_to_be_unknown() -> None:
 def test_a_recorder_of_a_wrong_port_ends_and_names_it(amqp_url: str, database_url: str) -> None:
     """A recorder that was given AMQP's port as the stream's ends at once: waiting would not cure it."""
     recorder = Recorder(at(amqp_url, amqp_url, "rabbitmq-stream"), database_url, ["orders"])
-    with pytest.raises(ConfigurationError, match=r"AMQP 0\.9\.1 answers at"):
+    with pytest.raises(ConfigurationError, match="does not speak"):
         recorder.run(threading.Event())

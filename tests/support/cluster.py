@@ -8,7 +8,9 @@ at 127.0.0.1, on ports of their own.
 import os
 import secrets
 import subprocess
+import time
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
@@ -17,14 +19,11 @@ import pytest
 
 from relatum.errors import RelatumError
 from relatum.local import LocalRabbitMQ
-from relatum.local._files import write_private
-from relatum.local._rabbitmq import STREAM_OFFSET
-from relatum.reading import BrokerAddress
-from relatum.reading._stream_blocking import Streams
+from relatum.reading import StreamReader
 from relatum.wire._frames import StreamPlaces
 from tests.support._streams import declare_stream, server_version, unique_name
 from tests.support._waiting import START_S, wait_until
-from tests.support.ports import Identity, free_port
+from tests.support.ports import STREAM_OFFSET, Identity, free_port
 from tests.support.rabbitmq_tools import erl_call
 
 NEWER_VARIABLE: Final = "RELATUM_TEST_RABBITMQ4_SERVER"
@@ -67,7 +66,7 @@ class ClusterNode(LocalRabbitMQ):
         file = self.directory / "identity.json"
         if not file.exists():
             password = f'{{"port": {free_port(self._port_offsets)}, "password": "{self._cluster.password}"}}'
-            write_private(file, password)
+            file.write_text(password)
         if self._kept is None:
             self._kept = Identity.of(file, offsets=self._port_offsets)
 
@@ -126,7 +125,7 @@ class Cluster:
         self._network = f"127.{secrets.randbelow(255) + 1}.{secrets.randbelow(256)}"
         self.distribution = f"-start_epmd false -erl_epmd_port {self.distribution_port}"
         self.directory.mkdir(parents=True, exist_ok=True)
-        write_private(directory / ".erlang.cookie", secrets.token_hex(10))
+        (directory / ".erlang.cookie").write_text(secrets.token_hex(10))
         (directory / ".erlang.cookie").chmod(0o400)
         self.nodes = {number: ClusterNode(self, number) for number in NODES}
         self._frozen: set[int] = set()
@@ -217,13 +216,12 @@ class Cluster:
         for number in NODES if asked is None else (asked,):
             if asked is None and (number in self._frozen or not self.nodes[number].running):
                 continue
-            streams = Streams(BrokerAddress.parse(self.stream_url(number)), timeout_s=5.0)
-            try:
-                return streams._ask(lambda operations: operations.places(stream))
-            except RelatumError:
-                continue
-            finally:
-                streams.close()
+            with (
+                suppress(RelatumError),
+                StreamReader.open(self.stream_url(number), timeout_s=5.0) as reader,
+                closing(reader.link(None)) as link,
+            ):
+                return link.run(link.operations.places(stream), time.monotonic() + 5.0)
         return None
 
     def leader_of(self, stream: str) -> int | None:

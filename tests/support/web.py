@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 
@@ -36,6 +37,13 @@ class Asking:
             return await asyncio.gather(*(self._client.get(path) for path in paths))
 
         return self._runner.run(ask())
+
+
+def at(stream: str, offset: int | None = None, part: str = "") -> str:
+    """Where the page of a stream is, of a message, or of its `body` or `image`."""
+    if offset is None:
+        return f"/stream?{urlencode({'stream': stream})}"
+    return f"/message{part and '/'}{part}?{urlencode({'stream': stream, 'offset': offset})}"
 
 
 @contextmanager

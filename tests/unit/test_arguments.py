@@ -1,27 +1,14 @@
 """Whatever is given for a number, a time or a name is one clear error, or can be used."""
 
 import math
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
 
 from relatum.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds, seconds_text
-from relatum.contexts import SerialOptions
 from relatum.errors import InvalidInput
-from relatum.ids import MessageId
-from relatum.reading import BrokerAddress, Message, Properties, StreamReader
-from relatum.reading._stream_blocking import Streams
-from relatum.reading._stream_errors import check_offset
-from relatum.reading._window import Window
 from relatum.waiting import Deadline
 from relatum.wire import _frames as frames
-from relatum_consumer import Relations
-from relatum_consumer.groups import GroupConsumer
-from relatum_consumer.groups.reading import _group_position as group_lookups
-from relatum_consumer.groups.reading._group_options import GroupOptions
-from relatum_consumer.lookups import InTime, Lookups
 
 COUNTS: list[Any] = [0, -1, True, 1.0, math.nan, math.inf, "1", None, 2**31, 2**63 - 1, 2**63, 10**5000]
 SECONDS: list[Any] = [-1, -0.001, True, math.nan, math.inf, -math.inf, "1", None, 1e300, 2**63, 10**5000]
@@ -58,98 +45,6 @@ def test_the_ends_of_what_can_be_given() -> None:
     assert [checked_seconds("timeout_s", each) for each in (0, 0.5, SECONDS_MAX)] == [0, 0.5, SECONDS_MAX]
     assert checked_seconds("before_s", 1e300, most=math.inf) == 1e300
     assert checked_name("stream", "bestellungen-ä\U0001f600") == "bestellungen-ä\U0001f600"
-
-
-MESSAGE = Message("s", 1, None, None, lambda: ({"relatum_time": 5}, Properties(), b"", True))
-LOOKUPS = Lookups("/")
-CATALOG = LOOKUPS.catalog
-ID = "0" * 48
-
-LIMITED: dict[str, Callable[[Any], Any]] = {
-    "related": lambda limit: next(LOOKUPS.related(MESSAGE, None, None, limit, "oldest", complete=False)),
-    "find": lambda limit: next(LOOKUPS.find("k", 1, None, None, None, limit, "oldest", complete=False)),
-    # Its first request carries the steps that check it.
-    "wait_related": lambda limit: next(
-        cast(InTime, next(LOOKUPS.wait_related(MESSAGE, None, None, limit, "oldest", 1.0))).steps
-    ),
-    "prefetch": lambda limit: GroupConsumer("c", prefetch=limit),
-    "deliveries_max": lambda limit: GroupConsumer("c", deliveries_max=limit),
-}
-TIMED: dict[str, Callable[[Any], Any]] = {
-    "wait_related": lambda seconds: next(LOOKUPS.wait_related(MESSAGE, None, None, None, "oldest", seconds)),
-    "idle": lambda seconds: GroupOptions(None, idle_timeout_s=seconds),
-    "incomplete_groups": lambda seconds: next(group_lookups.incomplete(CATALOG, None, seconds, complete=True)),
-    "lease_s": lambda seconds: GroupConsumer("c", lease_s=seconds),
-}
-NAMED: dict[str, Callable[[Any], Any]] = {
-    "related": lambda name: next(LOOKUPS.related(MESSAGE, name, None, None, "oldest", complete=False)),
-    "find": lambda name: next(LOOKUPS.find("k", 1, name, None, None, None, "oldest", complete=False)),
-    "after": lambda name: next(LOOKUPS.beside("after", MESSAGE, name, None, complete=False)),
-    "window": lambda name: next(LOOKUPS.window(MESSAGE, name, 1.0, 1.0, None, complete=False)),
-    "group": lambda name: next(group_lookups.group(CATALOG, ID, name, "logical", complete=True)),
-    "group_position": lambda name: next(group_lookups.position(CATALOG, ID, name, complete=True)),
-}
-
-
-@pytest.mark.parametrize("call", LIMITED.values(), ids=LIMITED)
-@pytest.mark.parametrize("value", [2**63 - 1, 2**63, 0, True, 1.0], ids=str)
-def test_limits_are_checked_before_anything_is_asked(call: Callable[[Any], Any], value: Any) -> None:
-    """A limit that PostgreSQL cannot count to is our error, and no statement is run."""
-    with pytest.raises(InvalidInput):
-        call(value)
-
-
-@pytest.mark.parametrize("call", TIMED.values(), ids=TIMED)
-@pytest.mark.parametrize("value", [math.nan, math.inf, 1e300, -1, True], ids=str)
-def test_times_are_checked_before_anything_is_asked(call: Callable[[Any], Any], value: Any) -> None:
-    """A time that no wait can take is our error."""
-    with pytest.raises(InvalidInput):
-        call(value)
-
-
-@pytest.mark.parametrize("call", NAMED.values(), ids=NAMED)
-@pytest.mark.parametrize("value", ["a\0b", "\ud800", "", b"orders", 7], ids=ascii)
-def test_names_are_checked_before_anything_is_asked(call: Callable[[Any], Any], value: Any) -> None:
-    """A name that no stream can have is our error."""
-    with pytest.raises(InvalidInput):
-        call(value)
-
-
-READING: dict[str, Callable[[Any], Any]] = {
-    "timeout_s": lambda value: StreamReader.open("amqp://127.0.0.1:1", timeout_s=value),
-    "Relations": lambda value: Relations("amqp://127.0.0.1:1", "postgresql://127.0.0.1:1/x", timeout_s=value),
-    "batch_s": lambda value: SerialOptions(batch_s=value),
-    "lease_s": lambda value: SerialOptions(lease_s=value),
-}
-
-
-@pytest.mark.parametrize("call", READING.values(), ids=READING)
-@pytest.mark.parametrize("value", [math.nan, math.inf, 1e300, -1, True, "1"], ids=str)
-def test_times_are_checked_before_anything_is_connected(call: Callable[[Any], Any], value: Any) -> None:
-    """A time-out that no socket and no lock can take is our error, and nothing was opened."""
-    with pytest.raises(InvalidInput):
-        call(value)
-
-
-def test_a_time_is_refused_by_the_name_it_was_given_under() -> None:
-    """Following and reading in batches have one each."""
-    address = BrokerAddress.of("rabbitmq-stream://127.0.0.1:1")
-    reader = StreamReader(Streams(address, timeout_s=1.0), 1.0)
-    with pytest.raises(InvalidInput, match=r"^idle_timeout_s= takes"):
-        reader.iterate("s", follow=True, idle_timeout_s=-1)
-    with pytest.raises(InvalidInput, match=r"^idle_s= takes"):
-        reader.batches("s", idle_s=-1)
-
-
-@pytest.mark.parametrize("value", ["1", 1.0, None, b"1"], ids=ascii)
-def test_an_offset_is_an_integer(value: Any) -> None:
-    """Whatever else is given is our error, alone and among many; integers of other libraries are taken."""
-    with pytest.raises(InvalidInput, match="An offset is an integer"):
-        check_offset("s", value)
-    with pytest.raises(InvalidInput, match="An offset is an integer"):
-        Window([MessageId("s", 5), MessageId("s", value)], 10).open()
-    check_offset("s", np.int64(7))
-    assert Window([MessageId("s", np.int64(7)), MessageId("s", 1)], 10).open() == {"s": [1, 7]}
 
 
 def test_a_name_of_half_a_character_is_no_name_to_the_broker() -> None:

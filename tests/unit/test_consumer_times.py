@@ -30,11 +30,11 @@ from relatum_consumer.lookups import (
     Sift,
     Together,
 )
-from relatum_consumer.lookups import _blocks as blocks
 from relatum_consumer.lookups import _limits as limits
 from relatum_consumer.lookups import _lookup_statements as statements
-from relatum_consumer.lookups._blocks import Block
+from relatum_consumer.lookups import _time_search as blocks
 from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTHS_US
+from relatum_consumer.lookups._time_search import Block
 from tests.support import times as slow
 
 

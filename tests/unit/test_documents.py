@@ -20,15 +20,15 @@ NOT_RUN = re.compile(r"<!-- not run: [^>]+ -->\n```python\n")
 
 RUN = {
     "README.md": ["acceptance/test_readme.py"],
-    "docs/affinity.md": ["integration/test_contexts_pages.py"],
-    "docs/collector.md": ["integration/test_collector_page.py"],
+    "docs/affinity.md": ["integration/test_pages.py"],
+    "docs/collector.md": ["integration/test_pages.py"],
     "docs/contexts.md": ["integration/test_contexts_pages.py"],
-    "docs/groups.md": ["integration/test_groups_page.py", "integration/test_groups_getting_page.py"],
+    "docs/groups.md": ["integration/test_pages.py"],
     "docs/metrics.md": ["integration/test_metrics_told.py"],
     "docs/opentelemetry.md": ["integration/test_otel_page.py"],
     "docs/spark.md": ["integration/spark/test_page.py"],
     "docs/sql.md": ["integration/spark/test_relationships.py"],
-    "docs/super-streams.md": ["integration/test_contexts_pages.py"],
+    "docs/super-streams.md": ["integration/test_pages.py"],
     "docs/traces.md": ["integration/test_traces.py"],
 }
 """Pages, and the tests that run their blocks of Python."""

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from relatum.errors import InvalidInput
 from relatum.membership import Anomaly
 from relatum_consumer.groups.reading._assembly import Member, assemble, distinct, in_arrival
-from relatum_consumer.groups.reading._group_limits import BATCH_MESSAGES, GROUPS_AT_ONCE
-from relatum_consumer.groups.reading._group_options import GroupOptions
+from relatum_consumer.groups.reading._group_options import BATCH_MESSAGES, GROUPS_AT_ONCE, GroupOptions
 from relatum_consumer.groups.reading._group_scan import Scan
 from relatum_consumer.groups.reading._streams_view import View
 from relatum_consumer.groups.reading._whole_groups import Batches

@@ -16,8 +16,9 @@ from relatum import collecting, errors, local, recording, superstreams
 from relatum import contexts as room
 from relatum.collecting import ExecutorOptions
 from relatum.keys import as_definitions
-from relatum.reading import AsyncStreamReader, BrokerAddress, Message, ReaderStatistics, StreamReader
-from relatum.reading._window import Window
+from relatum.reading import AsyncStreamReader, BrokerAddress, Message, Properties, ReaderStatistics, StreamReader
+from relatum.reading._plan import Window
+from relatum_consumer import AsyncRelations, GroupConsumer, Relations
 
 BROKER = "amqp://127.0.0.1:1"
 DATABASE = "postgresql://127.0.0.1:1/x"
@@ -262,7 +263,37 @@ def super_streams() -> None:
     take("StreamOptions", superstreams.StreamOptions, {}, max_age=OTHERS, leader_locator=[True, b"x", NUL, HALF])
 
 
+def lookups() -> None:
+    """Everything that looks messages up, and reads groups."""
+    message = Message("s", 1, None, None, lambda: ({"relatum_time": 5}, Properties(), b"", True))
+    several = [each for each in NAMES if each != []]
+    for kind in (Relations, AsyncRelations):
+        name, given = kind.__name__, {"broker": BROKER, "database": DATABASE}
+        take(name, kind, given, broker=URLS, database=URLS, stream_url=URLS, timeout_s=[*SECONDS, 1e300])
+        take(name, kind, given, connections_max=COUNTS, pool_size=COUNTS, max_connections=COUNTS)
+        relations: Any = kind(**given)
+        of_message, by_key = {"message": message}, {"key": "k", "value": 1}
+        take(f"{name}.related", relations.related, of_message, limit=[*COUNTS, 0, 2**63], to=several)
+        take(f"{name}.find", relations.find, by_key, limit=[*COUNTS, 0, 2**63], streams=several)
+        take(
+            f"{name}.wait_related",
+            relations.wait_related,
+            of_message | {"timeout_s": 1},
+            limit=[*COUNTS, 0],
+            timeout_s=[*SECONDS, 1e300],
+        )
+        take(f"{name}.after", relations.after, {"moment": message, "stream": "s"}, stream=several)
+        take(f"{name}.around", relations.around, {"moment": message}, streams=several, before_s=[*SECONDS[:5]])
+        take(f"{name}.groups", relations.groups, {}, idle_timeout_s=[*SECONDS, 1e300])
+        take(f"{name}.incomplete_groups", relations.incomplete_groups, {}, older_than=[*SECONDS, 1e300])
+        take(f"{name}.group", relations.group, {"group_id": "0" * 48}, streams=several)
+        take(f"{name}.group_position", relations.group_position, {"group_id": "0" * 48}, streams=several)
+    take("GroupConsumer", GroupConsumer, {"name": "c"}, prefetch=[*COUNTS, 0], deliveries_max=[*COUNTS, 0])
+    take("GroupConsumer", GroupConsumer, {"name": "c"}, lease_s=[*SECONDS, 1e300])
+
+
 readers()
+lookups()
 recorders(Path("nowhere"))
 collectors()
 placements()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relatum.local._identity import Identity, claim, free_port, ports_free
+from tests.support.ports import Identity, claim, free_port, ports_free
 
 
 def test_an_identity_stays_the_same(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Which of RabbitMQ's plugins a private one has at hand."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from relatum.local._needed_plugins import needed_home
+from relatum.errors import ServerStartFailed
+from relatum.local import LocalRabbitMQ
 
 APPLICATIONS = {
     "rabbit": "kernel, stdlib,ranch\n ,ra",
@@ -19,8 +21,8 @@ APPLICATIONS = {
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
-    """The server script of a package, by a link as Debian has them."""
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The server script of a package, by a link as Debian has them. It ends at once."""
     theirs = tmp_path / "lib" / "rabbitmq_server-1"
     for name, needs in APPLICATIONS.items():
         (theirs / "plugins" / f"{name}-1.2" / "ebin").mkdir(parents=True)
@@ -31,33 +33,44 @@ def script(tmp_path: Path) -> Path:
     (theirs / "plugins" / "README").touch()
     for file in ("escript/rabbitmqctl", "sbin/rabbitmq-server", "sbin/rabbitmq-env"):
         (theirs / file).parent.mkdir(exist_ok=True)
-        (theirs / file).touch()
+        (theirs / file).write_text("#!/bin/sh\nexit 1\n")
+        (theirs / file).chmod(0o755)
     link = tmp_path / "rabbitmq-server"
     link.symlink_to(theirs / "sbin" / "rabbitmq-server")
+    monkeypatch.setenv("RELATUM_RABBITMQ_SERVER", str(link))
     return link
+
+
+def home_of(script: Path, directory: Path, *plugins: str) -> set[str] | None:
+    """The plugins in the home that a server is started with; None where it is started with its own."""
+    server = LocalRabbitMQ(directory, plugins=["rabbitmq_stream", *plugins])
+    with pytest.raises(ServerStartFailed, match="ended with status 1"):
+        server.start()
+    home = directory / "home"
+    if not home.exists():
+        return None
+    names = {each.name.removesuffix("-1.2") for each in (home / "plugins").iterdir()}
+    assert all((home / "plugins" / f"{name}-1.2" / "ebin" / f"{name}.app").exists() for name in names)
+    assert {each.name for each in (home / "sbin").iterdir()} == {"rabbitmq-server", "rabbitmq-env"}
+    assert (home / "escript" / "rabbitmqctl").exists()
+    return names
 
 
 def test_what_is_needed_is_there_with_what_that_needs(script: Path, tmp_path: Path) -> None:
     """The enabled ones, the server and all below them; the scripts beside; another start makes it anew."""
-    home = tmp_path / "home"
-    for plugins, more in ((["rabbitmq_management"], {"rabbitmq_management", "cowboy"}), ((), set())):
-        assert needed_home(script, home, ["rabbitmq_stream", *plugins]) == home / "sbin"
-        names = {each.name.removesuffix("-1.2") for each in (home / "plugins").iterdir()}
-        assert names == {"rabbit", "ranch", "ra", "aten", "rabbitmq_stream", "osiris"} | more
-        assert all((home / "plugins" / f"{name}-1.2" / "ebin" / f"{name}.app").exists() for name in names)
-        assert {each.name for each in (home / "sbin").iterdir()} == {"rabbitmq-server", "rabbitmq-env"}
-        assert (home / "escript" / "rabbitmqctl").exists()
+    least = {"rabbit", "ranch", "ra", "aten", "rabbitmq_stream", "osiris"}
+    assert home_of(script, tmp_path / "server", "rabbitmq_management") == least | {"rabbitmq_management", "cowboy"}
+    assert home_of(script, tmp_path / "server") == least
 
 
-def test_what_lies_otherwise_stays_as_it_is(script: Path, tmp_path: Path) -> None:
+def test_what_lies_otherwise_stays_as_it_is(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script of somebody's own, a plugin that is elsewhere, and one that says nothing of its needs."""
-    home, own = tmp_path / "home", tmp_path / "own" / "start-rabbitmq"
-    own.parent.mkdir()
-    own.touch()
-    assert needed_home(script, home, ["rabbitmq_stream"]) is not None
-    assert needed_home(own, home, ["rabbitmq_stream"]) is None
-    assert not home.exists()
-    assert needed_home(script, home, ["rabbitmq_delayed_message_exchange"]) is None
+    assert home_of(script, tmp_path / "server") is not None
+    assert home_of(script, tmp_path / "server", "rabbitmq_delayed_message_exchange") is None
     next(script.resolve().parent.parent.glob("plugins/osiris-*/ebin/osiris.app")).write_text("{application, osiris}.")
-    assert needed_home(script, home, ["rabbitmq_stream"]) is None
-    assert not home.exists()
+    assert home_of(script, tmp_path / "server") is None
+    own = tmp_path / "own" / "start-rabbitmq"
+    own.parent.mkdir()
+    shutil.copy(script, own)
+    monkeypatch.setenv("RELATUM_RABBITMQ_SERVER", str(own))
+    assert home_of(own, tmp_path / "server") is None

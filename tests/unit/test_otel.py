@@ -18,7 +18,7 @@ from relatum.keys import KeyDefinition
 from relatum.otel import Description, Part
 from relatum.reading import Message
 from relatum_consumer.lookups import look_up_in
-from relatum_consumer.lookups._spans import note_sought
+from relatum_consumer.lookups._telemetry import note_sought
 from tests.support.spans import Spans, collected_spans
 
 

@@ -13,8 +13,7 @@ import pika
 import pytest
 
 from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput
-from relatum.reading import BrokerAddress
-from relatum.reading import _password as module
+from relatum.reading import BrokerAddress, HeldPassword
 from relatum.superstreams import address_of
 
 SECRET = "s3cret"
@@ -40,7 +39,7 @@ class Connection:
 
     def address(self, first: str = "first") -> BrokerAddress:
         """Its address, at first."""
-        held = module.HeldPassword(self, first, lambda connection: connection.password)
+        held = HeldPassword(self, first, lambda connection: connection.password)
         return BrokerAddress("h", "u", first, amqp_port=1).with_password(held)
 
 
@@ -85,7 +84,7 @@ def test_who_asks_waits_a_while_and_one_thread_hangs(
     monkeypatch: pytest.MonkeyPatch, released: threading.Event
 ) -> None:
     """However often one tries to log in: the one that was asked answers all."""
-    monkeypatch.setattr(module, "PASSWORD_S", 0.05)
+    monkeypatch.setattr("relatum.reading._password.PASSWORD_S", 0.05)
     calls: list[None] = []
 
     def blocking() -> str:
@@ -97,7 +96,7 @@ def test_who_asks_waits_a_while_and_one_thread_hangs(
     for _ in range(3):
         with pytest.raises(BrokerUnavailable, match="did not within"):
             asked.secret()
-    monkeypatch.setattr(module, "PASSWORD_S", 60)
+    monkeypatch.setattr("relatum.reading._password.PASSWORD_S", 60)
     released.set()
     assert asked.secret() == SECRET
     assert len(calls) in (1, 2)

@@ -12,8 +12,7 @@ from relatum import MessageId
 from relatum.errors import OffsetNotFound
 from relatum.reading import ATTACHES_MAX, Message
 from relatum.reading._operations import StreamOperations
-from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, Density, PlannedAttach, StreamPlan
-from relatum.reading._window import Window
+from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, Density, PlannedAttach, StreamPlan, Window
 from relatum.wire import Login, StreamSession
 from relatum.wire import _frames as frames
 from relatum.wire._frames import FIRST, Code, Command

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import relatum
 from relatum.errors import ConfigurationError, InvalidInput, NotFound
 from relatum.superstreams import Candidate, Layout, Outgoing, Partition, StreamOptions, balance_of
-from relatum.superstreams._admin import _next_order
 
 KEYS = st.text(max_size=40)
 
@@ -206,11 +205,3 @@ def test_wrong_stream_options_are_named_at_once(options: dict[str, Any]) -> None
     (name,) = options
     with pytest.raises(InvalidInput, match=name):
         StreamOptions(**options)
-
-
-@pytest.mark.parametrize(
-    ("keys", "order"), [(["0", "1"], 2), (["0", "2"], 3), (["5"], 6), (["a", "b"], 2), (["20260101"], 1), (["²"], 1)]
-)
-def test_a_partition_is_added_behind_all_others(keys: list[str], order: int) -> None:
-    """Numbers of partitions that were taken out are not used again; keys that are no places do not count."""
-    assert _next_order(Layout.keyed("orders", keys)) == order

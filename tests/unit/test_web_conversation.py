@@ -1,18 +1,13 @@
-"""The pieces of a conversation's page by themselves: timeline, tree, spans, tables. No input or output."""
+"""The pieces of a conversation's page by themselves: timeline, tree, spans. No input or output."""
 
-import csv
-import io
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as some
 
-from relatum_consumer.web._branches import branches
-from relatum_consumer.web._spans import span_text
-from relatum_consumer.web._tables import csv_text
-from relatum_consumer.web._timeline import LANES_MAX, LINES_MAX, timeline
+from relatum_consumer.web._timeline import LANES_MAX, LINES_MAX, branches, span_text, timeline
 
 START = datetime(2026, 11, 23, 9, 30, tzinfo=UTC)
 
@@ -109,35 +104,3 @@ def test_a_tree_has_each_message_once_and_each_cause(edges: list[tuple[int, int]
 def test_a_long_chain_is_no_deeper_than_python() -> None:
     """A thousand messages, each from the one before."""
     assert branches(5_000, list(pairwise(range(5_000))))[-1].depth == 4_999
-
-
-# --- tables -----------------------------------------------------------------------------------------------
-
-
-@given(some.lists(some.lists(some.text() | some.sampled_from(["=1", "@a", "a;=b", "\t-1", "x\n +2"]), min_size=2)))
-@example([['"@', ""]])
-@example([["x", ';"=1;"']])
-def test_no_cell_of_a_table_is_a_formula(rows: list[list[str]]) -> None:
-    """Neither as it is read by its commas, nor by the separators of other spreadsheets; nothing else is changed."""
-    text = csv_text(["=head"], rows)
-    read = list(csv.reader(io.StringIO(text, newline="")))
-    assert read[0] == ["'=head"]
-    assert [[cell.replace("'", "") for cell in row] for row in read[1:]] == [
-        [cell.replace("'", "") for cell in row] for row in rows
-    ]
-    for separator in ";\t,":
-        for cell in text.replace("\n", separator).replace("\r", separator).split(separator):
-            assert not cell.strip(' "').startswith(("=", "+", "-", "@"))
-
-
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
-def test_a_quote_before_a_formula_hides_none(separator: str) -> None:
-    """A spreadsheet with another separator drops the quotes that CSV adds: what is left is no formula, either."""
-    text = csv_text(["a", "b"], [["x", ';"=1;"'], ["x", '\t"@a\t"'], ["x", '"=1']])
-    read = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-    assert [cell for row in read for cell in row if cell.startswith(("=", "@"))] == []
-
-
-def test_numbers_of_a_table_are_numbers() -> None:
-    """Below nothing, too; text that begins as they do is text."""
-    assert csv_text(["a"], [[-1, "-1", "1"]]) == "a\r\n-1,'-1,1\r\n"

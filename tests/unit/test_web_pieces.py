@@ -1,13 +1,15 @@
 """The page's pieces by themselves: bodies, bars, links, parameters, rates. No input or output."""
 
+import csv
+import io
 import itertools
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from relatum.errors import InvalidInput
@@ -17,7 +19,7 @@ from relatum_consumer.web._bodies import HEX_BYTES_MAX, hex_lines, image_type, k
 from relatum_consumer.web._links import Links
 from relatum_consumer.web._parameters import Parameter, parsed
 from relatum_consumer.web._rates import Rates
-from relatum_consumer.web._rendering import visible
+from relatum_consumer.web._rendering import csv_text, visible
 
 # --- bodies -----------------------------------------------------------------------------------------------
 
@@ -146,17 +148,12 @@ def test_nothing_is_drawn_of_an_empty_stream() -> None:
 
 
 @given(some.text(min_size=1, max_size=60).filter(lambda name: "\0" not in name))
-def test_any_name_stands_in_a_path(name: str) -> None:
-    """A stream's link is one path of ASCII below the root path, from which the name is read again."""
+def test_any_name_stands_in_a_link(name: str) -> None:
+    """A stream's link is of ASCII, below the root path, and the name is read again from it."""
     links = Links("/relatum", "1")
-    for link in (links.stream(name), links.message(name, 5)):
+    for link, path in ((links.stream(name), "/relatum/stream"), (links.message(name, 5), "/relatum/message")):
         assert link.isascii()
-        assert link.startswith("/relatum/")
-        path = urlsplit(link).path.split("/")
-        if name in (".", ".."):
-            assert path[2] in ("stream", "message")
-        else:
-            assert (path[2], unquote(path[3])) == ("streams", name)
+        assert (urlsplit(link).path, parse_qs(urlsplit(link).query)["stream"]) == (path, [name])
 
 
 # --- parameters -------------------------------------------------------------------------------------------
@@ -172,11 +169,11 @@ class _Asked:
 
 
 def test_parameters_are_read_by_their_types() -> None:
-    """Of a path and a query; what is left out has its default."""
+    """What is left out has its default."""
     query = [("count", "10"), ("since", "2026-11-23T09:30"), ("tags", "a"), ("tags", "b"), ("deep", "1")]
     expected = _Asked("x", 10, datetime(2026, 11, 23, 9, 30, tzinfo=UTC), ("a", "b"), True)
-    assert parsed(_Asked, {"name": "x"}, query) == expected
-    assert parsed(_Asked, {"name": "x"}, []) == _Asked("x")
+    assert parsed(_Asked, [("name", "x"), *query]) == expected
+    assert parsed(_Asked, [("name", "x")]) == _Asked("x")
 
 
 @pytest.mark.parametrize(
@@ -197,13 +194,13 @@ def test_parameters_are_read_by_their_types() -> None:
 def test_what_cannot_be_asked_is_refused(query: list[tuple[str, str]]) -> None:
     """Each is one clear error, before anything is asked."""
     with pytest.raises(InvalidInput):
-        parsed(_Asked, {"name": "x"}, query)
+        parsed(_Asked, [("name", "x"), *query])
 
 
 def test_a_missing_parameter_is_named() -> None:
     """What is needed and not given is said by its name."""
     with pytest.raises(InvalidInput, match="name is missing"):
-        parsed(_Asked, {}, [])
+        parsed(_Asked, [])
 
 
 # --- rates, and text of others ----------------------------------------------------------------------------
@@ -227,3 +224,35 @@ def test_what_is_not_seen_is_written_as_its_number() -> None:
     """Marks that turn text around, and control characters, are shown and do nothing."""
     assert visible("a\u202eb\nc\u200bd") == "a⟨202e⟩b⟨a⟩c⟨200b⟩d"
     assert visible("Bücher 東京 <b>") == "Bücher 東京 <b>"
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+@given(some.lists(some.lists(some.text() | some.sampled_from(["=1", "@a", "a;=b", "\t-1", "x\n +2"]), min_size=2)))
+@example([['"@', ""]])
+@example([["x", ';"=1;"']])
+def test_no_cell_of_a_table_is_a_formula(rows: list[list[str]]) -> None:
+    """Neither as it is read by its commas, nor by the separators of other spreadsheets; nothing else is changed."""
+    text = csv_text(["=head"], rows)
+    read = list(csv.reader(io.StringIO(text, newline="")))
+    assert read[0] == ["'=head"]
+    assert [[cell.replace("'", "") for cell in row] for row in read[1:]] == [
+        [cell.replace("'", "") for cell in row] for row in rows
+    ]
+    for separator in ";\t,":
+        for cell in text.replace("\n", separator).replace("\r", separator).split(separator):
+            assert not cell.strip(' "').startswith(("=", "+", "-", "@"))
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_quote_before_a_formula_hides_none(separator: str) -> None:
+    """A spreadsheet with another separator drops the quotes that CSV adds: what is left is no formula, either."""
+    text = csv_text(["a", "b"], [["x", ';"=1;"'], ["x", '\t"@a\t"'], ["x", '"=1']])
+    read = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    assert [cell for row in read for cell in row if cell.startswith(("=", "@"))] == []
+
+
+def test_numbers_of_a_table_are_numbers() -> None:
+    """Below nothing, too; text that begins as they do is text."""
+    assert csv_text(["a"], [[-1, "-1", "1"]]) == "a\r\n-1,'-1,1\r\n"

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import AccessRefused, ConfigurationError, ConnectionLost, DataError, ProtocolError
-from relatum.wire import AnotherCluster, Answer, CreditRefused, Login, Mechanism, StreamMoved, StreamSession
+from relatum.wire import (
+    AnotherCluster,
+    AnotherProtocol,
+    Answer,
+    CreditRefused,
+    Login,
+    StreamMoved,
+    StreamSession,
+)
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk
 from relatum.wire._frames import Broker, Code, Command
@@ -97,7 +105,7 @@ def test_refused_virtual_host() -> None:
 
 def test_external_login() -> None:
     """EXTERNAL sends no password, and needs a server that offers it."""
-    login = Login("u", "secret", mechanism=Mechanism.EXTERNAL)
+    login = Login("u", "secret", mechanism="EXTERNAL")
     assert login.sasl_response() == b""
     only_plain = struct.pack(">I", 1) + frames.string("PLAIN")
     replies = iter([answered(17, 1, body=PROPERTIES), answered(18, 2, body=only_plain)])
@@ -160,7 +168,7 @@ def test_metadata() -> None:
 @pytest.mark.parametrize("size", [0, 3, frames.HANDSHAKE_FRAME_BYTES_MAX + 1, 2**32 - 1])
 def test_sizes_that_cannot_be(size: int) -> None:
     """A frame's size is refused before memory is taken for it."""
-    with pytest.raises(ProtocolError):
+    with pytest.raises(AnotherProtocol):
         StreamSession(LOGIN).receive(struct.pack(">I", size))
 
 
@@ -171,7 +179,7 @@ def test_random_frames(bodies: list[bytes]) -> None:
     try:
         for body in bodies:
             session.receive(sized(body))
-    except (DataError, ConnectionLost, AccessRefused):
+    except (DataError, ConnectionLost, AccessRefused, AnotherProtocol):
         pass
 
 
@@ -195,3 +203,22 @@ def test_names_that_are_too_long() -> None:
     """A name the protocol cannot hold is refused before anything is sent."""
     with pytest.raises(ProtocolError):
         frames.string("x" * 40_000)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"AMQP\x00\x00\x09\x01", b"HTTP/1.1 400 Bad Request\r\n", b"\x15\x03\x03\x00\x02\x02\x46", b"E\0\0\0\x8dSFATAL\0"],
+    ids=["AMQP 0.9.1", "HTTP", "TLS", "PostgreSQL"],
+)
+def test_another_servers_answer_is_known_before_anything_of_the_login_is_sent(answer: bytes) -> None:
+    """The port is wrong, which no waiting cures; bytes that are no frame are a broken protocol once it has greeted."""
+    session = StreamSession(LOGIN)
+    next(session.connecting())
+    assert b"secret" not in session.take_outgoing()
+    with pytest.raises(AnotherProtocol):
+        session.receive(answer)
+    assert session.take_outgoing() == b""
+    session = StreamSession(LOGIN)
+    session.server_properties = {"version": "9"}
+    with pytest.raises(ProtocolError, match="claims"):
+        session.receive(answer)

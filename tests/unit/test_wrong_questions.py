@@ -6,7 +6,6 @@ import pytest
 
 from relatum.errors import InvalidInput, InvalidKeyDefinition
 from relatum.keys import KeyDefinition
-from relatum.reading._refusal import login_refused
 from relatum_consumer.lookups import Lookups
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -38,15 +37,3 @@ def test_a_key_of_one_part_takes_one_value(values: list[str] | tuple[str, ...]) 
     """Several values are not taken for a nested one."""
     with pytest.raises(InvalidKeyDefinition, match="the key 'order_id' takes one value"):
         KeyDefinition("order_id").canonical_query(values)
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [(403, "RabbitMQ does not say which"), (530, "no such virtual host"), (None, "RabbitMQ does not say which")],
-)
-def test_a_refused_login_names_the_virtual_host(code: int | None, said: str) -> None:
-    """Whatever was wrong, user and virtual host are named, with what may be wrong of them."""
-    told = str(login_refused("host:5672", "the user 'anna'", "orders", code))
-    assert said in told
-    assert "'orders'" in told
-    assert "'anna'" in told

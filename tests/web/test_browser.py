@@ -126,17 +126,17 @@ def paths(world: World) -> dict[str, str]:
         "search-many": "/?key=host&value=busy&limit=30",
         "search-absent": "/?key=order_id&value=nobody",
         "search-refused": "/?key=nope&value=1",
-        "message-json": f"/streams/{world.orders}/0",
-        "message-text": f"/streams/{world.orders}/2",
-        "message-image": f"/streams/{world.orders}/4",
-        "message-hex": f"/streams/{world.orders}/6",
-        "message-missing": f"/streams/{world.orders}/999999",
+        "message-json": f"/message?stream={world.orders}&offset=0",
+        "message-text": f"/message?stream={world.orders}&offset=2",
+        "message-image": f"/message?stream={world.orders}&offset=4",
+        "message-hex": f"/message?stream={world.orders}&offset=6",
+        "message-missing": f"/message?stream={world.orders}&offset=999999",
         "conversation-empty": "/trace",
         "conversation-shared": f"/trace?stream={world.orders}&offset=0",
         "conversation-stopped": "/trace?key=host&value=busy",
         "conversation-refused": "/trace?key=nope&value=1",
         "streams": "/streams",
-        "stream": f"/streams/{world.orders}",
+        "stream": f"/stream?stream={world.orders}",
         "missing": "/missing?span=all",
         "missing-swift": "/missing/expectation?name=swift&span=all",
         "missing-answered": "/missing/expectation?name=answered+%3Cb%3E&span=all&limit=20",
@@ -296,7 +296,7 @@ def test_all_of_it_goes_by_keyboard(browser: Browser, served: str, world: World)
         expect(page.locator("h1")).to_contain_text(f"Offset {len(BODIES) + 1}")
         page.keyboard.press("p")
         expect(page.locator("h1")).to_contain_text(f"Offset {len(BODIES)}")
-        page.goto(f"{served}/streams/{world.orders}")
+        page.goto(f"{served}/stream?stream={world.orders}")
         page.keyboard.press("/")
         page.keyboard.type("3")
         page.keyboard.press("Enter")
@@ -307,10 +307,10 @@ def test_the_address_with_the_token_lets_one_in(browser: Browser, world: World) 
     """Once: it is in no address afterwards, and another tab needs it no more."""
     token = "a-token-of-16-characters"
     with WebServer(world.page(port=0, token=token)) as server, looking(browser, server.url) as window:
-        page, path = window.page, f"{server.url}streams/{quote(world.orders)}/0"
+        page, path = window.page, f"{server.url}message?stream={quote(world.orders)}&offset=0"
         page.goto(path)
         expect(page.get_by_text("this page wants its token")).to_be_visible()
-        page.goto(f"{path}?token={token}")
+        page.goto(f"{path}&token={token}")
         expect(page.locator("h1")).to_contain_text(world.orders)
         assert page.url == path
         other = page.context.new_page()
@@ -331,7 +331,7 @@ def test_it_can_be_read_without_scripts(browser: Browser, served: str, world: Wo
         page.locator("td a.strong").first.click()
         expect(page.locator("h1")).to_contain_text(f"Offset {len(BODIES)}")
         expect(page.get_by_role("button", name="Copy link")).to_be_hidden()
-        page.goto(f"{served}/streams/{world.orders}/0")
+        page.goto(f"{served}/message?stream={world.orders}&offset=0")
         expect(page.get_by_text('"a"').first).to_be_visible()
         window.page.goto("about:blank")
 
@@ -458,7 +458,7 @@ def test_letters_do_nothing_where_that_is_wished(browser: Browser, served: str, 
     """They are named on the page, and turned off there for good: who dictates says many."""
     with looking(browser, served) as window:
         page = window.page
-        page.goto(f"{served}/streams/{world.orders}/3")
+        page.goto(f"{served}/message?stream={world.orders}&offset=3")
         page.get_by_label("Shortcuts").uncheck()
         page.reload()
         page.keyboard.press("n")
@@ -498,14 +498,14 @@ def test_hostile_bodies_headers_and_names_do_nothing(browser: Browser, served: s
     with looking(browser, served, accept_downloads=True) as window:
         page = window.page
         for offset in range(len(BODIES)):
-            page.goto(f"{served}/streams/{world.orders}/{offset}")
+            page.goto(f"{served}/message?stream={world.orders}&offset={offset}")
             for tab in page.locator(".tabs a:not([download])").all_inner_texts():
                 page.locator(".tabs").get_by_role("link", name=tab, exact=True).click()
                 window.check()
         expect(page.get_by_text(HOSTILE[:20]).first).to_be_visible()
-        page.goto(f"{served}/streams/{world.orders}/5/image")
+        page.goto(f"{served}/message/image?stream={world.orders}&offset=5")
         window.check()
-        page.goto(f"{served}/streams/{world.orders}/2")
+        page.goto(f"{served}/message?stream={world.orders}&offset=2")
         with page.expect_download() as download:
             page.get_by_role("link", name="download").click()
         assert download.value.suggested_filename == "message-2.bin"
@@ -538,7 +538,7 @@ def test_names_from_right_to_left_move_nothing(
         options = WebOptions(amqp_url, database_url, stream_url, port=0, timeout_s=60.0)
         with WebServer(options) as server, looking(browser, server.url) as window:
             page = window.page
-            for path in ("streams", f"streams/{quote(stream)}", f"live?stream={quote(stream)}"):
+            for path in ("streams", f"stream?stream={quote(stream)}", f"live?stream={quote(stream)}"):
                 page.goto(server.url + path)
                 assert "bdi" not in page.title() + page.locator("main").inner_text()
                 assert page.locator("[title*=bdi], [aria-label*=bdi]").count() == 0
@@ -628,12 +628,12 @@ def _endless_views() -> dict[str, str]:
         "first": "/",
         "search": f"/?{query}",
         "search-refused": f"/?{urlencode({'key': LONG, 'value': VALUE})}",
-        "message": f"/streams/{LONG}/0",
-        "message-refused": f"/streams/{LONG}/99",
+        "message": f"/message?stream={LONG}&offset=0",
+        "message-refused": f"/message?stream={LONG}&offset=99",
         "conversation": f"/trace?{query}",
         "conversation-message": f"/trace?stream={LONG}&offset=0",
         "streams": "/streams",
-        "stream": f"/streams/{LONG}",
+        "stream": f"/stream?stream={LONG}",
         "missing": "/missing?span=all",
         "expectation": f"/missing/expectation?{urlencode({'name': LONG[:100], 'span': 'all'})}",
         "groups": "/groups?show=all",
@@ -692,7 +692,7 @@ def test_a_conversation_is_walked_by_keyboard(browser: Browser, talked: str, tal
     """From a message to its conversation, along the timeline to another message; what has the focus is seen."""
     with looking(browser, talked) as window:
         page = window.page
-        page.goto(f"{talked}/streams/{talks.orders}/0")
+        page.goto(f"{talked}/message?stream={talks.orders}&offset=0")
         page.locator("main").get_by_role("link", name="Conversation").focus()
         page.keyboard.press("Enter")
         expect(page.locator("h1")).to_contain_text(f"{talks.orders} · 0")

@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from relatum.keys import KeyDefinition
 from relatum.local import LocalRabbitMQ
 from relatum_consumer.web import WebOptions, WebServer
-from relatum_consumer.web._mcp._results import ANSWER_CHARACTERS_MAX
 from tests.support import declare_stream, publish_plain, record, unique_name, wait_until
 from tests.support.agents import Agent, over_http, over_stdio, text_of
 from tests.support.proxy import Proxy
@@ -22,6 +21,9 @@ from tests.support.web import asking
 from tests.web.conftest import MASKED_KEYS, NUMBER, SECRET, World, held_up, reading_only
 
 TOKEN = "correct-horse-battery"
+
+ANSWER_CHARACTERS_MAX = 40_000
+"""Characters of an answer, as docs/mcp.md says."""
 
 LISTED = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 

@@ -1,7 +1,7 @@
 """The pages of what is missing: three answers, told apart, counted, listed page by page, and never guessed."""
 
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import pytest
 import sqlalchemy as sa
@@ -9,9 +9,9 @@ import sqlalchemy as sa
 from relatum.store import add_keys
 from relatum.store import expectations as expectation_rows
 from relatum_consumer.web._api import _missing
-from tests.support.web import Asking, asking
+from tests.support.web import Asking, asking, at
 from tests.web.conftest import BODIES, MANY, World
-from tests.web.test_api import harmless, hostile_names
+from tests.web.test_api import harmless, hostile_names, links
 
 NAMES = ["answered <b>", "paid", "patient", "shelved", "swift"]
 
@@ -37,8 +37,8 @@ def test_expectations_are_counted(page: Asking, world: World) -> None:
     assert [name for name, row in rows.items() if row["is_early"]] == ["patient"]
     text = page.get("/missing?span=all").text
     assert rows["paid"]["words"] in text
-    links = {attributes.get("href") for tag, attributes in harmless(text).elements if tag == "a"}
-    assert {row["href"] for row in answer["expectations"]} <= links
+    wanted = {f"/missing/expectation?{urlencode({'name': name, 'span': 'all'})}" for name in rows}
+    assert wanted <= set(links(page, "/missing?span=all"))
 
 
 def test_where_nothing_was_looked_at_nothing_is_praised(page: Asking) -> None:
@@ -74,8 +74,9 @@ def test_late_names_what_came(page: Asking, world: World) -> None:
     row = answer["results"][0]
     assert (row["stream"], row["came"]["stream"]) == (world.orders, world.payments)
     assert row["words"].startswith("late by 0:00:00.000")
-    assert page.get(row["href"]).status_code == page.get(row["came"]["href"]).status_code == 200
-    assert page.get(f"/api/search?{urlsplit(row['key']['href']).query}").json()["status"] == "found"
+    same = f"/?{urlencode({'key': 'card', 'value': row['key']['value']})}"
+    wanted = {same, at(row["stream"], row["offset"]), at(**row["came"])}
+    assert wanted <= set(links(page, "/missing/expectation?name=swift&span=all"))
 
 
 def test_what_has_time_left_is_not_known_and_not_missing(page: Asking) -> None:
@@ -100,9 +101,9 @@ def test_pages_of_missing_messages_are_the_whole_and_each_once(page: Asking, lim
 
 def test_a_composite_value_is_followed_by_its_message(page: Asking, world: World) -> None:
     """Its link finds the others that share it."""
-    row = listed(page, name="shelved")["results"][0]
-    found = page.get(f"/api/search?{urlsplit(row['key']['href']).query}").json()
-    assert len(found["results"]) == len(BODIES) - 1
+    hrefs = links(page, "/missing/expectation?name=shelved&span=all")
+    link = next(each for each in hrefs if each.startswith("/?key=place&of_stream="))
+    assert len(page.get(f"/api/search{link[1:]}").json()["results"]) == len(BODIES) - 1
 
 
 def test_a_value_of_a_masked_key_is_a_digest(world: World) -> None:
@@ -169,7 +170,7 @@ def test_names_that_were_made_to_do_harm_are_names(world: World, database_url: s
         shown = [row["name"] for row in page.get("/api/missing?limit=50").json()["expectations"]]
         markup = harmless(page.get("/missing?limit=50").text)
         assert sorted(shown) == sorted(names)
-        links = [attributes.get("href") or "" for tag, attributes in markup.elements if tag == "a"]
+        hrefs = [attributes.get("href") or "" for tag, attributes in markup.elements if tag == "a"]
         for name in shown[::5]:
-            (link,) = {each for each in links if each == f"/missing/expectation?{urlencode({'name': name})}"}
+            (link,) = {each for each in hrefs if each == f"/missing/expectation?{urlencode({'name': name})}"}
             assert harmless(page.get(link).text).headings

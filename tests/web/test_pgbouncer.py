@@ -19,7 +19,7 @@ MORE = ["", "max_prepared_statements = 0"] if holds_statements() else [""]
 def test_all_answers_are_those_of_without_it(world: World, reader_url: str, tmp_path: Path, more: str) -> None:
     """One by one and many at once: the same status and the same messages, whatever session each statement gets."""
     paths = [f"/api{path}" for each in examples(world).values() for path in each]
-    searches = ["/api/search?key=host&value=busy&limit=50", f"/api/streams/{world.orders}/1"] * 25
+    searches = ["/api/search?key=host&value=busy&limit=50", f"/api/message?stream={world.orders}&offset=1"] * 25
     settings = f"ignore_startup_parameters = options\n{more}"
     with (
         pgbouncer(reader_url, tmp_path, pool_size=SESSIONS, more=settings) as pooled,

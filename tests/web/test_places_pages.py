@@ -2,7 +2,7 @@
 
 import json
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import pytest
 import sqlalchemy as sa
@@ -13,14 +13,14 @@ from relatum.keys import KeyDefinition
 from relatum.membership import GROUP_KEY
 from relatum.store import add_keys, collected_messages, collector_sources, collectors
 from relatum_consumer.web import WebOptions
-from relatum_consumer.web._api import _group_facts
+from relatum_consumer.web._api import _groups
 from tests.acceptance._command import Relatum
 from tests.support import publish_plain, record
 from tests.support.groups import group_id, of_group, whole_group
 from tests.support.super_streams import super_stream
-from tests.support.web import Asking, asking
+from tests.support.web import Asking, asking, at
 from tests.web.conftest import FAILED, HOSTILE, TAKEN, World
-from tests.web.test_api import harmless, hostile_names
+from tests.web.test_api import harmless, hostile_names, links
 
 
 def pages(page: Asking, path: str, part: str, **query: Any) -> list[dict[str, Any]]:
@@ -52,12 +52,15 @@ def test_groups_that_are_not_whole_say_what_they_lack(page: Asking, world: World
     harmless(text)
     for each in answer["groups"]:
         assert each["group"]["words"] in text
-        shown = page.get(each["places"][0]["href"])
-        assert "Its message group" in shown.text
-        group_href = page.get(f"/api{each['places'][0]['href']}").json()["group_href"]
-        assert page.get(f"/api{group_href}").json()["group"]["group_id"] == each["group"]["group_id"]
-    rows = pages(page, "/groups", "groups", limit=2)
-    assert [row["group"]["group_id"] for row in rows] == [each["group_id"] for each in facts]
+        place = each["places"][0]
+        assert "Its message group" in page.get(at(**place)).text
+        assert page.get(f"/api{at(**place)}").json()["is_in_group"]
+        of_message = urlencode({"of_stream": place["stream"], "of_offset": place["offset"]})
+        found = page.get(f"/api/groups/group?{of_message}").json()["group"]["group_id"]
+        assert found == each["group"]["group_id"]
+    rows = page.get("/api/groups?limit=2").json()["groups"]
+    assert [row["group"]["group_id"] for row in rows] == [each["group_id"] for each in facts[:2]]
+    assert "and 1 more" in page.get("/groups?limit=2").text
 
 
 @pytest.mark.parametrize("masked", [(), ("message_group",)])
@@ -75,7 +78,7 @@ def test_what_is_not_recorded_by_the_key_of_groups_is_named_and_not_read(
     world: World, amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key that was defined after the streams were recorded: the page says so, and how to have the rest."""
-    monkeypatch.setattr(_group_facts, "UNRECORDED_READ", 10)
+    monkeypatch.setattr(_groups, "UNRECORDED_READ", 10)
     publish_plain(amqp_url, stream_name, [*whole_group(1, 20), of_group(2, 1)])
     record(amqp_url, engine, stream_name, keys=["order_id"])
     add_keys(engine, [GROUP_KEY])
@@ -111,8 +114,8 @@ def test_a_masked_group_is_followed_by_a_message_of_it(world: World) -> None:
         answer = page.get("/api/groups?limit=1")
         assert "000000" not in answer.text
         assert "000000" not in page.get("/groups").text
-        href = answer.json()["groups"][0]["group"]["href"]
-        follow = page.get(f"/api/groups/group?{urlsplit(href).query}")
+        link = next(each for each in links(page, "/groups") if each.startswith("/groups/group?of_stream="))
+        follow = page.get(f"/api{link}")
         assert "000000" not in follow.text
         assert [each["sequence"] for each in follow.json()["results"]] == [2, 4]
 
@@ -138,8 +141,7 @@ def test_a_consumer_of_groups_is_shown(world: World, database_url: str) -> None:
         assert f"billing {HOSTILE}" in relations.group_consumers()
     with asking(world.page()) as page:
         (row,) = page.get("/api/groups").json()["consumers"]
-        counts = {each["state"]: each["count"] for each in row["counts"]}
-        assert (row["name"], row["error"], counts["open"]) == (f"billing {HOSTILE}", "", 2)
+        assert (row["name"], row["error"], row["status"]["counts"]["open"]) == (f"billing {HOSTILE}", "", 2)
         harmless(page.get("/groups").text)
 
 
@@ -149,8 +151,8 @@ def test_a_consumer_of_groups_is_shown(world: World, database_url: str) -> None:
 def test_collectors_are_shown_with_what_became_of_messages(page: Asking, world: World) -> None:
     """Counts by state, each with a list; who collects, and how far."""
     (row,) = page.get("/api/collectors").json()["collectors"]
-    counts = {each["state"]: each["count"] for each in row["counts"]}
-    assert counts == {"collected": 0, "forwarded": 0, "succeeded": TAKEN - FAILED, "failed": FAILED, "dead": 0}
+    counts = {"collected": 0, "forwarded": 0, "succeeded": TAKEN - FAILED, "failed": FAILED, "dead": 0}
+    assert row["counts"] == counts
     assert [(each["stream"], each["position"]) for each in row["sources"]] == [(world.payments, TAKEN)]
     harmless(page.get("/collectors").text)
 
@@ -173,13 +175,13 @@ def test_what_failed_is_listed_with_why(page: Asking, monkeypatch: pytest.Monkey
 def test_a_message_has_its_outcome(page: Asking, world: World) -> None:
     """By its id, or by where it lies; reasons are not shown where bodies are not."""
     row = page.get("/api/collectors/collector?name=books").json()["results"][0]
-    for href in (row["outcome_href"], f"/x?{urlencode({'of_stream': row['stream'], 'of_offset': row['offset']})}"):
-        answer = page.get(f"/api/collectors/outcome?{urlsplit(href).query}").json()
-        assert [each["state"] for each in answer["outcomes"]] == ["failed"]
-        shown = page.get(f"/api{row['href']}").json()["outcome"]
-        assert (shown["state"], page.get(f"/api{shown['href']}").json()["outcomes"]) == ("failed", answer["outcomes"])
-        assert "Collected: failed" in page.get(row["href"]).text
-        harmless(page.get(f"/collectors/outcome?{urlsplit(href).query}").text)
+    place = at(row["stream"], row["offset"])
+    assert page.get(f"/api{place}").json()["outcome"] == "failed"
+    assert "Collected: failed" in page.get(place).text
+    for query in ({"id": row["message_id"]}, {"of_stream": row["stream"], "of_offset": row["offset"]}):
+        path = f"/collectors/outcome?{urlencode(query)}"
+        assert [each["status"] for each in page.get(f"/api{path}").json()["outcomes"]] == ["failed"]
+        harmless(page.get(path).text)
     assert "No collector has taken it" in page.get("/collectors/outcome?id=none").text
     assert page.get("/collectors/collector?name=none").status_code == 404
     for options in ({"mask_bodies": True}, {"masked_keys": ("host",)}):
@@ -203,7 +205,7 @@ def test_what_waits_is_listed_page_by_page(world: World, database_url: str, engi
         assert [row["offset"] for row in found] == list(range(len(names)))
         harmless(page.get(f"/collectors/collector?{urlencode({'name': names[0], 'state': 'waiting'})}").text)
         (status,) = page.get("/api/collectors").json()["collectors"]
-        assert {each["type"] for each in status["unattended"]} == set(names)
+        assert set(status["unattended"]) == set(names)
 
 
 # --- contexts ---------------------------------------------------------------------------------------------
@@ -212,8 +214,8 @@ def test_what_waits_is_listed_page_by_page(world: World, database_url: str, engi
 def test_contexts_are_shown_where_they_live(page: Asking, world: World) -> None:
     """By partition, by name, page by page; with the latest moves and who consumes."""
     (row,) = page.get("/api/contexts").json()["super_streams"]
-    assert (row["name"], row["header"], row["contexts"]) == (world.placed, "order_id", 3)
-    assert [each["contexts"] for each in row["partitions"]] == [2, 1]
+    assert (row["super_stream"], row["header"]) == (world.placed, "order_id")
+    assert [each["open_sets"] for each in row["partitions"]] == [2, 1]
     path = "/contexts/super-stream"
     names = [each["context"] for each in pages(page, path, "contexts", name=world.placed, limit=1)]
     assert names == ["a & b", "c", f"o-{HOSTILE}"]
@@ -223,7 +225,7 @@ def test_contexts_are_shown_where_they_live(page: Asking, world: World) -> None:
     assert [each["name"] for each in answer["consumers"]] == ["billing"]
     shown = page.get(f"{path}?name={world.placed}").text
     hrefs = {attributes.get("href") for tag, attributes in harmless(shown).elements if tag == "a"}
-    assert answer["contexts"][0]["search_href"] in hrefs
+    assert "/?key=order_id&value=c" in hrefs
     assert "It is nowhere" in page.get(f"{path}?name={world.placed}&context=nobody").text
     assert page.get(f"{path}?name=none").status_code == 404
 
@@ -252,7 +254,7 @@ def test_a_wait_that_is_over_is_said_to_be(
         with asking(WebOptions(amqp_url, database_url, stream_url, timeout_s=60.0)) as page:
             path = f"/contexts/super-stream?name={name}"
             (consumer_row,) = page.get(f"/api{path}").json()["consumers"]
-            holds = [each for partition in consumer_row["partitions"] for each in partition["held"]]
+            holds = [each for partition in consumer_row["status"]["partitions"] for each in partition["holds"]]
             assert [(each["move_id"], each["is_over"]) for each in holds] == [(move.move_id, is_over)]
             shown = page.get(path).text
             assert (f"until {source} is consumed past" in shown) is not is_over
@@ -267,9 +269,11 @@ def test_contexts_named_by_a_masked_key_are_digests(world: World) -> None:
     with asking(world.page(masked_keys=("order_id",))) as page:
         path = "/contexts/super-stream"
         rows = pages(page, path, "contexts", name=world.placed, limit=1)
-        assert all(row["context"].startswith("~") and row["search_href"] is None for row in rows)
+        assert all(row["context"].startswith("~") for row in rows)
         assert len({row["context"] for row in rows}) == 3
-        assert "a &amp; b" not in page.get(f"{path}?name={world.placed}").text
+        shown = page.get(f"{path}?name={world.placed}").text
+        assert "a &amp; b" not in shown
+        assert "key=order_id" not in shown
 
 
 def test_pages_that_may_not_be_read_say_what_to_grant(world: World, database_url: str) -> None:
@@ -308,5 +312,8 @@ def test_an_unknown_outcome_of_a_masked_id_has_no_link(world: World, database_ur
     add_keys(engine, [KeyDefinition("id", source="property:message_id", masked=True)])
     with asking(world.page(database=database_url)) as page:
         given = page.get("/api/collectors/outcome?id=strange").json()["outcomes"]
-        assert [(each["state"], each["outcome_href"]) for each in given] == [("unknown", None)]
-        assert "of_offset=None" not in page.get("/collectors/outcome?id=strange").text
+        assert [each["status"] for each in given] == ["unknown"]
+        assert given[0]["message_id"].startswith("~")
+        shown = page.get("/collectors/outcome?id=strange").text
+        assert "of_offset=None" not in shown
+        assert "strange" not in shown

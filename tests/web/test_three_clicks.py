@@ -11,6 +11,7 @@ from relatum.store import make_engine
 from relatum_consumer.demo._questions import KEYS
 from relatum_consumer.web import WebOptions, WebServer
 from tests.support import declare_stream, delete_stream, publish_plain, record, unique_name
+from tests.support.web import at
 from tests.web.test_browser import browser, looking
 
 __all__ = ["browser"]
@@ -83,11 +84,11 @@ def test_from_a_flight_to_its_plane_its_weather_and_the_flights_before(
         before = [f"{names['flights']} {n}" for n in (FLIGHTS - 5, FLIGHTS - 9)]
         expect(part(page, "tailnum", "earlier")).to_have_text(before)
         for key, where, lies in [
-            ("tailnum", "elsewhere", f"{names['planes']}/3"),
-            ("airport_hour", "elsewhere", f"{names['weather']}/{FLIGHTS - 1}"),
-            ("tailnum", "earlier", f"{names['flights']}/{FLIGHTS - 5}"),
+            ("tailnum", "elsewhere", at(names["planes"], 3)),
+            ("airport_hour", "elsewhere", at(names["weather"], FLIGHTS - 1)),
+            ("tailnum", "earlier", at(names["flights"], FLIGHTS - 5)),
         ]:
             part(page, key, where).first.click()
-            expect(page).to_have_url(f"{served}/streams/{lies}")
+            expect(page).to_have_url(f"{served}{lies}")
             page.go_back()
             expect(page.locator("h1")).to_contain_text(f"Offset {FLIGHTS - 1}")

@@ -1,5 +1,6 @@
 """What the pages say and in which order: streams that are gone, keys' letters, what arrived last, a NUL in a text."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,7 @@ from relatum.store import add_keys
 from relatum_consumer.web import WebOptions
 from tests.acceptance._command import Relatum
 from tests.support import declare_stream, delete_stream, publish_plain, record, unique_name
-from tests.support.web import asking
+from tests.support.web import asking, at
 from tests.web.test_api import harmless
 
 
@@ -53,13 +54,13 @@ def test_a_deleted_stream_is_not_said_to_have_expired(
             assert "Stream deleted" in shown
             assert "Dropped by retention" not in shown
             links = {attributes.get("href") for tag, attributes in harmless(shown).elements if tag == "a"}
-            assert f"/streams/{stream_name}" in links
+            assert f"/stream?stream={stream_name}" in links
         (row,) = (each for each in page.get("/api/streams").json()["streams"] if each["stream"] == stream_name)
         assert row["state"] == "deleted"
-        gone = page.get(f"/streams/{stream_name}/0")
-        assert (gone.status_code, f'href="/streams/{stream_name}">The stream' in gone.text) == (404, True)
-        assert "deleted: the broker does not have it any more" in page.get(f"/streams/{stream_name}").text
-        unknown = page.get(f"/streams/never-{stream_name}/0")
+        gone = page.get(f"/message?stream={stream_name}&offset=0")
+        assert (gone.status_code, f'href="/stream?stream={stream_name}">The stream' in gone.text) == (404, True)
+        assert "deleted: the broker does not have it any more" in page.get(f"/stream?stream={stream_name}").text
+        unknown = page.get(f"/message?stream=never-{stream_name}&offset=0")
         assert (unknown.status_code, "All streams</a>" in unknown.text) == (404, True)
     relatum = Relatum(amqp_url, stream_url, database_url)
     ended = relatum.run("find", "order_id", "a")
@@ -81,7 +82,7 @@ def test_a_stream_that_is_recorded_to_its_end_is_complete(
         with asking(options) as page:
             (row,) = page.get("/api/streams").json()["streams"]
             assert row["state"] == state
-            for path in ("/streams", f"/streams/{stream_name}"):
+            for path in ("/streams", f"/stream?stream={stream_name}"):
                 assert words in page.get(path).text
         publish_plain(amqp_url, stream_name, [b"later"])
 
@@ -93,13 +94,12 @@ def test_keys_keep_their_letters(amqp_url: str, options: WebOptions, engine: sa.
 
     def hues() -> list[dict[str, int]]:
         with asking(options) as page:
-            defined = {each["name"]: each["hue"] for each in page.get("/api/keys").json()["keys"]}
-            in_message = page.get(f"/api/streams/{stream_name}/0").json()["keys"]
-            assert all(each["hue"] == defined[each["key"]] for each in in_message)
-            chips = harmless(page.get("/").text).elements
-            classes = [attributes["class"] for tag, attributes in chips if "key=" in (attributes.get("href") or "")]
-            assert set(classes) >= {f"key hue{hue}" for hue in defined.values()}
-            return [defined]
+            found: list[dict[str, int]] = []
+            for path in ("/", "/streams", at(stream_name, 0)):
+                chips = re.findall(r'<a class="key hue(\d)" href="/\?key=(\w+)', page.get(path).text)
+                found.append({key: int(hue) for hue, key in chips})
+            assert all(hue == found[0][name] for hues in found for name, hue in hues.items())
+            return found[:1]
 
     (before,) = hues()
     assert len(set(before.values())) == 2
@@ -128,7 +128,7 @@ def test_a_text_with_a_nul_is_shown_as_text(
     publish_plain(amqp_url, stream_name, [(b"before\0after", {"order_id": "a"})])
     record(amqp_url, engine, stream_name, keys=["order_id"])
     with asking(options) as page:
-        body = page.get(f"/api/streams/{stream_name}/0").json()["body"]
+        body = page.get(f"/api/message?stream={stream_name}&offset=0").json()["body"]
         assert (body["kind"], body["view"], body["text"]) == ("text", "text", "before⟨0⟩after")
         assert body["views"] == ["text", "hex"]
-        assert "before⟨0⟩after" in page.get(f"/streams/{stream_name}/0").text
+        assert "before⟨0⟩after" in page.get(f"/message?stream={stream_name}&offset=0").text

@@ -18,10 +18,12 @@ CORES: Final = (
     "relatum.contexts.serial._order",
     "relatum.contexts.serial._partition_log",
     "relatum.contexts.serial.moving._move_steps",
+    "relatum_consumer.expectations._known",
     "relatum_consumer.groups.reading._assembly",
+    "relatum_consumer.lookups._proof",
 )
 """Pure code that tests may know by its module: wire, keys, read plan, publication, moves, order, groups' assembly,
-and the collector's core."""
+the collector's core, and what an answer's proof and an expectation's spans amount to."""
 
 
 def private_imports(checkout: Path) -> list[str]:

@@ -9,7 +9,7 @@ from relatum_consumer.expectations._definitions import add_expectations, defined
 from relatum_consumer.expectations._expectation import Expectation, Finding, MissingReport, Unmet, Why
 from relatum_consumer.expectations._expectation_limits import GRACE_S
 from relatum_consumer.expectations._expectation_methods import ExpectationMethods
-from relatum_consumer.expectations._expectation_statistics import ExpectationStatistics
+from relatum_consumer.expectations._following import ExpectationStatistics
 
 __all__ = [
     "GRACE_S",

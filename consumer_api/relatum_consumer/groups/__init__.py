@@ -12,8 +12,12 @@ from relatum_consumer.groups.reading._groups import GroupMethods
 from relatum_consumer.groups.sharing._async_shared_groups import AsyncSharedGroup, AsyncSharedGroups
 from relatum_consumer.groups.sharing._shared_groups import SharedGroup, SharedGroups
 from relatum_consumer.groups.sharing._sharing_options import GroupConsumer
-from relatum_consumer.groups.sharing._sharing_statistics import SharedGroupsStatistics
-from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, GroupMemberStatus, GroupSourceStatus
+from relatum_consumer.groups.sharing._sharing_status import (
+    GroupConsumerStatus,
+    GroupMemberStatus,
+    GroupSourceStatus,
+    SharedGroupsStatistics,
+)
 
 __all__ = [
     "AsyncGroupMethods",

@@ -13,8 +13,9 @@ from relatum_consumer.lookups._answer import (
     remedy,
     to_be_recorded,
 )
+from relatum_consumer.lookups._answering import Gathered, again_if_replaced
+from relatum_consumer.lookups._by_time import offsets_within
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
-from relatum_consumer.lookups._gathered import Gathered
 from relatum_consumer.lookups._health import Health, health, reached
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN, POOL_MAX
 from relatum_consumer.lookups._lookup_statements import Order, meant_streams, named
@@ -31,9 +32,7 @@ from relatum_consumer.lookups._proof import (
     evidence,
     replaced,
 )
-from relatum_consumer.lookups._questions import are_logged, log_question
 from relatum_consumer.lookups._related import Question, Row, answer, first_retained, read_rows, seen_over_amqp
-from relatum_consumer.lookups._replaced import again_if_replaced
 from relatum_consumer.lookups._requests import (
     CLOSED,
     NOT_REACHED_YET,
@@ -55,11 +54,9 @@ from relatum_consumer.lookups._requests import (
     Together,
     Watch,
 )
-from relatum_consumer.lookups._spans import look_up, look_up_in
-from relatum_consumer.lookups._time_index import offsets_within
-from relatum_consumer.lookups._times import Times, TimeSpan
-from relatum_consumer.lookups._waiting import in_time
-from relatum_consumer.lookups._watching import Waits, is_of_all
+from relatum_consumer.lookups._telemetry import are_logged, log_question, look_up, look_up_in
+from relatum_consumer.lookups._values import Times, TimeSpan
+from relatum_consumer.lookups._waiting import Waits, in_time, is_of_all
 
 __all__ = [
     "ANSWER_MESSAGES_MAX",

@@ -1,16 +1,129 @@
-"""How an answer comes about: from what the index names, or by evidence, the index once more, and the rest read."""
+"""How an answer comes about: from what the index names, or by evidence, the index once more, and the rest read.
 
-from collections.abc import Callable, Iterable, Sequence
+A stream that is not the one that was recorded is met here, and messages are gathered within the bounds of one answer.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
+from relatum.errors import AccessRefused, InvalidInput, NotFound, StreamReplaced, Transient
 from relatum.ids import MessageId
+from relatum.limits import MESSAGE_BYTES
+from relatum.reading import Message, StreamBounds
+from relatum.store import last_position
+from relatum_consumer.lookups import _limits as limits
 from relatum_consumer.lookups._answer import Answer, Hit, Status
 from relatum_consumer.lookups._catalog import Catalog
-from relatum_consumer.lookups._proof import Evidence, evidence_together
-from relatum_consumer.lookups._replaced import again_if_replaced
-from relatum_consumer.lookups._requests import Steps
+from relatum_consumer.lookups._proof import Evidence, coverage_by_stream, evidence_together
+from relatum_consumer.lookups._requests import Bounds, Read, Steps
+
+_Result = TypeVar("_Result")
+
+
+def again_if_replaced(
+    catalog: Catalog, begin: Callable[[], Generator[Any, Any, _Result]], *, leaves_out: bool = False
+) -> Generator[Any, Any, _Result]:
+    """Take steps; once more from the start where the recorder replaced a stream under our hands.
+
+    `leaves_out`: True leaves out a stream that stays another than what was recorded: where none is named.
+
+    Raises:
+        StreamReplaced: it is not the stream that was recorded; where that can be found out, the error says why.
+    """
+    try:
+        return (yield from begin())
+    except StreamReplaced:
+        pass
+    while True:
+        try:
+            return (yield from begin())
+        except StreamReplaced as error:
+            if leaves_out and catalog.leave_out(error):
+                continue
+            became = yield from _became(catalog, error.stream)
+            if not became:
+                raise
+            raise StreamReplaced(f"the stream {error.stream!r} {became}", stream=error.stream) from error
+
+
+def _became(catalog: Catalog, stream: str) -> Steps[str]:
+    """What happened to a stream that is not the one that was recorded, and what to do; empty where nobody can say.
+
+    A stream that begins with a message younger than the last one recorded is another stream.
+    """
+    try:
+        rows = yield from coverage_by_stream((yield from catalog.streams([stream])))
+        last = last_position(row for ranges in rows.values() for row in ranges)
+        bounds: StreamBounds = yield from Bounds(stream)
+        if last is None or last.chunk_ms is None or bounds.first is None:
+            return ""
+        first = (yield from Read([MessageId(stream, bounds.first)]))[0]
+    except (NotFound, AccessRefused, Transient):
+        return ""
+    if not isinstance(first, Message) or first.chunk_ms is None:
+        return ""
+    if first.chunk_ms > last.chunk_ms:
+        return f"was deleted and declared again: relatum record {stream} records it anew"
+    return f"has lost its tail: relatum record {stream} records it again from there, and its publishers know the rest"
+
+
+_SPARE: Final = 64
+"""Messages held beyond twice the limit before the last ones are dropped: small limits need not sort each time."""
+
+
+class Gathered:
+    """Takes messages as they are read, whichever streams they come from."""
+
+    def __init__(
+        self,
+        is_meant: Callable[[Message], bool],
+        advice: str,
+        *,
+        first: Callable[[Iterable[Message]], list[Message]] | None = None,
+        limit: int | None = None,
+    ) -> None:
+        self._is_meant = is_meant
+        self._advice = advice
+        self._first = first
+        self._held_max = None if limit is None else 2 * limit + _SPARE
+        self._messages: dict[MessageId, Message] = {}
+        self._bytes = 0
+
+    @property
+    def messages(self) -> list[Message]:
+        """What was taken, each once, in no order."""
+        return list(self._messages.values())
+
+    def consider(self, message: Message) -> None:
+        """Take a message if it is meant; `InvalidInput` where there are too many, though all were asked for."""
+        if self._is_meant(message):
+            self.take(message)
+
+    def take(self, message: Message) -> None:
+        """Take a message that is meant; the same one again changes nothing."""
+        if message.id in self._messages:
+            return
+        self._messages[message.id] = message
+        if self._first is not None and self._held_max is not None:
+            if len(self._messages) > self._held_max:
+                self._messages = {each.id: each for each in self._first(self._messages.values())}
+            return
+        self._bytes += MESSAGE_BYTES + len(message.body if message.raw is None else message.raw)
+        self.check(0)
+
+    def check(self, more: int) -> None:
+        """See that so many messages more are not too many."""
+        check_count(len(self._messages) + more, self._advice)
+        if self._bytes > limits.ANSWER_BYTES_MAX:
+            raise InvalidInput(f"messages of more than {limits.ANSWER_BYTES_MAX >> 20} MiB: {self._advice}")
+
+
+def check_count(messages: int, advice: str) -> None:
+    """Refuse an answer that is too large as soon as that shows, before more of it is read."""
+    if messages > limits.ANSWER_MESSAGES_MAX:
+        raise InvalidInput(f"more than {limits.ANSWER_MESSAGES_MAX} messages: {advice}")
 
 
 @dataclass(frozen=True, slots=True)

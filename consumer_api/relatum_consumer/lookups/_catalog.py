@@ -27,7 +27,7 @@ from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import Lacking, LeftOut
 from relatum_consumer.lookups._limits import CATALOG_AGE_S, IDENTIFY_S, UNUSABLE_S
 from relatum_consumer.lookups._requests import Bounds, Identify, Partitions, Reach, Select, Steps
-from relatum_consumer.lookups._spans import note_sought
+from relatum_consumer.lookups._telemetry import note_sought
 
 
 class PresentStream(NamedTuple):

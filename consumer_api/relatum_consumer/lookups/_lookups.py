@@ -14,15 +14,14 @@ from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX
 from relatum.reading import Message
 from relatum_consumer.consumed import Consumed, in_hand
 from relatum_consumer.lookups._answer import Answer
+from relatum_consumer.lookups._by_time import beside, window
 from relatum_consumer.lookups._catalog import Catalog, Values
 from relatum_consumer.lookups._limits import TIMES_SPANS_MAX, VALUES_MAX
 from relatum_consumer.lookups._lookup_statements import Order
-from relatum_consumer.lookups._moments import beside, window
 from relatum_consumer.lookups._related import Itself, Question, answer, without_values
 from relatum_consumer.lookups._requests import Select, Steps
 from relatum_consumer.lookups._time_search import Moment, Search, Side, Window
-from relatum_consumer.lookups._times import Times, times
-from relatum_consumer.lookups._value_statements import values_of_key, values_parameters
+from relatum_consumer.lookups._values import Times, times, values_of_key, values_parameters
 from relatum_consumer.lookups._waiting import asked_at_least, wait
 
 Names: TypeAlias = str | Sequence[str] | None

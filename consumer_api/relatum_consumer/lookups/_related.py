@@ -23,9 +23,8 @@ from relatum.store import TIME, Either
 from relatum_consumer.consumed import InHand
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, Status
-from relatum_consumer.lookups._answering import Found, answered
+from relatum_consumer.lookups._answering import Found, Gathered, answered, check_count
 from relatum_consumer.lookups._catalog import Catalog, Wanted
-from relatum_consumer.lookups._gathered import Gathered, check_count
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SLICE, SLICE_ROWS
 from relatum_consumer.lookups._lookup_statements import Order
 from relatum_consumer.lookups._probe_statement import probe_statement

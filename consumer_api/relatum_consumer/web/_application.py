@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from importlib.metadata import version as version_of_package
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
-from starlette.convertors import Convertor, register_url_convertor
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -17,11 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from relatum_consumer.web._api import ENDPOINTS, MESSAGE, MESSAGE_BY_QUERY
-from relatum_consumer.web._audit import Audit
-from relatum_consumer.web._downloads import download_of, export_of, static_of
-from relatum_consumer.web._endpoint import document_of, page_of
-from relatum_consumer.web._guards import Paths, SafeHeaders
+from relatum_consumer.web._api import ENDPOINTS
+from relatum_consumer.web._endpoint import document_of, given_out, page_of
+from relatum_consumer.web._guards import Audit, Paths, SafeHeaders, TokenNeeded
 from relatum_consumer.web._links import MCP_PATH, Links
 from relatum_consumer.web._openapi import openapi
 from relatum_consumer.web._options import WebOptions
@@ -29,31 +26,6 @@ from relatum_consumer.web._problems import Problem
 from relatum_consumer.web._rendering import Rendering, StaticFile, static_files, version_of
 from relatum_consumer.web._serving import of_extra
 from relatum_consumer.web._site import Site
-from relatum_consumer.web._token import TokenNeeded
-
-
-class _Name(Convertor[str]):
-    """A name in a path, percent-encoded: any but an empty one."""
-
-    regex = "[^/]+"
-
-    def convert(self, value: str) -> str:
-        """The name."""
-        return unquote(value, errors="replace")
-
-    def to_string(self, value: str) -> str:
-        """As it stands in a path."""
-        return quote(value, safe="")
-
-
-class _Offset(_Name):
-    """An offset in a path; what it may be is told with the other parameters."""
-
-    regex = "[0-9]+"
-
-
-register_url_convertor("name", _Name())
-register_url_convertor("offset", _Offset())
 
 
 def make_application(options: WebOptions) -> Starlette:
@@ -139,21 +111,24 @@ def _routes(options: WebOptions, rendering: Rendering, links: Links, static: dic
     async def description(_: Request) -> Response:
         return rendering.json(described)
 
-    pages = [endpoint for endpoint in ENDPOINTS if endpoint.template is not None]
+    async def static_file(request: Request) -> Response:
+        """A file of the page's own; a browser keeps it, since its path changes when the file does."""
+        file = static.get(request.path_params["file"])
+        if file is None:
+            return Response("there is no such file\n", 404, media_type="text/plain")
+        is_present = request.path_params["version"] == links.version
+        kept = "public, max-age=31536000, immutable" if is_present else "no-cache"
+        return Response(file.content, headers={"Cache-Control": kept}, media_type=file.media_type)
+
     return [
         Route("/api/openapi.json", description),
         *([Route(MCP_PATH, _Tools(rendering))] if options.mcp else []),
         *(
-            Route(f"{endpoint.path}/{part}", download_of(endpoint.asked, rendering, as_image=part == "image"))
-            for endpoint in (MESSAGE, MESSAGE_BY_QUERY)
-            for part in ("body", "image")
-        ),
-        *(
-            Route(f"{endpoint.path}/{part}", export_of(endpoint.asked, export, rendering))
+            Route(f"{endpoint.path}/{part}", given_out(endpoint, give, rendering))
             for endpoint in ENDPOINTS
-            for part, export in endpoint.exports.items()
+            for part, give in endpoint.files.items()
         ),
         *(Route(f"/api{endpoint.path}", document_of(endpoint, rendering)) for endpoint in ENDPOINTS),
-        *(Route("/" if each.path == "/search" else each.path, page_of(each, rendering)) for each in pages),
-        Route("/static/{version}/{file}", static_of(static, links.version)),
+        *(Route(each.page_path, page_of(each, rendering)) for each in ENDPOINTS if each.template is not None),
+        Route("/static/{version}/{file}", static_file),
     ]

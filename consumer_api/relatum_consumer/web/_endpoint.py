@@ -1,11 +1,15 @@
-"""A page, and the same as JSON: declared once, from which routes, answers and the description in OpenAPI are made."""
+"""A page, and the same as JSON: declared once, from which routes, answers and the description in OpenAPI are made.
+
+@endpoint("/collectors", "Collectors: messages by state.", template="collectors.html", page="collectors")
+async def collectors(site: Site, asked: CollectorsAsked) -> CollectorsAnswer: ...
+"""
 
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_type_hints
 
 import anyio
 from starlette.requests import Request
@@ -13,6 +17,7 @@ from starlette.responses import Response
 
 from relatum.errors import ReadTimeout, RelatumError, Transient
 from relatum.waiting import within
+from relatum_consumer.web._documents import document
 from relatum_consumer.web._parameters import parsed
 from relatum_consumer.web._problems import Problem, Refused, problem_of
 from relatum_consumer.web._rendering import Rendering
@@ -22,6 +27,7 @@ from relatum_consumer.web._site import Site
 log = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")
+_Answering = TypeVar("_Answering", bound=Callable[..., Awaitable[Any]])
 
 _FAULT: Final = Problem(
     500, "unexpected", "the page met what nobody foresaw", "Its log has the traceback: please tell who runs it."
@@ -34,26 +40,12 @@ Known = tuple[str, str | None]
 """What is known although one server is away, in words; and a link, or None."""
 
 
-def ms_since(began: float) -> float:
-    """What an answer says of itself: milliseconds since a reading of `time.perf_counter`."""
-    return round(1e3 * (time.perf_counter() - began), 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Export:
-    """What is asked as a file: its text, its type, and its name, which is none of others."""
-
-    text: Callable[[Site, Any], Awaitable[str]]
-    media_type: str
-    file: str
-
-
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """What can be asked, and who answers.
 
     Attributes:
-        path: Below `/api`, and of the page: `{stream:name}` and `{offset:offset}` stand for parts of it.
+        path: Below `/api`, and of the page.
         summary: In a line.
         asked: A dataclass of `Parameter`s.
         gives: The answer's dataclass.
@@ -66,7 +58,7 @@ class Endpoint:
         beside: What a page with an answer is given as `beside`, asked at the same time; None where it takes too long.
         known: What one server alone knows, for a page whose answer needs the one that is away.
         narrower: What to ask for instead of what takes too long.
-        exports: Files of the same, by the last part of their paths.
+        files: Files of the same, by the last part of their paths.
         empty: The code of a problem that is no problem of a page: its template shows what to do first.
     """
 
@@ -82,11 +74,36 @@ class Endpoint:
     beside: Callable[[Site, Any], Awaitable[Any]] | None = None
     known: Callable[[Site, Any], Awaitable[tuple[Known, ...]]] | None = None
     narrower: str = _NARROWER
-    exports: Mapping[str, Export] = field(default_factory=dict)
+    files: Mapping[str, Callable[[Site, Any], Awaitable[Response]]] = field(default_factory=dict)
     empty: str = ""
+
+    @property
+    def page_path(self) -> str:
+        """Where the page is: the search is the first one."""
+        return "/" if self.path == "/search" else self.path
 
 
 Handler = Callable[[Request], Awaitable[Response]]
+
+ENDPOINTS: Final[list[Endpoint]] = []
+"""All of them, as the modules that declare them are imported."""
+
+
+def endpoint(path: str, summary: str, **options: Any) -> Callable[[_Answering], _Answering]:
+    """Declares a function as an endpoint: what it is asked and gives is said by its annotations.
+
+    Args:
+        path: As of `Endpoint`.
+        summary: As of `Endpoint`.
+        options: Others of `Endpoint`.
+    """
+
+    def declared(answer: _Answering) -> _Answering:
+        _, asked, gives = get_type_hints(answer).values()
+        ENDPOINTS.append(Endpoint(path, summary, asked, gives, answer, **options))
+        return answer
+
+    return declared
 
 
 def document_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
@@ -95,11 +112,36 @@ def document_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
     async def handle(request: Request) -> Response:
         site, began = request.app.state.site, time.monotonic()
         try:
-            asked: Any = parsed(endpoint.asked, request.path_params, request.query_params.multi_items())
-            answer = await endpoint.answer(site, asked)
+            asked: Any = parsed(endpoint.asked, request.query_params.multi_items())
+            answer = document(await endpoint.answer(site, asked))
         except Exception as error:  # noqa: BLE001
             return rendering.problem(await _why(endpoint, site, error, began), request.scope)
         return rendering.json(answer)
+
+    return handle
+
+
+_ALONE: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+"""Also where it is opened by itself: an origin of its own, nothing is loaded or run. Styles are the browser's own."""
+
+
+def file_of(content: bytes, media_type: str, name: str = "") -> Response:
+    """What others wrote, given out so that no browser runs any of it; with a name, to be kept."""
+    headers = {"Content-Security-Policy": _ALONE}
+    if name:
+        headers["Content-Disposition"] = f'attachment; filename="{name}"'
+    return Response(content, headers=headers | {"Content-Type": media_type})
+
+
+def given_out(endpoint: Endpoint, give: Callable[[Site, Any], Awaitable[Response]], rendering: Rendering) -> Handler:
+    """What answers with a file."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            asked: Any = parsed(endpoint.asked, request.query_params.multi_items())
+            return await give(request.app.state.site, asked)
+        except Exception as error:  # noqa: BLE001
+            return rendering.problem(problem_met(error), request.scope)
 
     return handle
 
@@ -119,13 +161,14 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             "start": None,
             "beside": None,
             "known": (),
+            "next_href": None,
             "typed": _typed(query),
         }
         problem, began = None, time.monotonic()
         # What needs a server that is away is not waited for as long as an answer may take.
         limit_s = ANSWER_S if await site.away() else None
         try:
-            asked: Any = parsed(endpoint.asked, request.path_params, query)
+            asked: Any = parsed(endpoint.asked, query)
             values["asked"] = asked
             with within(limit_s):
                 if endpoint.is_asked(asked):
@@ -134,9 +177,12 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
                     values["start"] = await _in_patience(endpoint.unasked(site))
         except Exception as error:  # noqa: BLE001
             problem = await _why(endpoint, site, error, began)
+        if cursor := getattr(values["answer"], "next", None):
+            values["next_href"] = site.links.asked(endpoint.page_path, replace(asked, cursor=cursor))
+        values["took_ms"] = round(1e3 * (time.monotonic() - began))
         if problem is not None and site.servers.away and endpoint.known is not None:
             values["known"] = await _in_patience(endpoint.known(site, asked)) or ()
-        values |= {"problem": problem, "path": request.path_params, **(await _offered(site))}
+        values |= {"problem": problem, **(await _offered(site))}
         values |= {"servers": site.servers, "away": await site.away()}
         is_well = problem is None or problem.code == endpoint.empty
         status, headers = (200, {}) if is_well or problem is None else (problem.status, problem.headers)

@@ -1,10 +1,22 @@
-"""Middleware: paths as they were sent, and security headers."""
+"""Middleware: paths below a proxy's, security headers, the audit log, and the page's token."""
 
+import hashlib
+import hmac
+import logging
+import time
+from http.cookies import CookieError, SimpleCookie
 from typing import Final
+from urllib.parse import parse_qsl, urlencode
 
-from starlette.datastructures import MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from relatum_consumer.web._options import WebOptions
+from relatum_consumer.web._problems import Problem
+from relatum_consumer.web._rendering import Rendering
+
+log = logging.getLogger("relatum.web.audit")
 
 _POLICY: Final = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; object-src 'none'"
 """Nothing of elsewhere, no script and no style within a page."""
@@ -25,18 +37,16 @@ _ALIVE: Final = "/alive"
 
 
 class Paths:
-    """Paths as they were sent, without what a proxy puts before them: a `/` in a stream's name is none of the path.
-
-    `/alive` is answered here, whoever asks.
-    """
+    """Paths without what a proxy puts before them. `/alive` is answered here, whoever asks."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app
         self._root = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Carry out a request by the path that was sent."""
+        """Carry out a request."""
         if scope["type"] == "http":
+            # As it was sent: what is percent-encoded stays so, and breaks no line of the log.
             raw = scope.get("raw_path") or scope["path"].encode()
             path = raw.partition(b"?")[0].decode("latin-1")
             if self._root and (path == self._root or path.startswith(f"{self._root}/")):
@@ -65,3 +75,111 @@ class SafeHeaders:
             await send(message)
 
         await self._app(scope, receive, put if scope["type"] == "http" else send)
+
+
+# --- the audit log ----------------------------------------------------------------------------------------
+
+_NAMES_MAX: Final = 1_000
+"""Characters kept of the names of parameters."""
+
+
+class Audit:
+    """Logs a record for each request, once it is answered.
+
+    It has the client's address, the method, the path, the names of the query's parameters, the status, and
+    milliseconds; the values of parameters are never in it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Carry out a request, and write it down."""
+        if scope["type"] != "http" or scope["path"].startswith("/static/"):
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            client = (scope.get("client") or ["-"])[0]
+            # As they were sent: what is percent-encoded stays so, and breaks no line.
+            query = scope["query_string"].decode("latin-1").split("&")
+            names = ",".join(dict.fromkeys(each.partition("=")[0] for each in query))[:_NAMES_MAX] or "-"
+            ms = 1e3 * (time.perf_counter() - began)
+            log.info("%s %s %s %s %d %.1f ms", client, scope["method"], scope["path"], names, status, ms)
+
+
+# --- the token --------------------------------------------------------------------------------------------
+
+COOKIE: Final = "relatum_token"
+
+_NEEDED: Final = Problem(
+    401,
+    "token_needed",
+    "this page wants its token",
+    "Add ?token=… with the page's token to the address; programs send it as Authorization: Bearer.",
+    {"WWW-Authenticate": 'Bearer realm="Relatum"'},
+)
+
+
+class TokenNeeded:
+    """Lets through who has the token: in a cookie, as `Authorization: Bearer`, or in the address, which sets it.
+
+    Where there is no token everybody is let through.
+    """
+
+    def __init__(self, app: ASGIApp, options: WebOptions, rendering: Rendering) -> None:
+        self._app = app
+        self._options = options
+        self._rendering = rendering
+        # The cookie holds the token's sum: a token may have characters that no cookie has.
+        self._sum = _sum(options.token or "")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a request that has the token; refuse the others."""
+        app: ASGIApp = self._app
+        if scope["type"] == "http" and self._options.token is not None and not scope["path"].startswith("/static/"):
+            query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+            if any(name == "token" and self._is_right(_sum(value)) for name, value in query):
+                app = self._let_in(scope, [pair for pair in query if pair[0] != "token"])
+            elif not self._has_token(Headers(scope=scope)):
+                app = self._rendering.problem(_NEEDED, scope)
+        await app(scope, receive, send)
+
+    def _has_token(self, headers: Headers) -> bool:
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        return (kind.lower() == "bearer" and self._is_right(_sum(token))) or self._is_right(_cookie(headers))
+
+    def _is_right(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._sum.encode())
+
+    def _let_in(self, scope: Scope, query: list[tuple[str, str]]) -> RedirectResponse:
+        """Send a browser to the same address without the token, which is then in a cookie."""
+        root = self._options.root_path
+        # One slash, however many were sent: two would lead to another host.
+        path = f"{root}/{scope['path'].lstrip('/')}"
+        response = RedirectResponse(f"{path}{'?' if query else ''}{urlencode(query)}", 303)
+        response.set_cookie(
+            COOKIE, self._sum, path=f"{root}/", secure=self._options.is_https, httponly=True, samesite="strict"
+        )
+        return response
+
+
+def _cookie(headers: Headers) -> str:
+    try:
+        morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return morsel.value if morsel else ""
+
+
+def _sum(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()

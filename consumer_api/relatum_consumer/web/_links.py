@@ -1,19 +1,16 @@
-"""Every path of the page, made in one place, which knows what a proxy puts before it."""
+"""Every address of the page, made in one place, which knows what a proxy puts before it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 MCP_PATH: Final = "/mcp"
 """Where tools for agents are."""
 
 FOR_PROGRAMS: Final = ("/api/", MCP_PATH)
 """Paths for programs: their errors are JSON."""
-
-_NO_SEGMENT: Final = frozenset({".", ".."})
-"""Names that a browser takes for a place in the path, however they are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +45,16 @@ class Links:
 
     def stream(self, stream: str) -> str:
         """A stream."""
-        if stream in _NO_SEGMENT:
-            return self.to("/stream", stream=stream)
-        return self.to(f"/streams/{quote(stream, safe='')}")
+        return self.to("/stream", stream=stream)
 
     def message(self, stream: str, offset: int, part: str = "", **query: object) -> str:
         """A message, or a part of it: `body`, `image`. It stays as long as the message does."""
-        tail = f"/{part}" if part else ""
-        if stream in _NO_SEGMENT:
-            return self.to(f"/message{tail}", stream=stream, offset=str(offset), **query)
-        return self.to(f"/streams/{quote(stream, safe='')}/{offset}{tail}", **query)
+        return self.to(f"/message{part and '/'}{part}", stream=stream, offset=str(offset), **query)
 
 
 def _several(value: object) -> Iterable[str]:
-    if value is None or value is False or value == "":
+    # What a template leaves undefined is empty as text.
+    if value is None or value is False or str(value) == "":
         return ()
     if isinstance(value, tuple | list):
         return [str(each) for each in value]

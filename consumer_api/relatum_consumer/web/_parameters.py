@@ -1,13 +1,13 @@
-"""What is asked of an endpoint, as a dataclass: read from path and query, and described for OpenAPI.
+"""What is asked of an endpoint, as a dataclass: read from a query, and described for OpenAPI.
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    stream: Annotated[str, Parameter("The stream.", in_path=True)]
+    stream: Annotated[str, Parameter("The stream.")]
     limit: Annotated[int, Parameter("At most so many.", least=1, most=1000)] = 100
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from datetime import UTC, datetime
 from types import NoneType, UnionType
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin, 
 
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
+from relatum_consumer.web._documents import PLAIN
 
 _Asked = TypeVar("_Asked")
 
@@ -27,13 +28,17 @@ TEXT_MAX: Final = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What is said of a field: what it is, its bounds, its choices, and whether it is a part of the path."""
+    """What is said of a field: what it is, its bounds, and its choices."""
 
     description: str
     least: int | None = None
     most: int | None = None
     choices: tuple[str, ...] = ()
-    in_path: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """Nothing is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +75,26 @@ def _one(kind: Any) -> type:
     return get_args(kind)[0] if get_origin(kind) is tuple else kind  # type: ignore[no-any-return]
 
 
-def parsed(asked: type[_Asked], path: Mapping[str, Any], query: Sequence[tuple[str, str]]) -> _Asked:
-    """What is asked, of the parameters of a path and a query. What is not known is refused.
+def schema_of(field: Described) -> dict[str, Any]:
+    """The schema of what may be given for a field."""
+    bounds = {"minimum": field.parameter.least, "maximum": field.parameter.most}
+    schema = PLAIN[field.kind] | {name: bound for name, bound in bounds.items() if bound is not None}
+    if field.parameter.choices:
+        schema["enum"] = list(field.parameter.choices)
+    if field.is_several:
+        schema = {"type": "array", "items": schema}
+    elif not field.is_required and field.default not in (None, ""):
+        schema["default"] = field.default
+    return schema
+
+
+def parsed(asked: type[_Asked], query: Sequence[tuple[str, str]]) -> _Asked:
+    """What is asked, of the parameters of a query. What is not known is refused.
 
     Raises:
         InvalidInput: one is wrong, missing, or not known.
     """
-    return asked(**values_given(described(asked), [*((name, str(value)) for name, value in path.items()), *query]))
+    return asked(**values_given(described(asked), query))
 
 
 def values_given(asked: Iterable[Described], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:

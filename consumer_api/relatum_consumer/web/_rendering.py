@@ -1,10 +1,13 @@
-"""Templates and answers: the one place that makes HTML, and always escapes."""
+"""Templates and answers: the one place that makes HTML, and always escapes; and tables as files."""
 
+import csv
 import hashlib
+import io
 import json
+import re
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any, Final
@@ -17,7 +20,7 @@ from starlette.types import Scope
 from relatum.terminal import size_text
 from relatum_consumer.web._links import FOR_PROGRAMS, Links
 from relatum_consumer.web._problems import Problem
-from relatum_consumer.web._spans import span_text
+from relatum_consumer.web._timeline import span_text
 
 TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -89,8 +92,8 @@ class Rendering:
         return self.page("problem.html", {"problem": problem}, status=problem.status, headers=problem.headers)
 
     def json(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-        """An answer of JSON: of a dataclass, or of what `json` takes."""
-        text = json.dumps(value, ensure_ascii=False, default=_plain)
+        """An answer of JSON."""
+        text = json.dumps(value, ensure_ascii=False)
         return Response(text.encode("utf-8", "replace"), status, dict(headers or {}), "application/json")
 
 
@@ -120,10 +123,19 @@ def _utc(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(sep=" ", timespec="milliseconds")[:23]
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if is_dataclass(value):
-        # Not by `asdict`, which copies all that is within, and takes three times as long.
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    raise TypeError(type(value).__name__)
+_FORMULA: Final = re.compile(r"""(^|[;,\t\r\n])([\s"\ufeff\u200b]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])""")
+"""Where a cell may begin for a spreadsheet with another separator, which drops quotes, and how a formula begins."""
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table as CSV of RFC 4180: numbers as they are, text of which none begins as a formula does."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    for row in (head, *rows):
+        writer.writerow([each if isinstance(each, int) else _harmless(str(each)) for each in row])
+    return out.getvalue()
+
+
+def _harmless(text: str) -> str:
+    """Text with an apostrophe before each formula: spreadsheets show it then, and carry out nothing."""
+    return _FORMULA.sub(r"\1\2'", text)

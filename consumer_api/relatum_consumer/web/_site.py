@@ -214,9 +214,6 @@ class Site:
         return await anyio.to_thread.run_sync(ask, limiter=self._threads)
 
 
-Answering = Callable[[Site, Any], Awaitable[Any]]
-
-
 def read_only(database: str, statement_s: float) -> str:
     """The same URL, whose sessions write nothing, and of whose statements none goes on for longer."""
     base, _, query = database.partition("?")

@@ -1,4 +1,4 @@
-"""Where the messages of a conversation are drawn: a lane for each stream, idle time folded. Pure.
+"""Where the messages of a conversation are drawn: a lane for each stream, idle time folded; and as a tree. Pure.
 
 Across, places are per cent of a picture that is as wide as its window, and at least `Timeline.width` points: it is
 scrolled where the window is narrower, so that each message has room to be seen and touched. Down, they are points.
@@ -11,7 +11,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Final
 
-from relatum_consumer.web._spans import span_text
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 LANES_MAX: Final = 24
 """Lanes; the messages of all other streams are in one more."""
@@ -205,3 +205,56 @@ def _after(first: datetime | None, time: datetime | None) -> str:
 
 def _round(place: float) -> float:
     return round(place, 2)
+
+
+def span_text(seconds: float) -> str:
+    """A span of time in its two largest units: "3 d 4 h", "2 min 5 s", "1.25 s", "0.4 ms", "0 s"."""
+    if seconds < 0:
+        return f"−{span_text(-seconds)}"
+    for (size, unit), (less, smaller) in zip(_UNITS, (*_UNITS[1:], (1, "s")), strict=True):
+        whole = round(seconds / less) * less
+        if whole >= size:
+            rest = whole % size // less
+            return f"{whole // size:,} {unit}" + (f" {rest} {smaller}" if rest else "")
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{1000 * seconds:.3g} ms" if seconds else "0 s"
+
+
+# --- what came from what ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A message's line: how deep it is, what it stands below (None at the top), and what it came from besides that."""
+
+    message: int
+    depth: int
+    cause: int | None
+    others: tuple[int, ...]
+
+
+def branches(count: int, edges: Sequence[tuple[int, int]]) -> tuple[Branch, ...]:
+    """The lines, from the top.
+
+    Args:
+        count: How many messages there are; they are known by their numbers from 0 on, in the order of time.
+        edges: Pairs of a cause and what came from it.
+    """
+    causes: list[dict[int, None]] = [{} for _ in range(count)]
+    effects: list[dict[int, None]] = [{} for _ in range(count)]
+    for source, target in edges:
+        causes[target][source] = None
+        effects[source][target] = None
+    found: dict[int, Branch] = {}
+    # Those that came from none first; then of a circle, in which each came from another, whichever was first.
+    for top in sorted(range(count), key=lambda number: (bool(causes[number]), number)):
+        stack: list[tuple[int, int, int | None]] = [(top, 0, None)]
+        while stack:
+            number, depth, cause = stack.pop()
+            if number in found:
+                continue
+            others = tuple(each for each in causes[number] if each != cause)
+            found[number] = Branch(number, depth, cause, others)
+            stack += [(each, depth + 1, number) for each in sorted(effects[number], reverse=True)]
+    return tuple(found.values())

@@ -1,4 +1,4 @@
-"""`relatum web`: the page, until SIGTERM or Ctrl-C. What it needs of the extra `web` is imported when it runs."""
+"""`relatum web` and `relatum mcp`. What they need of the extras `web` and `mcp` is imported when they run."""
 
 import os
 import secrets
@@ -102,3 +102,18 @@ def web(
         **shown.options,
     )
     serve(options, query=f"?token={made}" if made else "")
+
+
+@spread
+def mcp(*, shown: Shown, servers: ServerOptions) -> None:
+    """Serve look-ups to an agent, as tools of the Model Context Protocol over stdin and stdout; they only read.
+
+    Logs go to stderr. Over HTTP: `relatum web --mcp`.
+    """
+    with of_extra("mcp"):
+        import anyio
+
+        from relatum_consumer.web import WebOptions
+        from relatum_consumer.web._mcp._protocol import over_stdio
+    options = WebOptions(servers.broker_url, servers.database_url, servers.stream_url, **shown.options)
+    anyio.run(over_stdio, options)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from relatum.following._held import Held
+from relatum.following._shelf import Held
 from relatum.reading import Agreement, Position, StreamBounds, position_of
 
 

@@ -6,13 +6,11 @@ from typing import Final, NamedTuple, TypeGuard
 from relatum.errors import AccessRefused, ConfigurationError, RelatumError, StreamUnavailable
 from relatum.following._course import Differs, Doubt, Drop, Finding, Give, Missed, Rewind, Step
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Replaced
-from relatum.following._followed import Followed
-from relatum.following._gathering import Gathering
-from relatum.following._held import Held
+from relatum.following._followed import Followed, Gathering
 from relatum.following._helpers import Helpers, Questions
 from relatum.following._links import Links
 from relatum.following._loop import Loop
-from relatum.following._shelf import Shelf, Shelves
+from relatum.following._shelf import Held, Shelf, Shelves
 from relatum.waiting import Outages, Server
 
 RESUMES_AT: Final = 0.75

@@ -1,16 +1,13 @@
 """One stream that is followed, as the reading thread knows it: its course, its credit, and where it is read."""
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from relatum.following._course import Course
 from relatum.following._loop import Timer
-from relatum.following._shelf import Shelf
+from relatum.following._shelf import Held, Shelf
 from relatum.reading import Broker, Position
 from relatum.waiting import Pauses
-
-if TYPE_CHECKING:
-    from relatum.following._held import Held
 
 WINDOW_MAX: Final = 1024
 """Chunks that a stream has under way and held, at most: of one message each where they are published one by one. A
@@ -71,7 +68,7 @@ class Followed:
         self.has_come = self.is_attached = self.is_quiet = self._has_given = False
         self._begun_at = time.monotonic()
 
-    def came(self, held: "Held") -> None:
+    def came(self, held: Held) -> None:
         """Something came that was under way; of what is like it, as many may be at once as fit."""
         held.round = self.round
         self._under_way -= 1
@@ -82,7 +79,7 @@ class Followed:
         """Something was given to the taker: the next failure is a new one."""
         self._has_given = True
 
-    def free(self, held: "Held") -> None:
+    def free(self, held: Held) -> None:
         """Something is held no more."""
         if held.round == self.round:
             self._held -= 1
@@ -120,3 +117,48 @@ class Followed:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+
+
+STREAMS: Final = 16
+"""Streams of which something came in one window, from which on the next one is waited for: each turn of the thread that
+reads, and of those behind it, costs more than a small chunk does."""
+
+BYTES: Final = 1 << 20
+"""Bytes that came in one window from which on nothing is waited for: those are large turns by themselves."""
+
+
+class Gathering:
+    """Judges, by what came in the last window of time, whether the thread that reads pauses until the next one ends.
+
+    So what many streams bring is read, handed on and taken together. A few streams, and a lone message, are read at
+    once.
+
+    Args:
+        gather_s: Seconds of a window; 0 for no pause at all.
+    """
+
+    def __init__(self, gather_s: float) -> None:
+        self._gather_s = gather_s
+        self._window = 1
+        self._streams = self._bytes = 0
+        self._until = 0.0
+        self._is_pausing = False
+
+    def came(self, followed: Followed, bytes_: int) -> None:
+        """Something came of a stream."""
+        self._bytes += bytes_
+        if followed.window != self._window:
+            followed.window = self._window
+            self._streams += 1
+
+    def pause_s(self) -> float:
+        """Seconds for which nothing is to be read; asked after each turn."""
+        if not self._gather_s:
+            return 0.0
+        now = time.monotonic()
+        if now >= self._until:
+            self._is_pausing = self._streams >= STREAMS and self._bytes < BYTES
+            self._window += 1
+            self._streams = self._bytes = 0
+            self._until = now + self._gather_s
+        return self._until - now if self._is_pausing else 0.0

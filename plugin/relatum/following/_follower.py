@@ -16,8 +16,7 @@ from relatum.closing import Closing
 from relatum.errors import UsedAfterClose
 from relatum.following._desk import Desk, Names
 from relatum.following._events import Event, Failed, Hole, Records, Replaced
-from relatum.following._followed import Followed
-from relatum.following._gathering import Gathering
+from relatum.following._followed import Followed, Gathering
 from relatum.following._helpers import Questions
 from relatum.following._loop import Loop
 from relatum.following._shelf import Shelves

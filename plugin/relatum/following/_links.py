@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from relatum.errors import ConfigurationError, StreamNotHere
 from relatum.following._followed import SETTLED_S, Followed
-from relatum.following._held import Held
 from relatum.following._link import Link
+from relatum.following._shelf import Held
 from relatum.following._subscriptions import Ended, Placed, Quiet, Subscriptions
 from relatum.reading import OUT_OF_REACH_S, PLACES_AT_ONCE, Broker, SocketConnection, StreamPlaces, other_nodes
 from relatum.waiting import Pauses

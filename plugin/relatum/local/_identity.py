@@ -1,16 +1,17 @@
-"""What a private server keeps between two starts: its ports and its password."""
+"""What a private server keeps in its directory between two starts: its ports and its password."""
 
 import json
+import os
 import secrets
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from relatum.checks import checked_name
 from relatum.errors import ServerStartFailed
-from relatum.local._files import write_private
 
 PORT_MIN: Final = 15_200
 PORT_MAX: Final = 32_000
@@ -97,3 +98,22 @@ def _port_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that only this user can read, from its first byte on; a kill leaves the whole file, or none."""
+    unfinished = file.with_name(f"{file.name}.new")
+    descriptor = os.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as out:
+        out.write(text)
+    unfinished.replace(file)
+
+
+def checked_directory(directory: Any) -> Path:
+    """A directory that may be there or not, absolute.
+
+    Raises:
+        InvalidInput: it is no path.
+    """
+    path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
+    return Path(checked_name("directory", path)).absolute()

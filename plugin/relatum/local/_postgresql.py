@@ -14,7 +14,7 @@ from psycopg import sql
 
 from relatum.errors import ServerStartFailed
 from relatum.local._account import Account
-from relatum.local._files import write_private
+from relatum.local._identity import write_private
 from relatum.local._server import LAST_LINES, LocalServer
 
 USER: Final = "postgres"

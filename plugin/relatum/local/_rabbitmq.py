@@ -13,7 +13,7 @@ import pika.exceptions
 from relatum.checks import checked_names, shown
 from relatum.client_logs import own_connection
 from relatum.errors import InvalidInput, ServerStartFailed
-from relatum.local._files import write_private
+from relatum.local._identity import write_private
 from relatum.local._needed_plugins import needed_home
 from relatum.local._server import LAST_LINES, LocalServer
 

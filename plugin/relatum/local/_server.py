@@ -14,8 +14,7 @@ from typing import ClassVar, Self
 from relatum.checks import checked_count, checked_seconds, seconds_text
 from relatum.closing import close_when_dropped
 from relatum.errors import ServerStartFailed
-from relatum.local._files import checked_directory
-from relatum.local._identity import Identity, claim, ports_free
+from relatum.local._identity import Identity, checked_directory, claim, ports_free
 from relatum.local._process import SupervisedProcess, lock_directory
 from relatum.processes import of_one_process
 

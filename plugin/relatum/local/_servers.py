@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from relatum.local._files import checked_directory
+from relatum.local._identity import checked_directory
 from relatum.local._postgresql import LocalPostgreSQL
 from relatum.local._rabbitmq import LocalRabbitMQ
 from relatum.processes import of_one_process

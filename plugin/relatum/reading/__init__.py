@@ -17,10 +17,10 @@ from relatum.reading._attach import other_nodes
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._channels import RECEIVE_BYTES
 from relatum.reading._claiming import claimed_identity
-from relatum.reading._failing_over import answered, in_turn
+from relatum.reading._cluster import NOT_BY_STREAMS
 from relatum.reading._kept import KeptChunks
 from relatum.reading._leading import OUT_OF_REACH_S
-from relatum.reading._login import AuthMechanism, BrokerLogin
+from relatum.reading._login import BrokerLogin
 from relatum.reading._login_query import login_of_query
 from relatum.reading._message import Message, type_and_id_of
 from relatum.reading._message_parts import header_value, is_header, parts_of_delivery, property_text, reply_to_text
@@ -30,14 +30,13 @@ from relatum.reading._opening import HEARTBEAT_S, SILENCE_HEARTBEATS
 from relatum.reading._operations import ATTACHES_MAX, CLOSES_SINCE, PLACES_AT_ONCE
 from relatum.reading._password import HeldPassword
 from relatum.reading._pika_opening import GOODBYE_S, blocking_connection, in_time
+from relatum.reading._plan import Result
 from relatum.reading._reader import StreamReader
-from relatum.reading._reader_arguments import NOT_BY_STREAMS
 from relatum.reading._socket import SocketConnection
 from relatum.reading._stream_errors import refusal
 from relatum.reading._stream_nodes import StreamNodes
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, check_limit
-from relatum.reading._window import Result
-from relatum.wire import Broker, BrokerIdentity, Position, StreamPlaces, UnreadableRecord
+from relatum.wire import AuthMechanism, Broker, BrokerIdentity, Position, StreamPlaces, UnreadableRecord
 
 __all__ = [
     "ATTACHES_MAX",
@@ -76,7 +75,6 @@ __all__ = [
     "agreement_of",
     "agreements",
     "another_broker",
-    "answered",
     "async_agreements",
     "blocking_connection",
     "bounds_or_error",
@@ -85,7 +83,6 @@ __all__ = [
     "ends_of_known",
     "header_value",
     "in_time",
-    "in_turn",
     "is_header",
     "is_of_all",
     "login_of_query",

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from relatum.checks import checked_count, checked_text, shown
+from relatum.checks import checked_count, checked_host, checked_text, shown
 from relatum.errors import ConfigurationError, InvalidInput
-from relatum.reading._login import AuthMechanism, BrokerLogin
+from relatum.reading._login import BrokerLogin
 from relatum.reading._login_query import login_of_query
 from relatum.reading._password import Asked, HeldPassword, can_be_sent
-from relatum.wire import checked_host
+from relatum.wire import AuthMechanism
 
 AMQP_TO_STREAM_PORT: Final = 120
 """How far RabbitMQ's default stream ports lie below its AMQP ports: 5672 and 5552, 5671 and 5551."""
@@ -217,14 +217,14 @@ class BrokerAddress:
             url: `amqp://`, `amqps://`, `rabbitmq-stream://` or `rabbitmq-stream+tls://`, with user, password, host,
                 port and virtual host as usual. Query parameters are those of RabbitMQ's URIs that are about logging in
                 (`cacertfile`, `certfile`, `keyfile`, `password`, `verify`, `server_name_indication`,
-                `auth_mechanism`), aiormq's (`cafile`, `capath`, `cadata`, `no_verify_ssl`, `auth`) and pika's
-                (`ssl_options`); their other ones are ignored. Several are parted by `;` or `,`, each one whole.
+                `auth_mechanism`) and aiormq's (`cafile`, `capath`, `cadata`, `no_verify_ssl`, `auth`); others are
+                ignored, with one warning. Several URLs are separated by `;` or `,`, each one whole.
             stream_url: Where the stream protocol is, when `url` is an AMQP URL and its stream port is not the usual
                 distance away. As many as URLs, in their order.
 
         Raises:
-            ConfigurationError: A URL cannot be read, has a parameter that nobody knows, or options of TLS without TLS;
-                the message does not show it. Several are not in one virtual host, or not as many as stream URLs.
+            ConfigurationError: A URL cannot be read, or has options of TLS without TLS; the message does not show it.
+                Several are not in one virtual host, or not as many as stream URLs.
         """
         urls, stream_urls = _parted(url), [None] if stream_url is None else _parted(stream_url)
         if stream_url is None:

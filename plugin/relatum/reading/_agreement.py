@@ -9,7 +9,7 @@ from relatum.errors import AnotherBroker, OffsetExpired, OffsetNotFound, StreamU
 from relatum.reading._batches import StreamBounds
 from relatum.reading._message import Message
 from relatum.reading._message_parts import property_text
-from relatum.reading._window import Result
+from relatum.reading._plan import Result
 from relatum.wire import BrokerIdentity, Position, amqp10, fingerprint
 
 if TYPE_CHECKING:

@@ -20,18 +20,15 @@ from relatum.processes import of_one_process
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._kept import KeptChunks
-from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
 from relatum.reading._opening import HEARTBEAT_S
-from relatum.reading._reader_arguments import CREDIT, IDLE_S, checked_ids, checked_scan
-from relatum.reading._scan import Scan
-from relatum.reading._start import Start
+from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
+from relatum.reading._scan import CREDIT, IDLE_S, Scan, Start, checked_ids, checked_scan
 from relatum.reading._stream_asyncio import SLICE, AsyncStreams
 from relatum.reading._stream_errors import check_offset
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
-from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.waiting import current, has_passed, left_s
-from relatum.wire import IDENTITY_STREAM, BrokerIdentity, broker_id_of
+from relatum.wire import IDENTITY_STREAM, AuthMechanism, BrokerIdentity, broker_id_of
 
 _Taken = TypeVar("_Taken")
 

@@ -39,7 +39,7 @@ from relatum.reading._operations import StreamOperations
 from relatum.reading._plan import Density
 from relatum.reading._time import CONNECT_S_MIN, check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
-from relatum.waiting import AsyncKeeper, Patience, left_s
+from relatum.waiting import AsyncKeeper, left_s
 from relatum.wire import AnotherCluster, Broker, Steps
 
 _Result = TypeVar("_Result")
@@ -54,9 +54,6 @@ class AsyncStreamNodes:
         connections: At most how many, or the connections of the reader that asks this node, too.
         node: The node, where another reader's connections are used; None for the one that the address leads to.
     """
-
-    _limit_s: float
-    _timeout_s = Patience("_limit_s")
 
     def __init__(
         self,
@@ -97,9 +94,9 @@ class AsyncStreamNodes:
 
     async def open(self) -> None:
         """Connect once, so that what is wrong shows at once."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.limit_s
         async with self._connections.turn(Use.ANSWER, deadline):
-            connection = await self._acquire(deadline, Use.ANSWER, self._connect_s or self._timeout_s)
+            connection = await self._acquire(deadline, Use.ANSWER, self._connect_s or self.limit_s)
             await self._release(connection, Use.ANSWER)
         self.server_properties = connection.session.server_properties
 
@@ -205,7 +202,7 @@ class AsyncStreamNodes:
     @property
     def limit_s(self) -> float:
         """Seconds that an answer may take; less where the call has less left."""
-        return self._timeout_s
+        return left_s(self._limit_s)
 
     def has_plenty(self, use: Use) -> bool:
         """Whether who has a connection may have another beside it."""
@@ -303,7 +300,7 @@ class AsyncStreamNodes:
 
     async def _ask(self, operation: Operation[_Result]) -> _Result:
         """Run one operation; once more on a new connection if the idle one turns out to have been closed."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.limit_s
         line = await self._connections.enter(Use.ANSWER, deadline)
         try:
             try:
@@ -330,17 +327,17 @@ class AsyncStreamNodes:
         """`NotAStream` for a queue of another kind: by a blocking question, it is an error's path."""
         if self._address.amqp_port is None:
             return error
-        async with self._connections.turn(Use.ANSWER, time.monotonic() + self._timeout_s):
+        async with self._connections.turn(Use.ANSWER, time.monotonic() + self.limit_s):
             await self._connections.take(ASIDE, Use.ANSWER)
             try:
-                return await asyncio.to_thread(name_missing, error, self._address, self._timeout_s)
+                return await asyncio.to_thread(name_missing, error, self._address, self.limit_s)
             finally:
                 self._connections.drop(Use.ANSWER)
 
     @contextlib.asynccontextmanager
     async def connection(self, use: Use) -> AsyncIterator[AsyncSocketConnection]:
         """A connection for as long as it is used."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.limit_s
         async with self._connections.turn(use, deadline):
             connection = await self._acquire_alive(deadline, use)
             try:

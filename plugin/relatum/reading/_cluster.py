@@ -1,14 +1,15 @@
 """Which cluster an address means, asked by AMQP 0.9.1, whose port was given.
 
 A stream port that was not given is a guess: anybody may listen there. Servers of the stream protocol say which cluster
-they are before a login, so who is not the one that AMQP leads to is told neither user nor password.
+they are before a login: credentials are sent only to the cluster that the AMQP port belongs to.
 """
 
 from typing import Final
 
-from relatum.errors import ConfigurationError
+from relatum.errors import ConfigurationError, TlsRefused
 from relatum.reading._address import BrokerAddress
 from relatum.reading._pika_opening import asking
+from relatum.wire import AnotherProtocol, MechanismNotTaken
 
 ADDRESSES_MAX: Final = 256
 """Addresses whose cluster is remembered; more than a process has brokers."""
@@ -21,6 +22,10 @@ _known: dict[_Key, str] = {}
 
 class NamelessCluster(ConfigurationError):
     """The broker does not name its cluster: nobody can prove to be it, so its stream port cannot be guessed."""
+
+
+NOT_BY_STREAMS: Final = (AnotherProtocol, TlsRefused, MechanismNotTaken, NamelessCluster)
+"""Errors that are final where the stream port was given, and say of a guessed one that it is another's."""
 
 
 def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 from relatum.checks import checked_text, shown
 from relatum.errors import ConfigurationError
-
-AuthMechanism: TypeAlias = Literal["PLAIN", "EXTERNAL"]
+from relatum.wire import AuthMechanism
 
 MECHANISMS: Final = ("PLAIN", "EXTERNAL")
 

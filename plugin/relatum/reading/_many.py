@@ -9,8 +9,7 @@ from relatum.reading._attach import Attach
 from relatum.reading._kept import KeptChunks
 from relatum.reading._message import Message
 from relatum.reading._operations import StreamOperations
-from relatum.reading._plan import Density, PlannedAttach, StreamPlan
-from relatum.reading._window import Result, Window
+from relatum.reading._plan import Density, PlannedAttach, Result, StreamPlan, Window
 from relatum.steps import Request
 from relatum.wire import Chunk, Code, Event, Start, StartSpec, records_at
 

@@ -18,13 +18,10 @@ from pika.exceptions import (
 
 from relatum.checks import seconds_text
 from relatum.client_logs import own_connection
-from relatum.errors import BrokerUnavailable, ConfigurationError, RelatumError
+from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, RelatumError
 from relatum.reading._address import BrokerAddress
 from relatum.reading._failing_over import Attempts
-from relatum.reading._handshake import inside, refusal_inside
-from relatum.reading._opening import HEARTBEAT_S
-from relatum.reading._refusal import is_refusal, login_refused
-from relatum.wire import AMQP, hint, unreached
+from relatum.reading._opening import HEARTBEAT_S, inside, port_hint, refusal_inside, unreached
 
 GOODBYE_S: Final = 0.5
 """Seconds the broker has to answer a close."""
@@ -110,8 +107,14 @@ def connection_error(error: BaseException | None, address: BrokerAddress) -> Rel
     """
     where = address.where
     closed = _CLOSED_BY_BROKER.search(f"{error} {error!r}")
-    if closed is not None and is_refusal(int(closed[1]), closed[2]):
-        return login_refused(where, address.who, address.vhost, int(closed[1]))
+    if closed is not None and int(closed[1]) in _REFUSED and _FULL not in closed[2]:
+        refuses = f"The broker at {where} refuses {address.who} in the virtual host {address.vhost!r}"
+        if int(closed[1]) == _NO_VHOST:
+            return AccessRefused(f"{refuses}: there is no such virtual host, or this user may not use it.")
+        # The broker does not tell a user that it does not know from a wrong password.
+        return AccessRefused(
+            f"{refuses}: the name, the password or the certificate is wrong; RabbitMQ does not say which."
+        )
     if inside(error, AuthenticationError) is not None:
         return ConfigurationError(f"The broker at {where} does not offer {address.login.mechanism} to log in by.")
     port = address.amqp_port or 0
@@ -120,13 +123,22 @@ def connection_error(error: BaseException | None, address: BrokerAddress) -> Rel
     if refused is not None:
         return refused
     if error is None or any(inside(error, kind) for kind in _OUT_OF_TIME):
-        return BrokerUnavailable(f"Nothing at {where} answered as AMQP 0.9.1 in time{hint(port, AMQP)}.")
+        return BrokerUnavailable(f"Nothing at {where} answered as AMQP 0.9.1 in time{port_hint(port)}.")
     reason = inside(error, socket.gaierror) or inside(error, OSError)
-    return BrokerUnavailable(f"No AMQP 0.9.1 at {where}{unreached(reason, address.host)}{hint(port, AMQP)}.")
+    return BrokerUnavailable(f"No AMQP 0.9.1 at {where}{unreached(reason, address.host)}{port_hint(port)}.")
 
 
 _OUT_OF_TIME: Final = (TimeoutError, AMQPConnectorStackTimeout, ConnectionOpenAborted)
 """asyncio's, and pika's for an attempt that pika itself has given up, of a blocking connection and of another."""
+
+_NO_VHOST: Final = 530
+"""NOT_ALLOWED: the reply code of a virtual host that is not there or that the user may not use."""
+
+_REFUSED: Final = frozenset({403, _NO_VHOST})
+"""Reply codes of a refused user or password, and of a virtual host. Others pass: a node that stops, for one."""
+
+_FULL: Final = "is reached"
+"""Ends the text of a 530 that says "connection limit (10) is reached", of a user, a virtual host or a node."""
 
 _CLOSED_BY_BROKER: Final = re.compile(r"\((\d+)\) (.*)", re.DOTALL)
 """What pika's errors keep of a Close frame: the reply code and the text."""

@@ -13,19 +13,16 @@ from relatum.errors import AccessRefused, NotFound, ReadTimeout
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._kept import KeptChunks
-from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
 from relatum.reading._opening import HEARTBEAT_S
-from relatum.reading._reader_arguments import CREDIT, IDLE_S, checked_ids, checked_scan
-from relatum.reading._scan import Scan
+from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
+from relatum.reading._scan import CREDIT, IDLE_S, Scan, Start, checked_ids, checked_scan
 from relatum.reading._socket import SocketConnection
-from relatum.reading._start import Start
 from relatum.reading._stream_blocking import Streams
 from relatum.reading._stream_errors import check_offset
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
-from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.waiting import current, has_passed, left_s
-from relatum.wire import IDENTITY_STREAM, Broker, BrokerIdentity, broker_id_of
+from relatum.wire import IDENTITY_STREAM, AuthMechanism, Broker, BrokerIdentity, broker_id_of
 
 _Taken = TypeVar("_Taken")
 

@@ -1,16 +1,79 @@
 """Reading on from a point: what is wanted, the subscription that brings it, the batches it comes in. No I/O."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from datetime import UTC, datetime, timedelta
+from operator import index
+from typing import Any, Final, Literal, TypeAlias
 
-from relatum.errors import StreamUnavailable
+from relatum.checks import checked_count, checked_name, shown
+from relatum.errors import InvalidInput, StreamUnavailable
+from relatum.limits import INTEGER_MAX
 from relatum.reading._attach import Attach, not_settled
 from relatum.reading._batches import RecordBatch
-from relatum.reading._start import Beginning
 from relatum.reading._stream_errors import moved, refusal
 from relatum.steps import Request
-from relatum.wire import NEXT, Answer, Chunk, Code, CreditRefused, Event, StreamMoved, StreamSession, frames, split
+from relatum.wire import (
+    NEXT,
+    Answer,
+    Chunk,
+    Code,
+    CreditRefused,
+    Event,
+    StartSpec,
+    StreamMoved,
+    StreamSession,
+    frames,
+    split,
+)
+
+Start = int | datetime | Literal["first", "last", "next"]
+"""An offset; a moment (by the broker's clock when it wrote the message); the first message; the first message of the
+last chunk; or what is published from now on."""
+
+_NAMED: Final = {"first": frames.FIRST, "last": frames.LAST, "next": frames.NEXT}
+_NO_START: Final = "A start is an offset, a datetime, 'first', 'last' or 'next', not {}."
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A start as readers use it.
+
+    Attributes:
+        offset: Messages below it are passed over; 0 for none.
+        time_ms: Chunks written before it are passed over; None for none.
+        spec: Where a stream subscription attaches.
+    """
+
+    offset: int
+    time_ms: int | None
+    spec: StartSpec
+
+
+def beginning(start: Start) -> Beginning:
+    """The beginning a caller asked for.
+
+    Raises:
+        InvalidInput: Not an offset, a moment, or one of the names.
+    """
+    if isinstance(start, str):
+        if start not in _NAMED:
+            raise InvalidInput(_NO_START.format(shown(start)))
+        return Beginning(0, None, _NAMED[start])
+    if isinstance(start, datetime):
+        moment = start if start.tzinfo is not None else start.replace(tzinfo=UTC)
+        # In whole numbers: as a float, 0.123 s may be a millisecond less.
+        time_ms = max(0, (moment - _EPOCH) // _MILLISECOND)
+        # The documentation says the broker attaches at the chunk before the moment, its code at the one after: a
+        # second earlier, what is too early is passed over in both cases.
+        spec = StartSpec(frames.Start.TIMESTAMP, max(0, time_ms - 1000))
+        return Beginning(0, time_ms, spec)
+    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= INTEGER_MAX:
+        raise InvalidInput(_NO_START.format(shown(start)))
+    return Beginning(start, None, StartSpec(frames.Start.OFFSET, start))
+
 
 SHORT_SCAN_CREDIT: Final = 2
 """Chunks a scan with a stop is granted at first."""
@@ -114,3 +177,42 @@ def batches_of(stream: str, chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
             records, first = records[begin - first :], begin
         if records:
             yield RecordBatch(stream, first, range(first, end), records, chunk.time_ms, chunk.epoch)
+
+
+CREDIT: Final = 16
+"""Chunks sent ahead unless the caller says otherwise: keeps the socket busy. They wait in its buffers, not in ours."""
+
+CREDIT_MAX: Final = 0x7FFF
+"""The most chunks the protocol can grant at once."""
+
+IDLE_S: Final = 60.0
+"""Seconds after which a reader that waits for ever looks up; nothing depends on it."""
+
+
+def checked_ids(ids: Iterable[tuple[str, int]]) -> Iterable[tuple[str, int]]:
+    """Ids that can be gone through; each is looked at in its turn.
+
+    Raises:
+        InvalidInput: they cannot.
+    """
+    given: object = ids
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InvalidInput(f"ids= takes pairs of a stream's name and an offset (MessageId), not {shown(ids)}")
+    return ids
+
+
+def checked_scan(stream: str, start: Start, stop: int | None, *, follow: bool, credit: int = CREDIT) -> Scan:
+    """What a scan reads, all of it checked before anything is asked.
+
+    Raises:
+        InvalidInput: an argument cannot be.
+    """
+    checked_name("stream", stream)
+    if stop is not None:
+        try:
+            is_offset = not isinstance(stop, bool) and 0 <= index(stop) <= INTEGER_MAX + 1
+        except TypeError:
+            is_offset = False
+        if not is_offset:
+            raise InvalidInput(f"stop= takes an offset, or None, not {shown(stop)}")
+    return Scan(beginning(start), stop, follow, checked_count("credit", credit, most=CREDIT_MAX))

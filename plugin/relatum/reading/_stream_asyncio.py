@@ -36,11 +36,11 @@ from relatum.reading._many import LANES_MAX, ExchangeOn, ManyReader, ManyRequest
 from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
 from relatum.reading._operations import BOUNDS_AT_ONCE, BOUNDS_OF_LANE, RECOVERING_S, StreamOperations
+from relatum.reading._plan import Result, Window
 from relatum.reading._scan import Scan, Watch, batches_of
 from relatum.reading._stream_errors import is_inside, not_there, proven_not_there
 from relatum.reading._time import check_time
 from relatum.reading._turns import Use
-from relatum.reading._window import Result, Window
 from relatum.steps import async_each, async_run
 from relatum.waiting import left_s
 from relatum.wire import Broker, Chunk, Event, Steps
@@ -127,7 +127,7 @@ class AsyncStreams(AsyncStreamNodes):
                 return await asyncio.sleep(left_s(request.seconds))
             return await self._bounds_at(request.node, stream, any_node=request.any_node)
 
-        return await async_run(self._leaders.ends_of(stream, self._timeout_s), perform)
+        return await async_run(self._leaders.ends_of(stream, self.limit_s), perform)
 
     async def all_bounds(
         self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]
@@ -287,7 +287,7 @@ class AsyncStreams(AsyncStreamNodes):
                     async for chunk in chunks:
                         yield chunk
             finally:
-                await connection.put_by(self._timeout_s)
+                await connection.put_by(self.limit_s)
 
     async def batches(
         self, stream: str, scan: Scan, idle_s: float, use: Use

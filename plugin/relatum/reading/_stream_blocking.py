@@ -33,13 +33,13 @@ from relatum.reading._many import LANES_MAX, ExchangeOn, ManyReader, ManyRequest
 from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
 from relatum.reading._operations import BOUNDS_AT_ONCE, BOUNDS_OF_LANE, RECOVERING_S, StreamOperations
+from relatum.reading._plan import Result, Window
 from relatum.reading._scan import Scan, Watch, batches_of
 from relatum.reading._socket import SocketConnection
 from relatum.reading._stream_errors import is_inside, not_there, proven_not_there
 from relatum.reading._stream_nodes import StreamNodes
 from relatum.reading._time import check_time
 from relatum.reading._turns import Use
-from relatum.reading._window import Result, Window
 from relatum.steps import each, run
 from relatum.waiting import left_s
 from relatum.wire import Broker, Chunk, Event, Steps
@@ -121,7 +121,7 @@ class Streams(StreamNodes):
                 return time.sleep(left_s(request.seconds))
             return self._bounds_at(request.node, stream, any_node=request.any_node)
 
-        return run(self._leaders.ends_of(stream, self._timeout_s), perform)
+        return run(self._leaders.ends_of(stream, self.limit_s), perform)
 
     def all_bounds(self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]) -> dict[str, StreamBounds]:
         """See `StreamReader.all_bounds`."""
@@ -264,7 +264,7 @@ class Streams(StreamNodes):
                 with contextlib.closing(each(steps, wait)) as chunks:
                     yield from chunks
             finally:
-                connection.put_by(self._timeout_s)
+                connection.put_by(self.limit_s)
 
     def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> Generator[RecordBatch | None, None, None]:
         """See `StreamReader.batches`."""

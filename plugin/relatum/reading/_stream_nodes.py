@@ -36,7 +36,7 @@ from relatum.reading._plan import Density
 from relatum.reading._socket import SocketConnection
 from relatum.reading._time import CONNECT_S_MIN, check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
-from relatum.waiting import Keeper, Patience, left_s
+from relatum.waiting import Keeper, left_s
 from relatum.wire import AnotherCluster, Broker, Steps
 
 _Result = TypeVar("_Result")
@@ -51,9 +51,6 @@ class StreamNodes:
         connections: At most how many, or the connections of the reader that asks this node, too.
         node: The node, where another reader's connections are used; None for the one that the address leads to.
     """
-
-    _limit_s: float
-    _timeout_s = Patience("_limit_s")
 
     def __init__(
         self,
@@ -90,9 +87,9 @@ class StreamNodes:
 
     def open(self) -> None:
         """Connect once, so that what is wrong shows at once."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.limit_s
         with self._connections.turn(Use.ANSWER, deadline):
-            connection = self._acquire(deadline, Use.ANSWER, self._connect_s or self._timeout_s)
+            connection = self._acquire(deadline, Use.ANSWER, self._connect_s or self.limit_s)
             self._release(connection, Use.ANSWER)
         self.server_properties = connection.session.server_properties
 
@@ -198,7 +195,7 @@ class StreamNodes:
     @property
     def limit_s(self) -> float:
         """Seconds that an answer may take; less where the call has less left."""
-        return self._timeout_s
+        return left_s(self._limit_s)
 
     def has_plenty(self, use: Use) -> bool:
         """Whether who has a connection may have another beside it."""
@@ -294,7 +291,7 @@ class StreamNodes:
 
     def _ask(self, operation: Operation[_Result]) -> _Result:
         """Run one operation; once more on a new connection if the idle one turns out to have been closed."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.limit_s
         line = self._connections.enter(Use.ANSWER, deadline)
         try:
             try:
@@ -321,17 +318,17 @@ class StreamNodes:
         """`NotAStream` for a queue of another kind: by a blocking question, it is an error's path."""
         if self._address.amqp_port is None:
             return error
-        with self._connections.turn(Use.ANSWER, time.monotonic() + self._timeout_s):
+        with self._connections.turn(Use.ANSWER, time.monotonic() + self.limit_s):
             self._connections.take(ASIDE, Use.ANSWER)
             try:
-                return name_missing(error, self._address, self._timeout_s)
+                return name_missing(error, self._address, self.limit_s)
             finally:
                 self._connections.drop(Use.ANSWER)
 
     @contextlib.contextmanager
     def connection(self, use: Use) -> Iterator[SocketConnection]:
         """A connection for as long as it is used."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.limit_s
         with self._connections.turn(use, deadline):
             connection = self._acquire_alive(deadline, use)
             try:

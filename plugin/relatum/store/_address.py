@@ -11,9 +11,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.engine import URL, Engine
 
-from relatum.checks import shown
+from relatum.checks import checked_host, shown
 from relatum.errors import ConfigurationError
-from relatum.wire import checked_host
 
 _SCHEMES: Final = ("postgresql", "postgres")
 

@@ -20,7 +20,6 @@ from relatum.errors import (
     SchemaMissing,
 )
 from relatum.store._waiting import NoAnswerInTime, no_connection
-from relatum.wire import POSTGRESQL, service_in
 
 REFUSALS: Final = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
 """What no waiting cures: SQLSTATE classes 22 and 23, and 54000, which psycopg counts among what passes.
@@ -111,7 +110,7 @@ _SAID: Final[tuple[tuple[str, type[RelatumError], str, str], ...]] = (
      ": pg_hba.conf has no line for this host, user and database, with or without TLS as said (see sslmode)"),
     (r"requires a valid client certificate", AccessRefused, "", _TLS_HINT),
     (r"received invalid response|expected authentication request|unsupported protocol version|invalid packet length"
-     r"|unexpected response", ConfigurationError, "", "; who answers there is no PostgreSQL"),
+     r"|unexpected response", ConfigurationError, "", "; what answers there is not PostgreSQL"),
     (r"does not support SSL|certificate|private key file|\bSSL\b|\bsslmode\b|sslrootcert|channel binding|TLS",
      ConfigurationError, "", _TLS_HINT),
     (r"definition of service|service file|invalid .* value:|invalid port number|could not match \d+"
@@ -218,9 +217,6 @@ def _failures(text: str) -> Iterator[str]:
 
 def _of_one_host(said: str) -> RelatumError:
     said = said.removeprefix("connection failed: ").removeprefix("connection is bad: ")
-    service = service_in(said)
-    if service is not None:
-        return ConfigurationError(f"{service} answers where {POSTGRESQL} should: {said}")
     if not _NOT_TLS.search(said):
         for known, kind, reason, more in _KNOWN:
             if known.search(said):

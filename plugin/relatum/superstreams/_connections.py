@@ -134,7 +134,7 @@ def _of_aio_pika(connection: Any) -> tuple[str, BrokerLogin]:
     if parts.scheme != "amqps":
         return url, BrokerLogin()
     context = getattr(connection, "ssl_context", None) or getattr(connection, "kwargs", {}).get("context")
-    login = login_of_query(parts.query, ssl_context=context, is_lenient=True)
+    login = login_of_query(parts.query, ssl_context=context, is_clients=True)
     return url, login
 
 

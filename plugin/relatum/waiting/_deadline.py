@@ -10,12 +10,13 @@ stop, lets go of a server that does not answer. Who waits looks every `LOOK_S` s
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextvars import ContextVar, Token, copy_context
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from relatum.checks import seconds_text
 
@@ -84,13 +85,6 @@ class Deadline:
         return "the work was ended" if self.seconds is None else seconds_text(self.seconds)
 
 
-class Stopping(Protocol):
-    """What says that something is to stop: an event, of threads or of asyncio."""
-
-    def is_set(self) -> bool:
-        """Whether it is to stop."""
-
-
 class AfterStop(Deadline):
     """The moment `STOPPED_S` after something was told to stop: it is no time to wait for a server that is away.
 
@@ -100,7 +94,7 @@ class AfterStop(Deadline):
 
     __slots__ = ("_stop",)
 
-    def __init__(self, stop: Stopping) -> None:
+    def __init__(self, stop: threading.Event | asyncio.Event) -> None:
         super().__init__(None)
         self._stop = stop
 
@@ -173,16 +167,3 @@ async def in_thread(threads: Executor | None, function: Callable[..., _Result], 
             return await asyncio.get_running_loop().run_in_executor(threads, call)
         finally:
             deadline.end_in(0)
-
-
-class Patience:
-    """An attribute for a limit in seconds, which reads as what the call under way leaves of it.
-
-    It is kept under the name that is given here.
-    """
-
-    def __init__(self, kept_as: str) -> None:
-        self._kept_as = kept_as
-
-    def __get__(self, owner: Any, _kind: Any = None) -> float:
-        return left_s(getattr(owner, self._kept_as))

@@ -10,49 +10,39 @@ from relatum.wire._amqp10 import pick, pick_list
 from relatum.wire._chunk import Chunk, UnreadableRecord, record_at, records_at, small_records, split
 from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
 from relatum.wire._head import Head, find_head
-from relatum.wire._identity import IDENTITY_STREAM, BrokerIdentity, Position, broker_id_of, fingerprint, short_id
-from relatum.wire._peers import (
-    AMQP,
-    POSTGRESQL,
-    STREAM,
-    TLS,
-    checked_host,
-    hint,
-    is_another,
-    service_in,
-    unreached,
-)
+from relatum.wire._identity import IDENTITY_STREAM, BrokerIdentity, Position, broker_id_of, fingerprint
 from relatum.wire._publishing import Confirmed, Refused
 from relatum.wire._scalars import Opaque
 from relatum.wire._session import (
     SUBSCRIPTIONS,
+    AnotherCluster,
+    AnotherProtocol,
     Answer,
+    AuthMechanism,
     CreditRefused,
     Damaged,
     Event,
     Exchange,
+    Login,
+    MechanismNotTaken,
     Steps,
     StreamMoved,
     StreamSession,
     code_name,
     is_before,
 )
-from relatum.wire._stream_login import AnotherCluster, AnotherProtocol, Login, Mechanism, MechanismNotTaken
 from relatum.wire._too_many import TooManyValues
 
 __all__ = [
-    "AMQP",
     "FIRST",
     "IDENTITY_STREAM",
     "LAST",
     "NEXT",
-    "POSTGRESQL",
-    "STREAM",
     "SUBSCRIPTIONS",
-    "TLS",
     "AnotherCluster",
     "AnotherProtocol",
     "Answer",
+    "AuthMechanism",
     "Broker",
     "BrokerIdentity",
     "Chunk",
@@ -64,7 +54,6 @@ __all__ = [
     "Exchange",
     "Head",
     "Login",
-    "Mechanism",
     "MechanismNotTaken",
     "Opaque",
     "Position",
@@ -79,22 +68,16 @@ __all__ = [
     "UnreadableRecord",
     "amqp10",
     "broker_id_of",
-    "checked_host",
     "code_name",
     "find_head",
     "fingerprint",
     "frames",
-    "hint",
-    "is_another",
     "is_before",
     "pick",
     "pick_list",
     "publishing",
     "record_at",
     "records_at",
-    "service_in",
-    "short_id",
     "small_records",
     "split",
-    "unreached",
 ]

@@ -27,7 +27,6 @@ class Command(IntEnum):
     CREDIT = 9
     UNSUBSCRIBE = 12
     CREATE = 13
-    DELETE = 14
     METADATA = 15
     METADATA_UPDATE = 16
     PEER_PROPERTIES = 17
@@ -39,7 +38,6 @@ class Command(IntEnum):
     HEARTBEAT = 23
     ROUTE = 24
     PARTITIONS = 25
-    EXCHANGE_COMMAND_VERSIONS = 27
     STREAM_STATS = 28
 
 
@@ -261,10 +259,6 @@ def unsubscribe(correlation: int, subscription: int) -> bytes:
 
 def create(correlation: int, stream: str, arguments: dict[str, str]) -> bytes:
     return request(Command.CREATE, correlation, string(stream) + table(arguments))
-
-
-def delete(correlation: int, stream: str) -> bytes:
-    return request(Command.DELETE, correlation, string(stream))
 
 
 def metadata(correlation: int, streams: list[str]) -> bytes:

@@ -51,7 +51,7 @@ class BrokerIdentity:
     cluster_name: str
 
     def __str__(self) -> str:
-        known = "its id is not known" if self.broker_id is None else short_id(self.broker_id)
+        known = "its id is not known" if self.broker_id is None else _short_id(self.broker_id)
         return f"{self.cluster_name!r} ({known})"
 
     def contradicts(self, other: "BrokerIdentity") -> bool:
@@ -59,7 +59,7 @@ class BrokerIdentity:
         return None not in (self.broker_id, other.broker_id) and self.broker_id != other.broker_id
 
 
-def short_id(broker_id: UUID) -> str:
+def _short_id(broker_id: UUID) -> str:
     """The beginning of a broker's id: enough to tell a few of one name apart."""
     return broker_id.hex[:8]
 

@@ -6,13 +6,14 @@ out of what arrives in time linear in the bytes. Who holds it sends `take_outgoi
 
 import struct
 from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
     ChunkCorrupt,
+    ConfigurationError,
     ConnectionLost,
     ProtocolError,
 )
@@ -20,9 +21,7 @@ from relatum.steps import Request
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk, decode_deliver
 from relatum.wire._frames import Code, Command
-from relatum.wire._peers import service_of
 from relatum.wire._publishing import Confirmed, Refused, decode_outcome
-from relatum.wire._stream_login import AnotherCluster, AnotherProtocol, Login, Mechanism, MechanismNotTaken
 
 CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}
 
@@ -42,6 +41,50 @@ _ANSWER: Final = struct.Struct(">HHIH")
 _TUNE: Final = struct.Struct(">HHII")
 _MAY_LACK_RESPONSE_BIT: Final = (Command.ROUTE, Command.PARTITIONS)
 _OUTCOMES: Final = (Command.PUBLISH_CONFIRM, Command.PUBLISH_ERROR)
+
+
+AuthMechanism: TypeAlias = Literal["PLAIN", "EXTERNAL"]
+"""How to log in: with a password, or with the certificate of the TLS connection."""
+
+
+class AnotherCluster(BrokerUnavailable):
+    """Another cluster answers, or one that does not say its name; nothing of a login was sent."""
+
+
+class AnotherProtocol(ConfigurationError):
+    """The server does not speak the stream protocol; nothing of a login was sent."""
+
+
+class MechanismNotTaken(ConfigurationError):
+    """The server does not take that mechanism by the stream protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Who logs in, where to, and what is asked for.
+
+    Attributes:
+        user: User name.
+        password: Password; never shown.
+        vhost: Virtual host.
+        mechanism: "PLAIN", or "EXTERNAL" for a client certificate.
+        heartbeat_s: Seconds asked for; the smaller of this and the server's is used. 0 switches heartbeats off.
+        cluster_name: User and password are sent only to the cluster of that name, which servers say before a login.
+            None: any.
+    """
+
+    user: str
+    password: str = field(repr=False)
+    vhost: str = "/"
+    mechanism: AuthMechanism = "PLAIN"
+    heartbeat_s: int = 60
+    cluster_name: str | None = None
+
+    def sasl_response(self) -> bytes:
+        """What SaslAuthenticate carries."""
+        if self.mechanism == "EXTERNAL":
+            return b""
+        return f"\0{self.user}\0{self.password}".encode()
 
 
 class Answer(NamedTuple):
@@ -164,7 +207,7 @@ class StreamSession:
             ProtocolError: The bytes are no frames, or frames that make no sense.
             ChunkCorrupt: A chunk is damaged.
             ConnectionLost: The server closed the connection; its reason is in the message.
-            AnotherProtocol: The first bytes are those of another server.
+            AnotherProtocol: The server's first bytes are no frame.
         """
         buffer = self._buffer
         buffer += data
@@ -174,9 +217,8 @@ class StreamSession:
             while available - position >= 4:
                 (size,) = _SIZE.unpack_from(view, position)
                 if not 4 <= size <= self._frame_bytes_max:
-                    service = None if self.server_properties else service_of(bytes(view[position:]))
-                    if service is not None:
-                        raise AnotherProtocol(f"{service} answers, not the stream protocol.", service=service)
+                    if not self.server_properties:
+                        raise AnotherProtocol("The first bytes of the answer are no frame of the stream protocol.")
                     raise ProtocolError(f"A frame of the stream protocol claims {size} bytes.")
                 end = position + 4 + size
                 if end > available:
@@ -256,7 +298,7 @@ class StreamSession:
             MechanismNotTaken: The server does not offer the mechanism.
             ProtocolError: The peer does not speak the stream protocol.
             AnotherCluster: It is not the cluster that is meant; it was told nothing of the login.
-            AnotherProtocol: The peer is a server of another kind; it was told nothing of the login.
+            AnotherProtocol: The peer's first bytes are no frame; nothing of the login was sent.
         """
         properties = self.next_correlation()
         self.send(frames.peer_properties(properties, CLIENT_PROPERTIES))
@@ -282,17 +324,17 @@ class StreamSession:
 
     def _authenticate(self, offered: list[str]) -> "Steps[None]":
         login = self._login
-        if login.mechanism.value not in offered:
-            message = f"The broker does not offer {login.mechanism.value}, only {', '.join(offered)}."
+        if login.mechanism not in offered:
+            message = f"The broker does not offer {login.mechanism}, only {', '.join(offered)}."
             raise MechanismNotTaken(message)
         version = self.server_properties.get("version", "")
-        if login.mechanism is Mechanism.EXTERNAL and is_before(version, EXTERNAL_SINCE):
+        if login.mechanism == "EXTERNAL" and is_before(version, EXTERNAL_SINCE):
             raise MechanismNotTaken(
                 f"RabbitMQ {version} cannot take EXTERNAL by the stream protocol: update it to 3.12.1 or later, or log "
                 "in by PLAIN."
             )
         correlation = self.next_correlation()
-        self.send(frames.sasl_authenticate(correlation, login.mechanism.value, login.sasl_response()))
+        self.send(frames.sasl_authenticate(correlation, login.mechanism, login.sasl_response()))
         answer = yield from self.answer_to(correlation)
         if answer.code == Code.AUTHENTICATION_FAILURE_LOOPBACK:
             raise AccessRefused(f"The user {login.user!r} may connect to the broker from its own machine only.")

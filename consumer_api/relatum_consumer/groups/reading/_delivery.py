@@ -12,8 +12,7 @@ from relatum.membership import GROUP_KEY, Anomaly, membership, value_of
 from relatum.reading import Message, StreamBounds
 from relatum.recording import Extractor
 from relatum_consumer.groups.reading._assembly import Assembled, Row, assemble
-from relatum_consumer.groups.reading._group_limits import BATCH_MESSAGES, READ_RETRIES
-from relatum_consumer.groups.reading._group_options import GroupOptions
+from relatum_consumer.groups.reading._group_options import BATCH_MESSAGES, READ_RETRIES, GroupOptions
 from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSteps, OpenMany, TakeMany
 from relatum_consumer.groups.reading._group_values import Group, sequence_of
 from relatum_consumer.lookups import first_retained, replaced

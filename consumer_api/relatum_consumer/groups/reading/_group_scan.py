@@ -7,7 +7,7 @@ from relatum.ids import MessageId
 from relatum.membership import parse_value
 from relatum_consumer.groups.reading import _group_statements as statements
 from relatum_consumer.groups.reading._assembly import Clock, GroupOrder, Member, Place
-from relatum_consumer.groups.reading._group_limits import WINDOW_OFFSETS
+from relatum_consumer.groups.reading._group_options import WINDOW_OFFSETS
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._streams_view import View
 from relatum_consumer.lookups import Select

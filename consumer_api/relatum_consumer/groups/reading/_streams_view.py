@@ -17,7 +17,7 @@ from relatum.membership import GROUP_KEY, membership, parse_value
 from relatum.reading import Message, StreamBounds
 from relatum_consumer.groups.reading import _group_statements as statements
 from relatum_consumer.groups.reading._assembly import Member, Row, by_group, distinct
-from relatum_consumer.groups.reading._group_limits import UNRECORDED_MEMBERS_MAX
+from relatum_consumer.groups.reading._group_options import UNRECORDED_MEMBERS_MAX
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.lookups import Catalog, LeftOut, Select, Sift, Uncovered, all_ends, all_names, evidence
 

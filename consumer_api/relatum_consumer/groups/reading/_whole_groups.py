@@ -9,13 +9,13 @@ from relatum.reading import StreamBounds
 from relatum.store import CoverageRow, covered
 from relatum_consumer.groups.reading._assembly import NEVER_US, Assembled, Member, Place, assemble
 from relatum_consumer.groups.reading._delivery import deliver
-from relatum_consumer.groups.reading._group_limits import (
+from relatum_consumer.groups.reading._group_options import (
     BATCH_MESSAGES,
     FIRST_GROUPS,
     GROUPS_AT_ONCE,
     WINDOW_OFFSETS,
+    GroupOptions,
 )
-from relatum_consumer.groups.reading._group_options import GroupOptions
 from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSteps
 from relatum_consumer.groups.reading._group_scan import Candidate, Scan, rows_between
 from relatum_consumer.groups.reading._group_values import Group

@@ -1,11 +1,12 @@
-"""What is known of a consumer: how many groups are in which state, who has some, and how far it has looked."""
+"""What is known of a consumer: groups by state, who has some, how far it has looked; and what a member counts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Annotated, Final
 
 from relatum.errors import NotFound
+from relatum.metrics import Counter, Gauge, reported
 from relatum.reading import StreamBounds
 from relatum.store import Range, merged, missing
 from relatum_consumer.groups.reading._assembly import GroupOrder
@@ -15,6 +16,37 @@ from relatum_consumer.groups.sharing._group_consumer import by_name
 from relatum_consumer.groups.sharing._sharing_options import check_name
 from relatum_consumer.groups.sharing._sharing_scan import SharedConsumer, scanned_of
 from relatum_consumer.lookups import Catalog, LeftOut, Select, all_ends
+
+
+@dataclass(slots=True)
+class SharedGroupsCounts:
+    """What is counted; whoever counts is the one that iterates, or acknowledges."""
+
+    given: int = 0
+    redelivered: int = 0
+    acknowledged: int = 0
+    given_up: int = 0
+
+
+@reported("group consumer", "consumer")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedGroupsStatistics:
+    """What one member has counted.
+
+    Attributes:
+        given: Groups given to the application.
+        redelivered: Those of them that had been given before, here or to another member.
+        acknowledged: Groups acknowledged.
+        given_up: Groups given up: published as dead letters, or given too often.
+        held: Groups given and neither acknowledged nor given back.
+    """
+
+    given: Annotated[int, Counter("relatum_group_consumer_given_total", "Groups given to the application")]
+    redelivered: Annotated[int, Counter("relatum_group_consumer_redelivered_total", "Groups given once more")]
+    acknowledged: Annotated[int, Counter("relatum_group_consumer_acknowledged_total", "Groups acknowledged")]
+    given_up: Annotated[int, Counter("relatum_group_consumer_given_up_total", "Groups given up")]
+    held: Annotated[int, Gauge("relatum_group_consumer_held_groups", "Groups given and not acknowledged")]
+
 
 STATES: Final = ("open", "ready", "claimed", "done", "dead")
 

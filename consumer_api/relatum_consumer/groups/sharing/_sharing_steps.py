@@ -17,8 +17,7 @@ from relatum_consumer.groups.reading._assembly import Assembled, Row
 from relatum_consumer.groups.reading._delivery import Reading, all_of, conflict, floor_of, read_group
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.sharing import _sharing_statements as statements
-from relatum_consumer.groups.sharing._claim_outcomes import NEVER_ACKNOWLEDGED, Claim, Given, GivenUp, Outcome, Refused
-from relatum_consumer.groups.sharing._claims import Claims
+from relatum_consumer.groups.sharing._claims import NEVER_ACKNOWLEDGED, Claim, Claims, Given, GivenUp, Outcome, Refused
 from relatum_consumer.groups.sharing._group_consumer import check_dead_letters, find_consumer
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
 from relatum_consumer.groups.sharing._sharing_scan import Scanner

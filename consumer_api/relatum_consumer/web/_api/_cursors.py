@@ -3,19 +3,22 @@
 import base64
 import binascii
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 
 
-def cursor_of(*values: str | int) -> str:
+def cursor_of(*values: str | int | datetime | None) -> str:
     """The values as a cursor."""
-    return base64.urlsafe_b64encode(json.dumps(values).encode()).decode()
+    return base64.urlsafe_b64encode(json.dumps(values, default=datetime.isoformat).encode()).decode()
 
 
 def read_cursor(text: str, *kinds: type) -> list[Any] | None:
     """The values of a cursor, each of its kind, and no number below 0; None where there is none.
+
+    A value of the kind `datetime` may be None.
 
     Raises:
         InvalidInput: no page before gave it.
@@ -24,9 +27,17 @@ def read_cursor(text: str, *kinds: type) -> list[Any] | None:
         return None
     try:
         given = json.loads(base64.urlsafe_b64decode(text.encode()))
-    except (ValueError, binascii.Error, RecursionError):
-        given = None
-    is_whole = isinstance(given, list) and [type(each) for each in given] == list(kinds)
-    if not is_whole or not all(0 <= each <= INTEGER_MAX for each in given if isinstance(each, int)):
-        raise InvalidInput("this cursor is none that a page before gave")
-    return given  # type: ignore[no-any-return]
+        return [_value(kind, value) for kind, value in zip(kinds, given, strict=True)]
+    except (ValueError, TypeError, OverflowError, binascii.Error, RecursionError):
+        raise InvalidInput(WRONG_CURSOR) from None
+
+
+WRONG_CURSOR = "this cursor is none that a page before gave"
+
+
+def _value(kind: type, value: Any) -> Any:
+    if kind is datetime:
+        return None if value is None else datetime.fromisoformat(value).astimezone(UTC)
+    if type(value) is not kind or (isinstance(value, int) and not 0 <= value <= INTEGER_MAX):
+        raise ValueError
+    return value

@@ -1,32 +1,26 @@
 """Message groups: those that are not whole, what each lacks, the consumers that share them, and one group."""
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
-from relatum.errors import RelatumError
+from relatum.errors import InvalidInput, KeyNotDefined, RelatumError
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
-from relatum.membership import GROUP_KEY
+from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, membership
 from relatum.waiting import within
-from relatum_consumer.groups import GroupConsumerStatus, GroupPage, GroupReport
+from relatum_consumer import GroupConsumerStatus
+from relatum_consumer.groups import GroupPage, GroupReport
+from relatum_consumer.lookups import Uncovered
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
-from relatum_consumer.web._api._group_facts import (
-    NARROWER,
-    GroupFacts,
-    answered,
-    group_facts,
-    id_at,
-    is_much,
-    is_unsound,
-    recorded_by_key,
-)
-from relatum_consumer.web._api._shown import Place
-from relatum_consumer.web._endpoint import Endpoint, ms_since, words_of
+from relatum_consumer.web._api._shown import MessageRow, message_row
+from relatum_consumer.web._documents import FOR_PAGES
+from relatum_consumer.web._endpoint import endpoint, words_of
 from relatum_consumer.web._parameters import Parameter
+from relatum_consumer.web._problems import Problem, Refused
 from relatum_consumer.web._site import Site
 
 GROUPS_KEPT_S: Final = 10.0
@@ -36,14 +30,131 @@ CONSUMERS_LISTED: Final = 10
 CONSUMERS_S: Final = 3.0
 """Seconds for all consumers of the page together: what they know of their groups is counted."""
 
+UNRECORDED_READ: Final = 20_000
+"""Offsets that are not recorded by the key of groups and are read all the same: some 100 ms. A recorder that is a
+little behind so leaves nothing open; where there are more, what is recorded is told, and what is not is named."""
+
+_NARROWER: Final = "Every row of the key is looked at: name one stream, or ask for older groups."
+
 _PLACES_LISTED: Final = 5
 _RANGES_LISTED: Final = 20
+_EXPIRED_LISTED: Final = 100
 _DAY_S: Final = 86_400
+
+_DEFINE: Final = (
+    f"`relatum keys add {GROUP_KEY.name} "
+    + " ".join(f"--source {each}" for each in GROUP_KEY.sources)
+    + "` defines it. What lies in the streams already is found once they are back-filled."
+)
+
+_WRONG: Final = {
+    Anomaly.DUPLICATE: "a number is there twice",
+    Anomaly.TWO_LASTS: "two messages say that they are the last",
+    Anomaly.PAST_LAST: "a number lies behind the last",
+    Anomaly.EXPIRED: "retention has taken a message",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """A group. `group_id` is a digest where the key of groups is masked: it is then asked for by one of its messages.
+
+    `state` is complete, incomplete (a number, or the last, is missing), unsound (no message can make it whole any more:
+    it contradicts itself, or has lost one), or none; `words` says what is missing or wrong. `missing` are ranges of
+    numbers, the first twenty of `missing_count`.
+    """
+
+    group_id: str
+    is_masked: bool
+    state: Literal["complete", "incomplete", "unsound", "none"]
+    words: str
+    seen: int
+    highest: int
+    last: int | None
+    next_sequence: int
+    missing: tuple[tuple[int, int], ...]
+    missing_count: int
+    href: str = field(metadata=FOR_PAGES)
+
+
+def _facts(
+    site: Site, definitions: Sequence[KeyDefinition], position: GroupPosition, place: MessageId | None
+) -> GroupFacts:
+    is_masked = _is_masked(site, definitions)
+    href = site.links.to("/groups/group", id=position.group_id)
+    if is_masked and place is not None:
+        href = site.links.to("/groups/group", of_stream=place.stream, of_offset=str(place.offset))
+    state, words = _state(position)
+    return GroupFacts(
+        group_id=site.masking.digest(position.group_id) if is_masked else position.group_id,
+        is_masked=is_masked,
+        state=state,
+        words=words,
+        seen=position.seen,
+        highest=position.highest,
+        last=position.last_sequence,
+        next_sequence=position.next_sequence,
+        missing=tuple(position.missing[:_RANGES_LISTED]),
+        missing_count=len(position.missing),
+        href=href,
+    )
+
+
+def _is_masked(site: Site, definitions: Sequence[KeyDefinition]) -> bool:
+    return any(each.name == GROUP_KEY.name and site.masking.is_masked(each) for each in definitions)
+
+
+def _is_unsound(position: GroupPosition) -> bool:
+    """A duplicate is no contradiction: the first counts."""
+    return any(each is not Anomaly.DUPLICATE for each in position.anomalies)
+
+
+def _state(position: GroupPosition) -> tuple[Literal["complete", "incomplete", "unsound", "none"], str]:
+    wrong = "; ".join(_WRONG[each] for each in position.anomalies)
+    if not position.seen and not position.anomalies:
+        return "none", "nothing of it is there"
+    if _is_unsound(position):
+        return "unsound", wrong
+    if position.is_complete:
+        return "complete", f"complete; {wrong}" if wrong else "complete"
+    lacking = "the last message is not there" if position.last_sequence is None else ""
+    if position.missing:
+        lacking = "; ".join(filter(None, ("numbers are missing", lacking)))
+    return "incomplete", "; ".join(filter(None, (lacking, wrong)))
+
+
+async def _recorded_by_key(site: Site, streams: tuple[str, ...]) -> GroupPage:
+    """A page without groups, which says what is not recorded by the key of groups."""
+    return await site.relations._newest_groups(streams or None, limit=0)
+
+
+def _is_much(recorded: GroupPage) -> bool:
+    return sum(each.stop - each.start for each in recorded.unrecorded) > UNRECORDED_READ
+
+
+@contextmanager
+def _key_defined() -> Iterator[None]:
+    """Says how the key of groups is defined, where it is not."""
+    try:
+        yield
+    except KeyNotDefined as error:
+        raise Refused(Problem(404, "key_not_defined", str(error), _DEFINE)) from error
+
+
+async def _id_at(site: Site, place: MessageId) -> str:
+    message = await site.relations.read(*place)
+    number = membership(message.headers)
+    if number is None:
+        raise InvalidInput(f"the message {message.id} is in no group")
+    return number.group_id
+
+
+# --- groups ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsAsked:
-    """Which groups, page by page."""
+    """Which groups."""
 
     show: Annotated[
         str, Parameter("Those that are not whole; or all, the newest first.", choices=("unfinished", "all"))
@@ -60,8 +171,8 @@ class GroupsAsked:
             most=3650 * _DAY_S,
         ),
     ] = 3_600
-    limit: Annotated[int, Parameter("Groups of a page.", least=1, most=500)] = 50
-    cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
+    limit: Annotated[int, Parameter("Groups at most.", least=1, most=500)] = 500
+    cursor: Annotated[str, Parameter("Of all groups: `next` of the page before.")] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,54 +182,22 @@ class GroupRow:
     group: GroupFacts
     first_seen: datetime | None
     last_seen: datetime | None
-    places: tuple[Place, ...]
+    places: tuple[MessageId, ...]
     places_count: int
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMember:
-    """A member of a consumer, and how many groups it has claimed."""
-
-    holder: str
-    claimed: int
-    is_alive: bool
-    lease_expires_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class GroupsByState:
-    """How many groups a consumer knows in a state: open (not complete), ready, claimed, done, dead."""
-
-    state: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class GroupConsumerRow:
-    """A consumer that shares groups; `error` says why no more is known of it. `lag_offsets` is of all its streams."""
+    """A consumer that shares groups; `error` says why no more is known of it."""
 
     name: str
     error: str
-    counts: tuple[GroupsByState, ...]
-    oldest_waiting_at: datetime | None
-    oldest_open_at: datetime | None
-    lag_offsets: int
-    members: tuple[GroupMember, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Unrecorded:
-    """Offsets from `start` to before `stop` of a stream that are not recorded by the key of groups."""
-
-    stream: str
-    start: int
-    stop: int
-    href: str
+    status: GroupConsumerStatus | None
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsAnswer:
-    """A page of groups: all, the newest first; or those that are not whole, with how many there are.
+    """A page of groups, all, the newest first; or those that are not whole, with how many there are.
 
     Of those that are not whole the incomplete ones come first, then the unsound ones, the oldest first of each.
     What is told is as recorded where there is much that is not: the first twenty such parts are `unrecorded`, of
@@ -130,38 +209,39 @@ class GroupsAnswer:
     incomplete: int | None
     unsound: int | None
     older_s: int
-    unrecorded: tuple[Unrecorded, ...]
+    unrecorded: tuple[Uncovered, ...]
     unrecorded_count: int
     consumers: tuple[GroupConsumerRow, ...]
     consumers_count: int
     next: str | None
-    next_href: str | None
-    took_ms: float
 
 
+@endpoint(
+    "/groups",
+    "Message groups that are not whole and what they lack, or all of them; and the consumers that share groups.",
+    template="groups.html",
+    page="groups",
+    empty="key_not_defined",
+    narrower=_NARROWER,
+)
 async def groups(site: Site, asked: GroupsAsked) -> GroupsAnswer:
     """Answer one page."""
-    began = time.perf_counter()
     definitions = await site.keys()
-    with answered(site):
-        page, cursor, recorded, counts = await (_newest if asked.show == "all" else _unfinished)(site, asked)
+    with _key_defined():
+        found = await (_newest if asked.show == "all" else _unfinished)(site, asked)
+    page, cursor, recorded, counts = found
     unrecorded = () if recorded is None else recorded.unrecorded
-    names, consumers = await _consumers(site)
+    names = await site.relations.group_consumers()
     return GroupsAnswer(
         groups=tuple(_group_row(site, definitions, each) for each in page),
         incomplete=None if counts is None else counts[0],
         unsound=None if counts is None else counts[1],
         older_s=asked.older_s,
-        unrecorded=tuple(
-            Unrecorded(each.stream, each.start, each.stop, site.links.stream(each.stream))
-            for each in unrecorded[:_RANGES_LISTED]
-        ),
+        unrecorded=unrecorded[:_RANGES_LISTED],
         unrecorded_count=len(unrecorded),
-        consumers=consumers,
-        consumers_count=names,
+        consumers=await _consumers(site, names[:CONSUMERS_LISTED]),
+        consumers_count=len(names),
         next=cursor,
-        next_href=cursor and site.links.asked("/groups", replace(asked, cursor=cursor)),
-        took_ms=ms_since(began),
     )
 
 
@@ -174,10 +254,10 @@ async def _newest(site: Site, asked: GroupsAsked) -> _Page:
     before = None
     if after is not None:
         group_id, stream, offset = after
-        before = group_id or await id_at(site, MessageId(stream, offset))
+        before = group_id or await _id_at(site, MessageId(stream, offset))
     found = await site.relations._newest_groups(asked.stream or None, before=before, limit=asked.limit)
     cursor = None
-    if found.next is not None and not await _is_masked(site):
+    if found.next is not None and not _is_masked(site, await site.keys()):
         cursor = cursor_of(found.next, "", 0)
     elif found.next is not None and found.groups:
         # An id that is secret is none of a link: the last group goes by a message.
@@ -186,78 +266,114 @@ async def _newest(site: Site, asked: GroupsAsked) -> _Page:
 
 
 async def _unfinished(site: Site, asked: GroupsAsked) -> _Page:
-    after = read_cursor(asked.cursor, int, str, str, int)
-    recorded = await recorded_by_key(site, asked.stream)
-    complete = not is_much(recorded)
+    recorded = await _recorded_by_key(site, asked.stream)
+    complete = not _is_much(recorded)
     ask = partial(site.relations.incomplete_groups, asked.stream or None, older_than=asked.older_s, complete=complete)
     with within(site.options.timeout_s):
         reports = await site.lately(("groups", asked.stream, asked.older_s, complete), GROUPS_KEPT_S, ask)
-    found = sorted(((_rank(each), each) for each in reports), key=lambda each: each[0])
-    left = [each for each in found if after is None or each[0] > tuple(after)]
-    page = left[: asked.limit]
-    cursor = cursor_of(*page[-1][0]) if len(left) > len(page) else None
-    unsound = sum(is_unsound(each.position) for each in reports)
-    told = None if complete else recorded
-    return [each for _, each in page], cursor, told, (len(reports) - unsound, unsound)
+    unsound = sum(_is_unsound(each.position) for each in reports)
+    page = sorted(reports, key=_rank)[: asked.limit]
+    return page, None, None if complete else recorded, (len(reports) - unsound, unsound)
 
 
-async def _is_masked(site: Site) -> bool:
-    return any(each.name == GROUP_KEY.name and site.masking.is_masked(each) for each in await site.keys())
-
-
-def _rank(report: GroupReport) -> tuple[int, str, str, int]:
+def _rank(report: GroupReport) -> tuple[bool, datetime, MessageId]:
     """A group's place in the list; one without a time counts as old."""
-    first = "" if report.first_seen is None else report.first_seen.astimezone(UTC).isoformat(timespec="microseconds")
-    place = report.places[0] if report.places else MessageId("", 0)
-    return int(is_unsound(report.position)), first, place.stream, place.offset
+    first = report.first_seen or datetime.min.replace(tzinfo=UTC)
+    return _is_unsound(report.position), first, report.places[0] if report.places else MessageId("", 0)
 
 
 def _group_row(site: Site, definitions: Sequence[KeyDefinition], report: GroupReport) -> GroupRow:
     place = report.places[0] if report.places else None
     return GroupRow(
-        group=group_facts(site, definitions, report.position, place),
+        group=_facts(site, definitions, report.position, place),
         first_seen=report.first_seen,
         last_seen=report.last_seen,
-        places=tuple(Place(*each, site.links.message(*each)) for each in report.places[:_PLACES_LISTED]),
+        places=report.places[:_PLACES_LISTED],
         places_count=len(report.places),
     )
 
 
-async def _consumers(site: Site) -> tuple[int, tuple[GroupConsumerRow, ...]]:
-    names = await site.relations.group_consumers()
+async def _consumers(site: Site, names: Sequence[str]) -> tuple[GroupConsumerRow, ...]:
     rows = []
     with within(CONSUMERS_S):
-        for name in names[:CONSUMERS_LISTED]:
+        for name in names:
             ask = partial(site.relations.group_consumer_status, name)
             try:
-                rows.append(_consumer_row(await site.lately(("group consumer", name), GROUPS_KEPT_S, ask)))
+                status = await site.lately(("group consumer", name), GROUPS_KEPT_S, ask)
+                rows.append(GroupConsumerRow(name, "", status))
             except RelatumError as error:
-                rows.append(GroupConsumerRow(name, words_of(site, error), (), None, None, 0, ()))
-    return len(names), tuple(rows)
+                rows.append(GroupConsumerRow(name, words_of(site, error), None))
+    return tuple(rows)
 
 
-def _consumer_row(status: GroupConsumerStatus) -> GroupConsumerRow:
-    return GroupConsumerRow(
-        name=status.consumer,
-        error="",
-        counts=tuple(GroupsByState(*each) for each in status.counts.items()),
-        oldest_waiting_at=status.oldest_waiting_at,
-        oldest_open_at=status.oldest_open_at,
-        lag_offsets=sum(each.lag_offsets or 0 for each in status.sources),
-        members=tuple(
-            GroupMember(each.holder, each.claimed, each.is_alive, each.lease_expires_at) for each in status.members
-        ),
-    )
+# --- one group --------------------------------------------------------------------------------------------
 
 
-GROUPS = Endpoint(
-    "/groups",
-    "Message groups that are not whole and what they lack, or all of them; and the consumers that share groups.",
-    GroupsAsked,
-    GroupsAnswer,
-    groups,
-    template="groups.html",
+@dataclass(frozen=True, slots=True)
+class GroupAsked:
+    """Which group, and from which number on."""
+
+    id: Annotated[str, Parameter("Its id, 48 hexadecimal digits.")] = ""
+    of_stream: Annotated[str, Parameter("Instead of an id: the stream of a message of the group …")] = ""
+    of_offset: Annotated[int | None, Parameter("… and its offset.")] = None
+    limit: Annotated[int, Parameter("Messages of a page.", least=1, most=1_000)] = 100
+    cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMessage:
+    """A message of a group, with its number."""
+
+    sequence: int
+    is_last: bool
+    is_duplicate: bool
+    message: MessageRow
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAnswer:
+    """A group, and a page of its messages by number; `expired` is where some lay that retention has taken."""
+
+    group: GroupFacts
+    results: tuple[GroupMessage, ...]
+    expired: tuple[MessageId, ...]
+    is_proven: bool
+    next: str | None
+
+
+@endpoint(
+    "/groups/group",
+    "A message group, with its messages by number.",
+    template="group.html",
     page="groups",
-    empty="key_not_defined",
-    narrower=NARROWER,
+    narrower=_NARROWER,
 )
+async def group(site: Site, asked: GroupAsked) -> GroupAnswer:
+    """Answer one page."""
+    definitions = await site.keys()
+    after = read_cursor(asked.cursor, int, str, int)
+    place = None if asked.of_offset is None else MessageId(asked.of_stream, asked.of_offset)
+    with _key_defined():
+        if not asked.id and place is None:
+            raise InvalidInput("id is missing: the group's id, 48 hexadecimal digits")
+        group_id = asked.id if place is None else await _id_at(site, place)
+        complete = not _is_much(await _recorded_by_key(site, ()))
+        found = await site.relations.group(group_id, complete=complete)
+    numbered = []
+    for each, is_duplicate in (*((each, False) for each in found), *((each, True) for each in found.duplicates)):
+        number = membership(each.headers)
+        assert number is not None, "it is in a group"
+        numbered.append(((number.sequence, *each.id), number.last, is_duplicate, each))
+    numbered.sort(key=lambda each: each[0])
+    left = [each for each in numbered if after is None or each[0] > tuple(after)]
+    page = left[: asked.limit]
+    return GroupAnswer(
+        group=_facts(site, definitions, found.position, place or (numbered[0][3].id if numbered else None)),
+        results=tuple(
+            GroupMessage(key[0], is_last, is_duplicate, message_row(site, definitions, each))
+            for key, is_last, is_duplicate, each in page
+        ),
+        expired=found.expired[:_EXPIRED_LISTED],
+        is_proven=found.position.is_proven,
+        next=cursor_of(*page[-1][0]) if len(left) > len(page) else None,
+    )

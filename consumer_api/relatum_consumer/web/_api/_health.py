@@ -2,14 +2,10 @@
 
 from dataclasses import dataclass
 
-from relatum_consumer.web._endpoint import Endpoint
+from relatum_consumer.web._endpoint import endpoint
+from relatum_consumer.web._parameters import Nothing
 from relatum_consumer.web._problems import Problem, Refused
 from relatum_consumer.web._site import Site
-
-
-@dataclass(frozen=True, slots=True)
-class HealthAsked:
-    """Nothing is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +15,11 @@ class HealthAnswer:
     is_well: bool
 
 
-async def health(site: Site, _: HealthAsked) -> HealthAnswer:
+@endpoint("/health", "Whether the database and the broker answer.")
+async def health(site: Site, _: Nothing) -> HealthAnswer:
     """Ask both."""
     away = await site.away(now=True)
     if away:
         wrong = "; ".join(f"{each.name} does not answer: {each.error}" for each in away)
         raise Refused(Problem(503, "not_well", wrong, "It may pass: ask again.", {"Retry-After": "1"}))
     return HealthAnswer(is_well=True)
-
-
-HEALTH = Endpoint("/health", "Whether the database and the broker answer.", HealthAsked, HealthAnswer, health)

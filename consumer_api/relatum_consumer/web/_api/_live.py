@@ -1,19 +1,20 @@
-"""Live: the recorded messages that arrived last."""
+"""What is new: the recorded messages that arrived last, and the newest message of some streams."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Final
 
-from relatum.errors import InvalidInput, KeyNotDefined, NotFound
+import anyio
+
+from relatum.errors import InvalidInput, KeyNotDefined, NotFound, RelatumError
 from relatum.keys import InvalidValue, KeyDefinition, described
 from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording import RecordedEnd
 from relatum_consumer.web._api._shown import MessageRow, message_row
-from relatum_consumer.web._endpoint import Endpoint, ms_since
-from relatum_consumer.web._parameters import Parameter
+from relatum_consumer.web._endpoint import PATIENCE_S, endpoint
+from relatum_consumer.web._parameters import Nothing, Parameter
 from relatum_consumer.web._site import KEPT_S, Site
 
 STREAMS_LOOKED: Final = 20
@@ -44,16 +45,15 @@ class LiveAnswer:
     results: tuple[MessageRow, ...]
     streams: tuple[str, ...]
     streams_count: int
-    took_ms: float
 
 
+@endpoint("/live", "The recorded messages that arrived last.", template="live.html", page="live")
 async def live(site: Site, asked: LiveAsked) -> LiveAnswer:
     """The latest messages, read once for all who look at the same."""
     return await site.lately(("live", asked), KEPT_S, partial(_live, site, asked))
 
 
 async def _live(site: Site, asked: LiveAsked) -> LiveAnswer:
-    began = time.perf_counter()
     definitions = await site.keys()
     definition, value = _wanted(definitions, asked)
     ends = await site.recorded_ends(asked.stream)
@@ -65,7 +65,6 @@ async def _live(site: Site, asked: LiveAsked) -> LiveAnswer:
         results=tuple(message_row(site, definitions, message) for message in found[: asked.limit]),
         streams=tuple(end.stream for end in looked),
         streams_count=len(ends),
-        took_ms=ms_since(began),
     )
 
 
@@ -110,12 +109,39 @@ async def _latest(site: Site, end: RecordedEnd) -> list[Message]:
     return messages if is_same else []
 
 
-LIVE: Final = Endpoint(
-    "/live",
-    "The recorded messages that arrived last.",
-    LiveAsked,
-    LiveAnswer,
-    live,
-    template="live.html",
-    page="live",
-)
+# --- where to begin ---------------------------------------------------------------------------------------
+
+STREAMS_SHOWN: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class LatestAnswer:
+    """The newest message of each of the first six recorded streams; `unread` names those that could not be read now."""
+
+    messages: tuple[MessageRow, ...]
+    unread: tuple[str, ...]
+
+
+@endpoint("/latest", "The newest message of some streams, with their keys: where to begin.")
+async def latest(site: Site, _: Nothing) -> LatestAnswer:
+    """Read them."""
+    found: dict[str, Message | None] = {}
+
+    async def read(stream: str) -> None:
+        try:
+            last = (await (await site.reader()).bounds(stream)).last
+            found[stream] = None if last is None else await site.relations.read(stream, last)
+        except RelatumError:
+            pass
+
+    definitions = await site.keys()
+    names = (await site.relations.streams())[:STREAMS_SHOWN]
+    with anyio.move_on_after(PATIENCE_S):
+        async with anyio.create_task_group() as group:
+            for name in names:
+                group.start_soon(read, name)
+    newest = [each for name in names if (each := found.get(name)) is not None]
+    return LatestAnswer(
+        tuple(message_row(site, definitions, each) for each in newest),
+        tuple(name for name in names if name not in found),
+    )

@@ -1,22 +1,23 @@
 """A message: headers, properties, body, what belongs to it by each key, and its neighbours in the stream."""
 
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated, Final, Literal
 
 import anyio
+from starlette.responses import Response
 
 from relatum.errors import RelatumError
 from relatum.keys import KeyDefinition
 from relatum.membership import membership
+from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message
 from relatum.terminal import size_text
 from relatum_consumer.web._api._collectors import message_id_of, outcome_of
-from relatum_consumer.web._api._neighbours import Neighbour, following, preceding
 from relatum_consumer.web._api._shown import (
     KeyValue,
     MessageRow,
@@ -37,8 +38,10 @@ from relatum_consumer.web._bodies import (
     text_of,
     tree,
 )
-from relatum_consumer.web._endpoint import Endpoint, Known, ms_since, words_of
+from relatum_consumer.web._documents import FOR_PAGES, copied
+from relatum_consumer.web._endpoint import Known, endpoint, file_of, words_of
 from relatum_consumer.web._parameters import Parameter
+from relatum_consumer.web._problems import Problem, Refused
 from relatum_consumer.web._site import Site
 from relatum_consumer.web._traces_elsewhere import trace_href
 
@@ -49,6 +52,9 @@ NEAREST_SHOWN: Final = 2
 """Of those, messages of each part: of other streams and of its own, each earlier and later."""
 
 _ASKED_AT_ONCE: Final = 4
+
+_STRIDES: Final = (1, 16, 256, 4_096)
+"""How far before a message its neighbour is looked for, in offsets: streams have gaps, mostly small ones."""
 
 STREAMS_ASKED_MAX: Final = 50
 """Other streams up to which they are asked for apart."""
@@ -62,15 +68,6 @@ Where = Literal["elsewhere", "earlier", "later"]
 class MessageAsked:
     """Which message, and how its body is shown."""
 
-    stream: Annotated[str, Parameter("The stream.", in_path=True)]
-    offset: Annotated[int, Parameter("Its offset.", least=0, in_path=True)]
-    view: Annotated[str, Parameter("How the body is shown.", choices=("json", "text", "hex", "image"))] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class MessageAskedByQuery:
-    """The same, for a form: which message, and how its body is shown."""
-
     stream: Annotated[str, Parameter("The stream.")]
     offset: Annotated[int, Parameter("Its offset.", least=0)]
     view: Annotated[str, Parameter("How the body is shown.", choices=("json", "text", "hex", "image"))] = ""
@@ -82,14 +79,13 @@ class Body:
 
     kind: BodyKind
     bytes: int
-    view: str
-    views: tuple[str, ...]
-    is_cut: bool
-    text: str
-    hex: tuple[str, ...]
-    json: Node | None
-    image_type: str | None
-    href: str
+    view: str = ""
+    views: tuple[str, ...] = ()
+    is_cut: bool = False
+    text: str = ""
+    hex: tuple[str, ...] = ()
+    json: Node | None = None
+    image_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,109 +111,107 @@ class RelatedByKey:
 
 
 @dataclass(frozen=True, slots=True)
-class OutcomeLink:
-    """The state of the message in the collectors that took it, the least advanced, and the page that has all of it."""
-
-    state: str
-    href: str
-
-
-@dataclass(frozen=True, slots=True)
-class MessageAnswer:
-    """A message.
-
-    `chunk_time` is when the broker wrote it. `trace_href` leads to another page, `group_href` to
-    the group that it is in, `outcome` to what became of it in a collector; None where there is none.
-    """
+class MessageFacts:
+    """A message. `previous_offset` and `next_offset` are its neighbours in the stream: offsets have gaps."""
 
     stream: str
     offset: int
-    href: str
-    stream_href: str
     time: datetime | None
     time_source: str
-    chunk_time: datetime | None
+    keys: tuple[KeyValue, ...]
     headers: tuple[Named, ...]
     properties: tuple[Named, ...]
+    previous_offset: int | None
+    next_offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAnswer(MessageFacts):
+    """A message, and what belongs to it by each key.
+
+    `chunk_time` is when the broker wrote it, `outcome` its state in the collectors that took it, the least advanced;
+    None where none did.
+    """
+
+    chunk_time: datetime | None
     body: Body
-    keys: tuple[KeyValue, ...]
     related: tuple[RelatedByKey, ...]
-    trace_href: str | None
-    group_href: str | None
-    outcome: OutcomeLink | None
-    previous: Neighbour | None
-    next: Neighbour | None
-    took_ms: float
+    is_in_group: bool
+    outcome: OutcomeStatus | None
+    trace_href: str | None = field(metadata=FOR_PAGES)
 
 
-async def message(site: Site, asked: MessageAsked | MessageAskedByQuery) -> MessageAnswer:
+async def facts_of(site: Site, definitions: Sequence[KeyDefinition], found: Message) -> MessageFacts:
+    """A message without its body."""
+    beside: list[int | None] = [None, None]
+
+    async def step(place: int, look: Callable[[Site, Message], Awaitable[int | None]]) -> None:
+        beside[place] = await look(site, found)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(step, 0, _preceding)
+        group.start_soon(step, 1, _following)
+    return MessageFacts(
+        stream=found.stream,
+        offset=found.offset,
+        time=found.time,
+        time_source=found.time_source.value,
+        keys=key_values(site, definitions, found),
+        headers=named_values(site, "header", dict(found.headers)),
+        properties=named_values(site, "property", properties_of(found)),
+        previous_offset=beside[0],
+        next_offset=beside[1],
+    )
+
+
+async def message(site: Site, asked: MessageAsked) -> MessageAnswer:
     """Read a message, and look for what belongs to it."""
-    began = time.perf_counter()
     found = await site.relations.read(asked.stream, asked.offset)
     definitions = await site.keys_last_known()
-    keys = key_values(site, definitions, found)
     # Once for each key, whose values are all asked for.
-    sought = list({key.key: key for key in reversed(keys)}.values())[::-1]
-    related: list[RelatedByKey | None] = [None] * len(sought)
-    beside: list[Neighbour | None] = [None, None]
-    became: list[OutcomeLink | None] = []
+    sought = list({key.key: key for key in reversed(key_values(site, definitions, found))}.values())[::-1]
+    related: list[RelatedByKey] = []
+    became: list[OutcomeStatus | None] = []
+    facts: list[MessageFacts] = []
     limiter = anyio.CapacityLimiter(_ASKED_AT_ONCE)
 
-    async def look(place: int, key: KeyValue) -> None:
+    async def look(key: KeyValue) -> None:
         async with limiter:
-            related[place] = await _related(site, definitions, found, key)
-
-    async def step(place: int) -> None:
-        beside[place] = await (following(site, found) if place else preceding(site, found))
+            related.append(await _related(site, definitions, found, key))
 
     async def collect() -> None:
         became.append(await _became(site, found))
 
+    async def tell() -> None:
+        facts.append(await facts_of(site, definitions, found))
+
     async with anyio.create_task_group() as group:
-        for place, key in enumerate(sought):
-            group.start_soon(look, place, key)
+        for key in sought:
+            group.start_soon(look, key)
         group.start_soon(collect)
-        group.start_soon(step, 0)
-        group.start_soon(step, 1)
-    return MessageAnswer(
-        stream=found.stream,
-        offset=found.offset,
-        href=site.links.message(found.stream, found.offset),
-        stream_href=site.links.stream(found.stream),
-        time=found.time,
-        time_source=found.time_source.value,
+        group.start_soon(tell)
+    # What few share says more.
+    related.sort(key=lambda each: (each.has_more, sought.index(each.key)))
+    return copied(
+        MessageAnswer,
+        facts[0],
         chunk_time=None if found.chunk_ms is None else datetime.fromtimestamp(found.chunk_ms / 1000, UTC),
-        headers=named_values(site, "header", dict(found.headers)),
-        properties=named_values(site, "property", properties_of(found)),
         body=_body(site, found, asked.view),
-        keys=keys,
-        # What few share says more.
-        related=tuple(sorted((each for each in related if each is not None), key=lambda each: each.has_more)),
-        trace_href=trace_href(site.options.trace_url, site.masking, found),
-        group_href=None if membership(found.headers) is None else _group_href(site, found),
+        related=tuple(related),
+        is_in_group=membership(found.headers) is not None,
         outcome=became[0],
-        previous=beside[0],
-        next=beside[1],
-        took_ms=ms_since(began),
+        trace_href=trace_href(site.options.trace_url, site.masking, found),
     )
 
 
-def _group_href(site: Site, found: Message) -> str:
-    """By the message: the group's id may be masked."""
-    return site.links.to("/groups/group", of_stream=found.stream, of_offset=str(found.offset))
-
-
-async def _became(site: Site, found: Message) -> OutcomeLink | None:
+async def _became(site: Site, found: Message) -> OutcomeStatus | None:
     """What collectors made of the message, another one of the same id aside; where nobody can say, nothing is said."""
     try:
         outcome = await site.in_thread(partial(outcome_of, site, message_id_of(found)))
     except RelatumError:
         return None
-    at = next((each for each in (outcome, *outcome.others) if (each.stream, each.offset) == tuple(found.id)), None)
-    if at is None:
-        return None
-    href = site.links.to("/collectors/outcome", of_stream=found.stream, of_offset=str(found.offset))
-    return OutcomeLink(at.status.value, href)
+    both = (outcome, *outcome.others)
+    return next((each.status for each in both if (each.stream, each.offset) == tuple(found.id)), None)
 
 
 async def _related(site: Site, definitions: Sequence[KeyDefinition], found: Message, key: KeyValue) -> RelatedByKey:
@@ -284,9 +278,9 @@ def _distance_us(one: Message, other: Message) -> int:
 
 
 def _body(site: Site, found: Message, view: str) -> Body:
-    body, href = found.body, site.links.message(found.stream, found.offset, "body")
+    body = found.body
     if site.masking.hides_body(found):
-        return Body("masked", len(body), "", (), False, "", (), None, None, "")
+        return Body("masked", len(body))
     kind = kind_of(body)
     text = text_of(body)
     fits = {
@@ -297,26 +291,21 @@ def _body(site: Site, found: Message, view: str) -> Body:
     }
     views = tuple(name for name, is_fit in fits.items() if is_fit)
     chosen = view if view in views else (views[0] if views else "")
-    shown = Body(kind, len(body), chosen, views, False, "", (), None, image_type(body), href)
-    if chosen == "json":
-        parsed = tree(body)
-        # More than a tree is good for.
-        return _as_text(replace(shown, view="text"), text or "") if parsed is None else replace(shown, json=parsed)
-    if chosen == "text":
-        return _as_text(shown, text or "")
+    shown = Body(kind, len(body), chosen, views, image_type=image_type(body))
+    parsed = tree(body) if chosen == "json" else None
+    if parsed is not None:
+        return replace(shown, json=parsed)
     if chosen == "hex":
         lines = tuple(hex_lines(body))
         return replace(shown, hex=lines, is_cut=16 * len(lines) < len(body))
+    if chosen in ("text", "json"):
+        # JSON may be more than a tree is good for; and HTML has no NUL.
+        visible = (text or "")[:TEXT_CHARACTERS_MAX].replace("\0", "⟨0⟩")
+        return replace(shown, view="text", text=visible, is_cut=len(text or "") > TEXT_CHARACTERS_MAX)
     return shown
 
 
-def _as_text(shown: Body, text: str) -> Body:
-    # HTML has no NUL.
-    visible = text[:TEXT_CHARACTERS_MAX].replace("\0", "⟨0⟩")
-    return replace(shown, text=visible, is_cut=len(text) > TEXT_CHARACTERS_MAX)
-
-
-async def _known(site: Site, asked: MessageAsked | MessageAskedByQuery) -> tuple[Known, ...]:
+async def _known(site: Site, asked: MessageAsked) -> tuple[Known, ...]:
     """What one server knows of a message without the other."""
     if not site.servers.broker.error:
         found = await site.relations.read(asked.stream, asked.offset)
@@ -333,17 +322,67 @@ async def _known(site: Site, asked: MessageAsked | MessageAskedByQuery) -> tuple
     return tuple(facts) or ((f"Nothing is recorded of {asked.stream}.", None),)
 
 
-_SUMMARY: Final = "A message, with what belongs to it by each key."
+async def _following(site: Site, found: Message) -> int | None:
+    """The message after it, where the stream has one; None also where nobody can say now."""
+    try:
+        reader = await site.reader()
+        async with aclosing(reader.iterate(found.stream, found.offset + 1)) as later:
+            async for each in later:
+                return each.offset
+    except RelatumError:
+        pass
+    return None
 
-MESSAGE = Endpoint(
-    "/streams/{stream:name}/{offset:offset}",
-    _SUMMARY,
-    MessageAsked,
-    MessageAnswer,
-    message,
+
+async def _preceding(site: Site, found: Message) -> int | None:
+    """The message before it. Offsets have gaps: where the one before is none, those before that are read."""
+    try:
+        reader = await site.reader()
+        for stride in _STRIDES:
+            start = max(0, found.offset - stride)
+            before = await reader.scan(found.stream, start, found.offset, lambda each: each.offset)
+            if before:
+                return max(before)
+            if start == 0:
+                break
+    except RelatumError:
+        pass
+    return None
+
+
+# --- its body as a file -----------------------------------------------------------------------------------
+
+_MASKED: Final = Problem(403, "bodies_masked", "this body is not shown here", "Who set up the page can allow it.")
+_NO_IMAGE: Final = Problem(404, "no_image", "this body is no image of a kind that is shown", "Download it instead.")
+
+
+async def _body_file(site: Site, asked: MessageAsked) -> Response:
+    # No part of the stream's name: it may be anything.
+    name = f"message-{asked.offset}.bin"
+    return file_of(await _shown_body(site, asked), "application/octet-stream", name)
+
+
+async def _image(site: Site, asked: MessageAsked) -> Response:
+    body = await _shown_body(site, asked)
+    kind = image_type(body)
+    if kind is None:
+        raise Refused(_NO_IMAGE)
+    return file_of(body, kind)
+
+
+async def _shown_body(site: Site, asked: MessageAsked) -> bytes:
+    await site.keys()
+    found = await site.relations.read(asked.stream, asked.offset)
+    if site.masking.hides_body(found):
+        raise Refused(_MASKED)
+    return found.body
+
+
+endpoint(
+    "/message",
+    "A message, with what belongs to it by each key.",
     template="message.html",
     page="message",
     known=_known,
-)
-
-MESSAGE_BY_QUERY = replace(MESSAGE, path="/message", asked=MessageAskedByQuery)
+    files={"body": _body_file, "image": _image},
+)(message)

@@ -1,21 +1,22 @@
 """What is missing: expectations with their counts, and of one the messages that nothing has followed in time."""
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import anyio
 
 from relatum.errors import InvalidInput, RelatumError, Transient
+from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.waiting import within
 from relatum_consumer.expectations import Expectation, Finding, MissingReport, Unmet, Why
-from relatum_consumer.web._api._cursors import cursor_of, read_cursor
-from relatum_consumer.web._api._shown import KeyValue, Place, first_of, key_value
-from relatum_consumer.web._endpoint import Endpoint, ms_since, words_of
+from relatum_consumer.web._api._cursors import WRONG_CURSOR, cursor_of, read_cursor
+from relatum_consumer.web._api._shown import KeyValue, key_value
+from relatum_consumer.web._documents import copied
+from relatum_consumer.web._endpoint import endpoint, words_of
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 
@@ -63,12 +64,9 @@ class ExpectationRow:
     """
 
     name: str
-    href: str
     of: str
-    of_href: str
     by: str
     follows: str
-    follows_href: str
     within_s: float
     grace_s: float
     status: Literal["found", "absent", "not_recorded_yet", "unproven", "failed"]
@@ -88,13 +86,16 @@ class MissingAnswer:
     total: int
     span: str
     next: str | None
-    next_href: str | None
-    took_ms: float
 
 
+@endpoint(
+    "/missing",
+    "The expectations, and how many messages were not followed as they say.",
+    template="missing.html",
+    page="missing",
+)
 async def missing(site: Site, asked: MissingAsked) -> MissingAnswer:
     """Answer one page, with counts as far as they are had in time."""
-    began = time.perf_counter()
     after = read_cursor(asked.cursor, str)
     defined = await site.relations.expectations()
     following = [each for each in defined if after is None or each.name > after[0]]
@@ -110,14 +111,11 @@ async def missing(site: Site, asked: MissingAsked) -> MissingAnswer:
         async with anyio.create_task_group() as group:
             for place in range(len(page)):
                 group.start_soon(count, place)
-    cursor = cursor_of(page[-1].name) if len(following) > len(page) else None
     return MissingAnswer(
         expectations=tuple(row for row in rows if row is not None),
         total=len(defined),
         span=asked.span,
-        next=cursor,
-        next_href=cursor and site.links.asked("/missing", replace(asked, cursor=cursor)),
-        took_ms=ms_since(began),
+        next=cursor_of(page[-1].name) if len(following) > len(page) else None,
     )
 
 
@@ -129,28 +127,20 @@ async def _counted(site: Site, expectation: Expectation, span: str) -> Expectati
     except RelatumError as error:
         is_late = isinstance(error, Transient) and not site.servers.away
         words = f"not counted in time. {_TOO_LONG}" if is_late else f"not counted: {words_of(site, error)}"
-        return _row(site, expectation, span, None, words)
-    return _row(site, expectation, span, report, report.words)
+        return _row(expectation, None, words)
+    return _row(expectation, report, report.words)
 
 
-def _row(site: Site, expectation: Expectation, span: str, report: MissingReport | None, words: str) -> ExpectationRow:
-    return ExpectationRow(
-        name=expectation.name,
-        href=_href(site, ExpectationAsked(expectation.name, span=span)),
-        of=expectation.of,
-        of_href=site.links.stream(expectation.of),
-        by=expectation.by,
-        follows=expectation.follows,
-        follows_href=site.links.stream(expectation.follows),
-        within_s=expectation.within_s,
-        grace_s=expectation.grace_s,
-        status="failed" if report is None else report.status.value,  # type: ignore[arg-type]
+def _row(expectation: Expectation, report: MissingReport | None, words: str) -> ExpectationRow:
+    counts = {each: None if report is None else getattr(report, f"{each}_count") for each in _FINDINGS}
+    return copied(
+        ExpectationRow,
+        expectation,
+        status="failed" if report is None else report.status.value,
         words=words,
         is_early=report is not None and report.is_early,
         checked=None if report is None else report.checked,
-        missing=None if report is None else report.missing_count,
-        late=None if report is None else report.late_count,
-        not_known=None if report is None else report.not_known_count,
+        **counts,
     )
 
 
@@ -185,31 +175,18 @@ class ExpectationAsked:
 
 @dataclass(frozen=True, slots=True)
 class UnmetRow:
-    """A message that, as far as is known, nothing has followed in time.
+    """A message that, as far as is known, nothing has followed in time; `why` says why that is not known."""
 
-    `why` is not_due, behind or unproven where it is not known, else empty. `key` leads to all that share its value.
-    """
-
-    finding: Literal["late", "missing", "not_known"]
-    why: Literal["", "not_due", "behind", "unproven"]
+    finding: Finding
+    why: Why | None
     words: str
     key: KeyValue
     stream: str
     offset: int
-    href: str
     time: datetime
     due: datetime
-    came: Place | None
+    came: MessageId | None
     came_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class FindingCount:
-    """How many messages of a span there are of a finding, and the page that lists them."""
-
-    finding: Literal["late", "missing", "not_known"]
-    count: int
-    href: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,87 +199,74 @@ class ExpectationAnswer:
     expectation: ExpectationRow
     since: datetime
     until: datetime
-    finding: Literal["late", "missing", "not_known"]
-    counts: tuple[FindingCount, ...]
+    finding: Finding
     without_value: int
     unreadable: int
     unattended: tuple[str, ...]
     results: tuple[UnmetRow, ...]
     next: str | None
-    next_href: str | None
-    took_ms: float
 
 
+@endpoint(
+    "/missing/expectation",
+    "The messages that nothing has followed in time: missing, late, or not known.",
+    template="expectation.html",
+    page="missing",
+    narrower=_TOO_LONG,
+)
 async def expectation(site: Site, asked: ExpectationAsked) -> ExpectationAnswer:
     """Answer one page."""
-    began = time.perf_counter()
     if not asked.name:
         raise InvalidInput("name is missing: the name of the expectation")
-    after = _Cursor.read(asked.cursor)
+    after = _cursor(asked.cursor)
     definitions = await site.keys()
     report = await _report(site, asked, after)
     finding = Finding(after.finding if after else asked.finding or _first(report))
-    shown = [each for each in getattr(report, finding) if after is None or (each.time, *each.id) > after.place]
+    shown = [each for each in getattr(report, finding) if after is None or (each.time, *each.id) > after[2:5]]
     page = shown[: asked.limit]
     cursor = None
     if len(shown) > asked.limit:
         same = sum(each.time == page[-1].time for each in page)
-        same += after.same if after is not None and after.place[0] == page[-1].time else 0
-        cursor = _Cursor(finding, report.until, (page[-1].time, *page[-1].id), same).text
-    counts = [(each, getattr(report, f"{each}_count")) for each in _FINDINGS]
+        same += after.same if after is not None and after.time == page[-1].time else 0
+        cursor = cursor_of(finding, report.until, page[-1].time, *page[-1].id, same)
     return ExpectationAnswer(
-        expectation=_row(site, report.expectation, asked.span, report, report.words),
+        expectation=_row(report.expectation, report, report.words),
         since=report.since,
         until=report.until,
-        finding=finding.value,
-        counts=tuple(
-            FindingCount(each.value, count, _href(site, replace(asked, finding=each.value, cursor="")))
-            for each, count in counts
-        ),
+        finding=finding,
         without_value=report.without_value,
         unreadable=report.unreadable,
-        unattended=first_of(report.unattended, _STREAMS_LISTED),
+        unattended=report.unattended[:_STREAMS_LISTED],
         results=tuple(_unmet_row(site, definitions, report.expectation, each) for each in page),
         next=cursor,
-        next_href=cursor and _href(site, replace(asked, cursor=cursor)),
-        took_ms=ms_since(began),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Cursor:
+class _Cursor(NamedTuple):
     """Where a page ended: of what, in which span, behind which message, and how many shown ones have its time."""
 
     finding: str
     until: datetime
-    place: tuple[datetime, str, int]
+    time: datetime
+    stream: str
+    offset: int
     same: int
 
-    @classmethod
-    def read(cls, text: str) -> "_Cursor | None":
-        given = read_cursor(text, str, str, str, str, int, int)
-        if given is None:
-            return None
-        finding, until, moment, stream, offset, same = given
-        try:
-            until, moment = (datetime.fromisoformat(each).astimezone(UTC) for each in (until, moment))
-        except (ValueError, OverflowError):
-            finding = ""
-        if finding not in _FINDINGS:
-            raise InvalidInput("this cursor is none that a page before gave")
-        return cls(finding, until, (moment, stream, offset), same)
 
-    @property
-    def text(self) -> str:
-        moment, stream, offset = self.place
-        return cursor_of(self.finding, self.until.isoformat(), moment.isoformat(), stream, offset, self.same)
+def _cursor(text: str) -> _Cursor | None:
+    given = read_cursor(text, str, datetime, datetime, str, int, int)
+    if given is None:
+        return None
+    if given[0] not in _FINDINGS or None in given:
+        raise InvalidInput(WRONG_CURSOR)
+    return _Cursor(*given)
 
 
 async def _report(site: Site, asked: ExpectationAsked, after: _Cursor | None) -> MissingReport:
     """What there is from the page's beginning on: what was shown of its first moment, the page, and one more."""
     if after is not None:
         most = after.same + asked.limit + 1
-        return await site.relations.missing(asked.name, since=after.place[0], until=after.until, limit=most)
+        return await site.relations.missing(asked.name, since=after.time, until=after.until, limit=most)
     since = asked.since
     if since is None and asked.until is None:
         named = {each.name: each for each in await site.relations.expectations()}.get(asked.name)
@@ -322,42 +286,6 @@ def _unmet_row(site: Site, definitions: Sequence[KeyDefinition], expected: Expec
         words = "missing: none has come"
     else:
         words = f"late by {unmet.came_at - unmet.due}"
-    return UnmetRow(
-        finding=unmet.finding.value,
-        why="" if unmet.why is None else unmet.why.value,
-        words=words,
-        key=key_value(site, definitions, definition, unmet.value, unmet.id),
-        stream=unmet.id.stream,
-        offset=unmet.id.offset,
-        href=site.links.message(*unmet.id),
-        time=unmet.time,
-        due=unmet.due,
-        came=None if unmet.came is None else Place(*unmet.came, site.links.message(*unmet.came)),
-        came_at=unmet.came_at,
-    )
-
-
-def _href(site: Site, asked: ExpectationAsked) -> str:
-    return site.links.asked("/missing/expectation", asked)
-
-
-MISSING = Endpoint(
-    "/missing",
-    "The expectations, and how many messages were not followed as they say.",
-    MissingAsked,
-    MissingAnswer,
-    missing,
-    template="missing.html",
-    page="missing",
-)
-
-EXPECTATION = Endpoint(
-    "/missing/expectation",
-    "The messages that nothing has followed in time: missing, late, or not known.",
-    ExpectationAsked,
-    ExpectationAnswer,
-    expectation,
-    template="expectation.html",
-    page="missing",
-    narrower=_TOO_LONG,
-)
+    stream, offset = unmet.id
+    key = key_value(site, definitions, definition, unmet.value, unmet.id)
+    return copied(UnmetRow, unmet, words=words, key=key, stream=stream, offset=offset)

@@ -1,28 +1,27 @@
 """Search: the messages that carry a key's value, or share that of another message; page by page, by time."""
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, NamedTuple
 
 from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
-from relatum_consumer import Answer
+from relatum_consumer import Answer, Status
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
-from relatum_consumer.web._api._latest import LatestAsked, latest
+from relatum_consumer.web._api._live import latest
 from relatum_consumer.web._api._shown import (
+    HoldsOver,
     MessageRow,
-    Place,
-    Reason,
     held_over,
     message_row,
     sought_text,
     values_of,
 )
-from relatum_consumer.web._endpoint import Endpoint, ms_since
-from relatum_consumer.web._parameters import Parameter
+from relatum_consumer.web._documents import FOR_PAGES, copied
+from relatum_consumer.web._endpoint import Known, endpoint
+from relatum_consumer.web._parameters import Nothing, Parameter
 from relatum_consumer.web._site import Site
 
 PAGE_MESSAGES: Final = 25
@@ -49,72 +48,43 @@ class SearchAsked:
     cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SearchAnswer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchAnswer(HoldsOver):
     """Messages, and how sure it is that there are no more.
 
     `status` is found, absent, not_recorded_yet, expired, deleted or unproven, `words` says so for a person, and
     `advice` what to do. It holds over `streams`, the first hundred of `streams_count`. `next` asks for the next page,
-    None where there is none; `next_href` is that page. `complete_href` asks the same with what is not recorded yet,
-    where that may help.
+    None where there is none.
     """
 
-    status: Literal["found", "absent", "not_recorded_yet", "expired", "deleted", "unproven"]
+    status: Status
     words: str
     advice: str
     key: str
     value: str
     results: tuple[MessageRow, ...]
     next: str | None
-    next_href: str | None
-    complete_href: str | None
-    streams: tuple[str, ...]
-    streams_count: int
-    expired: tuple[Place, ...]
-    deleted: tuple[Place, ...]
-    unread: tuple[Place, ...]
-    left_out: tuple[Reason, ...]
-    unattended: tuple[str, ...]
-    new_keys: tuple[str, ...]
-    took_ms: float
+    complete_href: str | None = field(metadata=FOR_PAGES)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cursor:
+class _Cursor(NamedTuple):
     """Where the next page begins: after a message, and how many of the pages before it have its time."""
 
     stream: str
     offset: int
-    time: str | None
+    time: datetime | None
     same: int
     shown: int
-
-    @classmethod
-    def read(cls, text: str) -> "_Cursor | None":
-        given = read_cursor(text, str, int, str, int, int)
-        if given is None:
-            return None
-        stream, offset, moment, same, shown = given
-        try:
-            if moment:
-                datetime.fromisoformat(moment)
-        except ValueError:
-            raise InvalidInput("this cursor is none that a page before gave") from None
-        return cls(stream, offset, moment or None, same, shown)
-
-    @property
-    def text(self) -> str:
-        return cursor_of(self.stream, self.offset, self.time or "", self.same, self.shown)
 
 
 async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
     """Answer one page."""
-    began = time.perf_counter()
     if not asked.key:
         raise InvalidInput("key is missing: the name of the key to search by")
     definitions = await site.keys()
-    value, beside = await value_sought(site, asked, definitions)
-    cursor = _Cursor.read(asked.cursor)
+    value, beside = await _value_sought(site, asked, definitions)
+    after = read_cursor(asked.cursor, str, int, datetime, int, int)
+    cursor = None if after is None else _Cursor(*after)
     answer = await _page(site, asked, value, cursor, beside)
     found = _after(answer.messages, cursor, asked.order)
     found = [message for message in found if beside is None or message.id != beside.id]
@@ -125,21 +95,19 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
     following = await _next(site, asked, value, page, cursor, has_more=len(found) > asked.limit)
     parts = [str(part) for part in (value if isinstance(value, tuple) else (value,))]
     return SearchAnswer(
-        status=answer.status.value,
+        status=answer.status,
         words=_words(answer, page, beside),
         advice=_advice(answer, asked),
         key=asked.key,
         value=sought_text(site, definitions, asked.key, parts),
         results=tuple(message_row(site, definitions, message) for message in page),
         next=following,
-        next_href=None if following is None else search_href(site, replace(asked, cursor=following)),
-        complete_href=search_href(site, replace(asked, complete=True, cursor="")) if _may_help(answer, asked) else None,
-        **held_over(site, answer),
-        took_ms=ms_since(began),
+        complete_href=_href(site, replace(asked, complete=True, cursor="")) if _may_help(answer, asked) else None,
+        **held_over(answer),
     )
 
 
-async def value_sought(
+async def _value_sought(
     site: Site, asked: SearchAsked, definitions: Sequence[KeyDefinition]
 ) -> tuple[Any, Message | None]:
     """The value that is searched for, and the message that it is of."""
@@ -162,9 +130,9 @@ async def _page(site: Site, asked: SearchAsked, value: Any, cursor: _Cursor | No
     if cursor is not None:
         already = cursor.shown if cursor.time is None else cursor.same
         if cursor.time is not None and asked.order == "oldest":
-            since = datetime.fromisoformat(cursor.time)
+            since = cursor.time
         elif cursor.time is not None:
-            until = datetime.fromisoformat(cursor.time) + _MICROSECOND
+            until = cursor.time + _MICROSECOND
     return await site.relations.find(
         asked.key,
         value,
@@ -184,20 +152,17 @@ async def _of_others(site: Site, asked: SearchAsked, answer: Answer, beside: Mes
     return answer if others else others
 
 
-def _rank(message: Message) -> tuple[bool, datetime, str, int]:
+def _rank(place: Message | _Cursor) -> tuple[bool, datetime, str, int]:
     """A message's place in the order of answers: one of unknown time counts as later than all."""
-    return (message.time is None, message.time or datetime.max.replace(tzinfo=UTC), message.stream, message.offset)
+    return (place.time is None, place.time or datetime.max.replace(tzinfo=UTC), place.stream, place.offset)
 
 
 def _after(messages: Sequence[Message], cursor: _Cursor | None, order: str) -> list[Message]:
     """Those that no page before has shown."""
     if cursor is None:
         return list(messages)
-    moment = None if cursor.time is None else datetime.fromisoformat(cursor.time)
-    last = (moment is None, moment or datetime.max.replace(tzinfo=UTC), cursor.stream, cursor.offset)
-    if order == "newest":
-        return [message for message in messages if _rank(message) < last]
-    return [message for message in messages if _rank(message) > last]
+    last = _rank(cursor)
+    return [each for each in messages if (_rank(each) < last if order == "newest" else _rank(each) > last)]
 
 
 async def _next(
@@ -209,11 +174,10 @@ async def _next(
     last, shown = page[-1], len(page) + (cursor.shown if cursor else 0)
     if not has_more and not await _has_untimed(site, asked, value, last, cursor):
         return None
-    moment = None if last.time is None else last.time.isoformat()
     same = sum(message.time == last.time for message in page)
-    if cursor is not None and cursor.time == moment:
+    if cursor is not None and cursor.time == last.time:
         same += cursor.same
-    return _Cursor(last.stream, last.offset, moment, same, shown).text
+    return cursor_of(last.stream, last.offset, last.time, same, shown)
 
 
 async def _has_untimed(site: Site, asked: SearchAsked, value: Any, last: Message, cursor: _Cursor | None) -> bool:
@@ -229,8 +193,7 @@ def _may_help(answer: Answer, asked: SearchAsked) -> bool:
     return answer.status in ("not_recorded_yet", "unproven") and not asked.complete
 
 
-def search_href(site: Site, asked: SearchAsked) -> str:
-    """The page of a search."""
+def _href(site: Site, asked: SearchAsked) -> str:
     return site.links.asked("/", asked)
 
 
@@ -250,14 +213,119 @@ def _advice(answer: Answer, asked: SearchAsked) -> str:
     return "" if answer.lacking else answer.explanation
 
 
-SEARCH = Endpoint(
+# --- when they were ---------------------------------------------------------------------------------------
+
+_SPANS: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class TimesSpan:
+    """Messages from a moment to before another; `number` is its place among all spans."""
+
+    number: int
+    since: datetime
+    until: datetime
+    count: int
+    href: str = field(metadata=FOR_PAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class TimesAnswer:
+    """The spans that have messages, of one length, in order; `spans_count` with those between that have none.
+
+    It is counted by the index: `count` are recorded. Where it is not `is_whole`, there are more, and each count is one
+    at least. Messages without a time are left out.
+    """
+
+    spans: tuple[TimesSpan, ...]
+    spans_count: int
+    most: int
+    count: int
+    is_whole: bool
+
+
+@endpoint("/search/times", "How many messages a search would find, by spans of time; it takes what a search takes.")
+async def times(site: Site, asked: SearchAsked) -> TimesAnswer:
+    """Count them by spans of time, each a narrower search."""
+    if not asked.key:
+        raise InvalidInput("key is missing: the name of the key to search by")
+    value, _ = await _value_sought(site, asked, await site.keys())
+    found = await site.relations.times(
+        asked.key,
+        value,
+        streams=asked.stream or None,
+        since=asked.since,
+        until=asked.until,
+        spans=_SPANS,
+        order="newest" if asked.order == "newest" else "oldest",
+    )
+    spans = tuple(
+        copied(TimesSpan, each, href=_href(site, replace(asked, since=each.since, until=each.until, cursor="")))
+        for each in found.spans
+    )
+    return TimesAnswer(
+        spans=spans,
+        spans_count=spans[-1].number + 1 if spans else 0,
+        most=max((each.count for each in spans), default=0),
+        count=found.count,
+        is_whole=found.is_whole,
+    )
+
+
+async def _known(site: Site, asked: SearchAsked) -> tuple[Known, ...]:
+    """What the index alone knows of a search."""
+    if site.servers.database.error:
+        return ()
+    found = await times(site, asked)
+    if not found.spans:
+        return (("PostgreSQL has recorded no message with this value and a time.", None),)
+    first, last = (f"{each:%Y-%m-%d %H:%M:%S} UTC" for each in (found.spans[0].since, found.spans[-1].until))
+    many = f"{'' if found.is_whole else 'at least '}{found.count:,}"
+    return ((f"PostgreSQL has recorded {many} with this value, from {first} to before {last}.", None),)
+
+
+endpoint(
     "/search",
     "The messages whose key has a value, page by page.",
-    SearchAsked,
-    SearchAnswer,
-    search,
     template="search.html",
     page="search",
     is_asked=lambda asked: bool(asked.value or asked.of_stream),
-    unasked=lambda site: latest(site, LatestAsked()),
-)
+    unasked=lambda site: latest(site, Nothing()),
+    beside=times,
+    known=_known,
+)(search)
+
+
+# --- values of a key --------------------------------------------------------------------------------------
+
+_OFFERED: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesAsked:
+    """What was typed of a key's value."""
+
+    key: Annotated[str, Parameter("The key's name.")] = ""
+    prefix: Annotated[str, Parameter("What its values begin with, as they are stored; all where left out.")] = ""
+    limit: Annotated[int, Parameter("Values at most.", least=1, most=100)] = _OFFERED
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesAnswer:
+    """The first values, in order. `reason` says why there are none where that is not for want of any."""
+
+    values: tuple[str, ...]
+    reason: str
+
+
+@endpoint("/values", "Values of a key that begin with a prefix.")
+async def values(site: Site, asked: ValuesAsked) -> ValuesAnswer:
+    """List them, unless they are masked, or of several parts."""
+    if not asked.key:
+        raise InvalidInput("key is missing: the name of the key")
+    definition = next((each for each in await site.keys() if each.name == asked.key), None)
+    if definition is not None and site.masking.is_masked(definition):
+        return ValuesAnswer((), "values of a masked key are not listed")
+    if definition is not None and definition.is_composite:
+        return ValuesAnswer((), "values of several parts are not listed")
+    return ValuesAnswer(await site.relations.values(asked.key, asked.prefix, limit=asked.limit), "")

@@ -1,15 +1,16 @@
 """Messages as answers show them: masked where that is asked for, and as text, so that no number is rounded."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
-from relatum_consumer import Answer, Trace
+from relatum_consumer import Answer, LeftOut, Trace
 from relatum_consumer.web._bodies import preview
+from relatum_consumer.web._documents import FOR_PAGES
 from relatum_consumer.web._masking import sought
 from relatum_consumer.web._site import Site
 
@@ -23,17 +24,13 @@ LETTERS: Final = "ABCDEFGH"
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key's value in a message.
-
-    `hue` is the key's colour, from 0 to 7, by its number in the database, so that it stays. `value` is a digest where
-    it is masked. `href` leads to all messages that share it; empty where nothing can.
-    """
+    """A key's value in a message; `value` is a digest where it is masked."""
 
     key: str
     value: str
     is_masked: bool
-    hue: int
-    href: str
+    hue: int = field(metadata=FOR_PAGES)
+    href: str = field(metadata=FOR_PAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +39,11 @@ class MessageRow:
 
     stream: str
     offset: int
-    href: str
     time: datetime | None
     time_source: str
     keys: tuple[KeyValue, ...]
     bytes: int
     preview: str
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a message lies, with its page."""
-
-    stream: str
-    offset: int
-    href: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """A stream that is left out, or a key that a message lacks, and why."""
-
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +54,20 @@ class Named:
     type: str
     text: str
     is_masked: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldsOver:
+    """What an answer holds over, the first hundred of `streams_count` streams, and what is not in it."""
+
+    streams: tuple[str, ...]
+    streams_count: int
+    expired: tuple[MessageId, ...]
+    deleted: tuple[MessageId, ...]
+    unread: tuple[MessageId, ...]
+    left_out: tuple[LeftOut, ...]
+    unattended: tuple[str, ...]
+    new_keys: tuple[str, ...]
 
 
 def values_of(definition: KeyDefinition, message: Message) -> list[Any]:
@@ -134,7 +127,6 @@ def message_row(site: Site, definitions: Sequence[KeyDefinition], message: Messa
     return MessageRow(
         message.stream,
         message.offset,
-        site.links.message(message.stream, message.offset),
         message.time,
         message.time_source.value,
         key_values(site, definitions, message),
@@ -184,25 +176,8 @@ _TYPES: Final = (
 )
 
 
-def held_over(site: Site, found: Answer | Trace) -> dict[str, Any]:
-    """What each answer says of the streams that it holds over, and of what is not in it."""
-    return {
-        "streams": found.streams[:STREAMS_LISTED],
-        "streams_count": len(found.streams),
-        "expired": places(site, found.expired),
-        "deleted": places(site, found.deleted),
-        "unread": places(site, found.unread),
-        "left_out": tuple(Reason(*each) for each in found.left_out[:STREAMS_LISTED]),
-        "unattended": first_of(found.unattended, STREAMS_LISTED),
-        "new_keys": tuple(each.key for each in found.new_keys),
-    }
-
-
-def first_of(items: Iterable[str], most: int) -> tuple[str, ...]:
-    """The first of some names."""
-    return tuple(items)[:most]
-
-
-def places(site: Site, found: Sequence[tuple[str, int]]) -> tuple[Place, ...]:
-    """The first of some places, with their pages."""
-    return tuple(Place(*place, site.links.message(*place)) for place in found[:STREAMS_LISTED])
+def held_over(found: Answer | Trace) -> dict[str, Any]:
+    """The fields of `HoldsOver`."""
+    lists = ("streams", "expired", "deleted", "unread", "left_out", "unattended")
+    first = {name: getattr(found, name)[:STREAMS_LISTED] for name in lists}
+    return first | {"streams_count": len(found.streams), "new_keys": tuple(each.key for each in found.new_keys)}

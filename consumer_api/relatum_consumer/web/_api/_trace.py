@@ -1,38 +1,34 @@
 """A conversation: all messages that are connected with one, or with a key's value, and what came from what."""
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import groupby, pairwise
 from typing import Annotated, Final
+
+from starlette.responses import Response
 
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
-from relatum_consumer import Status, Trace
+from relatum_consumer import Lacking, Status, Trace
+from relatum_consumer.traces import Step, StopReason
 from relatum_consumer.web._api._shown import (
     LETTERS,
+    HoldsOver,
     KeyValue,
-    Reason,
     held_over,
     key_value,
     key_values,
     sought_text,
 )
-from relatum_consumer.web._api._trace_answer import (
-    TraceAnswer,
-    TracedEdge,
-    TracedMessage,
-    TracedValue,
-    TraceStep,
-    TraceStop,
-)
-from relatum_consumer.web._branches import branches
-from relatum_consumer.web._endpoint import Endpoint, Export, ms_since
+from relatum_consumer.web._documents import FOR_PAGES
+from relatum_consumer.web._endpoint import endpoint, file_of
 from relatum_consumer.web._masking import NOT_SAID
 from relatum_consumer.web._parameters import Parameter
+from relatum_consumer.web._rendering import csv_text
 from relatum_consumer.web._site import Site
-from relatum_consumer.web._tables import csv_text
+from relatum_consumer.web._timeline import Branch, Line, Timeline, branches, timeline
 
 MESSAGES_MAX: Final = 1_000
 """Messages of a conversation that are read and drawn."""
@@ -60,33 +56,168 @@ class TraceAsked:
         return bool(self.stream or self.key or self.value or self.offset is not None)
 
 
+# --- as it is answered, and drawn -------------------------------------------------------------------------
+
+_BESIDE: Final = (3, -3, 5, -5)
+"""Points that the lines of a key are beside the middle of a message, whose half is 6."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedMessage:
+    """A message of a conversation: `hop` is how far it is from the start, 0 for the start itself."""
+
+    stream: str
+    offset: int
+    time: datetime | None
+    hop: int
+    keys: tuple[KeyValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedEdge:
+    """One message names another: `effect` came from `cause`, both by their places in `messages`, from 0 on.
+
+    `cause` is None where the message that is named is not there. `took_s` is the time between both.
+    """
+
+    key: KeyValue
+    cause: int | None
+    effect: int
+    took_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TracedValue:
+    """A value that several of the messages have, by their places in `messages`."""
+
+    key: KeyValue
+    messages: tuple[int, ...]
+    label: str = field(metadata=FOR_PAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStop:
+    """What a bound left out: `reason` is fan_out, time, limit or hops."""
+
+    reason: StopReason
+    words: str
+    count: int
+    key: KeyValue | None
+    href: str = field(metadata=FOR_PAGES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceAnswer(HoldsOver):
+    """The messages that are connected with a start, by time, and how.
+
+    `status` is that of the worst step; `words` says it for a person, `advice` what to do. `edges` have a direction,
+    `shared` have none. It holds over `streams`, the first hundred of `streams_count`.
+    """
+
+    status: Status
+    words: str
+    advice: str
+    start: str
+    messages: tuple[TracedMessage, ...]
+    edges: tuple[TracedEdge, ...]
+    shared: tuple[TracedValue, ...]
+    stopped: tuple[TraceStop, ...]
+    steps: tuple[Step, ...]
+    lacking: tuple[Lacking, ...]
+    complete_href: str | None = field(metadata=FOR_PAGES)
+
+    @property
+    def tree(self) -> tuple[Branch, ...]:
+        """Each message once, what came from it behind and below it."""
+        numbers = [(edge.cause, edge.effect) for edge in self.edges if edge.cause is not None]
+        return branches(len(self.messages), numbers)
+
+    @property
+    def lines(self) -> list["TraceLine"]:
+        """What is drawn between messages: arrows first, then each shared value from message to message."""
+        found: list[TraceLine] = []
+        named: set[int] = set()
+        for edge in self.edges:
+            if edge.cause is not None:
+                label = "" if edge.key.hue in named else LETTERS[edge.key.hue]
+                named.add(edge.key.hue)
+                found.append(TraceLine(edge.cause, edge.effect, edge.key.hue, label, 0, is_arrow=True))
+        shifts: dict[int, int] = {}
+        for each in self.shared:
+            beside = shifts.setdefault(each.key.hue, _BESIDE[len(shifts) % len(_BESIDE)])
+            for n, (one, other) in enumerate(pairwise(each.messages)):
+                found.append(TraceLine(one, other, each.key.hue, "" if n else each.label, beside, is_arrow=False))
+        return found
+
+    @property
+    def picture(self) -> Timeline | None:
+        """Where all of it is drawn."""
+        streams, times = [each.stream for each in self.messages], [each.time for each in self.messages]
+        return timeline(streams, times, [(line.source, line.target, line.beside) for line in self.lines])
+
+    def runs(self, picture: Timeline) -> list[tuple["TraceLine", list[Line]]]:
+        """The lines of a picture in runs of those that look the same, each with the first; arrows last, on top."""
+        lines = self.lines
+        runs = groupby(picture.lines, lambda each: (lines[each.link].hue, lines[each.link].is_arrow))
+        return [(lines[run[0].link], run) for run in reversed([list(each) for _, each in runs])]
+
+    @property
+    def legend(self) -> list[tuple[KeyValue, bool]]:
+        """The keys of the lines, each once, and whether it has a direction."""
+        found = {each.key.key: (each.key, True) for each in self.edges}
+        found |= {each.key.key: (each.key, False) for each in self.shared if each.key.key not in found}
+        return list(found.values())
+
+    @property
+    def labels(self) -> dict[int, list[TracedValue]]:
+        """Of each message the values that it shares with others."""
+        found: dict[int, list[TracedValue]] = {}
+        for each in self.shared:
+            for number in each.messages:
+                found.setdefault(number, []).append(each)
+        return found
+
+    @property
+    def between(self) -> dict[tuple[int, int], TracedEdge]:
+        """The first edge from one message to another."""
+        return {(each.cause, each.effect): each for each in reversed(self.edges) if each.cause is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLine:
+    """A line from a message to another, so many points beside their middles; `label` stands in its middle."""
+
+    source: int
+    target: int
+    hue: int
+    label: str
+    beside: int
+    is_arrow: bool
+
+
+# --- following --------------------------------------------------------------------------------------------
+
+
 async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
     """Follow a conversation."""
-    began = time.perf_counter()
     found = await _traced(site, asked)
     definitions = await site.keys()
     shown = _Shown(site, definitions, found)
-    edges = shown.edges()
-    numbers = [(edge.cause, edge.effect) for edge in edges if edge.cause is not None]
     is_open = bool(found.new_keys) or found.status in (Status.NOT_RECORDED_YET, Status.UNPROVEN)
     may_help = is_open and not asked.complete
     return TraceAnswer(
-        status=found.status.value,
+        status=found.status,
         words=_words(found),
         advice=_advice(found, may_help=may_help),
         start=_start(site, definitions, asked),
         messages=shown.messages(),
-        edges=edges,
+        edges=shown.edges(),
         shared=shown.shared(),
-        tree=branches(len(found), numbers),
         stopped=tuple(_stops(site, asked, shown)),
-        steps=tuple(TraceStep(each.hop, each.values, each.found, each.status.value) for each in found.steps),
+        steps=found.steps,
+        lacking=found.lacking,
         complete_href=site.links.asked("/trace", replace(asked, complete=True)) if may_help else None,
-        api_href=site.links.asked("/api/trace", asked),
-        csv_href=site.links.asked("/trace/csv", asked),
-        **held_over(site, found),
-        lacking=tuple(Reason(*each) for each in found.lacking),
-        took_ms=ms_since(began),
+        **held_over(found),
     )
 
 
@@ -132,7 +263,6 @@ class _Shown:
             TracedMessage(
                 each.stream,
                 each.offset,
-                self._site.links.message(each.stream, each.offset),
                 each.time,
                 self.found.hops[each.id],
                 key_values(self._site, self._definitions, each),
@@ -160,7 +290,7 @@ class _Shown:
             key = self.value(each.key, each.value, each.ids[0])
             counts[key.hue] = counts.get(key.hue, 0) + 1
             label = f"{LETTERS[key.hue]}{counts[key.hue]}"
-            found.append(TracedValue(label, key, tuple(self._places[where] for where in each.ids)))
+            found.append(TracedValue(key, tuple(self._places[where] for where in each.ids), label))
         return tuple(found)
 
 
@@ -221,14 +351,14 @@ def _stops(site: Site, asked: TraceAsked, shown: _Shown) -> list[TraceStop]:
         key = None if each.key is None else shown.value(each.key, each.value or "", None)
         way = ways.get(each.reason.value, asked)
         href = "" if way == asked else site.links.asked("/trace", way)
-        stops.append(TraceStop(each.reason.value, _STOPS[each.reason].format(count=each.count), each.count, key, href))
+        stops.append(TraceStop(each.reason, _STOPS[each.reason].format(count=each.count), each.count, key, href))
     return stops
 
 
-# --- files ------------------------------------------------------------------------------------------------
+# --- as a table -------------------------------------------------------------------------------------------
 
 
-async def _csv(site: Site, asked: TraceAsked) -> str:
+async def _csv(site: Site, asked: TraceAsked) -> Response:
     """A line for each message, with a column for each key."""
     found = await _traced(site, asked)
     definitions = await site.keys()
@@ -241,19 +371,15 @@ async def _csv(site: Site, asked: TraceAsked) -> str:
         moment = "" if each.time is None else each.time.isoformat()
         known = [moment, each.stream, each.offset, each.hop, causes]
         rows.append([*known, *(values.get(definition.name, "") for definition in definitions)])
-    return csv_text(head, rows)
+    text = csv_text(head, rows).encode("utf-8", "replace")
+    return file_of(text, "text/csv; charset=utf-8", "conversation.csv")
 
 
-TRACE = Endpoint(
+endpoint(
     "/trace",
     "A conversation: all messages that are connected with one, or with a key's value.",
-    TraceAsked,
-    TraceAnswer,
-    trace,
     template="trace.html",
     page="trace",
     is_asked=lambda asked: asked.is_asked,
-    exports={
-        "csv": Export(_csv, "text/csv; charset=utf-8", "conversation.csv"),
-    },
-)
+    files={"csv": _csv},
+)(trace)

@@ -3,29 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import anyio
 
 from relatum.errors import InvalidInput, KeyNotDefined, RelatumError
 from relatum.reading import Message
-from relatum_consumer.web._api._neighbours import following, preceding
+from relatum_consumer import Status
+from relatum_consumer.web._api._message import MessageFacts, facts_of
 from relatum_consumer.web._api._search import SearchAnswer, SearchAsked, search
-from relatum_consumer.web._api._shown import (
-    KeyValue,
-    MessageRow,
-    Named,
-    Place,
-    Reason,
-    held_over,
-    key_values,
-    message_row,
-    named_values,
-    properties_of,
-)
-from relatum_consumer.web._api._stream_shown import StreamRow
-from relatum_consumer.web._api._streams import StreamsAsked, streams
+from relatum_consumer.web._api._shown import HoldsOver, MessageRow, held_over, key_values, message_row
 from relatum_consumer.web._bodies import BodyKind, kind_of, text_of, whole_characters
+from relatum_consumer.web._documents import copied
 from relatum_consumer.web._endpoint import problem_met
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
@@ -41,8 +30,6 @@ _KEYS_ASKED: Final = 8
 _AT_ONCE: Final = 4
 
 _SPAN_S: Final = 30.0
-
-_STATUS = Literal["found", "absent", "not_recorded_yet", "expired", "deleted", "unproven"]
 
 # --- read -------------------------------------------------------------------------------------------------
 
@@ -73,46 +60,17 @@ class BodyPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAnswer:
-    """A message. `previous` and `next_offset` are its neighbours' offsets in the stream: offsets have gaps."""
+class ReadAnswer(MessageFacts):
+    """A message. `previous_offset` and `next_offset` are its neighbours in the stream: offsets have gaps."""
 
-    stream: str
-    offset: int
-    time: datetime | None
-    time_source: str
-    keys: tuple[KeyValue, ...]
-    headers: tuple[Named, ...]
-    properties: tuple[Named, ...]
     body: BodyPart
-    previous_offset: int | None
-    next_offset: int | None
 
 
 async def read(site: Site, asked: ReadAsked) -> ReadAnswer:
     """Read a message."""
     found = await site.relations.read(asked.stream, asked.offset)
-    definitions = await site.keys()
-    beside: dict[str, int | None] = {}
-
-    async def step(name: str) -> None:
-        neighbour = await (following if name == "next" else preceding)(site, found)
-        beside[name] = None if neighbour is None else neighbour.offset
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(step, "next")
-        group.start_soon(step, "previous")
-    return ReadAnswer(
-        stream=found.stream,
-        offset=found.offset,
-        time=found.time,
-        time_source=found.time_source.value,
-        keys=key_values(site, definitions, found),
-        headers=named_values(site, "header", dict(found.headers)),
-        properties=named_values(site, "property", properties_of(found)),
-        body=_part(site, found, asked),
-        previous_offset=beside["previous"],
-        next_offset=beside["next"],
-    )
+    facts = await facts_of(site, await site.keys(), found)
+    return copied(ReadAnswer, facts, body=_part(site, found, asked))
 
 
 def _part(site: Site, found: Message, asked: ReadAsked) -> BodyPart:
@@ -240,25 +198,17 @@ class AroundAsked:
     limit: Annotated[int, Parameter("Messages at most, those nearest to the moment.", least=1, most=100)] = 20
 
 
-@dataclass(frozen=True, slots=True)
-class AroundAnswer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AroundAnswer(HoldsOver):
     """What happened around a moment, in all streams, by time. Where `has_more`, others lie further from the moment."""
 
-    status: _STATUS
+    status: Status
     words: str
     moment: datetime
     since: datetime
     until: datetime
     results: tuple[MessageRow, ...]
     has_more: bool
-    streams: tuple[str, ...]
-    streams_count: int
-    expired: tuple[Place, ...]
-    deleted: tuple[Place, ...]
-    unread: tuple[Place, ...]
-    left_out: tuple[Reason, ...]
-    unattended: tuple[str, ...]
-    new_keys: tuple[str, ...]
 
 
 async def around(site: Site, asked: AroundAsked) -> AroundAnswer:
@@ -285,14 +235,14 @@ async def around(site: Site, asked: AroundAsked) -> AroundAnswer:
     nearest = _nearest(answer.messages, moment, asked.limit)
     definitions = await site.keys()
     return AroundAnswer(
-        status=answer.status.value,
+        status=answer.status,
         words=f"{answer.words}. {answer.explanation}" if answer.unattended else answer.words,
         moment=moment.astimezone(UTC),
         since=since.astimezone(UTC),
         until=until.astimezone(UTC),
         results=tuple(message_row(site, definitions, each) for each in nearest),
         has_more=len(answer) > asked.limit,
-        **held_over(site, answer),
+        **held_over(answer),
     )
 
 
@@ -300,21 +250,3 @@ def _nearest(messages: Sequence[Message], moment: datetime, most: int) -> list[M
     """Those nearest to a moment, as they stand."""
     places = sorted(range(len(messages)), key=lambda place: abs((messages[place].time or moment) - moment))
     return [messages[place] for place in sorted(places[:most])]
-
-
-# --- streams ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StreamList:
-    """The recorded streams, of `total` whose names fit: what the broker holds of each, and what is recorded."""
-
-    streams: tuple[StreamRow, ...]
-    total: int
-    next: str | None
-
-
-async def stream_list(site: Site, asked: StreamsAsked) -> StreamList:
-    """List them, page by page."""
-    found = await streams(site, asked)
-    return StreamList(found.streams, found.total, found.next)

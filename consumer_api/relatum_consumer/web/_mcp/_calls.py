@@ -12,20 +12,38 @@ import anyio
 
 from relatum import errors
 from relatum.checks import seconds_text
+from relatum_consumer.web._documents import Schemas, document
 from relatum_consumer.web._endpoint import met, problem_met
-from relatum_consumer.web._mcp._results import (
-    ANSWER_CHARACTERS_MAX,
-    is_for_pages,
-    plain,
-    shortened,
-    text_of,
-    visible,
-)
 from relatum_consumer.web._mcp._tools import DATA, TOOLS, Tool
-from relatum_consumer.web._openapi import Schemas, schema_of
-from relatum_consumer.web._parameters import values_given
+from relatum_consumer.web._parameters import schema_of, values_given
 from relatum_consumer.web._problems import Problem
 from relatum_consumer.web._site import Site
+
+ANSWER_CHARACTERS_MAX: Final = 40_000
+"""Characters of an answer: some 12,000 tokens, of the 25,000 that hosts take."""
+
+_CHARACTERS, _ITEMS = 80, 8
+"""Characters of a text, and items of a list, to which an answer is cut that is too long even with one message."""
+
+_CHARACTERS_KEPT: Final = 10_000
+
+_WHOLE: Final = frozenset({"next", "stream", "part"})
+"""Texts that are of no use in part, or bounded by themselves."""
+
+
+class _Visible(dict[int, str]):
+    """Characters as they are shown, each found out once."""
+
+    def __missing__(self, code: int) -> str:
+        if len(self) >= _CHARACTERS_KEPT:
+            self.clear()
+        character = chr(code)
+        is_seen = character.isprintable() or character in "\n\t"
+        self[code] = shown = character if is_seen else f"⟨{code:x}⟩"
+        return shown
+
+
+_VISIBLE: Final = _Visible()
 
 _NAMED_MAX: Final = 20
 """Keys or streams that an error offers."""
@@ -81,21 +99,24 @@ class Calls:
         except TimeoutError:
             return Result(f"took_too_long: no answer within {seconds_text(patience_s)}. Ask for less: {_LESS}")
         except Exception as error:  # noqa: BLE001
-            words = visible(await self._words(problem_met(error), met(error)))
+            words = _visible(await self._words(problem_met(error), met(error)))
             return Result(words if len(words) <= _ERROR_CHARACTERS_MAX else f"{words[: _ERROR_CHARACTERS_MAX - 1]}…")
 
     async def _answered(self, tool: Tool, asked: Any) -> Result:
         answer = await tool.answer(self._site, asked)
-        shown, cut = plain(answer), ""
+        shown, cut = document(answer, _visible), ""
         limit = wanted = getattr(asked, "limit", 1)
-        while len(text_of(shown)) > ANSWER_CHARACTERS_MAX and limit > 1:
-            fits = int(0.8 * limit * ANSWER_CHARACTERS_MAX / len(text_of(shown)))
+        while len(_text_of(shown)) > ANSWER_CHARACTERS_MAX and limit > 1:
+            fits = int(0.8 * limit * ANSWER_CHARACTERS_MAX / len(_text_of(shown)))
             limit = max(1, min(limit // 2, fits))
             answer = await tool.answer(self._site, replace(asked, limit=limit))
-            shown, cut = plain(answer), f"With limit={wanted} this was too long: it is cut to limit={limit}. "
-        shown, shorter = shortened(shown)
-        structured = {"notice": DATA, "go_on": visible(f"{cut}{shorter}{tool.go_on(answer)}"), "answer": shown}
-        return Result(text_of(structured), structured)
+            shown, cut = (
+                document(answer, _visible),
+                f"With limit={wanted} this was too long: it is cut to limit={limit}. ",
+            )
+        shown, shorter = _shortened(shown)
+        structured = {"notice": DATA, "go_on": _visible(f"{cut}{shorter}{tool.go_on(answer)}"), "answer": shown}
+        return Result(_text_of(structured), structured)
 
     async def _words(self, problem: Problem, error: Exception) -> str:
         """An error, and what to do next."""
@@ -170,7 +191,7 @@ def schemas_of(tool: Tool) -> tuple[dict[str, Any], dict[str, Any]]:
         "required": [each.name for each in fields if each.is_required],
         "additionalProperties": False,
     }
-    schemas = Schemas("#/$defs/", is_for_pages)
+    schemas = Schemas("#/$defs/")
     answer = schemas.of(tool.gives)
     gives = {
         "type": "object",
@@ -184,6 +205,34 @@ def schemas_of(tool: Tool) -> tuple[dict[str, Any], dict[str, Any]]:
         "$defs": schemas.found,
     }
     return takes, gives
+
+
+def _visible(text: str) -> str:
+    """Text of others: what would not be seen, or turn what follows around, is written as its number."""
+    return text if text.isprintable() else text.translate(_VISIBLE)
+
+
+def _text_of(value: Any) -> str:
+    """JSON in a line."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _shortened(answer: Any) -> tuple[Any, str]:
+    """An answer, its texts and lists cut where it is too long, and what was done to it; empty where it was not."""
+    if len(_text_of(answer)) <= ANSWER_CHARACTERS_MAX:
+        return answer, ""
+    said = f"This was too long: texts were cut to {_CHARACTERS} characters, and lists to {_ITEMS}. "
+    return _cut(answer), said
+
+
+def _cut(value: Any, name: str = "") -> Any:
+    if isinstance(value, str):
+        return value if name in _WHOLE or len(value) <= _CHARACTERS else f"{value[: _CHARACTERS - 1]}…"
+    if isinstance(value, list):
+        return [_cut(each) for each in value[:_ITEMS]]
+    if isinstance(value, Mapping):
+        return {each: _cut(inner, each) for each, inner in value.items()}
+    return value
 
 
 TOOLS_BY_NAME: Final = {each.name: each for each in TOOLS}

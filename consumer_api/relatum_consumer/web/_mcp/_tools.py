@@ -2,35 +2,13 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
-from relatum_consumer.web._api._keys import KeysAnswer, KeysAsked, keys
-from relatum_consumer.web._api._missing import (
-    ExpectationAnswer,
-    ExpectationAsked,
-    MissingAnswer,
-    MissingAsked,
-    expectation,
-    missing,
-)
-from relatum_consumer.web._api._search import SearchAnswer, SearchAsked, search
-from relatum_consumer.web._api._streams import StreamsAsked
-from relatum_consumer.web._api._trace import TraceAsked, trace
-from relatum_consumer.web._api._trace_answer import TraceAnswer
-from relatum_consumer.web._api._values import ValuesAnswer, ValuesAsked, values
-from relatum_consumer.web._mcp._answers import (
-    AroundAnswer,
-    AroundAsked,
-    ReadAnswer,
-    ReadAsked,
-    RelatedAnswer,
-    RelatedAsked,
-    StreamList,
-    around,
-    read,
-    related,
-    stream_list,
-)
+from relatum_consumer.web._api._missing import expectation, missing
+from relatum_consumer.web._api._search import search, values
+from relatum_consumer.web._api._streams import keys, stream_list
+from relatum_consumer.web._api._trace import TraceAnswer, trace
+from relatum_consumer.web._mcp._answers import AroundAnswer, ReadAnswer, RelatedAnswer, around, read, related
 from relatum_consumer.web._parameters import Described, described
 from relatum_consumer.web._site import Site
 
@@ -77,9 +55,7 @@ class Tool:
         name: Its name.
         title: For people.
         description: For who chooses among tools.
-        asked: A dataclass of `Parameter`s, as of an `Endpoint`.
-        gives: The answer's dataclass.
-        answer: The function between.
+        answer: Answers; what it is asked and gives is said by its annotations.
         required: Of what is asked, what has to be given here.
         hidden: What cannot be given here.
         limit: How many of a list are given where nothing is said, and at most; None for what `asked` says.
@@ -89,13 +65,21 @@ class Tool:
     name: str
     title: str
     description: str
-    asked: type
-    gives: type
     answer: Callable[[Site, Any], Awaitable[Any]]
     required: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     limit: tuple[int, int] | None = None
     go_on: Callable[[Any], str] = lambda _: ""
+
+    @property
+    def asked(self) -> Any:
+        """A dataclass of `Parameter`s, as of an `Endpoint`."""
+        return list(get_type_hints(self.answer).values())[1]
+
+    @property
+    def gives(self) -> Any:
+        """The answer's dataclass."""
+        return get_type_hints(self.answer)["return"]
 
     @property
     def fields(self) -> list[Described]:
@@ -157,16 +141,12 @@ TOOLS: Final = (
         "keys",
         "Keys",
         "The relationship keys that are defined: by which of them messages can be found. Begin here.",
-        KeysAsked,
-        KeysAnswer,
         keys,
     ),
     Tool(
         "streams",
         "Streams",
         "The recorded streams: first and last offset, how far each is recorded, how far behind, its state.",
-        StreamsAsked,
-        StreamList,
         stream_list,
         limit=_RESULTS,
         go_on=_by_cursor,
@@ -175,8 +155,6 @@ TOOLS: Final = (
         "values",
         "Values of a key",
         "The first recorded values of a key that begin with a prefix. Not of masked or composite keys: `reason` says.",
-        ValuesAsked,
-        ValuesAnswer,
         values,
         required=("key",),
         limit=_RESULTS,
@@ -185,8 +163,6 @@ TOOLS: Final = (
         "find",
         "Find by a value",
         "The messages that carry a key's value, by time, with how sure it is that there are no others (`status`).",
-        SearchAsked,
-        SearchAnswer,
         search,
         required=("key", "value"),
         hidden=("of_stream", "of_offset", "of_value"),
@@ -198,8 +174,6 @@ TOOLS: Final = (
         "What belongs to a message",
         "The messages that share a value with one message, by each key that it has or by one. Also the way to follow "
         "masked values.",
-        RelatedAsked,
-        RelatedAnswer,
         related,
         go_on=_go_on_related,
     ),
@@ -209,8 +183,6 @@ TOOLS: Final = (
         "All messages that are connected with a message (stream, offset) or with a key's value (key, value), hop by "
         "hop over all keys: `messages` by time; `edges` from cause to effect and values that several `shared`, by "
         "places in `messages` from 0 on; and what a bound left out (`stopped`). Bodies are had by `read`.",
-        TraceAsked,
-        TraceAnswer,
         trace,
         limit=(50, 200),
         go_on=_go_on_trace,
@@ -219,8 +191,6 @@ TOOLS: Final = (
         "around",
         "Around a moment",
         "What happened around a moment, or around a message's time, in all streams, by time.",
-        AroundAsked,
-        AroundAnswer,
         around,
         go_on=_go_on_around,
     ),
@@ -229,8 +199,6 @@ TOOLS: Final = (
         "Read a message",
         "One message: time, keys, headers, properties, and a part of its body. Masked values are digests, and a body "
         "that may hold one is not shown.",
-        ReadAsked,
-        ReadAnswer,
         read,
         go_on=_go_on_with_body,
     ),
@@ -238,8 +206,6 @@ TOOLS: Final = (
         "expectations",
         "Expectations",
         "What is expected to follow messages, and for how many it did not: missing, late, not known.",
-        MissingAsked,
-        MissingAnswer,
         missing,
         go_on=_by_cursor,
     ),
@@ -247,8 +213,6 @@ TOOLS: Final = (
         "missing",
         "What is missing",
         "Of one expectation, the messages that nothing has followed in time: missing, late, or not known yet and why.",
-        ExpectationAsked,
-        ExpectationAnswer,
         expectation,
         limit=_RESULTS,
         go_on=_by_cursor,

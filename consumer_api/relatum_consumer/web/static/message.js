@@ -5,7 +5,7 @@ const button = document.querySelector("[data-copy]");
 
 button?.addEventListener("click", async () => {
   const label = button.querySelector("span");
-  const link = new URL(location.pathname + (location.pathname.endsWith("/message") ? location.search : ""), location.href);
+  const link = new URL(location.pathname + location.search, location.href);
   try {
     await navigator.clipboard.writeText(link.href);
     label.textContent = "Copied";

@@ -1,8 +1,9 @@
-"""What the index of times names, and that of one key's value: read and checked, and what of it retention took."""
+"""Lookups by time, as steps: beside a moment, and around it. What the indexes name is read and checked."""
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from relatum.errors import AccessRefused, NotFound, StreamUnavailable, TimeNotRecorded
@@ -10,17 +11,31 @@ from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, StreamBounds
 from relatum.store import Range, merged
-from relatum_consumer.lookups import _blocks as blocks
 from relatum_consumer.lookups import _lookup_statements as statements
-from relatum_consumer.lookups._blocks import Block, Place
+from relatum_consumer.lookups._answer import Answer
+from relatum_consumer.lookups._answering import Find, Found, Gathered, answered
 from relatum_consumer.lookups._catalog import PresentStream, Wanted
-from relatum_consumer.lookups._gathered import Gathered
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SCAN_BLOCKS_MAX
 from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US, Direction
-from relatum_consumer.lookups._proof import replaced
+from relatum_consumer.lookups._proof import Evidence, replaced
 from relatum_consumer.lookups._related import Row, verified
 from relatum_consumer.lookups._requests import Bounds, Select, Sift, Steps
-from relatum_consumer.lookups._time_search import Lost, Nearest, Search, Window
+from relatum_consumer.lookups._time_search import (
+    Block,
+    Lost,
+    Moment,
+    Nearest,
+    Place,
+    Search,
+    Side,
+    Window,
+    agree,
+    in_order,
+    joined,
+    rank,
+    surely_holds,
+    time_of,
+)
 
 _CLASSES: Final[dict[str, Any]] = {"classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
 
@@ -67,7 +82,7 @@ def next_by_blocks(
 ) -> Steps[Message | None]:
     """The next message in time: the blocks that can hold it are read, the most promising first.
 
-    Below, all blocks and places are in the direction's coordinates: see `relatum_consumer.lookups._blocks`.
+    Below, all blocks and places are in the direction's coordinates: see `relatum_consumer.lookups._time_search`.
     """
     nearest = Nearest(search, edge, direction)
     beyond = nearest.beyond
@@ -78,12 +93,12 @@ def next_by_blocks(
         parameters = _blocks_of(stream, lost.floors.get(stream.name, 0)) | {"t": edge[0], "u": u, "o": o}
         rows = yield from Select(sql, parameters)
         page = [nearest.turned_block(Block(*row)) for row in rows]
-        for promise, block in blocks.in_order(page, beyond):
+        for promise, block in in_order(page, beyond):
             if nearest.place is not None and promise > nearest.place:
                 return nearest.message
             had, original = nearest.message, nearest.turned_block(block)
             yield from _read([original], stream, lost, nearest.consider)
-            if nearest.message is had and blocks.surely_holds(block, beyond) and _begins_in(original, stream, lost):
+            if nearest.message is had and surely_holds(block, beyond) and _begins_in(original, stream, lost):
                 lost.is_sure = True
         following = [(block.min_us, block.first_offset) for block in page if block.min_us > beyond[0]]
         if not following:
@@ -130,7 +145,7 @@ def _check_block(
     block: Block, inside: Sequence[int], times: Sequence[int | None], stream: PresentStream, lost: Lost
 ) -> Steps[None]:
     """See that what was read between a block's ends, the offsets and the times of messages, is what the block says."""
-    if blocks.agree(block, times):
+    if agree(block, times):
         return
     bounds: StreamBounds = yield from Bounds(stream.name)
     if bounds.first is not None and bounds.first > block.first_offset:
@@ -191,7 +206,7 @@ def blocks_within(
 def _blocks_within(
     held: Sequence[Block], stream: PresentStream, span: Window, lost: Lost, found: Gathered
 ) -> Steps[None]:
-    for _, _, run in blocks.joined(held, SCAN_BLOCKS_MAX):
+    for _, _, run in joined(held, SCAN_BLOCKS_MAX):
         yield from _read(run, stream, lost, found.consider)
         for block in run:
             is_certain = span.low <= block.min_us <= span.high or span.low <= block.max_us <= span.high
@@ -222,5 +237,79 @@ def offsets_within(
     if following is not None and following <= start:
         return (yield from offsets_within(stream, low, high, start, blocks_max=2 * blocks_max))
     stop = INTEGER_MAX if following is None else following
-    runs = ((max(first, start), min(last + 1, stop)) for first, last, _ in blocks.joined(found, SCAN_BLOCKS_MAX))
+    runs = ((max(first, start), min(last + 1, stop)) for first, last, _ in joined(found, SCAN_BLOCKS_MAX))
     return merged(runs), following
+
+
+def beside(search: Search, moment: Moment, sides: Sequence[Side], *, complete: bool) -> Steps[Answer]:
+    """The next message on a side of the moment; of two sides the nearer one, and the earlier if equally near."""
+    return _answered(search, partial(_nearest, search, moment, sides), complete=complete)
+
+
+def window(
+    search: Search, span: Window, *, complete: bool, nearest: int | None = None, limit: int | None = None
+) -> Steps[Answer]:
+    """All messages in a span of time, by time, partition and offset; with a limit those nearest to a time."""
+    return _answered(search, partial(_within, search, span, nearest, limit), complete=complete)
+
+
+def _answered(search: Search, find: Find, *, complete: bool) -> Steps[Answer]:
+    yield from search.catalog.check_names(search.names)
+    return (yield from answered(search.catalog, search.names, search.key_ids, find, complete=complete))
+
+
+# --- beside a moment --------------------------------------------------------------------------------------
+
+
+def _nearest(search: Search, moment: Moment, sides: Sequence[Side], known: Evidence | None) -> Steps[Found]:
+    lost = Lost()
+    targets = yield from search.targets()
+    among = {stream.name for stream in targets}.union({each.stream for each in known.uncovered} if known else ())
+    found: list[Message] = []
+    for side in sides:
+        candidates: list[Message] = []
+        for stream in targets:
+            edge = moment.edge(stream.name, among, side)
+            look = next_by_blocks if search.by is None else next_by_key
+            message = yield from look(search, stream, edge, side.direction, lost)
+            candidates += [] if message is None else [message]
+        if known:
+            candidates += yield from _unrecorded_beside(search, moment, side, known, among)
+        if candidates:
+            found.append(min(candidates, key=rank) if side.direction == "after" else max(candidates, key=rank))
+    nearest = sorted(found, key=lambda message: (abs(time_of(message) - moment.time_us), rank(message)))
+    return search.found(nearest[:1], lost)
+
+
+def _unrecorded_beside(
+    search: Search, moment: Moment, side: Side, known: Evidence, among: Collection[str]
+) -> Steps[list[Message]]:
+    """The nearest message of each stream, of what is not recorded of it."""
+    streams = {each.stream for each in known.uncovered}
+    nearest = {stream: Nearest(search, moment.edge(stream, among, side), side.direction) for stream in streams}
+    yield from known.scan(lambda message: nearest[message.stream].consider(message))
+    return [each.message for each in nearest.values() if each.message is not None]
+
+
+# --- around a moment --------------------------------------------------------------------------------------
+
+
+def _within(
+    search: Search, span: Window, nearest: int | None, limit: int | None, known: Evidence | None
+) -> Steps[Found]:
+    def first(messages: Iterable[Message]) -> list[Message]:
+        return sorted(messages, key=lambda message: (abs(time_of(message) - (nearest or 0)), rank(message)))[:limit]
+
+    lost = Lost()
+    advice = "ask for a shorter span of time"
+    found = Gathered(lambda message: span.holds(search, message), advice, first=first, limit=limit)
+    targets = yield from search.targets()
+    if search.by is None:
+        yield from blocks_within(search, targets, span, lost, found)
+    else:
+        for stream in targets:
+            yield from keyed_within(search, stream, span, lost, found)
+    if known:
+        yield from known.scan(found.consider)
+    messages = found.messages if limit is None else first(found.messages)
+    return search.found(sorted(messages, key=rank), lost)

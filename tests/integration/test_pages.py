@@ -1,0 +1,173 @@
+"""What pages of docs show is run, as it stands there: affinity, super streams, groups, and the collector."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+
+import pika
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+import relatum
+from relatum.collecting import OutcomeStatus
+from relatum.contexts import AffinityOptions
+from relatum.membership import GROUP_KEY, Membership, assess, membership
+from relatum.reading import StreamReader
+from relatum.superstreams import Layout, StreamOptions, declare_super_stream, describe_super_stream
+from relatum_consumer import Relations
+from tests.support import (
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    record,
+    unique_name,
+    wait_recorded,
+)
+from tests.support.affinity import Partitions
+from tests.support.groups import group_id, of_group, whole_group
+from tests.support.pages import blocks_of, names_there, run, text_of
+from tests.support.super_streams import bodies, delete_by_hand
+
+# --- affinity and super streams ---------------------------------------------------------------------------
+
+
+def test_affinity(layout: Layout, amqp_url: str, database_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each block runs after the one before; what joins a set lies with it, and the open sets are listed."""
+    with names_there(amqp_url, database_url) as names:
+        names["AffinityOptions"] = AffinityOptions
+        for block in blocks_of("affinity.md", renamed={"invoices": layout.super_stream}):
+            if "affinity_predecessor" in block:
+                names["router"] = relatum.AffinityRouter(layout.super_stream, database_url)
+            run("affinity.md", block, names)
+        names["router"].close()
+    assert list(Partitions(amqp_url, layout).of_set("invoice 18").values()) == [[b"2 lamps", b"120 EUR"]]
+    assert "invoice 17" in capsys.readouterr().out
+    assert names["handle"].partition is not None
+
+
+@pytest.fixture
+def name(amqp_url: str) -> Iterator[str]:
+    """The name of a super stream that is not there yet."""
+    name = unique_name("relatum-flights")
+    yield name
+    delete_by_hand(amqp_url, name, *(partition.stream for partition in Layout.numbered(name, 3)))
+
+
+def test_super_streams(
+    amqp_url: str, stream_url: str, database_url: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each block runs after the one before; all messages are there, and what is said to be printed is."""
+    with names_there(amqp_url, database_url) as names:
+        for block in blocks_of("super-streams.md", renamed={"flights": name}):
+            run("super-streams.md", block, names)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:3] == [f"{place} {name}-{place} {place}" for place in range(3)]
+    assert printed[-1] == f"{name}-1"
+    layout = describe_super_stream(amqp_url, name, stream_url=stream_url)
+    assert layout == declare_super_stream(amqp_url, name, 3, stream_url=stream_url)
+    assert sum(map(len, bodies(stream_url, layout).values())) == 6
+
+
+def test_the_page_of_super_streams_names_each_option() -> None:
+    """What a super stream to publish to, and what new streams, can be given stands in the tables."""
+    page = text_of("super-streams.md")
+    for parameters in (inspect.signature(relatum.SuperStream), inspect.signature(StreamOptions)):
+        for parameter in parameters.parameters:
+            assert f"| `{parameter}` |" in page, parameter
+
+
+# --- groups -----------------------------------------------------------------------------------------------
+
+
+def test_putting_groups(amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str) -> None:
+    """Each block runs after the one before; the groups they make are whole, where they put a last message."""
+    with ExitStack() as stack:
+        names = stack.enter_context(names_there(amqp_url, database_url))
+        names["relations"] = stack.enter_context(Relations(amqp_url, database_url, stream_url=stream_url))
+        renamed = {"orders": stream_name}
+        first, *_ = blocks_of("groups.md", renamed=renamed)
+        for block in (first, *blocks_of("groups.md", "Putting", renamed)):
+            if "resume" in block:
+                # Left behind as by a publisher that failed, for the block that goes on with it.
+                names["group"] = relatum.MessageGroup(names["channel"], "", stream_name)
+                names["group"].put(b"first line")
+                wait_recorded(amqp_url, engine, stream_name)  # the recorder has defined the key by then
+            run("groups.md", block, names)
+            if "channel" not in names:
+                names["channel"] = names["connection"].channel()
+                names["channel"].confirm_delivery()
+        wait_recorded(amqp_url, engine, stream_name)
+    groups: dict[str, list[Membership]] = {}
+    with StreamReader.open(stream_url) as reader:
+        for message in reader.iterate(stream_name):
+            place = membership(message.headers)
+            assert place is not None
+            groups.setdefault(place.group_id, []).append(place)
+    assert [len(places) for places in groups.values()] == [3, 2, 3, 2]
+    is_whole = [assess(group, places).is_complete for group, places in groups.items()]
+    assert is_whole == [True, True, True, False]
+
+
+def test_getting_groups(
+    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A whole group and one that lacks a message: each block says so in its own way."""
+    publish_plain(amqp_url, stream_name, [*whole_group(1, 2), of_group(2, 1, time_us=1), of_group(2, 3, last=True)])
+    record(amqp_url, engine, stream_name, keys=[GROUP_KEY])
+    outputs = []
+    with Relations(amqp_url, database_url) as relations:
+        names = {"relations": relations, "group_id": group_id(2), "timedelta": timedelta}
+        for block in blocks_of("groups.md", "Getting", {"orders": stream_name}):
+            run("groups.md", block, names)
+            outputs.append(capsys.readouterr().out)
+    whole, _, incomplete = outputs
+    assert whole == f"{group_id(1)} 2 [b'1-1', b'1-2']\n"
+    assert incomplete.startswith(f"{group_id(2)} ((2, 2),) 1970-01-01 00:00:00.000001+00:00")
+
+
+# --- the collector ----------------------------------------------------------------------------------------
+
+
+def test_collector(
+    amqp_url: str,
+    database_url: str,
+    stream_name: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Messages are published, written by the executor once each, and their outcomes found in each way shown."""
+    monkeypatch.setenv("RELATUM_DATABASE_URL", database_url)
+    monkeypatch.setenv("RELATUM_BROKER_URL", amqp_url)
+    dead, urls = f"{stream_name}-dead", {"postgresql://user@host/name": database_url}
+    renamed = {"orders": stream_name, "orders-dead": dead, "0193…": "first", "0194…": "second", **urls}
+    collects, made, _, asks, publishes = blocks_of("collector.md", renamed=renamed)
+    here: dict[str, Any] = {}
+
+    def work() -> None:
+        for message_id in ("first", "second"):
+            properties = pika.BasicProperties(type="order", message_id=message_id)
+            relatum.publish(here["channel"], "", stream_name, b"a parcel", properties)
+        # Over the connection that is there: it is the test's to close.
+        run("collector.md", publishes[publishes.index("receipt = ") :], here)
+        run("collector.md", asks, here)
+
+    with psycopg.connect(database_url, autocommit=True) as database:
+        database.execute("CREATE TABLE booked (id text PRIMARY KEY, body bytea NOT NULL)")
+        declare_stream(amqp_url, dead)
+        try:
+            with names_there(amqp_url, database_url) as names:
+                relatum.intercept(names["connection"], keys=["order_id"], database=database_url)
+                here |= names | {"channel": names["connection"].channel(), "work": work}
+                run("collector.md", collects.replace("    ...", "    work()"), here)
+        finally:
+            delete_stream(amqp_url, dead)
+        booked = database.execute("SELECT id FROM booked ORDER BY id").fetchall()
+    run("collector.md", made, here)
+    receipt, found = here["receipt"], here["found"]
+    assert sorted(message_id for (message_id,) in booked) == sorted(["first", "second", receipt.message_id])
+    assert here["outcome"].status is OutcomeStatus.SUCCEEDED
+    assert [found[message_id].status for message_id in ("first", "second")] == [OutcomeStatus.SUCCEEDED] * 2
+    assert f"{receipt.message_id} succeeded" in capsys.readouterr().out

@@ -1,0 +1,125 @@
+"""What most tests need together: a broker, a stream there, and a database; and the same behind lines that fail."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from inspect import isasyncgen, isawaitable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from relatum.keys import KeyDefinition
+from relatum.reading import BrokerAddress, Message, StreamReader
+from tests.support._recording import record, rows_of, wait_recorded
+from tests.support._streams import Plain, publish_plain
+from tests.support.proxy import Proxy
+from tests.support.standstill import locked
+
+
+@dataclass(frozen=True)
+class Place:
+    """A broker, a stream there, and a database."""
+
+    amqp: str
+    stream_url: str
+    database: str
+    engine: sa.Engine
+    stream: str
+
+    def put(self, *messages: Plain, to: str | None = None) -> None:
+        """Publish messages one by one, each confirmed."""
+        publish_plain(self.amqp, to or self.stream, messages)
+
+    def record(self, *streams: str, keys: Iterable[str | KeyDefinition] = ()) -> None:
+        """Record all that is in the stream, or in others, now."""
+        record(self.amqp, self.engine, *(streams or (self.stream,)), keys=keys)
+
+    def wait_recorded(self) -> None:
+        """Wait until a recorder has recorded all that is in the stream now."""
+        wait_recorded(self.amqp, self.engine, self.stream)
+
+    def values(self) -> list[str]:
+        """The values recorded of the stream, in the order of its messages."""
+        return [value for _, value, _ in rows_of(self.engine, self.stream)]
+
+    def messages(self, stream: str | None = None) -> list[Message]:
+        """All messages of a stream."""
+        with StreamReader.open(self.stream_url) as reader:
+            return list(reader.iterate(stream or self.stream))
+
+
+class FailingPlace:
+    """A place whose broker and database are behind lines that can fail, and a face to ask by.
+
+    Attributes:
+        place: The place itself.
+        broker: The broker's address by way of the lines.
+        database: The database's URL by way of a line.
+        took_s: Seconds that what was asked during the last fault took.
+    """
+
+    def __init__(self, place: Place, face: str) -> None:
+        self.place, self.is_async = place, face == "asyncio"
+        self._stack = ExitStack()
+        self._runner = self._stack.enter_context(asyncio.Runner())
+        urls = (place.amqp, place.stream_url, place.database)
+        *self._broker, self._database = [self._stack.enter_context(Proxy.to(url)) for url in urls]
+        self.amqp, self.stream_url = (line.url(url) for line, url in zip(self._broker, urls, strict=False))
+        self.broker = BrokerAddress.parse(self.amqp, self.stream_url)
+        self.database = self._database.url(place.database)
+        self.took_s = 0.0
+
+    def go(self, result: Any) -> Any:
+        """What a call gave, or what it gives on the event loop."""
+        if isasyncgen(result):
+            return self._runner.run(_listed(result))
+        return self._runner.run(_awaited(result)) if isawaitable(result) else result
+
+    def enter(self, manager: Any) -> Any:
+        """Enter a context that is left at the end."""
+        return self._stack.enter_context(manager)
+
+    def at_end(self, close: Callable[..., Any], *arguments: Any) -> None:
+        """Have something closed at the end."""
+        self._stack.callback(lambda: self.go(close(*arguments)))
+
+    @contextmanager
+    def fault(self, fault: str, error: type[Exception] | None = None) -> Iterator[None]:
+        """What is inside is timed, and ends with that error, if any.
+
+        `fault`: "broker frozen", "database frozen", "database refused", or "locked" and names of tables.
+        """
+        lines = self._broker if fault.startswith("broker") else [self._database]
+        with ExitStack() as faulty:
+            if fault.startswith("locked"):
+                faulty.enter_context(locked(self.place.database, *fault.split()[1:]))
+            for line in [] if fault.startswith("locked") else lines:
+                faulty.callback(_let_pass, line)
+                if fault.endswith("frozen"):
+                    line.mode = "frozen"
+                else:
+                    line.accepts = False
+                    line.cut()
+            began = time.monotonic()
+            with nullcontext() if error is None else pytest.raises(error):
+                yield
+            self.took_s = time.monotonic() - began
+
+    def close(self) -> None:
+        """Close all."""
+        self._stack.close()
+
+
+def _let_pass(line: Proxy) -> None:
+    line.mode, line.accepts = "pass", True
+
+
+async def _awaited(what: Any) -> Any:
+    return await what
+
+
+async def _listed(what: Any) -> list[Any]:
+    return [each async for each in what]
