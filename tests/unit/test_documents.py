@@ -22,7 +22,7 @@ RUN = {
     "README.md": ["acceptance/test_readme.py"],
     "docs/affinity.md": ["integration/test_pages.py"],
     "docs/collector.md": ["integration/test_pages.py"],
-    "docs/contexts.md": ["integration/test_contexts_publishing_page.py", "integration/test_contexts_consuming_page.py"],
+    "docs/contexts.md": ["integration/test_contexts_pages.py"],
     "docs/groups.md": ["integration/test_pages.py"],
     "docs/metrics.md": ["integration/test_metrics_told.py"],
     "docs/opentelemetry.md": ["integration/test_otel_page.py"],

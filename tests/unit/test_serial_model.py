@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from relatum.contexts import MoveState
 from relatum.contexts.placement import _publication as publication
-from relatum.contexts.placement._cache import Sent as CheckedSent
 from relatum.contexts.placement._entries import Entry, Fence, Marker
+from relatum.contexts.placement._publication_requests import Sent as CheckedSent
 from relatum.contexts.serial._partition_log import PartitionLog
 from relatum.contexts.serial.moving import _move_steps as moving
 from tests.support.serial_world import PARTITIONS, Renewal, World, Wrong
@@ -145,7 +145,7 @@ def old_go_on(move_id: int) -> moving.Steps:
     found = yield moving.Look(move_id)
     if found.state is MoveState.FENCING:
         epoch = found.fence_epoch
-        yield moving.PublishControl(found.source, Fence(move_id, epoch, found.contexts))
+        yield moving.PublishControl(found.source, Fence(move_id, epoch, found.names))
         at = yield moving.FindControl(found.source, "fence", move_id, epoch, found.scan_from)
         found = yield moving.SetFenced(move_id, found.attempt, at or 0)
     return found
