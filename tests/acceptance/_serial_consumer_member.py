@@ -12,8 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from relatum import AsyncSerialConsumer, SerialConsumer
-from relatum.contexts import SerialOptions
-from relatum.contexts.serial.consuming._serial_batch import BatchBase
+from relatum.contexts import AsyncSerialBatch, SerialBatch, SerialOptions
 
 OPTIONS = SerialOptions(lease_s=1.0, batch_messages=20)
 WRITE = sa.text("INSERT INTO consumed (message) VALUES (:message)")
@@ -22,7 +21,7 @@ WORK_S = 0.1
 """Seconds a batch takes: the longer, the more often it is interrupted."""
 
 
-def write(connection: sa.Connection, batch: BatchBase) -> None:
+def write(connection: sa.Connection, batch: SerialBatch | AsyncSerialBatch) -> None:
     """Write a batch's messages, in order."""
     connection.execute(WRITE, [{"message": message.body.decode()} for message in batch])
     time.sleep(WORK_S)

@@ -5,9 +5,9 @@ from contextlib import closing
 import sqlalchemy as sa
 
 from relatum.contexts import SerialConsumer
-from relatum.contexts.placement._cache import Sent
+from relatum.contexts.placement._controls import Strays
 from relatum.contexts.placement._entries import Fence, Placed
-from relatum.contexts.placement._search import Strays
+from relatum.contexts.placement._publication_requests import Sent
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress
 from relatum.superstreams import Layout

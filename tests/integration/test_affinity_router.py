@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import aio_pika
@@ -26,13 +27,11 @@ from relatum.errors import (
     TooManyOpenSets,
 )
 from relatum.keys import KeyDefinition
+from relatum.store import placements
 from relatum.superstreams import Layout, unbind_partition
 from tests.support import broker_connection, recording, until_answered, wait_recorded, wait_until
 from tests.support.affinity import Faces, Partitions
 from tests.support.proxy import Proxy
-
-IDLE_S = 4.0
-"""Seconds for which no process is to stand still, lest a set that is in use be idle."""
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
@@ -147,7 +146,7 @@ def test_the_last_message_closes_its_set(faces: Faces, sets: relatum.AffinitySet
     """Once it is confirmed the set is closed, and the next message of its name begins another, here and elsewhere."""
     with faces.opened() as one, faces.opened() as other:
         one.publish(b"1", "s1")
-        other.publish(b"2", "s1")
+        other.publish(b"2", "s1", affinity_last=None)
         first = sets.inspect("s1")
         one.publish(b"3", "s1", affinity_last=True)
         one.publish(b"4", "s1")
@@ -200,54 +199,39 @@ def test_a_moved_set_is_followed(
 
 
 def test_idle_sets_are_closed_and_used_ones_are_not(
-    faces: Faces, layout: Layout, database_url: str, amqp_url: str
+    faces: Faces, sets: relatum.AffinitySets, engine: sa.Engine
 ) -> None:
-    """A set nobody publishes to is closed after `idle_s`; one that is published to stays."""
-    with faces.opened(idle_s=IDLE_S) as router:
+    """A set nobody used for `idle_s` is closed; one in use stays, also where its router was told nothing of that."""
+    with faces.opened() as router:
         router.publish(b"", "quiet")
         router.publish(b"", "busy")
-        with relatum.AffinitySets(layout.super_stream, database_url, broker=amqp_url) as sets:
-            epoch = sets.inspect("busy").epoch
-
-            def is_closed() -> bool:
-                router.publish(b"", "busy")
-                return not sets.list("quiet")
-
-            wait_until(is_closed, what="the end of the quiet set", every_s=0.2)
-            assert sets.inspect("busy").epoch == epoch
-
-
-def test_a_router_that_waits_shorter_closes_no_set_in_use(faces: Faces, sets: relatum.AffinitySets) -> None:
-    """A set that another router uses keeps its partition, though that one was told nothing of `idle_s`."""
-    with faces.opened() as long, faces.opened(idle_s=IDLE_S) as short:
-        long.publish(b"", "busy")
-        epoch = sets.inspect("busy").epoch
-        short.publish(b"", "its own")
-
-        def is_closed() -> bool:
-            long.publish(b"", "busy")
-            return not sets.list("its own")
-
-        wait_until(is_closed, what="the end of the other's set", every_s=0.2)
-        assert sets.inspect("busy").epoch == epoch
+    epoch = sets.inspect("busy").epoch
+    with engine.begin() as connection:
+        connection.execute(sa.update(placements).values(used_at=sa.func.now() - timedelta(hours=1)))
+    with faces.opened(idle_s=60) as closing:
+        closing.publish(b"", "its own")
+        with faces.opened() as using:
+            # A router that is closed writes down which sets it used, and closes the others, at once.
+            using.publish(b"", "busy")
+    assert [(each.name, each.epoch == epoch) for each in sets.list()] == [("busy", True), ("its own", False)]
 
 
 def test_sets_of_a_super_stream_are_closed_after_one_time(faces: Faces, sets: relatum.AffinitySets) -> None:
     """Who names another `idle_s` than the first is refused, and told which it is; who names none goes by that."""
     with faces.opened(idle_s=60) as first:
         first.publish(b"", "s1")
-        with pytest.raises(SuperStreamConflict, match="closed after 60 s") as refused, faces.opened(idle_s=30) as other:
+        with pytest.raises(SuperStreamConflict, match="closed after 60 s") as refused, faces.opened(idle_s=90) as other:
             other.publish(b"", "s1")
         assert refused.value.reason == "its idle_s is 60"
         with faces.opened() as other:
             other.publish(b"", "s1")
-    sets.set_idle(30)
-    with faces.opened(idle_s=30) as other:
+    sets.set_idle(90)
+    with faces.opened(idle_s=90) as other:
         other.publish(b"", "s1")
     sets.set_idle(None)
-    with faces.opened(idle_s=5) as other:
+    with faces.opened(idle_s=120) as other:
         other.publish(b"", "s1")
-    for wrong in (0, -1, True, "1", float("inf")):
+    for wrong in (0, 59.9, True, "60", float("inf")):
         with pytest.raises(InvalidInput, match="idle_s"):
             sets.set_idle(wrong)  # type: ignore[arg-type]
 
@@ -289,7 +273,27 @@ def test_a_predecessor_is_read_where_it_lies(faces: Faces, sets: relatum.Affinit
         with pytest.raises(PredecessorNotFound) as missing:
             router.publish(b"3", affinity_predecessor=f"{stream}:1000")
         assert missing.value.predecessor == f"{stream}:1000"
+        # Whatever else names no place in a partition is an id, colons or not.
+        for text in (stream, f"{stream}:", f"{stream}:-1", f"{stream}:1.5", f"{stream}:²", "orders-2:17", "urn:uuid:7"):
+            with pytest.raises(PredecessorNotFound, match="no key is taken"):
+                router.publish(b"3", affinity_predecessor=text)
     assert partitions.of_set("s1") == {stream: [b"1", b"2"]}
+
+
+def test_the_messages_used_last_are_remembered_as_predecessors(faces: Faces) -> None:
+    """At most so many: those that were published, or named as a predecessor, last."""
+    with faces.opened(predecessors_max=2) as router:
+        for number in range(2):
+            router.publish(b"", "s1", message_id=f"m{number}")
+        router.publish(b"", affinity_predecessor="m0")
+        router.publish(b"", "s1", message_id="m2")
+        router.publish(b"", affinity_predecessor="m0")
+        with pytest.raises(PredecessorNotFound, match="has not published it"):
+            router.publish(b"", affinity_predecessor="m1")
+    with faces.opened(predecessors_max=0) as router:
+        router.publish(b"", "s1", message_id="m1")
+        with pytest.raises(PredecessorNotFound):
+            router.publish(b"", affinity_predecessor="m1")
 
 
 def test_a_predecessor_is_found_by_the_table(
@@ -359,7 +363,7 @@ def test_headers_that_make_no_sense_are_refused(faces: Faces, partitions: Partit
     [
         {"balance": "fairest"},
         {"check_s": 0.05},
-        {"idle_s": 0},
+        {"idle_s": 59.9},
         {"open_sets_max": 0},
         {"known_sets_max": 0},
         {"predecessors_max": -1},

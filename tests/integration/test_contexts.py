@@ -11,9 +11,9 @@ from itertools import product
 import pytest
 
 from relatum.contexts import Move, MoveProgress, MoveState, SerializationContexts
+from relatum.contexts.placement._controls import ControlStreams
 from relatum.contexts.placement._entries import Control, Fence, Marker, entry_of
 from relatum.contexts.serial.moving import _move_steps as moving
-from relatum.contexts.serial.moving._controls import ControlStreams
 from relatum.contexts.serial.moving._move_store import MoveStore, NothingToMove
 from relatum.contexts.serial.moving._mover import Mover
 from relatum.errors import (
@@ -276,7 +276,7 @@ def test_a_move_that_is_late_takes_what_is_left(contexts: SerializationContexts,
     contexts.move(names[:1], f"{contexts.super_stream}-2")
     source, target = f"{contexts.super_stream}-0", f"{contexts.super_stream}-1"
     begun = store.begin(moving.Begin(source, target, frozenset([*names, "nobody"]), 0, 0), "me")
-    assert begun.contexts == frozenset(names[1:])
+    assert begun.names == frozenset(names[1:])
     contexts.resume(begun.move_id)
     generation = contexts.status().generation
     with pytest.raises(NothingToMove):

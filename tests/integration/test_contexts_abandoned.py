@@ -1,38 +1,35 @@
-"""A move whose mover is gone is gone on with by whoever is there: routers, consumers, movers; by one of them."""
+"""A move whose mover is gone is gone on with by a router that waits for it, or by a mover; by one of them."""
 
 import logging
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import aio_pika
 import pytest
 import sqlalchemy as sa
-from pika import BasicProperties
+from pika.adapters.blocking_connection import BlockingChannel
 
-import relatum
 from relatum.contexts import (
     AsyncContextRouter,
+    ContextOptions,
     ContextRouter,
+    MoveProgress,
     MoveState,
-    SerialConsumer,
     SerializationContexts,
-    SerialOptions,
 )
-from relatum.contexts.serial.moving import _abandoned as abandoned
-from relatum.contexts.serial.moving import _move_steps as moving
-from relatum.contexts.serial.moving._controls import ControlStreams
-from relatum.contexts.serial.moving._mover import Mover
-from relatum.headers import CONTEXT_HEADER
-from relatum.processes import new_holder
-from relatum.reading import BrokerAddress
-from relatum.store import context_moves
+from relatum.errors import ContextMoving
+from relatum.store import publisher_sessions
 from tests.support import broker_connection, wait_until
-from tests.support.leases import LEASE_S
+from tests.support.leases import let_lapse
+from tests.support.routing import of_context
 
-AGO = sa.func.now() - sa.text("interval '1 s'")
 PARTITIONS = 2
 TAKEN = "is gone on with: its mover is gone"
+
+
+class Dies(Exception):
+    """The mover dies."""
 
 
 @pytest.fixture
@@ -43,192 +40,110 @@ def contexts(super_stream: str, amqp_url: str, stream_url: str, database_url: st
         yield contexts
 
 
-class Dies(Exception):
-    """The mover dies."""
+@pytest.fixture(params=[MoveState.FENCING, MoveState.FENCED])
+def move_id(request: pytest.FixtureRequest, contexts: SerializationContexts, engine: sa.Engine) -> int:
+    """A move of "c" whose mover died in this state, longer ago than it counts as attended."""
+    return leave(contexts, engine, request.param)
 
 
-@pytest.fixture(params=[3, 5, 7], ids=lambda after: f"after-{after}-steps")
-def move_id(
-    request: pytest.FixtureRequest, contexts: SerializationContexts, amqp_url: str, stream_url: str, engine: sa.Engine
-) -> int:
-    """A move of "c" whose mover died, after so many steps, longer ago than it counts as attended."""
-    return leave(contexts, amqp_url, stream_url, engine, after=request.param)
+def leave(contexts: SerializationContexts, engine: sa.Engine, state: MoveState = MoveState.FENCING) -> int:
+    """Begin a move of "c", and die when it has come to a state; gives the move's number."""
 
+    def die(progress: MoveProgress) -> None:
+        if progress.move.state is state:
+            raise Dies
 
-def leave(contexts: SerializationContexts, amqp_url: str, stream_url: str, engine: sa.Engine, *, after: int = 5) -> int:
-    """Begin a move of "c", and die after so many steps; gives the move's number."""
-
-    def steps() -> moving.Steps:
-        whole = moving.move(f"{contexts.super_stream}-0", f"{contexts.super_stream}-1", frozenset("c"), grace_s=0)
-        answer = None
-        for _ in range(after + 1):
-            answer = yield whole.send(answer)
-        raise Dies
-
-    with ControlStreams(BrokerAddress.parse(amqp_url, stream_url)) as streams, pytest.raises(Dies):
-        Mover(contexts._moves, streams).run(steps())
+    with pytest.raises(Dies):
+        contexts.move("c", f"{contexts.super_stream}-1", progress=die)
+    let_lapse(engine)
     [left] = contexts.moves()
-    with engine.begin() as connection:
-        connection.execute(sa.update(context_moves).values(lease_expires_at=AGO))
     return left.move_id
 
 
+def state_of(contexts: SerializationContexts, move_id: int) -> MoveState:
+    """How far a move is."""
+    return next(each.state for each in contexts.moves(latest=9) if each.move_id == move_id)
+
+
 def test_a_router_goes_on_with_a_move_its_message_waits_for(
-    move_id: int, contexts: SerializationContexts, super_stream: str, amqp_url: str, stream_url: str, database_url: str
+    move_id: int, contexts: SerializationContexts, channel: BlockingChannel, database_url: str
 ) -> None:
     """Publishing to a context whose mover died ends as if it had not, within the default time-out."""
-    with broker_connection(amqp_url) as connection:
-        channel = connection.channel()
-        channel.confirm_delivery()
-        with ContextRouter(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as router:
-            router.publish(channel, b"c1", BasicProperties(headers={CONTEXT_HEADER: "c"}))
-    assert contexts._moves.move(move_id).state is MoveState.SWITCHED
-    assert contexts.assignment_of("c").partition == f"{super_stream}-1"
+    with ContextRouter(contexts.super_stream, database_url) as router:
+        router.publish(channel, b"c1", of_context("c"))
+    assert state_of(contexts, move_id) is MoveState.SWITCHED
+    assert contexts.assignment_of("c").partition == f"{contexts.super_stream}-1"
 
 
 async def test_an_asyncio_router_does_so_too(
-    contexts: SerializationContexts,
-    super_stream: str,
-    amqp_url: str,
-    stream_url: str,
-    database_url: str,
-    engine: sa.Engine,
+    move_id: int, contexts: SerializationContexts, amqp_url: str, database_url: str
 ) -> None:
     """The asyncio face goes on with it, in a thread: its loop is not held up."""
-    move_id = leave(contexts, amqp_url, stream_url, engine)
-    connection = await aio_pika.connect(amqp_url)
-    async with connection, AsyncContextRouter(super_stream, database_url, broker=amqp_url) as router:
-        channel = await connection.channel(publisher_confirms=True)
-        await router.publish(channel, aio_pika.Message(b"c1", headers={CONTEXT_HEADER: "c"}))
-    assert contexts._moves.move(move_id).state is MoveState.SWITCHED
+    async with await aio_pika.connect(amqp_url) as connection:
+        channel = await connection.channel()
+        async with AsyncContextRouter(contexts.super_stream, database_url) as router:
+            await router.publish(channel, aio_pika.Message(b"c1", headers={"serialization_context": "c"}))
+    assert state_of(contexts, move_id) is MoveState.SWITCHED
 
 
-def test_a_consumer_goes_on_with_it(
-    contexts: SerializationContexts,
-    super_stream: str,
-    amqp_url: str,
-    stream_url: str,
-    database_url: str,
-    engine: sa.Engine,
-) -> None:
-    """Where nobody publishes, a consumer's member sees it as it renews its lease."""
-    move_id = leave(contexts, amqp_url, stream_url, engine)
-    with SerialConsumer(super_stream, "test", database=database_url, broker=amqp_url, stream_url=stream_url):
-        wait_until(lambda: contexts._moves.move(move_id).state is MoveState.SWITCHED, what="the move has ended")
-
-
-def test_a_mover_ends_it_before_its_own(
-    contexts: SerializationContexts, super_stream: str, amqp_url: str, stream_url: str, engine: sa.Engine
-) -> None:
+def test_a_mover_ends_it_before_its_own(move_id: int, contexts: SerializationContexts) -> None:
     """Who moves the same context finds no abandoned move in the way."""
-    move_id = leave(contexts, amqp_url, stream_url, engine)
-    [back] = contexts.move("c", f"{super_stream}-0")
-    assert contexts._moves.move(move_id).state is MoveState.SWITCHED
-    assert back.state is MoveState.SWITCHED
+    [back] = contexts.move("c", f"{contexts.super_stream}-0")
+    assert state_of(contexts, move_id) is back.state is MoveState.SWITCHED
 
 
 def test_one_of_many_goes_on_with_it(
-    contexts: SerializationContexts,
-    super_stream: str,
-    amqp_url: str,
-    stream_url: str,
-    database_url: str,
-    engine: sa.Engine,
-    caplog: pytest.LogCaptureFixture,
+    move_id: int, contexts: SerializationContexts, amqp_url: str, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However many wait for a move, one takes it."""
-    move_id = leave(contexts, amqp_url, stream_url, engine)
-    with ExitStack() as stack, caplog.at_level(logging.WARNING, "relatum.contexts"):
-        routers = [
-            stack.enter_context(ContextRouter(super_stream, database_url, broker=amqp_url, stream_url=stream_url))
-            for _ in range(6)
-        ]
 
-        def publish(router: ContextRouter) -> None:
-            with broker_connection(amqp_url) as connection:
-                channel = connection.channel()
-                channel.confirm_delivery()
-                router.publish(channel, b"c", BasicProperties(headers={CONTEXT_HEADER: "c"}))
+    def publish(_number: int) -> None:
+        with (
+            broker_connection(amqp_url) as connection,
+            ContextRouter(contexts.super_stream, database_url) as router,
+        ):
+            channel = connection.channel()
+            channel.confirm_delivery()
+            router.publish(channel, b"c", of_context("c"))
 
-        with ThreadPoolExecutor(6) as pool:
-            list(pool.map(publish, routers))
-    assert contexts._moves.move(move_id).state is MoveState.SWITCHED
-    assert [record.getMessage() for record in caplog.records if TAKEN in record.getMessage()] == [
-        f"move {move_id} {TAKEN}"
-    ]
+    with caplog.at_level(logging.WARNING, "relatum.contexts"), ThreadPoolExecutor(6) as pool:
+        list(pool.map(publish, range(6)))
+    assert state_of(contexts, move_id) is MoveState.SWITCHED
+    assert [each.getMessage() for each in caplog.records if TAKEN in each.getMessage()] == [f"move {move_id} {TAKEN}"]
 
 
-def test_a_move_that_is_attended_is_left_alone(
-    contexts: SerializationContexts, super_stream: str, amqp_url: str, stream_url: str, engine: sa.Engine
-) -> None:
-    """A mover whose step takes longer than it counts as heard of says meanwhile that it is there."""
-    move_id = leave(contexts, amqp_url, stream_url, engine)
-    holder = new_holder()
-    assert contexts._moves.take_abandoned(holder) == move_id
-    assert contexts._moves.take_abandoned("another") is None
-
-    def steps() -> moving.Steps:
-        found = yield moving.Look(move_id)
-        with engine.begin() as connection:
-            connection.execute(sa.update(context_moves).values(lease_expires_at=AGO))
-        wait_until(lambda: contexts._moves.move(move_id).is_attended, what="it is said that somebody is there")
-        return found
-
-    with ControlStreams(BrokerAddress.parse(amqp_url, stream_url)) as streams:
-        Mover(contexts._moves, streams, holder=holder).run(steps())
-    assert contexts._moves.take_abandoned("another") is None
+def test_a_mover_that_lives_says_so(contexts: SerializationContexts, engine: sa.Engine) -> None:
+    """A mover that waits for longer than it counts as heard of says meanwhile that it is there."""
+    with engine.begin() as connection:
+        ids = sa.text("SELECT super_stream_id, 'dead:1:x', 0, 60, now() + interval '1 hour' FROM relatum.super_streams")
+        columns = ["super_stream_id", "holder", "seen", "session_s", "lease_expires_at"]
+        connection.execute(sa.insert(publisher_sessions).from_select(columns, ids.columns()))
+    mover = threading.Thread(target=contexts.move, args=("c", f"{contexts.super_stream}-1"))
+    mover.start()
+    wait_until(lambda: any(each.waits_for for each in contexts.moves()), what="the mover waits")
+    let_lapse(engine)
+    wait_until(lambda: contexts.moves()[0].is_attended, what="it is said that somebody is there")
+    with engine.begin() as connection:
+        connection.execute(sa.delete(publisher_sessions))
+    mover.join()
+    assert contexts.moves() == []
 
 
-@pytest.mark.usefixtures("quick_rhythm")
-def test_who_may_not_go_on_leaves_it_to_others(
+def test_a_router_that_may_not_go_on_leaves_it_to_others(
     contexts: SerializationContexts,
-    super_stream: str,
-    amqp_url: str,
-    stream_url: str,
-    database_url: str,
+    channel: BlockingChannel,
     engine: sa.Engine,
+    database_url: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A consumer whose role may only read placements says so once, and consumes on."""
-    move_id = leave(contexts, amqp_url, stream_url, engine)
-    as_consumer = f"{database_url}?options=-crole%3Drelatum_consumer"
-    with (
-        caplog.at_level(logging.WARNING, "relatum.contexts"),
-        SerialConsumer(
-            super_stream,
-            "test",
-            SerialOptions(lease_s=LEASE_S),
-            database=as_consumer,
-            broker=amqp_url,
-            stream_url=stream_url,
-        ) as member,
-    ):
-        wait_until(lambda: "AccessRefused" in caplog.text, what="it is said that it may not")
-        with broker_connection(amqp_url) as connection:
-            channel = connection.channel()
-            channel.basic_publish("", f"{super_stream}-0", b"plain")
-        batch = member.next_batch(90.0)
-        assert batch is not None
-        batch.acknowledge()
-    assert not contexts._moves.move(move_id).state.is_ended
+    """It says so once, however often it looks, and its message ends as any that waits for too long."""
+    leave(contexts, engine)
+    with engine.begin() as connection:
+        connection.execute(sa.text("REVOKE UPDATE ON relatum.context_moves FROM relatum_router"))
+    as_router = f"{database_url}?options=-crole%3Drelatum_router"
+    with ContextRouter(contexts.super_stream, as_router, ContextOptions(timeout_s=2.5)) as router:
+        with pytest.raises(ContextMoving):
+            router.publish(channel, b"c1", of_context("c"))
+        router.publish(channel, b"d1", of_context("d"))
+    assert not contexts.moves()[0].state.is_ended
     assert caplog.text.count("AccessRefused") == 1
-
-
-def test_looks_are_spread_and_bounded() -> None:
-    """However often it is asked, a process looks about once a second, and not again soon where it failed."""
-    looked: list[int] = []
-
-    def fail() -> abandoned.Where:
-        looked.append(1)
-        raise relatum.errors.AccessRefused("no")
-
-    keeper = abandoned.Abandoned(fail)
-    keeper.look()
-    wait_until(lambda: looked)
-    thread = keeper._thread
-    assert thread is not None
-    thread.join()
-    for _ in range(1000):
-        keeper.look()
-    keeper.close()
-    assert len(looked) == 1

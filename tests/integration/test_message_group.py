@@ -446,6 +446,14 @@ def test_wrong_options_are_refused(channel: BlockingChannel, options: dict[str, 
     assert caught.value.reason == reason
 
 
+def test_a_group_has_a_place_and_goes_on_from_a_position(channel: BlockingChannel) -> None:
+    """Neither may be left out; the error names it."""
+    with pytest.raises(InvalidGroup, match="routing_key"):
+        relatum.MessageGroup(channel, "", None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidGroup, match="position"):
+        relatum.MessageGroup(channel, "", "anywhere").resume(None)  # type: ignore[arg-type]
+
+
 def test_a_group_has_at_most_999_999_999_messages(
     connection: BlockingConnection, channel: BlockingChannel, stream_url: str, stream_name: str
 ) -> None:

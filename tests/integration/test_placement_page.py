@@ -7,12 +7,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from relatum.contexts.placement._placement_store import PlacementStore
-from relatum.superstreams import Layout
-
 DOCS = Path(__file__).parents[2] / "docs"
 
 MOVED = """
+INSERT INTO relatum.super_streams (name, header) VALUES ('orders', 'serialization_context');
+INSERT INTO relatum.super_stream_partitions (super_stream_id, stream, binding_key, place, open_sets)
+  SELECT super_stream_id, 'orders-' || n, n::text, n, 3 - 3 * n FROM relatum.super_streams, generate_series(0, 1) AS n;
+INSERT INTO relatum.placements (super_stream_id, name, partition_id, epoch, first_epoch)
+  SELECT super_stream_id, 'customer ' || n, partition_id, n, n
+  FROM relatum.super_stream_partitions, unnest(ARRAY[4711, 4712, 5]) AS n WHERE place = 0;
 INSERT INTO relatum.context_moves (super_stream_id, source_id, target_id, state, contexts, fence_epoch, epoch,
   scan_from, target_scan_from, fence_offset, marker_offset, started_at, ended_at,
   generation)
@@ -40,9 +43,6 @@ def section(page: str, heading: str) -> list[str]:
 @pytest.fixture
 def connection(database_url: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
     """A connection to a database in which a context was moved, and is held back."""
-    with PlacementStore(database_url, "/", "orders") as store:
-        store.open("serialization_context", Layout.numbered("orders", 2))
-        store.place(["customer 4711", "customer 4712", "customer 5"], lambda _name, partitions: partitions[0])
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(MOVED.encode())
         yield connection

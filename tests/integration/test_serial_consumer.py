@@ -1,24 +1,33 @@
 """Serial consumers against a real broker and database: order across moves, shares, positions, exactly once."""
 
+import asyncio
 import re
 import threading
+import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from relatum import errors
-from relatum.contexts import SerialBatch, SerialConsumer, SerialOptions, forget_consumer
-from relatum.contexts.serial.consuming._serial_statements import DRAINED
-from relatum.reading import StreamReader, position_of
-from relatum.store import NOW, serial_checkpoints, serial_holds, serial_members, serial_positions, super_streams
+from relatum.contexts import (
+    AsyncSerialBatch,
+    AsyncSerialConsumer,
+    SerialBatch,
+    SerialConsumer,
+    SerialOptions,
+    forget_consumer,
+)
+from relatum.reading import StreamReader
+from relatum.store import NOW, serial_members, serial_positions, super_streams
 from relatum.superstreams import add_partition
 from tests.support import broker_connection, declare_stream, wait_until
 from tests.support.leases import LEASE_S, let_lapse
 from tests.support.proxy import Proxy
-from tests.support.serial_consuming import SerialBed, serial_bed
+from tests.support.serial_consuming import Stage, bodies, consume, serial_bed
 
 written = sa.Table(
     "consumed",
@@ -39,43 +48,26 @@ pytestmark = pytest.mark.usefixtures("quick_rhythm")
 
 
 @pytest.fixture
-def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
+def stage(amqp_url: str, database_url: str, engine: sa.Engine) -> Iterator[Stage]:
     """A super stream of two partitions."""
     with serial_bed(amqp_url, engine) as bed:
-        yield bed
+        yield Stage(bed, database_url, amqp_url, engine)
 
 
 @pytest.fixture
-def bed_of_three(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
+def three(amqp_url: str, database_url: str, engine: sa.Engine) -> Iterator[Stage]:
     """A super stream of three partitions."""
     with serial_bed(amqp_url, engine, 3) as bed:
-        yield bed
+        yield Stage(bed, database_url, amqp_url, engine)
 
 
-def consumer(bed: SerialBed, database_url: str, amqp_url: str, **options: Any) -> SerialConsumer:
-    """A consumer of the name "test"."""
-    told = SerialOptions(**{"lease_s": LEASE_S, **options})
-    return SerialConsumer(bed.name, "test", told, database=database_url, broker=amqp_url)
+@pytest.fixture(params=["blocking", "asyncio"])
+def each(request: pytest.FixtureRequest, stage: Stage) -> Stage:
+    """The same for consumers of each face."""
+    return replace(stage, face=request.param)
 
 
-def bodies(batch: SerialBatch) -> list[str]:
-    """What a batch says."""
-    return [message.body.decode() for message in batch]
-
-
-def consume(consumer: SerialConsumer, count: int) -> list[str]:
-    """So many messages, acknowledged as they come; fails where they do not come."""
-    found: list[str] = []
-    while len(found) < count:
-        batch = consumer.next_batch(90.0)
-        assert batch is not None, f"{count} messages were to come; these came: {found}"
-        found.extend(bodies(batch))
-        batch.acknowledge()
-    assert len(found) == count, found
-    return found
-
-
-def batch_of(consumer: SerialConsumer, stream: str) -> SerialBatch:
+def batch_of(consumer: Any, stream: str) -> Any:
     """The next batch, which must be of a partition."""
     batch = consumer.next_batch(90.0)
     assert batch is not None
@@ -83,28 +75,16 @@ def batch_of(consumer: SerialConsumer, stream: str) -> SerialBatch:
     return batch
 
 
-def position(engine: sa.Engine, bed: SerialBed, partition: int) -> int:
-    """A stored position."""
-    with engine.connect() as connection:
-        where = serial_positions.c.partition_id == bed._ids[bed.streams[partition]]
-        return int(connection.scalar(sa.select(serial_positions.c.position).where(where)) or 0)
-
-
-def holds(engine: sa.Engine) -> int:
-    """How many holds are stored."""
-    with engine.connect() as connection:
-        return int(connection.scalar(sa.select(sa.func.count()).select_from(serial_holds)) or 0)
-
-
-def test_a_consumer_goes_on_where_its_name_was(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+def test_a_consumer_goes_on_where_its_name_was(stage: Stage) -> None:
     """Each message is handed out once to a name, in the order of its partition, also after a restart."""
+    bed = stage.bed
     bed.publish(0, "a", "a1", "a2")
-    with consumer(bed, database_url, amqp_url) as first:
+    with stage.consumer() as first:
         assert consume(first, 2) == ["a1", "a2"]
         bed.publish(0, "a", "a3")
         unacknowledged = batch_of(first, bed.streams[0])
         assert bodies(unacknowledged) == ["a3"]
-    with consumer(bed, database_url, amqp_url) as second:
+    with stage.consumer() as second:
         batch = batch_of(second, bed.streams[0])
         assert bodies(batch) == ["a3"]
         assert batch.context_of(batch.messages[0]) == "a"
@@ -115,11 +95,10 @@ def test_a_consumer_goes_on_where_its_name_was(bed: SerialBed, database_url: str
             unacknowledged.acknowledge()
 
 
-def test_a_moved_context_waits_for_its_source_and_no_other_does(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
-) -> None:
+def test_a_moved_context_waits_for_its_source_and_no_other_does(each: Stage) -> None:
     """What a context has in its target is held until its source is consumed up to the fence; others go on."""
-    with consumer(bed, database_url, amqp_url, batch_s=0) as member:
+    bed = each.bed
+    with each.consumer(batch_s=0) as member:
         bed.publish(0, "a", "a1")
         source = batch_of(member, bed.streams[0])
         bed.publish(0, "a", "a2")
@@ -128,20 +107,20 @@ def test_a_moved_context_waits_for_its_source_and_no_other_does(
         bed.publish(1, "b", "b1")
         bed.publish(1, "a", "a4")
         assert consume(member, 1) == ["b1"]
-        wait_until(lambda: holds(engine) == 1, what="the hold is stored")
+        wait_until(lambda: each.holds() == 1, what="the hold is stored")
         assert member.next_batch(0.3) is None
         source.acknowledge()
         assert consume(member, 1) == ["a2"]
         assert consume(member, 2) == ["a3", "a4"]
         bed.publish(1, "a", "a5")
         assert consume(member, 1) == ["a5"]
-        wait_until(lambda: holds(engine) == 0, what="the hold is gone")
-        (pause,) = member.pauses
-        assert (pause.stream, pause.messages) == (bed.streams[1], 2)
+        wait_until(lambda: each.holds() == 0, what="the hold is gone")
+        assert sum(member.statistics().pause_s.counts) == 1
 
 
-def test_a_stray_counts_where_it_is_adopted(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+def test_a_stray_counts_where_it_is_adopted(stage: Stage) -> None:
     """A message behind its context's fence is passed over where it lies, and handed out where it was adopted."""
+    bed = stage.bed
     bed.publish(0, "a", "a1")
     stale = bed._epochs["a"]
     move = bed.begin(["a"], 0, 1)
@@ -151,45 +130,45 @@ def test_a_stray_counts_where_it_is_adopted(bed: SerialBed, database_url: str, a
     move.mark()
     move.adopt("a", stray)
     bed.publish(1, "a", "a3")
-    with consumer(bed, database_url, amqp_url) as member:
+    with stage.consumer() as member:
         assert consume(member, 3) == ["a1", "a2", "a3"]
         assert member.next_batch(0.2) is None
 
 
-def test_what_is_held_outlives_the_member(bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine) -> None:
+def test_what_is_held_outlives_the_member(stage: Stage) -> None:
     """A member that takes over reads again what is held, and hands out each message once."""
+    bed = stage.bed
     bed.publish(0, "a", "a1")
-    with consumer(bed, database_url, amqp_url) as first:
+    with stage.consumer() as first:
         batch_of(first, bed.streams[0])
         bed.move(["a"], 0, 1)
         bed.publish(1, "a", "a2")
         bed.publish(1, "b", "b1")
         assert consume(first, 1) == ["b1"]
         bed.publish(1, "a", "a3")
-        wait_until(lambda: position(engine, bed, 1) == bed.end(1) + 1, what="the position is behind what is held")
-    with consumer(bed, database_url, amqp_url) as second:
+        wait_until(lambda: stage.position(1) == bed.end(1) + 1, what="the position is behind what is held")
+    with stage.consumer() as second:
         assert consume(second, 3) == ["a1", "a2", "a3"]
-        wait_until(lambda: second.pauses, what="the pause was measured")
-        assert second.pauses[0].seconds < 60
+        wait_until(lambda: sum(second.statistics().pause_s.counts), what="the pause was measured")
+        assert second.statistics().pause_s.sum < 60
 
 
-def test_a_hold_is_handed_out_in_parts(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+def test_a_hold_is_handed_out_in_parts(stage: Stage) -> None:
     """A hold of more messages than a batch has is handed out batch by batch; a restart in between repeats none."""
+    bed = stage.bed
     bed.publish(0, "a", "a0")
     bed.move(["a"], 0, 1)
     expected = [f"a{number}" for number in range(1, 11)]
     bed.publish(1, "a", *expected)
-    with consumer(bed, database_url, amqp_url, batch_messages=3) as first:
+    with stage.consumer(batch_messages=3) as first:
         assert consume(first, 4) == ["a0", *expected[:3]]
-    with consumer(bed, database_url, amqp_url, batch_messages=3) as second:
+    with stage.consumer(batch_messages=3) as second:
         assert consume(second, 7) == expected[3:]
 
 
-def test_a_context_that_moves_on_waits_for_all_before(
-    bed_of_three: SerialBed, database_url: str, amqp_url: str
-) -> None:
+def test_a_context_that_moves_on_waits_for_all_before(three: Stage) -> None:
     """A context that moves twice before the first move's source is consumed comes in order all the same."""
-    bed = bed_of_three
+    bed = three.bed
     bed.publish(0, "a", "a1")
     bed.move(["a"], 0, 1)
     bed.publish(1, "a", "a2")
@@ -197,13 +176,14 @@ def test_a_context_that_moves_on_waits_for_all_before(
     bed.publish(2, "a", "a3")
     bed.move(["a"], 2, 0)
     bed.publish(0, "a", "a4")
-    with consumer(bed, database_url, amqp_url) as member:
+    with three.consumer() as member:
         assert consume(member, 4) == ["a1", "a2", "a3", "a4"]
-        assert len(member.pauses) == 3
+        assert sum(member.statistics().pause_s.counts) == 3
 
 
-def test_an_aborted_move_goes_on_in_its_source(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+def test_an_aborted_move_goes_on_in_its_source(stage: Stage) -> None:
     """Behind a fence, a marker in the same partition lets the context go on there; what is between them is stray."""
+    bed = stage.bed
     bed.publish(0, "a", "a1")
     stale = bed._epochs["a"]
     move = bed.begin(["a"], 0, 1)
@@ -212,44 +192,45 @@ def test_an_aborted_move_goes_on_in_its_source(bed: SerialBed, database_url: str
     move.target, move.epoch = 0, bed.epoch()
     move.mark()
     bed.publish(0, "a", "a2")
-    with consumer(bed, database_url, amqp_url) as member:
+    with stage.consumer() as member:
         assert consume(member, 2) == ["a1", "a2"]
 
 
-def test_a_fence_that_is_not_noted_yet_is_read_again(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
-) -> None:
+def test_a_fence_that_is_not_noted_yet_is_read_again(stage: Stage) -> None:
     """A member that takes over behind a fence nobody has noted yet knows it from the stream."""
+    bed = stage.bed
     bed.publish(0, "a", "a1")
     stale = bed._epochs["a"]
     move = bed.begin(["a"], 0, 1)
-    with consumer(bed, database_url, amqp_url) as first:
+    with stage.consumer() as first:
         consume(first, 1)
         move.publish_fence()
-        wait_until(lambda: position(engine, bed, 0) == bed.end(0) + 1, what="the fence is passed")
+        wait_until(lambda: stage.position(0) == bed.end(0) + 1, what="the fence is passed")
     bed.publish(0, "a", "stray", epoch=stale)
     bed.publish_plain(0, "plain")
-    with consumer(bed, database_url, amqp_url) as second:
+    with stage.consumer() as second:
         assert consume(second, 1) == ["plain"]
 
 
-def test_floors_outlive_what_made_them(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+def test_floors_outlive_what_made_them(stage: Stage) -> None:
     """A member that begins behind fences knows them from the database: a stray that comes later is passed over."""
+    bed = stage.bed
     bed.publish(0, "a", "a1")
     stale = bed._epochs["a"]
     bed.move(["a"], 0, 1)
-    with consumer(bed, database_url, amqp_url) as first:
+    with stage.consumer() as first:
         consume(first, 1)
     bed.publish(0, "a", "stray", epoch=stale)
     bed.publish_plain(0, "plain")
-    with consumer(bed, database_url, amqp_url) as second:
+    with stage.consumer() as second:
         assert consume(second, 1) == ["plain"]
 
 
-def test_held_messages_are_bounded(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+def test_held_messages_are_bounded(stage: Stage) -> None:
     """A partition in which as much is held as may be waits; it loses nothing and goes on afterwards."""
+    bed = stage.bed
     bed.publish(0, "a", "a0")
-    with consumer(bed, database_url, amqp_url, held_messages_max=3, batch_s=0) as member:
+    with stage.consumer(held_messages_max=3, batch_s=0) as member:
         source = batch_of(member, bed.streams[0])
         bed.move(["a"], 0, 1)
         bed.publish(1, "a", "a1", "a2", "a3")
@@ -259,13 +240,12 @@ def test_held_messages_are_bounded(bed: SerialBed, database_url: str, amqp_url: 
         assert sorted(consume(member, 4)) == ["a1", "a2", "a3", "b1"]
 
 
-def test_what_is_written_in_the_transaction_is_written_once(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
-) -> None:
+def test_what_is_written_in_the_transaction_is_written_once(each: Stage) -> None:
     """The application's rows and the position are committed together, or neither is."""
-    written.create(engine)
+    bed = each.bed
+    written.create(each.engine)
     bed.publish(0, "a", "a1", "a2")
-    with consumer(bed, database_url, amqp_url) as member:
+    with each.consumer() as member:
         batch = batch_of(member, bed.streams[0])
 
         def fail() -> None:
@@ -283,29 +263,29 @@ def test_what_is_written_in_the_transaction_is_written_once(
         assert again.is_acknowledged
         with pytest.raises(errors.InvalidInput), again.transaction():
             pass
-    with engine.connect() as connection:
+    with each.engine.connect() as connection:
         assert list(connection.scalars(sa.select(written.c.body))) == ["a1", "a2"]
-    assert position(engine, bed, 0) == 2
+    assert each.position(0) == 2
 
 
-def test_a_block_must_not_end_the_transaction(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+def test_a_block_must_not_end_the_transaction(stage: Stage) -> None:
     """A block that commits by itself is told that its writes are not joined with the position."""
+    bed = stage.bed
     bed.publish(0, "a", "a1")
-    with consumer(bed, database_url, amqp_url) as member:
+    with stage.consumer() as member:
         batch = batch_of(member, bed.streams[0])
         with pytest.raises(errors.ConfigurationError, match="ended the transaction"), batch.transaction() as connection:
             connection.commit()
 
 
-def test_a_member_that_lost_its_partition_writes_nothing(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
-) -> None:
+def test_a_member_that_lost_its_partition_writes_nothing(each: Stage) -> None:
     """What a stale member writes with a batch is rolled back; the other member gets the batch."""
-    written.create(engine)
+    bed = each.bed
+    written.create(each.engine)
     bed.publish(0, "a", "a1")
-    with consumer(bed, database_url, amqp_url) as stale:
+    with each.consumer() as stale:
         batch = batch_of(stale, bed.streams[0])
-        with engine.begin() as connection:
+        with each.engine.begin() as connection:
             # As another member does that finds the lease lapsed.
             connection.execute(
                 sa.update(serial_positions).values(holder="another", version=serial_positions.c.version + 1)
@@ -315,7 +295,7 @@ def test_a_member_that_lost_its_partition_writes_nothing(
         assert lost.value.stream == bed.streams[0]
         with pytest.raises(errors.PartitionLost):
             batch.acknowledge()
-    with engine.connect() as connection:
+    with each.engine.connect() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(written)) == 0
 
 
@@ -327,31 +307,33 @@ CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON consumed DEFERRABLE INITIALL
 """Has PostgreSQL do something during the commit of rows of the application."""
 
 
-def test_a_commit_whose_answer_was_lost_counts(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
-) -> None:
+def test_a_commit_whose_answer_was_lost_counts(stage: Stage) -> None:
     """Where the connection ends during a commit that came through, the batch is acknowledged."""
-    written.create(engine)
-    with engine.begin() as connection:
+    bed = stage.bed
+    written.create(stage.engine)
+    with stage.engine.begin() as connection:
         connection.execute(sa.text(AT_COMMIT.format("pg_sleep(0.3)")))
     bed.publish(0, "a", "a1", "a2")
 
     def rows() -> int:
-        with engine.connect() as connection:
+        with stage.engine.connect() as connection:
             return int(connection.scalar(sa.select(sa.func.count()).select_from(written)) or 0)
 
     def lose_the_answer() -> None:
         committing = sa.text(
             "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
         )
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with stage.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             wait_until(lambda: connection.execute(committing).first() is not None and not rows(), every_s=0.001)
         proxy.mode = "blackhole_replies"
         wait_until(rows)
         proxy.mode = "pass"
         proxy.reset()
 
-    with Proxy.to(database_url) as proxy, consumer(bed, proxy.url(database_url), amqp_url, batch_messages=1) as member:
+    with (
+        Proxy.to(stage.database_url) as proxy,
+        stage.consumer(database_url=proxy.url(stage.database_url), batch_messages=1) as member,
+    ):
         batch = batch_of(member, bed.streams[0])
         thread = threading.Thread(target=lose_the_answer)
         with batch.transaction() as connection:
@@ -363,15 +345,14 @@ def test_a_commit_whose_answer_was_lost_counts(
     assert rows() == 1
 
 
-def test_a_commit_that_did_not_come_through_is_told(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
-) -> None:
+def test_a_commit_that_did_not_come_through_is_told(stage: Stage) -> None:
     """Where the connection ends during a commit that failed, nothing counts, and the batch can be consumed again."""
-    written.create(engine)
-    with engine.begin() as connection:
+    bed = stage.bed
+    written.create(stage.engine)
+    with stage.engine.begin() as connection:
         connection.execute(sa.text(AT_COMMIT.format("pg_terminate_backend(pg_backend_pid())")))
     bed.publish(0, "a", "a1")
-    with consumer(bed, database_url, amqp_url) as member:
+    with stage.consumer() as member:
         batch = batch_of(member, bed.streams[0])
 
         def consume_once() -> None:
@@ -380,42 +361,42 @@ def test_a_commit_that_did_not_come_through_is_told(
 
         with pytest.raises(errors.DatabaseUnavailable, match="nothing was committed"):
             consume_once()
-        with engine.begin() as connection:
+        with stage.engine.begin() as connection:
             connection.execute(sa.text("DROP TRIGGER at_commit ON consumed"))
         consume_once()
         assert batch.is_acknowledged
-    with engine.connect() as connection:
+    with stage.engine.connect() as connection:
         assert list(connection.scalars(sa.select(written.c.body))) == ["a1"]
 
 
-def test_members_share_and_take_over(bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine) -> None:
+def test_members_share_and_take_over(stage: Stage) -> None:
     """Two members have a partition each; when one leaves, or dies, the other has both."""
-    with consumer(bed, database_url, amqp_url) as first:
+    bed = stage.bed
+    with stage.consumer() as first:
         wait_until(lambda: len(first.partitions) == 2, what="one member has all")
-        with consumer(bed, database_url, amqp_url) as second:
+        with stage.consumer() as second:
             wait_until(lambda: len(first.partitions) == len(second.partitions) == 1, what="each has one")
             assert set(first.partitions + second.partitions) == set(bed.streams)
         wait_until(lambda: len(first.partitions) == 2, what="the first has all again")
-    with engine.begin() as connection:
+    with stage.engine.begin() as connection:
         # As a member leaves them that dies.
         consumers = sa.select(serial_positions.c.consumer_id, sa.literal("dead"), NOW + timedelta(hours=1)).limit(1)
         connection.execute(
             sa.insert(serial_members).from_select(["consumer_id", "holder", "lease_expires_at"], consumers)
         )
         connection.execute(sa.update(serial_positions).values(holder="dead"))
-    with consumer(bed, database_url, amqp_url) as third:
+    with stage.consumer() as third:
         assert third.partitions == ()
-        let_lapse(engine, "dead")
+        let_lapse(stage.engine, "dead")
         wait_until(lambda: len(third.partitions) == 2, what="it took over from the dead")
 
 
-def test_closing_takes_no_longer_than_it_may(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
-) -> None:
+def test_closing_takes_no_longer_than_it_may(stage: Stage) -> None:
     """Where PostgreSQL does not answer, a consumer closes in time all the same and says so; it leaves when it can."""
-    member = consumer(bed, database_url, amqp_url, lease_s=60.0)
+    options = SerialOptions(lease_s=60.0)
+    member = SerialConsumer(stage.bed.name, "test", options, database=stage.database_url, broker=stage.amqp_url)
     member.start()
-    with engine.begin() as connection:
+    with stage.engine.begin() as connection:
         connection.execute(sa.text("LOCK TABLE relatum.serial_members, relatum.serial_positions"))
         closed: list[bool] = []
         closing = threading.Thread(target=lambda: closed.append(member.close(0.2)), daemon=True)
@@ -424,45 +405,44 @@ def test_closing_takes_no_longer_than_it_may(
         assert closed == [False]
 
     def holders() -> set[str]:
-        with engine.connect() as connection:
+        with stage.engine.connect() as connection:
             return set(connection.scalars(sa.select(serial_positions.c.holder)))
 
     wait_until(lambda: holders() == {None}, what="partitions given back")
 
 
-def test_a_partition_is_given_up_between_batches(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+def test_a_partition_is_given_up_between_batches(stage: Stage) -> None:
     """A member that joins gets a partition when the batch that is out of it is acknowledged, and nothing twice."""
+    bed = stage.bed
     bed.publish(0, "a", "a1")
     bed.publish(1, "b", "b1")
-    told: list[str] = []
-    with consumer(bed, database_url, amqp_url, on_lost=told.append) as first:
+    with stage.consumer() as first:
         batches = [first.next_batch(90.0), first.next_batch(90.0)]
-        with consumer(bed, database_url, amqp_url) as second:
+        with stage.consumer() as second:
             assert second.next_batch(1.0) is None
             for batch in batches:
                 assert batch is not None
                 batch.acknowledge()
             wait_until(lambda: len(second.partitions) == 1, what="a partition was given up")
-            assert told == list(second.partitions)
+            assert {*first.partitions, *second.partitions} == set(bed.streams)
             bed.publish(0, "a", "a2")
             bed.publish(1, "b", "b2")
             assert consume(first, 1) + consume(second, 1) in (["a2", "b2"], ["b2", "a2"])
 
 
-def test_what_fails_of_giving_a_partition_back_is_tried_again(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_fails_of_giving_a_partition_back_is_tried_again(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever the error is, the member goes on with what it has, and renews its lease."""
+    bed = stage.bed
     bed.publish(0, "a", "a1")
     bed.publish(1, "b", "b1")
-    with engine.begin() as connection:
+    with stage.engine.begin() as connection:
         connection.execute(sa.text(KEEPS_ALL))
-    with consumer(bed, database_url, amqp_url) as first:
+    with stage.consumer() as first:
         assert sorted(consume(first, 2)) == ["a1", "b1"]
-        with consumer(bed, database_url, amqp_url) as second:
+        with stage.consumer() as second:
             wait_until(lambda: "giving partitions back" in caplog.text, what="the error is told")
             assert second.partitions == ()
-            with engine.begin() as connection:
+            with stage.engine.begin() as connection:
                 connection.execute(sa.text("DROP TRIGGER keeps_all ON relatum.serial_positions"))
             wait_until(lambda: len(second.partitions) == 1, what="a partition was given up")
             bed.publish(0, "a", "a2")
@@ -470,113 +450,100 @@ def test_what_fails_of_giving_a_partition_back_is_tried_again(
             assert consume(first, 1) + consume(second, 1) in (["a2", "b2"], ["b2", "a2"])
 
 
-@pytest.mark.parametrize("start", ["next", "moment"])
-def test_a_new_name_begins_where_it_is_told_to(bed: SerialBed, database_url: str, amqp_url: str, start: str) -> None:
-    """With "next", or a moment, a new name begins with what is published then; the next time it goes on."""
+def test_a_new_name_may_begin_with_what_comes_next(stage: Stage) -> None:
+    """With "next", a new name begins with what is published from then on."""
+    bed = stage.bed
     bed.publish(0, "a", "a1")
     bed.publish(1, "b", "b1")
-    # Chunks say when they were written in milliseconds.
-    published = datetime.now(UTC)
-    wait_until(lambda: datetime.now(UTC) - published > timedelta(milliseconds=5), every_s=0.001)
-    begin: Any = "next" if start == "next" else datetime.now(UTC)
-    with consumer(bed, database_url, amqp_url, start=begin) as member:
+    with stage.consumer(start="next") as member:
         bed.publish(0, "a", "a2")
         assert consume(member, 1) == ["a2"]
 
 
-def test_a_new_partition_is_noticed(bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine) -> None:
+def test_a_new_partition_is_noticed(stage: Stage) -> None:
     """A partition that is added is read from its beginning, and contexts that move there come in order."""
+    bed = stage.bed
     bed.publish(0, "a", "a1")
-    with consumer(bed, database_url, amqp_url) as member:
+    with stage.consumer() as member:
         assert consume(member, 1) == ["a1"]
-        bed.add(add_partition(amqp_url, bed.name))
+        bed.add(add_partition(stage.amqp_url, bed.name))
         bed.move(["a"], 0, 2)
         bed.publish(2, "a", "a2")
         assert consume(member, 1) == ["a2"]
         assert len(member.partitions) == 3
 
 
-def test_a_partition_that_was_retired_and_deleted_is_drained(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
-) -> None:
+def test_a_partition_that_was_retired_and_deleted_is_drained(stage: Stage) -> None:
     """Nobody waits for a retired partition whose stream is gone, nor reads it."""
+    bed = stage.bed
     bed.publish(0, "a", "a1")
-    with consumer(bed, database_url, amqp_url) as member:
+    with stage.consumer() as member:
         consume(member, 1)
     bed.move(["a"], 0, 1)
     bed.publish(1, "a", "a2")
     bed.retire(0)
-    with broker_connection(amqp_url) as connection:
+    with broker_connection(stage.amqp_url) as connection:
         connection.channel().queue_delete(bed.streams[0])
-    with consumer(bed, database_url, amqp_url) as member:
+    with stage.consumer() as member:
         assert consume(member, 1) == ["a2"]
-        assert position(engine, bed, 0) == DRAINED
         wait_until(lambda: member.partitions == (bed.streams[1],), what="it is not read any more")
         assert [each.position for each in member.status().partitions] == [None, 2]
 
 
-def test_a_stream_that_was_declared_again_begins_anew(
-    bed: SerialBed, database_url: str, amqp_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stream_that_was_declared_again_begins_anew(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     """A partition that was deleted and declared again is read from its beginning, and that is logged."""
+    bed = stage.bed
     bed.publish(0, "a", "a1", "a2", "a3")
-    with consumer(bed, database_url, amqp_url) as member:
+    with stage.consumer() as member:
         consume(member, 3)
-    with broker_connection(amqp_url) as connection:
+    with broker_connection(stage.amqp_url) as connection:
         connection.channel().queue_delete(bed.streams[0])
-    declare_stream(amqp_url, bed.streams[0])
+    declare_stream(stage.amqp_url, bed.streams[0])
     bed.publish(0, "a", "new")
-    with consumer(bed, database_url, amqp_url) as member:
+    with stage.consumer() as member:
         assert consume(member, 1) == ["new"]
     assert re.search(r"stream '[^']+' replaced", caplog.text)
 
 
-@pytest.mark.parametrize("ends_before", [False, True], ids=["other", "ends-before"])
-def test_a_stream_that_lost_its_end_is_read_again_from_where_both_agree(
-    bed: SerialBed,
-    database_url: str,
-    amqp_url: str,
-    engine: sa.Engine,
-    caplog: pytest.LogCaptureFixture,
-    ends_before: bool,
+@pytest.mark.parametrize(
+    ("last", "read_s", "again"),
+    [(9, 120, "6789"), (14, 120, "6789"), (9, 60, "0123456789"), (9, -3600, "0123456789")],
+    ids=["other", "ends-before", "all-is-young", "all-is-younger"],
+)
+def test_a_stream_that_lost_its_end_is_read_again_from_two_minutes_before(
+    stage: Stage, caplog: pytest.LogCaptureFixture, last: int, read_s: int, again: str
 ) -> None:
-    """Only what lies behind the last place that is as it was is delivered again, not all there is."""
-    bed.publish(0, "a", *(str(number) for number in range(10)))
-    with consumer(bed, database_url, amqp_url) as member:
+    """What is left of the two minutes before the message read last is delivered again; all, where nothing is."""
+    bed = stage.bed
+    bed.publish(0, "a", *"012345")
+    with StreamReader.open(stage.amqp_url) as reader:
+        written_ms = reader.read(bed.streams[0], 5).chunk_ms
+        # Chunks say when they were written in milliseconds.
+        wait_until(lambda: time.time() * 1_000 > written_ms + 5, every_s=0.001)
+        bed.publish(0, "a", *"6789")
+        of_seventh = reader.read(bed.streams[0], 6).chunk_ms
+    with stage.consumer() as member:
         consume(member, 10)
-    with StreamReader.open(amqp_url) as reader:
-        known = position_of(reader.read(bed.streams[0], 5))
     # As if what lay at the position had been lost since, and maybe written over.
-    read = 14 if ends_before else 9
-    with engine.begin() as connection:
-        connection.execute(sa.update(serial_positions).values(position=read + 1, last_offset=read, last_fingerprint=1))
-        # Where the first batch ended there is one already.
-        connection.execute(sa.delete(serial_checkpoints).where(serial_checkpoints.c.last_offset == 5))
-        connection.execute(sa.update(serial_checkpoints).values(fingerprint=1))
-        row = {"last_offset": 5, "fingerprint": known.fingerprint, "chunk_ms": known.chunk_ms}
-        ids = sa.select(serial_positions.c.consumer_id, sa.literal(bed._ids[bed.streams[0]])).limit(1)
-        connection.execute(
-            sa.insert(serial_checkpoints).from_select(
-                ["consumer_id", "partition_id", *row], ids.add_columns(*(sa.literal(value) for value in row.values()))
-            )
-        )
-    with consumer(bed, database_url, amqp_url) as member:
-        assert consume(member, 4) == ["6", "7", "8", "9"]
+    with stage.engine.begin() as connection:
+        row = {"last_offset": last, "last_fingerprint": 1, "last_chunk_ms": of_seventh + read_s * 1_000}
+        connection.execute(sa.update(serial_positions).values(position=last + 1, **row))
+    with stage.consumer() as member:
+        assert consume(member, len(again)) == list(again)
         bed.publish(0, "a", "new")
         assert consume(member, 1) == ["new"]
-    assert re.search(r"stream '[^']+' lost its end", caplog.text)
+    assert re.search(r"stream '[^']+' (lost its end|replaced)", caplog.text)
 
 
-def test_messages_are_acknowledged_as_the_next_are_asked_for(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
-) -> None:
+def test_messages_are_acknowledged_as_the_next_are_asked_for(each: Stage) -> None:
     """Iterating acknowledges a batch when it is done with; one left in the middle is handed out again."""
+    bed = each.bed
     bed.publish(0, "a", "a1", "a2")
-    with consumer(bed, database_url, amqp_url) as member:
+    with each.consumer() as member:
         messages = iter(member.messages(timeout_s=90))
         assert next(messages).body == b"a1"
         messages.close()  # type: ignore[attr-defined]
-        assert position(engine, bed, 0) == 0
+        assert each.position(0) == 0
         given: list[bytes] = []
 
         def are_both() -> bool:
@@ -585,11 +552,12 @@ def test_messages_are_acknowledged_as_the_next_are_asked_for(
 
         wait_until(are_both, what="both")
         assert given == [b"a1", b"a2"]
-        assert position(engine, bed, 0) == 2
+        assert each.position(0) == 2
 
 
-def test_run_hands_batches_to_a_function(bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine) -> None:
+def test_run_hands_batches_to_a_function(stage: Stage) -> None:
     """`run` acknowledges what its function did; where that raises, it raises, and the batch is handed out again."""
+    bed = stage.bed
     bed.publish(0, "a", "a1")
     stop, seen = threading.Event(), []
 
@@ -599,18 +567,19 @@ def test_run_hands_batches_to_a_function(bed: SerialBed, database_url: str, amqp
             raise ZeroDivisionError
         stop.set()
 
-    with consumer(bed, database_url, amqp_url) as member:
+    with stage.consumer() as member:
         with pytest.raises(ZeroDivisionError):
             member.run(handler, stop)
         member.run(handler, stop)
         assert seen == ["a1", "a1"]
-        assert position(engine, bed, 0) == 1
+        assert stage.position(0) == 1
 
 
-def test_status_says_how_far_all_members_are(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+def test_status_says_how_far_all_members_are(stage: Stage) -> None:
     """The status has each partition's position, lag and holder, and what waits there for how long."""
+    bed = stage.bed
     bed.publish(0, "a", "a1")
-    with consumer(bed, database_url, amqp_url, batch_s=0) as member:
+    with stage.consumer(batch_s=0) as member:
         batch_of(member, bed.streams[0])
         move = bed.move(["a"], 0, 1)
         bed.publish(1, "a", "a2", "a3")
@@ -624,39 +593,37 @@ def test_status_says_how_far_all_members_are(bed: SerialBed, database_url: str, 
         assert member.status().lag == 2
 
 
-def test_the_first_consumer_opens_the_super_stream(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
-) -> None:
+def test_the_first_consumer_opens_the_super_stream(stage: Stage) -> None:
     """Where nothing was ever placed, a consumer says by which header contexts are named; another header is refused."""
-    with engine.begin() as connection:
+    bed = stage.bed
+    with stage.engine.begin() as connection:
         connection.execute(sa.text("DELETE FROM relatum.super_streams"))
     bed.publish_plain(0, "plain")
-    with consumer(bed, database_url, amqp_url, header="account") as member:
+    with stage.consumer(header="account") as member:
         assert consume(member, 1) == ["plain"]
-    with pytest.raises(errors.SuperStreamConflict, match="account"):
-        consumer(bed, database_url, amqp_url, header="device").start()
+    with pytest.raises(errors.SuperStreamConflict, match="account"), stage.consumer(header="device"):
+        pytest.fail("it started")
 
 
-def test_a_name_is_forgotten_when_nobody_uses_it(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
-) -> None:
+def test_a_name_is_forgotten_when_nobody_uses_it(stage: Stage) -> None:
     """While a member is up its name is kept; forgotten, it begins anew, and nothing of it is left."""
+    bed = stage.bed
     bed.publish(0, "a", "a1")
-    with consumer(bed, database_url, amqp_url) as member:
+    with stage.consumer() as member:
         consume(member, 1)
         with pytest.raises(errors.Conflict, match="is up"):
-            forget_consumer(bed.name, "test", database=database_url)
-    with engine.begin() as connection:
+            forget_consumer(bed.name, "test", database=stage.database_url)
+    with stage.engine.begin() as connection:
         connection.execute(sa.update(super_streams).values(vhost="elsewhere"))
     with pytest.raises(errors.NotFound, match="'elsewhere'"):
-        forget_consumer(bed.name, "test", database=engine.url)
-    assert not forget_consumer(bed.name, "tset", database=engine.url)
-    assert forget_consumer(bed.name, "test", database=engine.url, vhost="elsewhere")
-    with engine.begin() as connection:
+        forget_consumer(bed.name, "test", database=stage.engine.url)
+    assert not forget_consumer(bed.name, "tset", database=stage.engine.url)
+    assert forget_consumer(bed.name, "test", database=stage.engine.url, vhost="elsewhere")
+    with stage.engine.begin() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(serial_positions)) == 0
         connection.execute(sa.update(super_streams).values(vhost="/"))
-    assert not forget_consumer(bed.name, "test", database=engine.url)
-    with consumer(bed, database_url, amqp_url) as member:
+    assert not forget_consumer(bed.name, "test", database=stage.engine.url)
+    with stage.consumer() as member:
         assert consume(member, 1) == ["a1"]
 
 
@@ -675,7 +642,6 @@ def test_a_super_stream_that_is_not_there_is_not_found(database_url: str, amqp_u
         {"lease_s": 0.5},
         {"held_messages_max": True},
         {"header": ""},
-        {"on_gained": "no function"},
     ],
 )
 def test_wrong_options_are_refused_by_name(options: dict[str, Any]) -> None:
@@ -684,11 +650,12 @@ def test_wrong_options_are_refused_by_name(options: dict[str, Any]) -> None:
         SerialOptions(**options)
 
 
-def test_a_start_that_failed_may_be_tried_again(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+def test_a_start_that_failed_may_be_tried_again(stage: Stage) -> None:
     """A consumer that could not start because PostgreSQL was away consumes once it is back."""
+    bed = stage.bed
     bed.publish(0, "a", "a1")
-    with Proxy.to(database_url) as proxy:
-        member = consumer(bed, proxy.url(database_url), amqp_url)
+    with Proxy.to(stage.database_url) as proxy:
+        member = SerialConsumer(bed.name, "test", database=proxy.url(stage.database_url), broker=stage.amqp_url)
         proxy.accepts = False
         with pytest.raises(errors.DatabaseUnavailable):
             member.start()
@@ -698,16 +665,101 @@ def test_a_start_that_failed_may_be_tried_again(bed: SerialBed, database_url: st
         assert member.close()
 
 
-def test_a_callback_may_close_the_consumer(bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine) -> None:
-    """Closed from one of its own threads, it ends as from any other, and leaves its place."""
-    gained: list[bool] = []
-    options = SerialOptions(on_gained=lambda _: gained.append(member.close(90.0)))
-    member = SerialConsumer(bed.name, "test", options, database=database_url, broker=amqp_url)
-    member.start()
-    assert member.next_batch(90.0) is None
+# --- tasks --------------------------------------------------------------------------------------------------------
+
+
+def task_consumer(stage: Stage, **options: Any) -> AsyncSerialConsumer:
+    """An asyncio consumer."""
+    chosen = SerialOptions(**{"lease_s": LEASE_S, **options})
+    return AsyncSerialConsumer(stage.bed.name, "test", chosen, database=stage.database_url, broker=stage.amqp_url)
+
+
+async def test_a_cancelled_transaction_is_rolled_back(stage: Stage) -> None:
+    """A task that is cancelled inside the block leaves nothing behind; the batch can be consumed again."""
+    written.create(stage.engine)
+    stage.bed.publish(0, "a", "a1")
+    async with task_consumer(stage) as member:
+        batch = await member.next_batch(90.0)
+        assert batch is not None
+        inside = asyncio.Event()
+
+        async def hang() -> None:
+            async with batch.transaction() as connection:
+                await asyncio.to_thread(connection.execute, sa.insert(written), {"body": "a1"})
+                inside.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(hang())
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await batch.acknowledge()
+    with stage.engine.connect() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(written)) == 0
+
+
+async def test_run_hands_batches_to_a_coroutine_function(stage: Stage) -> None:
+    """`run` acknowledges what its function did, and ends when it is told to."""
+    stage.bed.publish(0, "a", "a1")
+    stop, seen = asyncio.Event(), []
+
+    async def handler(batch: AsyncSerialBatch) -> None:
+        seen.extend(message.body for message in batch)
+        stop.set()
+
+    async with task_consumer(stage) as member:
+        await member.run(handler, stop)
+    assert seen == [b"a1"]
+
+
+async def test_tasks_share_a_consumer(stage: Stage) -> None:
+    """Tasks that wait side by side get batches of different partitions; a cancelled one has taken none."""
+    async with task_consumer(stage) as member:
+        cancelled = asyncio.create_task(member.next_batch())
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        tasks = [asyncio.create_task(member.next_batch(90.0)) for _ in range(2)]
+        await asyncio.to_thread(stage.bed.publish, 0, "a", "a1")
+        await asyncio.to_thread(stage.bed.publish, 1, "b", "b1")
+        batches = await asyncio.gather(*tasks)
+        assert sorted(message.body for batch in batches if batch for message in batch) == [b"a1", b"b1"]
+
+
+async def test_a_start_that_is_cancelled_leaves_no_member(stage: Stage) -> None:
+    """A task that is cancelled while a consumer starts waits until what it began is ended: others have all at once."""
+    member = task_consumer(stage, lease_s=60.0)
+    starting = asyncio.create_task(member.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    with stage.engine.connect() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(serial_members)) == 0
+        assert set(connection.scalars(sa.select(serial_positions.c.holder))) == {None}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(f"relatum-{stage.bed.name}")]
+    with stage.consumer() as other:
+        stage.bed.publish(0, "a", "1")
+        assert consume(other, 1) == ["1"]
+
+
+async def test_a_transaction_that_is_cancelled_as_it_begins_is_ended(stage: Stage) -> None:
+    """A task that is cancelled while a transaction begins leaves none behind, and the batch can be acknowledged."""
+    async with task_consumer(stage) as member:
+        stage.bed.publish(0, "a", "1")
+        batch = await member.next_batch(90.0)
+        assert batch is not None
+        beginning = asyncio.create_task(batch.transaction().__aenter__())
+        await asyncio.sleep(0)
+        beginning.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await beginning
+        await asyncio.to_thread(wait_until, lambda: not in_transactions(stage.engine), what="no transaction is left")
+        await batch.acknowledge()
+
+
+def in_transactions(engine: sa.Engine) -> list[int]:
+    """The sessions that wait in a transaction for who began it; the member's own threads do so for moments."""
+    query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
     with engine.connect() as connection:
-        holders = sa.select(sa.func.count()).select_from(serial_members)
-        wait_until(lambda: connection.scalar(holders) == 0, what="the member left")
-    wait_until(lambda: len(gained) > 0, what="closing came to its end")
-    # It said so itself, and not that its own threads had not ended in time.
-    assert gained[0]
+        return list(connection.scalars(sa.text(query)))

@@ -3,33 +3,34 @@
 What is frozen is the line to PostgreSQL: for the member that is the same as being stopped (SIGSTOP, a paused machine).
 """
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from relatum import errors
-from relatum.contexts import AsyncSerialConsumer, SerialConsumer, SerialOptions
 from relatum.store import serial_holds
 from tests.support import LIMIT_S, wait_until
 from tests.support.commits import AT_COMMIT, committing, end_committing, written
-from tests.support.leases import LEASE_S, let_lapse
+from tests.support.leases import let_lapse
 from tests.support.proxy import Proxy
-from tests.support.serial_consuming import SerialBed, serial_bed
+from tests.support.serial_consuming import Stage, serial_bed
 
 
-@pytest.fixture
-def bed(amqp_url: str, engine: sa.Engine, quick_rhythm: None) -> Iterator[SerialBed]:
+@pytest.fixture(params=["blocking", "asyncio"])
+def stage(
+    request: pytest.FixtureRequest, amqp_url: str, database_url: str, engine: sa.Engine, quick_rhythm: None
+) -> Iterator[Stage]:
     """A super stream of two partitions, and an application's table whose commits can be held up."""
     written.create(engine)
     with engine.begin() as connection:
         connection.execute(sa.text(AT_COMMIT))
     with serial_bed(amqp_url, engine) as bed:
-        yield bed
+        yield Stage(bed, database_url, amqp_url, engine, request.param)
 
 
 def let_frozen_lapse(engine: sa.Engine) -> None:
@@ -71,7 +72,7 @@ def rows(engine: sa.Engine) -> list[str]:
         return list(connection.scalars(sa.select(written.c.body).order_by(written.c.id)))
 
 
-def write_all(member: SerialConsumer, engine: sa.Engine, count: int) -> list[str]:
+def write_all(member: Any, engine: sa.Engine, count: int) -> list[str]:
     """Consume by joined transactions until so many rows are there, as an application does; what was said of each."""
     said = []
     until = time.monotonic() + LIMIT_S
@@ -93,77 +94,28 @@ def write_all(member: SerialConsumer, engine: sa.Engine, count: int) -> list[str
 
 
 @pytest.mark.parametrize("comes_through", [True, False])
-def test_each_message_is_written_once_whatever_became_of_the_commit(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine, comes_through: bool
-) -> None:
+def test_each_message_is_written_once_whatever_became_of_the_commit(stage: Stage, comes_through: bool) -> None:
     """What was rolled back is delivered again, what was committed is not, and `transaction` says which it was."""
-    bed.publish(0, "a", "a1", "a2", "a3")
+    stage.bed.publish(0, "a", "a1", "a2", "a3")
     with (
-        Proxy.to(database_url) as proxy,
-        SerialConsumer(
-            bed.name,
-            "test",
-            SerialOptions(lease_s=LEASE_S, batch_messages=1),
-            database=proxy.url(database_url),
-            broker=amqp_url,
-        ) as member,
+        Proxy.to(stage.database_url) as proxy,
+        stage.consumer(database_url=proxy.url(stage.database_url), batch_messages=1) as member,
     ):
-        with frozen_while_committing(engine, proxy, comes_through=comes_through):
-            said = write_all(member, engine, 1)
-        said += write_all(member, engine, 3)
+        with frozen_while_committing(stage.engine, proxy, comes_through=comes_through):
+            said = write_all(member, stage.engine, 1)
+        said += write_all(member, stage.engine, 3)
         assert member.next_batch(0.3) is None
-    assert rows(engine) == ["a1", "a2", "a3"]
+    assert rows(stage.engine) == ["a1", "a2", "a3"]
     assert (said[0] == "committed") == comes_through, said
 
 
-@pytest.mark.parametrize("comes_through", [True, False])
-def test_each_message_is_written_once_with_asyncio(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine, comes_through: bool
-) -> None:
-    """The asyncio face says the same."""
-    bed.publish(0, "a", "a1", "a2")
-
-    async def consume(member: AsyncSerialConsumer, said: list[str]) -> None:
-        batch = await member.next_batch(90.0)
-        assert batch is not None
-        try:
-            async with batch.transaction() as connection:
-                for message in batch:
-                    row = {"body": message.body.decode()}
-                    await asyncio.to_thread(connection.execute, sa.insert(written), row)
-        except (errors.PartitionLost, errors.DatabaseUnavailable) as error:
-            said.append(type(error).__name__)
-            batch.give_back()
-        else:
-            said.append("committed")
-
-    async def run(url: str, proxy: Proxy) -> list[str]:
-        said: list[str] = []
-        options = SerialOptions(lease_s=LEASE_S, batch_messages=1)
-        async with AsyncSerialConsumer(bed.name, "test", options, database=url, broker=amqp_url) as member:
-            with frozen_while_committing(engine, proxy, comes_through=comes_through):
-                await consume(member, said)
-            while said.count("committed") < 2:
-                await consume(member, said)
-            assert await member.next_batch(0.3) is None
-        return said
-
-    with Proxy.to(database_url) as proxy:
-        said = asyncio.run(run(proxy.url(database_url), proxy))
-    assert rows(engine) == ["a1", "a2"]
-    assert (said[0] == "committed") == comes_through, said
-
-
-def test_a_hold_whose_commit_was_rolled_back_is_not_forgotten(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
-) -> None:
+def test_a_hold_whose_commit_was_rolled_back_is_not_forgotten(stage: Stage) -> None:
     """The messages of a moved context are delivered though the member stood still as it stored their hold."""
+    bed, engine = stage.bed, stage.engine
     hold_commits(engine)
     with (
-        Proxy.to(database_url) as proxy,
-        SerialConsumer(
-            bed.name, "test", SerialOptions(lease_s=LEASE_S), database=proxy.url(database_url), broker=amqp_url
-        ) as member,
+        Proxy.to(stage.database_url) as proxy,
+        stage.consumer(database_url=proxy.url(stage.database_url)) as member,
     ):
         bed.publish(0, "a", "a1")
         first = member.next_batch(90.0)
@@ -192,7 +144,7 @@ def hold_commits(engine: sa.Engine) -> None:
         connection.execute(sa.text(trigger))
 
 
-def consumed(member: SerialConsumer, is_enough: Callable[[list[str]], bool]) -> list[str]:
+def consumed(member: Any, is_enough: Callable[[list[str]], bool]) -> list[str]:
     """What is delivered, acknowledged as it comes, until it is enough."""
     found: list[str] = []
     until = time.monotonic() + LIMIT_S

@@ -4,7 +4,6 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pika
@@ -12,13 +11,12 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import ContextRouter, errors
-from relatum.contexts import SerialBatch, SerialConsumer, SerializationContexts, SerialOptions
+from relatum.contexts import SerialConsumer, SerializationContexts, SerialOptions
 from relatum.contexts.placement._entries import Marker
 from relatum.headers import CONTEXT_HEADER, CONTROL_HEADER, PLACED_HEADER
-from relatum.store import serial_holds
 from tests.support import broker_connection, wait_until
 from tests.support.leases import LEASE_S
-from tests.support.serial_consuming import SerialBed, serial_bed
+from tests.support.serial_consuming import SerialBed, Stage, bodies, next_batches, serial_bed
 
 CIRCLE = ((0, 1), (1, 2), (2, 0))
 """Moves from each partition to the next: a three-cycle."""
@@ -43,45 +41,25 @@ pytestmark = pytest.mark.usefixtures("quick_rhythm")
 
 
 @pytest.fixture
-def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
+def stage(amqp_url: str, database_url: str, engine: sa.Engine) -> Iterator[Stage]:
     """A super stream of three partitions."""
     with serial_bed(amqp_url, engine, 3) as bed:
-        yield bed
+        yield Stage(bed, database_url, amqp_url, engine)
 
 
-def consumer(bed: SerialBed, database_url: str, amqp_url: str, name: str = "test", **options: Any) -> SerialConsumer:
-    """A consumer."""
-    told = SerialOptions(**{"lease_s": LEASE_S, **options})
-    return SerialConsumer(bed.name, name, told, database=database_url, broker=amqp_url)
-
-
-def bodies(batch: SerialBatch) -> list[str]:
-    """What a batch says."""
-    return [message.body.decode() for message in batch]
-
-
-def batches(consumer: SerialConsumer, count: int) -> list[SerialBatch]:
-    """So many batches, none acknowledged."""
-    found = [consumer.next_batch(90.0) for _ in range(count)]
-    assert None not in found
-    return [batch for batch in found if batch is not None]
-
-
-def consume_until(consumer: SerialConsumer, last: str) -> list[str]:
+def consume_until(consumer: Any, last: str) -> list[str]:
     """All up to a message, acknowledged."""
     found: list[str] = []
     while last not in found:
-        (batch,) = batches(consumer, 1)
+        (batch,) = next_batches(consumer, 1)
         found += bodies(batch)
         batch.acknowledge()
     return found
 
 
-def wait_for_no_holds(engine: sa.Engine) -> None:
+def wait_for_no_holds(stage: Stage) -> None:
     """Wait until nothing is held back any more."""
-    holds = sa.select(sa.func.count()).select_from(serial_holds)
-    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        wait_until(lambda: connection.scalar(holds) == 0, what="nothing is held back")
+    wait_until(lambda: stage.holds() == 0, what="nothing is held back")
 
 
 class Traffic:
@@ -124,18 +102,19 @@ class Traffic:
 
 @pytest.mark.parametrize(("held", "batch", "seed"), [(1, 50, 1), (3, 1, 2), (10_000, 7, 3)])
 def test_moves_in_circles_come_to_an_end_however_little_may_be_held(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine, held: int, batch: int, seed: int
+    stage: Stage, held: int, batch: int, seed: int
 ) -> None:
     """Partitions that wait for each other do not stand still; batches given back and restarts change nothing."""
+    bed = stage.bed
     traffic = Traffic(bed, seed)
     for _ in range(8):
         traffic.go_round()
     total, found = sum(traffic.count.values()), defaultdict[str, list[int]](list)
     while (so_far := sum(map(len, found.values()))) < total:
         until = so_far + traffic.chance.randint(20, 200)
-        with consumer(bed, database_url, amqp_url, held_messages_max=held, batch_messages=batch) as member:
+        with stage.consumer(held_messages_max=held, batch_messages=batch) as member:
             while sum(map(len, found.values())) < min(until, total):
-                (taken,) = batches(member, 1)
+                (taken,) = next_batches(member, 1)
                 if traffic.chance.random() < 0.1:
                     taken.give_back()
                     continue
@@ -143,24 +122,23 @@ def test_moves_in_circles_come_to_an_end_however_little_may_be_held(
                     found[context].append(int(number))
                 taken.acknowledge()
     assert dict(found) == traffic.all
-    with consumer(bed, database_url, amqp_url):
-        wait_for_no_holds(engine)
+    with stage.consumer():
+        wait_for_no_holds(stage)
 
 
-def test_names_that_begin_amid_moves_miss_nothing_from_then_on(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
-) -> None:
-    """Begun at "next" or at a time, a name gets each context's messages from there on, in order, without a hole."""
+def test_names_that_begin_amid_moves_miss_nothing_from_then_on(stage: Stage) -> None:
+    """Begun at "next", a name gets each context's messages from there on, in order, without a hole."""
+    bed = stage.bed
     traffic = Traffic(bed, 4)
     begun: list[tuple[SerialConsumer, dict[str, int]]] = []
+    options = SerialOptions(lease_s=LEASE_S, start="next")
     for number in range(4):
         traffic.go_round()
-        start = "next" if number % 2 else datetime.now(UTC)
         # Between the fences and the markers, too.
         source = traffic.place["c0"]
         move = bed.begin(["c0"], source, (source + 1) % 3)
         move.fence()
-        member = consumer(bed, database_url, amqp_url, f"name-{number}", start=start)
+        member = SerialConsumer(bed.name, f"name-{number}", options, database=stage.database_url, broker=stage.amqp_url)
         member.start()
         begun.append((member, dict(traffic.count)))
         move.mark()
@@ -171,7 +149,7 @@ def test_names_that_begin_amid_moves_miss_nothing_from_then_on(
     for member, count in begun:
         found: defaultdict[str, list[int]] = defaultdict(list)
         while any(found[context][-1:] != numbers[-1:] for context, numbers in traffic.all.items()):
-            (taken,) = batches(member, 1)
+            (taken,) = next_batches(member, 1)
             for context, _, text in (body.partition("/") for body in bodies(taken)):
                 found[context].append(int(text))
             taken.acknowledge()
@@ -179,15 +157,14 @@ def test_names_that_begin_amid_moves_miss_nothing_from_then_on(
             assert found[context] == numbers[found[context][0] - 1 :]
             assert found[context][0] <= count[context] + 1
         member.close()
-    wait_for_no_holds(engine)
+    wait_for_no_holds(stage)
 
 
-def test_moves_that_retention_dropped_hold_nothing_back(
-    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
-) -> None:
+def test_moves_that_retention_dropped_hold_nothing_back(stage: Stage) -> None:
     """A consumer that is behind what retention kept goes on with what is there; pauses are measured from then."""
+    bed = stage.bed
     short = {"x-queue-type": "stream", "x-max-length-bytes": 400_000, "x-stream-max-segment-size-bytes": 100_000}
-    with broker_connection(amqp_url) as connection:
+    with broker_connection(stage.amqp_url) as connection:
         channel = connection.channel()
         for place, stream in enumerate(bed.streams[:2]):
             channel.queue_delete(stream)
@@ -195,7 +172,7 @@ def test_moves_that_retention_dropped_hold_nothing_back(
             channel.queue_bind(stream, bed.name, str(place))
     bed.publish(0, "a", "a1")
     bed.publish(0, "z", "z1")
-    with consumer(bed, database_url, amqp_url) as member:
+    with stage.consumer() as member:
         consume_until(member, "z1")
     bed.move(["a"], 0, 1)
     bed.publish(1, "a", "a2")
@@ -209,15 +186,15 @@ def test_moves_that_retention_dropped_hold_nothing_back(
         bed.publish(0, "p", "p" * 5_000)
         bed.publish(1, "q", "q" * 5_000)
     bed.publish(1, "z", "z2")
-    with consumer(bed, database_url, amqp_url) as member:
+    with stage.consumer() as member:
         found: list[str] = []
         while not {"a3", "z2"} <= set(found):
-            (batch,) = batches(member, 1)
+            (batch,) = next_batches(member, 1)
             found += bodies(batch)
             batch.acknowledge()
-        wait_for_no_holds(engine)
+        wait_for_no_holds(stage)
         assert "stray" not in found
-        assert all(pause.seconds < 60 for pause in member.pauses)
+        assert member.statistics().pause_s.sum < 60
 
 
 FORGED = [
@@ -230,8 +207,9 @@ FORGED = [
 ]
 
 
-def test_forged_messages_stop_nobody(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+def test_forged_messages_stop_nobody(stage: Stage) -> None:
     """What looks like Relatum's own and is not stops no partition, now or after a restart."""
+    bed = stage.bed
     for kind, facts in FORGED:
         headers = {CONTROL_HEADER: kind, CONTEXT_HEADER: "a"}
         bed._publish(bed.streams[0], json.dumps(facts).encode(), headers)
@@ -240,20 +218,21 @@ def test_forged_messages_stop_nobody(bed: SerialBed, database_url: str, amqp_url
     for epoch in (10**6, 10**6 + 1):
         bed.control(0, Marker(77, epoch, frozenset({"held"}), bed.streams[1], 10**5))
     bed.publish(0, "r", "r1")
-    with consumer(bed, database_url, amqp_url) as member:
+    with stage.consumer() as member:
         found = consume_until(member, "r1")
     assert found.count("plain") == 6
     bed.publish(0, "a", "a1")
-    with consumer(bed, database_url, amqp_url) as member:
+    with stage.consumer() as member:
         assert consume_until(member, "a1") == ["a1"]
 
 
-def test_batches_are_acknowledged_late_in_any_order_and_once(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+def test_batches_are_acknowledged_late_in_any_order_and_once(stage: Stage) -> None:
     """The order among partitions is free; what is done with, or given back, cannot be acknowledged any more."""
+    bed = stage.bed
     for place in range(3):
         bed.publish(place, f"c{place}", *(f"{place}{number}" for number in range(4)))
-    with consumer(bed, database_url, amqp_url, batch_messages=2) as member:
-        first = batches(member, 3)
+    with stage.consumer(batch_messages=2) as member:
+        first = next_batches(member, 3)
         assert member.next_batch(0) is None
         for batch in reversed(first):
             batch.acknowledge()
@@ -262,11 +241,11 @@ def test_batches_are_acknowledged_late_in_any_order_and_once(bed: SerialBed, dat
             with pytest.raises(errors.InvalidInput), batch.transaction():
                 pytest.fail("there is nothing to be joined")
             batch.give_back()
-        returned, *others = batches(member, 3)
+        returned, *others = next_batches(member, 3)
         returned.give_back()
         with pytest.raises(errors.PartitionLost):
             returned.acknowledge()
-        (again,) = batches(member, 1)
+        (again,) = next_batches(member, 1)
         assert bodies(again)[: len(bodies(returned))] == bodies(returned)
         for batch in (*others, again):
             with pytest.raises(ZeroDivisionError), batch.transaction():
@@ -276,7 +255,7 @@ def test_batches_are_acknowledged_late_in_any_order_and_once(bed: SerialBed, dat
         done = [*first, *others, again]
         # A batch has fewer messages where the others had not come yet.
         while sum(len(bodies(batch)) for batch in done) < 12:
-            (rest,) = batches(member, 1)
+            (rest,) = next_batches(member, 1)
             rest.acknowledge()
             done.append(rest)
         assert member.next_batch(0) is None
@@ -284,16 +263,15 @@ def test_batches_are_acknowledged_late_in_any_order_and_once(bed: SerialBed, dat
     assert found == [f"{place}{number}" for place in range(3) for number in range(4)]
 
 
-def test_whatever_a_context_is_named_it_moves_and_keeps_its_order(
-    bed: SerialBed, database_url: str, amqp_url: str, stream_url: str, engine: sa.Engine
-) -> None:
+def test_whatever_a_context_is_named_it_moves_and_keeps_its_order(stage: Stage, stream_url: str) -> None:
     """Names of any characters, and of the greatest length, go through router, move and consumer."""
+    bed = stage.bed
     found: defaultdict[str | None, list[str]] = defaultdict(list)
     with (
-        SerializationContexts(bed.name, database_url, broker=amqp_url, stream_url=stream_url) as contexts,
-        ContextRouter(bed.name, database_url, broker=amqp_url) as router,
-        broker_connection(amqp_url) as connection,
-        consumer(bed, database_url, amqp_url) as member,
+        SerializationContexts(bed.name, stage.database_url, broker=stage.amqp_url, stream_url=stream_url) as contexts,
+        ContextRouter(bed.name, stage.database_url, broker=stage.amqp_url) as router,
+        broker_connection(stage.amqp_url) as connection,
+        stage.consumer() as member,
     ):
         channel = connection.channel()
         channel.confirm_delivery()
@@ -303,9 +281,9 @@ def test_whatever_a_context_is_named_it_moves_and_keeps_its_order(
                 router.publish(channel, str(number).encode(), properties)
             contexts.consolidate([each for each in bed.streams if each != bed.streams[number]], bed.streams[number])
         while sum(map(len, found.values())) < 3 * len(NAMES):
-            (batch,) = batches(member, 1)
+            (batch,) = next_batches(member, 1)
             for message in batch:
                 found[batch.context_of(message)].append(message.body.decode())
             batch.acknowledge()
-        wait_for_no_holds(engine)
+        wait_for_no_holds(stage)
     assert found == {name: ["0", "1", "2"] for name in NAMES}

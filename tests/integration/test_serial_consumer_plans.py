@@ -8,7 +8,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 
-from relatum.contexts.serial.consuming import _hold_statements as hold_statements
 from relatum.contexts.serial.consuming import _serial_statements as statements
 from tests.support.plans import nodes_of, plan_of
 
@@ -35,9 +34,6 @@ INSERT INTO relatum.context_moves
 INSERT INTO relatum.moved_contexts (move_id, name, from_epoch)
   SELECT m, 'context-' || (m * {CONTEXTS} + n) % 10000, 0
   FROM generate_series(1, {MOVES}) m, generate_series(1, {CONTEXTS}) n;
-INSERT INTO relatum.serial_checkpoints (consumer_id, partition_id, last_offset, fingerprint, chunk_ms)
-  SELECT c, p, o * 1000, 1, 1
-  FROM generate_series(1, {CONSUMERS}) c, generate_series(1, 20) p, generate_series(1, 40) o;
 INSERT INTO relatum.serial_holds
     (consumer_id, partition_id, move_id, source_id, epoch, marker_offset, cursor, fence_offset)
   SELECT c, (m + 1) % {PARTITIONS} + 1, m, m % {PARTITIONS} + 1, m, m, m, m
@@ -66,24 +62,22 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "release": (statements.PARTITIONS.release, {**MEMBER, "keys": KEYS}),
     "leave": (statements.PARTITIONS.leave, MEMBER),
     "members up": (statements.living, ME),
-    "holds": (hold_statements.holds_of, ME),
+    "holds": (statements.holds_of, ME),
     "scans": (statements.scans_of, ME),
     "lost fences": (statements.lost_fences, RANGE),
     "lost markers": (statements.lost_markers, RANGE),
     "begin a hold": (
-        hold_statements.begin_hold,
+        statements.begin_hold,
         {**ME, "of_move": 77, "of_source": "orders-3", "of_epoch": 9, "marked_at": 1, "next_held": 2, "fenced_at": 3},
     ),
-    "move a hold": (hold_statements.move_hold, {**ME, "of_move": 6, "next_held": 9, "waiting": 4}),
-    "end a hold": (hold_statements.end_hold, {**ME, "of_move": 6}),
-    "forget checkpoints": (statements.forget_checkpoints, {**ME, "kept": 300}),
-    "checkpoints": (statements.checkpoints_of, ME),
-    "complete holds": (hold_statements.complete_holds, {**ME, "of_partitions": [3, 4, 5, 6, 7]}),
+    "move a hold": (statements.move_hold, {**ME, "of_move": 6, "next_held": 9, "waiting": 4}),
+    "end a hold": (statements.end_hold, {**ME, "of_move": 6}),
+    "complete holds": (statements.complete_holds, {**ME, "of_partitions": [3, 4, 5, 6, 7]}),
     "status": (statements.status, ME),
-    "holds shown": (hold_statements.status_holds, ME),
+    "holds shown": (statements.status_holds, ME),
 }
 
-LARGE = {"serial_positions", "serial_checkpoints", "serial_members", "serial_holds", "context_moves", "moved_contexts"}
+LARGE = {"serial_positions", "serial_members", "serial_holds", "context_moves", "moved_contexts"}
 """The tables that are never read as a whole."""
 
 
@@ -122,9 +116,7 @@ def test_the_statements_are_all_here() -> None:
         "has_positions",
         "moves_of",
         "drain",
-        "begin_anew",
-        "go_back",
-        "drop_checkpoints",
+        "go_on_from",
         "drop_holds_behind",
         "move_holds_back",
         "free_holds_behind",
@@ -133,7 +125,7 @@ def test_the_statements_are_all_here() -> None:
     }
     left_out = {
         name
-        for name, value in (vars(statements) | vars(hold_statements)).items()
+        for name, value in vars(statements).items()
         if isinstance(value, sa.Select | sa.Update | sa.Delete | sa.CompoundSelect)
         and not name.startswith("_")
         and id(value) not in tested

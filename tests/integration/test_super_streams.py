@@ -29,11 +29,10 @@ from relatum.superstreams import (
     describe_super_stream,
     unbind_partition,
 )
-from relatum.superstreams._admin import _order
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name
 from tests.support._raw_publisher import RawConnection
 from tests.support.proxy import Proxy
-from tests.support.super_streams import declare_by_hand, delete_by_hand, super_stream
+from tests.support.super_streams import declare_by_hand, delete_by_hand, in_order, super_stream
 
 NOWHERE, NO_STREAMS = "amqp://127.0.0.1:1/", "rabbitmq-stream://127.0.0.1:1"
 """URLs where nothing answers: port 1 is given to a service that no system runs."""
@@ -114,9 +113,7 @@ def test_a_declaration_that_was_cut_short_is_completed(
     streams = [partition.stream for partition in layout]
     try:
         declare_super_stream(connection, layout.super_stream, stream_url=stream_url)
-        connection.channel().queue_unbind(
-            streams[2], layout.super_stream, "2", {"x-stream-partition-order": pika.compat.long(2)}
-        )
+        connection.channel().queue_unbind(streams[2], layout.super_stream, "2", in_order(2))
         assert len(describe_super_stream(amqp_url, layout.super_stream, stream_url=stream_url)) == 2
         assert declare_super_stream(connection, layout.super_stream, stream_url=stream_url) == layout
         assert describe_super_stream(amqp_url, layout.super_stream, stream_url=stream_url) == layout
@@ -282,7 +279,7 @@ def test_one_made_by_the_stream_protocol_is_understood(
         with broker_connection(amqp_url) as bare:
             # By the very arguments of the broker: a binding with others would have each stream named twice.
             for each in wanted:
-                bare.channel().queue_bind(each.stream, name, each.binding_key, _order(each.place))
+                bare.channel().queue_bind(each.stream, name, each.binding_key, in_order(each.place))
         added = add_partition(amqp_url, name, stream_url=stream_url)
         assert describe_super_stream(amqp_url, name, stream_url=stream_url).partitions == (*wanted, added)
         unbind_partition(amqp_url, name, wanted.partitions[0].stream, stream_url=stream_url, delete=True)

@@ -21,11 +21,10 @@ from relatum.superstreams import (
     delete_super_stream,
     describe_super_stream,
 )
-from relatum.superstreams._admin import _order
 from tests.support import QUICK_START, broker_connection, server_version, unique_name
 from tests.support._raw_publisher import RawPublisher
 from tests.support.rabbitmq_tools import run_tool
-from tests.support.super_streams import bodies
+from tests.support.super_streams import bodies, in_order
 
 SEED = 104_729
 """Of HashUtils in the RabbitMQ stream Java client."""
@@ -83,7 +82,7 @@ def test_what_the_tool_made_is_understood(server: LocalRabbitMQ, tool: Tool) -> 
     # Bound anew by the very arguments of the tool: a binding with others would have each stream named twice.
     with broker_connection(url) as connection:
         for partition in layout:
-            connection.channel().queue_bind(partition.stream, name, partition.binding_key, _order(partition.place))
+            connection.channel().queue_bind(partition.stream, name, partition.binding_key, in_order(partition.place))
     assert describe_super_stream(url, name) == layout
     assert add_partition(url, name).place == 12
     with StreamReader.open(server.stream_url) as reader:

@@ -1,16 +1,18 @@
 """Moves that stand still where a test wants them to, publishers that sleep, and what consumers make of it."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
 import pika
+import sqlalchemy as sa
 
 from relatum.contexts import MoveProgress, SerialConsumer, SerializationContexts
 from relatum.reading import Message, StreamReader
 from relatum.superstreams import Layout
 from tests.support import LIMIT_S
+from tests.support.leases import let_last
 
 
 def of_context(name: str, **properties: Any) -> pika.BasicProperties:
@@ -28,6 +30,25 @@ def sleeping(channel: Any, meanwhile: Callable[[], None]) -> None:
         return publish(*args, **kwargs)
 
     channel.basic_publish = publish_later
+
+
+def sleeping_task(channel: Any, meanwhile: Callable[[], Awaitable[Any]]) -> None:
+    """As `sleeping`, of aio-pika's channel."""
+    get_exchange = channel.get_exchange
+
+    async def get_sleeper(*args: Any, **kwargs: Any) -> Any:
+        channel.get_exchange = get_exchange
+        exchange = await get_exchange(*args, **kwargs)
+        publish = exchange.publish
+
+        async def publish_later(*args: Any, **kwargs: Any) -> Any:
+            await meanwhile()
+            return await publish(*args, **kwargs)
+
+        exchange.publish = publish_later
+        return exchange
+
+    channel.get_exchange = get_sleeper
 
 
 def in_partitions(amqp_url: str, layout: Layout) -> dict[str, list[Message]]:
@@ -49,10 +70,14 @@ class HeldMove:
         names: The contexts.
         to: The stream they go to.
         state: Where it stands still: "fencing" or "fenced".
+        engine: Where its mover is said to live meanwhile, so that nobody goes on with it.
     """
 
-    def __init__(self, contexts: SerializationContexts, names: list[str], to: str, state: str) -> None:
+    def __init__(
+        self, contexts: SerializationContexts, names: list[str], to: str, state: str, engine: sa.Engine
+    ) -> None:
         self._state = state
+        self._engine = engine
         self._is_there = threading.Event()
         self._may_go = threading.Event()
         self._thread = threading.Thread(target=contexts.move, args=(names, to), kwargs={"progress": self._hold})
@@ -66,6 +91,7 @@ class HeldMove:
         """Let the move begin, and wait until it stands still."""
         self._thread.start()
         assert self._is_there.wait(90), f"the move did not become {self._state}"
+        let_last(self._engine)
 
     def go(self) -> None:
         """Let the move end."""

@@ -1,18 +1,30 @@
-"""A super stream for tests of serial consumers, with moves of contexts written step by step, by hand."""
+"""Serial consumers of both faces behind one blocking interface, and a super stream whose contexts are moved by hand."""
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import pika
 import sqlalchemy as sa
 
+from relatum.contexts import AsyncSerialBatch, AsyncSerialConsumer, SerialConsumer, SerialOptions
 from relatum.contexts.placement._entries import Adoption, Control, Fence, Marker, Placed, encode
-from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.reading import StreamReader
-from relatum.store import context_moves, moved_contexts, placement_epochs, super_stream_partitions
+from relatum.store import (
+    context_moves,
+    moved_contexts,
+    placement_epochs,
+    serial_holds,
+    serial_positions,
+    super_stream_partitions,
+    super_streams,
+)
 from relatum.superstreams import Layout, Partition, declare_super_stream, delete_super_stream
 from tests.support._streams import broker_connection, unique_name
+from tests.support.leases import LEASE_S
 
 SESSION = "0123456789abcdef"
 
@@ -33,17 +45,24 @@ class SerialBed:
         self._channel = channel
         self._numbers = 0
         self._epochs: dict[str, int] = {}
-        with PlacementStore(engine.url, "/", self.name) as store:
-            self._ids = {row.stream: row.partition_id for row in store.open(CONTEXT_HEADER, layout)}
-            self._super_stream_id = store.super_stream_id
+        self._ids: dict[str, int] = {}
+        new = sa.insert(super_streams).values(vhost="/", name=self.name, header=CONTEXT_HEADER)
+        with engine.begin() as connection:
+            self._super_stream_id = connection.execute(new.returning(super_streams.c.super_stream_id)).scalar_one()
+        for partition in layout:
+            self._know(partition)
 
     def add(self, partition: Partition) -> None:
         """Take a partition that was added to the super stream into its rows."""
-        layout = Layout.of(self.name, [(each, each.removeprefix(f"{self.name}-")) for each in self.streams])
-        with PlacementStore(self._engine.url, "/", self.name) as store:
-            rows = store.open(CONTEXT_HEADER, [*layout, partition])
-        self._ids = {row.stream: row.partition_id for row in rows}
+        self._know(partition)
         self.streams.append(partition.stream)
+
+    def _know(self, partition: Partition) -> None:
+        row = {"stream": partition.stream, "binding_key": partition.binding_key, "place": partition.place}
+        new = sa.insert(super_stream_partitions).values(super_stream_id=self._super_stream_id, **row)
+        with self._engine.begin() as connection:
+            added = connection.execute(new.returning(super_stream_partitions.c.partition_id))
+            self._ids[partition.stream] = added.scalar_one()
 
     def retire(self, partition: int) -> None:
         """Mark a partition as retired."""
@@ -180,3 +199,138 @@ def serial_bed(amqp_url: str, engine: sa.Engine, partitions: int = 2) -> Iterato
             yield SerialBed(amqp_url, engine, layout, channel)
     finally:
         delete_super_stream(amqp_url, name)
+
+
+class LoopBatch:
+    """A batch of an asyncio consumer; what it awaits, its loop is run for."""
+
+    def __init__(self, runner: asyncio.Runner, batch: AsyncSerialBatch) -> None:
+        self._runner = runner
+        self._batch = batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batch)
+
+    def acknowledge(self) -> None:
+        """See `SerialBatch`."""
+        self._runner.run(self._batch.acknowledge())
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """See `SerialBatch`."""
+        joined = self._batch.transaction()
+        connection = self._runner.run(_awaited(joined.__aenter__()))
+        try:
+            yield connection
+        except BaseException as error:
+            if not self._runner.run(_awaited(joined.__aexit__(type(error), error, error.__traceback__))):
+                raise
+        else:
+            self._runner.run(_awaited(joined.__aexit__(None, None, None)))
+
+
+class LoopConsumer:
+    """An asyncio consumer, in a loop that runs while something is asked for."""
+
+    def __init__(self, runner: asyncio.Runner, consumer: AsyncSerialConsumer) -> None:
+        self._runner = runner
+        self._consumer = consumer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def next_batch(self, timeout_s: float | None = None) -> LoopBatch | None:
+        """See `SerialConsumer`."""
+        batch = self._runner.run(self._consumer.next_batch(timeout_s))
+        return None if batch is None else LoopBatch(self._runner, batch)
+
+    def messages(self, timeout_s: float | None = None) -> Iterator[Any]:
+        """See `SerialConsumer`."""
+        found = self._consumer.messages(timeout_s)
+        try:
+            while (message := self._runner.run(_awaited(anext(found, None)))) is not None:
+                yield message
+        finally:
+            self._runner.run(_awaited(found.aclose()))  # type: ignore[attr-defined]
+
+    def status(self) -> Any:
+        """See `SerialConsumer`."""
+        return self._runner.run(self._consumer.status())
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a test of serial consumers takes place on.
+
+    Attributes:
+        bed: The super stream.
+        database_url: Where positions are.
+        amqp_url: The broker.
+        engine: Looks into the database.
+        face: "blocking" or "asyncio".
+    """
+
+    bed: SerialBed
+    database_url: str
+    amqp_url: str
+    engine: sa.Engine
+    face: str = "blocking"
+
+    @contextmanager
+    def consumer(self, name: str = "test", *, database_url: str | None = None, **options: Any) -> Iterator[Any]:
+        """A consumer that runs, of this face, in the blocking one's form."""
+        chosen = SerialOptions(**{"lease_s": LEASE_S, **options})
+        urls = {"database": database_url or self.database_url, "broker": self.amqp_url}
+        if self.face == "blocking":
+            with SerialConsumer(self.bed.name, name, chosen, **urls) as consumer:
+                yield consumer
+            return
+        with asyncio.Runner() as runner:
+            started = AsyncSerialConsumer(self.bed.name, name, chosen, **urls)
+            runner.run(started.start())
+            try:
+                yield LoopConsumer(runner, started)
+            finally:
+                runner.run(started.close())
+
+    def position(self, partition: int) -> int:
+        """A stored position."""
+        with self.engine.connect() as connection:
+            where = serial_positions.c.partition_id == self.bed._ids[self.bed.streams[partition]]
+            return int(connection.scalar(sa.select(serial_positions.c.position).where(where)) or 0)
+
+    def holds(self) -> int:
+        """How many holds are stored."""
+        with self.engine.connect() as connection:
+            return int(connection.scalar(sa.select(sa.func.count()).select_from(serial_holds)) or 0)
+
+
+def bodies(batch: Any) -> list[str]:
+    """What a batch says."""
+    return [message.body.decode() for message in batch]
+
+
+def next_batches(consumer: Any, count: int) -> list[Any]:
+    """So many batches, none acknowledged."""
+    found = [consumer.next_batch(90.0) for _ in range(count)]
+    assert None not in found
+    return found
+
+
+def consume(consumer: Any, count: int) -> list[str]:
+    """So many messages, acknowledged as they come; fails where they do not come."""
+    found: list[str] = []
+    while len(found) < count:
+        batch = consumer.next_batch(90.0)
+        assert batch is not None, f"{count} messages were to come; these came: {found}"
+        found.extend(bodies(batch))
+        batch.acknowledge()
+    assert len(found) == count, found
+    return found

@@ -22,15 +22,12 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeAlias, get_args
 
-from relatum.contexts import MoveState
+from relatum.contexts import Move, MoveState
 from relatum.contexts.placement import _publication as publication
 from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
-from relatum.contexts.placement._publication_requests import PublicationRequest
-from relatum.contexts.placement._search import Search
-from relatum.contexts.placement._session import DRIFT
-from relatum.contexts.serial._partition_log import Hold, PartitionLog, Verdict
-from relatum.contexts.serial.consuming._serial_starts import MovedBefore, consistent_starts
+from relatum.contexts.placement._model import Placement, PlacementState
+from relatum.contexts.placement._publication_requests import PublicationRequest, StrayFinder
+from relatum.contexts.serial._partition_log import Hold, MovedBefore, PartitionLog, Verdict, consistent_starts
 from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._move_steps import MoveStep
 from relatum.errors import BrokerUnavailable, DatabaseUnavailable, MoveConflict, RelatumError
@@ -42,24 +39,11 @@ TIMEOUT_S = 1.0
 """Seconds after which a publisher does not wait any longer."""
 SESSION_S = 1.0
 """Seconds a publisher's session holds."""
-RATES = (1 + DRIFT, 1 - DRIFT, 1.0)
-"""How fast publishers' clocks are."""
+RATES = (1.01, 0.99, 1.0)
+"""How fast publishers' clocks are: as much too fast, and too slow, as they may be."""
 
 
 LONG_AGO = datetime.fromtimestamp(0, UTC)
-MOVE_FACTS = (
-    "move_id",
-    "source",
-    "target",
-    "state",
-    "aborting",
-    "attempt",
-    "fence_epoch",
-    "epoch",
-    "scan_from",
-    "target_scan_from",
-    "fence_offset",
-)
 
 
 class Wrong(AssertionError):
@@ -76,7 +60,6 @@ class MoveRow:
 
     step: MoveStep
     generation: int
-    marker_offset: int | None = None
 
 
 @dataclass
@@ -337,7 +320,7 @@ class World:
 
     def _publication_answer(self, request: Any) -> Any:
         match request:
-            case publication.Sleep():
+            case publication.Sleep() | publication.TakeOver():
                 return None
             case publication.ReadGeneration():
                 return self.generation
@@ -348,7 +331,7 @@ class World:
             case publication.FindMove(name, epoch, stream):
                 return self._find_move(name, epoch, stream)
             case publication.Search(sent, from_offset, anywhere):
-                search = Search(sent, anywhere=anywhere)
+                search = StrayFinder(sent, anywhere=anywhere)
                 for offset in range(from_offset, len(self.streams[sent.stream])):
                     at = search.look(offset, self.streams[sent.stream][offset])
                     if search.is_over:
@@ -405,16 +388,16 @@ class World:
             self.opening_of[name, changes["epoch"]] = self.openings[name]
         self.placements[name] = replace(self.placements[name], generation=self.generation, **changes)
 
-    def _find_move(self, name: str, epoch: int, stream: str) -> MoveInfo | None:
+    def _find_move(self, name: str, epoch: int, stream: str) -> Move | None:
         """The first move that ended or began a name in a partition under a higher epoch than that."""
         for row in self.moves.values():
             step = row.step
-            if name not in step.contexts:
+            if name not in step.names:
                 continue
             is_out = step.source == stream and step.fence_epoch > epoch
             is_in = step.target == stream and step.epoch > epoch and "floor by markers" not in self.omit
             if is_out or is_in:
-                return _move_info(row)
+                return step
         return None
 
     # --- moves ----------------------------------------------------------------------------------------------------
@@ -463,11 +446,22 @@ class World:
             aborting=False,
             source=request.source,
             target=request.target,
-            contexts=request.contexts,
+            source_id=PARTITIONS.index(request.source),
+            target_id=PARTITIONS.index(request.target),
+            contexts=len(request.contexts),
+            names=request.contexts,
             fence_epoch=0,
             epoch=0,
             scan_from=request.scan_from,
             target_scan_from=request.target_scan_from,
+            fence_offset=None,
+            marker_offset=None,
+            holder=None,
+            lease_expires_at=None,
+            started_at=LONG_AGO,
+            fenced_at=None,
+            ended_at=None,
+            reason=None,
         )
         self.moves[move_id] = MoveRow(step, self.generation)
         self.counts["moves"] += 1
@@ -499,7 +493,7 @@ class World:
         if not row.step.fence_epoch:
             fence = self.next_epoch()
             row.step = replace(row.step, fence_epoch=fence, epoch=self.next_epoch() if row.step.aborting else fence)
-            for context in row.step.contexts:
+            for context in row.step.names:
                 self.opening_of[context, fence] = self.openings[context]
         return row.step
 
@@ -522,10 +516,9 @@ class World:
         if row.step.state is not MoveState.FENCED or is_other:
             return row.step
         state = MoveState.ABORTED if row.step.aborting else MoveState.SWITCHED
-        row.step = replace(row.step, state=state)
-        row.marker_offset = request.marker_offset
+        row.step = replace(row.step, state=state, marker_offset=request.marker_offset)
         self.generation += 1
-        for context in row.step.contexts:
+        for context in row.step.names:
             self._set(context, stream=row.step.target, epoch=row.step.epoch, state=PlacementState.OPEN, move_id=None)
         self.counts[state.value] += 1
         return row.step
@@ -566,15 +559,11 @@ class World:
     def _insert_consumer(self, name: str, ends: Mapping[str, int]) -> None:
         starts = dict(ends)
         if "consistent starts" not in self.omit:
-            rows = [(row.step, row.marker_offset) for row in self.moves.values()]
+            moves = [row.step for row in self.moves.values()]
+            begins = [each.target_scan_from if each.marker_offset is None else each.marker_offset for each in moves]
+            places = [(each.source, each.target, each.fence_offset) for each in moves]
             starts = consistent_starts(
-                ends,
-                [
-                    MovedBefore(
-                        step.source, step.target, step.fence_offset, step.target_scan_from if marker is None else marker
-                    )
-                    for step, marker in rows
-                ],
+                ends, [MovedBefore(*at, begin) for at, begin in zip(places, begins, strict=True)]
             )
         self.consumers[name] = Consumer({key: PositionRow(at) for key, at in starts.items()}, self.clock)
 
@@ -607,9 +596,9 @@ class World:
             epochs = [0]
             if step.source == partition and step.fence_offset is not None and step.fence_offset < begin:
                 epochs.append(step.fence_epoch)
-            if step.target == partition and row.marker_offset is not None and row.marker_offset < begin:
+            if step.target == partition and step.marker_offset is not None and step.marker_offset < begin:
                 epochs.append(step.epoch)
-            for context in step.contexts if max(epochs) else ():
+            for context in step.names if max(epochs) else ():
                 floors[context] = max(floors.get(context, 0), *epochs)
         return floors
 
@@ -621,9 +610,9 @@ class World:
             source = positions[hold.source]
             if source.position <= hold.fence_offset and "source position" not in self.omit:
                 continue
-            contexts = self.moves[move_id].step.contexts
+            contexts = self.moves[move_id].step.names
             blocked = any(
-                other.marker_offset < hold.fence_offset and contexts & self.moves[other_id].step.contexts
+                other.marker_offset < hold.fence_offset and contexts & self.moves[other_id].step.names
                 for other_id, other in source.holds.items()
                 if (hold.source, other_id) != (partition, move_id)
             )
@@ -816,21 +805,9 @@ class World:
         return defaultdict(list, {context: [placed for *_, placed in sorted(all_)] for context, all_ in found.items()})
 
 
-def _move_info(row: MoveRow) -> MoveInfo:
-    facts: dict[str, Any] = {each: getattr(row.step, each) for each in MOVE_FACTS}
-    return MoveInfo(
-        source_id=PARTITIONS.index(row.step.source),
-        target_id=PARTITIONS.index(row.step.target),
-        contexts=len(row.step.contexts),
-        marker_offset=row.marker_offset,
-        holder=None,
-        lease_expires_at=None,
-        started_at=LONG_AGO,
-        fenced_at=None,
-        ended_at=None,
-        reason=None,
-        **facts,
-    )
+def _moved_before(move: MoveStep) -> MovedBefore:
+    begins = move.target_scan_from if move.marker_offset is None else move.marker_offset
+    return MovedBefore(move.source, move.target, move.fence_offset, begins)
 
 
 class Router:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pika
+import pika.compat
 from pika.adapters.blocking_connection import BlockingConnection
 
 from relatum.errors import SuperStreamNotFound
@@ -24,6 +25,11 @@ def super_stream(amqp_url: str, stream_url: str, partitions: int | None = None, 
     finally:
         with contextlib.suppress(SuperStreamNotFound):
             delete_super_stream(amqp_url, name, stream_url=stream_url)
+
+
+def in_order(place: int) -> dict[str, Any]:
+    """The arguments by which RabbitMQ's own tools bind a partition: its place, as a long."""
+    return {"x-stream-partition-order": pika.compat.long(place)}
 
 
 def declare_by_hand(connection: BlockingConnection, name: str, keys: list[str], streams: list[str]) -> None:

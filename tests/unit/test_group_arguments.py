@@ -6,7 +6,6 @@ import pytest
 
 import relatum
 from relatum.errors import ConfigurationError, InvalidGroup
-from relatum.groups._group import GroupBase
 from relatum.membership import checked_group_id, checked_membership, checked_sequence
 
 
@@ -19,14 +18,6 @@ def test_a_group_is_published_through_an_intercepted_channel(wrong: Any) -> None
         relatum.AsyncMessageGroup(wrong, "orders")
     with pytest.raises(ConfigurationError, match=r"^channel is"):
         relatum.publish(wrong, "", "orders", b"body")
-
-
-def test_options_of_a_group_are_checked() -> None:
-    """Each by its name, when the group is made."""
-    with pytest.raises(InvalidGroup, match="routing_key"):
-        GroupBase(None, None, 1)  # type: ignore[arg-type]
-    with pytest.raises(InvalidGroup, match="position"):
-        GroupBase("orders", None, 1).resume(None)  # type: ignore[arg-type]
 
 
 def test_only_what_was_to_be_sent_was_not_sent() -> None:

@@ -195,7 +195,7 @@ def placements() -> None:
         name, consumer = kind.__name__, given | {"name": "c", "broker": BROKER}
         take(name, kind, consumer, super_stream=NAMES, name=NAMES, database=URLS, broker=URLS, options=OTHERS)
     serial = room.SerialOptions
-    take("SerialOptions", serial, {}, start=CHOICES, header=NAMES, on_lost=OTHERS, lease_s=SECONDS, batch_s=SECONDS)
+    take("SerialOptions", serial, {}, start=CHOICES, header=NAMES, lease_s=SECONDS, batch_s=SECONDS)
     take("SerialOptions", serial, {}, batch_messages=COUNTS, batch_bytes=COUNTS)
     take("SerialOptions", serial, {}, held_messages_max=COUNTS, held_bytes_max=COUNTS)
     take("ContextOptions", room.ContextOptions, {}, contexts_max=COUNTS)

@@ -1,7 +1,7 @@
 """The steps of a publication, performed in memory: where the message goes, what is told, and what becomes of strays."""
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.contexts import MoveState
-from relatum.contexts.placement._cache import PlacementCache, Sent, Unchecked
+from relatum.contexts import Move, MoveState
+from relatum.contexts.placement._cache import PlacementCache, Unchecked
 from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
+from relatum.contexts.placement._model import Placement, PlacementState
 from relatum.contexts.placement._publication import Publications, Unsettled
 from relatum.contexts.placement._publication_requests import (
     Adopt,
@@ -24,10 +24,11 @@ from relatum.contexts.placement._publication_requests import (
     RenewSession,
     Search,
     Send,
+    Sent,
     Sleep,
+    StrayFinder,
+    TakeOver,
 )
-from relatum.contexts.placement._search import Search as Looking
-from relatum.contexts.placement._session import BUSY, Session
 from relatum.errors import BrokerUnavailable, ContextMoving, DatabaseUnavailable
 
 
@@ -40,10 +41,11 @@ class _World:
         self.epoch = 0
         self.placements: dict[str, Placement] = {}
         self.streams: dict[str, list[Entry]] = {"a": [], "b": [], "c": []}
-        self.moves: list[tuple[str, MoveInfo]] = []
+        self.moves: list[tuple[str, Move]] = []
         self.sessions: dict[str, int] = {}
         self.is_away = False
         self.refuses: list[Exception] = []
+        self.takes_over: Callable[[], None] = lambda: None
 
     def perform(self, request: Any) -> Any:
         if isinstance(request, ReadGeneration | ReadChanges | Place | FindMove | RenewSession) and self.is_away:
@@ -65,7 +67,7 @@ class _World:
         self.streams[request.placement.stream].append(Data(request.placement.name, request.placed))
         return "confirmed"
 
-    def FindMove(self, request: FindMove) -> MoveInfo | None:  # noqa: N802
+    def FindMove(self, request: FindMove) -> Move | None:  # noqa: N802
         for name, move in self.moves:
             out = move.source == request.stream and move.fence_epoch > request.epoch
             into = move.target == request.stream and move.epoch > request.epoch
@@ -74,7 +76,7 @@ class _World:
         return None
 
     def Search(self, request: Search) -> int | None:  # noqa: N802
-        search = Looking(request.sent, anywhere=request.anywhere)
+        search = StrayFinder(request.sent, anywhere=request.anywhere)
         for offset, entry in enumerate(self.streams[request.sent.stream]):
             if offset >= request.from_offset and not search.is_over:
                 at = search.look(offset, entry)
@@ -95,6 +97,9 @@ class _World:
     def EndSession(self, _request: EndSession) -> None:  # noqa: N802
         self.sessions.clear()
 
+    def TakeOver(self, _request: TakeOver) -> None:  # noqa: N802
+        self.takes_over()
+
     def Sleep(self, request: Sleep) -> None:  # noqa: N802
         self.now += request.seconds
 
@@ -106,12 +111,12 @@ class _World:
         self.epoch += 1
         self.placements[name] = Placement(name, 1, stream, stream, self.epoch, state, move_id, self.generation)
 
-    def begin(self, name: str, target: str) -> MoveInfo:
+    def begin(self, name: str, target: str) -> Move:
         placement = self.placements[name]
         self.epoch += 1
         self.generation += 1
         source = placement.stream
-        move = MoveInfo(
+        move = Move(
             len(self.moves) + 1, source, target, 1, 2, MoveState.FENCING, False, 1, 1, self.epoch, self.epoch,
             len(self.streams[source]), len(self.streams[target]), None, None, None, None, None, None, None, None,
         )  # fmt: skip
@@ -121,10 +126,10 @@ class _World:
         )
         return move
 
-    def fence(self, name: str, move: MoveInfo) -> None:
+    def fence(self, name: str, move: Move) -> None:
         self.streams[move.source].append(Fence(move.move_id, move.fence_epoch, frozenset({name})))
 
-    def switch(self, name: str, move: MoveInfo) -> None:
+    def switch(self, name: str, move: Move) -> None:
         self.streams[move.target].append(Marker(move.move_id, move.epoch, frozenset({name}), move.source, 0))
         self.generation += 1
         self.placements[name] = Placement(
@@ -306,6 +311,19 @@ def test_a_moving_context_is_waited_for(world: _World) -> None:
     assert data_in(world, "b") == [2]
 
 
+def test_a_router_takes_over_a_move_that_its_message_waits_for(world: _World) -> None:
+    """After a second, and then once a second: the move may be abandoned."""
+    publications = routed(world)
+    publish(world, publications)
+    move = world.begin("x", "b")
+    world.now += 1.0
+    world.takes_over = lambda: world.switch("x", move) if world.now > 2.5 else None
+    run = publish(world, publications)
+    assert run.asked.count(TakeOver) == 2
+    assert data_in(world, "b") == [2]
+    assert world.now == pytest.approx(3.0, abs=0.05)
+
+
 def test_a_move_that_does_not_end_fails_with_nothing_sent(world: _World) -> None:
     """After `timeout_s` the error names the context and the move, and the message is in no stream."""
     publications = routed(world, timeout_s=1.0)
@@ -395,7 +413,7 @@ def test_a_message_of_unknown_outcome_counts_only_before_the_fence(world: _World
 # --- sessions: what the publisher's own clock tells -------------------------------------------------------------------
 
 
-def keep(world: _World, publications: Publications, published: int = BUSY) -> _Run:
+def keep(world: _World, publications: Publications, published: int = 2) -> _Run:
     """What the thread of a router does now and then."""
     return _Run(world, publications.keep(published)).end()
 
@@ -540,14 +558,15 @@ def test_a_renewal_brings_no_session_back_that_was_ended(world: _World) -> None:
     assert keep(world, publications).result is False
 
 
-def test_a_child_has_no_session() -> None:
+def test_a_child_has_no_session(world: _World) -> None:
     """In a process that was forked off nobody renews it, and the row is the parent's."""
-    session = Session(lambda: 0.0, 2.0)
-    session.renewed(session.renew())
-    assert session.holds()
+    publications = routed(world, session_s=2.0)
+    publish(world, publications)
+    keep(world, publications)
+    assert publications.session.holds()
     child = os.fork()
     if not child:
-        os._exit(int(session.holds()))
+        os._exit(int(publications.session.holds()))
     assert os.waitpid(child, 0)[1] == 0
 
 

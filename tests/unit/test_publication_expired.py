@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from relatum.contexts import MoveState
+from relatum.contexts import Move, MoveState
 from relatum.contexts.placement._entries import Adoption
-from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
+from relatum.contexts.placement._model import Placement, PlacementState
 from relatum.contexts.placement._publication import Publications
 from relatum.contexts.placement._publication_requests import (
     Adopt,
@@ -24,14 +24,14 @@ from relatum.contexts.placement._publication_requests import (
 BEFORE = Placement("x", 1, "a", "a", 1, PlacementState.OPEN)
 AFTER = Placement("x", 2, "b", "b", 5, PlacementState.OPEN, generation=2)
 NOW = datetime.now(UTC)
-OUT = MoveInfo(
+OUT = Move(
     1, "a", "b", 1, 2, MoveState.SWITCHED, False, 1, 1, 5, 5, 8, 3, 10, 4, None, None, NOW, NOW, NOW, None
 )  # fmt: skip
 INTO = replace(OUT, source="c", target="a", scan_from=90, target_scan_from=8, fence_offset=95, marker_offset=10)
 UNKNOWN = replace(OUT, state=MoveState.FENCING, fence_offset=None, marker_offset=None, ended_at=None)
 
 
-def publish(move: MoveInfo, lies_at: int | None) -> list[Any]:
+def publish(move: Move, lies_at: int | None) -> list[Any]:
     """Publish a message whose context moves between placement and confirm; gives all that was asked for."""
     publications = Publications(lambda: 0.0, names_max=10)
     generations = iter([1, 2, 2, 2, 2])
@@ -61,7 +61,7 @@ def publish(move: MoveInfo, lies_at: int | None) -> list[Any]:
 
 
 @pytest.mark.parametrize("move", [OUT, INTO])
-def test_what_lies_behind_the_known_end_is_a_stray(move: MoveInfo) -> None:
+def test_what_lies_behind_the_known_end_is_a_stray(move: Move) -> None:
     """Its offset alone tells: no fence need be met on the way."""
     asked = publish(move, 12)
     (search,) = [each for each in asked if isinstance(each, Search)]

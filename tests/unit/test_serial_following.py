@@ -127,11 +127,10 @@ def test_a_hold_is_stored_before_it_is_asked_about() -> None:
     assert held.holds == ((MOVE, 1, 1),)
     partition.release(MOVE, 1.2)
     put(partition, data("a", 2, "a2"), first=3, now=1.2)
-    ended = commit(partition, 1.25)
+    ended = partition.take(1.25)
+    assert partition.committed(ended, 1.25) == [pytest.approx(0.25)]
     assert (bodies(ended), ended.ended, ended.holds) == (["a1"], [MOVE], ())
     assert bodies(commit(partition, 1.3)) == ["a2"]
-    (pause,) = partition.pauses
-    assert (pause.move_id, pause.messages, pause.seconds) == (MOVE, 1, pytest.approx(0.25))
 
 
 def test_a_released_hold_without_messages_ends_silently() -> None:
@@ -196,8 +195,9 @@ def test_no_hold_is_released_before_all_is_read_again() -> None:
     put(partition, data("a", 2, "a2"), first=2)
     assert partition.waiting_holds() == [MOVE]
     partition.release(MOVE, 0.0)
-    assert bodies(commit(partition, 1.0)) == ["a1", "a2"]
-    assert [pause.seconds for pause in partition.pauses] == [61.0]
+    step = partition.take(1.0)
+    assert bodies(step) == ["a1", "a2"]
+    assert partition.committed(step, 1.0) == [61.0]
 
 
 def test_an_adoption_hands_out_what_it_names() -> None:

@@ -3,8 +3,7 @@
 import pytest
 
 from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.contexts.serial._partition_log import PartitionLog, Verdict
-from relatum.contexts.serial.consuming._serial_starts import MovedBefore, consistent_starts
+from relatum.contexts.serial._partition_log import MovedBefore, PartitionLog, Verdict, consistent_starts
 
 A = frozenset({"a"})
 AB = frozenset({"a", "b"})

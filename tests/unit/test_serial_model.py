@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from relatum.contexts import MoveState
 from relatum.contexts.placement import _publication as publication
-from relatum.contexts.placement._cache import Sent as CheckedSent
 from relatum.contexts.placement._entries import Entry, Fence, Marker
+from relatum.contexts.placement._publication_requests import Sent as CheckedSent
 from relatum.contexts.serial._partition_log import PartitionLog
 from relatum.contexts.serial.moving import _move_steps as moving
 from tests.support.serial_world import PARTITIONS, Renewal, World, Wrong

@@ -1,6 +1,7 @@
 """The steps of a move, one by one: what is asked for, in which order, and what is never asked for again."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from relatum.contexts.serial.moving._move_steps import MoveStep
 from relatum.errors import MoveConflict, StreamUnavailable
 
 C = frozenset("ab")
-STOPPED = MoveStep(7, MoveState.FENCING, 1, False, "s", "t", C, 0, 0, 10, 20)
+NOW = datetime.fromtimestamp(0, UTC)
+STATE = (MoveState.FENCING, False, 1, 2, 0, 0, 10, 20, None, None, None, None, NOW, None, None, None)
+STOPPED = MoveStep(7, "s", "t", 1, 2, *STATE, names=C)
 BEGUN = replace(STOPPED, fence_epoch=40, epoch=40)
 FENCED = replace(BEGUN, state=MoveState.FENCED, fence_offset=12)
 SWITCHED = replace(FENCED, state=MoveState.SWITCHED)

@@ -3,25 +3,19 @@
 `affinity`, `placement` and `serial` are its parts; what other rooms may use of them is here.
 """
 
-from relatum.contexts.affinity._affinity_options import AffinityOptions
-from relatum.contexts.affinity._affinity_router import AffinityRouter
-from relatum.contexts.affinity._async_affinity_router import AsyncAffinityRouter
+from relatum.contexts._async_routers import AsyncAffinityRouter, AsyncContextRouter
+from relatum.contexts._options import AffinityOptions, ContextOptions, SerialOptions
+from relatum.contexts._routers import AffinityRouter, ContextRouter
+from relatum.contexts._statistics import RouterStatistics, SerialStatistics
 from relatum.contexts.affinity._sets import AffinitySet, AffinitySets
 from relatum.contexts.placement._model import MoveState
 from relatum.contexts.placement._placement_opening import placed_super_streams
 from relatum.contexts.placement._placement_prune import forget_placements
-from relatum.contexts.placement._router_statistics import RouterStatistics
-from relatum.contexts.serial._async_context_router import AsyncContextRouter
-from relatum.contexts.serial._context_options import ContextOptions
-from relatum.contexts.serial._context_router import ContextRouter
 from relatum.contexts.serial._order import ContextMessage, Finding, FindingKind, SerialReport
 from relatum.contexts.serial._order_verify import verify
 from relatum.contexts.serial.consuming._async_consumer import AsyncSerialConsumer
 from relatum.contexts.serial.consuming._consumer import SerialConsumer
-from relatum.contexts.serial.consuming._partition_following import Pause
 from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch, SerialBatch
-from relatum.contexts.serial.consuming._serial_options import SerialOptions
-from relatum.contexts.serial.consuming._serial_statistics import SerialStatistics
 from relatum.contexts.serial.consuming._serial_status import (
     HoldStatus,
     PartitionStatus,
@@ -53,7 +47,6 @@ __all__ = [
     "MoveProgress",
     "MoveState",
     "PartitionStatus",
-    "Pause",
     "Plan",
     "Progress",
     "RouterStatistics",

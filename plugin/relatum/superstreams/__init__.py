@@ -8,13 +8,11 @@ from relatum.superstreams._admin import (
     describe_super_stream,
     unbind_partition,
 )
-from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
+from relatum.superstreams._balance import AffinityHandle, Balance, BalanceName, Candidate, balance_of
 from relatum.superstreams._connections import address_of, blocking_connection, note_secret, vhost_of
 from relatum.superstreams._description import bound_streams, exchange_exists, queue_exists
-from relatum.superstreams._handle import AffinityHandle
-from relatum.superstreams._layout import Layout, Partition, checked_stream_name
+from relatum.superstreams._layout import Layout, Partition, checked_stream_name, partition_of
 from relatum.superstreams._protocol import Outgoing, Target, TargetExchange, channel_of
-from relatum.superstreams._routing import partition_of
 from relatum.superstreams._single_streams import KEPT, declare_stream, ensure_stream, stream_exists
 from relatum.superstreams._stream_options import StreamOptions
 from relatum.superstreams._target import SuperStream

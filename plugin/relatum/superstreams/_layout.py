@@ -4,10 +4,36 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+import mmh3
+
 from relatum.checks import checked_count, checked_text, shown
 from relatum.errors import InvalidInput, NotFound
 from relatum.headers import NAME_BYTES_MAX
-from relatum.superstreams._routing import partition_of
+
+SEED: Final = 104_729
+"""The seed all clients share."""
+
+
+def partition_of(routing_key: str | bytes, partitions: int) -> int:
+    """The place, from 0, of a routing key's stream among those of a super stream in their order.
+
+    Args:
+        routing_key: Text counts as its UTF-8 bytes.
+        partitions: How many streams there are, from 1.
+
+    Raises:
+        InvalidInput: the key cannot be sent: no text and no bytes, or half a surrogate pair in it.
+    """
+    # Encoded here: half a surrogate pair in a text ends the process in mmh3 5.2.
+    if isinstance(routing_key, str):
+        try:
+            routing_key = routing_key.encode()
+        except UnicodeEncodeError:
+            raise InvalidInput(f"a key cannot have half a surrogate pair: {shown(routing_key)}") from None
+    elif not isinstance(routing_key, bytes):
+        raise InvalidInput(f"a key is text or bytes, not {shown(routing_key)}")
+    return mmh3.hash(routing_key, SEED, signed=False) % partitions
+
 
 LAYOUT_MAX: Final = 100_000
 """Partitions of a layout that is given by their number; RabbitMQ itself makes 1,000 at most."""
@@ -96,17 +122,6 @@ class Layout:
             key: Text counts as its UTF-8 bytes.
         """
         return self.partitions[partition_of(key, len(self.partitions))]
-
-    def bound_to(self, binding_key: str) -> Partition:
-        """The partition of a binding key.
-
-        Raises:
-            NotFound: no partition is bound by it.
-        """
-        for partition in self.partitions:
-            if partition.binding_key == binding_key:
-                return partition
-        raise NotFound(f"No partition of {self.super_stream!r} is bound by {binding_key!r}.")
 
     def partition(self, stream: str) -> Partition:
         """The partition that is the stream of that name.

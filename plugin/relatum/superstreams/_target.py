@@ -15,9 +15,8 @@ from relatum.keys import InvalidValue, KeyType, canonical
 from relatum.processes import after_fork
 from relatum.reading import BrokerAddress
 from relatum.superstreams._admin import describe_super_stream
-from relatum.superstreams._balance import Balance, BalanceName
+from relatum.superstreams._balance import AffinityHandle, Balance, BalanceName, Placing
 from relatum.superstreams._connections import address_of
-from relatum.superstreams._handle import AffinityHandle, Placing
 from relatum.superstreams._layout import Layout, Partition, checked_stream_name
 from relatum.superstreams._protocol import Outgoing, Target
 

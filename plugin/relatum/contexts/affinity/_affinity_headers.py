@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from relatum.contexts.placement._placement_names import check_name
+from relatum.contexts.placement._model import check_name
 from relatum.errors import InvalidInput
 from relatum.headers import AFFINITY_LAST_HEADER, PREDECESSOR_HEADER
 

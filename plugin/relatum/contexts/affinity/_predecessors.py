@@ -21,15 +21,15 @@ _SAME_ID_MAX: Final = 16
 
 
 class Found(NamedTuple):
-    """A predecessor.
+    """Where a message is, or is to go.
 
     Attributes:
-        name: The affinity set it is in; None for none.
-        stream: The partition it went to.
+        name: Its affinity set; None for none.
+        stream: Its partition; None where that is for its set to say.
     """
 
     name: str | None
-    stream: str
+    stream: str | None
 
 
 class Recent:

@@ -1,55 +1,70 @@
-"""What the routers of both faces know of affinity sets beside their placements: ends, use, and predecessors."""
+"""What a router does for its affinity sets beside placing them: finds predecessors, writes down use, closes ended sets.
 
+Publishers never wait for the thread that does the last two.
+"""
+
+import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final
 
 from relatum.checks import seconds_text
 from relatum.contexts.affinity._affinity_headers import Wish
 from relatum.contexts.affinity._predecessors import Found, Recent, find_predecessor, place_in, read_predecessor
-from relatum.contexts.affinity._set_upkeep import Upkeep
-from relatum.contexts.placement._model import PartitionRow
 from relatum.contexts.placement._placement_core import RouterCore
-from relatum.contexts.placement._publication import POLL_S, Published
-from relatum.errors import ContextMoving
+from relatum.contexts.placement._placement_opening import IDLE_S_MIN, USED_EVERY_S
+from relatum.contexts.placement._placement_store import PlacementStore
+from relatum.contexts.placement._publication import POLL_S
+from relatum.errors import ContextMoving, RelatumError
+from relatum.store import database_name
+from relatum.waiting import Outages, backoff
+
+logger = logging.getLogger("relatum.affinity")
+
+BATCH_S: Final = 0.1
+"""Seconds after a set's end in which further ends are gathered into the same transaction."""
+
+CHECK_S: Final = 0.5
+"""Seconds between two looks for messages that are not checked yet: those a router sent last before it paused."""
+
+CLOSE_S: Final = 5.0
+"""Seconds a router that is closed waits for PostgreSQL."""
 
 
-class Place(NamedTuple):
-    """Where a message is to go.
+class SetKeeper:
+    """The sets of one router. Threads may share it.
 
-    Attributes:
-        name: Its affinity set; None for none.
-        stream: The partition of its predecessor; None where it has none.
-        is_last: Whether its set ends with it.
+    Args:
+        core: The router's placements.
+        settle: Settles what was sent of a set; called in the keeper's thread.
+        predecessors_max: Messages remembered as predecessors.
     """
-
-    name: str | None
-    stream: str | None = None
-    is_last: bool = False
-
-
-class Keeping:
-    """The sets of one router. Threads may share it."""
 
     def __init__(self, core: RouterCore, settle: Callable[[str], None], *, predecessors_max: int) -> None:
         self._core = core
         self._settle = settle
         self._recent = Recent(predecessors_max)
-        self._lock = threading.Lock()
-        self._upkeep: Upkeep | None = None
+        self._use_at = time.monotonic() + USED_EVERY_S
+        self._changed = threading.Condition()
+        self._used: set[str] = set()
+        self._ending: dict[str, int] = {}
+        self._closing = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
 
-    def place_of(self, wish: Wish) -> Place:
-        """Where a message that names a set or a predecessor is to go. It may read the stream and the table.
+    # --- predecessors -----------------------------------------------------------------------------------------------
+
+    def place_of(self, wish: Wish) -> Found:
+        """The set, and the partition, of a message that names one of them or a predecessor. It may read both servers.
 
         Raises:
             PredecessorNotFound: its predecessor is not known; nothing was sent.
             DatabaseUnavailable, BrokerUnavailable: it could not be looked for; nothing was sent.
         """
         if wish.predecessor is None:
-            return Place(wish.name, None, wish.is_last)
-        found = self._recent.get(wish.predecessor) or self._find(wish.predecessor)
-        return Place(found.name, found.stream, wish.is_last)
+            return Found(wish.name, None)
+        return self._recent.get(wish.predecessor) or self._find(wish.predecessor)
 
     def knows(self, wish: Wish) -> bool:
         """Whether `place_of` reads nothing."""
@@ -66,9 +81,30 @@ class Keeping:
             predecessor, partitions, header, engine=core.store.database.engine, vhost=core.vhost, reader=core.reader
         )
 
+    def published(self, found: Found, message_id: str | None) -> None:
+        """Note where a message went."""
+        if message_id:
+            self._recent.add(message_id, found)
+
+    # --- use and ends -----------------------------------------------------------------------------------------------
+
+    def used(self, name: str, epoch: int, *, is_last: bool) -> None:
+        """Note that the broker has a message of a set: it is in use, or with its last message to be closed soon."""
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="relatum affinity sets", daemon=True)
+                self._thread.start()
+            if not is_last:
+                self._used.add(name)
+                return
+            self._ending[name] = epoch
+            self._used.discard(name)
+            if len(self._ending) == 1:
+                self._changed.notify_all()
+
     def is_ending(self, name: str) -> bool:
         """Whether a set has ended here, and is not closed yet."""
-        return self._upkeep is not None and self._upkeep.epoch_ending(name) is not None
+        return name in self._ending
 
     def end_now(self, name: str) -> None:
         """Close a set that has ended here, so that the next message of its name begins another. It may block.
@@ -79,9 +115,8 @@ class Keeping:
             ContextMoving: a move keeps it open; nothing was sent.
             DatabaseUnavailable: it cannot be closed; nothing was sent.
         """
-        upkeep = self._upkeep
-        epoch = None if upkeep is None else upkeep.epoch_ending(name)
-        if upkeep is None or epoch is None:
+        epoch = self._ending.get(name)
+        if epoch is None:
             return
         store, timeout_s = self._core.store, self._core.options.timeout_s
         deadline = time.monotonic() + timeout_s
@@ -95,33 +130,116 @@ class Keeping:
                     move_id=0 if placement is None else placement.move_id,
                 )
             time.sleep(POLL_S)
-        upkeep.ended(name, epoch)
+        self._ended(name, epoch)
 
-    def published(self, published: Published, *, is_last: bool, message_id: str | None) -> None:
-        """Note that the broker has a message of a set."""
-        placement = published.placement
-        if message_id:
-            self._recent.add(message_id, Found(placement.name, placement.stream))
-        upkeep = self._upkeep or self._begin()
-        if is_last:
-            upkeep.end(placement.name, placement.epoch)
-        else:
-            upkeep.used(placement.name)
-
-    def published_plain(self, partition: PartitionRow, message_id: str | None) -> None:
-        """Note that the client has taken a message of no set."""
-        if message_id:
-            self._recent.add(message_id, Found(None, partition.stream))
+    def _ended(self, name: str, epoch: int) -> None:
+        self._core.publications.cache.forget([name])
+        with self._changed:
+            if self._ending.get(name) == epoch:
+                del self._ending[name]
 
     def close(self) -> None:
-        """Close the sets that have ended. Waits some seconds for PostgreSQL where that is away."""
-        with self._lock:
-            upkeep = self._upkeep
-        if upkeep is not None:
-            upkeep.close()
+        """Close the sets that have ended, and end the thread; waits some seconds for PostgreSQL."""
+        with self._changed:
+            self._closing.set()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+        self._stop.set()
+        if self._ending:
+            logger.warning(
+                "%d affinity sets of %r that ended are still open: `relatum affinity close` closes them",
+                len(self._ending),
+                self._core.super_stream,
+            )
 
-    def _begin(self) -> Upkeep:
-        with self._lock:
-            if self._upkeep is None:
-                self._upkeep = Upkeep(self._core, self._settle)
-            return self._upkeep
+    # --- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        core, pauses = self._core, backoff()
+        who = f"closing affinity sets of {core.super_stream!r}"
+        outages = Outages(logger, broker=str(core.address), database=database_name(core.store.database.engine))
+        while not self._stop.is_set():
+            with self._changed:
+                self._changed.wait_for(lambda: self._ending or self._closing.is_set(), CHECK_S)
+                is_last = self._closing.is_set()
+            self._closing.wait(BATCH_S)
+            try:
+                is_done = self._keep(is_last=is_last)
+            except Exception as error:  # noqa: BLE001 it is logged, and the thread goes on
+                if self._stop.is_set():
+                    return  # Nobody waits for it any more, and the connections are closed.
+                is_done = False
+                outages.failed(who, error)
+            else:
+                outages.over(who)
+            if is_last and is_done:
+                return
+            if is_done:
+                pauses = backoff()
+            else:
+                self._stop.wait(next(pauses))
+
+    def _keep(self, *, is_last: bool) -> bool:
+        """Do what is to be done now; gives whether nothing is left of it."""
+        with self._changed:
+            ending = dict(self._ending)
+        self._check()
+        is_done = self._end(ending)
+        if is_last or time.monotonic() >= self._use_at:
+            self._use()
+            self._use_at = time.monotonic() + USED_EVERY_S
+        return is_done
+
+    def _check(self) -> None:
+        """See to it that what was sent before this counts: a set that has ended is not looked at any more."""
+        unchecked = self._core.publications.unchecked
+        if not len(unchecked):
+            return
+        mark = unchecked.mark()
+        self._core.look()
+        for name in unchecked.names():
+            # Few: their placement changed since, by a move, or because somebody else has closed the set.
+            if unchecked.of(name, mark):
+                self._settle(name)
+
+    def _end(self, ending: dict[str, int]) -> bool:
+        """Close what ended; gives whether all of it is closed."""
+        if not ending:
+            return True
+        moving = self._core.store.release(ending.items())
+        for name, epoch in ending.items():
+            if name not in moving:
+                self._ended(name, epoch)
+        return not moving
+
+    def _use(self) -> None:
+        """Write down which sets are in use, and close those that are not."""
+        with self._changed:
+            used, self._used = self._used, set()
+        try:
+            if used:
+                self._core.store.touch(used)
+            # It is the super stream's, and may have been changed since.
+            idle_s = self._core.store.idle_s()
+            if idle_s is not None:
+                # One that is stored since before may be shorter.
+                close_idle(self._core.store, max(idle_s, IDLE_S_MIN))
+        except RelatumError:
+            with self._changed:
+                self._used |= used
+            raise
+
+
+def close_idle(store: PlacementStore, idle_s: float) -> int:
+    """Close the sets that nobody used for so many seconds; gives their number.
+
+    Those that move are left for the next time.
+    """
+    closed = 0
+    while idle := store.idle(idle_s):
+        waiting = store.release([(each.name, each.epoch) for each in idle])
+        closed += len(idle) - len(waiting)
+        if waiting:
+            break
+    return closed

@@ -1,7 +1,6 @@
 """Affinity sets for operators: where each is, and how they are closed and moved."""
 
-import ssl
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -9,22 +8,16 @@ from typing import Final
 from relatum.checks import (
     checked_count,
     checked_name,
-    checked_names,
     checked_seconds,
     checked_text,
     checked_weights,
 )
-from relatum.closing import Closing
-from relatum.contexts.affinity._set_upkeep import close_idle
-from relatum.contexts.placement._model import Placement
-from relatum.contexts.placement._placement_names import check_name
-from relatum.contexts.placement._placement_store import PlacementStore
-from relatum.contexts.serial.moving._assignments import Move, Progress
+from relatum.contexts.affinity._set_keeping import close_idle
+from relatum.contexts.placement._model import Placement, check_name
+from relatum.contexts.placement._placement_opening import IDLE_S_MIN
 from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 from relatum.errors import PlacementNotFound, SuperStreamConflict
 from relatum.headers import CONTEXT_HEADER
-from relatum.reading import AuthMechanism, BrokerAddress
-from relatum.store import AnyDatabase
 
 PAGE: Final = 1_000
 """Sets that are read at once."""
@@ -53,50 +46,19 @@ class AffinitySet:
     used_at: datetime | None
 
 
-class AffinitySets(Closing):
+class AffinitySets(SerializationContexts):
     """The affinity sets of a super stream. A context manager; threads may share one.
 
-    Args:
-        super_stream: The super stream's name.
-        database: PostgreSQL's URL, or a `Database`, which stays the caller's.
-        broker: The broker's URL or address: moving needs it, and its virtual host is the super stream's; None: "/".
-        stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
-        ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
-        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
-            broker's URL says, or PLAIN.
+    Arguments, and what moves sets or changes partitions, are as of `SerializationContexts`: a set moves as a context
+    does.
 
     Raises:
         SuperStreamNotFound: no router has published sets to it yet.
         DatabaseUnavailable: PostgreSQL does not answer; so may all methods.
     """
 
-    def __init__(
-        self,
-        super_stream: str,
-        database: AnyDatabase,
-        *,
-        broker: str | BrokerAddress | None = None,
-        stream_url: str | None = None,
-        ssl_context: ssl.SSLContext | None = None,
-        auth_mechanism: AuthMechanism | None = None,
-    ) -> None:
-        checked_name("super_stream", super_stream)
-        address: BrokerAddress | None = None
-        if broker is not None:
-            address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
-        self._super_stream = super_stream
-        self._broker = address
-        self._stream_url = stream_url
-        self._store = PlacementStore(database, "/" if address is None else address.vhost, super_stream)
-        try:
-            self._store.open()
-        except BaseException:
-            self._store.close_store()
-            raise
-
-    def close(self) -> None:
-        """Give connections back. The sets stay."""
-        self._store.close_store()
+    def _open(self, header: str | None) -> None:
+        self._placements.open(header)
 
     def list(
         self, prefix: str = "", *, partition: str | None = None, limit: int | None = PAGE
@@ -114,7 +76,7 @@ class AffinitySets(Closing):
         if limit is not None:
             checked_count("limit", limit, otherwise=", or None")
         found = []
-        for placement in self._placements(prefix, partition):
+        for placement in self._from(prefix, partition):
             if not placement.name.startswith(prefix):
                 break
             found.append(_set_of(placement))
@@ -124,7 +86,7 @@ class AffinitySets(Closing):
 
     def count(self) -> dict[str, int]:
         """How many sets are open in each partition, by stream; partitions without any are there with 0."""
-        return {partition.stream: partition.open_sets for partition in self._store.partitions()}
+        return {partition.stream: partition.open_sets for partition in self._placements.partitions()}
 
     def inspect(self, name: str) -> AffinitySet:
         """An open set.
@@ -133,9 +95,9 @@ class AffinitySets(Closing):
             PlacementNotFound: none of that name is open.
         """
         check_name(name, "an affinity set's name")
-        placement = self._store.find([name]).get(name)
+        placement = self._placements.find([name]).get(name)
         if placement is None:
-            raise PlacementNotFound(f"no affinity set {name!r} is open in {self._super_stream!r}", name=name)
+            raise PlacementNotFound(f"no affinity set {name!r} is open in {self.super_stream!r}", name=name)
         return _set_of(placement)
 
     def close_set(self, name: str) -> AffinitySet:
@@ -148,7 +110,7 @@ class AffinitySets(Closing):
         """
         check_name(name, "an affinity set's name")
         self._check_closes()
-        return _set_of(self._store.close(name))
+        return _set_of(self._placements.close(name))
 
     def close_idle(self, idle_s: float) -> int:
         """Close sets that no publisher used for so many seconds; gives their number. Those that move stay open.
@@ -158,17 +120,17 @@ class AffinitySets(Closing):
         """
         checked_seconds("idle_s", idle_s, zero=False)
         self._check_closes()
-        return close_idle(self._store, idle_s)
+        return close_idle(self._placements, idle_s)
 
     def set_idle(self, idle_s: float | None) -> None:
-        """Set after how many seconds without a message sets are closed; None: never.
+        """Set after how many seconds without a message sets are closed, at least 60; None: never.
 
-        Routers that are up take it over within 15 seconds; nothing is closed by it in the first 30.
+        Routers that are up take it over within 15 seconds.
         """
         if idle_s is not None:
-            checked_seconds("idle_s", idle_s, zero=False)
+            checked_seconds("idle_s", idle_s, least=IDLE_S_MIN)
         self._check_closes()
-        self._store.set_idle(idle_s)
+        self._placements.set_idle(idle_s)
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Set the weights of partitions, by stream, for all routers that balance by weight.
@@ -178,50 +140,27 @@ class AffinitySets(Closing):
             InvalidInput: a weight is negative or no number; nothing was changed.
         """
         weights = checked_weights("weights", weights)
-        self._store.set_weights(weights)
-
-    def move(self, names: Collection[str], to: str, *, progress: Progress | None = None) -> Sequence[Move]:
-        """Move sets to another partition, with the guarantee of `SerializationContexts.move`.
-
-        Args:
-            names: The sets' names.
-            to: The stream they are to go to.
-            progress: Told of each step.
-
-        Raises:
-            PlacementNotFound: one of them is not open; nothing was moved.
-            MoveConflict: one of them moves already.
-        """
-        names = checked_names("names", names)
-        checked_name("to", to)
-        with SerializationContexts(
-            self._super_stream,
-            self._store.database,
-            broker=self._broker,
-            stream_url=self._stream_url,
-            header=self._store.header,
-        ) as contexts:
-            return contexts.move(names, to, progress=progress)
+        self._placements.set_weights(weights)
 
     def _check_closes(self) -> None:
         # A context that was closed is placed anew by its next message: nothing would keep the order of what it has in
         # the old partition and in the new one.
-        if self._store.header == CONTEXT_HEADER:
+        if self._placements.header == CONTEXT_HEADER:
             raise SuperStreamConflict(
-                f"serialization contexts are placed in {self._super_stream!r}: closing one would end its order; "
+                f"serialization contexts are placed in {self.super_stream!r}: closing one would end its order; "
                 "nothing was changed",
-                super_stream=self._super_stream,
+                super_stream=self.super_stream,
                 reason="contexts",
             )
 
-    def _placements(self, prefix: str, partition: str | None) -> Iterator[Placement]:
+    def _from(self, prefix: str, partition: str | None) -> Iterator[Placement]:
         """Open placements by name, from the first that may have the prefix on."""
         if prefix:
             # What is asked for below comes after a name, so the prefix itself is asked for alone.
-            exact = self._store.find([prefix]).get(prefix)
+            exact = self._placements.find([prefix]).get(prefix)
             if exact is not None and partition in (None, exact.stream):
                 yield exact
-        yield from self._store.placements(stream=partition, after=prefix or None)
+        yield from self._placements.placements(stream=partition, after=prefix or None)
 
 
 def _set_of(placement: Placement) -> AffinitySet:

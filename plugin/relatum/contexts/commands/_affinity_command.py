@@ -4,23 +4,24 @@ from dataclasses import asdict
 from typing import Annotated, TypeAlias
 
 import typer
-from rich.text import Text
 
-from relatum.contexts import AffinitySet, AffinitySets, MoveProgress
-from relatum.contexts.commands._contexts_options import ContextsOptions, SetsOptions
+from relatum.contexts import AffinitySet, AffinitySets
+from relatum.contexts.commands._contexts_shown import (
+    ContextsOptions,
+    ContextsServers,
+    print_ended,
+    print_rows,
+    shown_progress,
+)
 from relatum.errors import InvalidInput
 from relatum.terminal import (
-    BrokerOption,
-    DatabaseOption,
     SuperStreamArgument,
     console,
-    errors,
     moment_text,
     parse_span,
     print_facts,
     print_json,
     spread,
-    table_of,
 )
 
 affinity = typer.Typer(
@@ -42,7 +43,7 @@ def list_sets(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 1_000,
     *,
-    given: SetsOptions,
+    given: ContextsOptions,
 ) -> None:
     """List the open sets, by name. The broker's URL only tells the virtual host. `--json` prints a list."""
     with given.sets(super_stream) as sets:
@@ -53,12 +54,10 @@ def list_sets(
     if not found:
         console.print("No such set is open.")
         return
-    table = table_of("set", "partition", "state", "opened", "last used")
-    for each in found:
-        state = each.state if each.move_id is None else f"{each.state} (move {each.move_id})"
-        cells = (each.name, each.partition, state, moment_text(each.opened_at), moment_text(each.used_at))
-        table.add_row(*map(Text, cells))
-    console.print(table)
+    rows = [
+        (each.name, each.partition, _state(each), *map(moment_text, (each.opened_at, each.used_at))) for each in found
+    ]
+    print_rows(("set", "partition", "state", "opened", "last used"), rows)
 
 
 @affinity.command("show")
@@ -67,7 +66,7 @@ def show(
     super_stream: SuperStreamArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The set's name.", show_default=False)],
     *,
-    given: SetsOptions,
+    given: ContextsOptions,
 ) -> None:
     """Show one open set. `--json` prints one document."""
     with given.sets(super_stream) as sets:
@@ -75,7 +74,14 @@ def show(
     if given.as_json:
         print_json(asdict(found))
         return
-    print_facts(found.name, _facts(found))
+    facts = {
+        "partition": found.partition,
+        "state": _state(found),
+        "epoch": f"{found.epoch:,}",
+        "opened": moment_text(found.opened_at),
+        "last used": moment_text(found.used_at),
+    }
+    print_facts(found.name, facts.items())
 
 
 @affinity.command("close")
@@ -92,7 +98,7 @@ def close(
         ),
     ] = None,
     *,
-    given: SetsOptions,
+    given: ContextsOptions,
 ) -> None:
     """Close sets, by name or because nobody uses them; what is published under their names then begins new ones.
 
@@ -132,30 +138,32 @@ def move(
     """
     if not to or bool(names) == (source is not None):
         raise typer.BadParameter("give names, or --from, and --to")
-    with AffinitySets(super_stream, given.database_url, broker=given.broker_url, stream_url=given.stream_url) as sets:
-        wanted = list(names or ()) or [each.name for each in sets.list(partition=source, limit=None)]
-        moves = sets.move(wanted, to, progress=_tell) if wanted else ()
-    if given.as_json:
-        print_json([asdict(each) for each in moves])
-        return
-    moved = sum(each.contexts for each in moves)
-    pause = max((each.pause_s or 0.0 for each in moves), default=0.0)
-    console.print(f"{moved:,} moved to {to}; the longest pause was {pause * 1e3:,.0f} ms")
+    url, database = given.broker_url, given.database_url
+    with (
+        AffinitySets(super_stream, database, broker=url, stream_url=given.stream_url) as sets,
+        shown_progress(is_quiet=given.as_json, what="set") as tell,
+    ):
+        moves = sets.consolidate(source, to, progress=tell) if source else sets.move(names or (), to, progress=tell)
+    print_ended(moves, as_json=given.as_json, what="set")
 
 
 @affinity.command("weight")
+@spread
 def weight(
     super_stream: SuperStreamArgument,
     weights: Annotated[
         list[str], typer.Argument(metavar="STREAM=WEIGHT…", help="Partitions and their weights.", show_default=False)
     ],
     *,
-    broker: BrokerOption = None,
-    database: DatabaseOption = None,
+    given: ContextsServers,
 ) -> None:
     """Set the weights of partitions, for routers that balance by weight; with 0 no new set is placed there."""
-    with SetsOptions(broker, database).sets(super_stream) as sets:
+    with given.sets(super_stream) as sets:
         sets.set_weights(dict(map(_weight, weights)))
+
+
+def _state(found: AffinitySet) -> str:
+    return found.state if found.move_id is None else f"{found.state} (move {found.move_id})"
 
 
 def _weight(text: str) -> tuple[str, float]:
@@ -164,21 +172,3 @@ def _weight(text: str) -> tuple[str, float]:
         return stream, float(number)
     except ValueError:
         raise InvalidInput(f"{text!r} is no weight: write STREAM=WEIGHT, such as orders-0=2.5") from None
-
-
-def _tell(progress: MoveProgress) -> None:
-    move = progress.move
-    errors.print(
-        f"move {move.move_id}, {move.contexts:,} sets from {move.source} to {move.target}: {move.state}; "
-        f"{progress.contexts_done:,} of {progress.contexts_all:,} done",
-    )
-
-
-def _facts(found: AffinitySet) -> list[tuple[str, str]]:
-    return [
-        ("partition", found.partition),
-        ("state", found.state if found.move_id is None else f"{found.state} (move {found.move_id})"),
-        ("epoch", f"{found.epoch:,}"),
-        ("opened", moment_text(found.opened_at)),
-        ("last used", moment_text(found.used_at)),
-    ]

@@ -7,8 +7,13 @@ from typing import Annotated, TypeAlias
 import typer
 
 from relatum.contexts import Plan
-from relatum.contexts.commands._contexts_options import ContextsOptions, ContextsServers
-from relatum.contexts.commands._contexts_shown import counted, print_ended, shown_progress
+from relatum.contexts.commands._contexts_shown import (
+    ContextsOptions,
+    ContextsServers,
+    counted,
+    print_ended,
+    shown_progress,
+)
 from relatum.terminal import SuperStreamArgument, console, print_json, spread
 
 ContextsArgument: TypeAlias = Annotated[

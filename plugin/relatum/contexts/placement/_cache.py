@@ -3,11 +3,10 @@
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from relatum.contexts.placement._entries import Adoption, Placed
 from relatum.contexts.placement._model import Placement, PlacementState
+from relatum.contexts.placement._publication_requests import Sent
 
 
 class Known(NamedTuple):
@@ -15,25 +14,6 @@ class Known(NamedTuple):
 
     placement: Placement
     as_of: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A message, or an adoption, that was published.
-
-    Attributes:
-        name: The context or affinity set.
-        stream: The partition it was published to.
-        wanted: What it is found by.
-        as_of: The generation its placement was right as of.
-        is_doubtful: Whether it may not have arrived: an adoption that is not confirmed.
-    """
-
-    name: str
-    stream: str
-    wanted: Placed | Adoption
-    as_of: int
-    is_doubtful: bool = False
 
 
 _ADVANCES: Final = 8

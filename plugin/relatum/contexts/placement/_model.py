@@ -4,7 +4,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import Any, TypeAlias
+
+from relatum.errors import InvalidInput
+from relatum.keys import InvalidValue, checked_text
+from relatum.superstreams import Partition
+
+
+def check_name(name: Any, what: str = "the name of a context or set", *, outcome: str = "nothing was changed") -> str:
+    """The name itself.
+
+    Args:
+        name: The name.
+        what: What is named by it, for the error.
+        outcome: What is true of the call that is refused, for the error.
+
+    Raises:
+        InvalidInput: it is no text, empty, over 1,024 bytes in UTF-8, or nothing that PostgreSQL stores.
+    """
+    if not isinstance(name, str):
+        raise InvalidInput(f"{what} is text, not {type(name).__name__}; {outcome}")
+    if not name:
+        raise InvalidInput(f"{what} is not empty; {outcome}")
+    try:
+        return checked_text(name)
+    except InvalidValue as error:
+        raise InvalidInput(f"{what} cannot be {name[:40]!r}: {error.reason}; {outcome}") from error
 
 
 class PlacementState(StrEnum):
@@ -43,22 +68,6 @@ class MoveState(StrEnum):
         return self in (MoveState.SWITCHED, MoveState.ABORTED)
 
 
-class PartitionLike(Protocol):
-    """A partition as the broker has it; what a layout of a super stream consists of."""
-
-    @property
-    def stream(self) -> str:
-        """The stream's name."""
-
-    @property
-    def binding_key(self) -> str:
-        """The key it is bound with to the super stream's exchange."""
-
-    @property
-    def place(self) -> int:
-        """Its place among the partitions, from 0."""
-
-
 @dataclass(frozen=True, slots=True)
 class PartitionRow:
     """A partition as the database knows it.
@@ -81,6 +90,9 @@ class PartitionRow:
     weight: float = 1.0
     open_sets: int = 0
 
+
+PartitionLike: TypeAlias = Partition | PartitionRow
+"""A partition as the broker has it, or as the database knows it."""
 
 Choose: TypeAlias = Callable[[str, Sequence[PartitionRow]], PartitionRow]
 """Chooses the partition of a name that is placed for the first time, among the active ones in their places' order.
@@ -119,20 +131,6 @@ class Placement:
     opened_at: datetime | None = None
     used_at: datetime | None = None
     released_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What changed since a generation.
-
-    Attributes:
-        generation: The generation these are complete up to: what to ask with the next time.
-        placements: The placements that changed, as they are now; None where that is not remembered: everything cached
-            may be wrong.
-    """
-
-    generation: int
-    placements: tuple[Placement, ...] | None
 
 
 @dataclass(frozen=True, slots=True)

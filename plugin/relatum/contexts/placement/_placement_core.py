@@ -1,17 +1,19 @@
 """What the routers of both faces share: their options, the placements in the database, and the steps that block."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from relatum import metrics
-from relatum.contexts.placement._cache import Sent
+from relatum.contexts._options import RouterOptions
+from relatum.contexts._statistics import RouterStatistics
+from relatum.contexts.placement._controls import ControlStreams, Strays
 from relatum.contexts.placement._looks import Looks
-from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement
-from relatum.contexts.placement._placement_names import check_name
+from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement, check_name
 from relatum.contexts.placement._placement_store import PlacementStore
-from relatum.contexts.placement._publication import Publications
+from relatum.contexts.placement._publication import WAITED_S, Publications
 from relatum.contexts.placement._publication_requests import (
     Adopt,
     EndSession,
@@ -23,11 +25,12 @@ from relatum.contexts.placement._publication_requests import (
     RenewSession,
     Search,
     Send,
+    Sent,
+    TakeOver,
 )
-from relatum.contexts.placement._router_options import RouterOptions
-from relatum.contexts.placement._router_statistics import RouterStatistics
-from relatum.contexts.placement._search import Strays
 from relatum.contexts.placement._session import elapsed_s
+from relatum.contexts.serial.moving._move_store import MoveStore
+from relatum.contexts.serial.moving._mover import go_on_with_abandoned
 from relatum.errors import (
     ConfigurationError,
     DatabaseUnavailable,
@@ -94,13 +97,14 @@ class RouterCore:
         self._candidates: Sequence[PartitionRow] = ()
         self.has_layout = False
         """Whether messages of no name can be published."""
-        self._closers: list[Callable[[], None]] = []
+        self._moves: MoveStore | None = None
+        self._take_over_at = 0.0
         self._published = self._unnamed = 0
         if broker is not None:
             address_of(broker, stream_url)
         self._performers: dict[type, Callable[[Any], Any]] = {
             ReadGeneration: lambda _request: self.store.generation(),
-            ReadChanges: self._changes,
+            ReadChanges: lambda request: self.store.changes(request.since),
             Place: self.place,
             FindMove: lambda request: self.store.fence_after(request.name, request.epoch, request.stream),
             Search: lambda request: self._stray_keeper.search(
@@ -109,6 +113,7 @@ class RouterCore:
             Adopt: lambda request: self._stray_keeper.publish(request.stream, request.adoption),
             RenewSession: lambda request: self.store.renew_session(self._holder, request.seen, request.session_s),
             EndSession: lambda _request: self.store.end_session(self._holder),
+            TakeOver: self._take_over,
         }
         metrics.report(self, super_stream=self.super_stream, kind=options.kind)
 
@@ -163,7 +168,7 @@ class RouterCore:
         return strays
 
     def open(self, source: Any = None, *, with_database: bool = True) -> None:
-        """Ask the broker for the partitions, and have the database's rows. Again: nothing.
+        """Ask the broker for the partitions, and have the database's rows. Idempotent.
 
         Raises:
             ConfigurationError: the router is closed (`UsedAfterClose`), or knows no broker.
@@ -202,18 +207,9 @@ class RouterCore:
             store.close_store()
             raise
         self._store = store
+        self._moves = MoveStore(store.database, store.super_stream_id, self.super_stream)
         self._candidates = [row for row in rows if row.state is PartitionState.ACTIVE]
         self.is_open = True
-
-    def when_waiting(self, tell: Callable[[], None], close: Callable[[], None]) -> None:
-        """Have it told when messages wait for a move, from then on again and again.
-
-        Args:
-            tell: Is told; it must not block.
-            close: Called as the router is closed, before its connections are.
-        """
-        self.publications.when_waiting = tell
-        self._closers.append(close)
 
     def check_vhost(self, vhost: str) -> None:
         """Refuse a channel of another virtual host: a super stream of this name is another one there.
@@ -237,8 +233,6 @@ class RouterCore:
         self._ending.end_in(END_S)
         if self._looks is not None:
             self._looks.close()
-        for close in self._closers:
-            close()
         self._end_session()
         with self._lock:
             self._is_closed = True
@@ -298,9 +292,20 @@ class RouterCore:
         with suppress(RelatumError):
             run(self.publications.end_session(for_good=True), self.perform)
 
-    def _changes(self, request: ReadChanges) -> tuple[int, Sequence[Placement] | None]:
-        changes = self.store.changes(request.since)
-        return changes.generation, changes.placements
+    def _take_over(self, request: TakeOver) -> None:
+        """Of many messages that wait, one looks at a time; what stops a move is logged, and left to others."""
+        moves = self._moves
+        with self._lock:
+            if moves is None or time.monotonic() < self._take_over_at:
+                return
+            self._take_over_at = time.monotonic() + WAITED_S
+        who = f"going on with abandoned moves of {self.super_stream!r}"
+        try:
+            go_on_with_abandoned(moves, lambda: ControlStreams(self.address), retry_s=request.seconds)
+        except RelatumError as error:
+            moves.outages.failed(who, error)
+        else:
+            moves.outages.over(who)
 
     def place(self, request: Place) -> Placement:
         """The placement of a name, chosen by the rule where it is not placed yet."""

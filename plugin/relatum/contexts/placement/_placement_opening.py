@@ -12,11 +12,11 @@ from relatum.contexts.placement._model import PartitionLike, PartitionRow, Parti
 from relatum.errors import StreamNotFound, SuperStreamConflict, SuperStreamNotFound
 from relatum.store import AnyDatabase, as_engine, translated_errors
 
-IDLE_S_MAX: Final = 15.0
-"""Seconds between two times at which a router writes down which sets it used, and reads after what time they close."""
+USED_EVERY_S: Final = 15.0
+"""Seconds between two times at which a router writes down which sets it used."""
 
-IDLE_KNOWN_S: Final = 2 * IDLE_S_MAX
-"""Seconds after which all routers that were up know of a changed time, and have written down what they use."""
+IDLE_S_MIN: Final = 4 * USED_EVERY_S
+"""The shortest time without use after which sets are closed: a router that is late by some rounds loses none."""
 
 
 class Opened(NamedTuple):
@@ -77,11 +77,10 @@ def _agree_on_idle(connection: sa.Connection, whose: tuple[int, str], idle_s: fl
     """See that sets are closed after this time, for all; who says so first sets it."""
     super_stream_id, name = whose
     if stored is None:
-        new = {"of_super_stream": super_stream_id, "new_idle_s": float(idle_s), "known_in_s": IDLE_KNOWN_S}
+        new = {"of_super_stream": super_stream_id, "new_idle_s": float(idle_s)}
         connection.execute(statements.set_first_idle, new)
         # Another may have been first, and this one has waited for it.
-        rule = connection.execute(statements.idle_rule, {"of_super_stream": super_stream_id}).one()
-        stored = rule.idle_s
+        stored = connection.execute(statements.idle_s, {"of_super_stream": super_stream_id}).scalar_one()
     if stored != float(idle_s):
         raise SuperStreamConflict(
             f"the sets of super stream {name!r} are closed after {seconds_text(stored)} without use, not after "

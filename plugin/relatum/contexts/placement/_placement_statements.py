@@ -11,23 +11,83 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from relatum.contexts.placement._model import MoveInfo, PartitionRow, Placement
-from relatum.contexts.placement._session_statements import KEEP_COMMITS, waited_for
 from relatum.store import (
+    NOW,
     arrays,
     context_moves,
     interval,
+    leased,
     moved_contexts,
     placement_epochs,
     placements,
+    publisher_sessions,
     super_stream_partitions,
     super_streams,
 )
 
+_sessions: Final = publisher_sessions.c
+_moves: Final = context_moves.c
+_ID: Final = sa.bindparam("of_super_stream", type_=sa.Integer)
+
+# Sessions of publishers
+#
+# A placement that a crash of PostgreSQL takes back would be made again elsewhere, with messages in the first place; a
+# session that it takes back would be waited for by nobody.
+_COMMITS: Final = "synchronous_commit"
+KEEP_COMMITS: Final = sa.case(
+    (sa.func.current_setting(_COMMITS) == "off", sa.func.set_config(_COMMITS, "on", True)), else_=sa.null()
+).label("kept")
+
+_BY: Final = sa.bindparam("by", type_=sa.Text)
+_KEPT_FOR: Final = sa.func.make_interval(0, 0, 0, 1)
+# SKIP LOCKED: any router may remove them.
+_forgotten: Final = (
+    sa.delete(publisher_sessions)
+    .where(
+        _sessions.super_stream_id == _ID,
+        _sessions.holder.in_(
+            sa.select(_sessions.holder)
+            .where(
+                _sessions.super_stream_id == _ID,
+                _sessions.holder != _BY,  # one statement cannot delete a row and write it
+                _sessions.lease_expires_at < NOW - _KEPT_FOR,
+            )
+            .with_for_update(skip_locked=True)
+        ),
+    )
+    .cte("forgotten")
+)
+_seen: Final = sa.bindparam("has_seen", type_=sa.BigInteger)
+_SESSION_S: Final = sa.bindparam("holds_s", type_=sa.Float)
+_renewed: Final = leased(_SESSION_S) | {"seen": _seen, "session_s": _SESSION_S}
+
+renew_session: Final = (
+    insert(publisher_sessions)
+    .values({"super_stream_id": _ID, "holder": _BY} | _renewed)
+    .on_conflict_do_update(constraint="publisher_sessions_holder", set_={**_renewed, "beat": _sessions.beat + 1})
+    .returning(KEEP_COMMITS)
+    .add_cte(_forgotten)
+)
+"""Writes a session. It also forgets those of a day ago, whose routers died: without moves, nobody else does."""
+
+end_session: Final = sa.delete(publisher_sessions).where(_sessions.super_stream_id == _ID, _sessions.holder == _BY)
+
+is_waited_for: Final = sa.and_(
+    _sessions.super_stream_id == _moves.super_stream_id, _sessions.seen < _moves.generation, _moves.fence_epoch == 0
+)
+"""Whether a session is one that a move waits for before its fence."""
+
+waited_for: Final = sa.func.array(
+    sa.select(_sessions.holder).where(is_waited_for).correlate(context_moves).scalar_subquery()
+).label("waits_for")
+"""The holders of those, of each move."""
+
+
+# Placements
+
 _placements: Final = placements.c
 _partitions: Final = super_stream_partitions.c
-_moves: Final = context_moves.c
 
-_ID: Final = sa.bindparam("of_super_stream", type_=sa.Integer)
 _NAMES: Final = sa.any_(sa.bindparam("names", type_=sa.ARRAY(sa.Text)))
 _LIMIT: Final = sa.bindparam("most", type_=sa.Integer)
 _NOW: Final = sa.func.statement_timestamp()
@@ -55,22 +115,13 @@ super_stream_names: Final = (
 )
 
 _IDLE_S: Final = sa.bindparam("new_idle_s", type_=sa.Float)
-# Nobody else can have opened what this very transaction made.
-_IDLE_FROM: Final = sa.case(
-    (super_streams.c.created_at == sa.func.now(), sa.func.now()),
-    else_=sa.func.now() + interval(sa.bindparam("known_in_s", type_=sa.Float)),
-)
 
-set_idle: Final = (
-    sa.update(super_streams).where(super_streams.c.super_stream_id == _ID).values(idle_s=_IDLE_S, idle_from=_IDLE_FROM)
-)
+set_idle: Final = sa.update(super_streams).where(super_streams.c.super_stream_id == _ID).values(idle_s=_IDLE_S)
 
 set_first_idle: Final = set_idle.where(super_streams.c.idle_s.is_(None))
 """Only where none was set yet."""
 
-idle_rule: Final = sa.select(
-    super_streams.c.idle_s, (super_streams.c.idle_from <= sa.func.now()).label("is_known")
-).where(super_streams.c.super_stream_id == _ID)
+idle_s: Final = sa.select(super_streams.c.idle_s).where(super_streams.c.super_stream_id == _ID)
 
 add_super_stream: Final = insert(super_streams).on_conflict_do_nothing()
 
@@ -279,7 +330,7 @@ _released: Final = (
     .where(_placements.placement_id == _to_release.c.placement_id, _to_release.c.state == _OPEN)
     .values(
         state="released",
-        # Of an older view too, in which the row still moves: PostgreSQL checks constraints on that before on this one.
+        # PostgreSQL checks constraints on its older view of the row first, in which the row may still be moving.
         move_id=sa.null(),
         released_at=_NOW,
         generation=sa.select(_raised.c.generation).scalar_subquery(),

@@ -12,10 +12,9 @@ from typing import Any, Final, Self
 import psycopg
 import sqlalchemy as sa
 
+from relatum.contexts.placement import _placement_statements as session_statements
 from relatum.contexts.placement import _placement_statements as statements
-from relatum.contexts.placement import _session_statements as session_statements
 from relatum.contexts.placement._model import (
-    Changes,
     Choose,
     MoveInfo,
     MoveState,
@@ -23,11 +22,10 @@ from relatum.contexts.placement._model import (
     PartitionRow,
     Placement,
     PlacementState,
+    check_name,
 )
 from relatum.contexts.placement._placement_choosing import Candidates, chosen_among
-from relatum.contexts.placement._placement_names import check_name
 from relatum.contexts.placement._placement_opening import (
-    IDLE_KNOWN_S,
     not_found,
     open_super_stream,
     partition_of,
@@ -164,15 +162,18 @@ class PlacementStore:
             raise not_found(self._name)
         return int(rows[0][0])
 
-    def changes(self, since: int) -> Changes:
-        """What changed after a generation, and the generation of now, in one statement."""
+    def changes(self, since: int) -> tuple[int, Sequence[Placement] | None]:
+        """The generation of now, and the placements that changed after another, as they are now.
+
+        None instead of these where they are not remembered: everything cached may be wrong.
+        """
         rows = self._select(statements.changes, since=since, most=CHANGES_MAX + 1)
         if not rows:
             raise not_found(self._name)
         now, floor = rows[0][:2]
         if since < floor or len(rows) > CHANGES_MAX:
-            return Changes(now, None)
-        return Changes(now, tuple(_placement(row[2:]) for row in rows if row[2] is not None))
+            return now, None
+        return now, [_placement(row[2:]) for row in rows if row[2] is not None]
 
     def find(self, names: Collection[str]) -> dict[str, Placement]:
         """The placements of names that are placed, by name; those that were released are not among them."""
@@ -324,14 +325,13 @@ class PlacementStore:
         assert self._known is not None, "open knows it or raises"
         return self._known
 
-    def idle_rule(self) -> tuple[float | None, bool]:
-        """After how many seconds without use sets are closed, None for never; and whether all routers know it."""
-        row = self._select(statements.idle_rule)[0]
-        return row.idle_s, bool(row.is_known)
+    def idle_s(self) -> float | None:
+        """After how many seconds without use sets are closed; None for never."""
+        return self._select(statements.idle_s)[0].idle_s  # type: ignore[no-any-return]
 
     def set_idle(self, idle_s: float | None) -> None:
-        """Set after how many seconds without use sets are closed; routers that are up take it over in time."""
-        new = self._with_id(new_idle_s=None if idle_s is None else float(idle_s), known_in_s=IDLE_KNOWN_S)
+        """Set after how many seconds without use sets are closed; None for never."""
+        new = self._with_id(new_idle_s=None if idle_s is None else float(idle_s))
         self._database.run(lambda connection: connection.execute(statements.set_idle, new))
 
     def _place(self, chosen: Mapping[str, int], open_sets_max: int | None) -> dict[str, Placement]:

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from relatum.checks import seconds_text
-from relatum.contexts.placement._cache import Known, PlacementCache, Sent, Unchecked
+from relatum.contexts.placement._cache import Known, PlacementCache, Unchecked
 from relatum.contexts.placement._entries import Adoption, Placed
 from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
 from relatum.contexts.placement._publication_requests import (
@@ -39,8 +39,10 @@ from relatum.contexts.placement._publication_requests import (
     RenewSession,
     Search,
     Send,
+    Sent,
     Sleep,
     Steps,
+    TakeOver,
     WhenAway,
 )
 from relatum.contexts.placement._session import Session
@@ -54,7 +56,7 @@ RETRY_S: Final = 0.1
 """Seconds between two tries to reach a database that is away."""
 
 WAITED_S: Final = 1.0
-"""Seconds to wait for a move before it is looked whether anybody goes on with it."""
+"""Seconds that a message waits for a move before its router looks for moves whose mover is gone, and looks again."""
 
 AWAY_S: Final = 1.0
 """Seconds for which a database that was away is not asked again by those who can go on without it."""
@@ -120,8 +122,6 @@ class Publications:
         self.adopted = 0
         self.asked = 0
         self.move_wait_s = Histogram()
-        self.when_waiting: Callable[[], None] = lambda: None
-        """Called each time a message that has waited for a move for a second looks again; it must not block."""
 
     def publish(self, name: str, *, stream: str | None = None) -> Steps[Published]:
         """Publish one message of a name.
@@ -215,6 +215,7 @@ class Publications:
     def _placed(self, name: str, deadline: float, stream: str | None = None) -> Steps[Known]:
         """The open placement of a name."""
         must_look, began = False, self._clock()
+        take_over_at = began + WAITED_S
         while True:
             if must_look or self._is_stale():
                 yield from self._look(deadline, must=self.unchecked.is_full)
@@ -232,8 +233,9 @@ class Publications:
                     context=name,
                     move_id=placement.move_id,
                 )
-            if self._clock() - began >= WAITED_S:
-                self.when_waiting()
+            if self._clock() >= take_over_at:
+                yield from TakeOver(deadline - self._clock())
+                take_over_at = self._clock() + WAITED_S
             yield from Sleep(POLL_S)
             must_look = True
 

@@ -4,8 +4,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from relatum.contexts.placement._cache import Sent
-from relatum.contexts.placement._entries import Adoption, Placed
+from relatum.contexts.placement._entries import CONTROL_BYTES, Adoption, Entry, Fence, Marker, Placed
 from relatum.contexts.placement._model import MoveInfo, Placement
 from relatum.steps import Request
 
@@ -14,6 +13,25 @@ WhenAway: TypeAlias = Literal["known", "wait", "fail"]
 
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message, or an adoption, that was published.
+
+    Attributes:
+        name: The context or affinity set.
+        stream: The partition it was published to.
+        wanted: What it is found by.
+        as_of: The generation its placement was right as of.
+        is_doubtful: Whether it may not have arrived: an adoption that is not confirmed.
+    """
+
+    name: str
+    stream: str
+    wanted: Placed | Adoption
+    as_of: int
+    is_doubtful: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +85,32 @@ class Search(Request[int | None]):
     anywhere: bool = False
 
 
+class StrayFinder:
+    """What a `Search` finds: fed with the entries of a partition, one after the other."""
+
+    def __init__(self, sent: Sent, *, anywhere: bool = False) -> None:
+        self._sent = sent
+        self._is_behind = anywhere
+        self._needle = (str(sent.wanted) if not isinstance(sent.wanted, Adoption) else sent.wanted.stream).encode()
+        self.is_over = False
+        """Whether what follows cannot matter."""
+
+    def may_matter(self, record: bytes) -> bool:
+        """Whether a record's bytes need a look."""
+        return CONTROL_BYTES in record or self._needle in record
+
+    def look(self, offset: int, entry: Entry) -> int | None:
+        """The entry's offset, where it is what is looked for, behind the end of its placement."""
+        if isinstance(entry, Fence | Marker):
+            self._is_behind |= entry.epoch > self._sent.wanted.epoch and self._sent.name in entry.contexts
+            return None
+        found = entry if isinstance(entry, Adoption) else entry.placed
+        if found is None or found != self._sent.wanted:
+            return None
+        self.is_over = True
+        return offset if self._is_behind else None
+
+
 @dataclass(frozen=True, slots=True)
 class Adopt(Request[None]):
     """Publish an adoption to a stream and wait for the broker's confirm."""
@@ -92,6 +136,13 @@ class EndSession(Request[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class TakeOver(Request[None]):
+    """Go on with moves of the super stream whose mover is gone, if there are any, for so many seconds at most."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sleep(Request[None]):
     """Let time pass."""
 
@@ -99,7 +150,17 @@ class Sleep(Request[None]):
 
 
 PublicationRequest: TypeAlias = (
-    ReadGeneration | ReadChanges | Place | Send | FindMove | Search | Adopt | RenewSession | EndSession | Sleep
+    ReadGeneration
+    | ReadChanges
+    | Place
+    | Send
+    | FindMove
+    | Search
+    | Adopt
+    | RenewSession
+    | EndSession
+    | TakeOver
+    | Sleep
 )
 """What a step asks for."""
 

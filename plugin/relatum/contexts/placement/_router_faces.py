@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pika import BasicProperties
 
 from relatum.checks import shown
+from relatum.contexts._options import RouterOptions
+from relatum.contexts._statistics import RouterStatistics
 from relatum.contexts.placement._placement_core import CLOSED, RouterCore
 from relatum.contexts.placement._publication_requests import (
     Adopt,
@@ -23,8 +25,6 @@ from relatum.contexts.placement._publication_requests import (
     Steps,
     T,
 )
-from relatum.contexts.placement._router_options import RouterOptions
-from relatum.contexts.placement._router_statistics import RouterStatistics
 from relatum.contexts.placement._sending import AsyncSending, Sending
 from relatum.errors import ConfigurationError, UsedAfterClose
 from relatum.processes import of_one_process
@@ -304,7 +304,7 @@ class AsyncRouterFace(_Face):
                 # Nor is it left under way where this is cancelled once more.
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([task])
-            # Its error is nobody's.
+            # Retrieve the exception so that asyncio does not log it.
             _ = task.cancelled() or task.exception()
             raise
 

@@ -1,4 +1,4 @@
-"""A publisher's session: until when it need not ask whether a move began, by its own clock. Pure; threads may share it.
+"""How long a router may trust its cached placements without asking PostgreSQL, by its own clock. Pure; thread-safe.
 
 A mover that has stopped contexts looks which sessions there are. It publishes its fence when each of those has gone on
 to the generation of the move, or when it has waited for longer than the session holds, by its own clock. So, where a

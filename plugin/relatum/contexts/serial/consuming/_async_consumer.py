@@ -10,8 +10,7 @@ from typing import Final, Self
 from relatum.checks import checked_callable
 from relatum.closing import AsyncClosing
 from relatum.contexts.serial.consuming._consumer_faces import AsyncConsumerFace
-from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch
-from relatum.contexts.serial.consuming._serial_span import consuming
+from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch, consuming
 from relatum.contexts.serial.consuming._serial_state import log_defect
 from relatum.contexts.serial.consuming._serial_status import SerialStatus
 from relatum.errors import DatabaseUnavailable, PartitionLost
@@ -26,8 +25,8 @@ class AsyncSerialConsumer(AsyncConsumerFace, AsyncClosing):
     # asyncio only:
     """The asyncio twin of `SerialConsumer`: the same names, options and promises, in one event loop.
 
-    Partitions are read, and PostgreSQL is asked, in threads. `on_gained` and `on_lost` are called in the loop. An async
-    context manager: entering starts it, leaving closes it. A cancelled call takes no batch.
+    Partitions are read, and PostgreSQL is asked, in threads. An async context manager: entering starts it, leaving
+    closes it. A cancelled call takes no batch.
 
     Args: as for `SerialConsumer`.
     """

@@ -10,8 +10,7 @@ from typing import Final, Self
 from relatum.checks import checked_callable
 from relatum.closing import Closing
 from relatum.contexts.serial.consuming._consumer_faces import ConsumerFace
-from relatum.contexts.serial.consuming._serial_batch import SerialBatch
-from relatum.contexts.serial.consuming._serial_span import consuming
+from relatum.contexts.serial.consuming._serial_batch import SerialBatch, consuming
 from relatum.contexts.serial.consuming._serial_state import log_defect
 from relatum.contexts.serial.consuming._serial_status import SerialStatus
 from relatum.errors import DatabaseUnavailable, PartitionLost

@@ -9,14 +9,12 @@ from typing import Final
 
 from relatum import metrics
 from relatum.checks import checked_name, checked_seconds, shown
-from relatum.contexts.serial.consuming._partition_following import Pause
-from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch, SerialBatch
+from relatum.contexts._options import SerialOptions
+from relatum.contexts._statistics import SerialStatistics
+from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch, SerialBatch, in_thread
 from relatum.contexts.serial.consuming._serial_member import Member
-from relatum.contexts.serial.consuming._serial_options import SerialOptions, Told
-from relatum.contexts.serial.consuming._serial_statistics import SerialStatistics
 from relatum.contexts.serial.consuming._serial_status import SerialStatus, read_status
 from relatum.contexts.serial.consuming._serial_store import ConsumerStore
-from relatum.contexts.serial.consuming._threads import in_thread
 from relatum.errors import ConfigurationError, InvalidInput, UsedAfterClose
 from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
@@ -48,21 +46,10 @@ class _Face:
         self._options = options
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         self._store = ConsumerStore(super_stream, name, database, vhost=self._address.vhost, lease_s=options.lease_s)
-        self._member = Member(
-            super_stream,
-            self._store,
-            self._address,
-            options=options,
-            gained=lambda stream: self._tell(options.on_gained, stream),
-            lost=lambda stream: self._tell(options.on_lost, stream),
-        )
+        self._member = Member(super_stream, self._store, self._address, options=options)
         self._is_started = self._is_closed = False
         of_one_process(self, "a serial consumer")
         metrics.report(self._member.shared, super_stream=super_stream, consumer=name)
-
-    def _tell(self, told: Told | None, stream: str) -> None:
-        if told is not None:
-            told(stream)
 
     def _check_startable(self) -> None:
         if self._is_started or self._is_closed:
@@ -82,7 +69,7 @@ class _Face:
         if self._is_closed:
             raise UsedAfterClose("the consumer was closed: make another one")
         with StreamReader.open(self._address) as reader:
-            return read_status(self._store, reader, self.pauses)
+            return read_status(self._store, reader)
 
     def statistics(self) -> SerialStatistics:
         """What this member has counted, and what it has. It asks nobody."""
@@ -92,12 +79,6 @@ class _Face:
     def partitions(self) -> tuple[str, ...]:
         """The streams this member reads now."""
         return tuple(sorted(following.stream for following in self._member.shared.followings))
-
-    @property
-    def pauses(self) -> tuple[Pause, ...]:
-        """The pauses of moved contexts this member has measured, oldest first; the last 10,000."""
-        with self._member.shared.changed:
-            return tuple(self._member.shared.pauses)
 
 
 class ConsumerFace(_Face):
@@ -181,10 +162,6 @@ class AsyncConsumerFace(_Face):
         # Of a loop that was closed first, nobody waits any more.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._changed.set)
-
-    def _tell(self, told: Told | None, stream: str) -> None:
-        if told is not None:
-            self._loop.call_soon_threadsafe(told, stream)
 
     async def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Stop reading and let other members have the partitions at once; see `SerialConsumer.close`."""

@@ -13,21 +13,14 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from relatum.contexts._options import SerialOptions
 from relatum.contexts.placement._entries import Adoption, Entry, Marker
 from relatum.contexts.serial._partition_log import Hold, PartitionLog, Verdict
 from relatum.contexts.serial.consuming._partition_pieces import EntryReader, Piece
-from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.reading import Message, RecordBatch
 
 LAZY_S: Final = 0.5
 """Seconds until a position that moved past nothing but held messages and strays is stored: only status shows it."""
-
-
-CHECKPOINT_OFFSETS: Final = 1_000
-"""Offsets between two checkpoints, at least: so much is delivered again where a stream has lost its end."""
-
-CHECKPOINT_S: Final = 1.0
-"""Seconds between two checkpoints, at least."""
 
 
 class HoldState(NamedTuple):
@@ -56,7 +49,6 @@ class Step:
         begun: Holds that begin.
         holds: The holds that are open then.
         ended: The moves whose holds end.
-        is_checkpoint: Whether what its last message is, is remembered for longer than until the next step.
         is_closed: Whether it is to be committed without waiting for more: somebody else waits for it.
         first_at: When its first message was gathered.
         since: When something was gathered first.
@@ -69,7 +61,6 @@ class Step:
     begun: list[Hold] = field(default_factory=list)
     holds: tuple[HoldState, ...] = ()
     ended: list[int] = field(default_factory=list)
-    is_checkpoint: bool = False
     is_closed: bool = False
     first_at: float | None = None
     since: float | None = None
@@ -88,23 +79,6 @@ class Step:
         """The messages for the application, in order; those that were only read are made now."""
         runs = (run if isinstance(run, list) else run.each_message() for run in self._runs)
         return list(chain.from_iterable(runs))
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """How long contexts waited in their new partition for what was before them in the old one.
-
-    Attributes:
-        move_id: The move.
-        stream: The partition they waited in.
-        seconds: From the marker's reading to the hold's end.
-        messages: How many messages waited.
-    """
-
-    move_id: int
-    stream: str
-    seconds: float
-    messages: int
 
 
 class Following:
@@ -135,7 +109,6 @@ class Following:
         self.is_over = False
         self.in_doubt: UUID | None = None
         self.stored_holds: set[int] = set(begun_at or ())
-        self.pauses: list[Pause] = []
         self._begun_at = dict(begun_at or {})
         self._opened_at = position
         self._entry = EntryReader(header)
@@ -147,10 +120,7 @@ class Following:
         self._waiting_messages = self._waiting_bytes = 0
         self._held: dict[int, Message] = {}
         self._held_bytes = 0
-        self._held_ever: dict[int, int] = {}
         self._released: list[int] = []
-        self._checkpoint_at: float | None = None
-        self._checkpoint_offset = 0
 
     # --- what is read -----------------------------------------------------------------------------------------------
 
@@ -312,7 +282,6 @@ class Following:
         messages = [self._held.pop(offset) for offset in offsets if offset in self._held]
         step.add(messages, each * len(messages), now)
         self._held_bytes = self._held_bytes - each * len(messages) if self._held else 0
-        self._held_ever[hold.move_id] = self._held_ever.get(hold.move_id, 0) + len(messages)
         self.log.delivered(hold.move_id, offsets[-1])
 
     # --- handing out, and what came of it ---------------------------------------------------------------------------
@@ -346,32 +315,21 @@ class Following:
             return self.outstanding
         step = self._step
         step.holds = tuple(HoldState(hold.move_id, hold.cursor, len(hold.held)) for hold in self.log.holds.values())
-        if step.last is not None and self._is_checkpoint_due(step.last.offset, now):
-            step.is_checkpoint = True
-            self._checkpoint_at, self._checkpoint_offset = now, step.last.offset
         self.outstanding, self._step = step, Step(step.position)
         self.gather(now)
         return step
-
-    def _is_checkpoint_due(self, offset: int, now: float) -> bool:
-        if self._checkpoint_at is None:
-            return True
-        is_far = offset - self._checkpoint_offset >= CHECKPOINT_OFFSETS
-        return is_far and now - self._checkpoint_at >= CHECKPOINT_S
 
     def give_back(self) -> None:
         """Let the batch that is out be handed out again."""
         self._again, self.outstanding = self.outstanding, None
 
-    def committed(self, step: Step, now: float) -> None:
-        """Note that a step is stored."""
+    def committed(self, step: Step, now: float) -> list[float]:
+        """Note that a step is stored; gives how long each hold that ended with it was open, in seconds."""
         self.version += 1
         self.in_doubt = None
         self.outstanding = None
         self.position = step.position
         self.stored_holds.update(hold.move_id for hold in step.begun)
-        for move_id in step.ended:
-            self.stored_holds.discard(move_id)
-            seconds = now - self._begun_at.pop(move_id, now)
-            self.pauses.append(Pause(move_id, self.stream, seconds, self._held_ever.pop(move_id, 0)))
+        self.stored_holds.difference_update(step.ended)
         self.gather(now)
+        return [now - self._begun_at.pop(move_id, now) for move_id in step.ended]

@@ -4,11 +4,11 @@ What is about one partition stops no other: one that cannot go on now, since its
 an adoption names is not to be seen yet, or since PostgreSQL is away, keeps what has come of it, and is looked at again.
 """
 
+import contextlib
 import threading
 import time
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Final
 
 from relatum.contexts.placement._entries import Adoption
@@ -16,8 +16,7 @@ from relatum.contexts.serial._partition_log import PartitionLog
 from relatum.contexts.serial.consuming._partition_following import Following
 from relatum.contexts.serial.consuming._partition_pieces import Piece
 from relatum.contexts.serial.consuming._serial_state import Shared, logger
-from relatum.contexts.serial.consuming._serial_store import ConsumerStore
-from relatum.contexts.serial.consuming._serial_values import Opened
+from relatum.contexts.serial.consuming._serial_store import ConsumerStore, Opened
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,
@@ -27,8 +26,14 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.following import Attached, Event, Failed, Follower, Hole, Records, Replaced
-from relatum.reading import Agreement, BrokerAddress, Message, Position, StreamReader, agreement, ends_of_known
+from relatum.reading import BrokerAddress, Message, StreamReader, ends_of_known
 from relatum.waiting import backoff
+
+REPEATED_S: Final = 120.0
+"""Seconds before the message read last from which a stream that lost its end is delivered again."""
+
+IDLE_S: Final = 10.0
+"""Seconds in which a stream that has messages must give one."""
 
 LOOK_S: Final = 0.1
 """Seconds between two looks for partitions that were gained, and for those that wait for something."""
@@ -37,12 +42,9 @@ LOOK_S: Final = 0.1
 class PartitionReading:
     """Reads all partitions that a member has."""
 
-    def __init__(
-        self, shared: Shared, store: ConsumerStore, address: BrokerAddress, *, gained: Callable[[str], None]
-    ) -> None:
+    def __init__(self, shared: Shared, store: ConsumerStore, address: BrokerAddress) -> None:
         self.shared = shared
         self.store = store
-        self.gained = gained
         self.follower = Follower(
             address, outages=shared.outages, name=f"consuming by {store.name!r}", who=_who, ready=shared.room.set
         )
@@ -131,7 +133,7 @@ class PartitionReader:
         self.partition_id = partition_id
         self.stream = stream
         self.following: Following | None = None
-        self.is_gained = self.has_ended = False
+        self.has_ended = False
         self.number = 0
         self.events: deque[Event] = deque()
         self._reading = reading
@@ -241,9 +243,6 @@ class PartitionReader:
         logger.info("partition %r opened", self.stream, extra=extra)
         self.following = following
         self._shared.add(following)
-        if not self.is_gained:
-            self.is_gained = True
-            self._reading.gained(self.stream)
 
     def _find_again(self) -> None:
         """The stream is not what was read of it: go on where it agrees with what is stored."""
@@ -253,38 +252,36 @@ class PartitionReader:
         # Else what was read and is not stored yet may be all that is not there any more.
         self._forget()
 
-    def _agrees(self, reader: StreamReader, position: Position) -> bool:
-        """Whether the stream is still the one of which that was read.
-
-        Raises:
-            StreamUnavailable: Nobody can say so now: a replica lags, a node starts. Nothing is concluded from that.
-        """
-        found = agreement(reader, self.stream, position)
-        if found is Agreement.UNKNOWN:
-            raise StreamUnavailable(
-                f"{self.stream!r} does not show offset {position.offset}, which was read: a replica is behind, or the "
-                "leader cannot be asked; waiting",
-                stream=self.stream,
-            )
-        return found not in (Agreement.OTHER, Agreement.ENDS_BEFORE)
-
     def _go_back(self, reader: StreamReader) -> None:
-        """The stream is not what was read: go on at the last place where both agree; from its beginning if nowhere."""
-        checkpoints = self._store.checkpoints(self.partition_id)
-        # What agrees is a prefix: by halving.
-        count = bisect_left(checkpoints, True, key=lambda each: not self._agrees(reader, each))
+        """Go on two minutes before the message read last, if the stream has such messages; else from its beginning."""
+        assert self._opened is not None
+        assert self._opened.known_by is not None, "only a stream that is known can be another one"
         bounds = ends_of_known(reader, self.stream)
         first = bounds.first or 0
-        agreed = checkpoints[count - 1] if count else None
-        # Of what retention has dropped nothing can be said: another stream may have come that far, too.
-        if agreed is None or agreed.offset < first:
+        last_ms = self._opened.known_by.chunk_ms
+        at = None if last_ms is None or bounds.last is None else self._first_of_last_minutes(reader, last_ms)
+        if at is None:
             logger.warning("stream %r replaced", self.stream, extra={"stream": self.stream})
             self._store.begin_anew(self.partition_id, first)
             return
-        end = first if bounds.last is None else bounds.last + 1
-        extra = {"stream": self.stream, "from": agreed.offset + 1}
-        logger.warning("stream %r lost its end: read again from %d", self.stream, agreed.offset + 1, extra=extra)
-        self._store.go_back(self.partition_id, agreed, end)
+        at = min(at, self._opened.position)
+        extra = {"stream": self.stream, "from": at}
+        logger.warning("stream %r lost its end: read again from %d", self.stream, at, extra=extra)
+        self._store.go_back(self.partition_id, at, bounds.end)
+
+    def _first_of_last_minutes(self, reader: StreamReader, last_ms: int) -> int | None:
+        """The first offset written in the two minutes before a moment; None where the stream has none of them.
+
+        What was written after the end was lost comes later in the stream, so none of it lies before that offset. Should
+        all of these minutes be lost, or the broker's clock have been set back, it is none, and nothing is skipped.
+        """
+        since = datetime.fromtimestamp(max(0.0, last_ms / 1_000 - REPEATED_S), UTC)
+        found = reader.batches(self.stream, since, follow=False, idle_s=IDLE_S)
+        with contextlib.closing(found) as batches:
+            batch = next(batches, None)
+        if batch is None or batch.chunk_ms is None or batch.chunk_ms > last_ms:
+            return None
+        return batch.first_offset
 
     def _pass_hole(self, hole: Hole) -> None:
         """Retention has dropped what was to be read; what is stored of it still counts."""

@@ -1,18 +1,44 @@
 """What a serial consumer hands its application: messages of one partition, acknowledged together."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from relatum import otel
 from relatum.contexts.serial.consuming._partition_following import Following, Step
 from relatum.contexts.serial.consuming._serial_member import Member
-from relatum.contexts.serial.consuming._threads import in_thread
 from relatum.errors import InvalidInput
+from relatum.otel import Description, Part
 from relatum.reading import Message
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+T = TypeVar("T")
+
+
+async def in_thread(call: Callable[[], T], *, undo: Callable[[], Any]) -> T:
+    """Call a function in a thread; gives what it returned.
+
+    Args:
+        call: The function.
+        undo: Called in a thread where the task was cancelled meanwhile, once the function has returned after all.
+    """
+    calling = asyncio.create_task(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(calling)
+    except asyncio.CancelledError:
+        # Shielded: a task that is cancelled once more leaves, and what was begun is undone all the same.
+        await asyncio.shield(asyncio.create_task(_undone(calling, undo)))
+        raise
+
+
+async def _undone(calling: "asyncio.Task[Any]", undo: Callable[[], Any]) -> None:
+    # A function that raised has left nothing behind; the error of a call that was cancelled is nobody's.
+    with suppress(Exception):
+        await calling
+        await asyncio.to_thread(undo)
 
 
 class BatchBase:
@@ -125,3 +151,21 @@ class AsyncSerialBatch(BatchBase):
                 raise
         else:
             await asyncio.shield(asyncio.to_thread(joined.__exit__, None, None, None))
+
+
+def consuming(super_stream: str, consumer: str, batch: BatchBase) -> AbstractContextManager[Any]:
+    """A span around the consumption of a batch, where somebody wants spans."""
+
+    def describe() -> Description:
+        attributes: dict[str, str | int] = {
+            "messaging.system": "rabbitmq",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.destination.name": super_stream,
+            "messaging.destination.partition.id": batch.partition,
+            "messaging.consumer.group.name": consumer,
+            "messaging.batch.message_count": len(batch.messages),
+        }
+        return Description(f"process {super_stream}", attributes, "consumer", otel.links_of(batch.messages))
+
+    return otel.span(Part.SERIAL, describe)

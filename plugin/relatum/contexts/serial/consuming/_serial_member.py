@@ -5,20 +5,17 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Final
 
 import sqlalchemy as sa
 
 from relatum import metrics
+from relatum.contexts._options import SerialOptions
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.serial.consuming._partition_following import Following, Step
 from relatum.contexts.serial.consuming._partition_reading import PartitionReader, PartitionReading
-from relatum.contexts.serial.consuming._serial_options import SerialOptions, Start, Told
 from relatum.contexts.serial.consuming._serial_state import Shared, log_defect, logger
-from relatum.contexts.serial.consuming._serial_store import ConsumerStore
-from relatum.contexts.serial.consuming._serial_values import lost
-from relatum.contexts.serial.moving._abandoned import Abandoned, Where
+from relatum.contexts.serial.consuming._serial_store import ConsumerStore, lost
 from relatum.errors import (
     DatabaseUnavailable,
     PartitionLost,
@@ -56,8 +53,6 @@ class Member:
         address: BrokerAddress,
         *,
         options: SerialOptions,
-        gained: Told,
-        lost: Told,
     ) -> None:
         outages = Outages(logger, broker=str(address), database=database_name(store.engine))
         self.shared = Shared(options, outages)
@@ -66,16 +61,12 @@ class Member:
         self._super_stream = super_stream
         self._address = address
         self._options = options
-        self._gained = gained
-        self._lost = lost
         self._reading: PartitionReading | None = None
         self._readers: dict[int, PartitionReader] = {}
         self._keeper: threading.Thread | None = None
-        self._left = threading.Event()
         self._poll_at = 0.0
         self._surplus = 0
         self._holder: str | None = None
-        self._abandoned = Abandoned(lambda: Where(store.moves(), address))
 
     # --- its life ---------------------------------------------------------------------------------------------------
 
@@ -84,7 +75,6 @@ class Member:
         # After one that failed, or was cancelled, too.
         self.shared.stopping.clear()
         self.store.ending.begin_anew()
-        self._left.clear()
         try:
             self._join()
         except BaseException:
@@ -94,7 +84,7 @@ class Member:
     def _join(self) -> None:
         self.header = self._agreed_header()
         self.store.ensure(self._beginnings)
-        self._reading = PartitionReading(self.shared, self.store, self._address, gained=self._tell_gained)
+        self._reading = PartitionReading(self.shared, self.store, self._address)
         self._reach = Reach(self._reading.follower, self.shared.outages, self._any_partition)
         self._tick()
         self._keeper = threading.Thread(target=self._run, name=f"relatum-{self.store.name}-keeper", daemon=True)
@@ -121,12 +111,11 @@ class Member:
         return describe_super_stream(self._address, self._super_stream)
 
     def _beginnings(self, streams: Sequence[str]) -> Mapping[str, int]:
-        start = self._options.start
-        if start == "first":
+        if self._options.start == "first":
             # Not where retention begins: fences and markers that it has dropped count, too.
             return {}
         with StreamReader.open(self._address) as reader:
-            return {stream: _beginning(reader, stream, start) for stream in streams}
+            return {stream: _end(reader, stream) for stream in streams}
 
     def close(self, timeout_s: float) -> bool:
         """Stop reading and let others have the partitions; False where that took too long."""
@@ -139,21 +128,14 @@ class Member:
             shared.room.set()
             shared.notify()
         for reader in list(self._readers.values()):
-            self._end(reader)
-        reading = self._reading.thread if self._reading is not None else None
-        # A callback may close the consumer, in one of them.
-        me, keeper = threading.current_thread(), self._keeper
-        if me is reading:
-            # The keeper waits for this thread at its end, and gives the connections back then.
-            has_ended = keeper is None or self._left.wait(max(0.0, until - time.monotonic()))
-        else:
-            others = [thread for thread in (reading, keeper) if thread is not None and thread is not me]
-            for thread in others:
-                thread.join(max(0.0, until - time.monotonic()))
-            has_ended = not any(thread.is_alive() for thread in others)
-            if has_ended and me is not keeper:
-                self.store.dispose()
+            reader.stop()
+        threads = [self._reading.thread] if self._reading is not None else []
+        threads += [self._keeper] if self._keeper is not None else []
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        has_ended = not any(thread.is_alive() for thread in threads)
         if has_ended:
+            self.store.dispose()
             metrics.retire(self.shared)
         return has_ended
 
@@ -161,14 +143,12 @@ class Member:
 
     def _run(self) -> None:
         self._keep()
-        self._abandoned.close()
         self._reach.close()
         # Here, so that nobody who closes the consumer waits for a database that does not answer.
         try:
             self.store.leave()
         except Exception as error:  # noqa: BLE001 - the lease lapses by itself
             log_defect(error, f"partitions of a member of {self.store.name!r} not given back", level=logging.INFO)
-        self._left.set()
         # Connections that are in use would stay open.
         if self._reading is not None:
             self._reading.thread.join()
@@ -204,54 +184,37 @@ class Member:
         """Renew the lease; begin with partitions that were gained, and end those that were lost."""
         reach = self._reach
         reach.look()
-        share = self.store.share(reach, is_busy=self.shared.halt(reach.is_cut_off))
+        share, partitions = self.store.share(reach, is_busy=self.shared.halt(reach.is_cut_off))
         if share.holder != self._holder:
             self._holder = share.holder
             self._begin_anew()
         for partition_id, reader in list(self._readers.items()):
-            if partition_id not in share.partitions:
-                self._end(reader)
+            if partition_id not in partitions:
+                reader.stop()
                 del self._readers[partition_id]
             elif reader.has_ended:
                 del self._readers[partition_id]
-        for partition_id, stream in share.partitions.items():
+        for partition_id, stream in partitions.items():
             if partition_id not in self._readers:
                 self._begin(partition_id, stream)
         self._surplus = share.surplus
         self._choose_surplus()
-        if share.has_abandoned:
-            self._abandoned.look()
 
     def _any_partition(self) -> str:
         return min(self.store.partitions())
 
     def _begin_anew(self) -> None:
-        """Let go of all: the lease had run out. What others have not taken is opened anew, where it is stored to be."""
+        """Our lease had expired: drop every partition, and reopen those still ours at their stored positions."""
         if self._readers:
             logger.info("the lease of a member of %r had run out: its partitions are opened anew", self.store.name)
         for reader in self._readers.values():
-            self._end(reader)
+            reader.stop()
         self._readers.clear()
 
     def _begin(self, partition_id: int, stream: str) -> None:
         assert self.header is not None, "it was agreed on at the start"
         assert self._reading is not None, "it was made at the start"
         self._readers[partition_id] = self._reading.begin(partition_id, stream, self.header)
-
-    def _end(self, reader: PartitionReader) -> None:
-        reader.stop()
-        if reader.is_gained:
-            reader.is_gained = False
-            self._tell(self._lost, reader.stream)
-
-    def _tell_gained(self, stream: str) -> None:
-        self._tell(self._gained, stream)
-
-    def _tell(self, tell: Told, stream: str) -> None:
-        try:
-            tell(stream)
-        except Exception as error:  # noqa: BLE001 - what an application does there must not end the member
-            log_defect(error, "a callback failed")
 
     def _choose_surplus(self) -> None:
         """Hand out no more of the partitions that others should have."""
@@ -274,7 +237,7 @@ class Member:
                 reader = self._readers.pop(following.partition_id, None)
                 if reader is None:
                     continue
-                self._end(reader)
+                reader.stop()
                 self._surplus = max(0, self._surplus - 1)
                 self.store.release(following.partition_id)
 
@@ -373,17 +336,9 @@ class Member:
         self.shared.committed(following, step)
 
 
-def _beginning(reader: StreamReader, stream: str, start: Start) -> int:
-    """Where a new consumer begins in a stream."""
+def _end(reader: StreamReader, stream: str) -> int:
+    """The offset of the next message; 0 where the partition was retired and its stream is gone."""
     try:
-        bounds = reader.bounds(stream)
+        return reader.bounds(stream).end
     except StreamNotFound:
-        # Of a partition that was retired.
         return 0
-    end = bounds.end
-    if not isinstance(start, datetime):
-        return end
-    for batch in reader.batches(stream, start, stop=end, follow=False) if end else ():
-        if batch is not None:
-            return batch.first_offset
-    return end

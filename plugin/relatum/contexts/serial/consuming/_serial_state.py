@@ -4,14 +4,12 @@ import copy
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
-from relatum.contexts.serial.consuming._partition_following import Following, Pause, Step
-from relatum.contexts.serial.consuming._serial_options import SerialOptions
-from relatum.contexts.serial.consuming._serial_statistics import SerialStatistics
+from relatum.contexts._options import SerialOptions
+from relatum.contexts._statistics import SerialStatistics
+from relatum.contexts.serial.consuming._partition_following import Following, Step
 from relatum.errors import AccessRefused, ConfigurationError
 from relatum.metrics import Histogram
 from relatum.waiting import Outages, log_failure
@@ -20,9 +18,6 @@ logger = logging.getLogger("relatum.serial")
 
 log_defect = partial(log_failure, logger)
 """Logs what ended some work: `log_defect(error, what)`."""
-
-PAUSES_KEPT: Final = 10_000
-"""Measured pauses remembered; older ones are forgotten."""
 
 
 class Shared:
@@ -34,7 +29,6 @@ class Shared:
         room: Set when there is something to be gone through: events, or room for more.
         stopping: Set when nothing more is to be read.
         listeners: Called, from any thread, where `changed` is notified.
-        pauses: The pauses measured, oldest first.
         outages: What is away.
     """
 
@@ -46,7 +40,6 @@ class Shared:
         self.room = threading.Event()
         self.stopping = threading.Event()
         self.listeners: list[Callable[[], None]] = []
-        self.pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
         self.holds_changed = False
         self._is_halted = False
         self._delivered = self._acknowledged = 0
@@ -171,12 +164,9 @@ class Shared:
     def committed(self, following: Following, step: Step) -> None:
         """Note that a step is stored."""
         with self.changed:
-            following.committed(step, time.monotonic())
             self._acknowledged += step.count
-            for pause in following.pauses:
-                self._pause_s.observe(pause.seconds)
-            self.pauses.extend(following.pauses)
-            following.pauses.clear()
+            for pause_s in following.committed(step, time.monotonic()):
+                self._pause_s.observe(pause_s)
             if step.is_closed:
                 self.holds_changed = True
                 self.kept.notify_all()

@@ -1,4 +1,7 @@
-"""The SQL of serial consumers: each statement once, its parameters bound."""
+"""The SQL of serial consumers and their holds: each statement once, its parameters bound.
+
+A hold is messages of moved contexts that wait in a partition for what is before them in another.
+"""
 
 from typing import Final
 
@@ -6,14 +9,14 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from relatum.store import (
+    NOW,
     Sharing,
     context_moves,
     holds,
-    lapsed,
     marked,
     moved_contexts,
-    serial_checkpoints,
     serial_consumers,
+    serial_holds,
     serial_members,
     serial_positions,
     super_stream_partitions,
@@ -23,6 +26,7 @@ _consumers: Final = serial_consumers.c
 _members: Final = serial_members.c
 _positions: Final = serial_positions.c
 _moves: Final = context_moves.c
+_holds: Final = serial_holds.c
 _partitions: Final = super_stream_partitions.c
 
 _of_consumer: Final = sa.bindparam("of_consumer", type_=sa.Integer)
@@ -86,20 +90,8 @@ add_new_partitions: Final = (
 DRAINED: Final = 2**63 - 1
 """The position in a stream that was deleted: behind everything."""
 
-# Asked with what is asked anyway; it reads the few moves that have not ended.
-_is_abandoned: Final = sa.exists(
-    sa.select(sa.literal(1))
-    .select_from(context_moves)
-    .join(serial_consumers, _consumers.super_stream_id == _moves.super_stream_id)
-    .where(
-        _consumers.consumer_id == _of_consumer,
-        _moves.ended_at.is_(None),
-        lapsed(_moves.lease_expires_at),
-    )
-)
-
 shared: Final = (
-    sa.select(_positions.partition_id, _partitions.stream, _is_abandoned.label("has_abandoned"))
+    sa.select(_positions.partition_id, _partitions.stream)
     .join(super_stream_partitions, _partitions.partition_id == _positions.partition_id)
     .where(_positions.consumer_id == _of_consumer, _positions.position < DRAINED)
     .order_by(_positions.partition_id)
@@ -174,34 +166,16 @@ is_retired: Final = sa.select(_partitions.partition_id).where(
     _partitions.partition_id == _of_partition, _partitions.state == "retired"
 )
 
-# A stream that was declared again: what lay in it is nowhere, so nobody waits for it any more.
+# A stream that was declared again, or lost its end
 
 _at: Final = sa.bindparam("at", type_=sa.BigInteger)
 _known: Final = [sa.bindparam(f"known_{name}", type_=sa.BigInteger) for name in ("offset", "fingerprint", "chunk_ms")]
 _LAST: Final = ("last_offset", "last_fingerprint", "last_chunk_ms")
 
-begin_anew: Final = (
+go_on_from: Final = (
     sa.update(serial_positions)
     .where(*_mine)
     .values(position=_at, version=_positions.version + 1, **dict.fromkeys(_LAST))
-)
-
-# A stream that lost its end: what was read of it up to there is the same.
-
-go_back: Final = (
-    sa.update(serial_positions)
-    .where(*_mine)
-    .values(
-        position=sa.func.least(_positions.position, _at),
-        version=_positions.version + 1,
-        **dict(zip(_LAST, _known, strict=True)),
-    )
-)
-
-drop_checkpoints: Final = sa.delete(serial_checkpoints).where(
-    serial_checkpoints.c.consumer_id == _of_consumer,
-    serial_checkpoints.c.partition_id == _of_partition,
-    serial_checkpoints.c.last_offset >= _at,
 )
 
 # What a step stores
@@ -216,37 +190,6 @@ advance_unread: Final = marked(_advanced)
 
 advance: Final = marked(_advanced.values(**dict(zip(_LAST, _known, strict=True))))
 
-# What lay at some offsets behind the position: the next one before the oldest of so many is forgotten.
-_checkpoints: Final = serial_checkpoints.c
-_here: Final = (_checkpoints.consumer_id == _of_consumer, _checkpoints.partition_id == _of_partition)
-
-add_checkpoint: Final = (
-    insert(serial_checkpoints)
-    .values(
-        consumer_id=_of_consumer,
-        partition_id=_of_partition,
-        **dict(zip(("last_offset", "fingerprint", "chunk_ms"), _known, strict=True)),
-    )
-    .on_conflict_do_nothing()
-)
-
-forget_checkpoints: Final = sa.delete(serial_checkpoints).where(
-    *_here,
-    _checkpoints.last_offset
-    <= sa.select(_checkpoints.last_offset)
-    .where(*_here)
-    .order_by(_checkpoints.last_offset.desc())
-    .offset(sa.bindparam("kept", type_=sa.Integer))
-    .limit(1)
-    .scalar_subquery(),
-)
-
-checkpoints_of: Final = (
-    sa.select(_checkpoints.last_offset, _checkpoints.fingerprint, _checkpoints.chunk_ms)
-    .where(*_here)
-    .order_by(_checkpoints.last_offset)
-)
-
 # What is shown
 
 status: Final = (
@@ -260,4 +203,139 @@ status: Final = (
     .join(super_stream_partitions, _partitions.partition_id == _positions.partition_id)
     .where(_positions.consumer_id == _of_consumer)
     .order_by(_partitions.place, _positions.partition_id)
+)
+
+# Holds: messages of moved contexts that wait in a partition for what is before them in another
+
+holds_of: Final = sa.select(
+    _holds.move_id,
+    _holds.marker_offset,
+    _holds.cursor,
+    sa.func.extract("epoch", NOW - _holds.since).cast(sa.Float).label("since_s"),
+).where(_holds.consumer_id == _of_consumer, _holds.partition_id == _of_partition)
+
+# A stream that was declared again, or lost its end: nobody waits for what lay there any more.
+
+drop_holds_behind: Final = sa.delete(serial_holds).where(
+    _holds.consumer_id == _of_consumer, _holds.partition_id == _of_partition, _holds.marker_offset >= _at
+)
+
+move_holds_back: Final = (
+    sa.update(serial_holds)
+    .where(_holds.consumer_id == _of_consumer, _holds.partition_id == _of_partition)
+    .values(cursor=sa.func.least(_holds.cursor, _at))
+)
+
+free_holds_behind: Final = (
+    sa.update(serial_holds)
+    .where(
+        _holds.consumer_id == _of_consumer,
+        _holds.source_id == _of_partition,
+        _holds.fence_offset >= sa.bindparam("end", type_=sa.BigInteger),
+    )
+    .values(fence_offset=-1)
+)
+
+drop_holds: Final = sa.delete(serial_holds).where(
+    _holds.consumer_id == _of_consumer, _holds.partition_id == _of_partition
+)
+
+free_holds: Final = (
+    sa.update(serial_holds)
+    .where(_holds.consumer_id == _of_consumer, _holds.source_id == _of_partition)
+    .values(fence_offset=-1)
+)
+
+# What a step stores
+
+_of_move: Final = sa.bindparam("of_move", type_=sa.BigInteger)
+
+begin_hold: Final = insert(serial_holds).from_select(
+    [
+        "consumer_id",
+        "partition_id",
+        "move_id",
+        "source_id",
+        "epoch",
+        "marker_offset",
+        "cursor",
+        "fence_offset",
+    ],
+    sa.select(
+        _of_consumer,
+        _of_partition,
+        _of_move,
+        _partitions.partition_id,
+        sa.bindparam("of_epoch", type_=sa.BigInteger),
+        sa.bindparam("marked_at", type_=sa.BigInteger),
+        sa.bindparam("next_held", type_=sa.BigInteger),
+        sa.bindparam("fenced_at", type_=sa.BigInteger),
+    )
+    .join(serial_consumers, _consumers.super_stream_id == _partitions.super_stream_id)
+    .where(_consumers.consumer_id == _of_consumer, _partitions.stream == sa.bindparam("of_source")),
+)
+
+_this_hold: Final = (
+    _holds.consumer_id == _of_consumer,
+    _holds.partition_id == _of_partition,
+    _holds.move_id == _of_move,
+)
+
+move_hold: Final = (
+    sa.update(serial_holds)
+    .where(*_this_hold)
+    .values(cursor=sa.bindparam("next_held", type_=sa.BigInteger), held=sa.bindparam("waiting", type_=sa.BigInteger))
+)
+
+end_hold: Final = sa.delete(serial_holds).where(*_this_hold)
+
+# Which are complete
+
+_source_positions: Final = serial_positions.alias("source_positions")
+_before: Final = serial_holds.alias("holds_before")
+_waiting: Final = moved_contexts.alias("waiting")
+_waiting_before: Final = moved_contexts.alias("waiting_before")
+
+_of_source: Final = (_source_positions.c.consumer_id == _holds.consumer_id) & (
+    _source_positions.c.partition_id == _holds.source_id
+)
+_is_complete: Final = (_source_positions.c.position > _holds.fence_offset) & ~sa.exists(
+    sa.select(sa.literal(1))
+    .select_from(_before)
+    .join(_waiting_before, _waiting_before.c.move_id == _before.c.move_id)
+    .join(_waiting, _waiting.c.name == _waiting_before.c.name)
+    .where(
+        _before.c.consumer_id == _holds.consumer_id,
+        _before.c.partition_id == _holds.source_id,
+        _before.c.marker_offset < _holds.fence_offset,
+        _waiting.c.move_id == _holds.move_id,
+    )
+)
+
+complete_holds: Final = (
+    sa.select(_holds.partition_id, _holds.move_id)
+    .join(_source_positions, _of_source)
+    .where(
+        _holds.consumer_id == _of_consumer,
+        _holds.partition_id == sa.any_(sa.bindparam("of_partitions", type_=sa.ARRAY(sa.Integer))),
+        _is_complete,
+    )
+)
+
+# What is shown
+
+status_holds: Final = (
+    sa.select(
+        _holds.partition_id,
+        _holds.move_id,
+        _sources.c.stream.label("source"),
+        _holds.fence_offset,
+        _holds.held,
+        sa.func.extract("epoch", NOW - _holds.since).cast(sa.Float).label("since_s"),
+        sa.func.coalesce(_is_complete, sa.false()).label("is_complete"),
+    )
+    .join(_sources, _sources.c.partition_id == _holds.source_id)
+    .outerjoin(_source_positions, _of_source)
+    .where(_holds.consumer_id == _of_consumer)
+    .order_by(_holds.partition_id, _holds.marker_offset)
 )

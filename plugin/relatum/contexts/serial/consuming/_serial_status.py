@@ -1,6 +1,5 @@
 """How far the serial consumers of a super stream are, and what they hold back; and forgetting one."""
 
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
@@ -8,7 +7,6 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.checks import checked_name
-from relatum.contexts.serial.consuming._partition_following import Pause
 from relatum.contexts.serial.consuming._serial_statements import DRAINED
 from relatum.contexts.serial.consuming._serial_store import ConsumerStore
 from relatum.errors import NotFound, StreamNotFound
@@ -78,11 +76,9 @@ class SerialStatus:
 
     Attributes:
         partitions: Each partition of the super stream, in their order.
-        pauses: The pauses this member has measured.
     """
 
     partitions: tuple[PartitionStatus, ...]
-    pauses: tuple[Pause, ...]
 
     @property
     def lag(self) -> int:
@@ -90,7 +86,7 @@ class SerialStatus:
         return sum(partition.lag for partition in self.partitions)
 
 
-def read_status(store: ConsumerStore, reader: StreamReader, pauses: Sequence[Pause]) -> SerialStatus:
+def read_status(store: ConsumerStore, reader: StreamReader) -> SerialStatus:
     """What the database and the broker say of a consumer."""
     positions, holds = store.status()
     partitions = tuple(
@@ -108,13 +104,13 @@ def read_status(store: ConsumerStore, reader: StreamReader, pauses: Sequence[Pau
         )
         for row in positions
     )
-    return SerialStatus(partitions, tuple(pauses))
+    return SerialStatus(partitions)
 
 
 def consumers(
     super_stream: str, *, database: AnyDatabase, broker: str | BrokerAddress, stream_url: str | None = None
 ) -> dict[str, SerialStatus]:
-    """How far all serial consumers of a super stream are, by name. Pauses are not among it: members measure them.
+    """How far all serial consumers of a super stream are, by name.
 
     Args:
         super_stream: The super stream's name.
@@ -139,7 +135,7 @@ def consumers(
             for name in names:
                 store = ConsumerStore(super_stream, name, shared, vhost=address.vhost)
                 if store.find():
-                    found[name] = read_status(store, reader, ())
+                    found[name] = read_status(store, reader)
     return found
 
 

@@ -7,25 +7,24 @@ have been changed since, by this very member, too. A member whose lease has run 
 """
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
 import sqlalchemy as sa
 
+from relatum.contexts._options import SerialOptions
 from relatum.contexts.placement import _placement_statements as placement_statements
 from relatum.contexts.placement._entries import Control, Fence, Marker
 from relatum.contexts.placement._placement_opening import partitions_in
-from relatum.contexts.serial._order_verify_store import floors_before
-from relatum.contexts.serial.consuming import _hold_statements as hold_statements
+from relatum.contexts.serial._order_verify import floors_before
+from relatum.contexts.serial._partition_log import MovedBefore, consistent_starts
+from relatum.contexts.serial.consuming import _serial_statements as hold_statements
 from relatum.contexts.serial.consuming import _serial_statements as statements
 from relatum.contexts.serial.consuming._partition_following import Following, Step
-from relatum.contexts.serial.consuming._serial_options import SerialOptions
-from relatum.contexts.serial.consuming._serial_starts import MovedBefore, consistent_starts
-from relatum.contexts.serial.consuming._serial_values import Initial, Opened, Share, known_by, lost
-from relatum.contexts.serial.moving._move_store import MoveStore
-from relatum.errors import Conflict
+from relatum.errors import Conflict, PartitionLost
 from relatum.following import Reach
 from relatum.reading import position_of
 from relatum.store import (
@@ -33,17 +32,58 @@ from relatum.store import (
     Database,
     Member,
     Position,
+    Share,
     Tokens,
     forget_settlements,
 )
 from relatum.waiting import Deadline
 
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What is stored of a partition this member has now.
+
+    Attributes:
+        position: Where to go on delivering.
+        version: The position's version.
+        known_by: What lay at the last offset read; None where nothing was.
+        holds: The cursor of each open hold, by move.
+        since: For how long each has been open, seconds.
+        read_from: Where to go on reading: what is held lies before the position.
+    """
+
+    position: int
+    version: int
+    known_by: Position | None
+    holds: Mapping[int, int]
+    since: Mapping[int, float]
+    read_from: int
+
+
+Initial = Callable[[Sequence[str]], Mapping[str, int]]
+"""Finds where to begin in each of these streams."""
+
+
+def known_by(position: Position) -> dict[str, int | None]:
+    """What lay at an offset, as parameters."""
+    return {
+        "known_offset": position.offset,
+        "known_fingerprint": position.fingerprint,
+        "known_chunk_ms": position.chunk_ms,
+    }
+
+
+def lost(stream: str, name: str) -> PartitionLost:
+    """The error of a member that has a partition no more."""
+    return PartitionLost(
+        f"another member of {name!r} has {stream!r} now, or it was opened anew; nothing was written, and what was not "
+        "acknowledged is delivered again",
+        stream=stream,
+    )
+
+
 POOL: Final = 4
 """Connections kept. More are opened where it takes them: each transaction an application joins holds one."""
-
-
-CHECKPOINTS_KEPT: Final = 300
-"""Checkpoints kept of a partition: of the last five minutes at least, see `CHECKPOINT_S`."""
 
 
 class ConsumerStore:
@@ -69,10 +109,6 @@ class ConsumerStore:
         self.database = self._database
         self.engine = self._database.engine
         self._member = Member(statements.PARTITIONS, 0, lease_s=lease_s)
-
-    def moves(self) -> MoveStore:
-        """The moves of the super stream."""
-        return MoveStore(self._database, self._super_stream().super_stream_id, self.super_stream)
 
     @property
     def renewal_s(self) -> float:
@@ -156,8 +192,8 @@ class ConsumerStore:
 
     # --- this member ------------------------------------------------------------------------------------------------
 
-    def share(self, reach: Reach, *, is_busy: bool) -> Share:
-        """Renew the lease, and take what this member should have and nobody has.
+    def share(self, reach: Reach, *, is_busy: bool) -> tuple[Share, dict[int, str]]:
+        """Renew the lease, and take what this member should have and nobody has; gives that, with the streams.
 
         Where the lease has run out, this is a new member: what is under way of the one before is not taken for its own.
 
@@ -173,8 +209,7 @@ class ConsumerStore:
                 share = self._member.hold_on(connection, streams, leased=is_busy or reach.is_returning)
             else:
                 share = self._member.beat(connection, streams)
-        mine = {partition_id: streams[partition_id] for partition_id in sorted(share.held)}
-        return Share(share.holder, mine, share.surplus, any(row.has_abandoned for row in rows))
+        return share, {partition_id: streams[partition_id] for partition_id in sorted(share.held)}
 
     def release(self, partition_id: int) -> None:
         """Let another member have a partition."""
@@ -236,27 +271,21 @@ class ConsumerStore:
         """Begin with a stream that was declared again: nobody waits for what lay in it any more."""
         mine = self._mine(partition_id)
         with self._database.transaction() as connection:
-            if connection.execute(statements.begin_anew, {**mine, "at": position}).rowcount:
-                connection.execute(statements.drop_checkpoints, {**mine, "at": 0})
+            if connection.execute(statements.go_on_from, {**mine, "at": position}).rowcount:
                 connection.execute(hold_statements.drop_holds, mine)
                 connection.execute(hold_statements.free_holds, mine)
 
-    def checkpoints(self, partition_id: int) -> list[Position]:
-        """What lay at some of the offsets behind the position, ascending."""
-        return [Position(*row) for row in self._database.rows(statements.checkpoints_of, self._mine(partition_id))]
-
-    def go_back(self, partition_id: int, agreed: Position, end: int) -> None:
-        """Go on behind the last message that a stream still holds; nobody waits for a fence that is lost.
+    def go_back(self, partition_id: int, position: int, end: int) -> None:
+        """Go on from an earlier offset of a stream that lost its end; nobody waits for a fence that is lost.
 
         Args:
             partition_id: The partition.
-            agreed: What lies there as it lay there.
+            position: The offset, below the one stored.
             end: The offset behind the stream's last message, by its leader's word.
         """
-        at = {**self._mine(partition_id), "at": agreed.offset + 1}
+        at = {**self._mine(partition_id), "at": position}
         with self._database.transaction() as connection:
-            if connection.execute(statements.go_back, {**at, **known_by(agreed)}).rowcount:
-                connection.execute(statements.drop_checkpoints, at)
+            if connection.execute(statements.go_on_from, at).rowcount:
                 connection.execute(hold_statements.drop_holds_behind, at)
                 connection.execute(hold_statements.move_holds_back, at)
                 connection.execute(hold_statements.free_holds_behind, {**at, "end": end})
@@ -275,7 +304,7 @@ class ConsumerStore:
 
     def commit(self, following: Following, step: Step, token: UUID) -> bool:
         """Store a step in a transaction of its own; False where the partition is another member's now."""
-        if not (step.begun or step.ended or step.holds or step.is_checkpoint):
+        if not (step.begun or step.ended or step.holds):
             # One statement, one round trip.
             statement, moved = self._moved(following, step, token)
             return bool(self._database.rows(statement, moved, once=True))
@@ -287,9 +316,6 @@ class ConsumerStore:
         if not self._advance(connection, following, step, token):
             return False
         mine = self._mine(following.partition_id)
-        if step.is_checkpoint and step.last is not None:
-            connection.execute(statements.add_checkpoint, {**mine, **known_by(position_of(step.last))})
-            connection.execute(statements.forget_checkpoints, {**mine, "kept": CHECKPOINTS_KEPT})
         begun = {hold.move_id for hold in step.begun}
         for hold in step.begun:
             connection.execute(

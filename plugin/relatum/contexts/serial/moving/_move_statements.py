@@ -9,7 +9,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.contexts.placement import _placement_statements as placement_statements
-from relatum.contexts.placement._session_statements import is_waited_for
+from relatum.contexts.placement._placement_statements import is_waited_for
 from relatum.store import (
     NOW,
     arrays,

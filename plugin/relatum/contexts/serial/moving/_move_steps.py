@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from relatum.contexts.placement._entries import Control, Fence, Marker
-from relatum.contexts.placement._model import MoveState
+from relatum.contexts.placement._model import MoveInfo, MoveState
 from relatum.contexts.placement._session import DRIFT, elapsed_s
 from relatum.errors import MoveConflict, StreamUnavailable
 from relatum.steps import Request
@@ -51,37 +51,11 @@ LOOK_AGAIN_S: Final = 0.1
 """Seconds between such looks."""
 
 
-@dataclass(frozen=True, slots=True)
-class MoveStep:
-    """A move as the database has it, as far as its steps depend on it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveStep(MoveInfo):
+    """A move with the names of its contexts, as its steps know it."""
 
-    Attributes:
-        move_id: Its number.
-        state: How far it is.
-        attempt: Changes with every decision about its target; a step for another attempt is refused.
-        aborting: Whether it goes back to its source; `target` is then the source.
-        source: The stream its contexts leave.
-        target: The stream they go to.
-        contexts: Their names.
-        fence_epoch: The epoch of its fence; 0 until that may be published.
-        epoch: The epoch that begins in the target.
-        scan_from: The fence lies at this offset of the source or behind it.
-        target_scan_from: The marker lies at this offset of the target or behind it.
-        fence_offset: Where the fence lies; None while that is not known.
-    """
-
-    move_id: int
-    state: MoveState
-    attempt: int
-    aborting: bool
-    source: str
-    target: str
-    contexts: frozenset[str]
-    fence_epoch: int
-    epoch: int
-    scan_from: int
-    target_scan_from: int
-    fence_offset: int | None = None
+    names: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,9 +294,9 @@ def _ensure(stream: str, control: Fence | Marker, from_offset: int) -> Generator
 
 
 def _fence(of: MoveStep) -> Fence:
-    return Fence(of.move_id, of.fence_epoch, of.contexts)
+    return Fence(of.move_id, of.fence_epoch, of.names)
 
 
 def _marker(of: MoveStep) -> Marker:
     assert of.fence_offset is not None, "a fenced move knows where its fence is"
-    return Marker(of.move_id, of.epoch, of.contexts, of.source, of.fence_offset)
+    return Marker(of.move_id, of.epoch, of.names, of.source, of.fence_offset)

@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from relatum.contexts.placement import _placement_statements as placement_statements
-from relatum.contexts.placement._model import MoveInfo, PartitionState, PlacementState
+from relatum.contexts.placement._model import MoveInfo, MoveState, PartitionState, PlacementState
 from relatum.contexts.placement._placement_store import move_info
 from relatum.contexts.serial.moving import _move_statements as statements
 from relatum.contexts.serial.moving._move_steps import (
@@ -281,21 +282,8 @@ def _count(connection: sa.Connection, source_id: int, target_id: int, moved: int
 
 
 def _step_of(row: Any) -> MoveStep:
-    of = _info_of(row)
-    return MoveStep(
-        move_id=of.move_id,
-        state=of.state,
-        attempt=of.attempt,
-        aborting=of.aborting,
-        source=of.source,
-        target=of.target,
-        contexts=frozenset(row.names),
-        fence_epoch=of.fence_epoch,
-        epoch=of.epoch,
-        scan_from=of.scan_from,
-        target_scan_from=of.target_scan_from,
-        fence_offset=of.fence_offset,
-    )
+    step = MoveStep(*row[:_FACTS], names=frozenset(row.names))
+    return replace(step, state=MoveState(step.state), waits_for=tuple(step.waits_for))
 
 
 def _info_of(row: Any) -> MoveInfo:

@@ -1,15 +1,20 @@
-"""Performs the steps of moves: against PostgreSQL and the broker, again and again while they do not answer."""
+"""Performs the steps of moves, one or many side by side, and again while PostgreSQL or the broker does not answer."""
 
-import threading
+import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 from relatum import otel
-from relatum.contexts.placement._model import MoveInfo
-from relatum.contexts.serial.moving._controls import ControlStreams
+from relatum.contexts.placement._controls import ControlStreams
+from relatum.contexts.placement._model import MoveInfo, Placement
+from relatum.contexts.placement._placement_store import PlacementStore
+from relatum.contexts.serial.moving import _move_steps as moving
+from relatum.contexts.serial.moving._assignments import Call, Move
 from relatum.contexts.serial.moving._move_steps import (
     Begin,
     FindControl,
@@ -26,14 +31,15 @@ from relatum.contexts.serial.moving._move_steps import (
     Sleep,
     Steps,
     Switch,
+    go_on,
 )
-from relatum.contexts.serial.moving._move_store import MoveStore
-from relatum.errors import PublishNacked, PublishUnroutable, RelatumError, Transient
+from relatum.contexts.serial.moving._move_store import MoveStore, NothingToMove, logger
+from relatum.errors import Conflict, MoveConflict, NotFound, PublishNacked, PublishUnroutable, RelatumError, Transient
 from relatum.otel import Description, Part
 from relatum.processes import new_holder
 from relatum.steps import run
 from relatum.store import LEASE_S, renewal_s
-from relatum.waiting import Server
+from relatum.waiting import Server, log_failure
 
 RETRY_S: Final = 30.0
 """Seconds for which a step is tried again while the broker or the database does not answer."""
@@ -65,6 +71,7 @@ class Mover:
         # For this move alone: by it a repeated beginning knows the move that the first one began.
         self._holder = holder or new_holder()
         self._known: MoveStep | None = None
+        self._attend_at = time.monotonic() + renewal_s(LEASE_S)
         self._ways: dict[type[MoveRequest], Callable[[Any], Any]] = {
             FindEnd: lambda wanted: streams.end_of(wanted.stream),
             Begin: lambda wanted: store.begin(wanted, self._holder),
@@ -89,8 +96,7 @@ class Mover:
         """
         with otel.span(Part.MOVES, lambda: Description("relatum move")):
             try:
-                with self._attending():
-                    return run(steps, self._perform)
+                return run(steps, self._perform)
             except RelatumError as error:
                 if self._known is None or self._known.state.is_ended:
                     raise
@@ -103,12 +109,13 @@ class Mover:
         return answer
 
     def _persist(self, request: MoveRequest) -> Any:
-        """Perform a step, again while what it needs does not answer. Each may be repeated."""
+        """Run one step, retrying transient errors for `retry_s`. Each step may be repeated."""
         give_up_at, outages = time.monotonic() + self._retry_s, self._store.outages
         move = "a move to begin" if self._known is None else f"move {self._known.move_id}"
         who = f"the step {type(request).__name__} of {move}"
         while True:
             try:
+                self._attend()
                 answer = self._ways[type(request)](request)
             except _PASSING as error:
                 if time.monotonic() >= give_up_at:
@@ -127,31 +134,11 @@ class Mover:
         self._store.attend(wanted.move_id, self._holder)
         return self._store.look(wanted.move_id)
 
-    @contextmanager
-    def _attending(self) -> Iterator[None]:
-        """Say, while the block runs, that somebody goes on with the move: a step may take longer than that holds."""
-        over = threading.Event()
-        thread = threading.Thread(target=self._attend, args=(over,), name="relatum attends a move", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-
-    def _attend(self, over: threading.Event) -> None:
-        who = f"saying that {self._holder} goes on with a move"
-        while not over.wait(renewal_s(LEASE_S)):
-            known = self._known
-            if known is None or known.state.is_ended:
-                continue
-            try:
-                self._store.keep_attending(known.move_id, self._holder)
-            except Exception as error:  # noqa: BLE001 - where it lapses, another goes on with the move
-                if not over.is_set():
-                    self._store.outages.failed(who, error)
-            else:
-                self._store.outages.over(who)
-        self._store.outages.forget(who)
+    def _attend(self) -> None:
+        """Say now and then that somebody goes on with the move; else others take it over, which does no harm."""
+        if self._known is not None and time.monotonic() >= self._attend_at:
+            self._store.keep_attending(self._known.move_id, self._holder)
+            self._attend_at = time.monotonic() + renewal_s(LEASE_S)
 
     def _note(self, found: MoveStep) -> None:
         is_further = self._known is None or found.state is not self._known.state
@@ -161,6 +148,32 @@ class Mover:
             self._tell(self._store.move(found.move_id))
 
 
+def go_on_with_abandoned(
+    moves: MoveStore, open_streams: Callable[[], AbstractContextManager[ControlStreams]], *, retry_s: float = RETRY_S
+) -> None:
+    """Go on with all moves whose mover is gone, one after the other.
+
+    One statement takes a move: of many who ask, one has it. Two who perform it side by side would do no harm.
+
+    Args:
+        moves: The moves of the super stream.
+        open_streams: Opens the partitions, where there is such a move.
+        retry_s: Seconds for which a step is tried again.
+
+    Raises:
+        RelatumError: what stopped one; it stands as it was.
+    """
+    holder = new_holder()
+    while (move_id := moves.take_abandoned(holder)) is not None:
+        logger.warning("move %d is gone on with: its mover is gone", move_id, extra={"move_id": move_id})
+        try:
+            with open_streams() as streams:
+                Mover(moves, streams, retry_s=retry_s, holder=holder).run(go_on(move_id))
+        except (Conflict, NotFound) as error:
+            # Another has ended it, or taken it back, meanwhile.
+            log_failure(logger, error, f"move {move_id} is another's", level=logging.INFO)
+
+
 def _told_of(move: MoveStep) -> dict[str, str | int]:
     """What a span tells of a move: not what its contexts are called, which are values of messages."""
     return {
@@ -168,7 +181,7 @@ def _told_of(move: MoveStep) -> dict[str, str | int]:
         "relatum.move.state": move.state.value,
         "relatum.move.source": move.source,
         "relatum.move.target": move.target,
-        "relatum.move.contexts": len(move.contexts),
+        "relatum.move.contexts": move.contexts,
     }
 
 
@@ -179,3 +192,134 @@ def _stopped(move: MoveStep, error: RelatumError) -> RelatumError:
     )
     told.__dict__.update(error.__dict__, move_id=move.move_id)
     return told
+
+
+MOVES_AT_ONCE: Final = 4
+"""How many moves are performed side by side unless the caller says otherwise."""
+
+CONTEXTS_MAX: Final = 500
+"""Contexts of one move: all are in its fence and in its marker, which are to stay small messages."""
+
+FOUND_AT_ONCE: Final = 5_000
+"""Contexts looked up in one statement."""
+
+ROUNDS_MAX: Final = 10
+"""How often contexts are looked up again that were elsewhere when their move began."""
+
+
+class Wanted(NamedTuple):
+    """A move that has not begun: these contexts are in the source, or were just now."""
+
+    source: str
+    target: str
+    contexts: frozenset[str]
+
+
+class Movers:
+    """Performs moves of one super stream."""
+
+    def __init__(
+        self, placements: PlacementStore, moves: MoveStore, streams: ControlStreams, *, at_once: int, retry_s: float
+    ) -> None:
+        self._placements = placements
+        self._moves = moves
+        self._streams = streams
+        self._at_once = at_once
+        self._retry_s = retry_s
+
+    def move_all(self, contexts: Mapping[str, Collection[str]], call: Call) -> list[Move]:
+        """Move contexts, by target. Those that nobody placed, or not any more, are passed over.
+
+        Raises:
+            MoveConflict: another move has one of them.
+            Conflict: some went elsewhere again and again, before their move began.
+        """
+        self._go_on_with_abandoned()
+        ended: list[Move] = []
+        left = dict(contexts)
+        for _ in range(ROUNDS_MAX):
+            wanted = [each for target, names in left.items() for each in self._needed(names, target)]
+            if not wanted:
+                return ended
+            call.contexts_all = call.contexts_done + sum(len(each.contexts) for each in wanted)
+            left = {}
+            for move, missed in self._perform_all(wanted, call):
+                if move is not None:
+                    ended.append(move)
+                if missed.contexts:
+                    left[missed.target] = [*left.get(missed.target, ()), *missed.contexts]
+        raise Conflict("contexts go elsewhere before they can be moved: others move them, too; repeat it later")
+
+    def _go_on_with_abandoned(self) -> None:
+        """End what others left, so that it is not in the way; where that cannot be, those contexts are a conflict."""
+        try:
+            go_on_with_abandoned(self._moves, lambda: nullcontext(self._streams))
+        except RelatumError as error:
+            log_failure(logger, error, "an abandoned move was not gone on with here")
+
+    def perform(self, steps: moving.Steps, call: Call, *, reason: str | None = None) -> Move:
+        """Perform one move; gives it as it ended."""
+        return self._moves.move(self._mover(call, reason).run(steps).move_id)
+
+    def _mover(self, call: Call, reason: str | None = None) -> Mover:
+        return Mover(self._moves, self._streams, retry_s=self._retry_s, reason=reason, tell=call.tell)
+
+    def _needed(self, names: Collection[str], target: str) -> list[Wanted]:
+        """The moves it takes to have names in the target."""
+        leaving: dict[str, list[str]] = {}
+        for placement in find_some(self._placements, names).values():
+            self._check_stands(placement)
+            if placement.stream != target:
+                leaving.setdefault(placement.stream, []).append(placement.name)
+        return [
+            Wanted(source, target, frozenset(some))
+            for source, those in leaving.items()
+            for some in in_parts(those, CONTEXTS_MAX)
+        ]
+
+    def _check_stands(self, placement: Placement) -> None:
+        if placement.move_id is None:
+            return
+        found = self._moves.move(placement.move_id)
+        if not found.state.is_ended:
+            raise MoveConflict(
+                f"{placement.name!r} is moved already, by move {found.move_id}: go on with that one, or abort it",
+                move_id=found.move_id,
+                state=found.state.value,
+            )
+
+    def _perform_all(self, wanted: Sequence[Wanted], call: Call) -> list[tuple[Move | None, Wanted]]:
+        """Perform moves side by side. When one is stopped, those beside it are completed and no other begins.
+
+        Gives each move, None where it did not begin, with those of its contexts that were elsewhere by then.
+        """
+        perform = otel.carried(Part.MOVES, self._perform_one)
+        with ThreadPoolExecutor(self._at_once, "relatum-move") as pool:
+            futures = [pool.submit(perform, each, call) for each in wanted]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _perform_one(self, wanted: Wanted, call: Call) -> tuple[Move | None, Wanted]:
+        try:
+            ended = self._mover(call).run(moving.move(wanted.source, wanted.target, wanted.contexts))
+        except NothingToMove:
+            return None, wanted
+        return self._moves.move(ended.move_id), wanted._replace(contexts=wanted.contexts - ended.names)
+
+
+def find_some(placements: PlacementStore, names: Iterable[str]) -> dict[str, Placement]:
+    """The placements of those names that are placed; any number of names."""
+    found: dict[str, Placement] = {}
+    for some in in_parts(names, FOUND_AT_ONCE):
+        found.update(placements.find(some))
+    return found
+
+
+def in_parts(names: Iterable[str], count: int) -> Iterator[list[str]]:
+    """Names in lists of at most so many."""
+    rest = iter(names)
+    while part := list(islice(rest, count)):
+        yield part

@@ -2,27 +2,40 @@
 
 import ssl
 import threading
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
 from relatum.closing import Closing
-from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement, PlacementState
-from relatum.contexts.placement._placement_names import check_name
+from relatum.contexts.placement._controls import ControlStreams
+from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement, PlacementState, check_name
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._assignments import Assignment, Call, ContextsStatus, Move, Plan, Progress
-from relatum.contexts.serial.moving._controls import ControlStreams
 from relatum.contexts.serial.moving._move_store import MoveStore
-from relatum.contexts.serial.moving._mover import RETRY_S
-from relatum.contexts.serial.moving._movers import MOVES_AT_ONCE, Movers, find_some, in_parts
-from relatum.contexts.serial.moving._partitions import Partitions
+from relatum.contexts.serial.moving._mover import MOVES_AT_ONCE, RETRY_S, Movers, find_some, in_parts
 from relatum.contexts.serial.moving._spread import spread
-from relatum.errors import Conflict, InvalidInput, PlacementNotFound
+from relatum.errors import (
+    ConfigurationError,
+    Conflict,
+    InvalidInput,
+    PartitionInUse,
+    PlacementNotFound,
+    StreamNotFound,
+    SuperStreamConflict,
+    SuperStreamNotFound,
+)
+from relatum.headers import CONTEXT_HEADER
 from relatum.limits import INTEGER_MAX, PARTITIONS_MAX
 from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress
 from relatum.store import AnyDatabase
+from relatum.superstreams import Layout, add_partition, blocking_connection, describe_super_stream, unbind_partition
+
+LOOK_S: Final = 0.1
+"""Seconds between two looks at how far consumers are."""
 
 LISTED_AT_ONCE: Final = 1_000
 """Placements read in one statement."""
@@ -88,13 +101,21 @@ class SerializationContexts(Closing):
             database, vhost or (address.vhost if address is not None else "/"), super_stream
         )
         try:
-            self._partitions = Partitions(self._placements, super_stream, address)
-            self._partitions.open(header)
+            self._open(header)
             self._moves = MoveStore(self._placements.database, self._placements.super_stream_id, super_stream)
         except BaseException:
             self._placements.close_store()
             raise
         of_one_process(self, "a mover of contexts")
+
+    def _open(self, header: str | None) -> None:
+        """Open the super stream's rows; those of one that is not known yet are made by what the broker says."""
+        try:
+            self._placements.open(header)
+        except SuperStreamNotFound:
+            if self._address is None:
+                raise
+            self._placements.open(header or CONTEXT_HEADER, self._described())
 
     # Where contexts are
 
@@ -111,7 +132,7 @@ class SerializationContexts(Closing):
                 unless somebody placed that context elsewhere just now.
         """
         names = _names("contexts", contexts)
-        wanted = self._partitions.named(checked_name("partition", partition))
+        wanted = self._partition(checked_name("partition", partition))
         _check_in(find_some(self._placements, names).values(), partition)
         placed: list[Placement] = []
         for some in in_parts(names, LISTED_AT_ONCE):
@@ -140,7 +161,7 @@ class SerializationContexts(Closing):
             StreamNotFound: the super stream has no such partition.
         """
         if partition is not None:
-            self._partitions.named(checked_name("partition", partition))
+            self._partition(checked_name("partition", partition))
         return map(Assignment.of, self._placements.placements(stream=partition, after=after))
 
     def status(self) -> ContextsStatus:
@@ -202,7 +223,7 @@ class SerializationContexts(Closing):
         checked_name("target", target)
         streams = _names("sources", sources)
         for stream in streams:
-            self._partitions.named(stream)
+            self._partition(stream)
         names = [
             placement.name
             for stream in streams
@@ -224,7 +245,7 @@ class SerializationContexts(Closing):
             StreamNotFound: the super stream has no such partition.
         """
         if partitions is not None:
-            rows = [self._partitions.named(stream) for stream in checked_names("partitions", partitions)]
+            rows = [self._partition(stream) for stream in checked_names("partitions", partitions)]
         else:
             rows = [row for row in self._placements.partitions() if row.state is PartitionState.ACTIVE]
         placed: dict[str, list[str]] = {}
@@ -246,7 +267,7 @@ class SerializationContexts(Closing):
 
     def _move(self, wanted: Mapping[str, Collection[str]], progress: Progress | None) -> list[Move]:
         for target in wanted:
-            self._partitions.named(target)
+            self._partition(target)
         return self._movers().move_all(wanted, Call(progress))
 
     # Moves that have not ended
@@ -310,7 +331,12 @@ class SerializationContexts(Closing):
         checked_count("count", count, most=PARTITIONS_MAX)
         if binding_keys is not None:
             checked_names("binding_keys", binding_keys)
-        return self._partitions.add([None] * count if binding_keys is None else list(binding_keys))
+        address, added = self._broker(), []
+        for key in [None] * count if binding_keys is None else binding_keys:
+            wanted = self._next_key() if key is None else self._unused(key)
+            added.append(add_partition(address, self.super_stream, binding_key=wanted).stream)
+            self._placements.open(None, self._described())
+        return added
 
     def retire(self, partition: str, *, delete: bool = False, timeout_s: float = 30.0) -> None:
         """Take a partition that has no contexts out of use; repeat it where it was interrupted.
@@ -330,12 +356,81 @@ class SerializationContexts(Closing):
         """
         checked_name("partition", partition)
         checked_seconds("timeout_s", timeout_s)
-        self._partitions.named(partition)
-        self._partitions.check_broker()
+        self._partition(partition)
+        address = self._broker()
         self._moves.retire(partition)
-        self._partitions.unbind(partition)
+        if any(bound.stream == partition for bound in self._described()):
+            unbind_partition(address, self.super_stream, partition)
         if delete:
-            self._partitions.delete(partition, self._moves, self._control_streams(), timeout_s)
+            self._wait_until_read(partition, timeout_s)
+            with blocking_connection(address, address) as connection, connection.channel() as channel:
+                channel.queue_delete(partition)
+
+    def _partition(self, stream: str) -> PartitionRow:
+        """The partition that is the stream of that name; the broker is asked for one that is new.
+
+        Raises:
+            StreamNotFound: the super stream has no such partition.
+        """
+        found = _named(self._placements.partitions(), stream)
+        if found is None and self._address is not None:
+            found = _named(self._placements.open(None, self._described()), stream)
+        if found is None:
+            raise StreamNotFound(f"{stream!r} is no partition of {self.super_stream!r}", stream=stream)
+        return found
+
+    def _next_key(self) -> str | None:
+        """The next number; None to have the broker tell it, which does not know of partitions that were deleted."""
+        rows = self._placements.partitions()
+        if all(row.state is PartitionState.ACTIVE for row in rows):
+            return None
+        numbers = [row.stream.removeprefix(f"{self.super_stream}-") for row in rows]
+        return str(1 + max((int(number) for number in numbers if number.isascii() and number.isdecimal()), default=-1))
+
+    def _unused(self, key: str) -> str:
+        stream = f"{self.super_stream}-{key}"
+        found = _named(self._placements.partitions(), stream)
+        if found is not None and found.state is PartitionState.RETIRED:
+            raise SuperStreamConflict(
+                f"partition {stream!r} was retired, and its name is not used again: take another binding key",
+                super_stream=self.super_stream,
+                reason="the partition was retired",
+            )
+        return key
+
+    def _wait_until_read(self, retired: str, timeout_s: float) -> None:
+        """Wait until every consumer has read what the super stream has now.
+
+        Of the other partitions, too: an adoption there may stand for a message that lies in the retired one.
+
+        Raises:
+            PartitionInUse: a consumer has not, in time.
+        """
+        rows, ends = self._placements.partitions(), dict[int, int]()
+        partition_id = next(row.partition_id for row in rows if row.stream == retired)
+        for row in rows:
+            with suppress(StreamNotFound):  # one that was retired and deleted before
+                ends[row.partition_id] = self._control_streams().end_of(row.stream)
+        give_up_at = time.monotonic() + timeout_s
+        while (reason := self._moves.unread(partition_id, ends)) is not None:
+            if time.monotonic() >= give_up_at:
+                raise PartitionInUse(
+                    f"{retired!r} is retired, but was not deleted: {reason}", stream=retired, reason=reason
+                )
+            time.sleep(LOOK_S)
+
+    def _broker(self) -> BrokerAddress:
+        """The broker's address.
+
+        Raises:
+            ConfigurationError: none was given, or one without an AMQP port.
+        """
+        if self._address is None or self._address.amqp_port is None:
+            raise ConfigurationError("moving contexts and changing partitions needs the broker: give its amqp:// URL")
+        return self._address
+
+    def _described(self) -> Layout:
+        return describe_super_stream(self._broker(), self.super_stream)
 
     def _movers(self) -> Movers:
         streams = self._control_streams()
@@ -344,7 +439,7 @@ class SerializationContexts(Closing):
     def _control_streams(self) -> ControlStreams:
         with self._lock:
             if self._streams is None:
-                self._streams = ControlStreams(self._partitions.check_broker())
+                self._streams = ControlStreams(self._broker())
             return self._streams
 
     def close(self) -> None:
@@ -354,6 +449,10 @@ class SerializationContexts(Closing):
                 self._streams.close()
                 self._streams = None
         self._placements.close_store()
+
+
+def _named(rows: Iterable[PartitionRow], stream: str) -> PartitionRow | None:
+    return next((row for row in rows if row.stream == stream), None)
 
 
 def _names(argument: str, given: str | Iterable[str]) -> list[str]:

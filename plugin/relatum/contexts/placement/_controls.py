@@ -1,4 +1,4 @@
-"""Strays: found in the partition where they lie, and published again as adoptions where their context is now."""
+"""Control messages in streams: published, and found again; and strays, which come to lie behind them."""
 
 import contextlib
 import threading
@@ -8,18 +8,18 @@ from typing import Final
 from pika import BasicProperties
 
 from relatum.checks import seconds_text
-from relatum.contexts.placement._cache import Sent
+from relatum.closing import Closing
 from relatum.contexts.placement._entries import (
     CONTENT_TYPE,
     CONTROL_BYTES,
-    Adoption,
     Control,
-    Entry,
     Fence,
     Marker,
     encode,
     entry_of,
 )
+from relatum.contexts.placement._publication_requests import Sent, StrayFinder
+from relatum.contexts.serial.moving._move_steps import FindControl
 from relatum.errors import ReadTimeout, StreamUnavailable
 from relatum.publishing import DIRECT_TIMEOUT_S as TIMEOUT_S
 from relatum.publishing import DirectPublisher
@@ -72,32 +72,6 @@ def scan(
         )
 
 
-class Search:
-    """Looks for one thing that was sent among the entries of its partition, one after the other. Pure."""
-
-    def __init__(self, sent: Sent, *, anywhere: bool = False) -> None:
-        self._sent = sent
-        self._is_behind = anywhere
-        self._needle = (str(sent.wanted) if not isinstance(sent.wanted, Adoption) else sent.wanted.stream).encode()
-        self.is_over = False
-        """Whether what follows cannot matter."""
-
-    def may_matter(self, record: bytes) -> bool:
-        """Whether a record's bytes need a look."""
-        return CONTROL_BYTES in record or self._needle in record
-
-    def look(self, offset: int, entry: Entry) -> int | None:
-        """The entry's offset, where it is what is looked for, behind the end of its placement."""
-        if isinstance(entry, Fence | Marker):
-            self._is_behind |= entry.epoch > self._sent.wanted.epoch and self._sent.name in entry.contexts
-            return None
-        found = entry if isinstance(entry, Adoption) else entry.placed
-        if found is None or found != self._sent.wanted:
-            return None
-        self.is_over = True
-        return offset if self._is_behind else None
-
-
 class Controls:
     """Publishes control messages, and reads partitions, over connections opened when needed. Threads may share it.
 
@@ -147,13 +121,13 @@ class Strays(Controls):
         self._header = header
 
     def search(self, sent: Sent, from_offset: int, *, anywhere: bool = False) -> int | None:
-        """Where something sent lies behind a fence or marker of its name; see `_publication.Search`.
+        """Where something sent lies behind a fence or marker of its name; see `Search`.
 
         Raises:
             StreamNotFound: the partition is not there any more.
             Transient: the broker does not answer, or gave nothing of a stream that has more.
         """
-        search = Search(sent, anywhere=anywhere)
+        search = StrayFinder(sent, anywhere=anywhere)
         found = scan(self.reader(), sent.stream, from_offset, search.may_matter, is_whole=True)
         with contextlib.closing(found) as messages:
             for message in messages:
@@ -161,3 +135,38 @@ class Strays(Controls):
                 if search.is_over:
                     return at
         return None
+
+
+class ControlStreams(Controls, Closing):
+    """Publishes and finds fences and markers. A context manager.
+
+    Raises:
+        ConfigurationError: the address has no AMQP port.
+        BrokerUnavailable: nothing answers.
+    """
+
+    def __init__(self, address: BrokerAddress) -> None:
+        super().__init__(address, "a control message")
+        self.reader()
+
+    def end_of(self, stream: str) -> int:
+        """The offset behind the last message of a stream; 0 where it is empty. What is published later is not below."""
+        last = self.reader().bounds(stream).last
+        return 0 if last is None else last + 1
+
+    def find(self, wanted: FindControl) -> int | None:
+        """Where the first fence or marker of a move and an epoch lies, up to where the stream ends now.
+
+        Raises:
+            StreamNotFound: there is no such stream.
+            ReadTimeout: the stream gave nothing, though it has more.
+        """
+        found = scan(self.reader(), wanted.stream, wanted.from_offset, lambda record: CONTROL_BYTES in record)
+        with contextlib.closing(found) as messages:
+            return next((message.offset for message in messages if _is_it(message, wanted)), None)
+
+
+def _is_it(message: Message, wanted: FindControl) -> bool:
+    entry = entry_of(message.headers, message.body, "")
+    kind = Fence if wanted.kind == "fence" else Marker
+    return isinstance(entry, kind) and (entry.move_id, entry.epoch) == (wanted.move_id, wanted.epoch)
