@@ -94,7 +94,7 @@ def test_the_sql_for_review_makes_the_same_schema(database_url: str, empty_datab
 
 
 def test_rows_of_release_0_4_are_kept(released_url: str) -> None:
-    """Each table has the rows that it had, and each row the values; what 0.4 recorded over AMQP 0.9.1 is marked."""
+    """Each table has its rows, and each column that 0.4 names; what it recorded over AMQP 0.9.1 is marked."""
     with psycopg.connect(released_url, autocommit=True) as connection:
         tables = connection.execute(
             "SELECT table_name, string_agg(column_name, ', ' ORDER BY ordinal_position) "
