@@ -410,6 +410,47 @@ def test_a_message_of_unknown_outcome_counts_only_before_the_fence(world: _World
     assert _Run(world, publications.counts(late)).end().result is False
 
 
+# --- ends that retention has dropped while the publisher slept --------------------------------------------------------
+
+
+def slept(world: _World, **facts: Any) -> _Run:
+    """A publication whose context moved between placement and confirm, up to its search; what is known of the move."""
+    publications = routed(world)
+    publish(world, publications)
+    run = _Run(world, publications.publish("x")).until(Send)
+    world.move("x", "b")
+    name, move = world.moves[0]
+    world.moves[0] = name, replace(move, **facts)
+    return run.until(Search)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"fence_offset": 1},
+        {"source": "c", "target": "a", "scan_from": 90, "target_scan_from": 0, "fence_offset": 95, "marker_offset": 1},
+    ],
+    ids=["fence", "marker"],
+)
+def test_what_lies_behind_a_known_end_is_a_stray(world: _World, facts: dict[str, Any]) -> None:
+    """Its offset alone tells: no fence or marker need be met on the way."""
+    run = slept(world, **facts)
+    assert (run.request.from_offset, run.request.anywhere) == (1, True)
+    run.end()
+    assert world.streams["b"][-1] == Adoption("x", 2, "a", 2)
+
+
+def test_what_is_not_behind_a_known_end_counts(world: _World) -> None:
+    """It lies before the fence, or retention has dropped it with the fence."""
+    assert Adopt not in slept(world, fence_offset=5).end().asked
+
+
+def test_an_end_that_is_not_known_is_looked_for(world: _World) -> None:
+    """The search begins where the fence can lie at the earliest, and goes by the fence it meets."""
+    request = slept(world).request
+    assert (request.from_offset, request.anywhere) == (1, False)
+
+
 # --- sessions: what the publisher's own clock tells -------------------------------------------------------------------
 
 

@@ -302,7 +302,7 @@ class RouterCore:
         who = f"going on with abandoned moves of {self.super_stream!r}"
         try:
             go_on_with_abandoned(moves, lambda: ControlStreams(self.address), retry_s=request.seconds)
-        except RelatumError as error:
+        except Exception as error:  # noqa: BLE001 - it is logged, and the message waits on
             moves.outages.failed(who, error)
         else:
             moves.outages.over(who)

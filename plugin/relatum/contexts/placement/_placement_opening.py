@@ -10,7 +10,7 @@ from relatum.checks import checked_name, seconds_text
 from relatum.contexts.placement import _placement_statements as statements
 from relatum.contexts.placement._model import PartitionLike, PartitionRow, PartitionState
 from relatum.errors import StreamNotFound, SuperStreamConflict, SuperStreamNotFound
-from relatum.store import AnyDatabase, as_engine, translated_errors
+from relatum.store import AnyDatabase, as_engine, super_streams, translated_errors
 
 USED_EVERY_S: Final = 15.0
 """Seconds between two times at which a router writes down which sets it used."""
@@ -39,7 +39,8 @@ def placed_super_streams(database: AnyDatabase, *, vhost: str = "/") -> list[str
     """
     checked_name("vhost", vhost)
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        return list(connection.scalars(statements.super_stream_names, {"of_vhost": vhost}))
+        of_vhost = sa.select(super_streams.c.name).where(super_streams.c.vhost == vhost)
+        return list(connection.scalars(of_vhost.order_by(super_streams.c.name)))
 
 
 def open_super_stream(

@@ -108,12 +108,6 @@ find_super_stream: Final = sa.select(
     super_streams.c.name == sa.bindparam("of_name", type_=sa.Text),
 )
 
-super_stream_names: Final = (
-    sa.select(super_streams.c.name)
-    .where(super_streams.c.vhost == sa.bindparam("of_vhost", type_=sa.Text))
-    .order_by(super_streams.c.name)
-)
-
 _IDLE_S: Final = sa.bindparam("new_idle_s", type_=sa.Float)
 
 set_idle: Final = sa.update(super_streams).where(super_streams.c.super_stream_id == _ID).values(idle_s=_IDLE_S)
