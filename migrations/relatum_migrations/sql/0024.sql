@@ -83,15 +83,6 @@ CREATE TABLE relatum.publisher_sessions (
   CONSTRAINT publisher_sessions_holder PRIMARY KEY (super_stream_id, holder)
 ) WITH (fillfactor = 50);
 
-CREATE TABLE relatum.serial_checkpoints (
-  last_offset bigint NOT NULL,
-  fingerprint bigint NOT NULL,
-  chunk_ms bigint,
-  consumer_id integer NOT NULL REFERENCES relatum.serial_consumers ON DELETE CASCADE,
-  partition_id integer NOT NULL REFERENCES relatum.super_stream_partitions ON DELETE CASCADE,
-  CONSTRAINT serial_checkpoints_place PRIMARY KEY (consumer_id, partition_id, last_offset)
-);
-
 CREATE TABLE relatum.table_parts (
   part integer PRIMARY KEY,
   made_at timestamptz NOT NULL DEFAULT now(),

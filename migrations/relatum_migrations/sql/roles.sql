@@ -43,8 +43,7 @@ BEGIN
     GRANT USAGE ON SCHEMA relatum TO relatum_consumer;
     GRANT SELECT, INSERT, UPDATE, DELETE ON
       relatum.group_consumers, relatum.group_scans, relatum.group_states, relatum.serial_consumers,
-      relatum.serial_members, relatum.serial_positions, relatum.serial_holds, relatum.serial_checkpoints,
-      relatum.settlements
+      relatum.serial_members, relatum.serial_positions, relatum.serial_holds, relatum.settlements
       TO relatum_consumer;
     GRANT SELECT ON
       relatum.alembic_version, relatum.relations, relatum.streams, relatum.recorder_members, relatum.keys,
@@ -67,7 +66,7 @@ BEGIN
       relatum.collector_members, relatum.collector_sources, relatum.collected_messages, relatum.super_streams,
       relatum.super_stream_partitions, relatum.placements, relatum.context_moves, relatum.moved_contexts,
       relatum.serial_consumers, relatum.serial_members, relatum.serial_positions, relatum.serial_holds,
-      relatum.serial_checkpoints, relatum.publisher_sessions, relatum.masking
+      relatum.publisher_sessions, relatum.masking
       TO relatum_reader;
   END IF;
 
@@ -85,7 +84,7 @@ BEGIN
     GRANT SELECT, INSERT, UPDATE, DELETE ON
       relatum.super_streams, relatum.super_stream_partitions, relatum.placements, relatum.context_moves,
       relatum.moved_contexts, relatum.serial_consumers, relatum.serial_members, relatum.serial_positions,
-      relatum.serial_holds, relatum.serial_checkpoints, relatum.publisher_sessions, relatum.settlements
+      relatum.serial_holds, relatum.publisher_sessions, relatum.settlements
       TO relatum_router;
   END IF;
 END $$;

@@ -588,17 +588,6 @@ CREATE TABLE relatum.serial_positions (
   CONSTRAINT serial_positions_place PRIMARY KEY (consumer_id, partition_id)
 ) WITH (fillfactor = 50);
 
--- Messages at some of the offsets behind each position: a consumer whose stream has lost its end goes on at the last
--- place where both agree.
-CREATE TABLE relatum.serial_checkpoints (
-  last_offset bigint NOT NULL,
-  fingerprint bigint NOT NULL,
-  chunk_ms bigint,
-  consumer_id integer NOT NULL REFERENCES relatum.serial_consumers ON DELETE CASCADE,
-  partition_id integer NOT NULL REFERENCES relatum.super_stream_partitions ON DELETE CASCADE,
-  CONSTRAINT serial_checkpoints_place PRIMARY KEY (consumer_id, partition_id, last_offset)
-);
-
 -- One row for each move whose contexts wait in a partition for what is before them in another.
 CREATE TABLE relatum.serial_holds (
   move_id bigint NOT NULL,

@@ -227,10 +227,6 @@ serial_positions = _table(
     big="position version last_offset last_fingerprint last_chunk_ms",
 )
 
-serial_checkpoints = _table(
-    "serial_checkpoints", integer="consumer_id partition_id", big="last_offset fingerprint chunk_ms"
-)
-
 serial_holds = _table(
     "serial_holds",
     integer="consumer_id partition_id source_id",
