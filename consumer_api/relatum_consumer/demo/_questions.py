@@ -1,15 +1,13 @@
-"""The questions about a flight, and what each answer must be: from Relatum, by scanning, and from the rows."""
+"""The questions about a flight, each asked of Relatum and by scanning a stream."""
 
-from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from relatum.keys import KeyDefinition
 from relatum.reading import Message, StreamReader
 from relatum_consumer import Answer, Relations, Status
-from relatum_consumer.demo._data import FLIGHTS, PLANES, WEATHER, Data, Row
+from relatum_consumer.demo._data import FLIGHTS, PLANES, WEATHER, Expected, Row
 
 KEYS: Final = (
     KeyDefinition("tailnum"),
@@ -20,69 +18,8 @@ KEYS: Final = (
 
 _HEADERS: Final = {"tailnum": ("tailnum",), "origin": ("origin",), "airport_hour": ("origin", "time_hour")}
 
-WITHIN_S: Final = 3_600.0
-"""Seconds within which a flight is expected to leave, after the weather report of its airport and hour."""
-
 Found = str | None
 """The `message_id` of the answer; None where there is none."""
-
-
-class Expected:
-    """What the answers must be: looked up in dictionaries of the rows, without Relatum."""
-
-    def __init__(self, data: Data) -> None:
-        self._flights = data[FLIGHTS]
-        self._planes = {row.headers["tailnum"]: row for row in data[PLANES]}
-        self._reports = data[WEATHER]
-        self._reports_of: dict[str, list[Row]] = defaultdict(list)
-        self._report_in: dict[tuple[str, str], Row] = {}
-        for row in self._reports:
-            self._reports_of[row.headers["origin"]].append(row)
-            self._report_in.setdefault((row.headers["origin"], row.headers["time_hour"]), row)
-        self._previous: dict[str, Row | None] = {}
-        latest: dict[str | None, Row] = {}
-        for row in self._flights:
-            tail_number = row.headers.get("tailnum")
-            self._previous[row.message_id] = latest.get(tail_number)
-            latest[tail_number] = row
-
-    def plane(self, flight: Row) -> Row | None:
-        return self._planes.get(flight.headers.get("tailnum"))
-
-    def report_of_its_hour(self, flight: Row) -> Row | None:
-        return self._report_in.get((flight.headers["origin"], flight.headers["time_hour"]))
-
-    def report_before(self, flight: Row) -> Row | None:
-        return _last_before(self._reports, flight)
-
-    def airport_report_before(self, flight: Row) -> Row | None:
-        return _last_before(self._reports_of[flight.headers["origin"]], flight)
-
-    def previous_flight(self, flight: Row) -> Row | None:
-        return self._previous[flight.message_id]
-
-    def unmet(self, since: int, until: int) -> dict[str, str]:
-        """The reports of a span, by `message_id`, that a flight of their hour left after too late, or none did."""
-        reports = [row for row in self._reports if since <= row.headers["relatum_time"] < until]
-        waiting = {(row.headers["origin"], row.headers["time_hour"]): row for row in reports}
-        unmet = {row.message_id: "missing" for row in reports}
-        # In the order of their times: the first flight that is not before its report decides.
-        for flight in self._flights:
-            hour = flight.headers["origin"], flight.headers["time_hour"]
-            report = waiting.get(hour)
-            if report is None or flight.headers["relatum_time"] < report.headers["relatum_time"]:
-                continue
-            del waiting[hour]
-            if flight.headers["relatum_time"] - report.headers["relatum_time"] <= WITHIN_S * 1e6:
-                del unmet[report.message_id]
-            else:
-                unmet[report.message_id] = "late"
-        return unmet
-
-
-def _last_before(rows: Sequence[Row], flight: Row) -> Row | None:
-    count = bisect_left(rows, flight.headers["relatum_time"], key=lambda row: row.headers["relatum_time"])
-    return rows[count - 1] if count else None
 
 
 @dataclass(frozen=True)
