@@ -62,6 +62,7 @@ demo:
 	@$(MAKE) -s -j2 rabbitmq $(addprefix .venv/.made-,$(or $(strip \
 	  $(if $(WEB)$(findstring --web,$(DEMO)),web) $(if $(findstring --all,$(DEMO)),demo-all)),demo))
 	@$(bin)/relatum demo $(if $(WEB),--web) $(DEMO)
+	@$(if $(WEB),,echo "Here        make demo WEB=1      does the first, and the command is $(bin)/relatum" >&2)
 
 test: $(test_needs)
 	@tools/install $(test_system)

@@ -24,7 +24,7 @@ def print_published(data: Data, publish_s: float, recorded_s: float) -> None:
         f"{flights} flights that left New York in 2013, {planes} planes and {reports} weather reports, to three "
         f"RabbitMQ streams in {publish_s:.1f} s. Headers say what a message is about: tailnum, origin, time_hour.",
     )
-    _say("Recorded", f"{recorded_s:.2f} s later: PostgreSQL knows the streams and offsets of each value.\n")
+    _say("Recorded", f"{recorded_s:.2f} s later: PostgreSQL knows where each value is.\n")
 
 
 def print_answers(flight: Message, timed: Sequence[Timed]) -> None:
@@ -40,7 +40,7 @@ def print_answers(flight: Message, timed: Sequence[Timed]) -> None:
         answer = _describe(each.answer, each.question.stream)
         times = f"{_milliseconds(each.relatum_s):>10}{_milliseconds(each.scan_s):>10}"
         console.print(f"{each.question.words:28}{answer:31}{times}")
-    _say("", f"Relatum: PostgreSQL, then a short read (median of {REPEATS}). Scanning: all.\n")
+    _say("", f"Relatum: an index and a short read (median of {REPEATS}). Scanning: all.\n")
 
 
 def print_checked(asked: int, report: MissingReport, differences: Sequence[Difference]) -> None:
