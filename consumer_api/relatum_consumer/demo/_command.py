@@ -72,7 +72,7 @@ def demo(
         if as_json:
             print_json(result)
         else:
-            console.print(_TOUR if web else _NEXT)
+            console.print(_TOUR if web else _STAYS if servers.broker else _NEXT)
         if web:
             _serve(running, port, result["flight"], is_private=not (servers.broker or servers.database))
     if result["differences"]:
@@ -83,6 +83,11 @@ _NEXT: Final = """\
 Next        relatum demo --web   the same messages in a browser (extra `web`)
             relatum up           both servers, for your own programs
             README.md            a publisher and a consumer, a dozen lines each"""
+
+_STAYS: Final = """\
+Next        The streams and their rows stay.
+            relatum find tailnum N14228   a plane and its flights
+            relatum web                   the same in a browser (extra `web`)"""
 
 _TOUR: Final = """\
 Next        Open this flight by the address below. Beside it are its plane,
