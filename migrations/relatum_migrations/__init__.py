@@ -1,12 +1,14 @@
-"""Making and changing the schema `relatum`: Alembic inside, importable, no ini file to keep.
+"""Making and changing the schema `relatum`: SQL files, run by Alembic; importable, no ini file to keep.
+
+`sql/schema.sql` is the whole schema, which a new database gets at once. A database of release 0.4.0 or later gets the
+revisions that it lacks. `sql/functions.sql` and `sql/roles.sql` are applied each time.
 
 The version table is `relatum.alembic_version`, the schema's own: an application's migrations are not touched.
 """
 
 import io
-from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from alembic import command as alembic_command
 from alembic.config import Config
@@ -14,94 +16,125 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect
 
+from relatum.errors import ConfigurationError
 from relatum.store import SCHEMA, AnyDatabase, as_engine, translated_errors
-from relatum_migrations import _roles
+from relatum_migrations._sql import run, text
 
 __all__ = ["LOCK_S", "current", "head", "missing_roles", "sql", "upgrade"]
 
 _LOCK = 0x72656C6174756D
 """The advisory lock a migration takes, so that several that start together run one after the other ("relatum")."""
 
-
 LOCK_S: Final = 30.0
-"""Seconds to wait for each lock, by default. Whoever waits behind a migration that waits waits as long."""
+"""Seconds to wait for each lock, by default. Sessions that need what a migration waits for wait as long."""
 
-_STATEMENT_S: Final = 3600.0
-"""Seconds for one statement: indexes of large tables take their time."""
+_STEP_S: Final = 3600.0
+"""Seconds for one file of SQL: indexes of large tables take their time."""
 
-_APART: Final = ("0010",)
-"""Revisions that end a transaction: the next one reads a large table, which a lock of theirs would close meanwhile."""
+_ROLES: Final = ("relatum_recorder", "relatum_consumer", "relatum_reader", "relatum_collector", "relatum_router")
 
 
-def _config(connection: Connection | None = None) -> Config:
-    config = Config()
+def _config(connection: Connection | None = None, output: TextIO | None = None) -> Config:
+    config = Config(output_buffer=output)
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     return config
 
 
-def upgrade(database: AnyDatabase, revision: str = "head", *, lock_timeout_s: float = LOCK_S) -> None:
-    """Make the schema, or bring it to a newer revision. Safe to call again and from several processes.
+def _revisions() -> list[str]:
+    """The revisions this release knows, from that of release 0.4.0 to the newest."""
+    scripts = ScriptDirectory.from_config(_config()).walk_revisions()
+    return [script.revision for script in reversed(list(scripts))]
 
-    At the newest revision it makes the roles that lack, where the user may, and grants each what it needs; also where
-    there was nothing else to do. `missing_roles` says which could not be made.
+
+def upgrade(database: AnyDatabase, *, lock_timeout_s: float = LOCK_S) -> None:
+    """Make the schema, or bring one of release 0.4.0 or later to the newest revision.
+
+    Idempotent; several processes may call it at once.
+
+    It also makes the roles that are missing, where the user may, and grants each what it needs, even where there was
+    nothing else to do. `missing_roles` says which could not be made.
 
     Args:
         database: PostgreSQL's URL, or a `Database`. The user must own the schema, or may create it.
-        revision: Which revision to go to; the newest by default.
         lock_timeout_s: Seconds to wait for each lock that other sessions hold. Default 30.
 
     Raises:
         DatabaseUnavailable: PostgreSQL does not answer, or a lock was held for too long: the schema is at the revision
-            that `current` tells, whole, and it is safe to repeat.
+            that `current` returns, whole, and it is safe to repeat.
         AccessRefused: the user may not create the schema.
+        ConfigurationError: the schema is at a revision that this release cannot upgrade; nothing was changed.
     """
-    newest = head()
-    wanted = newest if revision == "head" else revision
-    steps = [step for step in _APART if step < wanted] + [wanted]
-    with as_engine(database, statement_s=_STATEMENT_S) as engine, translated_errors():
-        for step in steps:
-            # Each in a transaction of its own.
+    revisions = _revisions()
+    with as_engine(database, statement_s=_STEP_S) as engine, translated_errors():
+        # Each in a transaction of its own: one reads a large table, which the locks of the one before would close.
+        for revision in revisions:
             with engine.begin() as connection:
-                # Another migration is waited for: it ends.
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(lock_timeout_s * 1000)}")
-                alembic_command.upgrade(_config(connection), step)
-                if step == newest:
-                    _roles.grant_roles(connection)
+                found = _current(connection)
+                if found is None:
+                    _make(connection)
+                    return
+                if found not in revisions:
+                    raise ConfigurationError(_UNKNOWN.format(found=found))
+                if revision != revisions[-1]:
+                    alembic_command.upgrade(_config(connection), revision)
+                    continue
+                run(connection, "functions.sql")
+                alembic_command.upgrade(_config(connection), revision)
+                run(connection, "roles.sql")
+
+
+def _make(connection: Connection) -> None:
+    connection.exec_driver_sql(_CREATE)
+    run(connection, "functions.sql")
+    run(connection, "schema.sql")
+    alembic_command.stamp(_config(connection), "head")
+    run(connection, "roles.sql")
 
 
 def missing_roles(database: AnyDatabase) -> list[str]:
-    """The roles that the server does not have: this user could not make them. Nobody may be granted their rights.
+    """The roles that the server does not have: this user could not make them. Nobody has their rights.
 
-    Whoever may makes them, and then calls `upgrade` again, which grants them what they need.
+    Let somebody who may make them, and then call `upgrade` again, which grants them what they need.
     """
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        return _roles.missing_roles(connection)
+        there = set(connection.exec_driver_sql("SELECT rolname FROM pg_roles").scalars())
+    return [role for role in _ROLES if role not in there]
 
 
 def current(database: AnyDatabase) -> str | None:
     """The revision the database is at; None where the schema is not there."""
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        if not inspect(connection).has_table("alembic_version", schema=SCHEMA):
-            return None
-        context = MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA})
-        return context.get_current_revision()
+        return _current(connection)
+
+
+def _current(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version", schema=SCHEMA):
+        return None
+    return MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA}).get_current_revision()
 
 
 def head() -> str:
     """The newest revision this release knows."""
-    newest = ScriptDirectory.from_config(_config()).get_current_head()
-    assert newest is not None, "the wheel holds the revisions"
-    return newest
+    return _revisions()[-1]
 
 
-def sql(revision: str = "head") -> str:
-    """The SQL an upgrade from nothing would run, for review; nothing is run."""
-    text = io.StringIO()
-    config = _config()
-    config.output_buffer = text
-    with redirect_stdout(text):
-        alembic_command.upgrade(config, revision, sql=True)
-    return text.getvalue()
+def sql() -> str:
+    """The SQL that makes the whole schema in a new database, for review; nothing is run."""
+    stamp = io.StringIO()
+    alembic_command.stamp(_config(output=stamp), "head", sql=True)
+    files = _CREATE, text("functions.sql"), text("schema.sql"), stamp.getvalue(), text("roles.sql")
+    return "\n".join(("BEGIN;\n", *files, "COMMIT;\n"))
+
+
+_CREATE: Final = f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};\n"
+
+_UNKNOWN: Final = (
+    "the schema `relatum` is at revision {found}, which this release cannot upgrade; nothing was changed. "
+    "Up to 0003: run `relatum migrate` of release 0.4.0 first. 0005 to 0022 were never released: drop the schema "
+    "(DROP SCHEMA relatum CASCADE), run `relatum migrate` and `relatum backfill`, or restore a database of 0.4.0. "
+    "A later one: use the release of Relatum that made it"
+)

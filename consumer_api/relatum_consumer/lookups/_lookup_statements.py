@@ -70,7 +70,8 @@ def definitions() -> str:
 def present_streams(names: int | None) -> str:
     """Present generations of the streams meant, each with what a `PresentStream` has."""
     columns = [streams.c.stream_id, streams.c.name, streams.c.super_stream, streams.c.record_time]
-    found = sa.select(*columns, streams.c.broker_id, brokers.c.cluster_name).select_from(streams.outerjoin(brokers))
+    with_broker = streams.outerjoin(brokers, brokers.c.broker_id == streams.c.broker_id)
+    found = sa.select(*columns, streams.c.broker_id, brokers.c.cluster_name).select_from(with_broker)
     return compiled(found.where(*meant_streams(names)).order_by(streams.c.name))
 
 

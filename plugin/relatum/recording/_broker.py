@@ -126,7 +126,8 @@ def _strangers(
 ) -> dict[str, RelatumError]:
     """Those of the streams that are another broker's now, each with the error that says so."""
     ids = [row.stream_id for row in rows]
-    query = sa.select(streams.c.name, brokers.c.broker_id, brokers.c.cluster_name).join(brokers)
+    query = sa.select(streams.c.name, brokers.c.broker_id, brokers.c.cluster_name)
+    query = query.join(brokers, brokers.c.broker_id == streams.c.broker_id)
     query = query.where(streams.c.stream_id.in_(ids), brokers.c.broker_id != identity.broker_id)
     return {row[0]: another_broker(row[0], BrokerIdentity(*row[1:]), identity) for row in connection.execute(query)}
 

@@ -203,7 +203,6 @@ def _retire(engine: sa.Engine, vhost: str, name: str) -> None:
                 state=FORGOTTEN,
                 replaced_at=sa.func.coalesce(streams.c.replaced_at, sa.func.now()),
                 lease_holder=None,
-                lease_expires_at=None,
             )
         )
 

@@ -110,7 +110,7 @@ def _begin_generation(engine: sa.Engine, stream: StreamRow) -> None:
         retired = connection.execute(
             sa.update(streams)
             .where(streams.c.stream_id == stream.stream_id, streams.c.replaced_at.is_(None))
-            .values(replaced_at=sa.func.now(), state="replaced", lease_holder=None, lease_expires_at=None)
+            .values(replaced_at=sa.func.now(), state="replaced", lease_holder=None)
             .returning(streams.c.lease_holder)
         )
         if retired.rowcount != 1:

@@ -23,7 +23,6 @@ from relatum.store._catalog import (
     set_record_time,
     streams_named,
 )
-from relatum.store._collector_tables import collected_messages, collector_members, collector_sources, collectors
 from relatum.store._coverage import (
     TIME,
     CoverageRow,
@@ -47,7 +46,6 @@ from relatum.store._engine import (
     component_engine,
     make_engine,
 )
-from relatum.store._group_tables import group_consumers, group_scans, group_states
 from relatum.store._lease import LEASE_S, NOW, from_now, holds, interval, lapsed, leased, renewal_s, unleased
 from relatum.store._members import RECORDERS, Member, Share, Sharing, holders_of
 from relatum.store._part_bounds import in_parts, may_hold_offsets, may_hold_values, parts_of_value
@@ -62,24 +60,8 @@ from relatum.store._parts import (
     table_parts_of,
     turn_parts,
 )
-from relatum.store._placement_tables import (
-    context_moves,
-    moved_contexts,
-    placement_epochs,
-    placements,
-    publisher_sessions,
-    super_stream_partitions,
-    super_streams,
-)
 from relatum.store._rights import check_may_record, writable_tables
 from relatum.store._rows import copy_lines, copy_number, copy_text, count_skips, needs_escape
-from relatum.store._serial_tables import (
-    serial_checkpoints,
-    serial_consumers,
-    serial_holds,
-    serial_members,
-    serial_positions,
-)
 from relatum.store._settling import (
     SETTLE_S,
     CommitInDoubt,
@@ -93,19 +75,38 @@ from relatum.store._tables import (
     SCHEMA,
     brokers,
     checkpoints,
+    collected_messages,
+    collector_members,
+    collector_sources,
+    collectors,
+    context_moves,
     coverage,
     events,
     expectations,
+    group_consumers,
+    group_scans,
+    group_states,
     keys,
     metadata,
+    moved_contexts,
     part_keys,
     part_streams,
+    placement_epochs,
+    placements,
+    publisher_sessions,
     receipts,
     recorder_members,
     relationships,
+    serial_checkpoints,
+    serial_consumers,
+    serial_holds,
+    serial_members,
+    serial_positions,
     settlements,
     skips,
     streams,
+    super_stream_partitions,
+    super_streams,
     table_parts,
     taps,
     time_blocks,

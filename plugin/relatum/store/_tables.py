@@ -1,335 +1,239 @@
-"""The tables of the schema `relatum`: what is in each, and why it has the indexes it has.
+"""The tables of the schema `relatum`, for statements: names and types of the columns that are used.
 
-The streams are the truth and these tables are derived from them: they can be dropped and rebuilt (`relatum backfill`).
+What is in each, its constraints, defaults and indexes stand in `relatum_migrations/sql/schema.sql`, and nowhere else.
 
-- `streams`: one row for each generation of a stream. A stream that is deleted and declared again starts at offset 0
-  again; it gets a new row, so that no row of the old one can answer for the new one.
-- `brokers`: those whose streams are recorded, each virtual host by an id of its own. See ADR 0043.
-- `recorder_members`: the recorders that are up, each with a lease: what names one of them in `streams` is held by it.
-- `keys`: the key definitions in force, and those removed.
-- `masking`: the secret that digests of masked keys' values are made with, in one row. See ADR 0030.
-- `coverage`: the offset ranges of a stream that are recorded, each with the keys it holds; holes that retention tore.
-  What was recorded `over_amqp` holds what it found, but proves nothing absent: it is read again by the stream protocol.
-- `relationships`: one row for each value of each message. Its one index answers every look-up by key. It is in parts,
-  each a table `relationships_<part>` with its own index: see ADR 0023.
-- `table_parts`: the parts of `relationships`: made ahead of time, opened for new rows, closed, made compact.
-- `part_streams`: which offsets of which streams a closed part holds rows of.
-- `time_blocks`: the sparse index of times, one row for up to 128 messages. See ADR 0003.
-- `checkpoints`: what lay at some recorded offsets, to find how far back a stream that lost its tail still agrees.
-- `receipts`: offsets of the messages whose publishers wait for them; short-lived.
-- `skips`: how many values were not recorded, by key and reason.
-- `events`: what happened to a stream: replaced, tail lost, hole, missing.
-- `settlements`: one row for each step whose writer does not know its outcome for sure yet, and for each that was found
-  to have been rolled back; see `relatum.store._settling`. A writer removes its rows as it goes on; what is left of
-  those that died is removed by age.
-
-Two are primary data, as those of placements and collectors are:
-
-- `expectations`: what is expected of the messages of streams: definitions, as keys are.
-- `taps`: which exchanges are tapped: a broker tells bindings to administrators only.
+Statements that change several kinds of rows lock them in this order, or two of them wait for each other for ever:
+placements by name, the row of `super_streams`, partitions by their id.
 """
 
-from datetime import datetime
+from typing import Any, Final
 
-from sqlalchemy import (
-    ARRAY,
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
-    DateTime,
-    Double,
-    ForeignKey,
-    Identity,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    PrimaryKeyConstraint,
-    SmallInteger,
-    Table,
-    Text,
-    UniqueConstraint,
-    Uuid,
-    func,
-    text,
-)
+import sqlalchemy as sa
 
-SCHEMA = "relatum"
+SCHEMA: Final = "relatum"
 
-metadata = MetaData(schema=SCHEMA)
+metadata = sa.MetaData(schema=SCHEMA)
+
+_TYPES: Final[dict[str, Any]] = {
+    "boolean": sa.Boolean(),
+    "small": sa.SmallInteger(),
+    "integer": sa.Integer(),
+    "big": sa.BigInteger(),
+    "double": sa.Double(),
+    "text": sa.Text(),
+    # Compared byte by byte: values, and what is looked up among many.
+    "sorted": sa.Text(collation="C"),
+    "moment": sa.DateTime(timezone=True),
+    "uuid": sa.Uuid(),
+    "bytes": sa.LargeBinary(),
+    "smalls": sa.ARRAY(sa.SmallInteger),
+    "texts": sa.ARRAY(sa.Text),
+}
 
 
-def moment(name: str) -> "Column[datetime]":
-    """A moment that need not be known."""
-    return Column(name, DateTime(timezone=True))
+def _table(name: str, **columns: str) -> sa.Table:
+    """A table with columns by their type."""
+    named = ((each, _TYPES[kind]) for kind, names in columns.items() for each in names.split())
+    return sa.Table(name, metadata, *(sa.Column(each, of_type) for each, of_type in named))
 
 
-def made_at(name: str) -> "Column[datetime]":
-    """When the row was written."""
-    return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
+brokers = _table("brokers", uuid="broker_id", text="cluster_name", moment="created_at")
 
-
-def part_of(table: str, key: str) -> "Column[int]":
-    """The row of another table that this one is a part of, and goes with."""
-    return Column(key, Integer, ForeignKey(f"{SCHEMA}.{table}.{key}", ondelete="CASCADE"), nullable=False)
-
-
-brokers = Table(
-    "brokers",
-    metadata,
-    Column("broker_id", Uuid, primary_key=True),
-    # For people: as it was when one of its streams was seen to be its own.
-    Column("cluster_name", Text, nullable=False),
-    made_at("created_at"),
-)
-
-streams = Table(
+streams = _table(
     "streams",
-    metadata,
-    Column("stream_id", Integer, Identity(always=True), primary_key=True),
-    Column("vhost", Text, nullable=False, server_default="/"),
-    Column("name", Text, nullable=False),
-    Column("super_stream", Text),
-    Column("generation", Integer, nullable=False, server_default="1"),
-    Column("state", Text, nullable=False, server_default="recording"),
-    Column("record_time", Boolean, nullable=False, server_default=text("true")),
-    Column("first_offset", BigInteger),
-    made_at("created_at"),
-    moment("replaced_at"),
-    Column("lease_holder", Text),
-    # Not used any more: the lease is the holder's own.
-    moment("lease_expires_at"),
-    # Rows of offsets before it are of messages that retention has dropped.
-    Column("retained_from", BigInteger),
-    # Whose stream it is; NULL where nobody could tell yet.
-    Column("broker_id", Uuid, ForeignKey("relatum.brokers.broker_id")),
-    Index("streams_current", "vhost", "name", unique=True, postgresql_where=text("replaced_at IS NULL")),
-    Index("streams_super_stream", "vhost", "super_stream", postgresql_where=text("replaced_at IS NULL")),
+    integer="stream_id generation",
+    text="vhost name super_stream state lease_holder",
+    boolean="record_time",
+    big="first_offset retained_from",
+    moment="created_at replaced_at",
+    uuid="broker_id",
 )
 
-recorder_members = Table(
-    "recorder_members",
-    metadata,
-    Column("lease_expires_at", DateTime(timezone=True), nullable=False),
-    Column("holder", Text, nullable=False),
-    # Recorders of one name share their streams.
-    Column("name", Text, nullable=False),
-    PrimaryKeyConstraint("holder", "name", name="recorder_members_holder"),
-    Index("recorder_members_name", "name"),
-    # Each renews its row every other second: room on its page keeps that update out of the indexes.
-    postgresql_with={"fillfactor": "50"},
-)
+recorder_members = _table("recorder_members", text="holder name", moment="lease_expires_at")
 
-keys = Table(
+keys = _table(
     "keys",
-    metadata,
-    Column("key_id", SmallInteger, Identity(always=True), primary_key=True),
-    Column("name", Text(collation="C"), nullable=False),
-    Column("sources", ARRAY(Text), nullable=False),
-    Column("type", Text, nullable=False),
-    made_at("since"),
-    moment("removed_at"),
-    # The key whose messages values of this one name.
-    Column("names_key_id", SmallInteger, ForeignKey("relatum.keys.key_id")),
-    # Who may look at messages, and not at its values, is shown digests of them.
-    Column("masked", Boolean, nullable=False, server_default=text("false")),
-    Index("keys_in_force", "name", unique=True, postgresql_where=text("removed_at IS NULL")),
-    CheckConstraint("type IN ('text', 'integer', 'timestamp')", name="keys_type"),
+    small="key_id names_key_id",
+    sorted="name",
+    text="type",
+    texts="sources",
+    boolean="masked",
+    moment="since removed_at",
 )
 
-masking = Table(
-    "masking",
-    metadata,
-    Column("is_only", Boolean, primary_key=True, server_default=text("true")),
-    Column("secret", LargeBinary, nullable=False),
-    CheckConstraint("is_only", name="masking_is_only"),
-)
+masking = _table("masking", bytes="secret")
 
-coverage = Table(
+coverage = _table(
     "coverage",
-    metadata,
-    Column("coverage_id", BigInteger, Identity(always=True), primary_key=True),
-    Column("stream_id", Integer, ForeignKey("relatum.streams.stream_id"), nullable=False),
-    Column("from_offset", BigInteger, nullable=False),
-    Column("to_offset", BigInteger, nullable=False),
-    Column("key_ids", ARRAY(SmallInteger), nullable=False),
-    Column("with_time", Boolean, nullable=False),
-    Column("kind", Text, nullable=False, server_default="recorded"),
-    Column("is_tail", Boolean, nullable=False, server_default=text("false")),
-    Column("last_offset", BigInteger),
-    Column("last_fingerprint", BigInteger),
-    Column("last_chunk_ms", BigInteger),
-    made_at("recorded_at"),
-    Column("over_amqp", Boolean, nullable=False, server_default=text("false")),
-    Index("coverage_stream", "stream_id", "from_offset"),
-    # One tail a stream: two recorders that start together cannot both make one.
-    Index("coverage_tail", "stream_id", unique=True, postgresql_where=text("is_tail")),
-    CheckConstraint("from_offset <= to_offset", name="coverage_range"),
-    CheckConstraint("kind IN ('recorded', 'hole')", name="coverage_kind"),
-    # Every batch moves one row's end: room on its page keeps that update out of the indexes.
-    postgresql_with={"fillfactor": "50"},
+    big="coverage_id from_offset to_offset last_offset last_fingerprint last_chunk_ms",
+    integer="stream_id",
+    smalls="key_ids",
+    text="kind",
+    boolean="with_time is_tail over_amqp",
+    moment="recorded_at",
 )
 
-relationships = Table(
-    "relationships",
-    metadata,
-    # Widest first: the eight-byte columns need no padding so, and a row of a short value takes 56 bytes.
-    Column("stream_offset", BigInteger, nullable=False),
-    Column("time_us", BigInteger),
-    Column("stream_id", Integer, nullable=False),
-    Column("key_id", SmallInteger, nullable=False),
-    Column("value", Text(collation="C"), nullable=False),
-    # Rows are written into the open part itself, where its number is the default. 0: those of the release before.
-    Column("part", Integer, nullable=False, server_default="0"),
-    postgresql_partition_by="RANGE (part)",
-)
-"""Each part has two indexes of its own, made by `make_part` in the database:
-
-- `…_lookup` (key_id, value, stream_id, time_us, stream_offset);
-- `…_offsets`, BRIN (stream_id, stream_offset): rows arrive in offset order, so block ranges are enough for pruning and
-  verifying, at 0.01 byte a row.
-"""
-
-table_parts = Table(
-    "table_parts",
-    metadata,
-    Column("part", Integer, primary_key=True, autoincrement=False),
-    made_at("made_at"),
-    moment("opened_at"),
-    moment("closed_at"),
-    moment("compact_at"),
-    # Few of its rows are retained: a day later they are moved, and another day later it is dropped.
-    moment("leaving_at"),
-    moment("emptied_at"),
-    # Each commit locks one row of it.
-    postgresql_with={"fillfactor": "50"},
+relationships = _table(
+    "relationships", big="stream_offset time_us", integer="stream_id part", small="key_id", sorted="value"
 )
 
-part_streams = Table(
-    "part_streams",
-    metadata,
-    Column("first_offset", BigInteger, nullable=False),
-    Column("last_offset", BigInteger, nullable=False),
-    Column("row_count", BigInteger, nullable=False),
-    Column("part", Integer, nullable=False),
-    Column("stream_id", Integer, nullable=False),
-    PrimaryKeyConstraint("part", "stream_id", name="part_streams_place"),
-    Index("part_streams_stream", "stream_id", "part"),
+table_parts = _table(
+    "table_parts", integer="part", moment="made_at opened_at closed_at compact_at leaving_at emptied_at"
 )
 
-part_keys = Table(
-    "part_keys",
-    metadata,
-    Column("part", Integer, nullable=False),
-    Column("key_id", SmallInteger, nullable=False),
-    Column("low", Text(collation="C"), nullable=False),
-    Column("high", Text(collation="C"), nullable=False),
-    PrimaryKeyConstraint("key_id", "part", name="part_keys_place"),
+part_streams = _table("part_streams", integer="part stream_id", big="first_offset last_offset row_count")
+
+part_keys = _table("part_keys", integer="part", small="key_id", sorted="low high")
+
+time_blocks = _table(
+    "time_blocks", big="min_us max_us first_offset last_offset", integer="stream_id", small="width_class"
 )
 
-time_blocks = Table(
-    "time_blocks",
-    metadata,
-    Column("min_us", BigInteger, nullable=False),
-    Column("max_us", BigInteger, nullable=False),
-    Column("first_offset", BigInteger, nullable=False),
-    Column("last_offset", BigInteger, nullable=False),
-    Column("stream_id", Integer, nullable=False),
-    Column("width_class", SmallInteger, nullable=False),
-    Index("time_blocks_lookup", "stream_id", "width_class", "min_us"),
-    Index("time_blocks_offsets", "stream_id", "first_offset"),
-)
+checkpoints = _table("checkpoints", integer="stream_id", big="last_offset fingerprint chunk_ms")
 
-checkpoints = Table(
-    "checkpoints",
-    metadata,
-    Column("stream_id", Integer, nullable=False),
-    Column("last_offset", BigInteger, nullable=False),
-    Column("fingerprint", BigInteger, nullable=False),
-    Column("chunk_ms", BigInteger),
-    Index("checkpoints_lookup", "stream_id", "last_offset"),
-)
+receipts = _table("receipts", sorted="message_id", integer="stream_id", big="stream_offset", moment="recorded_at")
 
-receipts = Table(
-    "receipts",
-    metadata,
-    Column("message_id", Text(collation="C"), nullable=False),
-    Column("stream_id", Integer, nullable=False),
-    Column("stream_offset", BigInteger, nullable=False),
-    made_at("recorded_at"),
-    Index("receipts_lookup", "message_id"),
-    Index("receipts_age", "recorded_at"),
-)
+skips = _table("skips", integer="stream_id", small="key_id", text="reason", big="count")
 
-skips = Table(
-    "skips",
-    metadata,
-    Column("stream_id", Integer, nullable=False),
-    Column("key_id", SmallInteger, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("count", BigInteger, nullable=False),
-    UniqueConstraint("stream_id", "key_id", "reason", name="skips_counter"),
-)
+events = _table("events", big="event_id from_offset to_offset", integer="stream_id", text="kind detail", moment="at")
 
-events = Table(
-    "events",
-    metadata,
-    Column("event_id", BigInteger, Identity(always=True), primary_key=True),
-    Column("stream_id", Integer, nullable=False),
-    made_at("at"),
-    Column("kind", Text, nullable=False),
-    Column("from_offset", BigInteger),
-    Column("to_offset", BigInteger),
-    Column("detail", Text, nullable=False, server_default=""),
-    Index("events_stream", "stream_id", "event_id"),
-)
+settlements = _table("settlements", uuid="token", boolean="is_void", moment="written_at")
 
-settlements = Table(
-    "settlements",
-    metadata,
-    # Ascending with time, so that the index is written at its end.
-    Column("token", Uuid, primary_key=True),
-    made_at("written_at"),
-    # Written by one who settles: the step was rolled back, and can come through no more.
-    Column("is_void", Boolean, nullable=False, server_default=text("false")),
-    # Each row lives for a moment: a small table that is cleaned often.
-    postgresql_with={"autovacuum_vacuum_scale_factor": "0.0", "autovacuum_vacuum_threshold": "10000"},
-)
-
-expectations = Table(
+expectations = _table(
     "expectations",
-    metadata,
-    Column("expectation_id", Integer, Identity(always=True), primary_key=True),
-    Column("vhost", Text, nullable=False, server_default="/"),
-    Column("name", Text(collation="C"), nullable=False),
-    # Each message of this stream or super stream …
-    Column("of_stream", Text, nullable=False),
-    # … is followed by one with the same value of this key, by its name: one that is defined anew is meant as well …
-    Column("by_key", Text(collation="C"), nullable=False),
-    # … in this stream or super stream.
-    Column("follows", Text, nullable=False),
-    Column("within_s", Double, nullable=False),
-    Column("grace_s", Double, nullable=False, server_default="1"),
-    made_at("created_at"),
-    UniqueConstraint("vhost", "name", name="expectations_name"),
-    CheckConstraint("within_s > 0", name="expectations_within"),
-    CheckConstraint("grace_s >= 0", name="expectations_grace"),
+    integer="expectation_id",
+    text="vhost of_stream follows",
+    sorted="name by_key",
+    double="within_s grace_s",
+    moment="created_at",
 )
 
-taps = Table(
+taps = _table(
     "taps",
-    metadata,
-    Column("tap_id", Integer, Identity(always=True), primary_key=True),
-    Column("vhost", Text, nullable=False, server_default="/"),
-    Column("exchange", Text, nullable=False),
-    Column("kind", Text),
-    Column("stream", Text, nullable=False),
-    Column("binding_key", Text, nullable=False),
-    # Of the binding, as JSON with sorted names: a binding is taken away by the very arguments it was made with.
-    Column("arguments", Text, nullable=False, server_default=text("'{}'")),
-    # Whether the stream was declared for a tap: only such a one is deleted with it.
-    Column("made_stream", Boolean, nullable=False),
-    made_at("created_at"),
-    UniqueConstraint("vhost", "exchange", "stream", "binding_key", "arguments", name="taps_binding"),
+    integer="tap_id",
+    text="vhost exchange kind stream binding_key arguments",
+    boolean="made_stream",
+    moment="created_at",
+)
+
+group_consumers = _table(
+    "group_consumers",
+    integer="consumer_id start_stream_id",
+    text="vhost name ordering",
+    texts="streams",
+    big="start_offset start_us",
+    moment="created_at",
+)
+
+group_scans = _table("group_scans", integer="consumer_id stream_id", big="from_offset to_offset")
+
+group_states = _table(
+    "group_states",
+    integer="consumer_id stream_id deliveries given",
+    big="rank first_offset",
+    text="state holder",
+    sorted="group_id",
+    moment="opened_at touched_at lease_expires_at done_at",
+)
+
+collectors = _table("collectors", integer="collector_id keep_s", text="vhost", sorted="name", moment="created_at")
+
+collector_members = _table(
+    "collector_members",
+    big="member_id",
+    integer="collector_id",
+    double="lease_s",
+    text="holder",
+    texts="types",
+    moment="joined_at lease_expires_at",
+)
+
+collector_sources = _table(
+    "collector_sources",
+    integer="source_id collector_id",
+    sorted="stream",
+    big="position last_offset last_fingerprint last_chunk_ms passed_over member_id",
+    moment="moved_at replaced_at",
+)
+
+collected_messages = _table(
+    "collected_messages",
+    integer="source_id size",
+    big="stream_offset member_id bulk_id",
+    small="attempts",
+    text="state reason",
+    sorted="message_id type",
+    moment="collected_at forwarded_at finished_at next_attempt_at",
+)
+
+placement_epochs: Final = sa.Sequence("placement_epochs", schema=SCHEMA)
+
+super_streams = _table(
+    "super_streams",
+    integer="super_stream_id",
+    text="vhost header",
+    sorted="name",
+    big="generation floor",
+    double="idle_s",
+    moment="idle_from created_at",
+)
+
+super_stream_partitions = _table(
+    "super_stream_partitions",
+    integer="partition_id super_stream_id place",
+    sorted="stream",
+    text="binding_key state",
+    double="weight",
+    big="open_sets",
+)
+
+placements = _table(
+    "placements",
+    big="placement_id epoch first_epoch generation move_id",
+    integer="super_stream_id partition_id",
+    sorted="name",
+    text="state",
+    moment="opened_at used_at released_at",
+)
+
+context_moves = _table(
+    "context_moves",
+    big="move_id fence_epoch epoch scan_from target_scan_from fence_offset marker_offset generation",
+    integer="super_stream_id source_id target_id attempt contexts",
+    text="state holder reason",
+    boolean="aborting",
+    moment="lease_expires_at started_at fenced_at ended_at",
+)
+
+moved_contexts = _table("moved_contexts", big="move_id from_epoch", sorted="name")
+
+publisher_sessions = _table(
+    "publisher_sessions",
+    integer="super_stream_id",
+    text="holder",
+    big="seen beat",
+    double="session_s",
+    moment="lease_expires_at",
+)
+
+serial_consumers = _table("serial_consumers", integer="consumer_id super_stream_id", sorted="name", moment="created_at")
+
+serial_members = _table("serial_members", integer="consumer_id", text="holder", moment="lease_expires_at")
+
+serial_positions = _table(
+    "serial_positions",
+    integer="consumer_id partition_id",
+    text="holder",
+    big="position version last_offset last_fingerprint last_chunk_ms",
+)
+
+serial_checkpoints = _table(
+    "serial_checkpoints", integer="consumer_id partition_id", big="last_offset fingerprint chunk_ms"
+)
+
+serial_holds = _table(
+    "serial_holds",
+    integer="consumer_id partition_id source_id",
+    big="move_id marker_offset cursor epoch fence_offset held",
+    moment="since",
 )

@@ -1,6 +1,6 @@
 """The SQL of placements: each statement once, built with SQLAlchemy, its parameters bound.
 
-All that lock rows take them in the order that `relatum.store._placement_tables` names: placements by name, the super
+All that lock rows take them in the order that `relatum.store._tables` names: placements by name, the super
 stream, partitions by id. Where one statement does several of these, each part reads from the one before it.
 """
 

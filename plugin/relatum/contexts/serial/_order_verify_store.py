@@ -18,6 +18,6 @@ def floors_before(connection: sa.Connection, partition_id: int, offset: int) -> 
 def _floors(epoch: sa.Column[int], partition: sa.Column[int], offset: sa.Column[int]) -> sa.Select[tuple[str, int]]:
     return (
         sa.select(moved_contexts.c.name, epoch.label("epoch"))
-        .join(context_moves)
+        .join(context_moves, context_moves.c.move_id == moved_contexts.c.move_id)
         .where(partition == sa.bindparam("partition"), offset < sa.bindparam("before"))
     )

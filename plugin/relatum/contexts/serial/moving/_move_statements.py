@@ -1,6 +1,6 @@
 """The SQL of moves: each statement once, its parameters bound.
 
-Rows are locked in the order that `relatum.store._placement_tables` says: placements by name, then the row of the super
+Rows are locked in the order that `relatum.store._tables` says: placements by name, then the row of the super
 stream, then partitions by their id. The row of a move is locked after its placements.
 """
 

@@ -1,120 +1,12 @@
-"""`relationships` in parts: the table that is there becomes part 0, as it is.
+-- What the database does itself. `relatum migrate` applies this file whenever it runs: before the tables, which the
+-- functions name, are there.
 
-Locks: first all rows are read once (100,000,000 in about 15 s where they are in memory, else as fast as the disk),
-under SHARE UPDATE EXCLUSIVE on `relationships`: recorders and look-ups go on. Then tables are renamed and attached:
-ACCESS EXCLUSIVE on `relationships` for some milliseconds, at the end of the transaction. No row is rewritten.
+-- --------------------------------------------------------------------------------- the parts of `relationships`
+-- Recorders may not change the schema: these do it for them, with the owner's rights. Each does one thing, checks for
+-- itself whether it may be done now, and may be called by any number of recorders at once. See docs/adr/0023.
 
-A recorder of the release before goes on: its rows are of part 0. Its look-ups go on too: they see all parts.
-"""
-
-import sqlalchemy as sa
-from alembic import op
-
-revision = "0011"
-down_revision = "0010"
-branch_labels = None
-depends_on = None
-
-_TIME = sa.DateTime(timezone=True)
-
-
-def upgrade() -> None:
-    op.execute("ALTER TABLE relatum.relationships VALIDATE CONSTRAINT relationships_part")
-    _create_catalog()
-    for statement in (*_SWAP, _RELATIONS_VIEW, *_FUNCTIONS, _RIGHTS):
-        op.execute(statement)
-    # The owner's, and not granted yet: what it makes has the rights of the table that was there.
-    op.execute("SELECT relatum.make_part()")
-    op.execute("UPDATE relatum.table_parts SET opened_at = now()")
-
-
-def _create_catalog() -> None:
-    op.create_table(
-        "table_parts",
-        sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("made_at", _TIME, nullable=False, server_default=sa.text("now()")),
-        sa.Column("opened_at", _TIME),
-        sa.Column("closed_at", _TIME),
-        sa.Column("compact_at", _TIME),
-        sa.Column("leaving_at", _TIME),
-        sa.Column("emptied_at", _TIME),
-        schema="relatum",
-        # Each commit locks one row of it.
-        postgresql_with={"fillfactor": "50"},
-    )
-    op.create_table(
-        "part_streams",
-        sa.Column("first_offset", sa.BigInteger, nullable=False),
-        sa.Column("last_offset", sa.BigInteger, nullable=False),
-        sa.Column("row_count", sa.BigInteger, nullable=False),
-        sa.Column("part", sa.Integer, nullable=False),
-        sa.Column("stream_id", sa.Integer, nullable=False),
-        sa.PrimaryKeyConstraint("part", "stream_id", name="part_streams_place"),
-        sa.Index("part_streams_stream", "stream_id", "part"),
-        schema="relatum",
-    )
-    op.create_table(
-        "part_keys",
-        sa.Column("part", sa.Integer, nullable=False),
-        sa.Column("key_id", sa.SmallInteger, nullable=False),
-        sa.Column("low", sa.Text(collation="C"), nullable=False),
-        sa.Column("high", sa.Text(collation="C"), nullable=False),
-        sa.PrimaryKeyConstraint("key_id", "part", name="part_keys_place"),
-        schema="relatum",
-    )
-    op.add_column("streams", sa.Column("retained_from", sa.BigInteger), schema="relatum")
-
-
-def downgrade() -> None:
-    for statement in _BACK:
-        op.execute(statement)
-    op.drop_column("streams", "retained_from", schema="relatum")
-    op.drop_table("part_keys", schema="relatum")
-    op.drop_table("part_streams", schema="relatum")
-    op.drop_table("table_parts", schema="relatum")
-
-
-_RELATIONS_VIEW = """
-CREATE OR REPLACE VIEW relatum.relations AS
-SELECT k.name AS key, r.value, s.vhost, s.name AS stream, r.stream_offset,
-       timestamptz 'epoch' + r.time_us * interval '1 microsecond' AS time
-FROM relatum.relationships r
-JOIN relatum.streams s ON s.stream_id = r.stream_id AND s.replaced_at IS NULL
-JOIN relatum.keys k ON k.key_id = r.key_id AND k.removed_at IS NULL
-"""
-
-# The indexes are of each part: those of a partitioned table could not be made anew one part at a time.
-_SWAP = (
-    "ALTER TABLE relatum.relationships RENAME TO relationships_0",
-    "ALTER INDEX relatum.relationships_lookup RENAME TO relationships_0_lookup",
-    "ALTER INDEX relatum.relationships_offsets RENAME TO relationships_0_offsets",
-    "CREATE TABLE relatum.relationships (LIKE relatum.relationships_0 INCLUDING DEFAULTS) PARTITION BY RANGE (part)",
-    # The constraint says that no row needs to be looked at.
-    "ALTER TABLE relatum.relationships ATTACH PARTITION relatum.relationships_0 FOR VALUES FROM (0) TO (1)",
-    "ALTER TABLE relatum.relationships_0 DROP CONSTRAINT relationships_part",
-    "INSERT INTO relatum.table_parts (part, opened_at) VALUES (0, now())",
-)
-
-# Rows of all parts go back into the first, which is the table again.
-_BACK = (
-    "LOCK TABLE relatum.relationships IN ACCESS EXCLUSIVE MODE",
-    "UPDATE relatum.relationships SET part = 0 WHERE part <> 0",
-    "ALTER TABLE relatum.relationships DETACH PARTITION relatum.relationships_0",
-    "ALTER TABLE relatum.relationships RENAME TO relationships_parted",
-    "ALTER TABLE relatum.relationships_0 RENAME TO relationships",
-    "ALTER INDEX relatum.relationships_0_lookup RENAME TO relationships_lookup",
-    "ALTER INDEX relatum.relationships_0_offsets RENAME TO relationships_offsets",
-    "ALTER TABLE relatum.relationships ADD CONSTRAINT relationships_part CHECK (part = 0) NOT VALID",
-    _RELATIONS_VIEW,
-    "DROP TABLE relatum.relationships_parted",
-    "DROP FUNCTION relatum.drop_part(integer), relatum.empty_part(integer), relatum.finish_part(integer), "
-    "relatum.close_part(integer), relatum.analyze_part(integer), relatum.make_part(), relatum.grant_part(integer)",
-)
-
-# Recorders may not change the schema: what they need of it is done by these, with the owner's rights. Each does one
-# thing, which is checked here and not by who calls it; each may be called by any number of recorders at once.
-_GRANT_PART = """
-CREATE FUNCTION relatum.grant_part(part integer) RETURNS void
+-- Rows are written into parts themselves, which have the rights that the table has.
+CREATE OR REPLACE FUNCTION relatum.grant_part(part integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   granted record;
@@ -126,11 +18,9 @@ BEGIN
   LOOP
     EXECUTE format('GRANT %s ON relatum.%I TO %s', granted.privilege_type, 'relationships_' || part, granted.grantee);
   END LOOP;
-END $$
-"""
+END $$;
 
-_MAKE_PART = """
-CREATE FUNCTION relatum.make_part() RETURNS integer
+CREATE OR REPLACE FUNCTION relatum.make_part() RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
 DECLARE
   made integer;
@@ -152,7 +42,7 @@ BEGIN
                  name || '_lookup', name);
   EXECUTE format('CREATE INDEX %I ON relatum.%I USING brin (stream_id, stream_offset) WITH (pages_per_range = 32)',
                  name || '_offsets', name);
-  -- SHARE UPDATE EXCLUSIVE on the table: neither rows nor look-ups wait, nor does this for them.
+  -- SHARE UPDATE EXCLUSIVE on the table: neither rows nor lookups wait, nor does this for them.
   EXECUTE format('ALTER TABLE relatum.relationships ATTACH PARTITION relatum.%I FOR VALUES FROM (%s) TO (%s)',
                  name, made, made + 1);
   PERFORM relatum.grant_part(made);
@@ -160,11 +50,9 @@ BEGIN
   RETURN made;
 EXCEPTION WHEN lock_not_available THEN
   RETURN NULL;
-END $$
-"""
+END $$;
 
-_ANALYZE_PART = """
-CREATE FUNCTION relatum.analyze_part(grown integer) RETURNS boolean
+CREATE OR REPLACE FUNCTION relatum.analyze_part(grown integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM relatum.table_parts WHERE part = grown) THEN
@@ -174,11 +62,9 @@ BEGIN
   RETURN true;
 EXCEPTION WHEN lock_not_available THEN
   RETURN false;
-END $$
-"""
+END $$;
 
-_CLOSE_PART = """
-CREATE FUNCTION relatum.close_part(closed integer) RETURNS boolean
+CREATE OR REPLACE FUNCTION relatum.close_part(closed integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '5s' SET maintenance_work_mem = '32MB' SET max_parallel_maintenance_workers = 0 AS $$
 DECLARE
@@ -223,12 +109,10 @@ BEGIN
   RETURN true;
 EXCEPTION WHEN lock_not_available THEN
   RETURN false;
-END $$
-"""
+END $$;
 
-# ACCESS EXCLUSIVE is asked for in these two, for as long as no look-up minds: who waits behind waits no longer.
-_FINISH_PART = """
-CREATE FUNCTION relatum.finish_part(closed integer) RETURNS boolean
+-- ACCESS EXCLUSIVE is asked for in this one and in drop_part, for as long as no lookup minds: 50 ms.
+CREATE OR REPLACE FUNCTION relatum.finish_part(closed integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
 DECLARE
   name text := 'relationships_' || closed;
@@ -244,13 +128,11 @@ BEGIN
   RETURN true;
 EXCEPTION WHEN lock_not_available THEN
   RETURN false;
-END $$
-"""
+END $$;
 
-# Rows that are retained go to where new ones are written, in one statement, so that each is there once at any moment.
-# The table itself stays for a day, for snapshots that do not know of it.
-_EMPTY_PART = """
-CREATE FUNCTION relatum.empty_part(leaving integer) RETURNS boolean
+-- Rows that are retained go to where new ones are written, in one statement, so that each is there once at any moment.
+-- The table itself stays for a day, for snapshots that do not know of it.
+CREATE OR REPLACE FUNCTION relatum.empty_part(leaving integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 DECLARE
   target integer;
@@ -278,11 +160,9 @@ BEGIN
   RETURN true;
 EXCEPTION WHEN lock_not_available THEN
   RETURN false;
-END $$
-"""
+END $$;
 
-_DROP_PART = """
-CREATE FUNCTION relatum.drop_part(gone integer) RETURNS boolean
+CREATE OR REPLACE FUNCTION relatum.drop_part(gone integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
 BEGIN
   PERFORM FROM relatum.table_parts
@@ -302,39 +182,61 @@ BEGIN
   RETURN true;
 EXCEPTION WHEN lock_not_available THEN
   RETURN false;
-END $$
-"""
+END $$;
 
-_FUNCTIONS = (
-    _GRANT_PART,
-    _MAKE_PART,
-    _ANALYZE_PART,
-    _CLOSE_PART,
-    _FINISH_PART,
-    _EMPTY_PART,
-    _DROP_PART,
-    "REVOKE ALL ON FUNCTION relatum.make_part(), relatum.analyze_part(integer), relatum.close_part(integer), "
-    "relatum.finish_part(integer), relatum.empty_part(integer), relatum.drop_part(integer), "
-    "relatum.grant_part(integer) FROM PUBLIC",
-)
+REVOKE ALL ON FUNCTION relatum.make_part(), relatum.analyze_part(integer), relatum.close_part(integer),
+  relatum.finish_part(integer), relatum.empty_part(integer), relatum.drop_part(integer), relatum.grant_part(integer)
+  FROM PUBLIC;
 
-# The table is new: whoever had rights of the one that was there has them of this one, and may see what is in its parts,
-# which look-ups ask for.
-_RIGHTS = """
-DO $$
+-- ------------------------------------------------------------- lookups where nothing is prepared, as behind a pooler
+-- They keep their plans, with the rights of the caller: a plan for the values of one call takes as long as the answer.
+
+DO $make$
 DECLARE
-  granted record;
+  -- The parts that may hold the value: see docs/adr/0023.
+  holds text := $text$(
+    r.part = 0
+    OR r.part >= (SELECT min(p.part) FROM relatum.table_parts p WHERE p.part > 0 AND p.closed_at IS NULL)
+    OR r.part >= (SELECT min(k.part) FROM relatum.part_keys k
+                  WHERE k.key_id = of_key AND k.low <= of_value AND k.high >= of_value)
+    AND r.part <= (SELECT max(k.part) FROM relatum.part_keys k
+                   WHERE k.key_id = of_key AND k.low <= of_value AND k.high >= of_value))$text$;
+  rows text := 'RETURN QUERY SELECT r.stream_offset, r.time_us FROM relatum.relationships r '
+               'WHERE r.key_id = of_key AND r.value = of_value AND r.stream_id = of_stream '
+               'AND r.stream_offset >= first_offset AND ' || holds;
+  span text := 'r.time_us >= since AND r.time_us < until';
 BEGIN
-  FOR granted IN
-    SELECT each.privilege_type, CASE each.grantee WHEN 0 THEN 'PUBLIC' ELSE each.grantee::regrole::text END AS grantee
-    FROM pg_class, aclexplode(relacl) AS each
-    WHERE pg_class.oid = to_regclass('relatum.relationships_0') AND each.grantee <> relowner
-  LOOP
-    EXECUTE format('GRANT %s ON relatum.relationships TO %s', granted.privilege_type, granted.grantee);
-    IF granted.privilege_type = 'SELECT' THEN
-      EXECUTE format('GRANT SELECT ON relatum.table_parts, relatum.part_streams, relatum.part_keys TO %s',
-                     granted.grantee);
-    END IF;
-  END LOOP;
-END $$
-"""
+  EXECUTE replace(replace($text$
+CREATE OR REPLACE FUNCTION relatum.rows_of(of_key smallint, of_value text, of_stream integer, first_offset bigint,
+                                           since bigint, until bigint, most bigint, ordering text)
+RETURNS TABLE (stream_offset bigint, time_us bigint) LANGUAGE plpgsql STABLE ROWS 10
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+  asked text := ordering || CASE WHEN since IS NULL THEN '' ELSE ', in a span' END;
+BEGIN
+  CASE asked
+  WHEN 'oldest' THEN <rows> ORDER BY r.time_us, r.stream_offset LIMIT most;
+  WHEN 'newest' THEN <rows> ORDER BY r.time_us DESC, r.stream_offset DESC LIMIT most;
+  WHEN 'offset' THEN <rows> ORDER BY r.stream_offset LIMIT most;
+  WHEN 'oldest, in a span' THEN <rows> AND <span> ORDER BY r.time_us, r.stream_offset LIMIT most;
+  WHEN 'newest, in a span' THEN <rows> AND <span> ORDER BY r.time_us DESC, r.stream_offset DESC LIMIT most;
+  WHEN 'offset, in a span' THEN <rows> AND <span> ORDER BY r.stream_offset LIMIT most;
+  END CASE;
+END $$$text$, '<rows>', rows), '<span>', span);
+
+  EXECUTE replace($text$
+CREATE OR REPLACE FUNCTION relatum.stream_of(of_key smallint, of_value text, behind integer)
+RETURNS integer LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+  RETURN (SELECT r.stream_id FROM relatum.relationships r
+          WHERE r.key_id = of_key AND r.value = of_value AND r.stream_id > behind AND <holds>
+          ORDER BY r.stream_id LIMIT 1);
+END $$$text$, '<holds>', holds);
+END $make$;
+
+-- A database's default may be that nobody may call functions.
+GRANT EXECUTE ON FUNCTION
+  relatum.rows_of(smallint, text, integer, bigint, bigint, bigint, bigint, text),
+  relatum.stream_of(smallint, text, integer)
+  TO PUBLIC;

@@ -1,0 +1,94 @@
+-- The five roles, and what each may do. Roles belong to the whole server: another database may have made them, or this
+-- user may not make any. So `relatum migrate` applies this file whenever it runs: it makes the roles that are missing,
+-- where it may, and grants each that is there all that it needs. Identity columns ask for no right on their sequences.
+
+DO $$
+DECLARE
+  role text;
+BEGIN
+  FOREACH role IN ARRAY ARRAY['relatum_recorder', 'relatum_consumer', 'relatum_reader', 'relatum_collector',
+                              'relatum_router'] LOOP
+    BEGIN
+      EXECUTE format('CREATE ROLE %I NOLOGIN', role);
+    EXCEPTION WHEN duplicate_object OR unique_violation OR insufficient_privilege THEN
+      NULL;
+    END;
+  END LOOP;
+
+  IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'relatum_recorder') THEN
+    GRANT USAGE ON SCHEMA relatum TO relatum_recorder;
+    GRANT SELECT, INSERT, UPDATE, DELETE ON
+      relatum.streams, relatum.recorder_members, relatum.keys, relatum.coverage, relatum.relationships,
+      relatum.table_parts, relatum.part_streams, relatum.part_keys, relatum.time_blocks, relatum.checkpoints,
+      relatum.receipts, relatum.skips, relatum.events, relatum.expectations, relatum.taps, relatum.brokers,
+      relatum.relations, relatum.group_consumers, relatum.group_scans, relatum.group_states, relatum.settlements
+      TO relatum_recorder;
+    GRANT SELECT ON
+      relatum.alembic_version, relatum.super_streams, relatum.super_stream_partitions, relatum.serial_consumers,
+      relatum.serial_members, relatum.serial_positions, relatum.serial_holds, relatum.publisher_sessions
+      TO relatum_recorder;
+    GRANT SELECT, DELETE ON
+      relatum.collectors, relatum.collector_members, relatum.collector_sources, relatum.collected_messages,
+      relatum.placements, relatum.context_moves, relatum.moved_contexts
+      TO relatum_recorder;
+    -- Pruning says up to where changes are forgotten.
+    GRANT UPDATE (floor) ON relatum.super_streams TO relatum_recorder;
+    GRANT EXECUTE ON FUNCTION
+      relatum.make_part(), relatum.analyze_part(integer), relatum.close_part(integer), relatum.finish_part(integer),
+      relatum.empty_part(integer), relatum.drop_part(integer)
+      TO relatum_recorder;
+  END IF;
+
+  IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'relatum_consumer') THEN
+    GRANT USAGE ON SCHEMA relatum TO relatum_consumer;
+    GRANT SELECT, INSERT, UPDATE, DELETE ON
+      relatum.group_consumers, relatum.group_scans, relatum.group_states, relatum.serial_consumers,
+      relatum.serial_members, relatum.serial_positions, relatum.serial_holds, relatum.serial_checkpoints,
+      relatum.settlements
+      TO relatum_consumer;
+    GRANT SELECT ON
+      relatum.alembic_version, relatum.relations, relatum.streams, relatum.recorder_members, relatum.keys,
+      relatum.coverage, relatum.relationships, relatum.table_parts, relatum.part_streams, relatum.part_keys,
+      relatum.time_blocks, relatum.checkpoints, relatum.receipts, relatum.skips, relatum.events, relatum.expectations,
+      relatum.taps, relatum.brokers, relatum.collectors, relatum.collector_members, relatum.collector_sources,
+      relatum.collected_messages, relatum.super_streams, relatum.super_stream_partitions, relatum.placements,
+      relatum.context_moves, relatum.moved_contexts, relatum.publisher_sessions, relatum.masking
+      TO relatum_consumer;
+  END IF;
+
+  IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'relatum_reader') THEN
+    GRANT USAGE ON SCHEMA relatum TO relatum_reader;
+    -- All but receipts and settlements: the page and its user write nothing.
+    GRANT SELECT ON
+      relatum.alembic_version, relatum.relations, relatum.streams, relatum.recorder_members, relatum.keys,
+      relatum.coverage, relatum.relationships, relatum.table_parts, relatum.part_streams, relatum.part_keys,
+      relatum.time_blocks, relatum.checkpoints, relatum.skips, relatum.events, relatum.expectations, relatum.taps,
+      relatum.brokers, relatum.group_consumers, relatum.group_scans, relatum.group_states, relatum.collectors,
+      relatum.collector_members, relatum.collector_sources, relatum.collected_messages, relatum.super_streams,
+      relatum.super_stream_partitions, relatum.placements, relatum.context_moves, relatum.moved_contexts,
+      relatum.serial_consumers, relatum.serial_members, relatum.serial_positions, relatum.serial_holds,
+      relatum.serial_checkpoints, relatum.publisher_sessions, relatum.masking
+      TO relatum_reader;
+  END IF;
+
+  IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'relatum_collector') THEN
+    GRANT USAGE ON SCHEMA relatum TO relatum_collector;
+    GRANT SELECT, INSERT, UPDATE, DELETE ON
+      relatum.collectors, relatum.collector_members, relatum.collector_sources, relatum.collected_messages,
+      relatum.settlements
+      TO relatum_collector;
+  END IF;
+
+  IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'relatum_router') THEN
+    GRANT USAGE ON SCHEMA relatum TO relatum_router;
+    GRANT USAGE ON SEQUENCE relatum.placement_epochs TO relatum_router;
+    GRANT SELECT, INSERT, UPDATE, DELETE ON
+      relatum.super_streams, relatum.super_stream_partitions, relatum.placements, relatum.context_moves,
+      relatum.moved_contexts, relatum.serial_consumers, relatum.serial_members, relatum.serial_positions,
+      relatum.serial_holds, relatum.serial_checkpoints, relatum.publisher_sessions, relatum.settlements
+      TO relatum_router;
+  END IF;
+END $$;
+
+-- Rows are written into parts of the table, which have its rights.
+SELECT relatum.grant_part(part) FROM relatum.table_parts;
