@@ -56,7 +56,7 @@ def test_demo_answers_as_its_data_say(amqp_url: str, stream_url: str, database_u
     assert len(result["questions"]) == 5
     assert all(question["answer"] for question in result["questions"])
     again = relatum.run(*arguments)
-    assert again.returncode == ExitCode.CONFIGURATION
+    assert again.returncode == ExitCode.CONFIGURATION, error
     assert "--prefix" in again.stderr
 
 
@@ -120,7 +120,7 @@ def test_demo_on_private_servers_outlasts_a_machine_that_stands_still(tmp_path: 
     assert exported == [f"export RELATUM_{name}_URL" for name in ("BROKER", "STREAM", "DATABASE")]
     with start(arguments) as again:
         error = again.communicate(timeout=LIMIT_S)[1]
-    assert again.returncode == ExitCode.CONFIGURATION
+    assert again.returncode == ExitCode.CONFIGURATION, error
     assert f"relatum up --web --directory {directory}" in error
 
 
