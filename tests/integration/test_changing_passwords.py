@@ -20,7 +20,6 @@ from dramatiq.brokers.rabbitmq import RabbitmqBroker
 import relatum
 from relatum.errors import AccessRefused
 from relatum.local import LocalRabbitMQ
-from relatum.publishing._embedded import EmbeddedRecorders
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.superstreams import ensure_stream
 from tests.support import broker_connection, unique_name, wait_recorded, wait_until
@@ -170,7 +169,8 @@ def test_the_recorder_goes_on_by_the_new_password(
             renew(password.replace("/", "%2F").replace("@", "%40") if client is by_new_connections else password)
             publish(stream)
             assert wait_recorded(own_broker.broker_url, engine, stream) == count
-        assert len(EmbeddedRecorders._used) == 1, "each password has a recorder of its own"
+        recorders = [thread for thread in threading.enumerate() if thread.name == "relatum-embedded"]
+        assert len(recorders) == 1, "each password has a recorder of its own"
 
 
 def test_a_function_that_fails_hurts_nobody(

@@ -88,6 +88,8 @@ async def test_started_again_it_is_still_intercepted_and_released_it_is_bare(amq
     await broker.start()
     assert relatum.release(broker) is broker
     assert set(vars(broker)) == before
+    relatum.release(relatum.intercept(broker))
+    assert len(broker.middlewares) == 1
     await broker.publish({"id": 3}, queue)
     assert not is_stamped(await came.get())
     await broker.stop()

@@ -66,7 +66,7 @@ STRANGE: dict[str, Any] = {
 @pytest.mark.parametrize("what", STRANGE)
 def test_what_no_client_gives_is_an_error_that_says_what_is_taken(what: str) -> None:
     """Of one kind, whatever is wrong; it shows nothing of what the message says."""
-    with pytest.raises(InvalidInput, match=r"a message is needed, .*look-ups take .*pika .*rstream") as told:
+    with pytest.raises(InvalidInput, match="pika") as told:
         in_hand(STRANGE[what])
     assert "4711" not in str(told.value)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import celery
 import pika
 import pytest
 
@@ -15,7 +16,6 @@ from relatum import collecting, errors, local, recording, superstreams
 from relatum import contexts as room
 from relatum.collecting import ExecutorOptions
 from relatum.keys import as_definitions
-from relatum.publishing._interception import Options
 from relatum.reading import AsyncStreamReader, BrokerAddress, Message, ReaderStatistics, StreamReader
 from relatum.reading._window import Window
 
@@ -136,18 +136,10 @@ def recorders(directory: Path) -> None:
     take("as_definitions", as_definitions, {}, keys=LISTS)
     sources = [True, 1.5, b"x", "", HALF, [], object()]
     take("KeyDefinition", relatum.KeyDefinition, {"name": "k"}, name=NAMES, type=CHOICES, since=OTHERS, source=sources)
-    options = {
-        "database": None,
-        "definitions": (),
-        "recorder": "embedded",
-        "on_invalid": "raise",
-        "streams": (),
-        "broker_url": None,
-        "stream_url": None,
-        "confirm_timeout_s": None,
-    }
-    take("intercept", Options, options, database=URLS, recorder=CHOICES, on_invalid=CHOICES, streams=LISTS)
-    take("intercept", Options, options, broker_url=URLS, stream_url=URLS, confirm_timeout_s=[*SECONDS, 0])
+    app = {"connection": celery.Celery(set_as_current=False)}
+    lists = [each for each in LISTS if each != "orders"]
+    take("intercept", relatum.intercept, app, database=URLS, recorder=CHOICES, on_invalid=CHOICES, streams=lists)
+    take("intercept", relatum.intercept, app, broker_url=URLS, stream_url=URLS, confirm_timeout_s=[*SECONDS, 0])
     take("intercept", relatum.intercept, {}, connection=[None, *OTHERS])
     for kind in (local.LocalPostgreSQL, local.LocalRabbitMQ, local.LocalServers):
         where = {"directory": directory}

@@ -12,7 +12,7 @@ from relatum.errors import InvalidKeyDefinition, InvalidRelationshipKey
 from relatum.keys import KeyDefinition, SkipReason, bases
 from relatum.keys._content import BODY_BYTES_MAX
 from relatum.keys._definition import VALUES_MAX
-from relatum.keys._path import parse_path, path_text, walk
+from relatum.keys._places import parse_path, path_text, walk
 from relatum.publishing import Stamper
 
 JSON = "application/json"

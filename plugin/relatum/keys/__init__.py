@@ -17,11 +17,19 @@ from relatum.keys._canonical import (
     moment,
     timestamp_us,
 )
-from relatum.keys._component import PLACES_MAX, PROPERTIES, Component, Place
 from relatum.keys._content import Content
-from relatum.keys._definition import BodyFunction, KeyDefinition, Readable, Source, as_definitions, bases, bases_of
-from relatum.keys._masked import masked_places, units_of
-from relatum.keys._path import path_text
+from relatum.keys._definition import (
+    BodyFunction,
+    KeyDefinition,
+    Readable,
+    Source,
+    as_definitions,
+    bases,
+    bases_of,
+    masked_places,
+    units_of,
+)
+from relatum.keys._places import PLACES_MAX, PROPERTIES, Component, Place, path_text
 from relatum.keys._presets import PRESETS, preset
 
 __all__ = [

@@ -1,6 +1,6 @@
 """What a relationship key is: its name, where in a message it comes from, and its type. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 from relatum.checks import shown
 from relatum.errors import InvalidKeyDefinition
 from relatum.keys._canonical import InvalidValue, KeyType, SkipReason, canonical, join_components
-from relatum.keys._component import PROPERTIES, Component, Place, check_name
 from relatum.keys._content import Content
+from relatum.keys._places import PROPERTIES, Component, Place, check_name
 
 VALUES_MAX: Final = 64
 """Values of one key in one message; the first are taken, and that there are more is counted."""
@@ -308,13 +308,37 @@ def as_definitions(keys: Iterable["str | KeyDefinition"]) -> list[KeyDefinition]
     return list(definitions.values())
 
 
-__all__ = [
-    "BodyFunction",
-    "InvalidValue",
-    "KeyDefinition",
-    "Readable",
-    "Source",
-    "as_definitions",
-    "bases",
-    "bases_of",
-]
+def masked_places(definitions: Iterable[KeyDefinition], names: Collection[str] = ()) -> dict[Place, KeyType]:
+    """Where masked keys' values come from, and those of keys that name them, which have the same; with their types.
+
+    Args:
+        definitions: All that are in force.
+        names: Keys that are masked whatever their definitions say.
+    """
+    by_name = {each.name: each for each in definitions}
+    masked = [each for each in by_name.values() if each.masked or each.name in names]
+    places = {unit: each.value_type for each in masked for unit in units_of(each.components)}
+    pairs = [
+        (units_of(pair), each.value_type)
+        for each in by_name.values()
+        if each.names in by_name
+        for pair in zip(each.components, by_name[each.names].components, strict=False)
+    ]
+    count = -1
+    while count != len(places):
+        count = len(places)
+        for pair, value_type in pairs:
+            if not places.keys().isdisjoint(pair):
+                places |= dict.fromkeys(pair, value_type)
+    return places
+
+
+def units_of(components: Iterable[Component]) -> tuple[Place, ...]:
+    """What is masked with a value: all of a header or property; of a body, the path, in each item of an array."""
+    places = (place for component in components for place in component.places)
+    return tuple(
+        Place(each.kind, each.name, tuple(None if isinstance(step, int) else step for step in each.path))
+        if each.kind == "body"
+        else Place(each.kind, each.name)
+        for each in places
+    )

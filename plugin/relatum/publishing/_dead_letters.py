@@ -1,6 +1,7 @@
 """Dead letters: messages that were given up, published to a stream of their own, with the reason beside them."""
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -157,61 +158,52 @@ class Burial:
 
 
 class _Letter:
-    """What a dead letter carries beside the body."""
+    """What a dead letter carries beside the body: parts of the message that may be left out, and what is added."""
 
     def __init__(self, message: Message, added: Mapping[str, Any]) -> None:
-        place = {STREAM_HEADER: message.stream, OFFSET_HEADER: message.offset}
-        self._added: dict[str, Any] = {**added, **place}
-        self._headers: dict[str, Any] = {
-            name: value for name, value in message.headers.items() if name not in self._added
+        self._added: dict[str, Any] = {**added, STREAM_HEADER: message.stream, OFFSET_HEADER: message.offset}
+        self._parts: dict[tuple[str, str], Any] = {
+            ("", name): value for name in _PROPERTIES if (value := getattr(message.properties, name)) is not None
         }
-        self._given: dict[str, Any] = {name: getattr(message.properties, name) for name in _PROPERTIES}
-        if self._given["timestamp"] is not None:
-            self._given["timestamp"] = int(self._given["timestamp"].timestamp())
+        if ("", "timestamp") in self._parts:
+            self._parts["", "timestamp"] = int(self._parts["", "timestamp"].timestamp())
+        self._parts |= {("header ", name): value for name, value in message.headers.items() if name not in self._added}
         self.left_out = ""
 
     def properties(self) -> Any:
         """As pika sends them."""
-        return new_properties({**self._headers, **self._added}, self._given)
+        headers = {name: value for (kind, name), value in self._parts.items() if kind}
+        given = {name: value for (kind, name), value in self._parts.items() if not kind}
+        return new_properties({**headers, **self._added}, **given)
 
     def reduce(self, bytes_max: int | None) -> None:
         """Leave out what cannot be encoded, then the largest of the rest until a frame holds it."""
-        sizes = {("", name): _size(given={name: value}) for name, value in self._given.items() if value is not None}
-        sizes |= {("header ", name): _size(headers={name: value}) for name, value in self._headers.items()}
-        left_out = [key for key, size in sizes.items() if size is None]
-        total = sum(size for size in sizes.values() if size) + len(left_out) * _NAME_CHARACTERS_MAX
-        # Added headers, and the one that names what is left out, at four bytes a character.
-        room = None if bytes_max is None else bytes_max - (_size(headers=self._added) or 0) - 5 * REASON_CHARACTERS_MAX
-        for key in sorted((key for key in sizes if sizes[key]), key=lambda key: -(sizes[key] or 0)):
-            if room is None or total <= room:
+        sizes = {(kind, name): _size(kind, name, value) for (kind, name), value in self._parts.items()}
+        # Without what is added, and the header that names what is left out, at four bytes a character.
+        added = encoded_bytes(new_properties(self._added)) + 5 * REASON_CHARACTERS_MAX
+        room = math.inf if bytes_max is None else bytes_max - added
+        left_out: list[str] = []
+        for kind, name in sorted(sizes, key=lambda part: -sizes[part]):
+            total = sum(sizes.values())
+            if total <= room and total < math.inf:
                 break
-            total -= sizes[key] or 0
-            left_out.append(key)
-        self._leave_out(left_out)
-
-    def _leave_out(self, keys: Iterable[tuple[str, str]]) -> None:
-        for kind, name in keys:
-            if kind:
-                del self._headers[name]
-            else:
-                self._given[name] = None
-        names = [kind + name[:_NAME_CHARACTERS_MAX] for kind, name in keys]
-        self.left_out = ", ".join(names)[:REASON_CHARACTERS_MAX]
-        self._added[LEFT_OUT_HEADER] = self.left_out
+            del sizes[kind, name], self._parts[kind, name]
+            left_out.append(kind + name[:_NAME_CHARACTERS_MAX])
+        self.left_out = self._added[LEFT_OUT_HEADER] = ", ".join(left_out)[:REASON_CHARACTERS_MAX]
 
 
 _NAME_CHARACTERS_MAX: Final = 60
 """Characters of a header's name where it is named as left out."""
 
 
-def _size(*, headers: Mapping[str, Any] | None = None, given: Mapping[str, Any] | None = None) -> int | None:
-    """Bytes that headers or properties take; None where they cannot be sent."""
-    if headers is not None and _is_deep(headers, HEADERS_DEPTH_MAX):
-        return None
+def _size(kind: str, name: str, value: Any) -> float:
+    """Bytes that a header or property takes; infinite where it cannot be sent."""
+    if _is_deep(value, HEADERS_DEPTH_MAX - 1):
+        return math.inf
     try:
-        return encoded_bytes(new_properties(headers, given or {}))
+        return encoded_bytes(new_properties({name: value}) if kind else new_properties({}, **{name: value}))
     except InvalidInput:
-        return None
+        return math.inf
 
 
 def _is_deep(value: Any, levels: int) -> bool:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib import import_module
+from types import ModuleType
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -12,10 +14,21 @@ from relatum.publishing._interception import Interception, Options, RecorderChoi
 from relatum.publishing._process_interceptions import ProcessInterceptions
 from relatum.publishing._publisher_statistics import PublisherCounts, PublisherStatistics
 from relatum.publishing._stamp import OnInvalid
-from relatum.publishing.clients._known_clients import client_of
+from relatum.publishing.clients import _pika as pika_connections
 from relatum.store import AnyDatabase
 
 _Connection = TypeVar("_Connection")
+
+_CLIENTS: Final = {
+    "aio_pika": "_aio_pika",
+    "celery.app.base": "_celery",
+    "dramatiq.brokers.rabbitmq": "_dramatiq",
+    "faststream.rabbit.broker.broker": "_faststream",
+}
+"""By the module that has the connection's class, or a package of it. Imported only then: whoever has one has those."""
+
+_OF_PROCESSES: Final = frozenset({"celery", "dramatiq", "faststream"})
+"""Clients whose objects are used in processes that are forked off later."""
 
 _released: Final[WeakKeyDictionary[object, PublisherCounts]] = WeakKeyDictionary()
 """What was counted for connections that were released, as long as somebody has them."""
@@ -95,11 +108,11 @@ def intercept(
 
 def _intercepted(connection: _Connection, options: Options) -> _Connection:
     """The same connection, intercepted with these options, or with the same ones before."""
-    client = client_of(connection)
+    client = _client_of(connection)
     present = interception_of(connection)
     if present is not None:
         present.check_usable()
-    if present is None and client.IS_OF_PROCESSES:
+    if present is None and client.NAME in _OF_PROCESSES:
         client.intercept(connection, ProcessInterceptions(options, client.NAME))
     elif present is None:
         if options.copy_to is not None:
@@ -134,7 +147,7 @@ def release(connection: _Connection) -> _Connection:
     """
     present = interception_of(connection)
     if present is not None:
-        client_of(connection).release(connection)
+        _client_of(connection).release(connection)
         with suppress(TypeError):
             # `celery.current_app` takes no weak reference.
             _released[connection] = present.counts
@@ -156,3 +169,18 @@ def statistics(connection: object) -> PublisherStatistics:
     if counts is None:
         raise ConfigurationError("this connection was never intercepted: relatum.intercept(connection, …)")
     return counts.statistics()
+
+
+def _client_of(connection: object) -> ModuleType:
+    """The module that knows this kind of connection: `NAME`, `intercept`, `release`; of one connection `may_wait`."""
+    if pika_connections.is_connection(connection):
+        return pika_connections
+    # Of its class, as proxies say it.
+    for kind in connection.__class__.__mro__:
+        name = _CLIENTS.get(kind.__module__) or _CLIENTS.get(kind.__module__.partition(".")[0])
+        if name is not None:
+            return import_module(f"relatum.publishing.clients.{name}")
+    raise ConfigurationError(
+        f"{type(connection).__qualname__} is no connection of pika or aio-pika, no Celery app, and no broker of "
+        "dramatiq or faststream.rabbit; for other clients: relatum.stamped(…) and relatum.recording_here(…)"
+    )

@@ -1,8 +1,6 @@
 """What one intercepted connection shares between its channels, whichever client it belongs to."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -11,14 +9,12 @@ from relatum import metrics
 from relatum.checks import as_options, checked_choice, checked_name, checked_names, checked_seconds
 from relatum.closing import close_when_dropped, close_within
 from relatum.errors import ConfigurationError
-from relatum.headers import RECEIPT_HEADER
 from relatum.keys import AGREE_S, KeyAgreement, KeyDefinition
 from relatum.processes import of_one_process
-from relatum.publishing._asking import Asking
 from relatum.publishing._embedded import EmbeddedRecorders, Keeper, warn_of_left
 from relatum.publishing._locate import Locator
 from relatum.publishing._publisher_statistics import PublisherCounts
-from relatum.publishing._stamp import OnInvalid, Stamp, Stamper
+from relatum.publishing._stamp import OnInvalid, Stamper
 from relatum.reading import BrokerAddress
 from relatum.store import AnyDatabase, Database, parse_database
 from relatum.superstreams import address_of
@@ -82,8 +78,6 @@ class Interception:
         self.active = True
         """False once released: everything then passes through untouched."""
         self.counts = PublisherCounts()
-        self.asked: dict[str, Asking] = {}
-        """Publishes under way that get a receipt though their client makes the message, by the receipts' names."""
         self._connection = connection
         self._stampers: dict[int, Stamper] = {}
         self._watched: set[tuple[str | bytes, str | bytes]] = set()
@@ -166,28 +160,6 @@ class Interception:
             close_when_dropped(self, locator.close)
             self._locator = locator
         return self._locator
-
-    @contextmanager
-    def asking(self, message_id: str | None, headers: Mapping[str, Any] | None) -> Iterator[Asking]:
-        """Ask for a receipt of what is published inside.
-
-        Raises:
-            ConfigurationError: no database, so no receipt could ever come.
-            KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys otherwise.
-        """
-        self.require_database()
-        self.agreement.check()
-        asking = Asking(message_id, headers)
-        self.asked[asking.name] = asking
-        try:
-            yield asking
-        finally:
-            del self.asked[asking.name]
-
-    def asking_for(self, stamp: Stamp) -> Asking | None:
-        """The publish under way that this is the message of, if it gets a receipt so."""
-        asked = (stamp.headers or {}).get(RECEIPT_HEADER)
-        return self.asked.get(stamp.message_id if asked is True else asked) if asked else None
 
     def require_database(self) -> None:
         """Refuse to publish with a receipt where no receipt can ever come."""

@@ -1,21 +1,20 @@
 """The interception of what forks and connects later: each process that publishes has one of its own."""
 
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from relatum.processes import after_fork, leave_to_parent
 from relatum.publishing._embedded import EmbeddedRecorders
-from relatum.publishing._interception import Interception, Options
+from relatum.publishing._interception import ATTRIBUTE, Interception, Options
 from relatum.publishing._publisher_statistics import PublisherCounts
-from relatum.publishing.clients._attributes import Replacement, put, put_back
 from relatum.superstreams import address_of, ensure_stream
 
 
 class ProcessInterceptions:
-    """What an intercepted Celery app or broker keeps, and all that is made of it shares.
+    """What an intercepted Celery app or broker keeps.
 
     Where it is made, nothing may be known of the broker yet, and a worker has not forked its children. So there is no
     recorder and no connection until a process publishes.
@@ -35,7 +34,7 @@ class ProcessInterceptions:
         self._client = client
         self._starting = threading.Lock()
         self._present: Interception | None = None
-        self._undone_by: WeakKeyDictionary[Any, list[Callable[[Any], None]]] = WeakKeyDictionary()
+        self._covered: WeakKeyDictionary[Any, ModuleType] = WeakKeyDictionary()
         after_fork(self, ProcessInterceptions._renew)
         if options.database is not None:
             EmbeddedRecorders.prepare()
@@ -76,29 +75,24 @@ class ProcessInterceptions:
         present.await_agreement(may_wait=may_wait)
         return present
 
-    def put(self, owner: Any, name: str, replacement: Replacement) -> None:
-        """Have it stand in for a method of an object, until `release`."""
-        put(owner, name, replacement)
-        self.at_release(owner, partial(put_back, name=name))
-
-    def at_release(self, owner: Any, undo: Callable[[Any], None]) -> None:
-        """Do `undo(owner)` at `release`, if the object is still there; `undo` must not hold it."""
-        with self.lock:
-            self._undone_by.setdefault(owner, []).append(undo)
-
-    def covers(self, owner: Any) -> bool:
-        """Whether something is put back at that object."""
-        with self.lock:
-            return owner in self._undone_by
+    def cover(self, connection: Any, client: ModuleType) -> Interception:
+        """Have a connection publish through this process's interception until `release`; `client` knows its kind."""
+        interception: Interception | None = getattr(connection, ATTRIBUTE, None)
+        if interception is None:
+            interception = self.current(connection, may_wait=client.may_wait(connection))
+            client.intercept(connection, interception)
+            with self.lock:
+                self._covered[connection] = client
+        return interception
 
     def release(self) -> None:
         """Put everything back, and give back what this process has; see `Interception.release`."""
         self.active = False
         with self.lock:
-            undone_by, self._undone_by = list(self._undone_by.items()), WeakKeyDictionary()
-        for owner, undone in undone_by:
-            for undo in undone:
-                undo(owner)
+            covered, self._covered = list(self._covered.items()), WeakKeyDictionary()
+        for connection, client in covered:
+            if hasattr(connection, ATTRIBUTE):
+                client.release(connection)
         present, self._present = self._present, None
         if present is not None:
             present.release()

@@ -20,10 +20,20 @@ from relatum.publishing._locate import Locator, Sent
 from relatum.publishing._look import Ask, Look, Rest
 from relatum.publishing._settle import Unsettled
 from relatum.steps import async_run, run
+from relatum.uuid7 import uuid7
 from relatum.waiting import LEAST_S, in_thread, within
 
 WAIT_S: Final = 10.0
 """Seconds a receipt waits by default."""
+
+
+def receipt_header(message_id: str | None) -> str | bool:
+    """The header by which the recorder is asked for a receipt.
+
+    A `message_id` of ours is unique, so the header need only be True, and the receipt goes by that id. The caller's
+    own may have been used before: then the header holds a name of the receipt's own.
+    """
+    return True if message_id is None else uuid7(time.time_ns())
 
 
 class Receipt:

@@ -57,13 +57,11 @@ class Stamp(NamedTuple):
         headers: All headers: a new dictionary, the caller's first. None where the caller gave none, and none is added.
         message_id: The property `message_id` to send: the caller's, or a new UUIDv7.
         added: Names of the headers that are not the caller's.
-        names_message: True where the `message_id` is not the caller's.
     """
 
     headers: dict[str, Any] | None
     message_id: str
     added: tuple[str, ...]
-    names_message: bool
 
 
 class Stamper:
@@ -154,12 +152,11 @@ class Stamper:
         if self._other_keys:
             self._check_others(out, properties)
         now = time_ns()
-        names_message = message_id is None
         if TIME_HEADER in out:
             self._check_time(out[TIME_HEADER])
         elif timestamp is None:
             # An id of ours says the time itself; one with a receipt comes here twice, the second time as the caller's.
-            if not names_message or receipt is not None:
+            if message_id is not None or receipt is not None:
                 out[TIME_HEADER] = self._integer(now // 1000)
                 added += _TIME_ADDED
         elif type(timestamp) is int and not 0 <= timestamp <= _TIMESTAMP_MAX:
@@ -171,7 +168,7 @@ class Stamper:
             message_id = uuid7(now)
         sent = None if headers is None and not out else out
         # Not `Stamp(...)`: that is a function of its own, and this is the publish path.
-        return _new_tuple(Stamp, (sent, message_id, added, names_message))
+        return _new_tuple(Stamp, (sent, message_id, added))
 
     def _is_short_text(self, headers: dict[str, Any]) -> bool:
         """Whether all headers are short printable texts, as most are: no limit and no key of text refuses such."""

@@ -5,6 +5,8 @@ Each question takes a channel of its own: the broker closes the channel where th
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
 from pika import BlockingConnection
@@ -13,7 +15,6 @@ from pika.exceptions import ChannelClosedByBroker
 from relatum.errors import AccessRefused, InvalidInput, NotFound, StreamUnavailable
 from relatum.headers import BROKERS_OWN
 from relatum.superstreams import exchange_exists, queue_exists
-from relatum.tapping._kept_taps import Tap
 
 MARK: Final = "x-relatum"
 """Argument of a tap's bindings: another's binding by the same key is another binding, and stays when the tap goes.
@@ -29,6 +30,29 @@ _TYPE: Final = re.compile(r"inequivalent arg 'type'.* but current is '+([^']+)'"
 
 SHARING: Final = frozenset({"x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random", "x-super-stream"})
 """Types of exchanges that give each message to one of what is bound: a stream there would take messages from others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """One binding of a stream to an exchange.
+
+    Attributes:
+        exchange: The exchange's name.
+        kind: Its type ("topic", …); None where this user may not know it.
+        stream: Where the copies lie.
+        binding_key: What is copied, by the rules of the exchange's type.
+        arguments: Those of the binding that were asked for.
+        made_stream: Whether the stream was declared for a tap.
+        created_at: Since when; None where it is not written down yet.
+    """
+
+    exchange: str
+    kind: str | None
+    stream: str
+    binding_key: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    made_stream: bool = False
+    created_at: datetime | None = field(default=None, compare=False)
 
 
 def check_exchange(connection: BlockingConnection, exchange: str) -> None:

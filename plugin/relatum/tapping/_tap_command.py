@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from relatum.superstreams import KEPT, StreamOptions
-from relatum.tapping._kept_taps import Tap, defined_taps
+from relatum.tapping._broker_side import Tap
+from relatum.tapping._tapping import defined_taps
 from relatum.tapping._tapping import tap as run_tap
 from relatum.tapping._tapping import untap as run_untap
 from relatum.terminal import (

@@ -1,6 +1,11 @@
-"""Tapping exchanges and untapping them. What is tapped is written down first, so that no binding is forgotten."""
+"""Tapping exchanges and untapping them.
 
-from collections.abc import Iterable, Mapping, Sequence
+Taps are kept in the database, since no broker tells an ordinary user which bindings there are. They are written down
+before they are made, so that no binding is forgotten.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
@@ -8,12 +13,13 @@ from typing import Any, Final, TypeAlias
 import sqlalchemy as sa
 from pika import BlockingConnection
 from pika.exceptions import ChannelClosedByBroker
+from sqlalchemy.dialects.postgresql import insert
 
 from relatum.checks import checked_name, checked_names, checked_text, shown
 from relatum.errors import Conflict, InvalidInput, NotFound
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import BrokerAddress
-from relatum.store import AnyDatabase, as_engine
+from relatum.store import AnyDatabase, as_engine, taps, translated_errors
 from relatum.superstreams import (
     KEPT,
     StreamOptions,
@@ -24,13 +30,17 @@ from relatum.superstreams import (
     stream_exists,
 )
 from relatum.tapping import _broker_side as broker_side
-from relatum.tapping._broker_side import SHARING
-from relatum.tapping._kept_taps import Tap, as_json, stored, strike_out, write_down
+from relatum.tapping._broker_side import SHARING, Tap
 
 Broker: TypeAlias = str | BrokerAddress
 
 ARGUMENTS_CHARACTERS_MAX: Final = 1000
 """Of a binding's arguments as JSON: they are part of an index entry."""
+
+_COLUMNS: Final = [
+    taps.c[name]
+    for name in ("exchange", "kind", "stream", "binding_key", "arguments", "made_stream", "created_at", "tap_id")
+]
 
 
 def tap(
@@ -98,7 +108,7 @@ def _check_no_super_stream(
     Raises:
         InvalidInput: there is one; nothing was made.
     """
-    ours = {each.stream for each in stored(engine, address.vhost).values() if each.exchange == exchange}
+    ours = {each.stream for each in _stored(engine, address.vhost).values() if each.exchange == exchange}
     theirs = [name for name in bound_streams(connection, address, exchange) if name not in {into, *ours}]
     if theirs:
         raise InvalidInput(
@@ -137,7 +147,7 @@ def untap(
     names = _names(exchanges)
     address = BrokerAddress.of(broker, None)
     with as_engine(database) as engine:
-        there = stored(engine, address.vhost)
+        there = _stored(engine, address.vhost)
         going = {
             number: each
             for number, each in there.items()
@@ -155,7 +165,7 @@ def untap(
                 broker_side.unbind(connection, each)
             for name in streams if delete else ():
                 broker_side.delete_queue(connection, name)
-        strike_out(engine, going)
+        _strike_out(engine, going)
     return list(going.values())
 
 
@@ -193,7 +203,7 @@ def _checked_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
             checked_text("arguments", value)
         elif not INTEGER_MIN <= value <= INTEGER_MAX:
             raise InvalidInput(f"arguments= takes numbers of 64 bits; {name!r} is {shown(value)}")
-    if len(as_json(arguments)) > ARGUMENTS_CHARACTERS_MAX:
+    if len(_as_json(arguments)) > ARGUMENTS_CHARACTERS_MAX:
         raise InvalidInput(f"A binding's arguments have {ARGUMENTS_CHARACTERS_MAX} characters at most, as JSON.")
     return dict(arguments)
 
@@ -244,10 +254,10 @@ def _tapped(
         raise InvalidInput(f"options= takes StreamOptions, not {shown(options)}")
     streams = dict.fromkeys(each.stream for each in wanted)
     lacking = [name for name in streams if not stream_exists(connection, address, name)]
-    known = stored(engine, address.vhost).values()
+    known = _stored(engine, address.vhost).values()
     ours = {*lacking, *(each.stream for each in known if each.made_stream)}
     wanted = [replace(each, made_stream=each.stream in ours) for each in wanted]
-    new = write_down(engine, address.vhost, wanted)
+    new = _write_down(engine, address.vhost, wanted)
     declared: list[str] = []
     try:
         for name in lacking:
@@ -264,6 +274,68 @@ def _tapped(
                     broker_side.unbind(connection, each)
             for name in declared:
                 broker_side.delete_queue(connection, name)
-            strike_out(engine, new)
+            _strike_out(engine, new)
         raise
     return wanted
+
+
+def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
+    """What is tapped in a virtual host, by exchange and stream.
+
+    Args:
+        database: PostgreSQL's URL, or a `Database`, which stays open.
+        vhost: The virtual host.
+
+    Raises:
+        SchemaMissing, DatabaseUnavailable: it could not be asked.
+    """
+    checked_name("vhost", vhost)
+    with as_engine(database) as engine:
+        return list(_stored(engine, vhost).values())
+
+
+def _stored(engine: sa.Engine, vhost: str) -> dict[int, Tap]:
+    """A virtual host's taps, by their numbers."""
+    query = sa.select(*_COLUMNS).where(taps.c.vhost == vhost).order_by(taps.c.exchange, taps.c.stream, taps.c.tap_id)
+    with translated_errors(), engine.connect() as connection:
+        rows = connection.execute(query).all()
+    return {
+        number: Tap(exchange, kind, stream, key, json.loads(arguments), made_stream, created_at)
+        for exchange, kind, stream, key, arguments, made_stream, created_at, number in rows
+    }
+
+
+def _write_down(engine: sa.Engine, vhost: str, wanted: Iterable[Tap]) -> dict[int, Tap]:
+    """Write taps down; those that are there stay.
+
+    Returns:
+        The new ones, by their numbers.
+    """
+    new = {}
+    with translated_errors(), engine.begin() as connection:
+        for each in wanted:
+            row = {
+                "vhost": vhost,
+                "exchange": each.exchange,
+                "kind": each.kind,
+                "stream": each.stream,
+                "binding_key": each.binding_key,
+                "arguments": _as_json(each.arguments),
+                "made_stream": each.made_stream,
+            }
+            made = insert(taps).values(**row).on_conflict_do_nothing().returning(taps.c.tap_id)
+            number = connection.execute(made).scalar()
+            if number is not None:
+                new[number] = each
+    return new
+
+
+def _strike_out(engine: sa.Engine, numbers: Collection[int]) -> None:
+    """Take taps out."""
+    with translated_errors(), engine.begin() as connection:
+        connection.execute(sa.delete(taps).where(taps.c.tap_id.in_(list(numbers))))
+
+
+def _as_json(arguments: Mapping[str, Any]) -> str:
+    """A binding's arguments as they are written down."""
+    return json.dumps(dict(arguments), sort_keys=True, ensure_ascii=False)

@@ -8,8 +8,9 @@ before and after, restored ones, the default one and direct use; instrumentation
 import asyncio
 import copy
 import weakref
-from collections.abc import Iterator
-from time import monotonic
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextvars import ContextVar
+from time import monotonic, time_ns
 from typing import Any, Final
 
 from aio_pika.abc import AbstractChannel, AbstractConnection
@@ -26,27 +27,54 @@ from relatum.errors import (
     PublishRejected,
     PublishUnroutable,
 )
+from relatum.headers import RECEIPT_HEADER
 from relatum.processes import of_one_process
 from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
 from relatum.publishing._publish_errors import outcome
+from relatum.publishing._receipt import AsyncReceipt, receipt_header
 from relatum.publishing._refusals import refuses_publish
 from relatum.publishing._settle import Unsettled, final_at
-from relatum.publishing._stamp import Stamp, Stamper
+from relatum.publishing._stamp import Stamp
 from relatum.publishing.clients._attributes import Late, put, put_back
 from relatum.publishing.clients._pamqp_properties import OwnProperties, copy_of
+from relatum.uuid7 import uuid7
 
 NAME: Final = "aio-pika"
 """The client, as metrics name it."""
 
-IS_OF_PROCESSES: Final = False
-"""Whether what is intercepted is used in processes that are forked off later."""
-
-CHANNEL_ATTRIBUTE: Final = "_relatum_interception"
-"""Where an intercepted channel keeps the connection's interception."""
-
 _UNANSWERED_POLL_S: Final = 0.02
 """Seconds between two looks for the broker's late answer to a publish that was given up."""
+
+
+_noted: ContextVar[dict[str, Sent] | None] = ContextVar("relatum_noted", default=None)
+"""What a task has sent that asks for a receipt, by the receipt's name; None where it publishes without one."""
+
+
+async def with_receipt(
+    interception: Interception,
+    message_id: str | None,
+    headers: Mapping[str, Any] | None,
+    publish: Callable[[str, dict[str, Any]], Awaitable[Any]],
+) -> AsyncReceipt:
+    """Publish with a receipt: `publish(message_id, headers)` sends the message with these, and gives the result."""
+    interception.require_database()
+    await interception.agreed()
+    interception.agreement.check()
+    asked = receipt_header(message_id)
+    message_id = message_id or uuid7(time_ns())
+    noted: dict[str, Sent] = {}
+    token = _noted.set(noted)
+    try:
+        result = await publish(message_id, {**(headers or {}), RECEIPT_HEADER: asked})
+    finally:
+        _noted.reset(token)
+    sent = noted.get(asked if isinstance(asked, str) else message_id)
+    if sent is None:
+        raise ConfigurationError(f"message {message_id} was not published by a connection that is intercepted")
+    if came_back(result):
+        raise PublishUnroutable(f"message {message_id} came back: nothing is bound for it", in_stream=False)
+    return AsyncReceipt(sent, interception.locator)
 
 
 def came_back(result: Any) -> bool:
@@ -62,7 +90,8 @@ class _Publisher(Late):
         super().__init__(weakref.ref(underlay), "basic_publish")
         self._underlay = weakref.proxy(underlay)
         self._interception = interception
-        self._stamper = stamper_of(interception, underlay)
+        frame_bytes_max = underlay.connection.connection_tune.frame_max
+        self._stamper = interception.stamper(frame_bytes_max, read_property=_read_property)
         self._in_flight: dict[str, asyncio.Future[None]] = {}
         of_one_process(self, "an intercepted connection")
 
@@ -75,26 +104,28 @@ class _Publisher(Late):
         properties = OwnProperties(delivery_mode=1) if given is None else _copy_of(given)
         if not self._interception.has_agreed:
             await self._interception.agreed()
-        stamp = stamped(self._stamper, properties, body)
+        message_id = properties.message_id or None
+        stamp = self._stamper.stamp(properties.headers, message_id, properties.timestamp, properties, body)
+        properties.headers, properties.message_id = stamp.headers, stamp.message_id
         kwargs["properties"] = properties
         self._interception.watch(kwargs.get("exchange", ""), kwargs.get("routing_key", ""))
         if kwargs.get("timeout") is None:
             kwargs["timeout"] = self._interception.options.confirm_timeout_s
-        if self._interception.asked:
-            self._note(stamp, kwargs, body)
-        if stamp.names_message or not self._underlay.publisher_confirms:
+        noted = _noted.get()
+        if noted is not None:
+            self._note(noted, stamp, kwargs, body)
+        if message_id is None or not self._underlay.publisher_confirms:
             return await self._send(args, kwargs, stamp)
         return await self._send_alone(args, kwargs, stamp)
 
-    def _note(self, stamp: Stamp, kwargs: dict[str, Any], body: Any) -> None:
-        """Note what is sent of a message that gets a receipt, and that its client makes itself."""
-        asking = self._interception.asking_for(stamp)
-        if asking is None:
+    def _note(self, noted: dict[str, Sent], stamp: Stamp, kwargs: dict[str, Any], body: Any) -> None:
+        """Note what is sent of a message that asks for a receipt."""
+        sent = Sent.of(kwargs.get("exchange", ""), kwargs.get("routing_key", ""), stamp.message_id, stamp.headers, body)
+        if sent.receipt is None:
             return
         if not self._underlay.publisher_confirms:
             raise ConfigurationError("a receipt needs confirms: open the channel with publisher_confirms=True")
-        exchange, routing_key = kwargs.get("exchange", ""), kwargs.get("routing_key", "")
-        asking.sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body)
+        noted[sent.receipt] = sent
 
     async def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp) -> Any:
         tag = self._underlay.delivery_tag
@@ -234,26 +265,12 @@ def release(connection: Any) -> None:
     """Put back what was there before. What somebody else has wrapped since stays, and passes everything through."""
     for channel in _channels(connection):
         put_back(channel, "get_underlay_channel")
-        vars(channel).pop(CHANNEL_ATTRIBUTE, None)
+        vars(channel).pop(ATTRIBUTE, None)
         underlay = channel._channel.channel if channel._channel is not None else None
         if underlay is not None and isinstance(vars(underlay).get("basic_publish"), _Publisher):
             put_back(underlay, "basic_publish")
     put_back(connection, "channel")
     delattr(connection, ATTRIBUTE)
-
-
-def stamper_of(interception: Interception, underlay: Any) -> Stamper:
-    """The stamper for an aiormq channel."""
-    return interception.stamper(underlay.connection.connection_tune.frame_max, read_property=_read_property)
-
-
-def stamped(stamper: Stamper, properties: Any, body: Any, receipt: str | bool | None = None) -> Stamp:
-    """Put into the properties, which are ours, what is missing."""
-    message_id = properties.message_id or None
-    stamp = stamper.stamp(properties.headers, message_id, properties.timestamp, properties, body, receipt)
-    properties.headers = stamp.headers
-    properties.message_id = stamp.message_id
-    return stamp
 
 
 def _copy_of(given: Any) -> Any:
@@ -271,7 +288,7 @@ def is_cancelled() -> bool:
 
 
 def _intercept_channel(channel: Any, interception: Interception) -> None:
-    setattr(channel, CHANNEL_ATTRIBUTE, interception)
+    setattr(channel, ATTRIBUTE, interception)
     put_back(channel, "get_underlay_channel")
     put(channel, "get_underlay_channel", _UnderlayGetter(channel, interception))
 

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from relatum.superstreams import note_secret
-
 
 class Replacement:
     """Stands in for a method of one object, and looks like it: decorators choose by its name, and by whether to await.
@@ -44,7 +42,6 @@ class Late(Replacement):
     def __init__(self, owner: Callable[[], Any], name: str) -> None:
         self._owner = owner
         self._name = name
-        _describe(self)
 
     @property
     def __wrapped__(self) -> Any:
@@ -58,51 +55,26 @@ class Late(Replacement):
         return self.__wrapped__(*args, **kwargs)
 
 
-class Renewal(Late):
-    """Stands in for the method by which a connection tells the broker a new password, and notes what was told.
+class Watch(Late):
+    """Calls what it stands in for, then `after(result, *args, **kwargs)`."""
 
-    Args:
-        connection: The connection.
-        name: Its method, whose first argument is the password.
-        argument: What that is called.
-    """
-
-    def __init__(self, connection: Any, name: str, argument: str) -> None:
-        super().__init__(lambda: connection, name)
-        self._argument = argument
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = self.__wrapped__(*args, **kwargs)
-        note_secret(self._owner(), args[0] if args else kwargs.get(self._argument))
-        return result
-
-
-class Wrapper(Replacement):
-    """Calls what it stands in for, then does `after` with what that returned, while `interception` is active."""
-
-    def __init__(self, wrapped: Callable[..., Any], interception: Any, after: Callable[[Any], None]) -> None:
-        self.__wrapped__ = wrapped
-        self._interception = interception
+    def __init__(self, owner: Callable[[], Any], name: str, after: Callable[..., None]) -> None:
+        super().__init__(owner, name)
         self._after = after
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = self.__wrapped__(*args, **kwargs)
-        if self._interception.active:
-            self._after(result)
+        result = super().__call__(*args, **kwargs)
+        self._after(result, *args, **kwargs)
         return result
 
 
 def put(owner: Any, name: str, replacement: Replacement) -> None:
     """Have it stand in for the method."""
     replacement.replaced = vars(owner).get(name)
-    _describe(replacement)
-    setattr(owner, name, replacement)
-
-
-def _describe(replacement: Replacement) -> None:
-    """Give it what its class has too, so that it is not looked for in what it stands in for."""
     wrapped = replacement.__wrapped__
+    # Its class has these, too, so they would not be looked for in what it stands in for.
     replacement.__doc__, replacement.__module__ = wrapped.__doc__, wrapped.__module__
+    setattr(owner, name, replacement)
 
 
 def put_back(owner: Any, name: str) -> None:

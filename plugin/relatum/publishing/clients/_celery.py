@@ -15,14 +15,11 @@ from celery.local import Proxy
 from relatum.errors import ConfigurationError, UsedAfterFork
 from relatum.publishing._interception import ATTRIBUTE
 from relatum.publishing._process_interceptions import ProcessInterceptions
-from relatum.publishing.clients._attributes import Replacement
+from relatum.publishing.clients._attributes import Replacement, put, put_back
 from relatum.publishing.clients._copies import is_copied, with_copy
 
 NAME: Final = "celery"
 """The client, as metrics name it."""
-
-IS_OF_PROCESSES: Final = True
-"""Whether what is intercepted is used in processes that are forked off later."""
 
 
 class _Producers(Replacement):
@@ -95,10 +92,11 @@ def intercept(app: Any, interceptions: ProcessInterceptions) -> None:
         app = app._get_current_object()
     if any(definition.from_body is not None for definition in interceptions.options.definitions):
         raise ConfigurationError("a task's body is made by kombu: its keys are headers, properties, or body:$.… paths")
-    interceptions.put(app, "producer_or_acquire", _Producers(app.producer_or_acquire, interceptions))
+    put(app, "producer_or_acquire", _Producers(app.producer_or_acquire, interceptions))
     setattr(app, ATTRIBUTE, interceptions)
 
 
 def release(app: Any) -> None:
-    """Put back what was there before: `ProcessInterceptions.release` does the rest."""
+    """Put back what was there before."""
+    put_back(app, "producer_or_acquire")
     delattr(app, ATTRIBUTE)

@@ -1,7 +1,6 @@
 """Publishing of Relatum's own: straight to a stream, each message confirmed, over a connection opened when needed."""
 
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -167,9 +166,9 @@ class DirectPublisher(Closing):
             self._drop()
 
 
-def new_properties(headers: Mapping[str, Any] | None, given: Mapping[str, Any]) -> BasicProperties:
-    """The properties of a message: its headers, None for none, and others by their names."""
-    return BasicProperties(headers=headers, **given)
+def new_properties(headers: dict[str, Any], **fields: Any) -> BasicProperties:
+    """The properties of a message."""
+    return BasicProperties(headers=headers, **fields)
 
 
 def encoded_bytes(properties: BasicProperties) -> int:

@@ -1,7 +1,7 @@
-"""dramatiq: a RabbitMQ broker, of which every thread has a connection of pika's. Imported only with such a broker.
+"""dramatiq: a RabbitMQ broker, of which every thread has a pika connection. Imported only with such a broker.
 
-The broker makes a thread's connection when that needs one, in each process anew, and puts it into its set of
-connections before it is used. So that set is watched.
+The broker connects when a thread first needs it, in each process anew, and adds the connection to its public set before
+it is used. So that set is watched: middleware would not do, since dramatiq swallows what it raises.
 """
 
 from collections.abc import Iterable
@@ -13,15 +13,9 @@ from relatum.errors import ConfigurationError
 from relatum.publishing._interception import ATTRIBUTE
 from relatum.publishing._process_interceptions import ProcessInterceptions
 from relatum.publishing.clients import _pika as pika_connections
-from relatum.publishing.clients._attributes import Replacement, Wrapper
-from relatum.publishing.clients._copies import is_copied
-from relatum.publishing.clients._pika_properties import copied
 
 NAME: Final = "dramatiq"
 """The client, as metrics name it."""
-
-IS_OF_PROCESSES: Final = True
-"""Whether what is intercepted is used in processes that are forked off later."""
 
 
 class _Connections(set[Any]):
@@ -36,26 +30,9 @@ class _Connections(set[Any]):
         try:
             _cover(connection, self._interceptions)
         except BaseException:
-            # Whatever ended it, a time limit of an actor's, too. The thread keeps it: open, it would publish as it is.
+            # Also an actor's time limit. The thread keeps the connection: open, it would publish past us.
             connection.close()
             raise
-
-
-class _Copying(Replacement):
-    """Stands in for a channel's `basic_publish`: messages to the default exchange get a copy in a stream."""
-
-    def __init__(self, channel: Any, interceptions: ProcessInterceptions, stream: str) -> None:
-        self.__wrapped__ = channel.basic_publish
-        self._interceptions = interceptions
-        self._stream = stream
-        self._is_lone = all(definition.from_body is None for definition in interceptions.options.definitions)
-
-    def __call__(
-        self, exchange: str, routing_key: str, body: bytes, properties: Any = None, mandatory: bool = False
-    ) -> Any:
-        if self._interceptions.active and is_copied(self._stream, exchange, routing_key, mandatory):
-            properties = copied(properties, self._stream, is_lone=self._is_lone)
-        return self.__wrapped__(exchange, routing_key, body, properties, mandatory)
 
 
 def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
@@ -73,32 +50,13 @@ def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
     setattr(broker, ATTRIBUTE, interceptions)
 
 
-def may_wait(_broker: Any) -> bool:
-    """Whether its thread may wait for a server: dramatiq always blocks."""
-    return True
-
-
 def release(broker: Any) -> None:
-    """Put back what was there before: of the connections `ProcessInterceptions.release` does it."""
+    """Put back the set; `ProcessInterceptions.release` sees to the connections."""
     if isinstance(broker.connections, _Connections):
         broker.connections = set(broker.connections)
     delattr(broker, ATTRIBUTE)
 
 
 def _cover(connection: Any, interceptions: ProcessInterceptions) -> None:
-    """Have a connection publish through this process's interception."""
-    if not isinstance(connection, BlockingConnection) or not connection.is_open or interceptions.covers(connection):
-        return
-    # Threads share its counts: an addition is one step of the interpreter.
-    pika_connections.intercept(connection, interceptions.current(connection))
-    interceptions.at_release(connection, pika_connections.release)
-    stream = interceptions.options.copy_to
-    if stream is None:
-        return
-
-    def made(channel: Any) -> None:
-        interceptions.put(channel, "basic_publish", _Copying(channel, interceptions, stream))
-
-    interceptions.put(connection, "channel", Wrapper(connection.channel, interceptions, made))
-    for channel in pika_connections.channels_of(connection):
-        made(channel)
+    if isinstance(connection, BlockingConnection) and connection.is_open:
+        interceptions.cover(connection, pika_connections)

@@ -1,13 +1,12 @@
 """aiormq's properties of messages that are stamped here: encoded in half of pamqp's time, byte for byte the same."""
 
 import struct
+from functools import lru_cache
 from struct import Struct
 from typing import Any, Final
 
 from pamqp.commands import Basic
 from pamqp.encode import encode_table_value
-
-from relatum.publishing.clients._short_strings import ShortStrings
 
 _FLAGS: Final = Struct(">H").pack
 _LENGTH: Final = Struct(">I").pack
@@ -20,15 +19,16 @@ _TEXTS: Final = frozenset(Basic.Properties.flags) - _OCTETS - {"headers", "times
 _NAME_BYTES_MAX: Final = 128
 """Bytes of a header's name that pamqp sends; it cuts longer ones, and says so each time."""
 
+_NAMES_MAX: Final = 4096
+"""Names that are remembered as they are sent."""
 
+
+@lru_cache(_NAMES_MAX)
 def _name(name: Any) -> bytes:
     encoded = name.encode() if isinstance(name, str) else b""
     if not 0 < len(encoded) <= _NAME_BYTES_MAX:
         raise TypeError("for pamqp to send, or to refuse")
     return _SHORT(len(encoded)) + encoded
-
-
-_names: Final = ShortStrings(_name)
 
 
 class OwnProperties(Basic.Properties):
@@ -64,7 +64,7 @@ class OwnProperties(Basic.Properties):
 def _table(headers: dict[Any, Any]) -> bytes:
     pieces: list[bytes] = []
     for name, value in sorted(headers.items()):
-        pieces.append(_names[name])
+        pieces.append(_name(name))
         if type(value) is str:
             text = value.encode()
             pieces += (b"S", _LENGTH(len(text)), text)

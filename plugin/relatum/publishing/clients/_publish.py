@@ -1,23 +1,32 @@
-"""Publishing with a receipt."""
+"""Publishing with a receipt through pika, and which receipt each of the broker's confirms is for."""
 
-import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Final
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
+from pika.exceptions import ChannelClosedByBroker
+from pika.frame import Method
+from pika.spec import Basic
 
 from relatum.checks import checked_body
-from relatum.errors import ConfigurationError
+from relatum.errors import (
+    ConfigurationError,
+    PublishError,
+    PublishNacked,
+    PublishOutcomeUnknown,
+    PublishRejected,
+    PublishUnroutable,
+)
+from relatum.headers import RECEIPT_HEADER
 from relatum.publishing._locate import Sent
-from relatum.publishing._receipt import Receipt
+from relatum.publishing._receipt import Receipt, receipt_header
+from relatum.publishing._refusals import refuses_publish
 from relatum.publishing.clients._pika import PUBLISHER, CountingPublisher, Publisher
-from relatum.publishing.clients._pika_confirms import Confirms
 from relatum.superstreams import Target
-from relatum.uuid7 import uuid7
 
-if TYPE_CHECKING:
-    pass
+_CONFIRMS: Final = "_relatum_confirms"
 
 
 def publish(
@@ -71,20 +80,11 @@ def publish(
         channel.basic_publish(exchange, routing_key, body, stamped, mandatory, **kwargs)
 
     if isinstance(publisher, CountingPublisher):
-        return Confirms.of(publisher.channel, publisher).publish(sent, send)
+        return _Confirms.of(publisher.channel, publisher).publish(sent, send)
     if not publisher.channel._delivery_confirmation:
         publisher.channel.confirm_delivery()
     send()
     return Receipt(sent, interception.locator)
-
-
-def receipt_header(message_id: str | None) -> str | bool:
-    """The header by which the recorder is asked for a receipt.
-
-    A `message_id` of ours is unique, so the header need only be True, and the receipt goes by that id. The caller's
-    own may have been used before: then the header holds a name of the receipt's own.
-    """
-    return True if message_id is None else uuid7(time.time_ns())
 
 
 def publisher_of(channel: Any) -> Publisher:
@@ -101,3 +101,105 @@ def publisher_of(channel: Any) -> Publisher:
     if not isinstance(publisher, Publisher) or not publisher.interception.active:
         raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
     return publisher
+
+
+class _Confirms:
+    """The receipts of one callback channel that wait for an answer. Lives on the connection's thread."""
+
+    def __init__(self, channel: Channel, publisher: CountingPublisher) -> None:
+        self._publisher = publisher
+        self._pending: dict[int, Receipt] = {}
+        self._by_message: dict[str, Receipt] = {}
+        number = channel.channel_number
+        if publisher.delivery_tag is None:
+            if channel.callbacks.pending(number, Basic.Ack):
+                raise ConfigurationError(
+                    "this channel was in confirm mode before its connection was intercepted, so its delivery tags are "
+                    "not known: intercept first"
+                )
+            channel.confirm_delivery(self._on_answer)
+        else:
+            channel.callbacks.add(number, Basic.Ack, self._on_answer, False)
+            channel.callbacks.add(number, Basic.Nack, self._on_answer, False)
+        channel.add_on_return_callback(self._on_return)
+        channel.add_on_close_callback(self._on_close)
+
+    @classmethod
+    def of(cls, channel: Channel, publisher: CountingPublisher) -> "_Confirms":
+        """The channel's confirms, listened to from now on."""
+        confirms = vars(channel).get(_CONFIRMS)
+        if not isinstance(confirms, cls):
+            confirms = cls(channel, publisher)
+            setattr(channel, _CONFIRMS, confirms)
+        # Another one where the connection was released and intercepted again; it went on counting.
+        confirms._publisher = publisher
+        return confirms
+
+    def publish(self, sent: Sent, send: Callable[[], Any]) -> Receipt:
+        """Send, and give the receipt that the answer will decide."""
+        receipt = Receipt(sent, self._publisher.interception.locator, pending=True)
+        send()
+        tag = self._publisher.delivery_tag
+        assert tag is not None
+        self._pending[tag] = receipt
+        self._by_message[_name(sent)] = receipt
+        return receipt
+
+    def _on_answer(self, frame: "Method[Any]") -> None:
+        answer = frame.method
+        tags = [answer.delivery_tag]
+        if answer.multiple:
+            tags = [tag for tag in self._pending if tag <= answer.delivery_tag]
+        for tag in tags:
+            receipt = self._pending.pop(tag, None)
+            if receipt is None:
+                continue
+            self._by_message.pop(_name(receipt._sent), None)
+            if isinstance(answer, Basic.Ack):
+                receipt._decide(None)
+                continue
+            routed = None if receipt._sent.exchange else False
+            self._fail(receipt, PublishNacked(f"the broker refused message {receipt.message_id}", in_stream=routed))
+
+    def _on_return(self, _channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
+        """A message comes back before its ack does: it is known by what we named it."""
+        names = ((properties.headers or {}).get(RECEIPT_HEADER), properties.message_id)
+        receipt = next((self._by_message[name] for name in names if name in self._by_message), None)
+        if receipt is not None:
+            self._fail(
+                receipt,
+                PublishUnroutable(
+                    f"message {receipt.message_id} came back: {method.reply_code} {method.reply_text}", in_stream=False
+                ),
+            )
+
+    def _fail(self, receipt: Receipt, error: PublishError, until: float | None = None) -> None:
+        self._publisher.interception.counts.failed(error)
+        receipt._decide(error, until)
+
+    def _on_close(self, _channel: Channel, reason: Exception) -> None:
+        until = self._publisher.final_at(reason)
+        pending, self._pending = self._pending, {}
+        self._by_message.clear()
+        for tag, receipt in pending.items():
+            if tag == self._publisher.delivery_tag and _refuses(reason, receipt._sent):
+                refused = PublishRejected(f"the broker refused message {receipt.message_id}: {reason}", in_stream=False)
+                refused.__cause__ = reason
+                self._fail(receipt, refused)
+                continue
+            error = PublishOutcomeUnknown(
+                f"the channel ended before the broker answered for message {receipt.message_id}: {reason!r}",
+                in_stream=None,
+                settle=receipt.settle,
+            )
+            error.__cause__ = reason
+            self._fail(receipt, error, until)
+
+
+def _refuses(reason: Exception, sent: Sent) -> bool:
+    return isinstance(reason, ChannelClosedByBroker) and refuses_publish(reason.reply_text, sent.exchange)
+
+
+def _name(sent: Sent) -> str:
+    """What a returned message is known by: the receipt's own name, unique where a `message_id` may not be."""
+    return sent.receipt or sent.message_id

@@ -3,11 +3,9 @@
 import copy
 from typing import TYPE_CHECKING, Any
 
-from relatum.errors import ConfigurationError, PublishUnroutable
-from relatum.publishing._interception import Interception
-from relatum.publishing._locate import Sent
+from relatum.errors import ConfigurationError
+from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._receipt import AsyncReceipt
-from relatum.publishing.clients._publish import receipt_header
 from relatum.superstreams import TargetExchange
 
 if TYPE_CHECKING:
@@ -46,16 +44,10 @@ async def publish_async(
         PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; `await error.settle()`.
     """
     if any(kind.__module__ == "faststream.rabbit.broker.broker" for kind in type(target).__mro__):
-        from relatum.publishing.clients import _faststream as _faststream
+        from relatum.publishing.clients import _faststream
 
         return await _faststream.with_receipt(target, message, routing_key, mandatory=mandatory, **kwargs)
-    return await _of_aio_pika(target, message, routing_key, mandatory, kwargs)
-
-
-async def _of_aio_pika(
-    target: Any, message: Any, routing_key: str, mandatory: bool, kwargs: dict[str, Any]
-) -> AsyncReceipt:
-    from relatum.publishing.clients import _aio_pika as _aio_pika
+    from relatum.publishing.clients import _aio_pika
 
     if isinstance(target, TargetExchange):
         channel = target.channel
@@ -66,34 +58,23 @@ async def _of_aio_pika(
         raise ConfigurationError(
             f"no receipt tells of a {type(exchange).__name__}: publish with it itself; nothing was sent"
         )
-    interception.require_database()
-    channel = exchange.channel
-    if not channel.publisher_confirms:
-        raise ConfigurationError("a receipt needs confirms: open the channel with publisher_confirms=True")
-    underlay = await channel.get_underlay_channel()
-    await interception.agreed()
-    stamper = _aio_pika.stamper_of(interception, underlay)
-    stamp = _aio_pika.stamped(stamper, message.properties, message.body, receipt_header(message.message_id))
     ours: Any = copy.copy(message)
-    ours.headers = stamp.headers
-    ours.message_id = stamp.message_id
-    sent = Sent.of(exchange.name, routing_key, stamp.message_id, stamp.headers, message.body)
-    result = await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)
-    if _aio_pika.came_back(result):
-        raise PublishUnroutable(f"message {stamp.message_id} came back: nothing is bound for it", in_stream=False)
-    return AsyncReceipt(sent, interception.locator)
+
+    async def publish(message_id: str, headers: dict[str, Any]) -> Any:
+        ours.message_id, ours.headers = message_id, headers
+        return await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)
+
+    return await _aio_pika.with_receipt(interception, message.message_id, message.headers, publish)
 
 
 def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
     """The exchange that is meant, and the interception of its connection."""
-    from relatum.publishing.clients import _aio_pika as _aio_pika
-
     exchange: Any = getattr(target, "default_exchange", None) or target
     if not hasattr(exchange, "publish"):
         raise ConfigurationError(
             f"target is an exchange or a channel of an intercepted aio-pika connection, not {type(target).__name__}"
         )
-    interception = getattr(getattr(exchange, "channel", None), _aio_pika.CHANNEL_ATTRIBUTE, None)
+    interception = getattr(getattr(exchange, "channel", None), ATTRIBUTE, None)
     if not isinstance(interception, Interception) or not interception.active:
         raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
     return exchange, interception

@@ -1,14 +1,16 @@
-"""The places a key's value comes from: headers, properties, and the body, whole or at a path. Pure."""
+"""The places a key's value comes from: headers, properties, and the body, whole or at a path. Pure.
+
+Paths are a subset of JSONPath: `$.order.id`, `$['order id']`, `$.items[0].sku`, `$.items[*].sku`.
+"""
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from relatum.checks import shown
 from relatum.errors import InvalidKeyDefinition
 from relatum.keys._canonical import InvalidValue, SkipReason
-from relatum.keys._path import Path, parse_path, path_text, walk
 from relatum.limits import KEY_NAME_BYTES_MAX
 
 PROPERTIES: Final = ("correlation_id", "message_id", "type", "app_id", "user_id", "reply_to")
@@ -27,6 +29,21 @@ _TRACE: Final = re.compile(
     r"|(?P<b3>[0-9a-f]{32}|[0-9a-f]{16})-[0-9a-f]{16}(?:-.*)?)\Z",
     re.DOTALL,
 )
+
+STEPS_MAX: Final = 16
+"""Steps of a path: as many as levels of headers that the interceptor lets through."""
+
+Step: TypeAlias = "str | int | None"
+"""A member's name, an item's number, or None for each item."""
+
+Path: TypeAlias = tuple[Step, ...]
+
+_STEP: Final = re.compile(
+    r"""\.(?P<plain>[^\s.\[\]'"*$()?@,:\\]+) | \[(?:(?P<index>0|[1-9][0-9]{0,8}) | (?P<each>\*)
+    | '(?P<single>(?:[^'\\]|\\['\\])+)' | "(?P<double>(?:[^"\\]|\\["\\])+)")\]""",
+    re.VERBOSE,
+)
+_PLAIN: Final = re.compile(r"""[^\s.\[\]'"*$()?@,:\\]+\Z""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,3 +214,66 @@ def check_name(name: Any, *, key: Any) -> None:
     if not 1 <= size <= KEY_NAME_BYTES_MAX or "\0" in name:
         reason = f"key {shown(key)}: the name of a key or of its source has 1 to {KEY_NAME_BYTES_MAX} bytes and no NUL"
         raise InvalidKeyDefinition(reason, key=str(key))
+
+
+def parse_path(text: str, *, key: str) -> Path:
+    """The steps of a path that begins with `$`.
+
+    Raises:
+        InvalidKeyDefinition: it is no path of the subset, has no step, or too many.
+    """
+    steps: list[Step] = []
+    at = 1 if text.startswith("$") else 0
+    while at and at < len(text):
+        found = _STEP.match(text, at)
+        if found is None:
+            break
+        steps.append(_step(found))
+        at = found.end()
+    if not steps or at < len(text):
+        raise InvalidKeyDefinition(
+            f"key {key!r}: {shown(text)} is no path: write members and indexes as $.order.id, $['order id'], "
+            "$.items[0].sku, and $.items[*].sku for each item of an array",
+            key=key,
+        )
+    if len(steps) > STEPS_MAX:
+        raise InvalidKeyDefinition(f"key {key!r}: its path has more than {STEPS_MAX} steps", key=key)
+    return tuple(steps)
+
+
+def _step(found: "re.Match[str]") -> Step:
+    if found["index"] is not None:
+        return int(found["index"])
+    if found["each"] is not None:
+        return None
+    quoted = found["single"] or found["double"]
+    return found["plain"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+
+
+def path_text(path: Path) -> str:
+    """The one way a path is written: two that mean the same are the same text."""
+    return "$" + "".join(map(_step_text, path))
+
+
+def _step_text(step: Step) -> str:
+    if isinstance(step, str):
+        if _PLAIN.match(step):
+            return f".{step}"
+        escaped = step.replace("\\", "\\\\").replace("'", "\\'")
+        return f"['{escaped}']"
+    return "[*]" if step is None else f"[{step}]"
+
+
+def walk(value: Any, path: Path) -> list[Any]:
+    """What lies at a path, in order; nothing where it leads nowhere, or to a null."""
+    for at, step in enumerate(path):
+        if step is None:
+            rest = path[at + 1 :]
+            return [found for item in value for found in walk(item, rest)] if isinstance(value, list) else []
+        if isinstance(step, str):
+            value = value.get(step) if isinstance(value, dict) else None
+        else:
+            value = value[step] if isinstance(value, list) and step < len(value) else None
+        if value is None:
+            return []
+    return [] if value is None else [value]

@@ -1,0 +1,395 @@
+"""Connections of each client, intercepted: what is published, what is refused, and what errors say."""
+
+import copy
+import logging
+import pickle
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pika
+import pytest
+
+import relatum
+from relatum.errors import (
+    ConfigurationError,
+    HeadersRefused,
+    InvalidRelationshipKey,
+    PublishError,
+    PublishNacked,
+    PublishOutcomeUnknown,
+    PublishRejected,
+    PublishUnroutable,
+)
+from relatum.reading import StreamReader
+from relatum.uuid7 import time_us_of, uuid7
+from tests.contract._clients import CLIENTS, CONFIRMING, Line, open_line
+from tests.support import broker_connection, unique_name, wait_until
+from tests.support.proxy import Proxy
+
+
+@pytest.fixture(params=CLIENTS)
+def line(request: pytest.FixtureRequest, amqp_url: str) -> Iterator[Line]:
+    """A connection of each client, not intercepted yet."""
+    with open_line(request.param, amqp_url) as line:
+        yield line
+
+
+@pytest.fixture(params=CONFIRMING)
+def confirming(request: pytest.FixtureRequest, amqp_url: str) -> Iterator[Line]:
+    """A connection of each client whose publish ends when the broker has answered."""
+    with open_line(request.param, amqp_url) as line:
+        yield line
+
+
+@pytest.fixture
+def queue(amqp_url: str) -> Iterator["Queue"]:
+    """A new queue, which gives messages back at once."""
+    with broker_connection(amqp_url) as connection:
+        queue = Queue(connection.channel(), unique_name())
+        queue.channel.queue_declare(queue.name)
+        yield queue
+        queue.channel.queue_delete(queue.name)
+
+
+class Queue:
+    """A queue, as a bare client reads it."""
+
+    def __init__(self, channel: Any, name: str) -> None:
+        self.channel = channel
+        self.name = name
+
+    def get(self) -> tuple[pika.BasicProperties, bytes]:
+        """The next message. One that went out without a confirm may still be on its way."""
+
+        def next_one() -> tuple[Any, ...] | None:
+            got = self.channel.basic_get(self.name, auto_ack=True)
+            return got if got[0] is not None else None
+
+        _, properties, body = wait_until(next_one, what="a message")
+        return properties, body
+
+
+def twice(error: Exception, theirs: type[Exception], ours: type[PublishError]) -> list[Any]:
+    """An error of the client's class and of ours, which says the same in another process; and what arrives there."""
+    again = pickle.loads(pickle.dumps(error))
+    for each in (error, again):
+        assert isinstance(each, theirs)
+        assert isinstance(each, ours)
+        assert str(each) == str(error)
+    assert type(again) is type(error)
+    assert not hasattr(again, "settle")
+    return [error, again]
+
+
+def is_now(time_us: int | None) -> bool:
+    """Whether a message's time is of this minute."""
+    return time_us is not None and abs(time_us - time.time() * 1e6) < 60e6
+
+
+# --- what is published ----------------------------------------------------------------------------------------------
+
+
+def test_the_connection_stays_what_it_is(line: Line) -> None:
+    """The same object comes back, of the same class, and its channels are the client's own."""
+    kind, of_channels = type(line.connection), type(line.channel())
+    assert line.intercept() is line.connection
+    assert type(line.connection) is kind
+    assert type(line.channel()) is of_channels
+
+
+def test_messages_get_what_they_lack(line: Line, queue: Queue) -> None:
+    """An id that says the time; body, headers and other properties arrive as they were, and the caller's stay so."""
+    line.intercept(keys=["order_id"])
+    channel = line.channel()
+    message = line.message(b"body", headers={"order_id": "1", "n": {"a": [1]}}, type="made", app_id="shop")
+    before = copy.deepcopy(line.state(message))
+    for _ in range(2):
+        line.publish(channel, message, queue.name)
+    assert line.state(message) == before
+    ids = set()
+    for _ in range(2):
+        properties, body = queue.get()
+        assert (body, properties.headers) == (b"body", {"order_id": "1", "n": {"a": [1]}})
+        assert (properties.type, properties.app_id) == ("made", "shop")
+        assert is_now(time_us_of(properties.message_id))
+        ids.add(properties.message_id)
+    assert len(ids) == 2
+    assert relatum.statistics(line.connection).published == 2
+
+
+def test_a_message_without_headers_gets_none(line: Line, queue: Queue) -> None:
+    """Beside the id it arrives as if nobody had intercepted the connection, over each way to have no headers."""
+    given: list[dict[str, Any]] = [{}, {"headers": {}}, {"type": "t"}]
+    bare, channel = [], line.channel()
+    for fields in given:
+        line.publish(channel, line.message(**fields), queue.name)
+        bare.append(queue.get()[0])
+    line.intercept(keys=["order_id"])
+    for fields, expected in zip(given, bare, strict=True):
+        line.publish(channel, line.message(**fields), queue.name)
+        got, _ = queue.get()
+        assert time_us_of(got.message_id)
+        # aiormq gives each message an id of its own.
+        got.message_id = expected.message_id = None
+        assert got == expected
+
+
+@pytest.mark.parametrize("message_id", ["mine", uuid7(1)], ids=["mine", "an old one"])
+def test_a_message_of_an_id_of_the_callers_gets_a_time(line: Line, queue: Queue, message_id: str) -> None:
+    """Also where it was given to another message before: its time is the other's."""
+    line.intercept()
+    line.publish(line.channel(), line.message(message_id=message_id), queue.name)
+    got, _ = queue.get()
+    assert got.message_id == message_id
+    assert is_now(got.headers["relatum_time"])
+
+
+def test_channels_that_are_open_already_are_covered(line: Line, queue: Queue) -> None:
+    """A channel opened before publishes through us, too."""
+    early = line.channel()
+    line.intercept()
+    line.publish(early, line.message(), queue.name)
+    assert is_now(time_us_of(queue.get()[0].message_id))
+
+
+def test_skipped_values_are_published(line: Line, queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    """With on_invalid="skip" the message goes out as it is, and the value is counted."""
+    line.intercept(keys=["order_id"], on_invalid="skip")
+    with caplog.at_level(logging.WARNING):
+        line.publish(line.channel(), line.message(headers={"order_id": {"a": 1}}), queue.name)
+    assert queue.get()[0].headers["order_id"] == {"a": 1}
+    assert relatum.statistics(line.connection).skipped == {"nested": 1}
+    assert "order_id" in caplog.text
+
+
+def test_release_leaves_no_trace(line: Line, queue: Queue) -> None:
+    """Afterwards connection and channels have the attributes they had, and messages go out bare."""
+    early = line.channel(confirms=False)
+    before = set(vars(line.connection)), set(vars(early))
+    line.intercept()
+    late = line.channel(confirms=False)
+    line.publish(early, line.message(), queue.name)
+    assert is_now(time_us_of(queue.get()[0].message_id))
+    assert relatum.release(line.connection) is line.connection
+    assert (set(vars(line.connection)), set(vars(early))) == before
+    for channel in (early, late, line.channel(confirms=False)):
+        line.publish(channel, line.message(), queue.name)
+        got, _ = queue.get()
+        assert (time_us_of(got.message_id), got.headers or {}) == (None, {})
+    relatum.release(line.connection)
+
+
+def test_intercepting_twice_is_once(line: Line, queue: Queue) -> None:
+    """The same options again change nothing; other options are an error."""
+    line.intercept(keys=["a"])
+    channel = line.channel()
+    assert line.intercept(keys=["a"]) is line.connection
+    line.publish(channel, line.message(), queue.name)
+    assert relatum.statistics(line.connection).published == 1
+    with pytest.raises(ConfigurationError):
+        line.intercept(keys=["b"])
+
+
+@pytest.mark.parametrize("options", [{"recorder": "other"}, {"on_invalid": "ignore"}, {"confirm_timeout_s": 0}])
+def test_wrong_options_are_named(line: Line, options: dict[str, Any]) -> None:
+    """An option that cannot be is an error, and nothing is intercepted."""
+    before = set(vars(line.connection))
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        line.intercept(**options)
+    assert set(vars(line.connection)) == before
+
+
+def test_what_is_no_connection_is_named() -> None:
+    """Anything else than a connection is an error that names its class."""
+    with pytest.raises(ConfigurationError, match="dict"):
+        relatum.intercept({})
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_bad_keys_and_header_bombs_are_refused_before_anything_is_sent(line: Line, queue: Queue) -> None:
+    """Nothing of them reaches the broker, and the channel stays usable."""
+    line.intercept(keys=["order_id"])
+    channel = line.channel()
+    deep: dict[str, Any] = {}
+    for _ in range(2000):
+        deep = {"in": deep}
+    with pytest.raises(InvalidRelationshipKey):
+        line.publish(channel, line.message(headers={"order_id": [1]}), queue.name)
+    for headers in (deep, {"a": "x" * 200_000}, {str(n): n for n in range(5000)}):
+        with pytest.raises(HeadersRefused):
+            line.publish(channel, line.message(headers=headers), queue.name)
+    line.publish(channel, line.message(b"good"), queue.name)
+    assert queue.get()[1] == b"good"
+    assert relatum.statistics(line.connection).published == 1
+
+
+@pytest.mark.parametrize("confirms", [True, False])
+def test_a_string_that_is_too_long_is_refused_as_by_a_bare_client(line: Line, queue: Queue, confirms: bool) -> None:
+    """Property by property, and names of headers: the same class and the same words, and nothing is sent."""
+    channel = line.channel(confirms=confirms)
+
+    def refused(**fields: Any) -> tuple[type[BaseException], str] | None:
+        try:
+            line.publish(channel, line.message(b"too long", **fields), queue.name)
+        except Exception as error:
+            return type(error), str(error)
+        return None
+
+    texts = ("x" * 256, "ü" * 128)
+    given = [{name: text} for text in texts for name in line.short_strings]
+    named = [{"headers": {name: "v"}} for name in (*texts, "x" * 129)]
+    bare = [refused(**fields) for fields in (*given, *named)]
+    line.intercept()
+    ours = [refused(**fields) for fields in (*given, *named)]
+    assert ours == bare
+    assert None not in ours[: len(given)]
+    # aiormq cuts names that are longer than 128 bytes.
+    sent = [list(queue.get()[0].headers) for each in (*bare, *ours) if each is None]
+    assert sent[: len(sent) // 2] == sent[len(sent) // 2 :]
+    line.publish(channel, line.message(b"sent", app_id="x" * 255), queue.name)
+    assert queue.get()[1] == b"sent"
+    assert relatum.statistics(line.connection).errors == {}
+
+
+# --- what errors say ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [{}, {"headers": {"a": 1}}, {"message_id": "mine"}])
+def test_an_unroutable_message_comes_back_as_it_was_sent(confirming: Line, fields: dict[str, Any]) -> None:
+    """The error is the client's and ours, also in another process; its message has the id it was sent with."""
+    confirming.intercept()
+    with pytest.raises(confirming.errors.unroutable) as caught:
+        confirming.publish(confirming.channel(), confirming.message(**fields), unique_name())
+    assert type(caught.value.__cause__) is confirming.errors.unroutable
+    for error in twice(caught.value, confirming.errors.unroutable, PublishUnroutable):
+        assert error.in_stream is False
+        returned = confirming.returned(error)
+        if "message_id" in fields:
+            assert (returned.message_id, list(returned.headers)) == ("mine", ["relatum_time"])
+        else:
+            assert time_us_of(returned.message_id) is not None
+            assert (returned.headers or {}) == fields.get("headers", {})
+
+
+def test_a_nacked_message_is_both_errors(confirming: Line, queue: Queue) -> None:
+    """A queue that is full and rejects: the client's error and ours, not in a stream, also in another process."""
+    full = f"{queue.name}-full"
+    queue.channel.queue_declare(full, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    confirming.intercept()
+    channel = confirming.channel()
+
+    def overfill() -> None:
+        for _ in range(10):
+            confirming.publish(channel, confirming.message(), full)
+
+    with pytest.raises(confirming.errors.nacked) as caught:
+        overfill()
+    assert str(caught.value) == str(caught.value.__cause__)
+    for error in twice(caught.value, confirming.errors.nacked, PublishNacked):
+        assert error.in_stream is False
+    queue.channel.queue_delete(full)
+
+
+@pytest.mark.parametrize(
+    ("fields", "exchange"), [({"user_id": "somebody else"}, ""), ({}, "not there")], ids=["user", "exchange"]
+)
+def test_what_the_broker_refuses_is_a_rejection(confirming: Line, fields: dict[str, Any], exchange: str) -> None:
+    """A definite 406 or 404 is `PublishRejected` and the client's own error: in no stream, and nothing to settle."""
+    confirming.intercept()
+    with pytest.raises(confirming.errors.refused) as caught:
+        confirming.publish(confirming.channel(), confirming.message(**fields), unique_name(), exchange=exchange)
+    assert str(caught.value) == str(caught.value.__cause__)
+    for error in twice(caught.value, confirming.errors.refused, PublishRejected):
+        assert error.in_stream is False
+
+
+@pytest.mark.parametrize("client", CONFIRMING)
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_half_open_link_leaves_an_outcome_that_the_stream_settles(
+    amqp_url: str, stream_url: str, stream_name: str, client: str, arrives: bool
+) -> None:
+    """The message arrived and its confirm did not: it is found. It never arrived: in the end it is surely nowhere."""
+    with Proxy.to(amqp_url) as proxy, open_line(client, proxy.url(amqp_url), heartbeat_s=2) as line:
+        line.intercept(broker_url=amqp_url, stream_url=stream_url)
+        channel = line.channel()
+        line.publish(channel, line.message(b"first"), stream_name)
+        proxy.mode = "blackhole_replies" if arrives else "blackhole"
+        with pytest.raises(line.errors.lost) as caught:
+            line.publish(channel, line.message(b"second"), stream_name)
+        for error in twice(caught.value, line.errors.lost, PublishOutcomeUnknown):
+            assert error.in_stream is None
+        error: Any = caught.value
+        if arrives:
+            assert [(place.stream, place.offset) for place in line.result(error.settle())] == [(stream_name, 1)]
+        else:
+            with pytest.raises(PublishOutcomeUnknown):
+                line.result(error.settle(0.05))
+            with pytest.raises(PublishRejected) as rejected:
+                line.result(error.settle())
+            assert rejected.value.in_stream is False
+        proxy.mode = "pass"
+
+
+# --- receipts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded(line: Line, database_url: str, stream_url: str) -> Iterator[Line]:
+    """A connection of each client, intercepted with a recorder."""
+    line.intercept(database=database_url, keys=["order_id"], stream_url=stream_url)
+    yield line
+    relatum.release(line.connection)
+
+
+def test_a_receipt_gives_the_place_of_its_message(recorded: Line, stream_url: str, stream_name: str) -> None:
+    """Among other messages, each its own; it may be asked again; the caller's messages stay as they were."""
+    channel = recorded.channel()
+    receipts = []
+    for number in range(20):
+        message = recorded.message(b"%d" % number, headers={"order_id": "1"})
+        before = copy.deepcopy(recorded.state(message))
+        receipts.append(recorded.receipt(channel, message, stream_name))
+        recorded.publish(channel, message, stream_name)
+        assert recorded.state(message) == before
+    with StreamReader.open(stream_url) as reader:
+        for number, receipt in enumerate(receipts):
+            for _ in range(2):
+                (place,) = recorded.result(receipt.wait())
+                assert place == (stream_name, 2 * number)
+            read = reader.read(*place)
+            assert (read.body, read.properties.message_id) == (b"%d" % number, receipt.message_id)
+    assert recorded.result(receipts[-1].settle()) == (place,)
+
+
+def test_a_receipt_says_what_was_not_taken(recorded: Line, queue: Queue) -> None:
+    """No queue, a full one: whenever the client hears of it, the message is nowhere; the channel goes on."""
+    channel, full = recorded.channel(), f"{queue.name}-full"
+    queue.channel.queue_declare(full, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+
+    def publish(to: str, count: int) -> None:
+        for _ in range(count):
+            recorded.result(recorded.receipt(channel, recorded.message(), to).wait())
+
+    for to, count, error in ((unique_name(), 1, PublishUnroutable), (full, 10, PublishNacked)):
+        with pytest.raises(error) as caught:
+            publish(to, count)
+        assert caught.value.in_stream is False
+    publish(queue.name, 1)
+    queue.channel.queue_delete(full)
+
+
+def test_a_receipt_needs_interception_and_a_database(line: Line, stream_name: str) -> None:
+    """Without either, nothing is sent, and the error says what is missing."""
+    for needed in ("not intercepted", "database"):
+        with pytest.raises(ConfigurationError, match=needed):
+            line.receipt(line.channel(), line.message(), stream_name)
+        line.intercept()
+
+
+def test_a_bad_key_is_refused_with_a_receipt_too(recorded: Line, stream_name: str) -> None:
+    """Asking for a receipt does not weaken the checks."""
+    with pytest.raises(InvalidRelationshipKey):
+        recorded.receipt(recorded.channel(), recorded.message(headers={"order_id": 1.5}), stream_name)
