@@ -56,7 +56,7 @@ def test_demo_answers_as_its_data_say(amqp_url: str, stream_url: str, database_u
     assert len(result["questions"]) == 5
     assert all(question["answer"] for question in result["questions"])
     again = relatum.run(*arguments)
-    assert again.returncode == ExitCode.CONFIGURATION, error
+    assert again.returncode == ExitCode.CONFIGURATION, again.stderr
     assert "--prefix" in again.stderr
 
 
