@@ -1,6 +1,7 @@
-# Relatum's own commands. Each does its set-up first: an environment in .venv, and RabbitMQ's binary where it is missing.
+# Relatum's own commands. Each installs first what it needs, and nothing else: Python's packages in .venv, by uv, and
+# packages of the system that are missing, by apt-get. Outside the checkout only the latter are written.
 #
-#   make demo          publish, record and look up real data               (DEMO="--all" for its options)
+#   make demo          publish, record and look up real data   (WEB=1: then in a browser; DEMO="--help" for its options)
 #   make test          all tests, by five processes with servers of their own (PROCESSES=3; TEST="tests/unit": in one);
 #                      .venv/suite.csv has what each file took
 #   make test-long     the tests' long forms: thousands of look-ups, 50 kills, 1,000,000 rows (hours; before a release;
@@ -13,10 +14,11 @@
 #   make bench         the table of speeds                                 (BENCH="--help")
 #   make bench-spark   the table of Spark's speeds                         (BENCH="--help")
 #   make bench-short   some of the speeds beside those of the last run, in two minutes: prints, and never fails
-#   make clean         remove what was made here
+#   make clean         remove what was made here; packages of the system stay
 
 PYTHON ?= python3
 DEMO ?=
+WEB ?=
 TEST ?=
 OPTIONS ?=
 PROCESSES ?= 5
@@ -27,11 +29,17 @@ BENCH ?=
 SIDE_BY_SIDE := --numprocesses $(PROCESSES) --no-loadscope-reorder
 
 bin := .venv/bin
-made := .venv/.made
-spark := .venv/.made-spark
-site := .venv/docs/.made
-wheel := .venv/.made-wheel
+wheel := .venv/wheel/.made
 classes := .venv/spark-classes.jsa
+
+# Test files that are named get what they speak of, and no more: Spark is 600 MB, and what drives a browser 170.
+named := $(filter tests/%,$(foreach each,$(TEST),$(firstword $(subst ::, ,$(each)))))
+speaks-of = $(if $(named),$(shell grep -rqs -e '$(1)' $(named) && echo yes),yes)
+browser := $(call speaks-of,playwright)
+spark := $(call speaks-of,pyspark\|pyarrow\|relatum_spark\|support.*spark\|support.decoding)
+test_needs := .venv/.made-test $(if $(browser),.venv/.made-browser) $(if $(spark),$(classes))
+test_system := rabbitmq $(if $(browser),chromium) $(if $(spark),java) \
+  $(foreach each,pgbouncer java-client,$(if $(call speaks-of,$(each)),$(each)))
 
 # The wheel's modules come before those of the checkout: what is measured is what users install.
 on_wheel := PYTHONPATH=$(CURDIR)/.venv/wheel $(bin)/python
@@ -40,34 +48,42 @@ on_wheel := PYTHONPATH=$(CURDIR)/.venv/wheel $(bin)/python
 ON_4 := contract/test_reading.py contract/test_following.py \
   $(addprefix integration/test_,recorder.py relations.py receipts.py groups.py contexts.py)
 
-# Nothing is written outside the checkout.
 export TMPDIR := $(CURDIR)/.venv/tmp
 export PIP_NO_CACHE_DIR := 1
+export UV_NO_CACHE := 1
+export UV_PYTHON_DOWNLOADS := never
 export PYTHON
 # Where the environment forbids compiled modules, each process of a test compiles SQLAlchemy anew, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-4 test-docker check docs twins bench bench-spark bench-short clean rabbitmq java pgbouncer chromium java-client
+.PHONY: demo test test-long test-4 test-docker check docs twins bench bench-spark bench-short clean rabbitmq java
 .DELETE_ON_ERROR:
 
-demo: $(made) rabbitmq
-	$(bin)/relatum demo $(DEMO)
+# The packages of the system come beside those of Python.
+demo:
+	@$(MAKE) -s -j2 rabbitmq $(addprefix .venv/.made-,$(or $(strip \
+	  $(if $(WEB)$(findstring --web,$(DEMO)),web) $(if $(findstring --all,$(DEMO)),demo-all)),demo))
+	@$(bin)/relatum demo $(if $(WEB),--web) $(DEMO)
+	@$(if $(WEB),,echo "Here        make demo WEB=1      does the first, and the command is $(bin)/relatum" >&2)
 
-test: $(classes) rabbitmq java java-client pgbouncer chromium
+test: $(test_needs)
+	@tools/install $(test_system)
 	$(bin)/python -u -m pytest $(or $(TEST),$(SIDE_BY_SIDE)) $(OPTIONS)
 
-test-long: $(classes) rabbitmq java java-client pgbouncer chromium
+test-long: $(test_needs)
+	@tools/install $(test_system)
 	$(bin)/python -m pytest --long --override-ini timeout=21600 --override-ini faulthandler_timeout=0 $(TEST)
 
-test-4: $(made)
+test-4: .venv/.made-test
 	@if server=$$(tools/install-rabbitmq-4); then \
 	  RELATUM_RABBITMQ_SERVER=$$server $(bin)/python -u -m pytest $(or $(TEST),$(SIDE_BY_SIDE) $(addprefix tests/,$(ON_4))); \
 	fi
 
-test-docker: $(classes) java pgbouncer chromium
+test-docker: $(test_needs)
+	@tools/install $(filter-out rabbitmq,$(test_system))
 	$(bin)/python -m pytest --docker --override-ini timeout=900 --override-ini faulthandler_timeout=0 $(TEST)
 
-check: $(spark)
+check: .venv/.made-lint
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
 	$(bin)/mypy
@@ -75,65 +91,52 @@ check: $(spark)
 	$(bin)/python tools/measure-house --check
 	$(bin)/python tools/make-twins --check
 
-twins: $(made)
+twins: .venv/.made-lint
 	$(bin)/python tools/make-twins
 
-# Links and anchors are checked. To read it with its search: .venv/docs/bin/python -m http.server --directory .venv/site
-docs: $(site)
-	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --strict --quiet
+# Links and anchors are checked. To read it with its search: python3 -m http.server --directory .venv/site
+docs: .venv/.made-docs
+	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet
 	@echo "The site is in .venv/site/index.html"
 
-bench: $(wheel) rabbitmq
+bench: .venv/.made-bench $(wheel) rabbitmq
 	$(on_wheel) -m benchmarks $(BENCH)
 
-bench-spark: $(spark) $(wheel) rabbitmq java
+bench-spark: .venv/.made-bench .venv/.made-spark $(wheel) rabbitmq java
 	$(on_wheel) -m benchmarks.spark $(BENCH)
 
 # It ends by itself after 95 s, and at the latest so.
-bench-short: $(wheel) rabbitmq
+bench-short: .venv/.made-bench $(wheel) rabbitmq
 	-timeout --signal=KILL 118 env $(on_wheel) -m benchmarks --short $(BENCH)
 
 clean:
 	rm -rf .venv .servers dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-rabbitmq:
-	@tools/install-rabbitmq
+rabbitmq java:
+	@mkdir -p $(TMPDIR)
+	@tools/install $@
 
-java:
-	@tools/install-java
+.venv/bin/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed: install it, or name it (make PYTHON=python3.13)." >&2; exit 1; }
+	@mkdir -p $(TMPDIR)
+	@tools/install venv
+	@$(PYTHON) -m venv .venv
+	@$(bin)/pip install -q --disable-pip-version-check uv
 
-java-client:
-	@tools/install-java-client
-
-pgbouncer:
-	@tools/install-pgbouncer
-
-chromium:
-	@tools/install-chromium
-
-$(made): pyproject.toml tools/make-environment
-	@mkdir -p .venv/tmp
-	@tools/make-environment .venv
+# One environment, to which each purpose adds its group of dependencies. It runs the checkout's sources: nothing is
+# compiled for it.
+.venv/.made-%: pyproject.toml uv.lock | .venv/bin/uv
+	@echo "Installing what $* needs into .venv …"
+	@HATCH_BUILD_NO_HOOKS=true $(bin)/uv sync -q --locked --inexact --group $*
 	@touch $@
 
 # In a directory of its own: the environment runs the checkout.
-$(wheel): $(made) tools/wheel_hook.py $(shell find plugin migrations consumer_api spark_connectors -type f -not -name '*.pyc')
+$(wheel): tools/wheel_hook.py $(shell find plugin migrations consumer_api spark_connectors -type f -not -name '*.pyc') | .venv/bin/uv
 	@rm -rf .venv/wheel
-	@$(bin)/python -m pip --disable-pip-version-check install -q --no-deps --target .venv/wheel .
+	@$(bin)/uv pip install -q --no-deps --target .venv/wheel .
 	@touch $@
-
-# Spark is 400 MB to download: only what needs it waits for it.
-$(spark): pyproject.toml tools/make-environment
-	@mkdir -p .venv/tmp
-	@tools/make-environment .venv spark
-	@touch $(made) $@
 
 # With Spark's classes at hand the tests' JVMs start by half the work.
-$(classes): $(spark) | java
+$(classes): .venv/.made-test .venv/.made-spark | java
 	$(bin)/python -m tests.support.spark_classes $@
-
-# mkdocs reads the sources and imports nothing of them, so it has an environment of its own.
-$(site): pyproject.toml tools/make-environment
-	@mkdir -p .venv/tmp
-	@tools/make-environment .venv/docs --group docs
-	@touch $@

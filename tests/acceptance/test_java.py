@@ -16,7 +16,7 @@ JARS = [Path(CLIENT), Path("/usr/share/java/slf4j-api.jar")]
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("java") and shutil.which("javac") and all(jar.exists() for jar in JARS)),
-    reason="there is no JDK or no RabbitMQ client for Java: tools/install-java-client installs them",
+    reason="there is no JDK or no RabbitMQ client for Java: tools/install java-client installs them",
 )
 
 

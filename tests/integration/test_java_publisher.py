@@ -23,7 +23,7 @@ ORDERS = 20
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("java") and shutil.which("javac") and all(jar.exists() for jar in JARS)),
-    reason="there is no JDK or no RabbitMQ client for Java: tools/install-java-client installs them",
+    reason="there is no JDK or no RabbitMQ client for Java: tools/install java-client installs them",
 )
 
 

@@ -128,9 +128,10 @@ def test_a_command_that_needs_an_extra_says_which(installed: Path, tmp_path: Pat
         assert f"pip install 'relatum[{extra}]'" in ended.stderr
 
 
-def test_the_pages_files_are_in_the_wheel(wheel: Path) -> None:
-    """Templates, styles and scripts come with it."""
+def test_the_files_of_the_page_and_of_the_demo_are_in_the_wheel(wheel: Path) -> None:
+    """Templates, styles and scripts come with it, and two weeks of flights."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     room = "relatum_consumer/web"
     assert names.issuperset({f"{room}/templates/base.html", f"{room}/static/page.css", f"{room}/static/shared.js"})
+    assert names.issuperset({f"relatum_consumer/demo/data/{name}.csv.gz" for name in ("flights", "planes", "weather")})

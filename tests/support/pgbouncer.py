@@ -39,7 +39,7 @@ def pgbouncer_program() -> str:
     """The path of the program; a test that needs it fails where it is missing."""
     program = _found()
     if program is None:
-        pytest.fail("pgbouncer is missing: run tools/install-pgbouncer", pytrace=False)
+        pytest.fail("pgbouncer is missing: run tools/install pgbouncer", pytrace=False)
     return program
 
 

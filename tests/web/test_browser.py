@@ -50,7 +50,7 @@ def browser() -> Iterator[Browser]:
     """Chromium, as the system has it. For this file alone: what drives it keeps the thread's event loop."""
     program = os.environ.get("RELATUM_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
-        pytest.skip("there is no Chromium: tools/install-chromium installs it")
+        pytest.skip("there is no Chromium: tools/install chromium installs it")
     expect.set_options(timeout=LIMIT_S * 1000)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from relatum.keys import KeyDefinition
 from relatum.store import make_engine
-from relatum_consumer.demo._questions import KEYS
 from relatum_consumer.web import WebOptions, WebServer
 from tests.support import declare_stream, delete_stream, publish_plain, record, unique_name
 from tests.support.web import at
@@ -16,6 +16,11 @@ from tests.web.test_browser import browser, looking
 
 __all__ = ["browser"]
 
+KEYS = (
+    KeyDefinition("tailnum"),
+    KeyDefinition("origin"),
+    KeyDefinition("airport_hour", source=("header:origin", "header:time_hour")),
+)
 HOUR_US = 3_600_000_000
 START_US = 1_357_000_000_000_000 // HOUR_US * HOUR_US
 PLANES = 4

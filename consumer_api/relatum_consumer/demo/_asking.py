@@ -1,19 +1,27 @@
-"""Asking the questions: once with a stop-watch, then many times against the data frames."""
+"""Asking the questions: once with a stop-watch, then many times beside what the rows say."""
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from statistics import median
 
 from relatum.reading import Message, StreamReader
 from relatum_consumer import Relations
-from relatum_consumer.demo._data import FLIGHTS, Dataset
+from relatum_consumer.demo._data import FLIGHTS, WEATHER, WITHIN_S, Data, Expected, Row
 from relatum_consumer.demo._publish import Servers
-from relatum_consumer.demo._questions import QUESTIONS, Found, Question, applicable
+from relatum_consumer.demo._questions import QUESTIONS, Found, Question, said
+from relatum_consumer.expectations import Expectation, MissingReport, add_expectations
 
 REPEATS = 20
 """How often a question is asked of Relatum for its time, the median; it is scanned for once."""
+
+HOUR_US = 3_600_000_000
+
+REPORTS_MAX = 100_000
+"""Weather reports that are compared: more than there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,120 +29,139 @@ class Timed:
     """One question's answer and how long it took each way."""
 
     question: Question
-    answer: Message | None
+    answer: Message
     relatum_s: float
     scan_s: float
-    scanned: Found
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A question that was answered otherwise than the data frame says."""
+    """An answer that is not what the rows say."""
 
-    flight: str
+    message: str
     question: str
     expected: Found
     answered: Found
     by: str
 
 
-class Demonstration:
+class Asking:
     """The published data and the means to ask.
 
     Args:
-        servers: Where it lies.
-        data: The data frames it came from.
+        servers: Where the streams are.
+        data: The rows that were published.
         relations: The consumer.
         reader: The reader that scans; the same class as the consumer reads with.
     """
 
-    def __init__(self, servers: Servers, data: Dataset, relations: Relations, reader: StreamReader) -> None:
+    def __init__(self, servers: Servers, data: Data, relations: Relations, reader: StreamReader) -> None:
         self._servers = servers
-        self._data = data
+        self._flights = data[FLIGHTS]
+        self._expected = Expected(data)
         self._relations = relations
         self._reader = reader
-        # Where each flight lies: found out by reading, since offsets cannot be computed.
+        self.differences: list[Difference] = []
+        # Offsets cannot be computed: RabbitMQ takes some for itself.
         self._offsets = {
             message.properties.message_id: message.offset
             for message in reader.iterate(servers.stream(FLIGHTS), "first")
         }
 
-    def flight(self, number: int) -> Message:
-        """The message of a row of the data frame of flights."""
-        return self._relations.read(self._servers.stream(FLIGHTS), self._offsets[f"{FLIGHTS}-{number}"])
+    def flight(self, row: Row) -> Message:
+        """The message that was published of a row."""
+        return self._relations.read(self._servers.stream(FLIGHTS), self._offsets[row.message_id])
 
-    def choose(self) -> Message:
+    def choose(self) -> Row:
         """The latest flight that left and has an answer to every question: a scan for it has the most to read."""
-        flights, weather = self._data.flights, self._data.weather
-        hours = set(zip(weather["origin"], weather["time_hour"], strict=True))
-        reported = flights[["origin", "time_hour"]].apply(tuple, axis=1).isin(hours)
-        known = flights["tailnum"].isin(self._data.planes["tailnum"])
-        flown_before = flights["tailnum"].duplicated()
-        return self.flight(int(flights.index[flights["dep_time"].notna() & known & flown_before & reported][-1]))
 
-    def timed(self, flight: Message) -> Iterator[Timed]:
+        def has_answers(row: Row) -> bool:
+            return not _is_cancelled(row) and all(each.expected(self._expected, row) for each in QUESTIONS)
+
+        return next(filter(has_answers, self._flights[::-1]))
+
+    def timed(self, row: Row) -> Iterator[Timed]:
         """Each question about one flight, asked of Relatum `REPEATS` times and scanned for once."""
+        flight = self.flight(row)
         for question in QUESTIONS:
             stream = self._servers.stream(question.stream)
             took = []
             for _ in range(REPEATS):
                 began = time.perf_counter()
-                answer = question.ask(self._relations, flight, stream).first
+                answer = question.ask(self._relations, flight, stream)
                 took.append(time.perf_counter() - began)
             began = time.perf_counter()
             scanned = question.by_scanning(self._reader, flight, stream)
-            yield Timed(question, answer, median(took), time.perf_counter() - began, scanned)
+            scan_s = time.perf_counter() - began
+            self._check(question, row, said(answer))
+            self._check(question, row, scanned, by="scanning")
+            if answer.first is not None:
+                yield Timed(question, answer.first, median(took), scan_s)
 
-    def check(self, flight: Message, timed: list[Timed]) -> list[Difference]:
-        """The answers shown, and those of the scan, against the data frames."""
-        row = self._data.flights.loc[self._number(flight)]
-        differences = []
-        for each in timed:
-            expected = each.question.by_frame(self._data, row)
-            answered = each.answer.properties.message_id if each.answer else None
-            for by, found in (("relatum", answered), ("scanning", each.scanned)):
-                if found != expected:
-                    differences.append(Difference(str(row["message_id"]), each.question.words, expected, found, by))
-        return differences
+    def check(self, count: int, seed: int) -> int:
+        """Ask so many questions, of unusual flights first and then of random ones; return how many were asked."""
+        asked = 0
+        for row in self._unusual_first(seed):
+            flight = self.flight(row)
+            for question in QUESTIONS:
+                if asked == count:
+                    return asked
+                if question.can_be_asked(flight):
+                    answer = question.ask(self._relations, flight, self._servers.stream(question.stream))
+                    self._check(question, row, said(answer))
+                    asked += 1
+        return asked
 
-    def check_many(
-        self, numbers: Sequence[int], progress: Callable[[int], None] = lambda _: None
-    ) -> tuple[int, list[Difference]]:
-        """Ask about many flights, by their rows in the data frame; `progress` is told after each.
+    def check_departures(self) -> MissingReport:
+        """Ask which weather reports no flight of their hour followed in time, while there were flights at all."""
+        weather, flights = self._servers.stream(WEATHER), self._servers.stream(FLIGHTS)
+        expectation = Expectation(self._servers.stream("departures"), weather, "airport_hour", flights, WITHIN_S)
+        add_expectations(self._servers.database, expectation, vhost=self._servers.address.vhost)
+        since, until = (self._flights[number].headers["relatum_time"] for number in (0, -1))
+        report = self._relations.missing(expectation, since=_moment(since), until=_moment(until), limit=REPORTS_MAX)
+        unmet = [*report.late, *report.missing, *report.not_known]
+        answered = {
+            str(message.properties.message_id) if isinstance(message, Message) else str(each.id): each.finding.value
+            for each, message in zip(unmet, self._relations.read_many(each.id for each in unmet), strict=True)
+        }
+        expected = self._expected.unmet(since, until)
+        for name in sorted(expected.keys() | answered.keys()):
+            self._compare(name, expectation.meaning, expected.get(name), answered.get(name))
+        return report
 
-        Returns:
-            How many questions were asked, and the differences.
-        """
-        asked, differences = 0, []
-        for number in numbers:
-            flight = self.flight(number)
-            row = self._data.flights.loc[number]
-            for question in applicable(flight):
-                asked += 1
-                expected = question.by_frame(self._data, row)
-                answered = question.by_relatum(self._relations, flight, self._servers.stream(question.stream))
-                if answered != expected:
-                    differences.append(
-                        Difference(str(row["message_id"]), question.words, expected, answered, "relatum")
-                    )
-            progress(1)
-        return asked, differences
+    def _check(self, question: Question, row: Row, answered: Found, by: str = "Relatum") -> None:
+        expected = question.expected(self._expected, row)
+        self._compare(row.message_id, question.words, expected and expected.message_id, answered, by)
 
-    def numbers(self, count: int, seed: int) -> list[int]:
-        """The rows of random flights, and of every kind of unusual one."""
-        flights = self._data.flights
-        chosen = set(random.Random(seed).sample(range(len(flights)), min(count, len(flights))))  # noqa: S311
-        cancelled = flights.index[flights["dep_time"].isna()]
-        unnamed = flights.index[flights["tailnum"].isna()]
-        unknown = flights.index[flights["tailnum"].notna() & ~flights["tailnum"].isin(self._data.planes["tailnum"])]
+    def _compare(self, message: str, question: str, expected: Found, answered: Found, by: str = "Relatum") -> None:
+        if answered != expected:
+            self.differences.append(Difference(message, question, expected, answered, by))
+
+    def _unusual_first(self, seed: int) -> Iterator[Row]:
         # A plane that "left" twice at one moment: the offset decides which was the previous flight.
-        twice = flights.index[flights.duplicated(["tailnum", "time_us"], keep=False) & flights["tailnum"].notna()]
-        on_the_hour = flights.index[flights["time_us"] % 3_600_000_000 == 0]
-        for unusual in (cancelled, unnamed, unknown, twice, on_the_hour):
-            chosen.update(unusual[:5])
-            chosen.update(unusual[-5:])
-        return sorted({*chosen, 0, 1, len(flights) - 1})
+        departures = Counter(_departure(row) for row in self._flights if "tailnum" in row.headers)
+        unusual = (
+            _is_cancelled,
+            lambda row: "tailnum" not in row.headers,
+            lambda row: "tailnum" in row.headers and self._expected.plane(row) is None,
+            lambda row: departures[_departure(row)] > 1,
+            lambda row: row.headers["relatum_time"] % HOUR_US == 0,
+        )
+        chosen = [self._flights[0], self._flights[-1]]
+        for is_so in unusual:
+            found = [row for row in self._flights if is_so(row)]
+            chosen += found[:2] + found[-2:]
+        others = random.Random(seed).sample(self._flights, len(self._flights))  # noqa: S311
+        yield from {row.message_id: row for row in [*chosen, *others]}.values()
 
-    def _number(self, flight: Message) -> int:
-        assert flight.properties.message_id is not None
-        return int(flight.properties.message_id.rpartition("-")[2])
+
+def _is_cancelled(row: Row) -> bool:
+    return b'"dep_time": null' in row.body
+
+
+def _departure(row: Row) -> tuple[str | None, int]:
+    return row.headers.get("tailnum"), row.headers["relatum_time"]
+
+
+def _moment(time_us: int) -> datetime:
+    return datetime.fromtimestamp(time_us / 1e6, UTC)

