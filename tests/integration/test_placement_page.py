@@ -71,7 +71,7 @@ def test_a_super_stream_is_removed_as_the_page_says(connection: psycopg.Connecti
     _, _, text = (DOCS / "operations.md").read_text().partition("## Placements\n")
     cells = re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE)
     tables = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
-    assert len(tables) == 11
+    assert len(tables) == 10
     connection.execute(of_consumer.encode())
     assert connection.execute("SELECT count(*) FROM relatum.serial_holds").fetchone() == (0,)
     for statement in of_super_stream:
