@@ -117,7 +117,7 @@ ALTER TABLE relatum.coverage ADD COLUMN over_amqp boolean NOT NULL DEFAULT false
 -- AMQP 0.9.1 alone leaves the time of a chunk out of what a range is known by.
 UPDATE relatum.coverage SET over_amqp = true WHERE last_fingerprint IS NOT NULL AND last_chunk_ms IS NULL;
 
-ALTER TABLE relatum.super_streams ADD COLUMN idle_s double precision, ADD COLUMN idle_from timestamptz;
+ALTER TABLE relatum.super_streams ADD COLUMN idle_s double precision;
 
 ALTER TABLE relatum.streams ADD COLUMN retained_from bigint, ADD COLUMN broker_id uuid REFERENCES relatum.brokers;
 

@@ -439,8 +439,6 @@ CREATE TABLE relatum.super_streams (
   created_at timestamptz NOT NULL DEFAULT now(),
   -- Seconds without use after which sets are closed, for all routers alike; NULL: never.
   idle_s double precision,
-  -- From when on they are: all routers that were up before know it by then.
-  idle_from timestamptz,
   CONSTRAINT super_streams_name UNIQUE (vhost, name)
 ) WITH (fillfactor = 50);
 

@@ -175,7 +175,7 @@ super_streams = _table(
     sorted="name",
     big="generation floor",
     double="idle_s",
-    moment="idle_from created_at",
+    moment="created_at",
 )
 
 super_stream_partitions = _table(
