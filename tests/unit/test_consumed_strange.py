@@ -10,6 +10,7 @@ import pytest
 import rstream
 
 from relatum.errors import InvalidInput
+from relatum.reading import Message
 from relatum_consumer.consumed import in_hand
 
 METHOD = pika.spec.Basic.Deliver("tag", 1, False, "", "orders")
@@ -109,3 +110,14 @@ def test_properties_are_what_the_broker_had() -> None:
     message = aio_pika.IncomingMessage(delivered, no_ack=True)  # type: ignore[arg-type]
     assert message.expiration == 60
     assert in_hand(message).message.properties.expiration == "60000"
+
+
+def test_an_empty_id_names_no_message() -> None:
+    """Two messages of one body whose publishers set an empty id are two: only a copy has the same headers, too."""
+
+    def read(order: str) -> Message:
+        return Message.from_amqp("orders", 3, properties(message_id="", headers={"order_id": order}), b"")
+
+    taken = in_hand((METHOD, properties(message_id="", headers={"order_id": "o1"}), b""))
+    assert taken.is_copy is not None
+    assert (taken.is_copy(read("o1")), taken.is_copy(read("o2"))) == (True, False)
