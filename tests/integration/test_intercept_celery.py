@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,6 +72,23 @@ def test_an_app_is_intercepted_before_it_has_settings(amqp_url: str, queue: str)
     assert "BCC" not in message.headers
     assert relatum.statistics(app).published == 1
     relatum.release(app)
+
+
+def test_a_producer_that_is_held_is_bare_once_the_app_is_released(amqp_url: str, database_url: str, queue: str) -> None:
+    """What is published by it goes as it is, and starts no recorder that nobody would end."""
+    app = new_app(queue, amqp_url)
+    before = {thread.name for thread in threading.enumerate()}
+    with app.producer_or_acquire() as bare:
+        bare.channel.queue_declare(queue)
+    relatum.intercept(app, database=database_url)
+    with app.producer_or_acquire() as producer:
+        producer.publish(b"", routing_key=queue)
+        assert "message_id" in taken(amqp_url, queue).properties
+        relatum.release(app)
+        producer.publish(b"", routing_key=queue)
+        assert "message_id" not in taken(amqp_url, queue).properties
+    assert {thread.name for thread in threading.enumerate()} <= before
+    assert relatum.statistics(app).published == 1
 
 
 def test_another_app_of_the_process_publishes_bare(amqp_url: str, queue: str) -> None:

@@ -167,6 +167,34 @@ def test_what_ends_the_first_message_leaves_no_bare_connection(amqp_url: str, qu
     gc.collect()
 
 
+@pytest.mark.parametrize("rabbitmq", [False], indirect=True)
+def test_released_while_the_first_message_waits_it_is_bare(
+    amqp_url: str, database_url: str, rabbitmq: RabbitmqBroker, queue: str
+) -> None:
+    """The message goes as it is; its connection is left alone, and no recorder begins."""
+    charge = actor(rabbitmq, queue)
+    held: list[Any] = []
+
+    def send() -> None:
+        charge.send("o1")
+        held.append(rabbitmq.connection)
+
+    before = {thread.name for thread in threading.enumerate()}
+    with Proxy.to(amqp_url) as proxy:
+        proxy.mode = "frozen"
+        relatum.intercept(rabbitmq, database=database_url, broker_url=proxy.url(amqp_url), copy_to=f"{queue}-copies")
+        thread = threading.Thread(target=send)
+        thread.start()
+        wait_until(lambda: proxy.opened, what="a look at the stream of copies")
+        relatum.release(rabbitmq)
+        proxy.mode = "pass"
+        thread.join()
+        assert got(amqp_url, queue)[0].message_id is None
+        assert "_relatum_interception" not in vars(held[0])
+        assert not {thread.name for thread in threading.enumerate() if thread.name == "relatum-embedded"} - before
+    delete_stream(amqp_url, f"{queue}-copies")
+
+
 def test_each_process_has_its_own(amqp_url: str, rabbitmq: RabbitmqBroker, queue: str) -> None:
     """A process forked off before anything was sent publishes through an interception of its own."""
     relatum.intercept(rabbitmq)

@@ -109,3 +109,12 @@ def test_properties_are_what_the_broker_had() -> None:
     message = aio_pika.IncomingMessage(delivered, no_ack=True)  # type: ignore[arg-type]
     assert message.expiration == 60
     assert in_hand(message).message.properties.expiration == "60000"
+
+
+def test_an_empty_id_names_no_message() -> None:
+    """Two messages of one body whose publishers set an empty id are two: only a copy has the same headers, too."""
+    first, copy, other = (
+        (METHOD, properties(message_id="", headers={"order_id": order}), b"") for order in ("o1", "o1", "o2")
+    )
+    assert is_same(first, copy)
+    assert not is_same(first, other)

@@ -166,7 +166,7 @@ def _mark(message: Message) -> Hashable:
     The broker adds headers named `x-…`, and leaves tables out of streams.
     """
     properties = message.properties
-    if properties.message_id is not None:
+    if properties.message_id:
         return properties.message_id, message.body
     plain = {
         (name, value)

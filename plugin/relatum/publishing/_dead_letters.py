@@ -182,12 +182,14 @@ class _Letter:
         # Without what is added, and the header that names what is left out, at four bytes a character.
         added = encoded_bytes(new_properties(self._added)) + 5 * REASON_CHARACTERS_MAX
         room = math.inf if bytes_max is None else bytes_max - added
+        total = sum(size for size in sizes.values() if size < math.inf)
         left_out: list[str] = []
-        for kind, name in sorted(sizes, key=lambda part: -sizes[part]):
-            total = sum(sizes.values())
-            if total <= room and total < math.inf:
-                break
-            del sizes[kind, name], self._parts[kind, name]
+        for (kind, name), size in sorted(sizes.items(), key=lambda part: -part[1]):
+            if size < math.inf:
+                if total <= room:
+                    break
+                total -= size
+            del self._parts[kind, name]
             left_out.append(kind + name[:_NAME_CHARACTERS_MAX])
         self.left_out = self._added[LEFT_OUT_HEADER] = ", ".join(left_out)[:REASON_CHARACTERS_MAX]
 

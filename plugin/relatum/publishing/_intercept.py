@@ -61,8 +61,8 @@ def intercept(
     Args:
         connection: A pika BlockingConnection, a pika callback connection (SelectConnection and its like), an aio-pika
             connection, robust or not; a Celery app, dramatiq's RabbitmqBroker, or FastStream's RabbitBroker. The last
-            three open nothing yet: recorders start, and errors
-            are raised, once a process publishes; each forked process has its own.
+            three open nothing yet: recorders start, and errors are raised, once a process publishes; each forked
+            process has its own.
         database: PostgreSQL's URL, or a `Database`. None (default): messages are stamped and checked, not recorded.
         keys: Names of headers, or definitions.
         recorder: `"embedded"` (default): with a database, a thread of this process records the streams it publishes to;

@@ -22,7 +22,7 @@ class ProcessInterceptions:
     Attributes:
         options: What `intercept` was asked for.
         active: False once released: everything then passes through untouched.
-        lock: Held for a moment by who counts: an app's threads publish at the same time.
+        lock: Held for a moment by who counts, covers or releases: an app's threads publish at the same time.
         nodes: Where its connections may lead, where they do not say so themselves: parameters of pika's.
     """
 
@@ -53,15 +53,15 @@ class ProcessInterceptions:
     def check_usable(self) -> None:
         """Nothing: it is of all processes."""
 
-    def current(self, connection: Any, *, may_wait: bool = True) -> Interception:
-        """The interception of this process, made with the first connection that publishes.
+    def current(self, connection: Any, *, may_wait: bool = True) -> Interception | None:
+        """The interception of this process, made with the first connection that publishes; None once released.
 
         Raises:
             KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys otherwise.
             RelatumError: there is no stream for copies, and none can be declared.
         """
         with self._starting:
-            if self._present is None:
+            if self.active and self._present is None:
                 source = self.options.broker_url or connection
                 address = address_of(source, self.options.stream_url, self.nodes)
                 stream = self.options.copy_to
@@ -71,17 +71,23 @@ class ProcessInterceptions:
                 if stream is not None:
                     self._present.watch("", stream)
             present = self._present
+        if present is None or not self.active:
+            # What was made while `release` ran is given back here.
+            self._give_back()
+            return None
         # Each channel's first publish waits for what is left of that second.
         present.await_agreement(may_wait=may_wait)
         return present
 
-    def cover(self, connection: Any, client: ModuleType) -> Interception:
+    def cover(self, connection: Any, client: ModuleType) -> Interception | None:
         """Have a connection publish through this process's interception until `release`; `client` knows its kind."""
         interception: Interception | None = getattr(connection, ATTRIBUTE, None)
         if interception is None:
             interception = self.current(connection, may_wait=client.may_wait(connection))
-            client.intercept(connection, interception)
             with self.lock:
+                if interception is None or not self.active:
+                    return None
+                client.intercept(connection, interception)
                 self._covered[connection] = client
         return interception
 
@@ -93,6 +99,10 @@ class ProcessInterceptions:
         for connection, client in covered:
             if hasattr(connection, ATTRIBUTE):
                 client.release(connection)
-        present, self._present = self._present, None
+        self._give_back()
+
+    def _give_back(self) -> None:
+        with self.lock:
+            present, self._present = self._present, None
         if present is not None:
             present.release()

@@ -60,6 +60,8 @@ class _Producer:
         """Publish with an id, a time, and the copy that was asked for."""
         producer, copy_to = self._producer, self._interceptions.options.copy_to
         interception = self._interceptions.current(producer.connection)
+        if interception is None:
+            return producer.publish(body, routing_key, exchange=exchange, **options)
         frame_bytes_max = 0
         if producer.connection.connected:
             # Else it is opened by kombu, which may try that several times.

@@ -64,11 +64,11 @@ async def with_receipt(
     **kwargs: Any,
 ) -> AsyncReceipt:
     """Publish by a broker's own method, with a receipt."""
-    interceptions = interception_of(broker)
-    if interceptions is None:
-        raise ConfigurationError("this broker is not intercepted: relatum.intercept(broker, …)")
-    if not isinstance(broker._connection, AbstractConnection):
+    if interception_of(broker) is not None and not isinstance(broker._connection, AbstractConnection):
         raise ConfigurationError("a receipt is of a message on RabbitMQ: await broker.start() first")
+    interception = _cover(broker)
+    if interception is None:
+        raise ConfigurationError("this broker is not intercepted: relatum.intercept(broker, …)")
     is_made = isinstance(message, AbstractMessage)
     given: Any = copy.copy(message) if is_made else message
     if is_made:
@@ -82,11 +82,11 @@ async def with_receipt(
             given.message_id, given.headers = message_id, headers
         return await broker.publish(given, mandatory=mandatory, headers=headers, message_id=message_id, **kwargs)
 
-    return await aio_pika_connections.with_receipt(_cover(broker), message_id, headers, publish)
+    return await aio_pika_connections.with_receipt(interception, message_id, headers, publish)
 
 
 def _cover(broker: Any) -> Any:
-    """This process's interception of the broker's connection. None in FastStream's own tests, which connect nowhere."""
+    """This process's interception of the broker's connection; None once released, or where a test connects nowhere."""
     interceptions, connection = interception_of(broker), broker._connection
     if interceptions is None or not isinstance(connection, AbstractConnection):
         return None
