@@ -216,6 +216,21 @@ def test_idle_sets_are_closed_and_used_ones_are_not(
     assert [(each.name, each.epoch == epoch) for each in sets.list()] == [("busy", True), ("its own", False)]
 
 
+def test_a_set_in_use_is_not_closed_before_that_is_written_down(
+    faces: Faces, sets: relatum.AffinitySets, engine: sa.Engine
+) -> None:
+    """A router says within 15 seconds that it uses a set: until then others do not take it for idle."""
+    with faces.opened(idle_s=60) as using:
+        using.publish(b"", "used")
+        epoch = sets.inspect("used").epoch
+        with engine.begin() as connection:
+            connection.execute(sa.update(placements).values(used_at=sa.func.now() - timedelta(seconds=61)))
+        using.publish(b"", "used")
+        with faces.opened() as closing:
+            closing.publish(b"", "its own")
+        assert sets.inspect("used").epoch == epoch
+
+
 def test_sets_of_a_super_stream_are_closed_after_one_time(faces: Faces, sets: relatum.AffinitySets) -> None:
     """Who names another `idle_s` than the first is refused, and told which it is; who names none goes by that."""
     with faces.opened(idle_s=60) as first:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -147,3 +148,26 @@ def test_a_router_that_may_not_go_on_leaves_it_to_others(
         router.publish(channel, b"d1", of_context("d"))
     assert not contexts.moves()[0].state.is_ended
     assert caplog.text.count("AccessRefused") == 1
+
+
+def test_going_on_with_a_move_ends_with_the_time_out(
+    contexts: SerializationContexts,
+    channel: BlockingChannel,
+    engine: sa.Engine,
+    database_url: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A move that waits for a publisher that does not answer keeps no message for longer than told; nothing is away."""
+    leave(contexts, engine)
+    with engine.begin() as connection:
+        ids = sa.text("SELECT super_stream_id, 'dead:1:x', 0, 60, now() + interval '1 hour' FROM relatum.super_streams")
+        columns = ["super_stream_id", "holder", "seen", "session_s", "lease_expires_at"]
+        connection.execute(sa.insert(publisher_sessions).from_select(columns, ids.columns()))
+        connection.execute(sa.text("UPDATE relatum.context_moves SET fence_epoch = 0"))
+    with ContextRouter(contexts.super_stream, database_url, ContextOptions(timeout_s=4.0)) as router:
+        began = time.monotonic()
+        with pytest.raises(ContextMoving):
+            router.publish(channel, b"c1", of_context("c"))
+        assert time.monotonic() - began < 5.5
+    assert "is gone on with" in caplog.text
+    assert "is away" not in caplog.text

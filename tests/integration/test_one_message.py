@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pika
@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.collecting import Bulk, ExecutorOptions, MessageCollector, OutcomeStatus
-from relatum.errors import InvalidInput, PublishRejected
+from relatum.errors import BrokerUnavailable, InvalidInput, PublishRejected
 from relatum.membership import GROUP_KEY
 from relatum.publishing import Burial, DeadLetters, DirectPublisher
 from relatum.reading import BrokerAddress, Message, StreamReader
@@ -165,6 +165,36 @@ def test_a_dead_letter_that_cannot_be_encoded_stops_no_worker(
         found = wait_final(collector, "bad", "large", "good")
     assert found == {"bad": (DEAD, "ValueError: no"), "large": (DEAD, "ValueError: no"), "good": (SUCCEEDED, None)}
     assert len(read_all(amqp_url, dead_stream)) == 2
+
+
+def test_dead_letters_are_published_once_though_the_broker_goes_away_among_them(
+    amqp_url: str,
+    stream_name: str,
+    dead_stream: str,
+    collector_of: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a bulk's dead letters those that were confirmed are not published again when the others are."""
+    publish_plain(amqp_url, stream_name, [(each, pika.BasicProperties(message_id=each)) for each in ("a", "b", "c")])
+    publish, failures = DeadLetters.publish, [BrokerUnavailable("away"), BrokerUnavailable("away")]
+
+    def failing(self: DeadLetters, messages: Sequence[Message], reason: str, **headers: Any) -> None:
+        if messages[0].offset == 2 and failures:
+            raise failures.pop()
+        publish(self, messages, reason, **headers)
+
+    monkeypatch.setattr(DeadLetters, "publish", failing)
+    collector = collector_of(dead_letter_stream=dead_stream)
+
+    def execute(bulk: Bulk) -> list[Any]:
+        return [ValueError("no") for _ in bulk.messages]
+
+    collector.register_executor("order", execute, ExecutorOptions(bulk_messages=3, attempts=1))
+    with collector:
+        found = wait_final(collector, "a", "b", "c")
+    assert found == dict.fromkeys(("a", "b", "c"), (DEAD, "ValueError: no"))
+    assert not failures
+    assert [each.headers["relatum_dead_offset"] for each in read_all(amqp_url, dead_stream)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("joins", [False, True])

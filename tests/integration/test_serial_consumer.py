@@ -507,8 +507,8 @@ def test_a_stream_that_was_declared_again_begins_anew(stage: Stage, caplog: pyte
 
 @pytest.mark.parametrize(
     ("last", "read_s", "again"),
-    [(9, 120, "6789"), (14, 120, "6789"), (9, 60, "0123456789"), (9, -3600, "0123456789")],
-    ids=["other", "ends-before", "all-is-young", "all-is-younger"],
+    [(9, 120, "6789"), (14, 120, "6789"), (9, 60, "0123456789"), (9, -3600, "0123456789"), (14, 3600, "0123456789")],
+    ids=["other", "ends-before", "all-is-young", "all-is-younger", "all-is-older"],
 )
 def test_a_stream_that_lost_its_end_is_read_again_from_two_minutes_before(
     stage: Stage, caplog: pytest.LogCaptureFixture, last: int, read_s: int, again: str

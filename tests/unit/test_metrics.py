@@ -245,6 +245,29 @@ def test_what_ends_while_others_are_told_waits_for_nobody(things: list[Thing], n
     assert f"relatum_tried_open{{name={name}}}" not in page()
 
 
+class Ending(Thing):
+    """It counts one more, and ends, while it is asked for the first time."""
+
+    is_over = False
+
+    def statistics(self) -> ThingStatistics:
+        """Of the interface."""
+        seen = super().statistics()
+        if not self.is_over:
+            self.is_over = True
+            self.done += 1
+            metrics.retire(self)
+        return seen
+
+
+def test_what_ends_while_it_is_asked_is_told_to_the_last(name: str) -> None:
+    """What it had counted at its end is told, and not what the page that met its end has seen of it."""
+    thing = Ending()
+    metrics.report(thing, name=name)
+    thing.done = 3
+    assert [page()[f"relatum_tried_done_total{{name={name}}}"] for _ in range(3)] == [3.0, 4.0, 4.0]
+
+
 def test_a_child_forked_while_the_registry_is_busy_tells_its_own(things: list[Thing], name: str) -> None:
     """A lock that another thread held at the fork does not stop the child."""
     busy, let_go = threading.Event(), threading.Event()

@@ -319,8 +319,10 @@ class Worker(BulkConsumer):
         return self._persist(joined.run, "committing results")
 
     def bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str] | None:
-        places = [message.id for message, _ in letters]
-        return self._persist(lambda: self._if_reached(partial(self._bury, letters), places), "publishing dead letters")
+        assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
+        # One burial for all tries: it knows which letters were confirmed.
+        burial, places = Burial(self._dead_letters, letters), [message.id for message, _ in letters]
+        return self._persist(lambda: self._if_reached(burial.run, places), "publishing dead letters")
 
     def finish(self, bulk: Bulk, results: Sequence[Result]) -> Stored:
         shared = self._shared

@@ -149,7 +149,7 @@ class AffinityOptions(RouterOptions):
         timeout_s: Seconds to wait for a move to end, and for what else is waited for. Default: 10. 0: not at all.
         when_database_away: "known" (default): messages of known sets go on, a first message is `DatabaseUnavailable`.
             "wait": all wait up to `timeout_s`. "fail": all are `DatabaseUnavailable`.
-        idle_s: Seconds without a message after which sets are closed, whoever opened them; at least 60, and up to 30
+        idle_s: Seconds without a message after which sets are closed, whoever opened them; at least 60, and up to 45
             more. It is the super stream's: the first router that names it sets it, one that names another is refused.
             None (default): as it is stored, never where nobody named it.
         open_sets_max: Sets of the super stream that may be open. None (default): any number. With a number, sets are

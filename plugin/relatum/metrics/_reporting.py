@@ -64,7 +64,9 @@ class _Entry:
                 logger.exception("the metrics of a %s are left out: a defect", type(source).__name__)
             self._has_failed = True
             return self.counted
-        self.counted = {key: values for key, values in found.items() if key[0].kind is not Kind.GAUGE}
+        # Where it ended while it was asked, its last numbers are kept already.
+        if self._source is not _nothing:
+            self.counted = {key: values for key, values in found.items() if key[0].kind is not Kind.GAUGE}
         return found
 
 

@@ -223,8 +223,8 @@ class SetKeeper:
             # It is the super stream's, and may have been changed since.
             idle_s = self._core.store.idle_s()
             if idle_s is not None:
-                # One that is stored since before may be shorter.
-                close_idle(self._core.store, max(idle_s, IDLE_S_MIN))
+                # What is stored since before may be shorter; and what others used just now is not written down yet.
+                close_idle(self._core.store, max(idle_s, IDLE_S_MIN) + USED_EVERY_S)
         except RelatumError:
             with self._changed:
                 self._used |= used

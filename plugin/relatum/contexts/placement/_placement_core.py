@@ -1,5 +1,6 @@
 """What the routers of both faces share: their options, the placements in the database, and the steps that block."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ from relatum.contexts.placement._publication_requests import (
     TakeOver,
 )
 from relatum.contexts.placement._session import elapsed_s
-from relatum.contexts.serial.moving._move_store import MoveStore
+from relatum.contexts.serial.moving._move_store import MoveStore, logger
 from relatum.contexts.serial.moving._mover import go_on_with_abandoned
 from relatum.errors import (
     ConfigurationError,
@@ -47,7 +48,7 @@ from relatum.steps import run
 from relatum.store import AnyDatabase, Database
 from relatum.superstreams import Candidate, address_of, describe_super_stream
 from relatum.superstreams import checked_stream_name as checked_super_stream
-from relatum.waiting import LEAST_S, Deadline, within
+from relatum.waiting import LEAST_S, Deadline, log_failure, within
 
 END_S: Final = 1.0
 """Seconds for questions to the database that are under way when a router is closed."""
@@ -300,12 +301,17 @@ class RouterCore:
                 return
             self._take_over_at = time.monotonic() + WAITED_S
         who = f"going on with abandoned moves of {self.super_stream!r}"
-        try:
-            go_on_with_abandoned(moves, lambda: ControlStreams(self.address), retry_s=request.seconds)
-        except Exception as error:  # noqa: BLE001 - it is logged, and the message waits on
-            moves.outages.failed(who, error)
-        else:
-            moves.outages.over(who)
+        with within(request.seconds) as time_left:
+            try:
+                go_on_with_abandoned(moves, lambda: ControlStreams(self.address))
+            except Exception as error:  # noqa: BLE001 - it is logged, and the message waits on
+                if time_left.has_passed:
+                    # That says of no server that it is away.
+                    log_failure(logger, error, who, level=logging.INFO)
+                else:
+                    moves.outages.failed(who, error)
+            else:
+                moves.outages.over(who)
 
     def place(self, request: Place) -> Placement:
         """The placement of a name, chosen by the rule where it is not placed yet."""

@@ -12,7 +12,6 @@ from typing import Any, Final, Self
 import psycopg
 import sqlalchemy as sa
 
-from relatum.contexts.placement import _placement_statements as session_statements
 from relatum.contexts.placement import _placement_statements as statements
 from relatum.contexts.placement._model import (
     Choose,
@@ -267,11 +266,11 @@ class PlacementStore:
     def renew_session(self, holder: str, seen: int, session_s: float) -> None:
         """Write that a publisher publishes, for so many seconds more, and which generation it has gone on to."""
         renewed = self._with_id(by=holder, has_seen=seen, holds_s=session_s)
-        self._database.rows(session_statements.renew_session, renewed)
+        self._database.rows(statements.renew_session, renewed)
 
     def end_session(self, holder: str) -> None:
         """Remove a publisher's session, where there is one."""
-        self._database.rows(session_statements.end_session, self._with_id(by=holder))
+        self._database.rows(statements.end_session, self._with_id(by=holder))
 
     def idle(self, idle_s: float, *, limit: int = 1_000) -> list[Placement]:
         """Open placements that nobody touched for so many seconds, the longest unused first; moving ones are not."""

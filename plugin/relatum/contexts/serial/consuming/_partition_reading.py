@@ -272,8 +272,9 @@ class PartitionReader:
     def _first_of_last_minutes(self, reader: StreamReader, last_ms: int) -> int | None:
         """The first offset written in the two minutes before a moment; None where the stream has none of them.
 
-        What was written after the end was lost comes later in the stream, so none of it lies before that offset. Should
-        all of these minutes be lost, or the broker's clock have been set back, it is none, and nothing is skipped.
+        What was written after the end was lost comes later in the stream, and its time is later, too, or by less than
+        these minutes earlier (clocks of nodes differ): so none of it lies before that offset. Should all of these
+        minutes be lost, it is none, and nothing is skipped.
         """
         since = datetime.fromtimestamp(max(0.0, last_ms / 1_000 - REPEATED_S), UTC)
         found = reader.batches(self.stream, since, follow=False, idle_s=IDLE_S)

@@ -21,7 +21,6 @@ from relatum.contexts.placement._entries import Control, Fence, Marker
 from relatum.contexts.placement._placement_opening import partitions_in
 from relatum.contexts.serial._order_verify import floors_before
 from relatum.contexts.serial._partition_log import MovedBefore, consistent_starts
-from relatum.contexts.serial.consuming import _serial_statements as hold_statements
 from relatum.contexts.serial.consuming import _serial_statements as statements
 from relatum.contexts.serial.consuming._partition_following import Following, Step
 from relatum.errors import Conflict, PartitionLost
@@ -230,7 +229,7 @@ class ConsumerStore:
             row = connection.execute(statements.begin, mine).one_or_none()
             if row is None:
                 return None
-            holds = connection.execute(hold_statements.holds_of, mine).all()
+            holds = connection.execute(statements.holds_of, mine).all()
             scans = connection.scalars(statements.scans_of, {"of_partition": partition_id})
             read_from = min([row.position, *(hold.marker_offset for hold in holds), *scans])
         known_by = None
@@ -272,8 +271,8 @@ class ConsumerStore:
         mine = self._mine(partition_id)
         with self._database.transaction() as connection:
             if connection.execute(statements.go_on_from, {**mine, "at": position}).rowcount:
-                connection.execute(hold_statements.drop_holds, mine)
-                connection.execute(hold_statements.free_holds, mine)
+                connection.execute(statements.drop_holds, mine)
+                connection.execute(statements.free_holds, mine)
 
     def go_back(self, partition_id: int, position: int, end: int) -> None:
         """Go on from an earlier offset of a stream that lost its end; nobody waits for a fence that is lost.
@@ -286,9 +285,9 @@ class ConsumerStore:
         at = {**self._mine(partition_id), "at": position}
         with self._database.transaction() as connection:
             if connection.execute(statements.go_on_from, at).rowcount:
-                connection.execute(hold_statements.drop_holds_behind, at)
-                connection.execute(hold_statements.move_holds_back, at)
-                connection.execute(hold_statements.free_holds_behind, {**at, "end": end})
+                connection.execute(statements.drop_holds_behind, at)
+                connection.execute(statements.move_holds_back, at)
+                connection.execute(statements.free_holds_behind, {**at, "end": end})
 
     def drain(self, partition_id: int) -> bool:
         """Note that a partition's stream is gone, if it was retired: there is nothing left to wait for in it."""
@@ -297,7 +296,7 @@ class ConsumerStore:
             if connection.execute(statements.is_retired, {"of_partition": partition_id}).first() is None:
                 return False
             connection.execute(statements.drain, mine)
-            connection.execute(hold_statements.drop_holds, mine)
+            connection.execute(statements.drop_holds, mine)
             return True
 
     # --- steps ------------------------------------------------------------------------------------------------------
@@ -319,7 +318,7 @@ class ConsumerStore:
         begun = {hold.move_id for hold in step.begun}
         for hold in step.begun:
             connection.execute(
-                hold_statements.begin_hold,
+                statements.begin_hold,
                 {
                     **mine,
                     "of_move": hold.move_id,
@@ -333,9 +332,9 @@ class ConsumerStore:
         for move_id, cursor, held in step.holds:
             if move_id not in begun:
                 moved = {**mine, "of_move": move_id, "next_held": cursor, "waiting": held}
-                connection.execute(hold_statements.move_hold, moved)
+                connection.execute(statements.move_hold, moved)
         for move_id in step.ended:
-            connection.execute(hold_statements.end_hold, {**mine, "of_move": move_id})
+            connection.execute(statements.end_hold, {**mine, "of_move": move_id})
         return True
 
     def _advance(self, connection: sa.Connection, following: Following, step: Step, token: UUID) -> bool:
@@ -376,9 +375,9 @@ class ConsumerStore:
     def complete(self, partition_ids: Collection[int]) -> list[tuple[int, int]]:
         """The holds in these partitions that have nothing to wait for any more: partition and move of each."""
         wanted = {**self._me, "of_partitions": list(partition_ids)}
-        return [(row.partition_id, row.move_id) for row in self._database.rows(hold_statements.complete_holds, wanted)]
+        return [(row.partition_id, row.move_id) for row in self._database.rows(statements.complete_holds, wanted)]
 
     def status(self) -> tuple[list[Any], list[Any]]:
         """The rows of all partitions, and of all open holds."""
         rows = self._database.rows
-        return rows(statements.status, self._me), rows(hold_statements.status_holds, self._me)
+        return rows(statements.status, self._me), rows(statements.status_holds, self._me)

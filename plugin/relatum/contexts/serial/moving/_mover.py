@@ -39,7 +39,7 @@ from relatum.otel import Description, Part
 from relatum.processes import new_holder
 from relatum.steps import run
 from relatum.store import LEASE_S, renewal_s
-from relatum.waiting import Server, log_failure
+from relatum.waiting import Server, has_passed, log_failure
 
 RETRY_S: Final = 30.0
 """Seconds for which a step is tried again while the broker or the database does not answer."""
@@ -109,7 +109,7 @@ class Mover:
         return answer
 
     def _persist(self, request: MoveRequest) -> Any:
-        """Run one step, retrying transient errors for `retry_s`. Each step may be repeated."""
+        """Run one step, retrying transient errors for `retry_s`, or the call's time. Each step may be repeated."""
         give_up_at, outages = time.monotonic() + self._retry_s, self._store.outages
         move = "a move to begin" if self._known is None else f"move {self._known.move_id}"
         who = f"the step {type(request).__name__} of {move}"
@@ -118,7 +118,7 @@ class Mover:
                 self._attend()
                 answer = self._ways[type(request)](request)
             except _PASSING as error:
-                if time.monotonic() >= give_up_at:
+                if time.monotonic() >= give_up_at or has_passed():
                     outages.forget(who)
                     raise
                 outages.failed(who, error)
@@ -148,9 +148,7 @@ class Mover:
             self._tell(self._store.move(found.move_id))
 
 
-def go_on_with_abandoned(
-    moves: MoveStore, open_streams: Callable[[], AbstractContextManager[ControlStreams]], *, retry_s: float = RETRY_S
-) -> None:
+def go_on_with_abandoned(moves: MoveStore, open_streams: Callable[[], AbstractContextManager[ControlStreams]]) -> None:
     """Go on with all moves whose mover is gone, one after the other.
 
     One statement takes a move: of many who ask, one has it. Two who perform it side by side would do no harm.
@@ -158,7 +156,6 @@ def go_on_with_abandoned(
     Args:
         moves: The moves of the super stream.
         open_streams: Opens the partitions, where there is such a move.
-        retry_s: Seconds for which a step is tried again.
 
     Raises:
         RelatumError: what stopped one; it stands as it was.
@@ -168,7 +165,7 @@ def go_on_with_abandoned(
         logger.warning("move %d is gone on with: its mover is gone", move_id, extra={"move_id": move_id})
         try:
             with open_streams() as streams:
-                Mover(moves, streams, retry_s=retry_s, holder=holder).run(go_on(move_id))
+                Mover(moves, streams, holder=holder).run(go_on(move_id))
         except (Conflict, NotFound) as error:
             # Another has ended it, or taken it back, meanwhile.
             log_failure(logger, error, f"move {move_id} is another's", level=logging.INFO)
