@@ -171,7 +171,10 @@ def test_a_value_of_too_many_messages_is_named_and_not_followed(
     assert [each.offset for each in trace] == [0, 1]
     assert trace.stopped == (Stop(StopReason.FAN_OUT, 6, "host", "hot"),)
     assert [(each.key, each.value) for each in trace.shared] == [("order_id", "o")]
-    assert not relations.trace(("host", "hot"), fan_out=5).messages
+    of_value = relations.trace(("host", "hot"), fan_out=5)
+    assert (of_value.messages, of_value.status) == ((), "found")
+    alone = relations.trace(relations.read(streams[0], 5), fan_out=5)
+    assert (len(alone), alone.status) == (1, "found")
 
 
 def test_rows_that_are_not_meant_do_not_count(

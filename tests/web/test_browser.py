@@ -665,6 +665,25 @@ def test_names_and_values_without_end_stay_in_their_places(
     assert wrong == {}, "\n".join(f"{name}: {' | '.join(found)}" for name, found in wrong.items())
 
 
+@pytest.mark.parametrize("width", [920, 1280])
+def test_short_words_stay_whole_where_columns_are_many(browser: Browser, served: str, world: World, width: int) -> None:
+    """No view is wider than its window; a type and a state stand in one line, an offset beside its stream's name."""
+    with looking(browser, served, width=width) as window:
+        for name, path in paths(world).items():
+            window.page.goto(served + path)
+            window.check()
+            assert window.page.evaluate(WORDS) == [], name
+            assert window.page.evaluate(LINES) == [], name
+
+
+LINES: Final = """() => [...document.querySelectorAll('td[data-label="Type"], .hits a')].filter((each) => {
+    const content = document.createRange();
+    content.selectNodeContents(each);
+    return content.getBoundingClientRect().height > 1.8 * parseFloat(getComputedStyle(each).lineHeight);
+}).map((each) => each.textContent.trim().slice(0, 40))"""
+"""Types of messages, and places of what belongs to one, that take more than a line."""
+
+
 def test_a_key_of_the_first_page_is_chosen_and_its_value_asked_for(browser: Browser, served: str) -> None:
     """Its chip fills in the key, and what is typed next is the value."""
     with looking(browser, served) as window:

@@ -85,9 +85,9 @@ class Step:
         hop: 1 for what the start leads to, and so on.
         values: Values asked for.
         found: Messages found that were not known before.
-        status: `found`, or what is known where nothing new was found: `absent` says that there is no more, as of the
-            beginning of the trace and but for `Trace.new_keys`. With `unread`, or with `complete` where something
-            cannot be proven, `unproven`.
+        status: `found`, also where a value has too many messages to follow; or what is known where nothing new was
+            found: `absent` says that there is no more, as of the beginning of the trace and but for `Trace.new_keys`.
+            With `unread`, or with `complete` where something cannot be proven, `unproven`.
     """
 
     hop: int

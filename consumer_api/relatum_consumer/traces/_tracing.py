@@ -239,7 +239,7 @@ class _Course:
         # The start's own copies are no finding.
         found = sum(1 for met in islice(self._met.values(), before, None) if met.hops)
         status = known.status(
-            is_found=bool(found or cut > 0),
+            is_found=bool(found or cut > 0 or self._too_many.intersection(wanted)),
             was_read=complete,
             is_whole=was_whole and not self._unread,
             has_expired=len(self._expired) > expired,

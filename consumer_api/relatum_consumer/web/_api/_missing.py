@@ -19,6 +19,7 @@ from relatum_consumer.web._documents import copied
 from relatum_consumer.web._endpoint import endpoint, words_of
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
+from relatum_consumer.web._timeline import span_text
 
 SPANS: Final = {"5m": 300.0, "1h": 3_600.0, "1d": None, "all": None}
 """Seconds of what fell due that are looked at; a day is what `missing` looks at by itself."""
@@ -285,7 +286,7 @@ def _unmet_row(site: Site, definitions: Sequence[KeyDefinition], expected: Expec
     elif unmet.came_at is None:
         words = "missing: none has come"
     else:
-        words = f"late by {unmet.came_at - unmet.due}"
+        words = f"late by {span_text((unmet.came_at - unmet.due).total_seconds())}"
     stream, offset = unmet.id
     key = key_value(site, definitions, definition, unmet.value, unmet.id)
     return copied(UnmetRow, unmet, words=words, key=key, stream=stream, offset=offset)
