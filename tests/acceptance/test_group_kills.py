@@ -158,7 +158,7 @@ def kill_at_random(members: Members, times: int, chance: random.Random) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning")
-def test_groups_of_a_tail_that_was_lost_are_looked_for_again(private_servers: LocalServers) -> None:
+def test_groups_of_a_tail_that_was_lost_are_looked_for_again(private_servers: LocalServers, tmp_path: Path) -> None:
     """What was scanned is gone, and its offsets hold other groups: those are given, and what is not whole is not."""
     servers, stream = private_servers, "orders"
     url = servers.broker_url
@@ -168,7 +168,7 @@ def test_groups_of_a_tail_that_was_lost_are_looked_for_again(private_servers: Lo
     publish_plain(url, stream, [*whole_group(1, 2), of_group(2, 1)])
     record(url, engine, stream, keys=[GROUP_KEY])
     servers.rabbitmq.stop()
-    older = servers.directory / "older"
+    older = tmp_path / "older"
     shutil.copytree(servers.rabbitmq.data, older, symlinks=True)
     restart_broker(servers, stream)
     publish_plain(url, stream, [of_group(2, 2, last=True), *whole_group(3, 3), *whole_group(4, 2)])

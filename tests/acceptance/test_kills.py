@@ -212,14 +212,16 @@ def test_a_database_killed_again_and_again_loses_and_doubles_no_row(
     assert assert_equal(servers) > 0
 
 
-def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(servers: LocalServers) -> None:
+def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(
+    servers: LocalServers, tmp_path: Path
+) -> None:
     """RabbitMQ does not fsync streams: after a power loss the table is ahead, and offsets are used again."""
     engine = make_engine(servers.database_url)
     url = servers.broker_url
     publish_plain(url, STREAM, orders("kept", 3_000), confirm=False)
     record(url, engine, STREAM, keys=["order_id"])
     servers.rabbitmq.stop()
-    older = servers.directory / "older"
+    older = tmp_path / "older"
     shutil.copytree(servers.rabbitmq.data, older, symlinks=True)
     restart_broker(servers)
     publish_plain(url, STREAM, orders("lost", 1_000), confirm=False)
