@@ -181,7 +181,7 @@ def test_a_database_without_the_schema_is_named(empty_database_url: str) -> None
         ),
         (refusal("28000", "connection requires a valid client certificate"), AccessRefused, None, "sslcert"),
         (welcome("14.9"), ConfigurationError, None, "PostgreSQL 14 is too old"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ConfigurationError, None, "HTTP answers"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ConfigurationError, None, "what answers there is not PostgreSQL"),
     ],
 )
 def test_what_a_server_says_at_the_start_is_understood(
