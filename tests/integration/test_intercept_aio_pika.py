@@ -16,7 +16,7 @@ from relatum.errors import (
     PublishOutcomeUnknown,
 )
 from relatum.uuid7 import time_us_of
-from tests.support import unique_name
+from tests.support import unique_name, wait_until
 from tests.support.proxy import Proxy
 from tests.support.spans import Spans, collected_spans
 
@@ -257,5 +257,8 @@ async def test_receipts_have_one_span_and_link_to_nothing_twice(
         await receipt.wait(90)
     sends = [each for each in spans.all if each.kind is SpanKind.PRODUCER]
     assert len(sends) == 1
-    (recorded,) = [each for each in spans.ours if each.name == f"record {stream_name}"]
+    # The span ends after its commit, which is what the receipt waited for.
+    (recorded,) = await asyncio.to_thread(
+        wait_until, lambda: [each for each in spans.ours if each.name == f"record {stream_name}"], what="its span"
+    )
     assert [each.context.span_id for each in recorded.links] == [sends[0].context.span_id]

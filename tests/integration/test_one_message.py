@@ -302,7 +302,7 @@ def test_an_executor_cannot_take_messages_out_of_its_bulk(
         found = wait_final(collector, "a", "b")
         wait_until(lambda: collector.held_messages == 0, what="nothing held")
     assert {status for status, _ in found.values()} == {FAILED}
-    assert all(str(reason).startswith("AttributeError: ") for _, reason in found.values())
+    assert all(str(reason).startswith("FrozenInstanceError: ") for _, reason in found.values())
 
 
 def test_an_executor_that_commits_by_itself_is_told(
