@@ -37,8 +37,8 @@ named := $(filter tests/%,$(foreach each,$(TEST),$(firstword $(subst ::, ,$(each
 speaks-of = $(if $(named),$(shell grep -rqs -e '$(1)' $(named) && echo yes),yes)
 browser := $(call speaks-of,playwright)
 spark := $(call speaks-of,pyspark\|pyarrow\|relatum_spark\|support.*spark\|support.decoding)
-types := $(call speaks-of,mypy)
-test_needs := .venv/.made-test $(if $(types),.venv/.made-lint) $(if $(browser),.venv/.made-browser) $(if $(spark),$(classes))
+lint := $(call speaks-of,mypy\|twins)
+test_needs := .venv/.made-test $(if $(lint),.venv/.made-lint) $(if $(browser),.venv/.made-browser) $(if $(spark),$(classes))
 test_system := rabbitmq $(if $(browser),chromium) $(if $(spark),java) \
   $(foreach each,pgbouncer java-client,$(if $(call speaks-of,$(each)),$(each)))
 
