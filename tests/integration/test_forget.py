@@ -6,13 +6,14 @@ import sqlalchemy as sa
 import relatum
 from relatum.errors import CoverageConflict, NothingRecorded, StreamInUse, StreamNotFound
 from relatum.membership import GROUP_KEY
-from relatum.recording import ForgottenStream, backfill, forget, prune, status
+from relatum.recording import ForgottenStream, forget, prune, status
 from relatum.store import Position, TailMove, add_keys, advance_all, current_stream, lock_stream, metadata, receipts
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import GroupConsumer, Relations
-from tests.support import publish_plain, record, recording, rows_of, unique_name, wait_recorded
+from tests.support import publish_plain, record, recording, unique_name, wait_recorded
 from tests.support._recording import add_checkpoints, open_streams
 from tests.support.groups import whole_group
+from tests.support.place import Place
 
 
 def rows_by_table(engine: sa.Engine) -> dict[str, int]:
@@ -42,41 +43,39 @@ def fill(amqp_url: str, engine: sa.Engine, stream: str, count: int = 60) -> None
 
 
 @pytest.mark.differs
-def test_everything_derived_is_deleted_and_other_streams_are_left_alone(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, other_stream: str
-) -> None:
+def test_everything_derived_is_deleted_and_other_streams_are_left_alone(place: Place, other_stream: str) -> None:
     """No table that names streams by their id has a row of it, and look-ups do not know it; it can be recorded anew."""
-    fill(amqp_url, engine, other_stream)
-    others = rows_by_table(engine)
-    fill(amqp_url, engine, stream_name)
-    with Relations(amqp_url, database_url) as relations:
+    fill(place.amqp, place.engine, other_stream)
+    others = rows_by_table(place.engine)
+    fill(place.amqp, place.engine, place.stream)
+    with Relations(place.amqp, place.database) as relations:
         with relations.groups(consumer="billing") as groups:
             for group in groups:
                 group.acknowledge()
-        filled = rows_by_table(engine)
+        filled = rows_by_table(place.engine)
         assert filled.keys() >= others.keys() | {"events", "receipts", "checkpoints", "skips", "group_scans"}
         told: list[int] = []
-        (dry,) = forget(engine.url, [stream_name], dry_run=True)
-        assert rows_by_table(engine) == filled
-        (done,) = forget(engine.url, [stream_name], batch_rows=7, progress=lambda each: told.append(each.total))
+        (dry,) = forget(place.database, [place.stream], dry_run=True)
+        assert rows_by_table(place.engine) == filled
+        (done,) = forget(place.database, [place.stream], batch_rows=7, progress=lambda each: told.append(each.total))
         steps = [after - before for before, after in zip([0, *told], told, strict=False)]
         assert max(steps) <= 7
-        assert (done.stream, done.rows["relationships"]) == (stream_name, 63)
+        assert (done.stream, done.rows["relationships"]) == (place.stream, 63)
         assert {name: count for name, count in dry.rows.items() if count} == {
             name: count for name, count in done.rows.items() if count and name != "group_states"
         }
-        left = rows_by_table(engine)
+        left = rows_by_table(place.engine)
         assert {name: left[name] for name in others} == others
-        assert [each.stream for each in status(amqp_url, engine.url)] == [other_stream]
+        assert [each.stream for each in status(place.amqp, place.database)] == [other_stream]
         assert [each.stream for each in relations.find("order_id", "o1").ids] == [other_stream]
-        with pytest.raises(StreamNotFound, match=stream_name):
-            forget(engine.url, [stream_name])
-        forget(engine.url, [other_stream])
-        assert rows_by_table(engine) == {}
+        with pytest.raises(StreamNotFound, match=place.stream):
+            forget(place.database, [place.stream])
+        forget(place.database, [other_stream])
+        assert rows_by_table(place.engine) == {}
         with pytest.raises(NothingRecorded):
             relations.find("order_id", "o1")
-    record(amqp_url, engine, stream_name)
-    assert len(rows_of(engine, stream_name)) == 63
+    place.record()
+    assert len(place.rows()) == 63
 
 
 class Killed(BaseException):
@@ -86,11 +85,9 @@ class Killed(BaseException):
 @pytest.mark.parametrize("is_pruned", [False, True], ids=["repeated", "pruned"])
 @pytest.mark.parametrize("steps", [1, 12])
 @pytest.mark.differs
-def test_what_a_kill_left_is_deleted_by_the_next_one(
-    amqp_url: str, engine: sa.Engine, stream_name: str, steps: int, is_pruned: bool
-) -> None:
+def test_what_a_kill_left_is_deleted_by_the_next_one(place: Place, steps: int, is_pruned: bool) -> None:
     """From the first transaction on nobody answers from the stream; a repetition, or `prune`, deletes the rest."""
-    fill(amqp_url, engine, stream_name)
+    fill(place.amqp, place.engine, place.stream)
     left = steps
 
     def kill(_: ForgottenStream) -> None:
@@ -100,49 +97,49 @@ def test_what_a_kill_left_is_deleted_by_the_next_one(
             raise Killed
 
     with pytest.raises(Killed):
-        forget(engine.url, [stream_name], batch_rows=7, progress=kill)
-    assert status(amqp_url, engine.url) == []
-    assert rows_by_table(engine)
+        forget(place.database, [place.stream], batch_rows=7, progress=kill)
+    assert status(place.amqp, place.database) == []
+    assert rows_by_table(place.engine)
     if is_pruned:
-        prune(amqp_url, engine.url)
+        prune(place.amqp, place.database)
     else:
-        forget(engine.url, [stream_name])
-    assert rows_by_table(engine) == {}
+        forget(place.database, [place.stream])
+    assert rows_by_table(place.engine) == {}
 
 
 @pytest.mark.differs
-def test_it_is_not_forgotten_while_a_recorder_works(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+def test_it_is_not_forgotten_while_a_recorder_works(place: Place) -> None:
     """The recorder is named, nothing is deleted, and a dry run counts all the same; once it has stopped, it is."""
-    publish_plain(amqp_url, stream_name, [(b"", {"order_id": 1})])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
-        (seen,) = status(amqp_url, engine.url)
+    place.put((b"", {"order_id": 1}))
+    with place.recording(keys=["order_id"]):
+        place.wait_recorded()
+        (seen,) = status(place.amqp, place.database)
         assert seen.recorder
         with pytest.raises(StreamInUse, match=seen.recorder) as caught:
-            forget(engine.url, [stream_name])
-        assert caught.value.stream == stream_name
-        (dry,) = forget(engine.url, [stream_name], dry_run=True)
+            forget(place.database, [place.stream])
+        assert caught.value.stream == place.stream
+        (dry,) = forget(place.database, [place.stream], dry_run=True)
         assert (dry.rows["relationships"], dry.needed) == (1, caught.value.reason)
-        assert len(rows_of(engine, stream_name)) == 1
-    (dry,) = forget(engine.url, [stream_name], dry_run=True)
+        assert len(place.rows()) == 1
+    (dry,) = forget(place.database, [place.stream], dry_run=True)
     assert dry.needed is None
-    forget(engine.url, [stream_name])
-    assert rows_by_table(engine) == {}
+    forget(place.database, [place.stream])
+    assert rows_by_table(place.engine) == {}
 
 
 @pytest.mark.differs
-def test_who_was_about_to_write_is_refused(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+def test_who_was_about_to_write_is_refused(place: Place) -> None:
     """A recorder without its lease, and a back-fill, write nothing more of a stream that was forgotten meanwhile."""
-    publish_plain(amqp_url, stream_name, [(b"", {"order_id": 1})])
-    add_keys(engine, ["order_id"])
-    backfill(amqp_url, engine.url, stream_name)
-    with engine.begin() as connection:
-        row = current_stream(connection, "/", stream_name)
+    place.put((b"", {"order_id": 1}))
+    add_keys(place.engine, ["order_id"])
+    place.backfill()
+    with place.engine.begin() as connection:
+        row = current_stream(connection, "/", place.stream)
     assert row is not None
-    (opened,) = open_streams(engine, [row])
+    (opened,) = open_streams(place.engine, [row])
     tail = opened.tail
-    forget(engine.url, [stream_name])
-    with engine.connect() as connection:
+    forget(place.database, [place.stream])
+    with place.engine.connect() as connection:
         with pytest.raises(CoverageConflict):
             lock_stream(connection, row.stream_id)
         assert advance_all(connection, [TailMove(tail, tail.to_offset + 1, Position(tail.to_offset, 0, None))]) == (
@@ -152,18 +149,18 @@ def test_who_was_about_to_write_is_refused(amqp_url: str, engine: sa.Engine, str
 
 
 @pytest.mark.differs
-def test_what_a_recorder_commits_in_its_midst_is_deleted(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+def test_what_a_recorder_commits_in_its_midst_is_deleted(place: Place) -> None:
     """A recorder that stood still for longer than its lease, and goes on before the coverage goes, leaves nothing."""
-    fill(amqp_url, engine, stream_name)
-    with engine.begin() as connection:
-        row = current_stream(connection, "/", stream_name)
+    fill(place.amqp, place.engine, place.stream)
+    with place.engine.begin() as connection:
+        row = current_stream(connection, "/", place.stream)
     assert row is not None
-    (opened,) = open_streams(engine, [row])
+    (opened,) = open_streams(place.engine, [row])
     tail = opened.tail
 
     def go_on(done: ForgottenStream) -> None:
         if done.rows["events"] and not done.rows["coverage"]:
-            with engine.begin() as connection:
+            with place.engine.begin() as connection:
                 move = TailMove(tail, tail.to_offset + 1, Position(tail.to_offset, 0, None))
                 if advance_all(connection, [move])[0]:
                     add_checkpoints(connection, [move])
@@ -172,39 +169,37 @@ def test_what_a_recorder_commits_in_its_midst_is_deleted(amqp_url: str, engine: 
                     gone_on.append(1)
 
     gone_on: list[int] = []
-    forget(engine.url, [stream_name], progress=go_on)
+    forget(place.database, [place.stream], progress=go_on)
     assert gone_on
-    assert rows_by_table(engine) == {}
+    assert rows_by_table(place.engine) == {}
 
 
 @pytest.mark.differs
-def test_primary_data_that_refers_to_it_stops_it(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_primary_data_that_refers_to_it_stops_it(place: Place) -> None:
     """Collectors, consumers of groups and partitions with contexts are named, and nothing is deleted."""
-    fill(amqp_url, engine, stream_name)
+    fill(place.amqp, place.engine, place.stream)
 
     def refused(match: str) -> None:
         with pytest.raises(StreamInUse, match=match):
-            forget(engine.url, [stream_name])
-        assert len(rows_of(engine, stream_name)) == 63
+            forget(place.database, [place.stream])
+        assert len(place.rows()) == 63
 
-    with Relations(amqp_url, database_url) as relations:
-        with relations.groups(stream_name, consumer="by-name") as groups:
+    with Relations(place.amqp, place.database) as relations:
+        with relations.groups(place.stream, consumer="by-name") as groups:
             next(iter(groups)).acknowledge()
             refused("by-name")
         refused("by-name")
-        with engine.begin() as connection:
+        with place.engine.begin() as connection:
             connection.execute(sa.text("DELETE FROM relatum.group_consumers"))
         with relations.groups(consumer=GroupConsumer("all")) as groups:
             group = next(iter(groups))
             refused("'all' has not finished")
             group.acknowledge()
-    with engine.begin() as connection:
+    with place.engine.begin() as connection:
         collector = connection.execute(
             sa.text("INSERT INTO relatum.collectors (name) VALUES ('mail') RETURNING collector_id")
         ).scalar_one()
-        of_collector = {"collector": collector, "stream": stream_name}
+        of_collector = {"collector": collector, "stream": place.stream}
         source = connection.execute(
             sa.text(
                 "INSERT INTO relatum.collector_sources (collector_id, stream) VALUES (:collector, :stream)"
@@ -220,10 +215,10 @@ def test_primary_data_that_refers_to_it_stops_it(
             {"source": source},
         )
     refused("collector 'mail'")
-    with engine.begin() as connection:
+    with place.engine.begin() as connection:
         connection.execute(sa.text("UPDATE relatum.collected_messages SET state = 'succeeded', finished_at = now()"))
-    forget(engine.url, [stream_name])
-    assert rows_by_table(engine) == {}
+    forget(place.database, [place.stream])
+    assert rows_by_table(place.engine) == {}
 
 
 @pytest.mark.differs

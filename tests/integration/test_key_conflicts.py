@@ -19,6 +19,7 @@ from relatum.store import add_keys, check_keys, key_definitions, mask_key, remov
 from relatum.waiting import Outages
 from tests.support import broker_connection, recorded_to, unique_name, wait_until
 from tests.support.callbacks import open_channel, running
+from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
 
@@ -39,113 +40,103 @@ def bodies(amqp_url: str, stream: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("recorder", ["embedded", "external"])
-def test_intercept_raises_over_a_blocking_connection(
-    amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str, recorder: str
-) -> None:
+def test_intercept_raises_over_a_blocking_connection(place: Place, taken: sa.Engine, recorder: str) -> None:
     """The connection stays as it was, and publishes plainly; with the same definition it is intercepted."""
-    with broker_connection(amqp_url) as connection:
+    with broker_connection(place.amqp) as connection:
         with pytest.raises(KeyDefinitionConflict, match="'order' is defined already") as caught:
-            relatum.intercept(connection, database=database_url, keys=[MINE], recorder=recorder)  # type: ignore[arg-type]
+            relatum.intercept(connection, database=place.database, keys=[MINE], recorder=recorder)  # type: ignore[arg-type]
         assert caught.value.key == "order"
-        connection.channel().basic_publish("", stream_name, b"plain")
+        connection.channel().basic_publish("", place.stream, b"plain")
         same = KeyDefinition("order", source="property:correlation_id")
-        relatum.intercept(connection, database=database_url, keys=[same], recorder=recorder)  # type: ignore[arg-type]
-        connection.channel().basic_publish("", stream_name, b"stamped")
+        relatum.intercept(connection, database=place.database, keys=[same], recorder=recorder)  # type: ignore[arg-type]
+        connection.channel().basic_publish("", place.stream, b"stamped")
         relatum.release(connection)
     # Two channels: the broker may take the second's message first.
-    wait_until(lambda: sorted(bodies(amqp_url, stream_name)) == [b"plain", b"stamped"], what="both are there")
+    wait_until(lambda: sorted(bodies(place.amqp, place.stream)) == [b"plain", b"stamped"], what="both are there")
 
 
 @pytest.mark.parametrize("connect", [aio_pika.connect, aio_pika.connect_robust])
-async def test_the_first_publish_raises_through_aio_pika(
-    amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str, connect: object
-) -> None:
+async def test_the_first_publish_raises_through_aio_pika(place: Place, taken: sa.Engine, connect: object) -> None:
     """An event loop does not wait in `intercept`: the first publishes do, with a receipt or without one."""
-    connection = await connect(amqp_url)  # type: ignore[operator]
+    connection = await connect(place.amqp)  # type: ignore[operator]
     async with connection:
-        relatum.intercept(connection, database=database_url, keys=[MINE])
+        relatum.intercept(connection, database=place.database, keys=[MINE])
         channel = await connection.channel()
         message = aio_pika.Message(b"x")
-        publishes = [channel.default_exchange.publish(message, stream_name) for _ in range(5)]
+        publishes = [channel.default_exchange.publish(message, place.stream) for _ in range(5)]
         for ended in await asyncio.gather(*publishes, return_exceptions=True):
             assert isinstance(ended, KeyDefinitionConflict)
             assert "nothing was sent" in str(ended)
         with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
-            await relatum.publish_async(channel, message, stream_name)
+            await relatum.publish_async(channel, message, place.stream)
         await asyncio.to_thread(relatum.release, connection)
-    assert bodies(amqp_url, stream_name) == []
+    assert bodies(place.amqp, place.stream) == []
 
 
-async def test_publishes_through_aio_pika_keep_their_order_while_they_wait(
-    amqp_url: str, database_url: str, stream_name: str
-) -> None:
+async def test_publishes_through_aio_pika_keep_their_order_while_they_wait(place: Place) -> None:
     """What is published at once, just behind `intercept`, arrives in the order it was published in."""
-    async with await aio_pika.connect(amqp_url) as connection:
-        relatum.intercept(connection, database=database_url, keys=[MINE])
+    async with await aio_pika.connect(place.amqp) as connection:
+        relatum.intercept(connection, database=place.database, keys=[MINE])
         channel = await connection.channel()
         messages = [aio_pika.Message(b"%d" % n) for n in range(200)]
-        await asyncio.gather(*(channel.default_exchange.publish(each, stream_name) for each in messages))
+        await asyncio.gather(*(channel.default_exchange.publish(each, place.stream) for each in messages))
         await asyncio.to_thread(relatum.release, connection)
-    assert bodies(amqp_url, stream_name) == [b"%d" % n for n in range(200)]
+    assert bodies(place.amqp, place.stream) == [b"%d" % n for n in range(200)]
 
 
-def test_a_callback_connection_raises_as_soon_as_it_is_known(
-    amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str
-) -> None:
+def test_a_callback_connection_raises_as_soon_as_it_is_known(place: Place, taken: sa.Engine) -> None:
     """Its thread cannot wait: a publish raises once the database has answered, and a receipt is refused as well."""
 
     def is_refused() -> bool:
         try:
-            on_thread(channel.basic_publish, "", stream_name, b"early")
+            on_thread(channel.basic_publish, "", place.stream, b"early")
         except KeyDefinitionConflict:
             return True
         return False
 
-    with running(amqp_url, database=database_url, keys=[MINE]) as (connection, on_thread):
+    with running(place.amqp, database=place.database, keys=[MINE]) as (connection, on_thread):
         channel = open_channel(connection, on_thread)
         wait_until(is_refused, what="the refusal")
         with pytest.raises(KeyDefinitionConflict):
-            on_thread(relatum.publish, channel, "", stream_name, b"receipt")
-    assert set(bodies(amqp_url, stream_name)) <= {b"early"}
+            on_thread(relatum.publish, channel, "", place.stream, b"receipt")
+    assert set(bodies(place.amqp, place.stream)) <= {b"early"}
 
 
 @pytest.mark.parametrize("how", ["refused", "frozen"])
-def test_with_the_database_away_publishing_goes_on_until_it_is_known(
-    amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str, how: str
-) -> None:
+def test_with_the_database_away_publishing_goes_on_until_it_is_known(place: Place, taken: sa.Engine, how: str) -> None:
     """Publishing does not depend on PostgreSQL; once that says otherwise, the next publish raises, and a receipt does.
 
     Nothing is recorded meanwhile. Once the other definition is removed, publishing and recording go on.
     """
-    with Proxy.to(database_url) as proxy, broker_connection(amqp_url) as connection:
+    with Proxy.to(place.database) as proxy, broker_connection(place.amqp) as connection:
         if how == "refused":
             proxy.accepts = False
         else:
             proxy.mode = "frozen"
         with in_time(AGREE_S):
-            relatum.intercept(connection, database=proxy.url(database_url), keys=[MINE])
+            relatum.intercept(connection, database=proxy.url(place.database), keys=[MINE])
         channel = connection.channel()
         channel.confirm_delivery()
         properties = BasicProperties(headers={"order_id": "o1"})
-        channel.basic_publish("", stream_name, b"while away", properties)
+        channel.basic_publish("", place.stream, b"while away", properties)
         proxy.accepts, proxy.mode = True, "pass"
 
         def is_refused() -> bool:
             try:
-                relatum.publish(channel, "", stream_name, b"later", properties)
+                relatum.publish(channel, "", place.stream, b"later", properties)
             except KeyDefinitionConflict:
                 return True
             return False
 
         wait_until(is_refused, what="the refusal")
-        before = bodies(amqp_url, stream_name)
+        before = bodies(place.amqp, place.stream)
         with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
-            channel.basic_publish("", stream_name, b"refused", properties)
-        assert bodies(amqp_url, stream_name) == before
-        assert recorded_to(taken, stream_name) == 0
+            channel.basic_publish("", place.stream, b"refused", properties)
+        assert bodies(place.amqp, place.stream) == before
+        assert recorded_to(taken, place.stream) == 0
         remove_key(taken, "order")
-        wait_until(lambda: _is_published(channel, stream_name, properties), what="publishing goes on")
-        wait_until(lambda: recorded_to(taken, stream_name) > len(before), what="it is recorded")
+        wait_until(lambda: _is_published(channel, place.stream, properties), what="publishing goes on")
+        wait_until(lambda: recorded_to(taken, place.stream) > len(before), what="it is recorded")
         relatum.release(connection)
 
 
@@ -158,20 +149,20 @@ def _is_published(channel: object, stream: str, properties: BasicProperties) -> 
 
 
 def test_a_publisher_that_is_never_to_be_stopped_is_not(
-    amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str, caplog: pytest.LogCaptureFixture
+    place: Place, taken: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With `on_invalid="skip"` messages are published, the log says it once, and receipts alone are refused."""
-    with broker_connection(amqp_url) as connection:
-        relatum.intercept(connection, database=database_url, keys=[MINE], on_invalid="skip")
+    with broker_connection(place.amqp) as connection:
+        relatum.intercept(connection, database=place.database, keys=[MINE], on_invalid="skip")
         channel = connection.channel()
         channel.confirm_delivery()
         wait_until(lambda: "does not define the keys as this publisher does" in caplog.text, what="the line")
-        channel.basic_publish("", stream_name, b"published")
+        channel.basic_publish("", place.stream, b"published")
         with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
-            relatum.publish(channel, "", stream_name, b"receipt")
+            relatum.publish(channel, "", place.stream, b"receipt")
         relatum.release(connection)
-    assert bodies(amqp_url, stream_name) == [b"published"]
-    assert recorded_to(taken, stream_name) == 0
+    assert bodies(place.amqp, place.stream) == [b"published"]
+    assert recorded_to(taken, place.stream) == 0
 
 
 def test_of_two_that_define_it_at_the_same_moment_one_is_refused(
@@ -225,10 +216,10 @@ def test_a_key_that_others_define_anew_is_noticed(engine: sa.Engine) -> None:
     keys.agreement.check()
 
 
-def test_a_recorder_with_other_definitions_ends(amqp_url: str, taken: sa.Engine, stream_name: str) -> None:
+def test_a_recorder_with_other_definitions_ends(place: Place, taken: sa.Engine) -> None:
     """It raises before it records anything."""
     with pytest.raises(KeyDefinitionConflict):
-        Recorder(amqp_url, taken.url, [stream_name], keys=[MINE]).run(threading.Event())
+        Recorder(place.amqp, taken.url, [place.stream], keys=[MINE]).run(threading.Event())
     with taken.connect() as connection:
         assert connection.execute(sa.text("SELECT count(*) FROM relatum.streams")).scalar_one() == 0
 

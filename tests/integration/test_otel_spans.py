@@ -18,13 +18,14 @@ from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCo
 from relatum.contexts import AsyncSerialConsumer, SerialConsumer, SerializationContexts
 from relatum.errors import DatabaseUnavailable, OffsetNotFound
 from relatum.keys import KeyDefinition
-from relatum.recording import Recorder, backfill
+from relatum.recording import Recorder
 from relatum.store import add_keys
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import AsyncRelations, Relations
 from relatum_consumer.expectations import Expectation
-from tests.support import publish_plain, record, unique_name, wait_until
+from tests.support import publish_plain, unique_name, wait_until
 from tests.support.collectors import a_loop
+from tests.support.place import Place
 from tests.support.relations import FACES
 from tests.support.serial_consuming import serial_bed
 from tests.support.spans import Spans, collected_spans
@@ -56,17 +57,15 @@ def linked(span: ReadableSpan) -> list[int]:
 # --- look-ups -------------------------------------------------------------------------------------------------
 
 
-def test_each_look_up_is_a_span_of_its_name(
-    amqp_url: str, engine: sa.Engine, stream_name: str, relations: Relations, spans: Spans
-) -> None:
+def test_each_look_up_is_a_span_of_its_name(place: Place, relations: Relations, spans: Spans) -> None:
     """By whichever face; with what came of it, below the span that is current, and above those of what it asks."""
     headers = {"order_id": "zebra-9", "relatum_time": round(NOW.timestamp() * 1e6)}
-    publish_plain(amqp_url, stream_name, [(b"", headers)])
-    record(amqp_url, engine, stream_name, keys=["order_id"])
+    place.put((b"", headers))
+    place.record(keys=["order_id"])
     spans.clear()
-    message = relations.read(stream_name, 0)
+    message = relations.read(place.stream, 0)
     later = NOW + timedelta(seconds=1)
-    expectation = Expectation("shipped", stream_name, "order_id", stream_name, 1)
+    expectation = Expectation("shipped", place.stream, "order_id", place.stream, 1)
     calls: dict[str, Callable[[], Any]] = {
         "keys": relations.keys,
         "streams": relations.streams,
@@ -76,10 +75,10 @@ def test_each_look_up_is_a_span_of_its_name(
         "times": lambda: relations.times("order_id", "zebra-9"),
         "wait_related": lambda: relations.wait_related(message, timeout_s=0),
         "trace": lambda: relations.trace(message),
-        "after": lambda: relations.after(NOW, stream_name),
-        "before": lambda: relations.before(later, stream_name),
-        "nearest": lambda: relations.nearest(later, stream_name),
-        "window": lambda: relations.window(NOW, stream_name, after_s=1),
+        "after": lambda: relations.after(NOW, place.stream),
+        "before": lambda: relations.before(later, place.stream),
+        "nearest": lambda: relations.nearest(later, place.stream),
+        "window": lambda: relations.window(NOW, place.stream, after_s=1),
         "around": lambda: relations.around(NOW, after_s=1),
         "expectations": relations.expectations,
         "missing": lambda: relations.missing(expectation, since=NOW, until=later),
@@ -94,22 +93,22 @@ def test_each_look_up_is_a_span_of_its_name(
     assert by_name["find"].kind is SpanKind.INTERNAL
     assert by_name["find"].attributes == {
         "messaging.system": "rabbitmq",
-        "messaging.destination.name": stream_name,
+        "messaging.destination.name": place.stream,
         "messaging.batch.message_count": 1,
         "relatum.lookup": "find",
         "relatum.keys": ("order_id",),
         "relatum.status": "found",
     }
     assert by_name["related"].attributes["relatum.status"] == "absent"
-    assert by_name["read"].attributes["messaging.destination.name"] == stream_name
+    assert by_name["read"].attributes["messaging.destination.name"] == place.stream
     assert "zebra-9" not in repr([each.to_json() for each in spans.ours])
 
 
-def test_a_look_up_that_fails_says_by_what(amqp_url: str, database_url: str, stream_name: str, spans: Spans) -> None:
+def test_a_look_up_that_fails_says_by_what(place: Place, spans: Spans) -> None:
     """Its error's class; what was away in words."""
-    with Relations(amqp_url, database_url) as relations, pytest.raises(OffsetNotFound):
-        relations.read(stream_name, 7)
-    with Relations(amqp_url, "postgresql://nobody@127.0.0.1:1/none") as relations, pytest.raises(DatabaseUnavailable):
+    with Relations(place.amqp, place.database) as relations, pytest.raises(OffsetNotFound):
+        relations.read(place.stream, 7)
+    with Relations(place.amqp, "postgresql://nobody@127.0.0.1:1/none") as relations, pytest.raises(DatabaseUnavailable):
         relations.keys()
     read, keys = spans.ours
     assert read.attributes["error.type"] == "relatum.errors.OffsetNotFound"
@@ -138,15 +137,13 @@ async def test_look_ups_of_many_tasks_belong_to_their_own_requests(
 # --- recorders ------------------------------------------------------------------------------------------------
 
 
-def test_a_recorders_transaction_links_to_who_published(
-    amqp_url: str, engine: sa.Engine, stream_name: str, spans: Spans
-) -> None:
+def test_a_recorders_transaction_links_to_who_published(place: Place, spans: Spans) -> None:
     """A span for each transaction: how much it wrote, and a link to the span of each message, up to 128."""
     senders = [sender(spans) for _ in range(200)]
-    publish_plain(amqp_url, stream_name, [(b"", headers | {"order_id": "zebra-9"}) for _, headers in senders])
-    publish_plain(amqp_url, stream_name, [(b"", {"order_id": "none sent this"})])
-    record(amqp_url, engine, stream_name, keys=["order_id"])
-    recorded = [each for each in spans.ours if each.name == f"record {stream_name}"]
+    place.put(*[(b"", headers | {"order_id": "zebra-9"}) for _, headers in senders])
+    place.put((b"", {"order_id": "none sent this"}))
+    place.record(keys=["order_id"])
+    recorded = [each for each in spans.ours if each.name == f"record {place.stream}"]
     assert sum(each.attributes["messaging.batch.message_count"] for each in recorded) == 201
     assert sum(each.attributes["relatum.rows"] for each in recorded) == 201
     first = recorded[0]
@@ -160,7 +157,7 @@ def test_a_recorders_transaction_links_to_who_published(
         "messaging.system": "rabbitmq",
         "messaging.operation.name": "record",
         "messaging.operation.type": "process",
-        "messaging.destination.name": stream_name,
+        "messaging.destination.name": place.stream,
         "relatum.stream_count": 1,
         "db.system.name": "postgresql",
         "db.operation.name": "COPY",
@@ -168,25 +165,23 @@ def test_a_recorders_transaction_links_to_who_published(
     assert "zebra-9" not in repr([each.to_json() for each in spans.ours])
 
 
-def test_a_back_fill_has_spans_of_its_own(amqp_url: str, engine: sa.Engine, stream_name: str, spans: Spans) -> None:
+def test_a_back_fill_has_spans_of_its_own(place: Place, spans: Spans) -> None:
     """By another name, and without links: what it writes was sent long ago."""
-    publish_plain(amqp_url, stream_name, [(b"", sender(spans)[1] | {"order_id": str(n)}) for n in range(5)])
-    add_keys(engine, ["order_id"])
-    backfill(amqp_url, engine.url, stream_name)
-    (span,) = [each for each in spans.ours if each.name == f"backfill {stream_name}"]
+    place.put(*[(b"", sender(spans)[1] | {"order_id": str(n)}) for n in range(5)])
+    add_keys(place.engine, ["order_id"])
+    place.backfill()
+    (span,) = [each for each in spans.ours if each.name == f"backfill {place.stream}"]
     assert span.attributes["messaging.operation.name"] == "backfill"
     assert span.attributes["messaging.batch.message_count"] == 5
     assert not span.links
 
 
-def test_what_postgresql_refuses_is_the_transactions_error(
-    amqp_url: str, engine: sa.Engine, stream_name: str, spans: Spans
-) -> None:
+def test_what_postgresql_refuses_is_the_transactions_error(place: Place, spans: Spans) -> None:
     """By its class; the refused row is not told."""
-    publish_plain(amqp_url, stream_name, [(b"", {"order_id": "zebra-9"})])
-    with engine.begin() as connection:
+    place.put((b"", {"order_id": "zebra-9"}))
+    with place.engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE relatum.relationships ADD CHECK (value <> 'zebra-9')"))
-    recorder, stop = Recorder(amqp_url, engine.url, [stream_name], keys=["order_id"]), threading.Event()
+    recorder, stop = Recorder(place.amqp, place.database, [place.stream], keys=["order_id"]), threading.Event()
     thread = threading.Thread(target=recorder.run, args=[stop])
     thread.start()
     try:
@@ -219,12 +214,10 @@ def bulks(spans: Spans) -> list[ReadableSpan]:
 
 
 @pytest.mark.parametrize("joins", [False, True])
-def test_a_bulk_is_a_span_above_what_its_executor_does(
-    amqp_url: str, database_url: str, stream_name: str, spans: Spans, joins: bool
-) -> None:
+def test_a_bulk_is_a_span_above_what_its_executor_does(place: Place, spans: Spans, joins: bool) -> None:
     """With links to those who sent its messages, and what became of them; the executor's own spans belong to it."""
-    senders = published(amqp_url, stream_name, spans, 3)
-    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+    senders = published(place.amqp, place.stream, spans, 3)
+    collector = MessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
 
     def execute(bulk: Any) -> None:
         with spans.provider.get_tracer("app").start_as_current_span("charge"):
@@ -237,13 +230,13 @@ def test_a_bulk_is_a_span_above_what_its_executor_does(
     (charge,) = [each for each in spans.all if each.name == "charge"]
     assert charge.parent.span_id == bulk.context.span_id
     assert linked(bulk) == [each.span_id for each in senders]
-    assert (bulk.name, bulk.kind) == (f"process {stream_name}", SpanKind.CONSUMER)
+    assert (bulk.name, bulk.kind) == (f"process {place.stream}", SpanKind.CONSUMER)
     assert bulk.attributes == {
         "messaging.system": "rabbitmq",
         "messaging.operation.name": "process",
         "messaging.operation.type": "process",
         "messaging.batch.message_count": 3,
-        "messaging.destination.name": stream_name,
+        "messaging.destination.name": place.stream,
         "messaging.consumer.group.name": "billing",
         "relatum.bulk.type": "order",
         "relatum.bulk.reason": "messages",
@@ -255,12 +248,10 @@ def test_a_bulk_is_a_span_above_what_its_executor_does(
 
 
 @pytest.mark.parametrize("joins", [False, True])
-def test_an_executor_that_raises_is_the_bulks_error(
-    amqp_url: str, database_url: str, stream_name: str, spans: Spans, joins: bool
-) -> None:
+def test_an_executor_that_raises_is_the_bulks_error(place: Place, spans: Spans, joins: bool) -> None:
     """By the class: what it says may be anything."""
-    published(amqp_url, stream_name, spans, 1)
-    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+    published(place.amqp, place.stream, spans, 1)
+    collector = MessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
 
     def execute(bulk: Any) -> None:
         raise ValueError("card zebra-9")
@@ -275,11 +266,9 @@ def test_an_executor_that_raises_is_the_bulks_error(
     assert "zebra-9" not in bulk.to_json()
 
 
-def test_an_executor_of_asyncio_is_below_its_bulk(
-    amqp_url: str, database_url: str, stream_name: str, spans: Spans
-) -> None:
+def test_an_executor_of_asyncio_is_below_its_bulk(place: Place, spans: Spans) -> None:
     """A coroutine function in the collector's loop has the bulk's span as its own."""
-    published(amqp_url, stream_name, spans, 1)
+    published(place.amqp, place.stream, spans, 1)
     seen: list[int] = []
 
     async def execute(bulk: Any) -> None:
@@ -287,7 +276,7 @@ def test_an_executor_of_asyncio_is_below_its_bulk(
         seen.append(trace.get_current_span().get_span_context().span_id)
 
     async def scenario() -> None:
-        collector = AsyncMessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+        collector = AsyncMessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
         collector.register_executor("order", execute, ExecutorOptions(bulk_messages=1))
         async with collector:
             await asyncio.to_thread(wait_until, lambda: bulks(spans), what="a bulk")
@@ -297,17 +286,15 @@ def test_an_executor_of_asyncio_is_below_its_bulk(
     assert seen == [bulks(spans)[0].context.span_id]
 
 
-def test_messages_that_were_left_in_their_stream_are_linked_once_they_are_read(
-    amqp_url: str, database_url: str, stream_name: str, spans: Spans
-) -> None:
+def test_messages_that_were_left_in_their_stream_are_linked_once_they_are_read(place: Place, spans: Spans) -> None:
     """What a collector has no memory for is read when its turn comes: then it is known who sent it."""
-    senders = published(amqp_url, stream_name, spans, 12)
+    senders = published(place.amqp, place.stream, spans, 12)
     gate = threading.Event()
 
     def execute(bulk: Any) -> None:
         assert gate.wait(90)
 
-    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+    collector = MessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
     options = ExecutorOptions(bulk_messages=2, queue_bulks=1, when_full="spill")
     collector.register_executor("order", execute, options)
     with collector:
@@ -399,13 +386,11 @@ def test_a_move_is_a_span_that_names_no_context(
 # --- conversations --------------------------------------------------------------------------------------------
 
 
-def test_ids_are_told_of_links_where_that_was_allowed(
-    amqp_url: str, database_url: str, stream_name: str, spans: Spans
-) -> None:
+def test_ids_are_told_of_links_where_that_was_allowed(place: Place, spans: Spans) -> None:
     """Then a conversation is found by its id, which is the `correlation_id` of its messages."""
     otel.configure(ids=True)
-    published(amqp_url, stream_name, spans, 1)
-    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+    published(place.amqp, place.stream, spans, 1)
+    collector = MessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
     collector.register_executor("order", lambda bulk: None, ExecutorOptions(bulk_messages=1))
     with collector:
         wait_until(lambda: bulks(spans), what="a bulk")
@@ -414,15 +399,13 @@ def test_ids_are_told_of_links_where_that_was_allowed(
     assert link.attributes["messaging.message.conversation_id"] == "c"
 
 
-def test_values_of_masked_keys_are_told_nowhere(
-    amqp_url: str, engine: sa.Engine, stream_name: str, relations: Relations, spans: Spans
-) -> None:
+def test_values_of_masked_keys_are_told_nowhere(place: Place, relations: Relations, spans: Spans) -> None:
     """Also where somebody allowed the key."""
     otel.configure(values_of=["person", "order_id"])
-    publish_plain(amqp_url, stream_name, [(b"", {"person": "zebra-9", "order_id": "17"})])
+    place.put((b"", {"person": "zebra-9", "order_id": "17"}))
     keys = [KeyDefinition("person", masked=True), "order_id"]
-    record(amqp_url, engine, stream_name, keys=keys)
-    relations.related(relations.read(stream_name, 0))
+    place.record(keys=keys)
+    relations.related(relations.read(place.stream, 0))
     relations.find("person", "zebra-9")
     told = repr([each.to_json() for each in spans.ours])
     assert "zebra-9" not in told
@@ -450,20 +433,18 @@ def broken(request: pytest.FixtureRequest, spans: Spans, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("broken")
-def test_no_row_no_answer_and_no_bulk_is_lost_to_what_raises_in_a_span(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, relations: Relations
-) -> None:
+def test_no_row_no_answer_and_no_bulk_is_lost_to_what_raises_in_a_span(place: Place, relations: Relations) -> None:
     """Look-ups answer, a recorder records all, and a collector's bulks succeed, as without OpenTelemetry."""
     carrier = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "order_id": "17"}
-    publish_plain(amqp_url, stream_name, [(b"", pika.BasicProperties(type="order", headers=carrier))] * 5)
-    record(amqp_url, engine, stream_name, keys=["order_id"])
+    place.put(*[(b"", pika.BasicProperties(type="order", headers=carrier))] * 5)
+    place.record(keys=["order_id"])
     found = relations.find("order_id", "17")
     assert [each.offset for each in found] == [0, 1, 2, 3, 4]
     assert len(relations.trace(found[0])) == 5
     with pytest.raises(OffsetNotFound):
-        relations.read(stream_name, 7)
+        relations.read(place.stream, 7)
     done: list[int] = []
-    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+    collector = MessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
     executor = ExecutorOptions(bulk_messages=5)
     collector.register_executor("order", lambda bulk: done.append(len(bulk)), executor)
     with collector:

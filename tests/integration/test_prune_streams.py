@@ -22,6 +22,7 @@ from tests.support import (
     wait_until,
 )
 from tests.support.parts import close, turn
+from tests.support.place import Place
 
 STREAMS = ("a-broken", "b-sound")
 
@@ -54,18 +55,16 @@ def test_a_stream_that_cannot_be_read_stops_no_other(own_broker: LocalRabbitMQ, 
 
 
 @pytest.mark.differs
-def test_a_name_that_is_not_recorded_is_refused_before_anything_is_deleted(
-    amqp_url: str, engine: sa.Engine, stream_name: str
-) -> None:
+def test_a_name_that_is_not_recorded_is_refused_before_anything_is_deleted(place: Place) -> None:
     """A name that is spelled wrong beside right ones deletes nothing."""
-    add_keys(engine, ["order_id"])
-    publish_plain(amqp_url, stream_name, [(b"", {"order_id": 1})])
-    backfill(amqp_url, engine.url, stream_name)
-    with engine.begin() as connection:
+    add_keys(place.engine, ["order_id"])
+    place.put((b"", {"order_id": 1}))
+    place.backfill()
+    with place.engine.begin() as connection:
         connection.execute(sa.text("UPDATE relatum.relationships SET stream_offset = -1"))
     with pytest.raises(StreamNotFound, match="nope"):
-        prune(amqp_url, engine.url, [stream_name, "nope"])
-    with engine.connect() as connection:
+        prune(place.amqp, place.database, [place.stream, "nope"])
+    with place.engine.connect() as connection:
         assert connection.execute(sa.text("SELECT count(*) FROM relatum.relationships")).scalar_one() == 1
 
 

@@ -14,6 +14,7 @@ from relatum_consumer import Relations, Status
 from tests.integration.test_foreign import headed, in_batch, text, zipped
 from tests.support import recording, rows_of, wait_until
 from tests.support._raw_publisher import RawPublisher
+from tests.support.place import Place
 from tests.support.relations import FACES, open_relations
 from tests.support.release_0_4 import make_release_0_4
 
@@ -32,15 +33,15 @@ both as seen with 0.4 and RabbitMQ 4."""
 
 
 @pytest.fixture
-def recorded_url(empty_database_url: str, stream_url: str, stream_name: str) -> Iterator[str]:
+def recorded_url(empty_database_url: str, place: Place) -> Iterator[str]:
     """A database of 0.4, with a stream that it recorded over AMQP 0.9.1, migrated."""
     number = b"\x82" + struct.pack(">d", 42.7)
-    with RawPublisher(stream_url, stream_name) as publisher:
+    with RawPublisher(place.stream_url, place.stream) as publisher:
         publisher.publish(headed(number), headed(text("seen")), zipped(in_batch(["b", "c"])), headed(text("last")))
     make_release_0_4(empty_database_url)
     fingerprint = zlib.crc32(b"body", zlib.crc32(b"\0"))
     with psycopg.connect(empty_database_url) as connection:
-        connection.execute(TOLD.replace("NAME", stream_name).replace("FINGERPRINT", str(fingerprint)))  # type: ignore[arg-type]
+        connection.execute(TOLD.replace("NAME", place.stream).replace("FINGERPRINT", str(fingerprint)))  # type: ignore[arg-type]
     relatum_migrations.upgrade(empty_database_url)
     return empty_database_url
 
@@ -60,26 +61,24 @@ def of_old(request: pytest.FixtureRequest, amqp_url: str, recorded_url: str) -> 
         yield relations
 
 
-def test_it_is_unproven_and_later_right(
-    amqp_url: str, old_engine: sa.Engine, of_old: Relations, stream_name: str
-) -> None:
+def test_it_is_unproven_and_later_right(place: Place, old_engine: sa.Engine, of_old: Relations) -> None:
     """Nothing wrong is found, nothing is absent, and no stream is called another; a recorder puts all right."""
-    assert of_old.find("order_id", "seen").ids == ((stream_name, 1),)
+    assert of_old.find("order_id", "seen").ids == ((place.stream, 1),)
     wrong = of_old.find("order_id", "42")
-    assert (wrong.status, wrong.ids, wrong.unread) == (Status.NOT_RECORDED_YET, (), ((stream_name, 0),))
+    assert (wrong.status, wrong.ids, wrong.unread) == (Status.NOT_RECORDED_YET, (), ((place.stream, 0),))
     assert of_old.find("order_id", "42", complete=True).status is Status.UNPROVEN
     assert of_old.find("order_id", "42", limit=1).status is Status.NOT_RECORDED_YET
     assert of_old.find("order_id", "b").status is Status.NOT_RECORDED_YET
-    assert of_old.find("order_id", "b", complete=True).ids == ((stream_name, 2),)
-    assert of_old.before(of_old.read(stream_name, 4), stream_name, by="order_id").status is Status.NOT_RECORDED_YET
+    assert of_old.find("order_id", "b", complete=True).ids == ((place.stream, 2),)
+    assert of_old.before(of_old.read(place.stream, 4), place.stream, by="order_id").status is Status.NOT_RECORDED_YET
     trace = of_old.trace(("order_id", "42"))
-    assert (trace.status, trace.messages, trace.unread) == (Status.NOT_RECORDED_YET, (), ((stream_name, 0),))
+    assert (trace.status, trace.messages, trace.unread) == (Status.NOT_RECORDED_YET, (), ((place.stream, 0),))
 
-    with recording(amqp_url, old_engine, stream_name):
+    with recording(place.amqp, old_engine, place.stream):
         wait_until(lambda: not over_amqp(old_engine), what="all by the stream protocol")
-    assert [row[1:] for row in rows_of(old_engine, stream_name)] == [("seen", 1), ("b", 2), ("c", 3), ("last", 4)]
+    assert [row[1:] for row in rows_of(old_engine, place.stream)] == [("seen", 1), ("b", 2), ("c", 3), ("last", 4)]
     assert of_old.find("order_id", "42").status is Status.ABSENT
-    assert of_old.find("order_id", "c").ids == ((stream_name, 3),)
+    assert of_old.find("order_id", "c").ids == ((place.stream, 3),)
     assert of_old.trace(("order_id", "42")).status is Status.ABSENT
 
 

@@ -13,18 +13,17 @@ from relatum.recording import status
 from relatum.store import add_keys
 from relatum_consumer import Relations, Status
 from tests.acceptance._command import Relatum
-from tests.support import publish_plain, record, recording, wait_recorded
+from tests.support import publish_plain, recording, wait_recorded
 from tests.support.leases import record_as
+from tests.support.place import Place
 
 
 @pytest.fixture
-def recorded(amqp_url: str, engine: sa.Engine, stream_name: str) -> str:
+def recorded(place: Place) -> str:
     """A stream of an order, a message of nothing and an impossible order, all recorded; nobody records it now."""
-    publish_plain(
-        amqp_url, stream_name, [(b"", {"order_id": "a"}), (b"", {"ordr_id": "a"}), (b"", {"order_id": "x" * 2000})]
-    )
-    record(amqp_url, engine, stream_name, keys=["order_id"])
-    return stream_name
+    place.put((b"", {"order_id": "a"}), (b"", {"ordr_id": "a"}), (b"", {"order_id": "x" * 2000}))
+    place.record(keys=["order_id"])
+    return place.stream
 
 
 def test_a_message_without_the_key_is_told_from_one_without_relata(
@@ -141,21 +140,19 @@ connection.close()
 """
 
 
-def test_a_process_says_what_it_leaves_unrecorded(
-    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str
-) -> None:
+def test_a_process_says_what_it_leaves_unrecorded(place: Place) -> None:
     """A publisher that only closes its connection is told of `release`; one that releases, or has waited, is not."""
 
     def publish(ending: str) -> str:
-        command = [sys.executable, "-c", _PUBLISHER, amqp_url, database_url, stream_name, ending]
+        command = [sys.executable, "-c", _PUBLISHER, place.amqp, place.database, place.stream, ending]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=90).stderr
 
-    with engine.begin() as connection:
+    with place.engine.begin() as connection:
         # Nothing can be recorded meanwhile.
         connection.execute(sa.text("LOCK TABLE relatum.coverage"))
         told = publish("close")
     assert "the process ends with messages that are not recorded" in told
-    assert repr(stream_name) in told
+    assert repr(place.stream) in told
     assert "relatum.release(…)" in told
     assert publish("wait") == ""
     assert publish("release") == ""

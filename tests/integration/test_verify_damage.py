@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.membership import GROUP_KEY
 from relatum.reading import StreamReader
-from relatum.recording import StreamVerified, backfill, repair, verify
+from relatum.recording import StreamVerified, repair, verify
 from relatum.store import add_keys
 from tests.support import (
     declare_stream,
@@ -28,6 +28,7 @@ from tests.support import (
     wait_until,
 )
 from tests.support._raw_publisher import RawPublisher, uncompressed
+from tests.support.place import Place
 
 MESSAGES = 300
 GROUP_ID = "0123456789abcdef" * 3
@@ -107,15 +108,15 @@ class World:
 
 
 @pytest.fixture
-def world(amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str) -> World:
+def world(place: Place) -> World:
     """A stream recorded in two sessions with different keys, back-filled in between, and scanned by a consumer."""
-    publish_plain(amqp_url, stream_name, map(message, range(MESSAGES // 2)))
-    add_keys(engine, [GROUP_KEY])
-    record(amqp_url, engine, stream_name, keys=["order_id"])
-    publish_plain(amqp_url, stream_name, map(message, range(MESSAGES // 2, MESSAGES)))
-    record(amqp_url, engine, stream_name, keys=["host"])
-    backfill(amqp_url, engine.url, stream_name)
-    with psycopg.connect(database_url) as connection:
+    place.put(*map(message, range(MESSAGES // 2)))
+    add_keys(place.engine, [GROUP_KEY])
+    place.record(keys=["order_id"])
+    place.put(*map(message, range(MESSAGES // 2, MESSAGES)))
+    place.record(keys=["host"])
+    place.backfill()
+    with psycopg.connect(place.database) as connection:
         connection.execute(
             "INSERT INTO relatum.group_consumers (name, ordering) OVERRIDING USER VALUE VALUES ('billing', 'logical')"
         )
@@ -129,7 +130,7 @@ def world(amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str)
             "SELECT consumer_id, stream_id, 5, 5, 'open', %s FROM relatum.group_consumers, relatum.streams",
             [GROUP_ID],
         )
-    return World(amqp_url, database_url, engine, stream_name)
+    return World(place.amqp, place.database, place.engine, place.stream)
 
 
 Hurt = Callable[[psycopg.Connection[Any], random.Random], None]
@@ -421,18 +422,16 @@ def test_rows_of_a_key_that_is_gone_are_deleted(world: World) -> None:
         assert len(rows) == 2
 
 
-def test_a_million_sound_rows_give_no_false_alarm(
-    amqp_url: str, stream_url: str, engine: sa.Engine, stream_name: str, is_long: bool
-) -> None:
+def test_a_million_sound_rows_give_no_false_alarm(place: Place, is_long: bool) -> None:
     """Whatever the number of windows; fewer rows unless `--long`."""
     chunks = 1000 if is_long else 50
     coded = [b"\0\x53\x74\xc1\x0c\x02\xa1\x04host\xa1\x03" + b"%03d" % (n % 100) for n in range(1000)]
-    with RawPublisher(stream_url, stream_name) as publisher:
+    with RawPublisher(place.stream_url, place.stream) as publisher:
         for _ in range(chunks):
             publisher.publish(uncompressed([part + b"\0\x53\x75\xa0\x00" for part in coded]))
-    with recording(amqp_url, engine, stream_name, keys=["host"]):
-        wait_recorded(amqp_url, engine, stream_name, limit_s=300)
+    with place.recording(keys=["host"]):
+        wait_recorded(place.amqp, place.engine, place.stream, limit_s=300)
     started = time.monotonic()
-    (found,) = verify(amqp_url, engine.url, [stream_name]).streams
+    (found,) = place.verify().streams
     print(f"{found.rows:,} rows compared in {time.monotonic() - started:.1f} s")
     assert (found.differences, found.rows) == ([], chunks * 1000)
