@@ -3,12 +3,12 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pika
 import pytest
-import sqlalchemy as sa
 from opentelemetry import propagate, trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
@@ -18,12 +18,11 @@ from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCo
 from relatum.contexts import AsyncSerialConsumer, SerialConsumer, SerializationContexts
 from relatum.errors import DatabaseUnavailable, OffsetNotFound
 from relatum.keys import KeyDefinition
-from relatum.recording import Recorder
 from relatum.store import add_keys
-from relatum.superstreams import declare_super_stream, delete_super_stream
-from relatum_consumer import AsyncRelations, Relations
+from relatum.superstreams import Layout
+from relatum_consumer import Relations
 from relatum_consumer.expectations import Expectation
-from tests.support import publish_plain, unique_name, wait_until
+from tests.support import wait_until
 from tests.support.collectors import a_loop
 from tests.support.place import Place
 from tests.support.relations import FACES
@@ -52,9 +51,6 @@ def sender(spans: Spans, name: str = "send") -> tuple[SpanContext, dict[str, Any
 def linked(span: ReadableSpan) -> list[int]:
     """The ids of the spans that a span links to."""
     return [link.context.span_id for link in span.links]
-
-
-# --- look-ups -------------------------------------------------------------------------------------------------
 
 
 def test_each_look_up_is_a_span_of_its_name(place: Place, relations: Relations, spans: Spans) -> None:
@@ -118,25 +114,6 @@ def test_a_look_up_that_fails_says_by_what(place: Place, spans: Spans) -> None:
     assert "127.0.0.1" in (keys.status.description or "")
 
 
-async def test_look_ups_of_many_tasks_belong_to_their_own_requests(
-    amqp_url: str, database_url: str, spans: Spans
-) -> None:
-    """What tasks ask at the same time by one object has each task's span as parent."""
-
-    async def request(relations: AsyncRelations) -> tuple[int, int]:
-        with spans.provider.get_tracer("app").start_as_current_span("request") as span:
-            await asyncio.gather(relations.keys(), relations.streams())
-        return span.get_span_context().span_id, 2
-
-    async with AsyncRelations(amqp_url, database_url) as relations:
-        wanted = dict(await asyncio.gather(*[request(relations) for _ in range(5)]))
-    found = [each.parent.span_id for each in spans.ours]
-    assert {parent: found.count(parent) for parent in found} == wanted
-
-
-# --- recorders ------------------------------------------------------------------------------------------------
-
-
 def test_a_recorders_transaction_links_to_who_published(place: Place, spans: Spans) -> None:
     """A span for each transaction: how much it wrote, and a link to the span of each message, up to 128."""
     senders = [sender(spans) for _ in range(200)]
@@ -179,33 +156,23 @@ def test_a_back_fill_has_spans_of_its_own(place: Place, spans: Spans) -> None:
 def test_what_postgresql_refuses_is_the_transactions_error(place: Place, spans: Spans) -> None:
     """By its class; the refused row is not told."""
     place.put((b"", {"order_id": "zebra-9"}))
-    with place.engine.begin() as connection:
-        connection.execute(sa.text("ALTER TABLE relatum.relationships ADD CHECK (value <> 'zebra-9')"))
-    recorder, stop = Recorder(place.amqp, place.database, [place.stream], keys=["order_id"]), threading.Event()
-    thread = threading.Thread(target=recorder.run, args=[stop])
-    thread.start()
-    try:
+    place.execute("ALTER TABLE relatum.relationships ADD CHECK (value <> 'zebra-9')")
+    with place.recording(keys=["order_id"]):
         wait_until(lambda: spans.ours, what="a transaction")
-    finally:
-        stop.set()
-        thread.join(90)
     assert spans.ours[0].attributes["error.type"] == "relatum.errors.RowRefused"
     assert spans.ours[0].status.status_code is StatusCode.ERROR
     assert "zebra-9" not in spans.ours[0].to_json()
 
 
-# --- collectors -----------------------------------------------------------------------------------------------
-
-
-def published(amqp_url: str, stream: str, spans: Spans, count: int) -> list[SpanContext]:
-    """Publish messages for a collector, each sent by a span."""
+def published(place: Place, spans: Spans, count: int) -> list[int]:
+    """Publish messages for a collector, each sent by a span; gives the ids of those."""
     senders = [sender(spans) for _ in range(count)]
-    messages = [
-        (b"x" * 1000, pika.BasicProperties(type="order", message_id=f"m-{n}", correlation_id="c", headers=headers))
+    properties = [
+        pika.BasicProperties(type="order", message_id=f"m-{n}", correlation_id="c", headers=headers)
         for n, (_, headers) in enumerate(senders)
     ]
-    publish_plain(amqp_url, stream, messages)
-    return [each for each, _ in senders]
+    place.put(*[(b"x" * 1000, each) for each in properties])
+    return [each.span_id for each, _ in senders]
 
 
 def bulks(spans: Spans) -> list[ReadableSpan]:
@@ -213,23 +180,36 @@ def bulks(spans: Spans) -> list[ReadableSpan]:
     return [each for each in spans.ours if "relatum.bulk.type" in each.attributes]
 
 
+@contextmanager
+def collecting(place: Place, execute: Callable[[Any], Any], **options: Any) -> Iterator[MessageCollector]:
+    """Run a collector of orders."""
+    collector = MessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
+    collector.register_executor("order", execute, ExecutorOptions(**options))
+    with collector:
+        yield collector
+
+
+def bulk_of(place: Place, spans: Spans, execute: Callable[[Any], Any], **options: Any) -> ReadableSpan:
+    """The span of the only bulk of a collector."""
+    with collecting(place, execute, **options):
+        wait_until(lambda: bulks(spans), what="a bulk")
+    (bulk,) = bulks(spans)
+    return bulk
+
+
 @pytest.mark.parametrize("joins", [False, True])
 def test_a_bulk_is_a_span_above_what_its_executor_does(place: Place, spans: Spans, joins: bool) -> None:
     """With links to those who sent its messages, and what became of them; the executor's own spans belong to it."""
-    senders = published(place.amqp, place.stream, spans, 3)
-    collector = MessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
+    senders = published(place, spans, 3)
 
     def execute(bulk: Any) -> None:
         with spans.provider.get_tracer("app").start_as_current_span("charge"):
             bulk.failed(bulk.messages[0], "no money", retry=False)
 
-    collector.register_executor("order", execute, ExecutorOptions(bulk_messages=3, joins_transaction=joins))
-    with collector:
-        wait_until(lambda: bulks(spans), what="a bulk")
-    (bulk,) = bulks(spans)
+    bulk = bulk_of(place, spans, execute, bulk_messages=3, joins_transaction=joins)
     (charge,) = [each for each in spans.all if each.name == "charge"]
     assert charge.parent.span_id == bulk.context.span_id
-    assert linked(bulk) == [each.span_id for each in senders]
+    assert linked(bulk) == senders
     assert (bulk.name, bulk.kind) == (f"process {place.stream}", SpanKind.CONSUMER)
     assert bulk.attributes == {
         "messaging.system": "rabbitmq",
@@ -249,26 +229,25 @@ def test_a_bulk_is_a_span_above_what_its_executor_does(place: Place, spans: Span
 
 @pytest.mark.parametrize("joins", [False, True])
 def test_an_executor_that_raises_is_the_bulks_error(place: Place, spans: Spans, joins: bool) -> None:
-    """By the class: what it says may be anything."""
-    published(place.amqp, place.stream, spans, 1)
-    collector = MessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
+    """By the class: what it says may be anything. Where ids are allowed, a link names its message's."""
+    otel.configure(ids=True)
+    published(place, spans, 1)
 
     def execute(bulk: Any) -> None:
         raise ValueError("card zebra-9")
 
-    options = ExecutorOptions(bulk_messages=1, attempts=1, joins_transaction=joins)
-    collector.register_executor("order", execute, options)
-    with collector:
-        wait_until(lambda: bulks(spans), what="a bulk")
-    (bulk,) = bulks(spans)
+    bulk = bulk_of(place, spans, execute, bulk_messages=1, attempts=1, joins_transaction=joins)
     assert bulk.attributes["error.type"] == "ValueError"
     assert bulk.status.status_code is StatusCode.ERROR
     assert "zebra-9" not in bulk.to_json()
+    (link,) = bulk.links
+    assert link.attributes["messaging.message.id"] == "m-0"
+    assert link.attributes["messaging.message.conversation_id"] == "c"
 
 
 def test_an_executor_of_asyncio_is_below_its_bulk(place: Place, spans: Spans) -> None:
     """A coroutine function in the collector's loop has the bulk's span as its own."""
-    published(place.amqp, place.stream, spans, 1)
+    published(place, spans, 1)
     seen: list[int] = []
 
     async def execute(bulk: Any) -> None:
@@ -288,89 +267,75 @@ def test_an_executor_of_asyncio_is_below_its_bulk(place: Place, spans: Spans) ->
 
 def test_messages_that_were_left_in_their_stream_are_linked_once_they_are_read(place: Place, spans: Spans) -> None:
     """What a collector has no memory for is read when its turn comes: then it is known who sent it."""
-    senders = published(place.amqp, place.stream, spans, 12)
+    senders = published(place, spans, 12)
     gate = threading.Event()
 
     def execute(bulk: Any) -> None:
         assert gate.wait(90)
 
-    collector = MessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
-    options = ExecutorOptions(bulk_messages=2, queue_bulks=1, when_full="spill")
-    collector.register_executor("order", execute, options)
-    with collector:
+    with collecting(place, execute, bulk_messages=2, queue_bulks=1, when_full="spill") as collector:
         try:
             wait_until(lambda: collector.held_messages == 12, what="all messages taken")
             wait_until(lambda: collector.held_bytes < 12 * 1000, what="bodies left in the stream")
         finally:
             gate.set()
         wait_until(lambda: len(bulks(spans)) == 6, what="all bulks")
-    assert [each for bulk in bulks(spans) for each in linked(bulk)] == [each.span_id for each in senders]
-
-
-# --- serial consumers -----------------------------------------------------------------------------------------
+    assert [each for bulk in bulks(spans) for each in linked(bulk)] == senders
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_batch_that_a_function_is_given_is_a_span(
-    amqp_url: str, engine: sa.Engine, database_url: str, spans: Spans, face: str
-) -> None:
+def test_a_batch_that_a_function_is_given_is_a_span(place: Place, spans: Spans, face: str) -> None:
     """Above what the function does, with links to those who sent its messages, and by what it raised."""
     sent, headers = sender(spans)
-    with serial_bed(amqp_url, engine, 1) as bed:
-        publish_plain(amqp_url, bed.streams[0], [(b"zebra-9", headers)])
 
-        def handle(batch: Any) -> None:
-            with spans.provider.get_tracer("app").start_as_current_span("charge"):
-                raise KeyError(batch.messages[0].body)
+    def handle(batch: Any) -> None:
+        with spans.provider.get_tracer("app").start_as_current_span("charge"):
+            raise KeyError(batch.messages[0].body)
 
-        async def handle_async(batch: Any) -> None:
-            handle(batch)
+    async def handle_async(batch: Any) -> None:
+        handle(batch)
 
-        async def scenario() -> None:
-            async with AsyncSerialConsumer(bed.name, "till", database=database_url, broker=amqp_url) as consumer:
-                await consumer.run(handle_async)
+    async def run_async(*named: Any, **servers: Any) -> None:
+        async with AsyncSerialConsumer(*named, **servers) as consumer:
+            await consumer.run(handle_async)
 
-        def blocking() -> None:
-            with SerialConsumer(bed.name, "till", database=database_url, broker=amqp_url) as consumer:
-                consumer.run(handle)
+    def run(*named: Any, **servers: Any) -> None:
+        if face == "asyncio":
+            asyncio.run(run_async(*named, **servers))
+        with SerialConsumer(*named, **servers) as consumer:
+            consumer.run(handle)
 
+    with serial_bed(place.amqp, place.engine, 1) as bed:
+        place.put((b"zebra-9", headers), to=bed.streams[0])
         with pytest.raises(KeyError, match="zebra-9"):
-            blocking() if face == "blocking" else asyncio.run(scenario())
-        (span,) = spans.ours
-        (charge,) = [each for each in spans.all if each.name == "charge"]
-        assert charge.parent.span_id == span.context.span_id
-        assert linked(span) == [sent.span_id]
-        assert (span.name, span.kind) == (f"process {bed.name}", SpanKind.CONSUMER)
-        assert span.attributes == {
-            "messaging.system": "rabbitmq",
-            "messaging.operation.name": "process",
-            "messaging.operation.type": "process",
-            "messaging.destination.name": bed.name,
-            "messaging.destination.partition.id": bed.streams[0],
-            "messaging.consumer.group.name": "till",
-            "messaging.batch.message_count": 1,
-            "error.type": "KeyError",
-        }
-        assert "zebra-9" not in span.to_json()
-
-
-# --- moves ----------------------------------------------------------------------------------------------------
+            run(bed.name, "till", database=place.database, broker=place.amqp)
+    (span,) = spans.ours
+    (charge,) = [each for each in spans.all if each.name == "charge"]
+    assert charge.parent.span_id == span.context.span_id
+    assert linked(span) == [sent.span_id]
+    assert (span.name, span.kind) == (f"process {bed.name}", SpanKind.CONSUMER)
+    assert span.attributes == {
+        "messaging.system": "rabbitmq",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": bed.name,
+        "messaging.destination.partition.id": bed.streams[0],
+        "messaging.consumer.group.name": "till",
+        "messaging.batch.message_count": 1,
+        "error.type": "KeyError",
+    }
+    assert "zebra-9" not in span.to_json()
 
 
 def test_a_move_is_a_span_that_names_no_context(
-    amqp_url: str, stream_url: str, database_url: str, spans: Spans
+    amqp_url: str, stream_url: str, database_url: str, layout: Layout, spans: Spans
 ) -> None:
     """Where from, where to, how many, and how it ended: what contexts are called are values of messages."""
-    name = unique_name("contexts")
-    streams = declare_super_stream(amqp_url, name, 2)
-    try:
-        with SerializationContexts(name, database_url, broker=amqp_url, stream_url=stream_url) as contexts:
-            contexts.assign(["zebra-9", "zebra-8"], f"{name}-0")
-            with spans.provider.get_tracer("app").start_as_current_span("deploy") as deploy:
-                (move,) = contexts.move(["zebra-9", "zebra-8"], f"{name}-1")
-    finally:
-        delete_super_stream(amqp_url, name)
-    del streams
+    name, moved = layout.super_stream, ["zebra-9", "zebra-8"]
+    with SerializationContexts(name, database_url, broker=amqp_url, stream_url=stream_url) as contexts:
+        contexts.assign(moved, f"{name}-0")
+        with spans.provider.get_tracer("app").start_as_current_span("deploy") as deploy:
+            (move,) = contexts.move(moved, f"{name}-1")
     (span,) = spans.ours
     assert span.name == "relatum move"
     assert span.parent.span_id == deploy.get_span_context().span_id
@@ -381,22 +346,6 @@ def test_a_move_is_a_span_that_names_no_context(
         "relatum.move.target": f"{name}-1",
         "relatum.move.contexts": 2,
     }
-
-
-# --- conversations --------------------------------------------------------------------------------------------
-
-
-def test_ids_are_told_of_links_where_that_was_allowed(place: Place, spans: Spans) -> None:
-    """Then a conversation is found by its id, which is the `correlation_id` of its messages."""
-    otel.configure(ids=True)
-    published(place.amqp, place.stream, spans, 1)
-    collector = MessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
-    collector.register_executor("order", lambda bulk: None, ExecutorOptions(bulk_messages=1))
-    with collector:
-        wait_until(lambda: bulks(spans), what="a bulk")
-    (link,) = bulks(spans)[0].links
-    assert link.attributes["messaging.message.id"] == "m-0"
-    assert link.attributes["messaging.message.conversation_id"] == "c"
 
 
 def test_values_of_masked_keys_are_told_nowhere(place: Place, relations: Relations, spans: Spans) -> None:
@@ -410,9 +359,6 @@ def test_values_of_masked_keys_are_told_nowhere(place: Place, relations: Relatio
     told = repr([each.to_json() for each in spans.ours])
     assert "zebra-9" not in told
     assert spans.ours[-2].attributes["relatum.key.order_id"] == ("17",)
-
-
-# --- what the application set raises --------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["sampler", "on_start", "on_end", "propagator"])
@@ -444,9 +390,6 @@ def test_no_row_no_answer_and_no_bulk_is_lost_to_what_raises_in_a_span(place: Pl
     with pytest.raises(OffsetNotFound):
         relations.read(place.stream, 7)
     done: list[int] = []
-    collector = MessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
-    executor = ExecutorOptions(bulk_messages=5)
-    collector.register_executor("order", lambda bulk: done.append(len(bulk)), executor)
-    with collector:
+    with collecting(place, lambda bulk: done.append(len(bulk)), bulk_messages=5) as collector:
         wait_until(lambda: collector.held_messages == 0 and done, what="a bulk")
     assert done == [5]

@@ -1,5 +1,7 @@
 """The parts of the relationship table: one after the other, whoever writes, reads or looks after them at that time."""
 
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ from psycopg import sql
 
 from relatum.recording import _part_tender, verify
 from relatum.store import (
+    Part,
     add_keys,
     copy_rows,
     copy_text,
@@ -23,17 +26,11 @@ from relatum.store import (
     retain_from,
     turn_parts,
 )
-from tests.support import (
-    declare_stream,
-    delete_stream,
-    publish_plain,
-    recording,
-    rows_of,
-    unique_name,
-    wait_recorded,
-    wait_until,
-)
+from relatum_consumer.lookups._probe_statement import probe_statement
+from tests.support import new_streams, unique_name, wait_until
 from tests.support.parts import MESSAGES, close, close_first, lines, offsets_in, parts_of, turn, write
+from tests.support.place import Place
+from tests.support.plans import nodes_of, plan_of
 from tests.support.standstill import in_time
 
 
@@ -311,29 +308,23 @@ def test_look_ups_go_on_while_parts_go(engine: sa.Engine, stream_id: int) -> Non
     assert offsets_in(engine) == [10**6]
 
 
-def test_recorders_go_from_part_to_part(amqp_url: str, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorders_go_from_part_to_part(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two recorders write while parts fill up, are closed and made compact: each message has its row once."""
     monkeypatch.setattr(_part_tender, "PART_BYTES", 8192)
     monkeypatch.setattr(_part_tender, "TURN_S", 0.02)
     monkeypatch.setattr(_part_tender, "TEND_S", 0.02)
-    streams = [unique_name("parts") for _ in range(2)]
-    add_keys(engine, ["order"])
-    try:
-        for stream in streams:
-            declare_stream(amqp_url, stream)
-        with recording(amqp_url, engine, streams[0]), recording(amqp_url, engine, streams[1]):
+    add_keys(place.engine, ["order"])
+    with new_streams(place.amqp, 2) as streams:
+        with place.recording(streams[0]), place.recording(streams[1]):
             for start in range(0, 10 * MESSAGES, MESSAGES):
                 for stream in streams:
                     numbers = range(start, start + MESSAGES)
-                    publish_plain(amqp_url, stream, [(b"", {"order": f"o{number}"}) for number in numbers])
-                    wait_recorded(amqp_url, engine, stream)
-            wait_until(lambda: sum(part.is_compact for part in parts_of(engine)) > 3, what="compact parts")
+                    place.put(*[(b"", {"order": f"o{number}"}) for number in numbers], to=stream)
+                    place.wait_recorded(stream)
+            wait_until(lambda: sum(part.is_compact for part in parts_of(place.engine)) > 3, what="compact parts")
         for stream in streams:
-            assert [row[1] for row in rows_of(engine, stream)] == [f"o{number}" for number in range(10 * MESSAGES)]
-            assert verify(amqp_url, engine.url, [stream]).ok
-    finally:
-        for stream in streams:
-            delete_stream(amqp_url, stream)
+            assert [row[1] for row in place.rows(stream)] == [f"o{number}" for number in range(10 * MESSAGES)]
+        assert verify(place.amqp, place.database, streams).ok
 
 
 def test_a_plan_made_for_an_empty_part_does_not_outlive_that(engine: sa.Engine, stream_id: int) -> None:
@@ -350,3 +341,118 @@ def test_a_plan_made_for_an_empty_part_does_not_outlive_that(engine: sa.Engine, 
         write(engine, stream_id, range(40_000))
         turn_parts(engine)
         assert "Seq Scan on relationships_1" not in "\n".join(connection.scalars(explained))
+
+
+# --- beside others: recorders that are killed, the release before, look-ups that leave some out -----------------------
+
+
+def states_of(engine: sa.Engine) -> list[Part]:
+    """What the parts are, without what PostgreSQL counts by itself when it analyses a table."""
+    return [part._replace(size=0, known=0) for part in parts_of(engine)]
+
+
+def tables_of(engine: sa.Engine) -> list[str]:
+    """All tables and indexes of the schema."""
+    query = "SELECT relname FROM pg_class WHERE relnamespace = 'relatum'::regnamespace ORDER BY 1"
+    with engine.connect() as connection:
+        return list(connection.scalars(sa.text(query)))
+
+
+def sessions(engine: sa.Engine) -> int:
+    """Sessions of this database that are in a transaction."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
+    with engine.connect() as connection:
+        return int(connection.execute(sa.text(query)).scalar_one())
+
+
+def test_what_is_in_no_other_part_is_asked_of_one(engine: sa.Engine, database_url: str, stream_id: int) -> None:
+    """Values in the order of time: a closed part that cannot have one is left out, one that has it never."""
+    turn_parts(engine)
+    for start in range(0, 5 * MESSAGES, MESSAGES):
+        with engine.begin() as connection:
+            copy_rows(connection, [f"1\tv{n:08d}\t{stream_id}\t{n}\t{n}\n" for n in range(start, start + MESSAGES)])
+        turn(engine)
+    close(engine)
+    sought = probe_statement("oldest", keys=1, names=1, bounded=False, floored=False)
+    given = {"vhost": "/", "key_id_0": 1, "name_0": "s", "limit": 2}
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        for n in range(0, 5 * MESSAGES, 7):
+            for text in sought:
+                rows = connection.execute(text.encode(), given | {"value_0": f"v{n:08d}"}).fetchall()
+                assert [row[1] for row in rows] == [n]
+        plan = plan_of(connection, "force_generic_plan", sought.prepared, given | {"value_0": "v00000250"})
+    asked = [node for node in nodes_of(plan) if node.get("Index Name") == "relationships_lookup"]
+    found = [node["Actual Rows"] for node in asked if node["Actual Loops"]]
+    assert sorted(found)[-1] == 1
+    assert len(found) <= 4, "part 0, the one that has it, and those that are not closed"
+
+
+def test_a_part_is_closed_by_what_was_committed_alone(engine: sa.Engine, stream_id: int) -> None:
+    """A transaction that sees an older state than the rows would write down too little, and rows would not be found."""
+    turn_parts(engine)
+    turn(engine)
+    older = engine.execution_options(isolation_level="REPEATABLE READ")
+    with older.connect() as connection, pytest.raises(sa.exc.DBAPIError, match="READ COMMITTED"):
+        connection.execute(sa.text("SELECT relatum.close_part(1)"))
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text(f'ALTER DATABASE "{engine.url.database}" SET default_transaction_isolation = serializable')
+        )
+    engine.dispose()
+    close(engine)
+    assert parts_of(engine)[1].is_closed
+
+
+@pytest.mark.parametrize("step", ["make_part()", "close_part(1)", "finish_part(1)", "empty_part(1)", "drop_part(1)"])
+def test_a_recorder_that_is_lost_inside_a_step_leaves_nothing_of_it(
+    closed: sa.Engine, database_url: str, step: str
+) -> None:
+    """Neither a half of a part nor a lock: all rows are found afterwards, and the step is done by another."""
+    before_it = {
+        "make_part()": ["UPDATE relatum.table_parts SET opened_at = now()"],
+        "close_part(1)": [
+            "UPDATE relatum.table_parts SET closed_at = NULL WHERE part = 1",
+            "DELETE FROM relatum.part_streams; DELETE FROM relatum.part_keys",
+            "DROP INDEX relatum.relationships_1_compact",
+        ],
+        "empty_part(1)": ["UPDATE relatum.table_parts SET leaving_at = now() - interval '2 days' WHERE part = 1"],
+    }
+    with closed.begin() as connection:
+        for statement in before_it.get(step, []):
+            connection.execute(sa.text(statement))
+    before, tables = states_of(closed), tables_of(closed)
+    recorder = psycopg.connect(database_url)
+    recorder.execute(f"SELECT relatum.{step}".encode())
+    with socket.socket(fileno=os.dup(recorder.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)
+    recorder.close()
+    wait_until(lambda: sessions(closed) == 0, what="its session is over")
+    assert (states_of(closed), tables_of(closed)) == (before, tables)
+    assert offsets_in(closed) == list(range(2 * MESSAGES))
+    with closed.begin() as connection:
+        assert connection.execute(sa.text(f"SELECT relatum.{step}")).scalar_one()
+    assert offsets_in(closed)[-MESSAGES:] == list(range(MESSAGES, 2 * MESSAGES))
+
+
+def test_a_recorder_of_the_release_before_goes_on(closed: sa.Engine, stream_id: int) -> None:
+    """It writes by the columns that it knows, into part 0, which is never closed; it deletes rows by their places.
+
+    Each part has the same places: no row of another part is deleted.
+    """
+    columns = "stream_offset, time_us, stream_id, key_id, value"
+    retention = (
+        "DELETE FROM relatum.relationships WHERE ctid = ANY (ARRAY(SELECT ctid FROM relatum.relationships "
+        "WHERE stream_id = :id AND stream_offset < :first LIMIT 10000)) AND stream_id = :id AND stream_offset < :first"
+    )
+    late = range(2 * MESSAGES, 3 * MESSAGES)
+    with closed.begin() as connection:
+        connection.execute(sa.text("SET ROLE relatum_recorder"))
+        gone = connection.execute(sa.text(retention), {"id": stream_id, "first": MESSAGES // 2}).rowcount
+        driver: Any = connection.connection.driver_connection
+        with driver.cursor().copy(f"COPY relatum.relationships ({columns}) FROM STDIN".encode()) as copy:
+            copy.write("".join(f"{n}\t{n}\t{stream_id}\t1\tv{n}\n" for n in late))
+    close(closed)
+    assert gone == MESSAGES // 2
+    assert offsets_in(closed) == list(range(MESSAGES // 2, 3 * MESSAGES))
+    assert offsets_in(closed, 0) == list(late)
+    assert not parts_of(closed)[0].is_closed

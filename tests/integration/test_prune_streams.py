@@ -1,6 +1,5 @@
 """Pruning several streams: one that cannot be read stops no other, and unknown names are said to be so."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,12 +12,7 @@ from relatum.recording import backfill, prune, set_record_time
 from relatum.store import Database, add_keys
 from tests.support import (
     declare_stream,
-    delete_stream,
     publish_plain,
-    recording,
-    rows_of,
-    unique_name,
-    wait_recorded,
     wait_until,
 )
 from tests.support.parts import close, turn
@@ -60,72 +54,60 @@ def test_a_name_that_is_not_recorded_is_refused_before_anything_is_deleted(place
     add_keys(place.engine, ["order_id"])
     place.put((b"", {"order_id": 1}))
     place.backfill()
-    with place.engine.begin() as connection:
-        connection.execute(sa.text("UPDATE relatum.relationships SET stream_offset = -1"))
+    place.execute("UPDATE relatum.relationships SET stream_offset = -1")
     with pytest.raises(StreamNotFound, match="nope"):
         prune(place.amqp, place.database, [place.stream, "nope"])
-    with place.engine.connect() as connection:
-        assert connection.execute(sa.text("SELECT count(*) FROM relatum.relationships")).scalar_one() == 1
+    assert place.execute("SELECT count(*) FROM relatum.relationships") == [(1,)]
 
 
 @pytest.fixture
-def dropped_front(amqp_url: str, engine: sa.Engine, database_url: str) -> Iterator[str]:
+def dropped_front(fleeting: Place) -> Place:
     """A stream that is known, of which nothing is recorded and whose first messages retention has dropped."""
-    add_keys(engine, ["order_id"])
-    stream = unique_name()
-    declare_stream(amqp_url, stream, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
-    publish_plain(amqp_url, stream, ((b"x" * 10_000, {"order_id": 1}) for _ in range(60)))
-    with StreamReader.open(amqp_url) as reader:
-        wait_until(lambda: (reader.bounds(stream).first or 0) > len(ANEW), what="retention")
-    set_record_time(amqp_url, engine.url, stream, on=True)
-    yield stream
-    delete_stream(amqp_url, stream)
+    add_keys(fleeting.engine, ["order_id"])
+    fleeting.put(*[(b"x" * 10_000, {"order_id": 1})] * 60)
+    with StreamReader.open(fleeting.amqp) as reader:
+        wait_until(lambda: (reader.bounds(fleeting.stream).first or 0) > 3, what="retention")
+    set_record_time(fleeting.amqp, fleeting.database, fleeting.stream, on=True)
+    return fleeting
 
 
-ANEW = [(b"", {"order_id": number}) for number in range(3)]
 """What is published once the stream was declared anew."""
 
 
-def declare_anew(amqp_url: str, engine: sa.Engine, stream: str) -> None:
-    """The stream deleted, declared again, and recorded."""
-    delete_stream(amqp_url, stream)
-    declare_stream(amqp_url, stream)
-    publish_plain(amqp_url, stream, ANEW)
-    with recording(amqp_url, engine, stream):
-        wait_recorded(amqp_url, engine, stream)
+def declare_anew(place: Place) -> None:
+    """The stream deleted, declared again, and recorded: three messages."""
+    place.declare_anew()
+    place.put(*[(b"", {"order_id": number}) for number in range(3)])
+    place.record()
 
 
 @pytest.mark.differs
-def test_a_stream_that_is_declared_anew_in_its_midst_keeps_its_rows(
-    amqp_url: str, engine: sa.Engine, dropped_front: str
-) -> None:
+def test_a_stream_that_is_declared_anew_in_its_midst_keeps_its_rows(dropped_front: Place) -> None:
     """What a recorder took up after the broker was asked is not deleted by what another stream retained."""
     done: list[str] = []
 
     def declare(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if statement.startswith("DELETE FROM relatum.relationships") and not done:
             done.append(statement)
-            declare_anew(amqp_url, engine, dropped_front)
+            declare_anew(dropped_front)
 
-    pruning = Database(engine.url)
+    pruning = Database(dropped_front.database)
     sa.event.listen(pruning.engine, "before_cursor_execute", declare)
     try:
-        prune(amqp_url, pruning)
+        prune(dropped_front.amqp, pruning)
     finally:
         pruning.close()
     assert done
-    assert [offset for _, _, offset in rows_of(engine, dropped_front)] == [0, 1, 2]
+    assert [offset for _, _, offset in dropped_front.rows()] == [0, 1, 2]
 
 
 @pytest.mark.differs
-def test_a_part_of_a_stream_that_was_declared_anew_is_not_dropped(
-    amqp_url: str, engine: sa.Engine, dropped_front: str
-) -> None:
+def test_a_part_of_a_stream_that_was_declared_anew_is_not_dropped(dropped_front: Place) -> None:
     """What one stream retained says nothing of the next one of its name, of whose rows a part is full."""
-    prune(amqp_url, engine.url)
-    turn(engine)
-    declare_anew(amqp_url, engine, dropped_front)
-    turn(engine)
-    close(engine)
-    prune(amqp_url, engine.url)
-    assert [offset for _, _, offset in rows_of(engine, dropped_front)] == [0, 1, 2]
+    prune(dropped_front.amqp, dropped_front.database)
+    turn(dropped_front.engine)
+    declare_anew(dropped_front)
+    turn(dropped_front.engine)
+    close(dropped_front.engine)
+    prune(dropped_front.amqp, dropped_front.database)
+    assert [offset for _, _, offset in dropped_front.rows()] == [0, 1, 2]
