@@ -171,7 +171,7 @@ def published(place: Place, spans: Spans, count: int) -> list[int]:
         pika.BasicProperties(type="order", message_id=f"m-{n}", correlation_id="c", headers=headers)
         for n, (_, headers) in enumerate(senders)
     ]
-    place.put(*[(b"x" * 1000, each) for each in properties])
+    place.put(*[(b"x" * 10_000, each) for each in properties])
     return [each.span_id for each, _ in senders]
 
 
@@ -276,7 +276,7 @@ def test_messages_that_were_left_in_their_stream_are_linked_once_they_are_read(p
     with collecting(place, execute, bulk_messages=2, queue_bulks=1, when_full="spill") as collector:
         try:
             wait_until(lambda: collector.held_messages == 12, what="all messages taken")
-            wait_until(lambda: collector.held_bytes < 12 * 1000, what="bodies left in the stream")
+            wait_until(lambda: collector.held_bytes < 12 * 10_000, what="bodies left in the stream")
         finally:
             gate.set()
         wait_until(lambda: len(bulks(spans)) == 6, what="all bulks")

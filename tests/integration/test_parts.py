@@ -316,14 +316,14 @@ def test_recorders_go_from_part_to_part(place: Place, monkeypatch: pytest.Monkey
     add_keys(place.engine, ["order"])
     with new_streams(place.amqp, 2) as streams:
         with place.recording(streams[0]), place.recording(streams[1]):
-            for start in range(0, 10 * MESSAGES, MESSAGES):
+            for start in range(0, 400, 40):
                 for stream in streams:
-                    numbers = range(start, start + MESSAGES)
+                    numbers = range(start, start + 40)
                     place.put(*[(b"", {"order": f"o{number}"}) for number in numbers], to=stream)
                     place.wait_recorded(stream)
             wait_until(lambda: sum(part.is_compact for part in parts_of(place.engine)) > 3, what="compact parts")
         for stream in streams:
-            assert [row[1] for row in place.rows(stream)] == [f"o{number}" for number in range(10 * MESSAGES)]
+            assert [row[1] for row in place.rows(stream)] == [f"o{number}" for number in range(400)]
         assert verify(place.amqp, place.database, streams).ok
 
 
