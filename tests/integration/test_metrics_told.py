@@ -3,7 +3,6 @@
 import asyncio
 import re
 import urllib.request
-from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +30,7 @@ from tests.support.groups import whole_group
 from tests.support.place import Place
 from tests.support.ports import free_port
 from tests.support.relations import FACES, open_relations
-from tests.support.serial_consuming import SerialBed, serial_bed
+from tests.support.serial_consuming import serial_bed
 
 PARTITIONS = 2
 """Of the fixture `layout`."""
@@ -40,13 +39,11 @@ LONG_AGO_US = 1_700_000_000_000_000
 """When a message was sent that nothing followed."""
 
 
-def told(name: str, **labels: str) -> float:
-    """A series' value now; 0.0 where there is none."""
-    for family in text_string_to_metric_families(metrics.exposition()):
-        for sample in family.samples:
-            if sample.name == name and sample.labels == labels:
-                return float(sample.value)
-    return 0.0
+def told(name: str, /, page: str | None = None, **labels: str) -> float:
+    """A series' value on a page, or now; 0.0 where there is none."""
+    families = text_string_to_metric_families(metrics.exposition() if page is None else page)
+    samples = (sample for family in families for sample in family.samples)
+    return float(sum(each.value for each in samples if (each.name, each.labels) == (name, labels)))
 
 
 class Growth:
@@ -61,24 +58,16 @@ class Growth:
 
     def of(self, name: str, **labels: str) -> float:
         """How much a series has grown."""
-        wanted: Mapping[str, str] = self._labels | labels
-        before = 0.0
-        for family in text_string_to_metric_families(self._before):
-            before += sum(each.value for each in family.samples if each.name == name and each.labels == wanted)
-        return told(name, **wanted) - before
+        wanted = self._labels | labels
+        return told(name, **wanted) - told(name, page=self._before, **wanted)
 
 
 def test_a_connection_counts_what_became_of_its_messages(place: Place) -> None:
     """Sent, unroutable, nacked, skipped values, receipts: as numbers of the connection, and in the exposition."""
     growth = Growth(client="pika")
     with broker_connection(place.amqp) as connection:
-        options = {
-            "database": place.database,
-            "stream_url": place.stream_url,
-            "keys": ["order_id"],
-            "on_invalid": "skip",
-        }
-        channel = relatum.intercept(connection, **options).channel()
+        servers = {"database": place.database, "stream_url": place.stream_url}
+        channel = relatum.intercept(connection, keys=["order_id"], on_invalid="skip", **servers).channel()
         relatum.publish(channel, "", place.stream, b"").wait()
         channel.basic_publish("", place.stream, b"", pika.BasicProperties(headers={"order_id": "x" * 5000}))
         with pytest.raises(PublishUnroutable):
@@ -150,11 +139,9 @@ def test_routers_count_by_super_stream(amqp_url: str, layout: Layout, database_u
             seen = router.statistics()
             assert (seen.published, seen.unnamed, seen.known_names, seen.unchecked) == (3, 1, 2, 0)
             assert told("relatum_router_known_names", **labels) == 2
-        with (
-            relatum.AffinityRouter(name, database_url, AffinityOptions(header="set")) as router,
-            suppress(ConfigurationError),
-        ):
-            router.publish(channel, b"")
+        affinity = relatum.AffinityRouter(name, database_url, AffinityOptions(header="set"))
+        with affinity, suppress(ConfigurationError):
+            affinity.publish(channel, b"")
     assert told("relatum_router_published_total", **labels) == 3
     assert told("relatum_router_known_names", **labels) == 0
     assert told("relatum_router_unnamed_total", **(labels | {"kind": "affinity"})) == 1
@@ -183,20 +170,15 @@ def test_collectors_count_by_type(database_url: str) -> None:
     assert told("relatum_collector_bulk_seconds_count", **of_type) == 2
 
 
-@pytest.fixture
-def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
-    """A super stream of two partitions."""
-    with serial_bed(amqp_url, engine) as made:
-        yield made
-
-
-def test_serial_consumers_count_what_they_deliver(amqp_url: str, engine: sa.Engine, bed: SerialBed) -> None:
+def test_serial_consumers_count_what_they_deliver(amqp_url: str, engine: sa.Engine) -> None:
     """Delivered counts a batch that is given back again, acknowledged does not."""
-    labels = {"super_stream": bed.name, "consumer": "billing"}
-    bed.publish(0, "a", "1", "2")
-    with relatum.SerialConsumer(
-        bed.name, "billing", SerialOptions(batch_s=0.0), database=engine.url, broker=amqp_url
-    ) as consumer:
+    options = SerialOptions(batch_s=0.0)
+    with (
+        serial_bed(amqp_url, engine) as bed,
+        relatum.SerialConsumer(bed.name, "billing", options, database=engine.url, broker=amqp_url) as consumer,
+    ):
+        labels = {"super_stream": bed.name, "consumer": "billing"}
+        bed.publish(0, "a", "1", "2")
         batch = consumer.next_batch()
         assert batch is not None
         first = len(batch)

@@ -4,16 +4,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pika
 import pytest
-import sqlalchemy as sa
 
 from relatum.keys import preset
 from relatum.reading import StreamReader
 from relatum_consumer import Relations
-from tests.support import broker_connection, record, unique_name, wait_until
+from tests.support import broker_connection, unique_name, wait_until
 from tests.support.place import Place
 
 
@@ -37,19 +37,21 @@ def run(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def recorded(amqp_url: str, engine: sa.Engine, stream: str, name: str, *, count: int) -> None:
-    """Record what lies in the stream by a preset's keys, once it is there."""
-    with StreamReader.open(amqp_url) as reader:
-        wait_until(lambda: reader.bounds(stream).last == count - 1, what=f"{count} messages")
-    record(amqp_url, engine, stream, keys=preset(name))
+@contextmanager
+def recorded(place: Place, name: str, *, count: int) -> Iterator[Relations]:
+    """Record what lies in the stream by a preset's keys, once it is there; gives look-ups."""
+    with StreamReader.open(place.amqp) as reader:
+        wait_until(lambda: reader.bounds(place.stream).last == count - 1, what=f"{count} messages")
+    place.record(keys=preset(name))
+    with Relations(place.amqp, place.database) as relations:
+        yield relations
 
 
 def test_what_belongs_to_a_task_of_celery(place: Place, exchange: str) -> None:
     """A chain is one line of causes; the tasks of a chord share a group, and so does what comes after them."""
     told = run("celery", place.amqp, exchange)
     assert told["sums"] == [10, 6]
-    recorded(place.amqp, place.engine, place.stream, "celery", count=6)
-    with Relations(place.amqp, place.database) as relations:
+    with recorded(place, "celery", count=6) as relations:
         (last,) = relations.find("celery_id", told["chain"][-1]).messages
         trace = relations.trace(last)
         ids = {message.id: message.headers["id"] for message in trace.messages}
@@ -65,8 +67,7 @@ def test_the_answer_of_a_task_names_it(place: Place) -> None:
     """Results that Celery's backend `rpc://` sends are bodies of JSON with the task's id."""
     place.put((b"[[1,2],{},{}]", {"id": "t-1", "task": "add"}))
     run("answer", place.amqp, place.stream)
-    recorded(place.amqp, place.engine, place.stream, "celery", count=2)
-    with Relations(place.amqp, place.database) as relations:
+    with recorded(place, "celery", count=2) as relations:
         (edge,) = relations.trace(relations.read(place.stream, 0)).edges
         assert (edge.cause and edge.cause.offset, edge.effect.offset, edge.key) == (0, 1, "celery_result")
 
@@ -85,8 +86,7 @@ def test_the_messages_of_dramatiq(place: Place) -> None:
         for name in (queue, f"{queue}.DQ", f"{queue}.XQ"):
             channel.queue_delete(name)
     place.put(*taken)
-    recorded(place.amqp, place.engine, place.stream, "dramatiq", count=2)
-    with Relations(place.amqp, place.database) as relations:
+    with recorded(place, "dramatiq", count=2) as relations:
         assert [m.offset for m in relations.find("dramatiq_id", told["alone"])] == [0]
         assert [m.offset for m in relations.find("dramatiq_next", told["following"])] == [1]
 
@@ -94,8 +94,7 @@ def test_the_messages_of_dramatiq(place: Place) -> None:
 def test_the_messages_of_faststream(place: Place, exchange: str) -> None:
     """A request, and what its handler gave back, share the correlation."""
     told = run("faststream", place.amqp, exchange)
-    recorded(place.amqp, place.engine, place.stream, "faststream", count=2)
-    with Relations(place.amqp, place.database) as relations:
+    with recorded(place, "faststream", count=2) as relations:
         found = relations.find("faststream_correlation", told["correlation"]).messages
         assert [message.offset for message in found] == [0, 1]
         assert [m.offset for m in relations.find("faststream_id", found[1].properties.message_id)] == [1]
@@ -109,8 +108,7 @@ def test_what_a_consumer_of_masstransit_sent(place: Place) -> None:
     ]
     properties = pika.BasicProperties(content_type="application/vnd.masstransit+json")
     place.put(*[(json.dumps(each).encode(), properties) for each in envelopes])
-    place.record(keys=preset("masstransit"))
-    with Relations(place.amqp, place.database) as relations:
+    with recorded(place, "masstransit", count=2) as relations:
         (edge,) = relations.trace(relations.read(place.stream, 1)).edges
         assert (edge.cause and edge.cause.offset, edge.effect.offset) == (0, 1)
 
@@ -119,8 +117,7 @@ def test_the_reply_of_a_listener_of_spring(place: Place) -> None:
     """It belongs to its request by the correlation, and where that has none, by the request's id."""
     sent = [{"message_id": "m-1"}, {"correlation_id": "c-2"}, {"correlation_id": "m-1"}, {"correlation_id": "c-2"}]
     place.put(*[(b"{}", pika.BasicProperties(**each)) for each in sent])
-    place.record(keys=preset("spring"))
-    with Relations(place.amqp, place.database) as relations:
+    with recorded(place, "spring", count=4) as relations:
         for request, reply in ((0, 2), (1, 3)):
             found = relations.related(relations.read(place.stream, request), place.stream)
             assert [message.offset for message in found] == [reply]
