@@ -31,12 +31,12 @@ def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
 def coverage_rows(place: Place) -> list[tuple[Any, ...]]:
     """All ranges: from, to, how many keys, whether it is the tail, kind."""
     query = "SELECT from_offset, to_offset, cardinality(key_ids), is_tail, kind FROM relatum.coverage ORDER BY 1, 2, 4"
-    return [tuple(row) for row in place.execute(query)]
+    return [tuple(row) for row in place.sql(query)]
 
 
 def skipped(place: Place) -> int:
     """How many values were counted as skipped."""
-    return int(place.execute("SELECT coalesce(sum(count), 0) FROM relatum.skips")[0][0])
+    return int(place.sql("SELECT coalesce(sum(count), 0) FROM relatum.skips")[0][0])
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def test_a_stream_that_was_replaced_between_plan_and_fill_is_refused(place: Plac
     place.backfill()
     add_keys(place.engine, ["host"])
     with planned(place, ["host"]) as (make_filler, segment, _):
-        place.declare_anew()
+        place.declare_again()
         place.put(*orders(10, start=100))
         with pytest.raises(CoverageConflict):
             make_filler().complete(segment)

@@ -31,7 +31,7 @@ INSERT INTO relatum.collected_messages (source_id, stream_offset, size, message_
 def rows_by_table(place: Place) -> dict[str, int]:
     """How many rows the tables have that name streams by their id; those without any left out."""
     names = [table.name for table in metadata.sorted_tables if "stream_id" in table.c]
-    counts = {name: place.execute(f"SELECT count(*) FROM relatum.{name}")[0][0] for name in names}
+    counts = {name: place.sql(f"SELECT count(*) FROM relatum.{name}")[0][0] for name in names}
     return {name: count for name, count in counts.items() if count}
 
 
@@ -45,7 +45,7 @@ def fill(place: Place) -> None:
         "relatum.receipts (message_id, stream_id, stream_offset) SELECT 'r', stream_id, 1",
         "relatum.checkpoints (stream_id, last_offset, fingerprint) SELECT stream_id, 0, 0",
     ):
-        place.execute(f"INSERT INTO {statement} FROM relatum.streams WHERE name = :name", name=place.stream)
+        place.sql(f"INSERT INTO {statement} FROM relatum.streams WHERE name = :name", name=place.stream)
 
 
 @pytest.mark.differs
@@ -189,14 +189,14 @@ def test_primary_data_that_refers_to_it_stops_it(place: Place) -> None:
             next(iter(groups)).acknowledge()
             refused("by-name")
         refused("by-name")
-        place.execute("DELETE FROM relatum.group_consumers")
+        place.sql("DELETE FROM relatum.group_consumers")
         with relations.groups(consumer=GroupConsumer("all")) as groups:
             group = next(iter(groups))
             refused("'all' has not finished")
             group.acknowledge()
-    place.execute(COLLECTED, stream=place.stream)
+    place.sql(COLLECTED, stream=place.stream)
     refused("collector 'mail'")
-    place.execute("UPDATE relatum.collected_messages SET state = 'succeeded', finished_at = now()")
+    place.sql("UPDATE relatum.collected_messages SET state = 'succeeded', finished_at = now()")
     forget(place.database, [place.stream])
     assert rows_by_table(place) == {}
 
@@ -215,6 +215,6 @@ def test_a_super_stream_stands_for_its_partitions(place: Place, layout: Layout) 
         with pytest.raises(StreamInUse, match=f"{name!r} are placed"):
             forget(place.database, [name])
     assert len(status(place.amqp, place.database)) == len(partitions)
-    place.execute("DELETE FROM relatum.super_streams")
+    place.sql("DELETE FROM relatum.super_streams")
     assert [each.stream for each in forget(place.database, [name])] == partitions
     assert rows_by_table(place) == {}

@@ -204,7 +204,7 @@ def test_a_recorder_with_other_definitions_ends(place: Place, taken: sa.Engine) 
     """It raises before it records anything."""
     with pytest.raises(KeyDefinitionConflict):
         Recorder(place.amqp, taken.url, [place.stream], keys=[MINE]).run(threading.Event())
-    assert place.execute("SELECT FROM relatum.streams") == []
+    assert place.sql("SELECT FROM relatum.streams") == []
 
 
 def names_of(engine: sa.Engine) -> dict[str, str | None]:

@@ -156,7 +156,7 @@ def test_a_back_fill_has_spans_of_its_own(place: Place, spans: Spans) -> None:
 def test_what_postgresql_refuses_is_the_transactions_error(place: Place, spans: Spans) -> None:
     """By its class; the refused row is not told."""
     place.put((b"", {"order_id": "zebra-9"}))
-    place.execute("ALTER TABLE relatum.relationships ADD CHECK (value <> 'zebra-9')")
+    place.sql("ALTER TABLE relatum.relationships ADD CHECK (value <> 'zebra-9')")
     with place.recording(keys=["order_id"]):
         wait_until(lambda: spans.ours, what="a transaction")
     assert spans.ours[0].attributes["error.type"] == "relatum.errors.RowRefused"

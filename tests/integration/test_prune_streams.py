@@ -54,10 +54,10 @@ def test_a_name_that_is_not_recorded_is_refused_before_anything_is_deleted(place
     add_keys(place.engine, ["order_id"])
     place.put((b"", {"order_id": 1}))
     place.backfill()
-    place.execute("UPDATE relatum.relationships SET stream_offset = -1")
+    place.sql("UPDATE relatum.relationships SET stream_offset = -1")
     with pytest.raises(StreamNotFound, match="nope"):
         prune(place.amqp, place.database, [place.stream, "nope"])
-    assert place.execute("SELECT count(*) FROM relatum.relationships") == [(1,)]
+    assert place.sql("SELECT count(*) FROM relatum.relationships") == [(1,)]
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def dropped_front(fleeting: Place) -> Place:
 
 def declare_anew(place: Place) -> None:
     """The stream deleted, declared again, and recorded: three messages."""
-    place.declare_anew()
+    place.declare_again()
     place.put(*[(b"", {"order_id": number}) for number in range(3)])
     place.record()
 

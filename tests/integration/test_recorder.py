@@ -88,7 +88,7 @@ def test_what_is_derived_can_be_emptied_and_filled_again(place: Place) -> None:
     place.put(*orders(20))
     place.record(keys=["order_id", "host"])
     before = place.rows()
-    place.execute(found[0])
+    place.sql(found[0])
     assert not place.rows()
     place.record()
     assert place.rows() == before
@@ -209,7 +209,7 @@ def test_a_stream_declared_again_begins_a_new_generation(place: Place) -> None:
     place.put(*orders(10))
     with place.recording(keys=["order_id"]):
         place.wait_recorded()
-        place.declare_anew()
+        place.declare_again()
         place.put(*orders(20, start=100))
         wait_until(lambda: place.recorded_to() == 20, what="the new stream is recorded")
     assert set(place.values()) == {f"o{n}" for n in range(100, 120)}
@@ -224,7 +224,7 @@ def test_a_stream_declared_again_while_nobody_recorded_is_noticed(place: Place, 
     place.put(*orders(10))
     add_keys(place.engine, ["order_id"])
     getattr(place, first)()
-    place.declare_anew()
+    place.declare_again()
     place.put(*orders(count, start=100))
     with place.recording():
         wait_until(lambda: place.recorded_to() == count, what="the new stream is recorded")
@@ -264,7 +264,7 @@ def test_what_retention_had_dropped_before_recording_began_is_no_gap(fleeting: P
     seen = fleeting.status()
     assert (seen.first or 0) > 0
     assert (seen.gaps, seen.holes, seen.events) == ([], [], [])
-    assert fleeting.execute("SELECT FROM relatum.streams WHERE first_offset IS NOT NULL")
+    assert fleeting.sql("SELECT FROM relatum.streams WHERE first_offset IS NOT NULL")
 
 
 def test_times_switched_off_for_a_stream_are_not_recorded(place: Place) -> None:
@@ -274,7 +274,7 @@ def test_times_switched_off_for_a_stream_are_not_recorded(place: Place) -> None:
     place.record(keys=["order_id"])
     covered = place.status().covered
     assert (covered["time"], covered["order_id"]) == ([], [(0, 5)])
-    assert place.execute("SELECT FROM relatum.time_blocks") == []
+    assert place.sql("SELECT FROM relatum.time_blocks") == []
 
 
 def test_a_name_that_becomes_a_super_streams_is_no_missing_stream_any_more(
@@ -408,20 +408,9 @@ def test_a_recorder_that_cannot_record_does_not_delay_its_end(place: Place) -> N
             in_a_try(is_closed_at_once, what="closed at once")
 
 
-def test_a_removed_key_is_recorded_no_more(place: Place) -> None:
-    """Its rows go away with the next prune."""
-    place.put(*orders(5))
-    with place.recording(keys=["order_id", "host"]):
-        place.wait_recorded()
-        remove_key(place.engine, "host")
-        wait_until(lambda: tail_keys(place) == 1, what="the recorder drops the key")
-    assert {key for key, _, _ in place.rows()} == {"order_id"}
-    assert prune(place.amqp, place.database).rows[""] == 5
-
-
 def tail_keys(place: Place) -> int:
     """How many keys are recorded now."""
-    ((count,),) = place.execute("SELECT cardinality(key_ids) FROM relatum.coverage WHERE is_tail")
+    ((count,),) = place.sql("SELECT cardinality(key_ids) FROM relatum.coverage WHERE is_tail")
     return int(count)
 
 

@@ -119,7 +119,7 @@ def test_a_row_that_postgresql_refuses_holds_up_its_own_stream_alone(
         with place.recording(*streams, keys=["order"]):
             for name in streams:
                 place.wait_recorded(name)
-            place.execute("ALTER TABLE relatum.relationships ADD CONSTRAINT refusal CHECK (value <> 'refused')")
+            place.sql("ALTER TABLE relatum.relationships ADD CONSTRAINT refusal CHECK (value <> 'refused')")
             publish("refused", refused)
             for _ in range(3):
                 publish("good", *others)
@@ -127,7 +127,7 @@ def test_a_row_that_postgresql_refuses_holds_up_its_own_stream_alone(
                     place.wait_recorded(name)
             assert place.recorded_to(refused) == 1
             wait_until(lambda: told(refused), what="the refusal is told")
-            place.execute("ALTER TABLE relatum.relationships DROP CONSTRAINT refusal")
+            place.sql("ALTER TABLE relatum.relationships DROP CONSTRAINT refusal")
             place.wait_recorded(refused)
         assert [len(place.rows(name)) for name in streams] == [2, 4, 4]
         assert len(told(refused)) == 1, caplog.text

@@ -70,7 +70,7 @@ class Members:
 
     def shares(self) -> Counter[str]:
         """How many streams each has whose lease holds."""
-        holders = self._place.execute(
+        holders = self._place.sql(
             "SELECT lease_holder FROM relatum.streams JOIN relatum.recorder_members AS member ON holder = lease_holder "
             "WHERE member.lease_expires_at >= clock_timestamp() AND streams.name = ANY(:names)",
             names=self._names,
@@ -228,7 +228,7 @@ def test_two_that_both_believe_to_have_a_stream_write_each_row_once(place: Place
         others.join("x")
         for holder in ("x", "a", "x", "a"):
             tampered = {"holder": holder, "names": names[:4]}
-            place.execute("UPDATE relatum.streams SET lease_holder = :holder WHERE name = ANY(:names)", **tampered)
+            place.sql("UPDATE relatum.streams SET lease_holder = :holder WHERE name = ANY(:names)", **tampered)
             members.publish()
 
 

@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
@@ -46,13 +46,13 @@ def message(number: int) -> tuple[bytes, dict[str, Any]]:
 class World(Place):
     """A recorded stream, and what its tables hold while they are sound."""
 
-    kept: Database
+    kept: Database = field(kw_only=True)
 
     def save(self) -> None:
         """Keep a copy of what is sound."""
-        self.execute("CREATE SCHEMA sound")
+        self.sql("CREATE SCHEMA sound")
         for table in TABLES:
-            self.execute(f"CREATE TABLE sound.{table} AS SELECT * FROM relatum.{table}")
+            self.sql(f"CREATE TABLE sound.{table} AS SELECT * FROM relatum.{table}")
 
     def restore(self) -> None:
         """Begin with what is sound again."""
@@ -77,17 +77,17 @@ class World(Place):
     def tables(self) -> dict[str, Any]:
         """What look-ups depend on: rows, what is covered for which key, holes, the tail's end, and groups."""
         covered: Counter[tuple[int, int]] = Counter()
-        ranges = self.execute("SELECT from_offset, to_offset, key_ids, with_time, kind FROM relatum.coverage")
+        ranges = self.sql("SELECT from_offset, to_offset, key_ids, with_time, kind FROM relatum.coverage")
         for start, end, key_ids, with_time, kind in ranges:
             held = [*key_ids, *([0] if with_time else [])] if kind == "recorded" else [-1]
             covered.update((offset, key_id) for key_id in held for offset in range(start, end))
-        rows = self.execute("SELECT stream_offset, time_us, stream_id, key_id, value FROM relatum.relationships")
+        rows = self.sql("SELECT stream_offset, time_us, stream_id, key_id, value FROM relatum.relationships")
         return {
             "rows": Counter(map(tuple, rows)),
             "covered": covered,
-            "tail": self.execute("SELECT to_offset FROM relatum.coverage WHERE is_tail"),
-            "groups": self.execute("SELECT group_id, first_offset, state FROM relatum.group_states"),
-            "streams": self.execute("SELECT name, state, generation, replaced_at FROM relatum.streams"),
+            "tail": self.sql("SELECT to_offset FROM relatum.coverage WHERE is_tail"),
+            "groups": self.sql("SELECT group_id, first_offset, state FROM relatum.group_states"),
+            "streams": self.sql("SELECT name, state, generation, replaced_at FROM relatum.streams"),
         }
 
 
@@ -110,7 +110,7 @@ def world(place: Place) -> Iterator[World]:
     place.record(keys=["host"])
     place.backfill()
     for each in SCANNED.strip().split(";\n"):
-        place.execute(each.rstrip(";").replace("GROUP", GROUP_ID))
+        place.sql(each.rstrip(";").replace("GROUP", GROUP_ID))
     kept = Database(place.database)
     yield World(**vars(place), kept=kept)
     kept.close()
@@ -185,7 +185,7 @@ DAMAGE = {
 
 def hurt(world: World, table: str, damage: Damage, chance: random.Random) -> None:
     """Do damage to a table."""
-    rows = world.execute(f"SELECT ctid::text FROM relatum.{table} WHERE {damage.where} ORDER BY ctid")
+    rows = world.sql(f"SELECT ctid::text FROM relatum.{table} WHERE {damage.where} ORDER BY ctid")
     row, change = f"ctid = '{chance.choice(rows)[0]}'", damage.change.format(n=chance.randint(1, 50))
     if damage.change == DELETE:
         statement = f"DELETE FROM relatum.{table}"
@@ -195,7 +195,7 @@ def hurt(world: World, table: str, damage: Damage, chance: random.Random) -> Non
         statement = f"INSERT INTO relatum.{table} ({columns}) SELECT {values} FROM relatum.{table}"
     else:
         statement = f"UPDATE relatum.{table} SET {change}"
-    assert world.execute(f"WITH done AS ({statement} WHERE {row} RETURNING 1) SELECT * FROM done"), "it was done"
+    assert world.sql(f"WITH done AS ({statement} WHERE {row} RETURNING 1) SELECT * FROM done"), "it was done"
 
 
 CONSEQUENCES = {"coverage_tail", "coverage_position", "coverage_overlap", "time_duplicate"}
@@ -231,8 +231,8 @@ def test_every_kind_of_damage_is_found_named_and_mended(world: World, is_long: b
 def test_two_repairs_from_reports_of_one_moment_double_nothing(world: World) -> None:
     """Each compares again under the stream's locks: whoever comes second finds nothing to do. A dry run says what."""
     sound = world.tables()
-    world.execute("DELETE FROM relatum.relationships WHERE stream_offset % 3 = 0")
-    world.execute("DELETE FROM relatum.time_blocks WHERE first_offset > 75")
+    world.sql("DELETE FROM relatum.relationships WHERE stream_offset % 3 = 0")
+    world.sql("DELETE FROM relatum.time_blocks WHERE first_offset > 75")
     reports = [world.verify() for _ in range(4)]
     planned = repair(reports[0], world.engine.url)
     assert not world.verify().ok, "a dry run changes nothing"
@@ -246,7 +246,7 @@ def test_two_repairs_from_reports_of_one_moment_double_nothing(world: World) -> 
 @pytest.mark.differs
 def test_a_repair_from_an_old_report_writes_only_what_differs_now(world: World) -> None:
     """A report from before other repairs, back-fills and recorders is a hint where to look, no more."""
-    world.execute("DELETE FROM relatum.relationships WHERE stream_offset < 100")
+    world.sql("DELETE FROM relatum.relationships WHERE stream_offset < 100")
     old = world.verify()
     world.repair(old)
     world.put(*map(message, range(MESSAGES, MESSAGES + 50)))
@@ -261,7 +261,7 @@ def test_what_retention_takes_meanwhile_is_no_difference(fleeting: Place) -> Non
     count = 1_100
     fleeting.put(*[(b"", {"order_id": f"o{number}"}) for number in range(count)])
     fleeting.record(keys=["order_id"])
-    fleeting.execute("DELETE FROM relatum.relationships")
+    fleeting.sql("DELETE FROM relatum.relationships")
     counted: list[int] = []
 
     def drop(found: StreamVerified) -> None:
@@ -281,7 +281,7 @@ def test_what_retention_takes_meanwhile_is_no_difference(fleeting: Place) -> Non
 def test_a_repair_mends_more_than_it_lists(world: World) -> None:
     """A thousand differences are listed and the others counted; all are mended, and the last line says how many."""
     sound = world.tables()
-    world.execute(
+    world.sql(
         "INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, value) "
         "SELECT stream_offset, time_us, stream_id, key_id, value || n "
         "FROM relatum.relationships, generate_series(1, 5) AS n"
@@ -320,12 +320,12 @@ def test_a_sample_compares_something_and_says_what(world: World) -> None:
 @pytest.mark.differs
 def test_rows_of_a_key_that_is_gone_are_deleted(world: World) -> None:
     """A definition that was deleted, not removed, leaves rows that nobody could ever look up or prune."""
-    world.execute("DELETE FROM relatum.keys WHERE name = 'host'")
+    world.sql("DELETE FROM relatum.keys WHERE name = 'host'")
     report = world.verify()
     assert {difference.kind for difference in report.streams[0].differences} == {"unknown_key"}
     world.repair(report)
     assert world.differences() == []
-    assert len(world.execute("SELECT DISTINCT key_id FROM relatum.relationships")) == 2
+    assert len(world.sql("SELECT DISTINCT key_id FROM relatum.relationships")) == 2
 
 
 def test_a_million_sound_rows_give_no_false_alarm(place: Place, is_long: bool) -> None:

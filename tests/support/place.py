@@ -71,12 +71,12 @@ class Place:
         """Compare the stream with the database."""
         return verify(self.amqp, self.engine.url, [self.stream], **options)
 
-    def declare_anew(self) -> None:
+    def declare_again(self) -> None:
         """Delete the stream and declare another one of its name."""
         delete_stream(self.amqp, self.stream)
         declare_stream(self.amqp, self.stream)
 
-    def execute(self, statement: str, **parameters: Any) -> list[Any]:
+    def sql(self, statement: str, **parameters: Any) -> list[Any]:
         """Execute a statement in a transaction of its own; gives its rows, if it has any."""
         with self.engine.begin() as connection:
             result = connection.execute(sa.text(statement), parameters)

@@ -1,7 +1,6 @@
 """One registry of all that components count: monotonous counters, honest merges, Prometheus and OpenTelemetry."""
 
 import gc
-import os
 import threading
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from relatum import metrics, otel
 from relatum.metrics import Counter, Distribution, Each, Gauge, Greatest, Histogram, Least, Observed
 from tests.support import wait_until
+from tests.support.forking import in_child
 from tests.support.spans import collected_metrics, collected_spans
 
 
@@ -60,14 +60,16 @@ class Thing:
             return ThingStatistics(self.done, self.open, self.is_up, self.spent.observed(), self.parts)
 
 
-def page() -> dict[str, float]:
-    """What is told of things, by series as Prometheus writes them."""
-    return {
-        f"{sample.name}{{{','.join(f'{name}={value}' for name, value in sorted(sample.labels.items()))}}}": sample.value
-        for family in text_string_to_metric_families(metrics.exposition())
-        for sample in family.samples
-        if sample.name.startswith("relatum_tried")
-    }
+def page(name: str) -> dict[str, float]:
+    """What is told of things of a name, as Prometheus writes it: values by series, and by their other labels."""
+    told = {}
+    for family in text_string_to_metric_families(metrics.exposition()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            if sample.name.startswith("relatum_tried_") and labels.pop("name", None) == name:
+                of = ",".join(f"{label}={value}" for label, value in sorted(labels.items()))
+                told[sample.name.removeprefix("relatum_tried_") + (of and f"{{{of}}}")] = sample.value
+    return told
 
 
 @pytest.fixture
@@ -94,19 +96,13 @@ def test_components_of_one_name_are_told_together(things: list[Thing], name: str
     first.parts["a"] = PartStatistics(5.0, {"old": 2})
     second.parts["a"] = PartStatistics(7.0, {"old": 1, "new": 1})
     second.parts["b"] = PartStatistics(None, {})
-    assert (
-        page()
-        | {
-            f"relatum_tried_done_total{{name={name}}}": 7.0,
-            f"relatum_tried_open_bytes{{name={name}}}": 2.0,
-            f"relatum_tried_up{{name={name}}}": 0.0,
-            f"relatum_tried_age_seconds{{name={name},part=a}}": 7.0,
-            f"relatum_tried_taken_total{{name={name},part=a,reason=old}}": 3.0,
-            f"relatum_tried_taken_total{{name={name},part=a,reason=new}}": 1.0,
-        }
-        == page()
-    )
-    assert not [series for series in page() if "part=b" in series], "what is not known is not told"
+    told = {series: value for series, value in page(name).items() if "spent" not in series}
+    of_parts = {
+        "age_seconds{part=a}": 7.0,
+        "taken_total{part=a,reason=old}": 3.0,
+        "taken_total{part=a,reason=new}": 1.0,
+    }
+    assert told == {"done_total": 7.0, "open_bytes": 2.0, "up": 0.0} | of_parts, "what is not known is not told"
 
 
 def test_a_histogram_is_told_cumulatively(things: list[Thing], name: str) -> None:
@@ -114,11 +110,11 @@ def test_a_histogram_is_told_cumulatively(things: list[Thing], name: str) -> Non
     for value in (0.05, 0.1, 0.5, 7.0):
         things[0].spent.observe(value)
     things[1].spent.observe(0.01)
-    told = page()
-    buckets = [told[f"relatum_tried_spent_seconds_bucket{{le={le},name={name}}}"] for le in ("0.1", "1.0", "+Inf")]
+    told = page(name)
+    buckets = [told[f"spent_seconds_bucket{{le={le}}}"] for le in ("0.1", "1.0", "+Inf")]
     assert buckets == [3.0, 4.0, 5.0]
-    assert told[f"relatum_tried_spent_seconds_count{{name={name}}}"] == 5.0
-    assert told[f"relatum_tried_spent_seconds_sum{{name={name}}}"] == pytest.approx(7.66)
+    assert told["spent_seconds_count"] == 5.0
+    assert told["spent_seconds_sum"] == pytest.approx(7.66)
 
 
 def test_counters_never_fall(things: list[Thing], name: str) -> None:
@@ -127,12 +123,12 @@ def test_counters_never_fall(things: list[Thing], name: str) -> None:
     metrics.retire(things[0])
     metrics.retire(things[0])
     things[1].done = 1
-    told = page()
-    assert told[f"relatum_tried_done_total{{name={name}}}"] == 4.0
-    assert told[f"relatum_tried_open_bytes{{name={name}}}"] == 0.0
+    told = page(name)
+    assert told["done_total"] == 4.0
+    assert told["open_bytes"] == 0.0
     metrics.retire(things[1])
-    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 4.0
-    assert f"relatum_tried_open_bytes{{name={name}}}" not in page()
+    assert page(name)["done_total"] == 4.0
+    assert "open_bytes" not in page(name)
 
 
 def test_what_is_dropped_without_being_closed_had_counted_what_it_told_last(name: str) -> None:
@@ -140,44 +136,28 @@ def test_what_is_dropped_without_being_closed_had_counted_what_it_told_last(name
     thing = Thing()
     metrics.report(thing, name=name)
     thing.done = 5
-    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 5.0
+    assert page(name)["done_total"] == 5.0
     del thing
     gc.collect()
-    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 5.0
-    assert f"relatum_tried_open_bytes{{name={name}}}" not in page()
+    assert page(name)["done_total"] == 5.0
+    assert "open_bytes" not in page(name)
 
 
 def test_what_belongs_to_an_owner_tells_all_it_has_counted(name: str) -> None:
     """A connection that lived for a moment between two scrapes is counted in full."""
-
-    class Owner:
-        pass
-
-    owner, thing = Owner(), Thing()
+    owner, thing = type("Owner", (), {})(), Thing()
     metrics.report(thing, owner=owner, name=name)
     thing.done = 9
     del owner, thing
     gc.collect()
-    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 9.0
+    assert page(name)["done_total"] == 9.0
 
 
 def test_a_scrape_in_a_child_tells_nothing_of_the_parents(things: list[Thing], name: str) -> None:
     """A pre-fork server's workers each tell their own: added up, nothing is told twice."""
     things[0].done = 2
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.write(write, b"told" if f"relatum_tried_done_total{{name={name}}}" in page() else b"none")
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(write)
-    with os.fdopen(read, "rb") as answer:
-        assert answer.read() == b"none"
-    assert os.waitpid(child, 0)[1] == 0
-    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 2.0
+    assert in_child(lambda: page(name)) == {}
+    assert page(name)["done_total"] == 2.0
 
 
 def test_a_component_may_be_told_of_in_the_applications_own_registry(things: list[Thing], name: str) -> None:
@@ -199,8 +179,7 @@ def test_one_that_cannot_answer_silences_no_other(caplog: pytest.LogCaptureFixtu
     metrics.report(broken, name="broken")
     metrics.report(thing, name="whole")
     thing.open = 7
-    assert 7 in page().values()
-    page()
+    assert [page("whole")["open_bytes"] for _ in range(2)] == [7, 7]
     metrics.retire(broken)
     metrics.retire(thing)
     assert [record.message for record in caplog.records] == ["the metrics of a Broken are left out: a defect"]
@@ -248,10 +227,10 @@ def test_what_ends_while_others_are_told_waits_for_nobody(things: list[Thing], n
     metrics.report(last, name=name)
     metrics.retire(first)
     metrics.retire(last)
-    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 7.0
+    assert page(name)["done_total"] == 7.0
     assert ended == [True]
-    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 7.0
-    assert f"relatum_tried_open_bytes{{name={name}}}" not in page()
+    assert page(name)["done_total"] == 7.0
+    assert "open_bytes" not in page(name)
 
 
 class Ending(Thing):
@@ -274,7 +253,7 @@ def test_what_ends_while_it_is_asked_is_told_to_the_last(name: str) -> None:
     thing = Ending()
     metrics.report(thing, name=name)
     thing.done = 3
-    assert [page()[f"relatum_tried_done_total{{name={name}}}"] for _ in range(3)] == [3.0, 4.0, 4.0]
+    assert [page(name)["done_total"] for _ in range(3)] == [3.0, 4.0, 4.0]
 
 
 def test_a_child_forked_while_the_registry_is_busy_tells_its_own(things: list[Thing], name: str) -> None:
@@ -288,20 +267,12 @@ def test_a_child_forked_while_the_registry_is_busy_tells_its_own(things: list[Th
     for thing in things:
         thing.spent = Counted(stay)
         metrics.retire(thing)
-    asking = threading.Thread(target=page)
+    asking = threading.Thread(target=page, args=[name])
     asking.start()
     assert busy.wait(90)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            metrics.report(Thing(), name=name)
-            status = 0
-        finally:
-            os._exit(status)
+    in_child(lambda: metrics.report(Thing(), name=name))
     let_go.set()
     asking.join(90)
-    assert os.waitpid(child, 0)[1] == 0
 
 
 # --- told to OpenTelemetry --------------------------------------------------------------------------------------------
