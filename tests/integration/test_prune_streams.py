@@ -15,7 +15,7 @@ from tests.support import (
     publish_plain,
     wait_until,
 )
-from tests.support.parts import close, turn
+from tests.support.parts import Parts
 from tests.support.place import Place
 
 STREAMS = ("a-broken", "b-sound")
@@ -105,9 +105,10 @@ def test_a_stream_that_is_declared_anew_in_its_midst_keeps_its_rows(dropped_fron
 def test_a_part_of_a_stream_that_was_declared_anew_is_not_dropped(dropped_front: Place) -> None:
     """What one stream retained says nothing of the next one of its name, of whose rows a part is full."""
     prune(dropped_front.amqp, dropped_front.database)
-    turn(dropped_front.engine)
+    parts = Parts(dropped_front.engine)
+    parts.turn()
     declare_anew(dropped_front)
-    turn(dropped_front.engine)
-    close(dropped_front.engine)
+    parts.turn()
+    parts.close()
     prune(dropped_front.amqp, dropped_front.database)
     assert [offset for _, _, offset in dropped_front.rows()] == [0, 1, 2]

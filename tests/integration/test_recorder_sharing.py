@@ -5,12 +5,15 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import product
 
 import pytest
+from pika import BasicProperties
 
 from relatum.local import LocalRabbitMQ
 from relatum.recording import Recorder, verify
 from tests.support import (
+    broker_connection,
     declare_stream,
     new_streams,
     unique_name,
@@ -88,11 +91,17 @@ class Members:
 
     def publish(self) -> None:
         """Some messages to each, and they are recorded."""
-        for name in self._names:
-            self._place.put(*[(b"", {KEY: f"o{self.published + n}"}) for n in range(3)], to=name)
+        with broker_connection(self._place.amqp) as connection:
+            channel = connection.channel()
+            for name, n in product(self._names, range(self.published, self.published + 3)):
+                channel.basic_publish("", name, b"", BasicProperties(headers={KEY: f"o{n}"}))
         self.published += 3
-        for name in self._names:
-            self._place.wait_recorded(name)
+        ends = "SELECT count(*) FROM relatum.coverage JOIN relatum.streams USING (stream_id) WHERE is_tail AND name = "
+        given = {"names": self._names, "end": self.published}
+        wait_until(
+            lambda: self._place.sql(ends + "ANY(:names) AND to_offset >= :end", **given) == [(len(self._names),)],
+            what="all recorded",
+        )
 
     def check(self) -> None:
         """Each message's row is there, once."""

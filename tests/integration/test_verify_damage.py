@@ -219,12 +219,15 @@ def test_every_kind_of_damage_is_found_named_and_mended(world: World, is_long: b
         assert found >= kinds or found == {"time_duplicate"}, (what, report.streams)
         done = world.repair(report)
         assert done, what
-        left = world.differences()
-        assert not left, (what, left[:5], done[:5])
         mended = world.tables()
         for part, before in sound.items():
             assert mended[part] == before, (what, part, done[:5])
-        world.restore()
+        if table == "coverage":
+            # What was mended covers the same, by other ranges: the next damage is to be done to those that were there.
+            left = world.differences()
+            assert not left, (what, left[:5], done[:5])
+            world.restore()
+    assert world.differences() == []
 
 
 @pytest.mark.differs
@@ -330,7 +333,7 @@ def test_rows_of_a_key_that_is_gone_are_deleted(world: World) -> None:
 
 def test_a_million_sound_rows_give_no_false_alarm(place: Place, is_long: bool) -> None:
     """Whatever the number of windows; fewer rows unless `--long`."""
-    chunks = 1000 if is_long else 50
+    chunks = 1000 if is_long else 21
     coded = [b"\0\x53\x74\xc1\x0c\x02\xa1\x04host\xa1\x03" + b"%03d" % (n % 100) for n in range(1000)]
     with RawPublisher(place.stream_url, place.stream) as publisher:
         for _ in range(chunks):

@@ -3,6 +3,9 @@
 import os
 import re
 import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distribution
 from itertools import product
 from typing import Final
@@ -78,18 +81,34 @@ def dump(database_url: str) -> list[str]:
     return [line for line in lines if not line.startswith(("GRANT", "--")) and line] + grants
 
 
-def test_a_new_schema_equals_that_of_release_0_4_upgraded(database_url: str, released_url: str) -> None:
-    """schema.sql and the revisions make one schema: columns and their order, constraints, indexes, owners, grants."""
-    assert relatum_migrations.current(released_url) == REVISION
-    relatum_migrations.upgrade(released_url)
-    assert relatum_migrations.current(released_url) == relatum_migrations.head()
-    assert dump(released_url) == dump(database_url)
+def upgrade_0_4(database_url: str) -> None:
+    """Make the schema of release 0.4.0, with rows, and upgrade it."""
+    make_release_0_4(database_url)
+    with psycopg.connect(database_url) as connection:
+        connection.execute(ROWS_OF_0_4.encode())
+    assert relatum_migrations.current(database_url) == REVISION
+    relatum_migrations.upgrade(database_url)
 
 
-def test_the_sql_for_review_makes_the_same_schema(database_url: str, empty_database_url: str) -> None:
-    """What a DBA runs by hand is what the command runs."""
-    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+def run_sql(database_url: str) -> None:
+    """What a DBA runs by hand, once it was reviewed."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(relatum_migrations.sql().encode())
+
+
+def upgrade_twice(database_url: str) -> None:
+    """Whoever starts may call it."""
+    assert relatum_migrations.current(database_url) is None
+    relatum_migrations.upgrade(database_url)
+    relatum_migrations.upgrade(database_url)
+
+
+@pytest.mark.parametrize("make", [upgrade_0_4, run_sql, upgrade_twice])
+def test_the_schema_is_the_same_however_it_was_made(
+    database_url: str, empty_database_url: str, make: Callable[[str], None]
+) -> None:
+    """schema.sql and the revisions make one schema: columns and their order, constraints, indexes, owners, grants."""
+    make(empty_database_url)
     assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
     assert dump(empty_database_url) == dump(database_url)
 
@@ -109,12 +128,6 @@ def test_rows_of_release_0_4_are_kept(released_url: str) -> None:
         assert [connection.execute(query.encode()).fetchall() for query in queries] == before
         marks = connection.execute("SELECT over_amqp FROM relatum.coverage ORDER BY coverage_id").fetchall()
         assert marks == [(True,), (False,), (False,)]
-        # Its recorders go on, and write into part 0.
-        connection.execute(
-            "INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, value) "
-            "VALUES (2, 6, 1, 1, 'c')"
-        )
-        assert connection.execute("SELECT count(*) FROM relatum.relationships_0").fetchone() == (3,)
     engine = make_engine(released_url)
     add_keys(engine, [KeyDefinition("cause", names="id")])
     with engine.connect() as connection:
@@ -133,16 +146,6 @@ def test_each_column_that_statements_name_is_there_with_its_type(database_url: s
             there = made.tables[table.key].c[column.name]
             assert str(column.type.compile(engine.dialect)) == str(there.type.compile(engine.dialect)), there
     engine.dispose()
-
-
-def test_a_second_upgrade_changes_nothing(empty_database_url: str) -> None:
-    """Whoever starts may call it."""
-    assert relatum_migrations.current(empty_database_url) is None
-    relatum_migrations.upgrade(empty_database_url)
-    before = dump(empty_database_url)
-    relatum_migrations.upgrade(empty_database_url)
-    assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
-    assert dump(empty_database_url) == before
 
 
 @pytest.mark.parametrize("revision", ["0003", "0005", "0022", "9999"])
@@ -244,3 +247,107 @@ def test_what_is_no_database_is_a_clear_error() -> None:
     with pytest.raises(DatabaseUnavailable) as absent:
         relatum_migrations.upgrade("postgresql://user:secret@127.0.0.1:1/name")
     assert "secret" not in str(absent.value)
+
+
+# --- a table with rows becomes one in parts while a recorder of the release before writes and lookups ask -------------
+
+COPY = "COPY relatum.relationships (stream_offset, time_us, stream_id, key_id, value) FROM STDIN"
+"""As the release before writes rows."""
+
+ROWS = 20_000
+
+
+def write(database_url: str, first: int, count: int) -> None:
+    """Rows of the release before, in one transaction."""
+    with psycopg.connect(database_url) as connection, connection.cursor().copy(COPY.encode()) as copy:
+        copy.write("".join(f"{n}\t{n}\t1\t1\tv{n}\n" for n in range(first, first + count)))
+
+
+@pytest.fixture
+def before(empty_database_url: str) -> str:
+    """A database of the release before, with rows."""
+    make_release_0_4(empty_database_url)
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute("INSERT INTO relatum.streams (name) VALUES ('s')")
+        connection.execute("INSERT INTO relatum.keys (name, sources, type) VALUES ('k', '{k}', 'text')")
+    write(empty_database_url, 0, ROWS)
+    return empty_database_url
+
+
+def counted(database_url: str, query: str) -> int:
+    """A number."""
+    with psycopg.connect(database_url) as connection:
+        (number,) = connection.execute(query.encode()).fetchone() or (-1,)
+    return int(number)
+
+
+def test_recorders_and_lookups_go_on(before: str) -> None:
+    """Nobody fails, no row is lost, given twice or rewritten; statements that were prepared answer as before."""
+    over = threading.Event()
+    of_table = "SELECT pg_relation_filenode('relatum.relationships{}')"
+    files = [counted(before, of_table.format(name)) for name in ("", "_lookup")]
+
+    def record() -> int:
+        written = 0
+        while not over.is_set():
+            write(before, ROWS + written, 100)
+            written += 100
+        return written
+
+    def look() -> int:
+        query = "SELECT count(*) FROM relatum.relationships WHERE key_id = %s AND value = %s AND stream_id = 1"
+        asked = 0
+        with psycopg.connect(before, autocommit=True, prepare_threshold=0) as connection:
+            while not over.is_set():
+                asked += 1
+                assert connection.execute(query, [1, f"v{asked % ROWS}"]).fetchone() == (1,)
+        return asked
+
+    with ThreadPoolExecutor(2) as pool:
+        recording, looking = pool.submit(record), pool.submit(look)
+        try:
+            relatum_migrations.upgrade(before)
+            write(before, 10 * ROWS, 1)
+        finally:
+            over.set()
+        written = recording.result()
+        assert looking.result()
+    for table in ("relationships", "relationships_0", "relations"):
+        assert counted(before, f"SELECT count(*) FROM relatum.{table}") == ROWS + written + 1
+    # The table that was there is part 0: the same file.
+    assert [counted(before, of_table.format(name)) for name in ("_0", "_0_lookup")] == files
+
+
+def test_a_long_reader_is_not_waited_for_longer_than_told(before: str) -> None:
+    """Whoever waits behind the migration waits as long as it does; it is repeated, and goes on where it was."""
+    with psycopg.connect(before) as reader:
+        reader.execute("SELECT count(*) FROM relatum.relationships")
+        with pytest.raises(DatabaseUnavailable, match="lock"):
+            relatum_migrations.upgrade(before, lock_timeout_s=0.1)
+    assert relatum_migrations.current(before) == REVISION
+    with psycopg.connect(before) as reader:
+        # The first step changes another table: it is through, and is not done again.
+        reader.execute("SELECT count(*) FROM relatum.coverage")
+        with pytest.raises(DatabaseUnavailable, match="lock"):
+            relatum_migrations.upgrade(before, lock_timeout_s=0.1)
+    assert relatum_migrations.current(before) not in (REVISION, relatum_migrations.head())
+    relatum_migrations.upgrade(before)
+    assert counted(before, "SELECT count(*) FROM relatum.relationships") == ROWS
+
+
+def test_rights_that_somebody_gave_are_those_of_the_parts(before: str) -> None:
+    """A user of its own, granted by name and not by a role, goes on."""
+    name = "relatum_test_granted"
+    with psycopg.connect(before, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {name}".encode())
+        try:
+            connection.execute(f"GRANT USAGE ON SCHEMA relatum TO {name}".encode())
+            connection.execute(f"GRANT SELECT, INSERT ON relatum.relationships TO {name}".encode())
+            relatum_migrations.upgrade(before)
+            connection.execute(f"SET ROLE {name}".encode())
+            connection.execute("INSERT INTO relatum.relationships_1 VALUES (1, 1, 1, 1, 'granted')")
+            assert connection.execute("SELECT count(*) FROM relatum.relationships").fetchone() == (ROWS + 1,)
+        finally:
+            connection.execute("RESET ROLE")
+            connection.execute(f"DROP OWNED BY {name}".encode())
+            connection.execute(f"DROP ROLE {name}".encode())
