@@ -31,11 +31,7 @@ from tests.support.serial_consuming import serial_bed
 from tests.support.spans import Spans, collected_spans
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-PROCESS = {
-    "messaging.system": "rabbitmq",
-    "messaging.operation.name": "process",
-    "messaging.operation.type": "process",
-}
+PROCESS = {"messaging.system": "rabbitmq", "messaging.operation.name": "process", "messaging.operation.type": "process"}
 
 
 @pytest.fixture

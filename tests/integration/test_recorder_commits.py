@@ -1,7 +1,8 @@
 """One transaction for many streams: who loses a race, or is refused, loses nothing for the others."""
 
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import psycopg
 import pytest
@@ -11,12 +12,7 @@ from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch
 from relatum.recording import Extractor
 from relatum.store import CoverageRow, NewTail, _tails, add_keys, close_tails, coverage_of, ensure_stream, open_tail
-from tests.support import (
-    new_streams,
-    recorded_to,
-    rows_of,
-    wait_until,
-)
+from tests.support import new_streams, recorded_to, rows_of, wait_until
 from tests.support._recording import Batch, Share, commit_shares
 from tests.support.place import Place
 
@@ -91,11 +87,8 @@ def test_two_that_commit_the_same_streams_at_once_write_each_row_once(
 ) -> None:
     """In whatever order they name the streams, neither waits for the other for ever."""
     both = [shares_of(list(tails.values()), definitions), shares_of(list(tails.values())[::-1], definitions)]
-    threads = [threading.Thread(target=commit_shares, args=[engine, shares]) for shares in both]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(partial(commit_shares, engine), both))
     won = [share.row.stream_id for shares in both for share in shares if share.is_committed]
     assert len(won) == len(set(won))
     assert sum(len(rows_of(engine, name)) for name in tails) == 3 * len(won)

@@ -12,13 +12,7 @@ from pika import BasicProperties
 
 from relatum.local import LocalRabbitMQ
 from relatum.recording import Recorder, verify
-from tests.support import (
-    broker_connection,
-    declare_stream,
-    new_streams,
-    unique_name,
-    wait_until,
-)
+from tests.support import broker_connection, declare_stream, new_streams, unique_name, wait_until
 from tests.support.leases import LEASE_S, let_lapse, record_as
 from tests.support.place import Place
 from tests.support.proxy import Proxy

@@ -63,12 +63,17 @@ INSERT INTO relatum.serial_holds VALUES (1, 5, 5, 1, 4, 1, now(), 1, 1, 2);
 """A row in each table, two in those that matter."""
 
 
+def fill_0_4(database_url: str) -> None:
+    """Make the schema of release 0.4.0, with rows."""
+    make_release_0_4(database_url)
+    with psycopg.connect(database_url) as connection:
+        connection.execute(ROWS_OF_0_4.encode())
+
+
 @pytest.fixture
 def released_url(empty_database_url: str) -> str:
     """A database of release 0.4.0, with rows."""
-    make_release_0_4(empty_database_url)
-    with psycopg.connect(empty_database_url) as connection:
-        connection.execute(ROWS_OF_0_4.encode())
+    fill_0_4(empty_database_url)
     return empty_database_url
 
 
@@ -82,10 +87,8 @@ def dump(database_url: str) -> list[str]:
 
 
 def upgrade_0_4(database_url: str) -> None:
-    """Make the schema of release 0.4.0, with rows, and upgrade it."""
-    make_release_0_4(database_url)
-    with psycopg.connect(database_url) as connection:
-        connection.execute(ROWS_OF_0_4.encode())
+    """Upgrade a database of release 0.4.0."""
+    fill_0_4(database_url)
     assert relatum_migrations.current(database_url) == REVISION
     relatum_migrations.upgrade(database_url)
 
