@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from pika import BasicProperties
 
 import relatum
-from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, KeyNotDefined, RelatumError
+from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, KeyNotDefined
 from relatum.keys import AGREE_S, KeyDefinition
 from relatum.recording import Recorder
 from relatum.recording._publishers_keys import PublishersKeys
@@ -161,26 +161,23 @@ def test_of_two_that_define_it_at_the_same_moment_one_is_refused(amqp_url: str, 
     """Whoever comes second is told so; the database holds the first one's definition, whole."""
     wanted = [KeyDefinition("order", source=f"header:{name}") for name in ("one", "other")]
     at_once = threading.Barrier(2)
-    ended: list[RelatumError | KeyDefinition] = []
 
-    def define(definition: KeyDefinition) -> None:
+    def refusal(definition: KeyDefinition) -> KeyDefinitionConflict | None:
         with broker_connection(amqp_url) as connection:
             at_once.wait(90)
             try:
                 relatum.intercept(connection, database=engine.url, keys=[definition, unique_name()])
-            except RelatumError as error:
-                ended.append(error)
-            else:
-                ended.append(definition)
-                relatum.release(connection)
+            except KeyDefinitionConflict as error:
+                return error
+            relatum.release(connection)
+        return None
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(define, wanted))
-    (refused,) = [each for each in ended if isinstance(each, KeyDefinitionConflict)]
-    (told,) = [each for each in ended if isinstance(each, KeyDefinition)]
-    assert refused.key == "order"
+        refusals = list(pool.map(refusal, wanted))
+    (first,) = [wanted[n] for n, each in enumerate(refusals) if each is None]
+    assert [each.key for each in refusals if each is not None] == ["order"]
     assert len(defined(engine)) == 2
-    assert defined(engine)["order"].sources == told.sources
+    assert defined(engine)["order"].sources == first.sources
 
 
 def test_a_key_that_others_define_anew_is_noticed(engine: sa.Engine) -> None:

@@ -346,14 +346,3 @@ def test_a_batch_costs_an_index_probe_for_each_message(
         return bool(told[0]["Planning Time"] + told[0]["Execution Time"] < MOST_MS)
 
     in_a_try(is_quick, what="a batch of 1,000 messages")
-
-
-def test_a_plan_that_reads_a_table_is_told(little_known: psycopg.Connection[Any]) -> None:
-    """What looks at a plan fails where PostgreSQL takes another one: tried by forbidding it the index."""
-    asked = followed([2], messages=3)
-    with little_known.transaction(force_rollback=True):
-        little_known.execute("SET LOCAL enable_indexscan = off; SET LOCAL enable_indexonlyscan = off")
-        little_known.execute("SET LOCAL enable_bitmapscan = off")
-        plan = plan_of(little_known, "auto", asked.sql, asked.values)
-    with pytest.raises(AssertionError):
-        asked.check(plan)
