@@ -61,7 +61,7 @@ def test_a_stop_commits_what_was_read_and_a_start_goes_on_there(place: Place) ->
 
 def test_a_stop_right_after_the_start_is_no_outage(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is said to wait, or to be tried again: what was asked when the stop came is just left."""
-    for _ in range(10):
+    for _ in range(5):
         with place.recording():
             wait_until(lambda: any(each.name == "relatum-keeper" for each in threading.enumerate()), what="its threads")
     assert not [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
@@ -324,7 +324,7 @@ def test_a_new_stream_does_not_wait_for_thousands_of_known_names(amqp_url: str, 
 
     def is_soon_recorded(stream: str) -> bool:
         begun = time.monotonic()
-        for number in range(4000):
+        for number in range(2000):
             recorder.watch("", f"{stream}-{number}")
             recorder.watch(f"exchange-{stream}-{number}", "key")
         wait_until(lambda: not recorder.left(), what="each asked about once")

@@ -137,7 +137,7 @@ def test_hundreds_of_streams_take_a_dozen_threads_and_a_handful_of_connections(
 
 def test_one_that_ends_as_it_begins_leaves_nothing_open(streams: Streams, database_url: str) -> None:
     """Whatever was being opened at that moment is closed: a connection left to the garbage collector is a warning."""
-    for _ in range(10):
+    for _ in range(5):
         recorder = Recorder(streams.amqp, database_url, streams.names[:5])
         with running(recorder):
             wait_until(lambda recorder=recorder: recorder._group._has_begun, what="its begin")  # type: ignore[misc]

@@ -255,7 +255,6 @@ def test_the_commands_name_one_cure_and_it_cures(place: Place, relatum: Relatum,
     by_new = relatum.run("trace", "customer", "ann")
     assert (by_new.returncode, by_new.stdout.count(CURE)) == (8, 1)
     relatum.ok(*shlex.split(traced.stdout.rsplit("relatum ", 1)[1]))
-    relatum.ok("find", "customer", "ann")
     with Relations(place.amqp, place.database) as relations:
         trace = relations.trace(("order_id", 1))
     assert (len(trace), trace.status, trace.new_keys) == (4, Status.FOUND, ())
