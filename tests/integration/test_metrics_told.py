@@ -29,7 +29,6 @@ from tests.support.following import Taker
 from tests.support.groups import whole_group
 from tests.support.place import Place
 from tests.support.ports import free_port
-from tests.support.relations import FACES, open_relations
 from tests.support.serial_consuming import serial_bed
 
 PARTITIONS = 2
@@ -210,13 +209,12 @@ def test_followers_count_what_they_give(place: Place) -> None:
     assert told("relatum_follower_streams") < followed
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_lookups_count_what_was_asked(face: str, place: Place) -> None:
+def test_lookups_count_what_was_asked(place: Place) -> None:
     """Each look-up, how long it took, how it failed; the connections are the reader's to tell, once."""
     growth = Growth()
     place.put((b"", {"order_id": "1"}))
     place.record(keys=["order_id"])
-    with open_relations(face, place.amqp, place.database) as relations:
+    with Relations(place.amqp, place.database) as relations:
         assert len(relations.find("order_id", "1")) == 1
         with pytest.raises(KeyNotDefined):
             relations.find("nobody's", "1")

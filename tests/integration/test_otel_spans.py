@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from relatum import otel
 from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCollector
-from relatum.contexts import AsyncSerialConsumer, SerialConsumer, SerializationContexts
+from relatum.contexts import SerialConsumer, SerializationContexts
 from relatum.errors import DatabaseUnavailable, OffsetNotFound
 from relatum.keys import KeyDefinition
 from relatum.store import add_keys
@@ -26,7 +26,6 @@ from relatum_consumer.expectations import Expectation
 from tests.support import wait_until
 from tests.support.collectors import a_loop
 from tests.support.place import Place
-from tests.support.relations import FACES
 from tests.support.serial_consuming import serial_bed
 from tests.support.spans import Spans, collected_spans
 
@@ -273,8 +272,7 @@ def test_messages_that_were_left_in_their_stream_are_linked_once_they_are_read(p
     assert [each for bulk in bulks(spans) for each in linked(bulk)] == senders
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_batch_that_a_function_is_given_is_a_span(place: Place, spans: Spans, face: str) -> None:
+def test_a_batch_that_a_function_is_given_is_a_span(place: Place, spans: Spans) -> None:
     """Above what the function does, with links to those who sent its messages, and by what it raised."""
     sent, headers = sender(spans)
 
@@ -282,23 +280,13 @@ def test_a_batch_that_a_function_is_given_is_a_span(place: Place, spans: Spans, 
         with spans.provider.get_tracer("app").start_as_current_span("charge"):
             raise KeyError(batch.messages[0].body)
 
-    async def handle_async(batch: Any) -> None:
-        handle(batch)
-
-    async def run_async(*named: Any, **servers: Any) -> None:
-        async with AsyncSerialConsumer(*named, **servers) as consumer:
-            await consumer.run(handle_async)
-
-    def run(*named: Any, **servers: Any) -> None:
-        if face == "asyncio":
-            asyncio.run(run_async(*named, **servers))
-        with SerialConsumer(*named, **servers) as consumer:
-            consumer.run(handle)
-
-    with serial_bed(place.amqp, place.engine, 1) as bed:
+    with (
+        serial_bed(place.amqp, place.engine, 1) as bed,
+        SerialConsumer(bed.name, "till", database=place.database, broker=place.amqp) as consumer,
+    ):
         place.put((b"zebra-9", headers), to=bed.streams[0])
         with pytest.raises(KeyError, match="zebra-9"):
-            run(bed.name, "till", database=place.database, broker=place.amqp)
+            consumer.run(handle)
     (span,) = spans.ours
     (charge,) = [each for each in spans.all if each.name == "charge"]
     assert charge.parent.span_id == span.context.span_id
