@@ -2,11 +2,9 @@
 
 import gc
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,11 +19,12 @@ from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.recording import Recorder
 from relatum.store import Database
 from tests.support import broker_connection, delete_stream, new_streams, recording, unique_name, wait_until
+from tests.support._recording import running
 from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.threads import Threads
 
-MANY = 200
+MANY = 120
 SOME = 30
 THREADS_MAX = 12
 BROKER_CONNECTIONS_MAX = 8
@@ -62,20 +61,6 @@ def streams(amqp_url: str) -> Iterator[Streams]:
     yield made
     for name in made.names:
         delete_stream(amqp_url, name)
-
-
-@contextmanager
-def running(recorder: Recorder) -> Iterator[None]:
-    """Run a recorder in a thread."""
-    stop = threading.Event()
-    thread = threading.Thread(target=recorder.run, args=[stop])
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(90)
-    assert not thread.is_alive()
 
 
 def rest(seconds: float) -> float:
@@ -116,7 +101,7 @@ def limited_url(request: pytest.FixtureRequest, database_url: str) -> Iterator[s
     indirect=["limited_url"],
     ids=["one connection", "as many as by default"],
 )
-def test_hundreds_of_streams_take_a_dozen_threads_and_a_handful_of_connections(
+def test_a_hundred_streams_take_a_dozen_threads_and_a_handful_of_connections(
     engine: sa.Engine, limited_url: str, streams: Streams, count: int, options: dict[str, int], earlier: Threads
 ) -> None:
     """Threads, and connections to both servers, at work and at rest; all is recorded, and nothing failed."""

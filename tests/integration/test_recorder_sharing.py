@@ -1,6 +1,5 @@
 """Recorders that are told to record the same share it: each stream is one member's, and no row is written twice."""
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,7 @@ from pika import BasicProperties
 from relatum.local import LocalRabbitMQ
 from relatum.recording import Recorder, verify
 from tests.support import broker_connection, declare_stream, new_streams, unique_name, wait_until
+from tests.support._recording import running
 from tests.support.leases import LEASE_S, let_lapse, record_as
 from tests.support.place import Place
 from tests.support.proxy import Proxy
@@ -44,26 +44,20 @@ class Members:
 
     def __init__(self, place: Place, names: list[str], stack: ExitStack) -> None:
         self._place, self._names, self._stack = place, names, stack
-        self._stops: dict[str, tuple[threading.Event, threading.Thread]] = {}
+        self._members: dict[str, ExitStack] = {}
         self.published = 0
 
     def join(self, holder: str, broker_url: str | None = None) -> Recorder:
         """One more, by a way to the broker of its own."""
         url = broker_url or self._place.amqp
         recorder = Recorder(url, self._place.database, self._names, keys=[KEY], holder=holder, lease_s=LEASE_S)
-        stop = threading.Event()
-        thread = threading.Thread(target=recorder.run, args=[stop], name=f"member {holder}")
-        thread.start()
-        self._stops[holder] = stop, thread
-        self._stack.callback(self.leave, holder)
+        self._members[holder] = self._stack.enter_context(ExitStack())
+        self._members[holder].enter_context(running(recorder))
         return recorder
 
     def leave(self, holder: str) -> None:
         """One ends as it is told to."""
-        stop, thread = self._stops[holder]
-        stop.set()
-        thread.join(90)
-        assert not thread.is_alive()
+        self._members[holder].close()
 
     def shares(self) -> Counter[str]:
         """How many streams each has whose lease holds."""
