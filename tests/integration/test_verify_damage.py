@@ -259,11 +259,19 @@ def test_a_repair_from_an_old_report_writes_only_what_differs_now(world: World) 
     assert world.differences() == []
 
 
+def publish_hosts(place: Place, *counts: int) -> None:
+    """Publish chunks of so many small messages each."""
+    coded = [b"\0\x53\x74\xc1\x0c\x02\xa1\x04host\xa1\x03%03d\0\x53\x75\xa0\0" % (n % 100) for n in range(max(counts))]
+    with RawPublisher(place.stream_url, place.stream) as publisher:
+        for count in counts:
+            publisher.publish(uncompressed(coded[:count]))
+
+
 def test_what_retention_takes_meanwhile_is_no_difference(fleeting: Place) -> None:
     """Also what was counted only, as more was found than is listed."""
     count = 1_100
-    fleeting.put(*[(b"", {"order_id": f"o{number}"}) for number in range(count)])
-    fleeting.record(keys=["order_id"])
+    publish_hosts(fleeting, count)
+    fleeting.record(keys=["host"])
     fleeting.sql("DELETE FROM relatum.relationships")
     counted: list[int] = []
 
@@ -334,10 +342,7 @@ def test_rows_of_a_key_that_is_gone_are_deleted(world: World) -> None:
 def test_a_million_sound_rows_give_no_false_alarm(place: Place, is_long: bool) -> None:
     """Whatever the number of windows; fewer rows unless `--long`."""
     chunks = 1000 if is_long else 21
-    coded = [b"\0\x53\x74\xc1\x0c\x02\xa1\x04host\xa1\x03" + b"%03d" % (n % 100) for n in range(1000)]
-    with RawPublisher(place.stream_url, place.stream) as publisher:
-        for _ in range(chunks):
-            publisher.publish(uncompressed([part + b"\0\x53\x75\xa0\x00" for part in coded]))
+    publish_hosts(place, *[1000] * chunks)
     with place.recording(keys=["host"]):
         wait_recorded(place.amqp, place.engine, place.stream, limit_s=300)
     (found,) = place.verify().streams
