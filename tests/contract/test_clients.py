@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import pika
 import pytest
 
 import relatum
@@ -23,8 +22,8 @@ from relatum.errors import (
 )
 from relatum.reading import StreamReader
 from relatum.uuid7 import time_us_of, uuid7
-from tests.contract._clients import CLIENTS, CONFIRMING, Line, open_line
-from tests.support import broker_connection, unique_name, wait_until
+from tests.contract._clients import CLIENTS, CONFIRMING, Line, Queue, new_queue, open_line
+from tests.support import unique_name
 from tests.support.proxy import Proxy
 
 
@@ -43,31 +42,10 @@ def confirming(request: pytest.FixtureRequest, amqp_url: str) -> Iterator[Line]:
 
 
 @pytest.fixture
-def queue(amqp_url: str) -> Iterator["Queue"]:
+def queue(amqp_url: str) -> Iterator[Queue]:
     """A new queue, which gives messages back at once."""
-    with broker_connection(amqp_url) as connection:
-        queue = Queue(connection.channel(), unique_name())
-        queue.channel.queue_declare(queue.name)
+    with new_queue(amqp_url) as queue:
         yield queue
-        queue.channel.queue_delete(queue.name)
-
-
-class Queue:
-    """A queue, as a bare client reads it."""
-
-    def __init__(self, channel: Any, name: str) -> None:
-        self.channel = channel
-        self.name = name
-
-    def get(self) -> tuple[pika.BasicProperties, bytes]:
-        """The next message. One that went out without a confirm may still be on its way."""
-
-        def next_one() -> tuple[Any, ...] | None:
-            got = self.channel.basic_get(self.name, auto_ack=True)
-            return got if got[0] is not None else None
-
-        _, properties, body = wait_until(next_one, what="a message")
-        return properties, body
 
 
 def twice(error: Exception, theirs: type[Exception], ours: type[PublishError]) -> list[Any]:
