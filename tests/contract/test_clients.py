@@ -98,17 +98,6 @@ def test_intercepting_twice_is_once(line: Line, queue: Queue) -> None:
         line.intercept(keys=["b"])
 
 
-def test_wrong_options_are_named(line: Line) -> None:
-    """An option that cannot be is an error, and nothing is intercepted; nor is what is no connection."""
-    before = set(vars(line.connection))
-    for option, value in {"recorder": "other", "on_invalid": "ignore", "confirm_timeout_s": 0}.items():
-        with pytest.raises(ConfigurationError, match=option):
-            line.intercept(**{option: value})
-    assert set(vars(line.connection)) == before
-    with pytest.raises(ConfigurationError, match="dict"):
-        relatum.intercept({})
-
-
 def test_messages_get_what_they_lack(line: Line, queue: Queue) -> None:
     """An id that says the time; body, headers and other properties arrive as they were, and the caller's stay so."""
     line.intercept(keys=["order_id"])
