@@ -3,10 +3,10 @@
 import contextlib
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,11 +18,14 @@ from relatum.reading import BrokerAddress
 from relatum.wire import _frames as frames
 from tests.contract._faces import FACES, open_face
 from tests.contract._node import EmptyNode, Stranger
-from tests.contract.test_tls import FILES, _serve, trusting
 from tests.support import START_S, declare_stream, in_a_try, publish_plain
 from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.proxy import Proxy
 from tests.support.tapped import add_users, as_user
+from tests.support.tls import Ending
+
+FILES = Path(__file__).parent / "tls"
+"""A certificate for localhost that signed itself, and its key."""
 
 NOBODY = "nobody.invalid"
 """A name that never resolves. Source: RFC 2606."""
@@ -99,27 +102,20 @@ def test_a_stranger_with_a_trusted_certificate_is_told_no_password(amqp_url: str
     """With TLS too: a certificate says who owns a name, not that the broker is the one AMQP leads to."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(FILES / "certificate.pem", FILES / "key.pem")
+    trusting = ssl.create_default_context(cafile=FILES / "certificate.pem")
     port = free_port((0, STREAM_OFFSET))
-    opened: list[socket.socket] = []
+    url = at(amqp_url, port, "localhost").replace("amqp:", "amqps:")
     with (
         Stranger(ANSWERS["another"], port + STREAM_OFFSET, context) as stranger,
-        socket.create_server(("127.0.0.1", port)) as listener,
+        contextlib.closing(Ending(context, {port: urlsplit(amqp_url).port or 0})),
     ):
-        arguments = (listener, context, urlsplit(amqp_url).port or 0, opened)
-        serving = threading.Thread(target=_serve, args=arguments, daemon=True)
-        serving.start()
-        url = at(amqp_url, port, "localhost").replace("amqp:", "amqps:")
         with (
             pytest.raises(BrokerUnavailable, match="not the cluster"),
-            open_face("blocking", url, ssl_context=trusting(), timeout_s=ANSWER_S),
+            open_face("blocking", url, ssl_context=trusting, timeout_s=ANSWER_S),
         ):
             pass
-        listener.shutdown(socket.SHUT_RDWR)
-        serving.join(90)
         assert stranger.visits == 1
         assert login_in(amqp_url) not in stranger.told
-    for each in opened:
-        each.close()
 
 
 def test_brokers_are_compared_once(amqp_url: str, stream_url: str) -> None:

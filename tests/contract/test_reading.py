@@ -9,7 +9,7 @@ import pytest
 
 from relatum import MessageId
 from relatum.errors import InvalidInput, NotAStream, OffsetExpired, OffsetNotFound, StreamNotFound, StreamUnavailable
-from relatum.reading import ATTACHES_MAX, KeptChunks, Message, StreamBounds, StreamReader, TimeSource
+from relatum.reading import KeptChunks, Message, StreamBounds, StreamReader, TimeSource
 from tests.contract._faces import Face, open_face
 from tests.support import (
     LIMIT_S,
@@ -278,12 +278,15 @@ def test_several_streams_and_one_missing(face: Face, numbered: str, streams: lis
     assert [type(results[1]), type(results[3])] == [StreamNotFound, StreamNotFound]
 
 
-def test_a_worn_connection_is_replaced_on_the_way(face: Face, numbered: str) -> None:
+def test_a_worn_connection_is_replaced_on_the_way(
+    face: Face, streams: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More attaches than a connection should have give the same results."""
-    ids = [MessageId(numbered, number % 10) for number in range(ATTACHES_MAX + 20)]
+    monkeypatch.setattr("relatum.reading._operations.ATTACHES_MAX", 50)
+    ids = [MessageId(streams[9], number % 10) for number in range(70)]
     assert [result.id for result in face.read_many(ids, window=1)] == ids
     assert [result.id for result in face.read_many(ids, window=len(ids))] == ids
-    assert face.read(numbered, 9).offset == 9
+    assert face.read(streams[9], 9).offset == 9
 
 
 def test_what_is_left_early_stays_attached_to_nothing(face: Face, amqp_url: str) -> None:
