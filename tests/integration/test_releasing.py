@@ -1,84 +1,53 @@
 """What `release` leaves unrecorded: it is said and counted, and the next recorder of the stream records it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
-import psycopg
 import pytest
 
 import relatum
-from relatum.local import LocalServers
-from relatum.store import make_engine
-from relatum_migrations import upgrade
 from tests.contract._clients import open_line
 from tests.support import declare_stream, delete_stream, recorded_to, rows_of, unique_name, wait_until
-from tests.support.place import Place
+from tests.support.place import FailingPlace, Place
 from tests.support.standstill import in_time
 
 RELEASE_S = 2.0
 """What `release` takes at most, as its documentation says."""
 
 
-@contextmanager
-def stopped(servers: LocalServers) -> Iterator[None]:
-    """PostgreSQL is not there."""
-    servers.postgresql.stop()
-    yield
-    servers.postgresql.start()
+TROUBLES = ("database refused", "database frozen", "locked coverage")
+"""PostgreSQL is not there; it answers nothing; somebody else holds a table that is written to."""
 
-
-@contextmanager
-def frozen(servers: LocalServers) -> Iterator[None]:
-    """PostgreSQL takes connections and answers nothing."""
-    servers.postgresql.freeze()
-    yield
-    servers.postgresql.thaw()
-
-
-@contextmanager
-def slow(servers: LocalServers) -> Iterator[None]:
-    """Somebody else holds a table that is written to."""
-    with psycopg.connect(servers.database_url) as session:
-        session.execute("LOCK TABLE relatum.coverage")
-        yield
-
-
-Trouble = Callable[[LocalServers], AbstractContextManager[None]]
-TROUBLES = (stopped, frozen, slow)
 CLIENTS = ("pika", "aio-pika robust")
 
 
 @pytest.fixture
-def place(private_servers: LocalServers) -> Iterator[Place]:
-    """A new stream on servers that may be stopped, and their database with the tables."""
-    upgrade(private_servers.database_url)
-    broker, stream = private_servers.rabbitmq, unique_name()
-    declare_stream(broker.broker_url, stream)
-    engine = make_engine(private_servers.database_url)
-    yield Place(broker.broker_url, broker.stream_url, private_servers.database_url, engine, stream)
-    engine.dispose()
+def failing(place: Place) -> Iterator[FailingPlace]:
+    """A place whose database may fail."""
+    made = FailingPlace(place, "blocking")
+    yield made
+    made.close()
 
 
-def left_by(client: str, place: Place, *acts: str | Callable[[], object], **options: Any) -> Any:
+def left_by(client: str, at: FailingPlace, *acts: str | Callable[[], object], **options: Any) -> Any:
     """Publish an order for each text, call the rest, release the connection, and give what that left."""
-    with open_line(client, place.amqp) as line:
-        line.intercept(database=place.database, stream_url=place.stream_url, keys=["order_id"], **options)
+    with open_line(client, at.place.amqp) as line:
+        line.intercept(database=at.database, stream_url=at.place.stream_url, keys=["order_id"], **options)
         channel = line.channel()
         for act in acts:
             if callable(act):
                 act()
             else:
-                line.publish(channel, line.message(headers={"order_id": act}), place.stream)
+                line.publish(channel, line.message(headers={"order_id": act}), at.place.stream)
         with in_time(RELEASE_S):
             assert relatum.release(line.connection) is line.connection
         return relatum.statistics(line.connection).left
 
 
 def wait_first(place: Place) -> None:
-    """Wait until the first message is recorded, and hold no connection to the database."""
+    """Wait until the first message is recorded."""
     wait_until(lambda: recorded_to(place.engine, place.stream) == 1, what="the first message recorded")
-    place.engine.dispose()
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -90,16 +59,16 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_what_is_left_is_said_and_recorded_next(
-    private_servers: LocalServers, place: Place, caplog: pytest.LogCaptureFixture, client: str, trouble: Trouble
+    failing: FailingPlace, place: Place, caplog: pytest.LogCaptureFixture, client: str, trouble: str
 ) -> None:
     """One warning and `statistics` say how many of which stream; a recorder that starts later has all, once."""
     with ExitStack() as stack:
 
         def begin() -> None:
             wait_first(place)
-            stack.enter_context(trouble(private_servers))
+            stack.enter_context(failing.fault(trouble))
 
-        assert left_by(client, place, "a", begin, "b", "c") == {place.stream: 2}
+        assert left_by(client, failing, "a", begin, "b", "c") == {place.stream: 2}
     [line] = said(caplog)
     assert f"2 of {place.stream!r}" in line
     place.record()
@@ -108,11 +77,11 @@ def test_what_is_left_is_said_and_recorded_next(
 
 @pytest.mark.parametrize(("client", "trouble"), list(zip((*CLIENTS, CLIENTS[0]), TROUBLES, strict=True)))
 def test_what_was_never_looked_at_is_said(
-    private_servers: LocalServers, place: Place, caplog: pytest.LogCaptureFixture, client: str, trouble: Trouble
+    failing: FailingPlace, place: Place, caplog: pytest.LogCaptureFixture, client: str, trouble: str
 ) -> None:
     """Where PostgreSQL never answered, nobody knows how many: the stream is named all the same."""
-    with trouble(private_servers):
-        assert left_by(client, place, "a", "b") == {place.stream: None}
+    with failing.fault(trouble):
+        assert left_by(client, failing, "a", "b") == {place.stream: None}
     [line] = said(caplog)
     assert repr(place.stream) in line
     place.record(keys=["order_id"])
@@ -121,17 +90,18 @@ def test_what_was_never_looked_at_is_said(
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_nothing_is_said_where_nothing_is_left(
-    private_servers: LocalServers, place: Place, caplog: pytest.LogCaptureFixture, client: str
+    failing: FailingPlace, place: Place, caplog: pytest.LogCaptureFixture, client: str
 ) -> None:
     """Also where PostgreSQL stops once all is recorded, and of a stream that was deleted."""
     gone = unique_name()
     declare_stream(place.amqp, gone)
+    with ExitStack() as stack:
 
-    def stop_when_recorded() -> None:
-        wait_first(place)
-        delete_stream(place.amqp, gone)
-        wait_until(lambda: f"There is no stream {gone!r}" in caplog.text, what="the stream is missed")
-        private_servers.postgresql.stop()
+        def stop_when_recorded() -> None:
+            wait_first(place)
+            delete_stream(place.amqp, gone)
+            wait_until(lambda: f"There is no stream {gone!r}" in caplog.text, what="the stream is missed")
+            stack.enter_context(failing.fault("database refused"))
 
-    assert left_by(client, place, "a", stop_when_recorded, streams=[gone]) == {}
+        assert left_by(client, failing, "a", stop_when_recorded, streams=[gone]) == {}
     assert not said(caplog)
