@@ -40,11 +40,12 @@ def address(amqp_url: str, stream_url: str, proxy: Proxy) -> BrokerAddress:
     return BrokerAddress.parse(amqp_url, proxy.url(stream_url))
 
 
-@pytest.fixture
-def stream(amqp_url: str, stream_name: str) -> str:
-    """A stream of ten messages."""
-    publish_plain(amqp_url, stream_name, [str(n).encode() for n in range(10)])
-    return stream_name
+@pytest.fixture(scope="module")
+def stream(amqp_url: str) -> Iterator[str]:
+    """A stream of ten messages, which stay."""
+    with new_streams(amqp_url, 1) as (name,):
+        publish_plain(amqp_url, name, [str(n).encode() for n in range(10)])
+        yield name
 
 
 def ids_in(stream: str) -> list[MessageId]:
@@ -128,8 +129,7 @@ def test_no_connection_in_time_is_an_error_of_its_own(address: BrokerAddress, st
 
 async def test_a_cancelled_call_gives_its_place_back(address: BrokerAddress, stream: str) -> None:
     """Whether it waits or reads: afterwards nothing is in use, and others go on."""
-    options: Any = {"connections_max": 2}
-    async with await AsyncStreamReader.open(address, **options) as reader:
+    async with await AsyncStreamReader.open(address, connections_max=2) as reader:
         async with contextlib.aclosing(reader.iterate(stream)) as messages:
             assert (await anext(messages)).offset == 0
             tasks = [asyncio.create_task(_take_one(reader, stream)) for _ in range(5)]
@@ -164,8 +164,7 @@ def test_followed_streams_are_beside_the_limit(address: BrokerAddress, stream: s
             followed = stack.enter_context(contextlib.closing(reader.iterate(stream, follow=True)))  # type: ignore[type-var]
             assert len(list(islice(followed, 10))) == 10
         assert reader.read(stream, 1).body == b"1"
-        statistics = reader.statistics()
-        assert (statistics.following, statistics.in_use) == (4, 0)
+        assert (reader.statistics().following, reader.statistics().in_use) == (4, 0)
 
 
 def test_a_batched_read_holds_no_connection_for_what_has_come(address: BrokerAddress, stream: str) -> None:

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-import aio_pika
 import pika
 import pytest
 from rstream import AMQPMessage, Producer
 
 from relatum.reading import Message, Properties, TimeSource
 from relatum.uuid7 import uuid7
+from tests.contract._clients import open_line
 from tests.contract._faces import FACES, Face, open_face
 from tests.support import all_plain, publish_plain, wait_until
 
@@ -108,19 +108,14 @@ def test_times(amqp_url: str, stream_name: str) -> None:
 
 def test_aio_pika_messages(amqp_url: str, stream_name: str) -> None:
     """What aio-pika publishes comes back the same."""
-
-    async def publish() -> None:
-        connection = await aio_pika.connect(amqp_url)
-        async with connection:
-            channel = await connection.channel()
-            for headers in ({}, {"order_id": "o", "n": 1, "small": -5, "flag": True, "when": MOMENT}):
-                message = aio_pika.Message(b"body", headers=headers, type="t", message_id="m", timestamp=MOMENT)
-                await channel.default_exchange.publish(message, stream_name)
-
-    asyncio.run(publish())
+    given: list[dict[str, Any]] = [{}, {"order_id": "o", "n": 1, "small": -5, "flag": True, "when": MOMENT}]
+    with open_line("aio-pika", amqp_url) as line:
+        channel = line.channel()
+        for headers in given:
+            message = line.message(b"body", headers=headers, type="t", message_id="m", timestamp=MOMENT)
+            line.publish(channel, message, stream_name)
     messages = through_all_faces(amqp_url, stream_name)
-    assert [message.body for message in messages] == [b"body", b"body"]
-    assert dict(messages[1].headers) == {"order_id": "o", "n": 1, "small": -5, "flag": True, "when": MOMENT}
+    assert [(message.body, dict(message.headers)) for message in messages] == [(b"body", each) for each in given]
     assert (messages[1].properties.type, messages[1].properties.timestamp) == ("t", MOMENT)
 
 
