@@ -1,8 +1,9 @@
 """What intercepted connections of aio-pika alone promise; what all clients' do is in `contract/test_clients.py`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import aio_pika
@@ -38,20 +39,25 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-Publish = Callable[..., Coroutine[Any, Any, Any]]
+@dataclass(frozen=True)
+class Way:
+    """A line to the broker, an intercepted connection over it, and a channel of that."""
+
+    proxy: Proxy
+    connection: Any
+    channel: Any
+
+    async def publish(self, to: str, *, timeout_s: float | None = None, **fields: Any) -> Any:
+        """Publish an empty message."""
+        return await self.channel.default_exchange.publish(aio_pika.Message(b"", **fields), to, timeout=timeout_s)
 
 
 @asynccontextmanager
-async def publishing(amqp_url: str, **options: Any) -> AsyncIterator[tuple[Proxy, Any, Publish]]:
-    """A way to the broker, an intercepted channel over it, and what publishes an empty message there."""
+async def open_way(amqp_url: str, **options: Any) -> AsyncIterator[Way]:
+    """A way of these options, whose line is lost at the end."""
     with Proxy.to(amqp_url) as proxy:
         connection = await aio_pika.connect(proxy.url(amqp_url))
-        channel = await relatum.intercept(connection, **options).channel()
-
-        async def publish(to: str, *, timeout_s: float | None = None, **fields: Any) -> Any:
-            return await channel.default_exchange.publish(aio_pika.Message(b"", **fields), to, timeout=timeout_s)
-
-        yield proxy, channel, publish
+        yield Way(proxy, connection, await relatum.intercept(connection, **options).channel())
         proxy.reset()
         await connection.close()
 
@@ -75,57 +81,58 @@ async def test_what_is_open_already_is_covered(amqp_url: str, connect: Any) -> N
 
 async def test_what_comes_back_is_no_error_where_the_channel_says_so(amqp_url: str) -> None:
     """As with aio-pika alone, it is the result, and what callbacks of returns are given: the message as it was sent."""
-    async with publishing(amqp_url) as (_, channel, publish):
+    async with open_way(amqp_url) as way:
         returned: list[Any] = []
-        channel.return_callbacks.add(lambda _channel, message: returned.append(message.headers))
-        result = await publish(unique_name(), headers={"a": 1})
+        way.channel.return_callbacks.add(lambda _channel, message: returned.append(message.headers))
+        result = await way.publish(unique_name(), headers={"a": 1})
         assert isinstance(result, DeliveredMessage)
         assert result.header.properties.headers == {"a": 1}
-        await publish(unique_name(), message_id="mine")
+        await way.publish(unique_name(), message_id="mine")
         assert (returned[0], list(returned[1])) == ({"a": 1}, ["relatum_time"])
+        assert relatum.statistics(way.connection).errors == {"unroutable": 2}
 
 
 async def test_two_unroutable_messages_of_one_id_are_both_reported(amqp_url: str) -> None:
     """aio-pika alone confirms one of two in flight under one id; through us each comes back as what it is."""
-    async with publishing(amqp_url) as (_, _channel, publish):
+    async with open_way(amqp_url) as way:
         for _ in range(20):
             name = unique_name()
-            results = await asyncio.gather(*(publish(name, message_id="same") for _ in range(3)))
+            results = await asyncio.gather(*(way.publish(name, message_id="same") for _ in range(3)))
             assert all(isinstance(result, DeliveredMessage) for result in results)
 
 
 async def test_a_publish_given_up_does_not_confuse_the_next_of_its_id(amqp_url: str) -> None:
     """The broker's late answer to a message given up is not taken for the next one of that id."""
-    async with publishing(amqp_url) as (proxy, channel, publish):
-        queue = await queue_of(channel)
-        proxy.mode = "blackhole_replies"
+    async with open_way(amqp_url) as way:
+        queue = await queue_of(way.channel)
+        way.proxy.mode = "blackhole_replies"
         with pytest.raises(PublishOutcomeUnknown) as caught:
-            await publish(unique_name(), message_id="same", timeout_s=0.2)
+            await way.publish(unique_name(), message_id="same", timeout_s=0.2)
         assert isinstance(caught.value, TimeoutError)
         # Nothing of the second is sent while the broker may still answer for the first.
         with pytest.raises(TimeoutError) as waited:
-            await publish(queue.name, message_id="same", timeout_s=0.3)
+            await way.publish(queue.name, message_id="same", timeout_s=0.3)
         assert not isinstance(waited.value, PublishOutcomeUnknown)
 
 
 async def test_a_deadline_of_ours_ends_a_publish(amqp_url: str, stream_name: str) -> None:
     """With confirm_timeout_s, a publish without a time-out of its own ends in time, its outcome unknown."""
-    async with publishing(amqp_url, confirm_timeout_s=0.3) as (proxy, _, publish):
-        proxy.mode = "blackhole_replies"
+    async with open_way(amqp_url, confirm_timeout_s=0.3) as way:
+        way.proxy.mode = "blackhole_replies"
         with pytest.raises(PublishOutcomeUnknown) as caught:
-            await publish(stream_name)
+            await way.publish(stream_name)
         assert isinstance(caught.value, TimeoutError)
 
 
 async def test_a_cancellation_of_the_callers_own_stays_one(amqp_url: str, stream_name: str) -> None:
     """Who cancels a publish, or times it out, gets what asyncio gives."""
-    async with publishing(amqp_url) as (proxy, _, publish):
-        proxy.mode = "blackhole_replies"
+    async with open_way(amqp_url) as way:
+        way.proxy.mode = "blackhole_replies"
         with pytest.raises(TimeoutError) as caught:
             async with asyncio.timeout(0.1):
-                await publish(stream_name)
+                await way.publish(stream_name)
         assert not isinstance(caught.value, PublishOutcomeUnknown)
-        task = asyncio.create_task(publish(stream_name))
+        task = asyncio.create_task(way.publish(stream_name))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
