@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, FlushReason
 from relatum.collecting._collector_core import ENTRY_BYTES, CollectorLimits, Core, Entry, Result, Verdict
-from relatum.errors import InvalidInput
 from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message
 
@@ -445,21 +444,6 @@ def test_room_for_entries_ends_at_the_limit() -> None:
     assert (core.room_for_entries(1000), core.types_with_room()) == (1, [])
     core.stop()
     assert core.room_for_entries(1000) == 0
-
-
-def test_a_type_has_one_executor() -> None:
-    """A second executor of a type is refused, and the first one stays."""
-    core = core_of({"a": ExecutorOptions(bulk_messages=7)})
-    with pytest.raises(InvalidInput, match="already"):
-        core.register("a", ExecutorOptions())
-    assert core.options_of("a").bulk_messages == 7
-
-
-@pytest.mark.parametrize("limits", [{"bytes_max": 0}, {"bulks_max": 0}, {"bytes_max": "1"}])
-def test_wrong_limits_are_refused(limits: dict[str, int]) -> None:
-    """A limit that cannot be one is one clear error."""
-    with pytest.raises(InvalidInput, match=next(iter(limits))):
-        CollectorLimits(**limits)
 
 
 def test_back_off_doubles_up_to_an_hour() -> None:
