@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
+from inspect import iscoroutinefunction
 from typing import Any, Self, TypeVar
 
 import pika
@@ -22,7 +23,6 @@ from relatum.collecting import (
 
 # A member of a collector without its threads: tests have it from here alone.
 from relatum.collecting._collector_store import CollectorStore as CollectorStore
-from relatum.reading import Message
 from tests.support._waiting import wait_until
 from tests.support.place import Place
 
@@ -95,20 +95,14 @@ class AsyncCollectorFace:
     def __init__(self, loop: Loop, **options: Any) -> None:
         self._loop = loop
         self._collector = AsyncMessageCollector(**options)
-        self._shared = self._collector._shared
 
-    def register_executor(
-        self,
-        type: str,  # noqa: A002
-        executor: Callable[[Bulk], Any],
-        options: ExecutorOptions = ExecutorOptions(),
-    ) -> None:
+    def register_executor(self, type_: str, executor: Callable[[Bulk], Any], *options: ExecutorOptions) -> None:
         """Register a coroutine function that calls the executor."""
 
         async def execute(bulk: Bulk) -> Any:
             return await asyncio.to_thread(executor, bulk)
 
-        self._collector.register_executor(type, execute, options)
+        self._collector.register_executor(type_, execute, *options)
 
     def register_result_handler(self, handler: Callable[[Outcome], object], **options: Any) -> None:
         """Register a coroutine function that calls the handler."""
@@ -118,30 +112,6 @@ class AsyncCollectorFace:
 
         self._collector.register_result_handler(tell, **options)
 
-    def collect(self, message: Message, **options: Any) -> bool:
-        """See `MessageCollector.collect`."""
-        return self._loop.run(self._collector.collect(message, **options))
-
-    def collect_many(self, messages: Iterable[Message], **options: Any) -> list[bool]:
-        """See `MessageCollector.collect_many`."""
-        return self._loop.run(self._collector.collect_many(messages, **options))
-
-    def flush(self, type: str | None = None) -> None:  # noqa: A002
-        """See `MessageCollector.flush`."""
-        self._loop.run(self._collector.flush(type))
-
-    def outcome(self, message_id: str) -> Outcome:
-        """See `MessageCollector.outcome`."""
-        return self._loop.run(self._collector.outcome(message_id))
-
-    def start(self) -> None:
-        """See `MessageCollector.start`."""
-        self._loop.run(self._collector.start())
-
-    def close(self, timeout_s: float = 30.0) -> bool:
-        """See `MessageCollector.close`."""
-        return self._loop.run(self._collector.close(timeout_s))
-
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -150,8 +120,11 @@ class AsyncCollectorFace:
         self.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever does not wait is the collector's own."""
-        return getattr(self._collector, name)
+        """What waits is run to its end; whatever does not is the collector's own."""
+        found = getattr(self._collector, name)
+        if not iscoroutinefunction(found):
+            return found
+        return lambda *arguments, **options: self._loop.run(found(*arguments, **options))
 
 
 COLLECTOR_FACES = ["threads", "asyncio"]
