@@ -68,8 +68,7 @@ def test_a_replica_that_lags_is_no_other_stream(
         cluster.follow()
         wait_until(lambda: len(consumed) == 2 * MESSAGES, what="the others consumed")
         wait_until(
-            lambda: lagging.outcome(str(2 * MESSAGES - 1)).status is OutcomeStatus.SUCCEEDED,
-            what="the last one stored",
+            lambda: lagging.outcome(str(2 * MESSAGES - 1)).status is OutcomeStatus.SUCCEEDED, what="the last one stored"
         )
     assert set(consumed.values()) == {1}
     assert generations(engine) == 0

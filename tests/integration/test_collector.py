@@ -12,15 +12,7 @@ from relatum.collecting import Bulk, ExecutorOptions, Failure, FlushReason, Outc
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading import Message, Properties
 from tests.support import wait_until
-from tests.support.collectors import (
-    COLLECTOR_FACES,
-    FOREVER,
-    Collecting,
-    Consumer,
-    Gate,
-    collectors_of,
-    wait_status,
-)
+from tests.support.collectors import COLLECTOR_FACES, FOREVER, Collecting, Consumer, Gate, collectors_of, wait_status
 from tests.support.place import Place
 
 UNKNOWN, COLLECTED, FORWARDED = OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED

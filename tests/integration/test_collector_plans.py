@@ -32,10 +32,7 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "succeed": (statements.SUCCEED, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "succeeded": (statements.SUCCEEDED, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "finish": (statements.FINISH, {**PLACES, **RESULTS, "of_member": LIVE_MEMBER, "of_bulk": 1}),
-    "finished": (
-        statements.FINISHED,
-        {**PLACES, "states": RESULTS["states"], "of_member": LIVE_MEMBER, "of_bulk": 1},
-    ),
+    "finished": (statements.FINISHED, {**PLACES, "states": RESULTS["states"], "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "mine to consume": (statements.MINE_TO_CONSUME, {**PLACES, "of_member": LIVE_MEMBER}),
     "give back": (statements.GIVE_BACK, {**PLACES, "in_collector": 1, "of_member": LIVE_MEMBER}),
     "is mine": (statements.IS_MINE, {**PLACES, "of_member": LIVE_MEMBER}),

@@ -222,7 +222,7 @@ async def test_arguments_are_checked_before_anything_is_asked() -> None:
             with pytest.raises(InvalidInput, match="message_id"):
                 asked.register_result_handler(print, "")
             for ids in ("id", None):
-                with pytest.raises(InvalidInput, match="message_ids"):
+                with pytest.raises(InvalidInput):
                     asked.of_many(ids)  # type: ignore[arg-type]
         with pytest.raises(InvalidInput, match="message_ids"):
             await asynchronous.of_many(None)  # type: ignore[arg-type]

@@ -14,13 +14,7 @@ from faststream.rabbit import Channel, RabbitBroker, RabbitQueue
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 import relatum
-from relatum.errors import (
-    ConfigurationError,
-    InvalidInput,
-    NotRecordedInTime,
-    PublishOutcomeUnknown,
-    PublishUnroutable,
-)
+from relatum.errors import ConfigurationError, InvalidInput, NotRecordedInTime, PublishOutcomeUnknown, PublishUnroutable
 from tests.support import all_plain, broker_connection, unique_name
 from tests.support.callbacks import open_channel, running
 from tests.support.place import Place

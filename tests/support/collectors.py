@@ -212,7 +212,6 @@ class Collecting:
 def wait_status(collector: Any, status: OutcomeStatus, *ids: str) -> list[Outcome]:
     """Wait until messages have a status; gives their outcomes."""
     wait_until(
-        lambda: {collector.outcome(message_id).status for message_id in ids} == {status},
-        what=f"{status} of {ids}",
+        lambda: {collector.outcome(message_id).status for message_id in ids} == {status}, what=f"{status} of {ids}"
     )
     return [collector.outcome(message_id) for message_id in ids]

@@ -204,13 +204,7 @@ class Model:
 TYPES = {
     "block": ExecutorOptions(bulk_bytes=60, bulk_messages=4, max_age_s=5, queue_bulks=2, workers=2),
     "idle": ExecutorOptions(bulk_bytes=50, bulk_messages=3, max_age_s=7, idle_s=2, queue_bulks=1),
-    "spill": ExecutorOptions(
-        bulk_bytes=2000,
-        bulk_messages=5,
-        max_age_s=4,
-        queue_bulks=1,
-        when_full="spill",
-    ),
+    "spill": ExecutorOptions(bulk_bytes=2000, bulk_messages=5, max_age_s=4, queue_bulks=1, when_full="spill"),
 }
 NAMES = st.sampled_from(sorted(TYPES))
 

@@ -193,10 +193,7 @@ def test_messages_of_another_member_are_left_alone() -> None:
 def test_bodies_left_in_streams_are_read_first() -> None:
     """Spilled messages are read again; what retention took, or replaced, failed as expired, and the rest goes on."""
     script = Script()
-    script.unreadable = {
-        1: OffsetExpired("dropped", stream="orders", offset=1, first=5),
-        2: read(2, "another"),
-    }
+    script.unreadable = {1: OffsetExpired("dropped", stream="orders", offset=1, first=5), 2: read(2, "another")}
     consumed = script.run(OPTIONS, bulk_of(4, with_bodies=False), may_die=True)
     assert script.steps == ["load", "forward", "finish", "execute", "finish"]
     by_offset = ends(consumed)
