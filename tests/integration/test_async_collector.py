@@ -18,7 +18,7 @@ from relatum.collecting import Bulk, ExecutorOptions
 from relatum.errors import ConfigurationError
 from relatum.reading import Message
 from tests.support import LIMIT_S, wait_until
-from tests.support.collectors import Collecting
+from tests.support.collectors import Collecting, new_ledger
 from tests.support.place import Place
 from tests.support.threads import Threads
 
@@ -43,14 +43,7 @@ def apart(collecting: Collecting) -> Apart:
 @pytest.fixture
 def ledger(engine: sa.Engine) -> Callable[[], list[str]]:
     """A table for executors to write to; gives what it holds."""
-    with engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE ledger (body text)"))
-
-    def rows() -> list[str]:
-        with engine.connect() as connection:
-            return list(connection.scalars(sa.text("SELECT body FROM ledger")))
-
-    return rows
+    return new_ledger(engine)
 
 
 async def write(bulk: Bulk) -> None:
@@ -220,7 +213,7 @@ async def test_joined_executors_may_use_threads_as_many_as_they_are(
     options: dict[str, Any] = {"bulk_messages": 1, "workers": 16, "queue_bulks": len(ids), "joins_transaction": True}
     async with no_task_left(), collecting.collector(write, **options) as collector:
         await until_succeeded(collector, *ids)
-    assert sorted(ledger()) == sorted(ids)
+    assert ledger() == sorted(ids)
 
 
 async def test_an_executor_that_is_cancelled_by_itself_is_a_failed_attempt(apart: Apart) -> None:

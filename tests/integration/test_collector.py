@@ -12,7 +12,16 @@ from relatum.collecting import Bulk, ExecutorOptions, Failure, FlushReason, Outc
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading import Message, Properties
 from tests.support import wait_until
-from tests.support.collectors import COLLECTOR_FACES, FOREVER, Collecting, Consumer, Gate, collectors_of, wait_status
+from tests.support.collectors import (
+    COLLECTOR_FACES,
+    FOREVER,
+    Collecting,
+    Consumer,
+    Gate,
+    collectors_of,
+    new_ledger,
+    wait_status,
+)
 from tests.support.place import Place
 
 UNKNOWN, COLLECTED, FORWARDED = OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED
@@ -306,14 +315,7 @@ JOINED: dict[str, Any] = {"joins_transaction": True, "max_age_s": 600.0, "backof
 @pytest.fixture
 def ledger(engine: sa.Engine) -> Callable[[], list[str]]:
     """A table for executors to write to; gives what it holds."""
-    with engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE ledger (body text)"))
-
-    def rows() -> list[str]:
-        with engine.connect() as connection:
-            return list(connection.scalars(sa.text("SELECT body FROM ledger ORDER BY body")))
-
-    return rows
+    return new_ledger(engine)
 
 
 def execute(bulk: Bulk, statement: str, **parameters: str) -> None:

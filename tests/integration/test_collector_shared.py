@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from relatum import MessageId
 from relatum.collecting import Bulk, ExecutorOptions, FlushReason, MessageCollector, Outcome, OutcomeStatus
-from relatum.collecting._collector_core import ENTRY_BYTES, Advance, Entry
+from relatum.collecting._collector_core import Advance, Entry
 from relatum.errors import ConfigurationError, InvalidInput, NotAStream, StreamNotFound
 from relatum.reading import StreamReader
 from tests.support import declare_stream, delete_stream, new_streams, unique_name, wait_until
@@ -50,30 +50,6 @@ def test_too_many_active_bulks_flush_the_oldest(collecting: Collecting) -> None:
         assert collector.outcome("b").status is COLLECTED
     assert orders.bulks == [(FlushReason.ACTIVE_BULKS, ["a"])]
     assert parcels.bulks == [(FlushReason.STOP, ["b"])]
-
-
-def test_bulks_are_flushed_where_memory_ends(collecting: Collecting) -> None:
-    """A bulk of each message: which of several reach the limit together depends on how they arrive."""
-    collecting.put(*"abc")
-    consumer = Consumer()
-    with collecting.collector(consumer, bytes_max=ENTRY_BYTES, **FOREVER) as collector:
-        wait_status(collector, SUCCEEDED, *"abc")
-    assert (consumer.bodies, {each for each, _ in consumer.bulks}) == (["a", "b", "c"], {FlushReason.TOTAL_BYTES})
-
-
-def test_what_has_no_room_stays_in_its_stream(collecting: Collecting) -> None:
-    """It is collected when there is room, in order."""
-    collecting.put(*"abcdef")
-    gate = Gate()
-    options: dict[str, Any] = {"bulk_messages": 1, "queue_bulks": 1, "max_age_s": 600.0}
-    with collecting.collector(gate, **options) as collector, gate.closed():
-        wait_until(lambda: gate.bulks, what="the first bulk at the executor")
-        wait_status(collector, COLLECTED, "b")
-        assert collector.held_messages == 2
-        assert collector.outcome("c").status is UNKNOWN
-        gate.opened.set()
-        wait_status(collector, SUCCEEDED, *"abcdef")
-    assert gate.bodies == list("abcdef")
 
 
 def test_spill_leaves_bodies_in_their_stream(collecting: Collecting) -> None:

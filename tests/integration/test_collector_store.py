@@ -202,15 +202,6 @@ def test_the_position_moves_with_the_rows_or_not_at_all(member: StoreMember) -> 
     assert member.follow("orders", 0).known_by == known
 
 
-def test_what_was_handed_in_before_is_left_as_it_is(member: StoreMember) -> None:
-    """A message that was collected by hand is not collected again when its stream is followed."""
-    consumed(member, 1)
-    member.add(entries(2))
-    member.follow("orders", 0)
-    assert member.add(entries(0, 1, 2, 3), Advance("orders", 0, 4)).places == places(0, 2, 3)
-    assert statuses(member, 0, 1, 2, 3) == ["collected", "succeeded", "collected", "collected"]
-
-
 def test_one_member_follows_a_stream(member: StoreMember, database: Database, engine: sa.Engine) -> None:
     """The others stand by until its lease has lapsed; the one that was away too long is told so."""
     standby = StoreMember(database)
@@ -526,25 +517,6 @@ def test_finished_messages_are_forgotten_after_a_time(engine: sa.Engine, databas
     StoreMember(database, "long", keep_s=60)
     assert long.renew()
     assert statuses(long, 0, 3, 4, 10) == ["unknown", "unknown", "succeeded", "collected"]
-
-
-def test_a_database_that_is_away_is_named() -> None:
-    """Every call says so, so that it is repeated."""
-    gone = CollectorStore("billing", "postgresql://nobody@127.0.0.1:1/nothing")
-    calls: list[Callable[[], object]] = [
-        lambda: gone.open(["order"], 60.0),
-        lambda: gone.renew(1),
-        lambda: gone.add(1, entries(0)),
-        lambda: gone.forward(1, BULK, places(0)),
-        lambda: gone.finish(1, BULK, results(OutcomeStatus.SUCCEEDED, 0)),
-        lambda: gone.take_over(1, ["order"], 1),
-        lambda: gone.outcomes_of(["x"]),
-        lambda: gone.transaction().__enter__(),
-    ]
-    for call in calls:
-        with pytest.raises(DatabaseUnavailable):
-            call()
-    gone.dispose()
 
 
 @pytest.fixture

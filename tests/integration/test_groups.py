@@ -518,7 +518,7 @@ def test_what_others_write_into_the_headers_stands_for_no_number(place: GroupPla
 
 def test_large_messages_of_groups_that_lie_mixed_come_whole(place: GroupPlace, relations: Relations) -> None:
     """Though each chunk holds messages of many groups, and they come to more than memory holds: they are read again."""
-    body, count, size = b"x" * 20_000, 480, 10
+    body, count, size = b"x" * 20_000, 360, 10
     messages = shuffled([message for number in range(count) for message in whole_group(number, size)], 5)
     # Without waiting for confirms: many messages come to lie in one chunk.
     publish_plain(place.amqp, place.stream, [(body, headers) for _, headers in messages], confirm=False)

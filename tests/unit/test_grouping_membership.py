@@ -153,14 +153,6 @@ def test_bad_headers_are_refused_with_a_reason(headers: dict[str, Any], reason: 
     assert pickle.loads(pickle.dumps(caught.value)).reason == reason
 
 
-@pytest.mark.parametrize("sequence", [1, 2, GROUP_SEQUENCE_MAX])
-@pytest.mark.parametrize("last", [True, False, None])
-def test_good_headers_pass(sequence: int, last: bool | None) -> None:
-    """Numbers from 1 to the limit pass; a flag that is not given is no last message."""
-    headers = {"group_id": ID, "group_sequence": sequence, "group_last": last}
-    assert checked_membership(headers) == Membership(ID, sequence, bool(last))
-
-
 def test_no_group_headers_are_no_group() -> None:
     """Messages outside groups are nobody's business."""
     assert checked_membership({"order_id": "1"}) is None

@@ -190,9 +190,7 @@ def test_a_message_has_its_outcome(page: Asking, world: World) -> None:
 
 
 COLLECTOR = "INSERT INTO relatum.collectors (vhost, name) VALUES ('/', :name) RETURNING collector_id"
-SOURCE = (
-    "INSERT INTO relatum.collector_sources (collector_id, stream) VALUES (:in_collector, :stream) RETURNING source_id"
-)
+SOURCE = "INSERT INTO relatum.collector_sources (collector_id, stream) VALUES (:within, :stream) RETURNING source_id"
 MESSAGE = """
 INSERT INTO relatum.collected_messages (source_id, stream_offset, message_id, type, size)
 VALUES (:source, :offset, :text, :text, 1)
