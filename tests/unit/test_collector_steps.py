@@ -130,10 +130,8 @@ LEFT_OUT = "the executor gave no result for this message"
 def test_each_message_has_a_result_by_what_the_executor_answers(answer: Any, reasons: list[str | None]) -> None:
     """None is success; what has no result, or one that makes no sense, failed; what was noted before an error stays."""
     found = [each.reason for each in Script(answer).run(OPTIONS, bulk_of(3)).results]
-    assert [(each or "")[: len(expected or "")] for each, expected in zip(found, reasons, strict=True)] == [
-        expected or "" for expected in reasons
-    ]
     assert [each is None for each in found] == [expected is None for expected in reasons]
+    assert all((each or "").startswith(expected or "") for each, expected in zip(found, reasons, strict=True)), found
 
 
 def test_reasons_are_cut_to_what_can_be_stored() -> None:
@@ -157,9 +155,12 @@ def test_a_bulk_is_forwarded_executed_and_finished() -> None:
 
 @pytest.mark.parametrize(("attempts", "wait_s"), [(0, 2.0), (1, 4.0)])
 def test_a_failure_is_tried_again_later(attempts: int, wait_s: float) -> None:
-    """While attempts are left, a failed message is collected again, with the reason and the back-off."""
-    consumed = Script([ValueError("bad")]).run(OPTIONS, bulk_of(1, attempts=attempts))
-    assert ends(consumed) == {0: (OutcomeStatus.COLLECTED, "ValueError: bad", wait_s)}
+    """While attempts are left, a failed message is collected again, with back-off; where it forbids that, it failed."""
+    consumed = Script([ValueError("bad"), Failure("no", retry=False)]).run(OPTIONS, bulk_of(2, attempts=attempts))
+    assert ends(consumed) == {
+        0: (OutcomeStatus.COLLECTED, "ValueError: bad", wait_s),
+        1: (OutcomeStatus.FAILED, "no", None),
+    }
 
 
 @pytest.mark.parametrize(("may_die", "status"), [(False, OutcomeStatus.FAILED), (True, OutcomeStatus.DEAD)])
@@ -171,12 +172,6 @@ def test_the_last_attempt_decides(may_die: bool, status: OutcomeStatus) -> None:
     assert script.steps == ["forward", "execute", *(["bury"] if may_die else []), "finish"]
     if may_die:
         assert script.letters == [(0, "ValueError: bad")]
-
-
-def test_a_failure_that_forbids_it_is_not_tried_again() -> None:
-    """`retry=False` ends a message at its first attempt."""
-    consumed = Script([Failure("no", retry=False)]).run(OPTIONS, bulk_of(1))
-    assert ends(consumed) == {0: (OutcomeStatus.FAILED, "no", None)}
 
 
 def test_messages_of_another_member_are_left_alone() -> None:
