@@ -260,7 +260,7 @@ async def test_executors_and_handlers_may_flush_and_close(apart: Apart) -> None:
             await collector.flush()
 
     async with no_task_left():
-        collector = apart(close, bulk_messages=1, max_age_s=600.0)
+        collector = apart(close, bulk_messages=1, max_age_s=1.0)
         collector.register_result_handler(flush, message_id="made:0")
         await collector.start()
         assert await collector.collect(messages(1)[0])

@@ -309,7 +309,7 @@ def test_a_defect_in_a_worker_leaves_nothing_undecided(collecting: Collecting, j
 
 # --- exactly once, with the executor's own writes -----------------------------------------------------------------
 
-JOINED: dict[str, Any] = {"joins_transaction": True, "max_age_s": 600.0, "backoff_s": 0.01}
+JOINED: dict[str, Any] = {"joins_transaction": True, "max_age_s": 1.0, "backoff_s": 0.01}
 
 
 @pytest.fixture

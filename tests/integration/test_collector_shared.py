@@ -57,7 +57,7 @@ def test_spill_leaves_bodies_in_their_stream(collecting: Collecting) -> None:
     bodies = [f"{n:03}" + "x" * 20_000 for n in range(40)]
     collecting.put(*bodies)
     gate = Gate()
-    options: dict[str, Any] = {"bulk_messages": 4, "queue_bulks": 1, "when_full": "spill", "max_age_s": 600.0}
+    options: dict[str, Any] = {"bulk_messages": 4, "queue_bulks": 1, "when_full": "spill", "max_age_s": 1.0}
     with collecting.collector(gate, **options) as collector, gate.closed():
         wait_until(lambda: collector.held_messages == 40, what="all messages taken")
         wait_until(lambda: collector.held_bytes < 12 * 20_000, what="bodies left in the stream")
@@ -71,7 +71,7 @@ def test_memory_ends_at_its_limit(collecting: Collecting) -> None:
     bodies = [f"{n:03}" + "x" * 50_000 for n in range(60)]
     collecting.put(*bodies)
     gate = Gate()
-    options: dict[str, Any] = {"bulk_messages": 2, "queue_bulks": 100, "max_age_s": 600.0}
+    options: dict[str, Any] = {"bulk_messages": 2, "queue_bulks": 100, "max_age_s": 1.0}
     with collecting.collector(gate, bytes_max=500_000, **options) as collector, gate.closed():
         wait_until(lambda: collector.held_bytes >= 500_000, what="the limit reached")
         assert collector.held_bytes < 500_000 + 52_000
@@ -352,7 +352,7 @@ def test_a_handler_of_collected_does_not_wait_for_what_comes_after_it(collecting
             given.extend(collector.collect(message) for message in others)
             collector.flush()
 
-    collector = collecting.collector(lambda bulk: None, streams=[], bulk_messages=1, queue_bulks=2, max_age_s=600.0)
+    collector = collecting.collector(lambda bulk: None, streams=[], bulk_messages=1, queue_bulks=2, max_age_s=1.0)
     collector.register_result_handler(give)
     with collector:
         assert collector.collect(first)
