@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum.recording import BackfillReport, Recorder, StreamStatus, VerifyReport, backfill, status, verify
+from relatum.superstreams import Layout
 from tests.support._recording import record, recorded_to, recording, rows_of, wait_recorded
 from tests.support._streams import Plain, declare_stream, delete_stream, publish_plain
 from tests.support.proxy import Proxy
@@ -29,18 +30,28 @@ class Place:
     database: str
     engine: sa.Engine
     stream: str
+    keys: Iterable[str | KeyDefinition] = ()
 
     def put(self, *messages: Plain, to: str | None = None) -> None:
         """Publish messages one by one, each confirmed."""
         publish_plain(self.amqp, to or self.stream, messages)
 
-    def record(self, *streams: str, keys: Iterable[str | KeyDefinition] = ()) -> None:
-        """Record all that is in the stream, or in others, now."""
-        record(self.amqp, self.engine, *(streams or (self.stream,)), keys=keys)
+    def record(self, *streams: str, keys: Iterable[str | KeyDefinition] | None = None) -> None:
+        """Record all that is in the stream, or in others, now: by the file's `KEYS`, or by others."""
+        record(self.amqp, self.engine, *(streams or (self.stream,)), keys=self.keys if keys is None else keys)
 
-    def recording(self, *streams: str, keys: Iterable[str | KeyDefinition] = ()) -> AbstractContextManager[Recorder]:
-        """Record the stream, or others, until the block ends."""
-        return recording(self.amqp, self.engine, *(streams or (self.stream,)), keys=keys)
+    def record_partitions(self, layout: Layout) -> None:
+        """Record a super stream by its name, all that is in its partitions now."""
+        with self.recording(layout.super_stream):
+            for each in layout:
+                wait_recorded(self.amqp, self.engine, each.stream)
+
+    def recording(
+        self, *streams: str, keys: Iterable[str | KeyDefinition] | None = None
+    ) -> AbstractContextManager[Recorder]:
+        """Record the stream, or others, until the block ends: by the file's `KEYS`, or by others."""
+        given = self.keys if keys is None else keys
+        return recording(self.amqp, self.engine, *(streams or (self.stream,)), keys=given)
 
     def wait_recorded(self, stream: str | None = None) -> None:
         """Wait until a recorder has recorded all that is in the stream now."""
