@@ -1,6 +1,7 @@
 """After every integration test, the table must equal the streams; and what several files of them use."""
 
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
@@ -48,6 +49,15 @@ def place(
     """A broker with a new stream, and a database; recorded by the file's `KEYS`, if it has them."""
     keys = getattr(request.module, "KEYS", ())
     return Place(amqp_url, stream_url, database_url, engine, stream_name, keys)
+
+
+@pytest.fixture
+def fleeting(place: Place) -> Iterator[Place]:
+    """The same with a new stream that retains four segments of 50 kB, and so loses what is older."""
+    name = unique_name("fleeting")
+    declare_stream(place.amqp, name, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
+    yield replace(place, stream=name)
+    delete_stream(place.amqp, name)
 
 
 @pytest.fixture
