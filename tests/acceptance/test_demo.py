@@ -64,7 +64,7 @@ def test_demo_answers_as_its_data_say(relatum: Relatum, prefix: str) -> None:
 def test_demo_on_private_servers_outlasts_a_machine_that_stands_still(tmp_path: Path) -> None:
     """It says what it does, RabbitMQ may be slow, and `--web` shows the flights; run again, it names what is there."""
     directory = tmp_path / "servers"
-    arguments = [COMMAND, "demo", "--flights", "500", "--checked", "2000", "--directory", str(directory)]
+    arguments = [COMMAND, "demo", "--flights", "500", "--checked", "1000", "--directory", str(directory)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RELATUM_")}
     start = partial(subprocess.Popen, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with start([*arguments, "--web", "--port", "0"]) as process:
@@ -77,7 +77,11 @@ def test_demo_on_private_servers_outlasts_a_machine_that_stands_still(tmp_path: 
             wait_until(lambda: time.monotonic() - begun > STANDSTILL_S, what="more than a lookup has by default")
             for pid in broker:
                 os.kill(pid, signal.SIGCONT)
-            shown = await_line(process.stdout, "RELATUM_WEB_URL=")
+            try:
+                shown = await_line(process.stdout, "RELATUM_WEB_URL=")
+            except AssertionError as error:
+                error.add_note(process.communicate(timeout=LIMIT_S)[1])
+                raise
             with httpx.Client(base_url=shown[-1].strip().partition("=")[2], timeout=LIMIT_S) as client:
                 three_clicks_lead_from_a_flight_to_its_plane_and_its_weather(client)
             process.send_signal(signal.SIGTERM)
@@ -203,6 +207,7 @@ def test_demo_comes_with_two_weeks_of_the_year() -> None:
         ]
 
 
+@pytest.mark.rare
 def test_what_the_rows_say_is_what_pandas_says_of_the_whole_year() -> None:
     """The demo's own expectations, of all flights and all weather reports, are those of pandas' joins."""
     year = load(whole_year=True)
