@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from relatum import SerialConsumer, SerializationContexts
 from relatum.collecting import _collector_status as listing
 from relatum.membership import GROUP_KEY
-from relatum.store import add_keys, collected_messages, collector_sources, collectors
+from relatum.store import add_keys
 from relatum.store import expectations as expectation_rows
 from relatum_consumer.web._api import _groups, _missing
 from tests.acceptance._command import Relatum
@@ -142,17 +142,22 @@ def test_a_message_has_its_outcome(page: Asking, world: World) -> None:
         assert "no such account" not in masked.get("/collectors/collector?name=books").text
 
 
+COLLECTOR = "INSERT INTO relatum.collectors (vhost, name) VALUES ('/', :name) RETURNING collector_id"
+SOURCE = "INSERT INTO relatum.collector_sources (collector_id, stream) VALUES (:within, :stream) RETURNING source_id"
+MESSAGE = """
+INSERT INTO relatum.collected_messages (source_id, stream_offset, message_id, type, size)
+VALUES (:source, :offset, :text, :text, 1)
+"""
+
+
 def test_what_waits_is_listed_page_by_page(own: Asking, engine: sa.Engine) -> None:
     """By stream and offset, with hostile names as text; a type without a running executor is named."""
     names = hostile_names(12)
     with engine.begin() as connection:
-        made = sa.insert(collectors).values(vhost="/", name=names[0]).returning(collectors.c.collector_id)
-        collector_id = connection.execute(made).scalar_one()
-        row = {"collector_id": collector_id, "stream": names[1]}
-        source = sa.insert(collector_sources).values(row).returning(collector_sources.c.source_id)
-        columns = {"source_id": connection.execute(source).scalar_one(), "size": 1}
-        rows = [columns | {"stream_offset": n, "message_id": name, "type": name} for n, name in enumerate(names)]
-        connection.execute(sa.insert(collected_messages), rows)
+        collector_id = connection.scalar(sa.text(COLLECTOR), {"name": names[0]})
+        source = connection.scalar(sa.text(SOURCE), {"within": collector_id, "stream": names[1]})
+        rows = [{"source": source, "offset": n, "text": name} for n, name in enumerate(names)]
+        connection.execute(sa.text(MESSAGE), rows)
     found = pages(own, "/collectors/collector", "results", name=names[0], state="waiting", limit=5)
     assert [row["offset"] for row in found] == list(range(len(names)))
     harmless(own.get(f"/collectors/collector?{urlencode({'name': names[0], 'state': 'waiting'})}").text)
@@ -233,7 +238,7 @@ def test_a_collector_is_shown_as_soon_as_it_is_there(own: Asking, engine: sa.Eng
     """The list of all is kept for seconds; a page that was looked at before spoils no new collector's."""
     assert own.get("/collectors").status_code == 200
     with engine.begin() as connection:
-        connection.execute(sa.insert(collectors).values(vhost="/", name="young"))
+        connection.execute(sa.text(COLLECTOR), {"name": "young"})
     shown = own.get("/collectors/collector?name=young")
     assert (shown.status_code, "young" in shown.text) == (200, True)
 
