@@ -17,10 +17,10 @@ from relatum.reading import BrokerAddress
 from relatum.wire import _frames as frames
 from relatum.wire._frames import Command
 from tests.contract._faces import FACES, open_face
-from tests.contract.test_tls import FILES, _serve, trusting
 from tests.support import publish_plain
 from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.proxy import Proxy
+from tests.support.tls import FILES, Ending
 from tests.unit.wire_samples import answered
 
 ANSWERS = {
@@ -146,21 +146,15 @@ def test_a_stranger_with_a_trusted_certificate_is_told_no_password(amqp_url: str
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(FILES / "certificate.pem", FILES / "key.pem")
     port = free_port((0, STREAM_OFFSET))
-    opened: list[socket.socket] = []
+    trusting = ssl.create_default_context(cafile=FILES / "certificate.pem")
     stranger = Stranger(port + STREAM_OFFSET, ANSWERS["another"], context)
-    with contextlib.closing(stranger), socket.create_server(("127.0.0.1", port)) as listener:
-        serving = threading.Thread(target=_serve, args=(listener, context, parts.port or 0, opened), daemon=True)
-        serving.start()
+    with contextlib.closing(stranger), contextlib.closing(Ending(context, {port: parts.port or 0})):
         url = f"amqps://{parts.username}:{parts.password}@localhost:{port}/"
         with (
             pytest.raises(BrokerUnavailable, match="not the cluster"),
-            open_face("blocking", url, ssl_context=trusting(), timeout_s=ANSWER_S),
+            open_face("blocking", url, ssl_context=trusting, timeout_s=ANSWER_S),
         ):
             pass
-        listener.shutdown(socket.SHUT_RDWR)
-        serving.join(90)
-    for each in opened:
-        each.close()
     assert stranger.visits == 1
     assert login_in(amqp_url) not in stranger.told
 

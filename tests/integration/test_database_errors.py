@@ -19,10 +19,10 @@ from relatum.store import as_engine, key_definitions, translated_errors
 from relatum.terminal import exit_code_of
 from relatum_consumer import Relations
 from relatum_migrations import upgrade
-from tests.contract.test_tls import FILES
 from tests.support import unique_name
 from tests.support.fake_postgresql import answering, refusal, welcome
 from tests.support.pgbouncer import Account, pgbouncer
+from tests.support.tls import FILES
 
 SECRET = "pass-word"
 

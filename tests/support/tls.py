@@ -16,6 +16,9 @@ from relatum.local import LocalRabbitMQ
 from tests.support._waiting import START_S
 from tests.support.ports import free_port
 
+FILES = Path(__file__).parents[1] / "contract" / "tls"
+"""A certificate for localhost that signed itself, valid until 2126, and its key: for these tests only."""
+
 KEY_PASSWORD = "opens-the-key"
 """The password of `client-locked`'s key."""
 

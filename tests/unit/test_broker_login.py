@@ -8,8 +8,8 @@ import pytest
 
 from relatum.errors import ConfigurationError
 from relatum.reading import BrokerAddress, BrokerLogin
+from tests.support.tls import FILES
 
-FILES = Path(__file__).parent.parent / "contract" / "tls"
 CERTIFICATE, KEY = FILES / "certificate.pem", FILES / "key.pem"
 OTHER_KEY = "-----BEGIN PRIVATE KEY-----\nnone\n-----END PRIVATE KEY-----\n"
 
