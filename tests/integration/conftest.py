@@ -9,12 +9,14 @@ import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
 from relatum.errors import StreamNotFound
+from relatum.membership import GROUP_KEY
 from relatum.recording import verify
 from relatum.store import make_engine, streams_named
 from relatum.superstreams import Layout
 from relatum_consumer import Relations
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name
-from tests.support.place import Place
+from tests.support.groups import of_group, whole_group
+from tests.support.place import FailingPlace, Place
 from tests.support.plans import filled_database
 from tests.support.relations import FACES, open_relations
 from tests.support.super_streams import super_stream
@@ -38,6 +40,16 @@ def channel(amqp_url: str) -> Iterator[BlockingChannel]:
 def place(amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str) -> Place:
     """A broker with a new stream, and a database."""
     return Place(amqp_url, stream_url, database_url, engine, stream_name)
+
+
+@pytest.fixture
+def failing(face: str, place: Place) -> Iterator[FailingPlace]:
+    """Behind lines that fail, with a recorded stream: an order, a whole group, and a part of one."""
+    place.put((b"", {"order_id": 1}), *whole_group(1, 2), of_group(2, 1))
+    place.record(keys=["order_id", GROUP_KEY])
+    made = FailingPlace(place, face)
+    yield made
+    made.close()
 
 
 @pytest.fixture

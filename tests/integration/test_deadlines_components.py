@@ -6,7 +6,7 @@ The waits that docs/answers.md lists are measured here as it lists them, where t
 import asyncio
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -28,14 +28,12 @@ from relatum.errors import (
     ReadTimeout,
     Transient,
 )
-from relatum.membership import GROUP_KEY
 from relatum.recording import EmbeddedRecorder, Recorder, prune, status
 from relatum.store import Database, make_engine
 from relatum_consumer import AsyncRelations, Relations
 from relatum_migrations import upgrade
 from tests.support import broker_connection, in_a_try, unique_name, until_answered, wait_until
 from tests.support.affinity import Blocking
-from tests.support.groups import of_group, whole_group
 from tests.support.leases import LEASE_S
 from tests.support.place import FailingPlace, Place
 from tests.support.ports import STREAM_OFFSET, free_port
@@ -43,7 +41,7 @@ from tests.support.relations import FACES
 from tests.support.release_0_4 import make_release_0_4
 from tests.support.routing import of_context
 from tests.support.serial_consuming import serial_bed
-from tests.support.standstill import SLACK_S, in_time, locked, nobody_waits
+from tests.support.standstill import SLACK_S, in_time, locked, nobody_waits, somebody_waits
 from tests.support.super_streams import super_stream
 
 WAIT_S = 0.5
@@ -62,16 +60,6 @@ DOCUMENTED = {
     for found in ROW.finditer((Path(__file__).parents[2] / "docs" / "answers.md").read_text())
 }
 """The waits of the table, and by how much later they end at most."""
-
-
-@pytest.fixture
-def failing(face: str, place: Place) -> Iterator[FailingPlace]:
-    """With a recorded stream: an order, a whole group, and a part of one."""
-    place.put((b"", {"order_id": 1}), *whole_group(1, 2), of_group(2, 1))
-    place.record(keys=["order_id", GROUP_KEY])
-    made = FailingPlace(place, face)
-    yield made
-    made.close()
 
 
 # --- components -----------------------------------------------------------------------------------------------------
@@ -296,7 +284,7 @@ def _stops_as_it_starts(at: FailingPlace, make: Callable[[FailingPlace], Any]) -
     """A statement that PostgreSQL does not answer has half a minute, and a second where its owner is to stop."""
     with at.fault("locked keys collectors"):
         thread, stop = _running(at, make(at))
-        wait_until(lambda: _is_waited_for(at.place.engine), what="it waits")
+        somebody_waits(at.place.database)
         stop.set()
         thread.join(90)
     assert not thread.is_alive()
@@ -304,11 +292,6 @@ def _stops_as_it_starts(at: FailingPlace, make: Callable[[FailingPlace], Any]) -
 
 def _recorder(at: FailingPlace) -> Recorder:
     return Recorder(at.place.amqp, at.place.database, [at.place.stream], keys=["order_id"])
-
-
-def _is_waited_for(engine: sa.Engine) -> bool:
-    with engine.connect() as connection:
-        return bool(connection.scalar(sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")))
 
 
 def _routes_a_new_name(at: FailingPlace) -> None:
@@ -489,7 +472,7 @@ def test_a_locked_table_is_let_go_and_recorded_later(has_own_engine: bool, place
         if number == 1:
             with locked(place.database, "relationships"):
                 place.put((b"b", {"order_id": 2}))
-                wait_until(lambda: _is_waited_for(place.engine), what="the recorder waits for the lock")
+                somebody_waits(place.database)
                 with in_time(STOP_S):
                     stop.set()
                     thread.join(90)
