@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -117,34 +116,38 @@ def running(consumed: Consumed, face: type, broker_url: str) -> Iterator[Any]:
         assert not thread.is_alive()
 
 
-def wait_shares(*consumers: Any, of: list[int]) -> None:
-    """Wait until members have so many partitions."""
-    wait_until(lambda: [len(consumer.partitions) for consumer in consumers] == of, what=f"shares of {of}")
-
-
 @pytest.mark.parametrize("face", [SerialConsumer, AsyncSerialConsumer])
 def test_partitions_of_a_serial_consumer_that_is_cut_off_are_taken_over(
-    face: type, bed: SerialBed, database_url: str, stream_url: str
+    face: type, bed: SerialBed, database_url: str, stream_url: str, engine: sa.Engine
 ) -> None:
-    """The other member consumes all, once and in order, until the first reaches the broker again."""
+    """The other consumes all, once and in order, until the first is back; where both were away, both come back."""
     consumed = Consumed(bed, database_url)
+
+    def goes_on(*shares: int) -> None:
+        wait_until(lambda: (len(first.partitions), len(second.partitions)) == shares, what=f"shares of {shares}")
+        consumed.publish()
+        consumed.wait()
+
+    def nobody_has_a_lease() -> bool:
+        with engine.connect() as connection:
+            return not connection.scalars(sa.select(serial_members.c.holder)).all()
+
     with (
-        Proxy.to(stream_url) as proxy,
-        running(consumed, face, proxy.url(stream_url)) as first,
-        running(consumed, face, stream_url) as second,
+        Proxy.to(stream_url) as line,
+        Proxy.to(stream_url) as other,
+        running(consumed, face, line.url(stream_url)) as first,
+        running(consumed, face, other.url(stream_url)) as second,
     ):
-        wait_shares(first, second, of=[2, 2])
-        consumed.publish()
-        consumed.wait()
-        cut(proxy)
-        wait_shares(first, second, of=[0, 4])
-        consumed.publish()
-        consumed.wait()
-        proxy.accepts = True
-        wait_shares(first, second, of=[2, 2])
-        consumed.publish()
-        consumed.wait()
-    assert Counter(map(len, consumed.bodies.values())) == {9: PARTITIONS}
+        goes_on(2, 2)
+        cut(line)
+        goes_on(0, 4)
+        line.accepts = True
+        goes_on(2, 2)
+        cut(line)
+        cut(other)
+        wait_until(nobody_has_a_lease, what="none has a lease")
+        line.accepts = other.accepts = True
+        goes_on(2, 2)
 
 
 def test_a_batch_in_hand_is_acknowledged_before_others_have_its_partition(
@@ -152,21 +155,23 @@ def test_a_batch_in_hand_is_acknowledged_before_others_have_its_partition(
 ) -> None:
     """A member that is cut off keeps its lease for as long as its application works on what it was handed."""
     consumed = Consumed(bed, database_url)
-    with Proxy.to(stream_url) as proxy, consumed.consumer(SerialConsumer, proxy.url(stream_url)) as first:
-        wait_shares(first, of=[4])
-        with running(consumed, SerialConsumer, stream_url) as second:
-            wait_shares(first, second, of=[2, 2])
-            bed.publish(bed.streams.index(first.partitions[0]), "c", "in hand")
-            batch = first.next_batch(90)
-            cut(proxy)
-            wait_until(lambda: first._member._reach.is_cut_off, what="it is cut off")
-            consumed.publish()
-            wait_until(lambda: sum(map(len, consumed.bodies.values())) == 6, what="the second's own are consumed")
-            assert first.next_batch(0) is None
-            assert len(second.partitions) == 2
-            batch.acknowledge()
-            wait_shares(first, second, of=[0, 4])
-            consumed.wait()
+    with (
+        Proxy.to(stream_url) as proxy,
+        consumed.consumer(SerialConsumer, proxy.url(stream_url)) as first,
+        running(consumed, SerialConsumer, stream_url) as second,
+    ):
+        wait_until(lambda: len(first.partitions) == len(second.partitions) == 2, what="shares")
+        bed.publish(bed.streams.index(first.partitions[0]), "c", "in hand")
+        batch = first.next_batch(90)
+        cut(proxy)
+        wait_until(lambda: first._member._reach.is_cut_off, what="it is cut off")
+        consumed.publish()
+        wait_until(lambda: sum(map(len, consumed.bodies.values())) == 6, what="the second's own are consumed")
+        assert first.next_batch(0) is None
+        assert len(second.partitions) == 2
+        batch.acknowledge()
+        wait_until(lambda: len(second.partitions) == PARTITIONS, what="all are taken over")
+        consumed.wait()
 
 
 @pytest.fixture(params=["threads", "asyncio"])
@@ -177,33 +182,6 @@ def collectors(request: pytest.FixtureRequest) -> Iterator[Any]:
         return
     with a_loop() as loop:
         yield partial(AsyncCollectorFace, loop)
-
-
-def test_members_that_were_all_cut_off_go_on_where_they_were(
-    bed: SerialBed, database_url: str, stream_url: str, engine: sa.Engine
-) -> None:
-    """A broker that was away for all is back: each message is consumed once, and both have their share."""
-    consumed = Consumed(bed, database_url)
-    with (
-        Proxy.to(stream_url) as proxy,
-        running(consumed, SerialConsumer, proxy.url(stream_url)) as first,
-        running(consumed, SerialConsumer, proxy.url(stream_url)) as second,
-    ):
-        wait_shares(first, second, of=[2, 2])
-        consumed.publish()
-        consumed.wait()
-        cut(proxy)
-        wait_until(lambda: not members(engine), what="none has a lease")
-        proxy.accepts = True
-        consumed.publish()
-        consumed.wait()
-        wait_shares(first, second, of=[2, 2])
-
-
-def members(engine: sa.Engine) -> list[str]:
-    """The members that have a lease."""
-    with engine.connect() as connection:
-        return list(connection.scalars(sa.select(serial_members.c.holder)))
 
 
 def order(message_id: str) -> pika.BasicProperties:
@@ -236,11 +214,7 @@ def test_what_a_collector_that_is_cut_off_would_have_to_read_is_taken_over(
         return made
 
     def publish(*ids: str) -> None:
-        publish_plain(
-            amqp_url,
-            stream_name,
-            [(each.encode(), order(each)) for each in ids],
-        )
+        publish_plain(amqp_url, stream_name, [(each.encode(), order(each)) for each in ids])
 
     def wait_for(member: Any, status: OutcomeStatus, *ids: str) -> None:
         wait_until(lambda: {member.outcome(each).status for each in ids} == {status}, what=f"{status} of {ids}")

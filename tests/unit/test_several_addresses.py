@@ -26,13 +26,8 @@ def test_urls_are_parted_by_either_character(between: str) -> None:
     assert [each.stream_port for each in address.each] == [5552, 5553, 5551]
     assert str(address) == "amqp://u@a:5672/v (or b:5673, c:5671)"
     assert pickle.loads(pickle.dumps(address)) == address
-
-
-def test_one_url_is_one_address() -> None:
-    """Nothing is different then."""
-    address = BrokerAddress.parse("amqp://u:p@a/v;")
-    assert address == BrokerAddress.parse("amqp://u:p@a/v")
-    assert address.each == (address,)
+    alone = BrokerAddress.parse("amqp://u:p@a/v;")
+    assert (alone, alone.each) == (BrokerAddress.parse("amqp://u:p@a/v"), (alone,))
 
 
 def test_stream_urls_belong_to_urls_in_their_order() -> None:
@@ -131,15 +126,3 @@ def test_nobody_answers(address: BrokerAddress, caplog: pytest.LogCaptureFixture
         tried(address, b=UsedAfterClose("closed"))
     with pytest.raises(ZeroDivisionError):
         tried(address, b=ZeroDivisionError())
-
-
-def test_one_address_is_tried_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Its error comes as it is, and the whole time is for it."""
-    address = BrokerAddress.parse(f"amqp://{unique_name()}")
-    gone = BrokerUnavailable("gone")
-    attempts = Attempts(address, 9.0)
-    one, share_s = attempts.__enter__()
-    assert one is address
-    assert 8.0 < share_s <= 9.0
-    assert not attempts.__exit__(BrokerUnavailable, gone, None)
-    assert caplog.messages == []
