@@ -378,17 +378,17 @@ DATABASE_AWAY: dict[str, tuple[Callable[[FailingPlace], None], float]] = {
 }
 """And the seconds that each has."""
 
-BLOCKING_ALONE = ("Recorder.run(stop)", "pollTimeoutMs", "recorder", "router")
+ONE_FACE = {
+    "blocking": ("Recorder.run(stop)", "pollTimeoutMs", "recorder", "router"),
+    "asyncio": ("messages(", "a serial consumer"),
+}
+"""What there is for threads alone, and what tools/make-twins makes of an asyncio face."""
 
 
 def faces_of(cases: dict[str, Any]) -> list[tuple[str, str]]:
     """Each case with each face that it has."""
-    return [
-        (case, face)
-        for case in cases
-        for face in FACES
-        if face == "blocking" or not any(each in case for each in BLOCKING_ALONE)
-    ]
+    others = {"blocking": ONE_FACE["asyncio"], "asyncio": ONE_FACE["blocking"]}
+    return [(case, face) for case in cases for face in FACES if not any(each in case for each in others[face])]
 
 
 @pytest.mark.parametrize(("wait", "face"), faces_of(BROKER_FROZEN))
@@ -446,8 +446,7 @@ def test_what_is_asked_for_rarely_does_not_hold_the_stop(
     monkeypatch.setattr("relatum.waiting._repeating.BACKOFF_S", (90.0, 90.0))
     broker = f"amqp://guest:guest@127.0.0.1:{free_port((0, STREAM_OFFSET))}" if is_away else place.amqp
     stop = threading.Event()
-    recorder = Recorder(broker, place.database, [unique_name()])
-    thread = threading.Thread(target=recorder.run, args=[stop], daemon=True)
+    thread = threading.Thread(target=Recorder(broker, place.database, [unique_name()]).run, args=[stop], daemon=True)
     thread.start()
     wait_until(lambda: told in caplog.text, what="what it waits for is told")
     with in_time(STOP_S):
@@ -456,31 +455,25 @@ def test_what_is_asked_for_rarely_does_not_hold_the_stop(
     assert not thread.is_alive()
 
 
+@pytest.mark.parametrize("face", ["blocking"])
 @pytest.mark.parametrize("has_own_engine", [True, False])
-def test_a_locked_table_is_let_go_and_recorded_later(has_own_engine: bool, place: Place) -> None:
+def test_a_locked_table_is_let_go_and_recorded_later(has_own_engine: bool, failing: FailingPlace) -> None:
     """A recorder that waits for a lock stops in time, through a shared database, too; the next one records it once."""
-    theirs = Database(place.database, refusing=None)
-    given = place.database if has_own_engine else theirs
-    for number in (1, 2):
-        stop = threading.Event()
-        recorder = Recorder(place.amqp, given, [place.stream], keys=["order_id"])
-        thread = threading.Thread(target=recorder.run, args=[stop], daemon=True)
-        thread.start()
-        if number == 1:
-            place.put((b"a", {"order_id": 1}))
-        place.wait_recorded()
-        if number == 1:
-            with locked(place.database, "relationships"):
-                place.put((b"b", {"order_id": 2}))
-                somebody_waits(place.database)
-                with in_time(STOP_S):
-                    stop.set()
-                    thread.join(90)
-        stop.set()
-        thread.join(90)
-        assert not thread.is_alive()
-    assert place.values() == ["1", "2"]
-    theirs.close()
+    place = failing.place
+    shared = failing.enter(closing(Database(place.database, refusing=None)))
+    recorder = Recorder(place.amqp, place.database if has_own_engine else shared, [place.stream])
+    thread, stop = _running(failing, recorder)
+    place.put((b"a", {"order_id": 2}))
+    place.wait_recorded()
+    with failing.fault("locked relationships"):
+        place.put((b"b", {"order_id": 3}))
+        somebody_waits(place.database)
+        with in_time(STOP_S):
+            stop.set()
+            thread.join(90)
+    assert not thread.is_alive()
+    place.record()
+    assert [value for value in place.values() if len(value) == 1] == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("face", ["blocking"])
