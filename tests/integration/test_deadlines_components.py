@@ -116,15 +116,6 @@ def _channel(at: FailingPlace) -> Any:
     return channel
 
 
-def _router(at: FailingPlace) -> tuple[relatum.ContextRouter, Callable[[str], object]]:
-    """A router, and what publishes a message of a context by it."""
-    name = at.enter(super_stream(at.place.amqp, at.place.stream_url, 2)).super_stream
-    router = relatum.ContextRouter(name, at.database, ContextOptions(timeout_s=WAIT_S))
-    at.at_end(router.close)
-    channel = _channel(at)
-    return router, lambda context: router.publish(channel, b"1", of_context(context))
-
-
 def _running(at: FailingPlace, component: Any, *handler: Any) -> tuple[threading.Thread, threading.Event]:
     """A component that runs in a thread until its stop is set."""
     stop = threading.Event()
@@ -294,25 +285,18 @@ def _recorder(at: FailingPlace) -> Recorder:
     return Recorder(at.place.amqp, at.place.database, [at.place.stream], keys=["order_id"])
 
 
-def _routes_a_new_name(at: FailingPlace) -> None:
-    """It fails in time, with nothing sent."""
-    _, publish = _router(at)
-    until_answered(lambda: publish("known"))
-    with at.fault("database frozen", DatabaseUnavailable):
-        publish("unknown")
-
-
-def _router_closes(at: FailingPlace) -> None:
-    router, publish = _router(at)
-    until_answered(lambda: publish("known"))
+def _router_ends(at: FailingPlace) -> None:
+    """Opened, and asked for a new name, it fails in time, with nothing sent; and it closes."""
+    name = at.enter(super_stream(at.place.amqp, at.place.stream_url, 2)).super_stream
+    router = relatum.ContextRouter(name, at.database, ContextOptions(timeout_s=WAIT_S))
+    at.at_end(router.close)
+    channel = _channel(at)
+    for context, most_s in (("first", WAIT_S), ("new", 3 * WAIT_S)):
+        with in_time(most_s), at.fault("database frozen", DatabaseUnavailable):
+            router.publish(channel, b"1", of_context(context))
+        until_answered(lambda: router.publish(channel, b"1", of_context("known")))
     with at.fault("database frozen"):
         router.close()
-
-
-def _router_opens(at: FailingPlace) -> None:
-    _, publish = _router(at)
-    with at.fault("database frozen", DatabaseUnavailable):
-        publish("a")
 
 
 def _affinity_goes_on(at: FailingPlace) -> None:
@@ -371,9 +355,7 @@ DATABASE_AWAY: dict[str, tuple[Callable[[FailingPlace], None], float]] = {
     "a recorder stops as it starts": (partial(_stops_as_it_starts, make=_recorder), 2.0),
     "a recorder stops": (partial(_recorder_stops, fault="database frozen"), STOP_S),
     "an embedded recorder closes": (_embedded_recorder_closes, 2.0),
-    "a router is asked for a new name": (_routes_a_new_name, 3 * WAIT_S),
-    "a router is opened": (_router_opens, WAIT_S),
-    "a router closes": (_router_closes, 1.0),
+    "a router opens, publishes and closes": (_router_ends, 1.0),
     "an affinity router goes on": (_affinity_goes_on, 2.0),
 }
 """And the seconds that each has."""

@@ -99,7 +99,7 @@ def by_dramatiq(urls: str, database_url: str, stream: str) -> Iterator[Publish]:
     broker.close()
 
 
-@pytest.mark.parametrize(("client", "is_up"), [(by_celery, False), (by_dramatiq, True)], ids=["down", "cut"])
+@pytest.mark.parametrize(("client", "is_up"), [(by_celery, False), (by_celery, True), (by_dramatiq, True)])
 def test_a_recorder_in_the_process_goes_where_its_client_goes(
     place: Place, whole_nodes: list[tuple[Proxy, Proxy]], client: Any, is_up: bool
 ) -> None:

@@ -27,7 +27,7 @@ import relatum
 from pyspark_relatum import DefaultSource
 from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCollector
 from relatum.command import complete_app
-from relatum.contexts import AsyncSerialConsumer, SerialConsumer
+from relatum.contexts import AsyncSerialConsumer
 from relatum.errors import AccessRefused, BrokerUnavailable, RelatumError, TlsRefused
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.recording import Recorder
@@ -77,101 +77,67 @@ class Way:
     """One way to tell how to log in.
 
     Attributes:
-        url: The broker's URL.
-        options: What is given in code beside it.
-        raises: The error, and what it must say; None where it works.
+        url: The broker's URL, for `TlsBroker.url`.
+        context: The client's certificate in a context given in code, "" for one without; None for no context.
+        options: What else is given in code.
+        raises: The error; None where it works.
+        says: What it must say.
         system_trust: Whether SSL_CERT_FILE names the authority.
     """
 
-    url: Callable[[TlsBroker], str]
-    options: Callable[[TlsBroker], dict[str, Any]] = field(default=lambda _tls: {})
-    raises: tuple[type[RelatumError] | tuple[type[RelatumError], ...], str] | None = None
+    url: str
+    context: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    raises: type[RelatumError] | tuple[type[RelatumError], ...] | None = None
+    says: str = ""
     system_trust: bool = False
-    is_external: bool = False
 
     def prepare(self, tls: TlsBroker, patch: pytest.MonkeyPatch) -> tuple[str, dict[str, Any]]:
         """The URL and the options."""
         if self.system_trust:
             patch.setenv("SSL_CERT_FILE", str(tls.file("authority.pem")))
-        return self.url(tls), self.options(tls)
+        context = {} if self.context is None else {"ssl_context": tls.context(self.context or None)}
+        return tls.url(self.url), context | self.options
 
 
-def _ca(tls: TlsBroker, name: str = "cacertfile") -> str:
-    return f"{name}={tls.file('authority.pem')}"
-
-
-def _client(tls: TlsBroker, name: str) -> str:
-    return f"certfile={tls.file(f'{name}.pem')}&keyfile={tls.file(f'{name}.key')}"
-
-
-def _secure(*parts: Callable[[TlsBroker], str], login: bool = True) -> Callable[[TlsBroker], str]:
-    return lambda tls: tls.amqp_url(tls.secure, "&".join(part(tls) for part in parts), login=login)
-
-
-def _with(name: str) -> Callable[[TlsBroker], str]:
-    return lambda tls: _client(tls, name)
-
-
-BY_HANGING_UP = TlsRefused, BrokerUnavailable
+BY_HANGING_UP = {"raises": (TlsRefused, BrokerUnavailable), "says": "client cert|No AMQP|failed|was lost"}
 """With TLS 1.3 the broker's refusal of a client's certificate may be lost on its way; its log has it."""
 
 WAYS: dict[str, Way] = {
-    "plain": Way(lambda tls: tls.amqp_url(tls.plain, is_tls=False)),
-    "system": Way(_secure(), system_trust=True),
-    "ca-url": Way(_secure(_ca)),
-    "ca-url-of-aiormq": Way(_secure(lambda tls: _ca(tls, "cafile"))),
-    "ca-url-of-streams": Way(lambda tls: tls.stream_url(tls.secure, _ca(tls))),
-    "ca-context": Way(_secure(), lambda tls: {"ssl_context": tls.context()}),
-    "client-url": Way(_secure(_ca, _with("relatum"))),
-    "client-locked-url": Way(_secure(_ca, _with("client-locked"), lambda _: f"password={KEY_PASSWORD}")),
-    "client-context": Way(_secure(), lambda tls: {"ssl_context": tls.context("relatum")}),
-    "external-url": Way(
-        _secure(_ca, _with("relatum"), lambda _: "auth_mechanism=external", login=False), is_external=True
-    ),
-    "external-context": Way(
-        _secure(login=False),
-        lambda tls: {"ssl_context": tls.context("relatum"), "auth_mechanism": "EXTERNAL"},
-        is_external=True,
-    ),
-    "unverified": Way(lambda tls: tls.amqp_url(tls.elsewhere, "verify=verify_none")),
-    "other-name": Way(lambda tls: tls.amqp_url(tls.elsewhere, f"{_ca(tls)}&server_name_indication=broker.example")),
-    "asked-for-client": Way(lambda tls: tls.amqp_url(tls.asking, f"{_ca(tls)}&{_client(tls, 'relatum')}")),
-    "wrong-ca": Way(
-        _secure(lambda tls: f"cacertfile={tls.file('stranger.pem')}"), raises=(TlsRefused, "is not trusted.*vouches")
-    ),
-    "no-ca": Way(_secure(), raises=(TlsRefused, "is not trusted.*cacertfile")),
-    "no-ca-of-streams": Way(lambda tls: tls.stream_url(tls.secure), raises=(TlsRefused, "is not trusted")),
-    "wrong-host": Way(
-        lambda tls: tls.amqp_url(tls.elsewhere, _ca(tls)), raises=(TlsRefused, "not valid for 'localhost'")
-    ),
+    "plain": Way("amqp://{login}{plain}"),
+    "system": Way("amqps://{login}{secure}", system_trust=True),
+    "ca-url": Way("amqps://{login}{secure}?{ca}"),
+    "ca-url-of-streams": Way("rabbitmq-stream+tls://{login}{secure_streams}?{ca}"),
+    "ca-context": Way("amqps://{login}{secure}", ""),
+    "client-url": Way("amqps://{login}{secure}?{ca}&{relatum}"),
+    "client-locked-url": Way("amqps://{login}{secure}?{ca}&{client_locked}"),
+    "client-context": Way("amqps://{login}{secure}", "relatum"),
+    "external-url": Way("amqps://{secure}?{ca}&{relatum}&auth_mechanism=external"),
+    "external-context": Way("amqps://{secure}", "relatum", {"auth_mechanism": "EXTERNAL"}),
+    "unverified": Way("amqps://{login}{elsewhere}?verify=verify_none"),
+    "other-name": Way("amqps://{login}{elsewhere}?{ca}&server_name_indication=broker.example"),
+    "asked-for-client": Way("amqps://{login}{asking}?{ca}&{relatum}"),
+    "wrong-ca": Way("amqps://{login}{secure}?{strange_ca}", raises=TlsRefused, says="is not trusted.*vouches"),
+    "no-ca": Way("amqps://{login}{secure}", raises=TlsRefused, says="is not trusted.*cacertfile"),
+    "no-ca-of-streams": Way("rabbitmq-stream+tls://{login}{secure_streams}", raises=TlsRefused, says="is not trusted"),
+    "wrong-host": Way("amqps://{login}{elsewhere}?{ca}", raises=TlsRefused, says="not valid for 'localhost'"),
     "wrong-host-of-streams": Way(
-        lambda tls: tls.stream_url(tls.elsewhere, _ca(tls)), raises=(TlsRefused, "not valid for 'localhost'")
+        "rabbitmq-stream+tls://{login}{elsewhere_streams}?{ca}", raises=TlsRefused, says="not valid for 'localhost'"
     ),
-    "expired": Way(lambda tls: tls.amqp_url(tls.expired, _ca(tls)), raises=(TlsRefused, "has expired")),
-    "missing-client": Way(
-        lambda tls: tls.amqp_url(tls.asking, _ca(tls)),
-        raises=(BY_HANGING_UP, "client cert|No AMQP|failed|was lost"),
-    ),
-    "strange-client": Way(
-        _secure(_ca, _with("client-strange")), raises=(BY_HANGING_UP, "client cert|No AMQP|failed|was lost")
-    ),
-    "expired-client": Way(
-        _secure(_ca, _with("client-expired")), raises=(BY_HANGING_UP, "client cert|No AMQP|failed|was lost")
-    ),
+    "expired": Way("amqps://{login}{expired}?{ca}", raises=TlsRefused, says="has expired"),
+    "missing-client": Way("amqps://{login}{asking}?{ca}", **BY_HANGING_UP),
+    "strange-client": Way("amqps://{login}{secure}?{ca}&{client_strange}", **BY_HANGING_UP),
+    "expired-client": Way("amqps://{login}{secure}?{ca}&{client_expired}", **BY_HANGING_UP),
     "external-unknown": Way(
-        _secure(
-            *(_ca, _with("client-locked"), lambda _: f"password={KEY_PASSWORD}&auth_mechanism=external"), login=False
-        ),
-        raises=(AccessRefused, "client certificate's user"),
-        is_external=True,
+        "amqps://{secure}?{ca}&{client_locked}&auth_mechanism=external",
+        raises=AccessRefused,
+        says="client certificate's user",
     ),
-    "tls-at-plain-port": Way(lambda tls: tls.amqp_url(tls.plain, _ca(tls)), raises=(TlsRefused, "does not speak TLS")),
+    "tls-at-plain-port": Way("amqps://{login}{plain}?{ca}", raises=TlsRefused, says="does not speak TLS"),
     "tls-at-plain-port-of-streams": Way(
-        lambda tls: tls.stream_url(tls.plain, _ca(tls)), raises=((TlsRefused, BrokerUnavailable), "")
+        "rabbitmq-stream+tls://{login}{plain_streams}?{ca}", raises=(TlsRefused, BrokerUnavailable)
     ),
-    "plain-at-tls-port": Way(
-        lambda tls: tls.amqp_url(tls.secure, is_tls=False), raises=(BrokerUnavailable, "No AMQP 0.9.1 at")
-    ),
+    "plain-at-tls-port": Way("amqp://{login}{secure}", raises=BrokerUnavailable, says="No AMQP 0.9.1 at"),
 }
 
 
@@ -190,12 +156,7 @@ async def _async_reader(_world: World, url: str, options: dict[str, Any]) -> Non
         assert sum([len(each.body or b"") async for each in reader.iterate(LARGE)]) == 2_000_000
 
 
-def _relations(world: World, url: str, options: dict[str, Any]) -> None:
-    with Relations(url, world.database, **options) as relations:
-        assert [message.body for message in relations.find("order_id", "o-1").messages] == [b"first"]
-
-
-async def _async_relations(world: World, url: str, options: dict[str, Any]) -> None:
+async def _relations(world: World, url: str, options: dict[str, Any]) -> None:
     async with AsyncRelations(url, world.database, **options) as relations:
         assert [message.body for message in (await relations.find("order_id", "o-1")).messages] == [b"first"]
 
@@ -239,12 +200,7 @@ async def _async_collector(world: World, url: str, options: dict[str, Any]) -> N
         await asyncio.wait_for(seen.wait(), WAIT_S)
 
 
-def _serial(world: World, url: str, options: dict[str, Any]) -> None:
-    with SerialConsumer(SUPER, unique_name("tls"), database=world.database, broker=url, **options) as consumer:
-        assert next(consumer.messages(WAIT_S)).body == b"of the super stream"
-
-
-async def _async_serial(world: World, url: str, options: dict[str, Any]) -> None:
+async def _serial(world: World, url: str, options: dict[str, Any]) -> None:
     consumer = AsyncSerialConsumer(SUPER, unique_name("tls"), database=world.database, broker=url, **options)
     async with consumer, contextlib.aclosing(consumer.messages(WAIT_S)) as messages:  # type: ignore[type-var]
         assert (await anext(aiter(messages))).body == b"of the super stream"
@@ -275,12 +231,10 @@ COMPONENTS: dict[str, Callable[[World, str, dict[str, Any]], Any]] = {
     "reader": _reader,
     "async-reader": _async_reader,
     "relations": _relations,
-    "async-relations": _async_relations,
     "recorder": _recorder,
     "collector": _collector,
     "async-collector": _async_collector,
     "serial": _serial,
-    "async-serial": _async_serial,
     "super-streams": _super_streams,
     "spark-source": _spark_source,
     "spark-sink": _spark_sink,
@@ -288,7 +242,7 @@ COMPONENTS: dict[str, Callable[[World, str, dict[str, Any]], Any]] = {
 }
 BY_URL_ALONE = {"spark-source", "spark-sink", "command"}
 READERS = ("reader", "async-reader")
-"""They log in in each of the ways; all others only have to hand on what they are given."""
+"""They log in in each of the ways; all others only have to hand on what they are given. Twins that are made: once."""
 
 HANDED_ON = ("ca-context", "wrong-ca", "external-context")
 """What works and what logs in by the certificate, as options in code tell it, and what is refused, as a URL does."""
@@ -313,16 +267,15 @@ def test_a_way_to_log_in(
 ) -> None:
     """What logs in elsewhere does so here; what is refused is one error that names the cause, and no password."""
     way = WAYS[name]
-    if way.is_external and component != "super-streams":
+    if name.startswith("external") and component != "super-streams":
         _needs_external(broker_version)
     url, options = way.prepare(world.tls, monkeypatch)
-    kind, words = way.raises or (None, "")
-    with contextlib.nullcontext() if kind is None else pytest.raises(kind) as caught:
+    with contextlib.nullcontext() if way.raises is None else pytest.raises(way.raises) as caught:
         asked = COMPONENTS[component](world, url, options)
         if isawaitable(asked):
             asyncio.run(asked)  # type: ignore[arg-type]
     if caught is not None:
-        assert re.search(words, str(caught.value)), str(caught.value)
+        assert re.search(way.says, str(caught.value)), str(caught.value)
         assert KEY_PASSWORD not in str(caught.value)
 
 
@@ -353,8 +306,8 @@ def _by_pika(tls: TlsBroker, way: str, value: str, options: dict[str, Any]) -> N
 async def _by_aio_pika(tls: TlsBroker, way: str, value: str, options: dict[str, Any]) -> None:
     """It has its options in its URL, or a context."""
     is_external, in_url = way.startswith("external"), way.endswith("url")
-    query = ["auth=external"] * is_external + [_ca(tls, "cafile"), _client(tls, "relatum")] * in_url
-    url = tls.amqp_url(tls.secure, "&".join(query), login=not is_external)
+    login, auth = ("", "auth=external&") if is_external else ("{login}", "")
+    url = tls.url(f"amqps://{login}{{secure}}?{auth}" + "cafile={ca_file}&{relatum}" * in_url)
     context = None if in_url else tls.context("relatum" if is_external else None)
     async with await aio_pika.connect(url, ssl_context=context) as connection:
         relatum.intercept(connection, **options)

@@ -216,17 +216,23 @@ class TlsBroker:
         """User and password, as in a URL."""
         return urlsplit(self.server.broker_url).netloc.rpartition("@")[0]
 
-    def amqp_url(self, port: Port, query: str = "", *, is_tls: bool = True, login: bool = True) -> str:
-        """An AMQP URL of a port."""
-        return f"amqp{'s' if is_tls else ''}://{self._user(login)}localhost:{port.amqp}/{query and '?' + query}"
+    def url(self, template: str) -> str:
+        """A URL with the broker's names in it.
 
-    def stream_url(self, port: Port, query: str = "", *, is_tls: bool = True, login: bool = True) -> str:
-        """A URL of the stream protocol."""
-        scheme = "rabbitmq-stream+tls" if is_tls else "rabbitmq-stream"
-        return f"{scheme}://{self._user(login)}localhost:{port.stream}/{query and '?' + query}"
-
-    def _user(self, login: bool) -> str:
-        return f"{self.credentials}@" if login else ""
+        `{login}`; a port as `{secure}`, or `{secure_streams}` of the stream protocol; `{ca}` and `{strange_ca}`; a
+        client's certificate as `{relatum}` or `{client_locked}`.
+        """
+        ca = self.file("authority.pem")
+        names = {"login": f"{self.credentials}@", "ca": f"cacertfile={ca}", "ca_file": str(ca)}
+        names["strange_ca"] = f"cacertfile={self.file('stranger.pem')}"
+        for port in ("plain", "secure", "asking", "expired", "elsewhere"):
+            at: Port = getattr(self, port)
+            names |= {port: f"localhost:{at.amqp}/", f"{port}_streams": f"localhost:{at.stream}/"}
+        for client in ("relatum", "client-locked", "client-expired", "client-strange"):
+            locked = f"&password={KEY_PASSWORD}" if client == "client-locked" else ""
+            of_client = f"certfile={self.file(f'{client}.pem')}&keyfile={self.file(f'{client}.key')}{locked}"
+            names[client.replace("-", "_")] = of_client
+        return template.format(**names)
 
     def context(self, certificate: str | None = None) -> ssl.SSLContext:
         """A context that trusts the authority, with a client's certificate or without."""
