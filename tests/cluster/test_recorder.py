@@ -44,36 +44,34 @@ def recording_at(cluster: Cluster, node: int, database_url: str, stream: str) ->
     assert not thread.is_alive()
 
 
-def seen_at(cluster: Cluster, database_url: str, stream: str) -> StreamStatus | None:
-    """The stream's status, by the leader's node."""
-    address = BrokerAddress.parse(cluster.amqp_url(1), cluster.stream_url(1))
-    found = status(address, database_url, [stream])
-    return found[0] if found else None
+def wait_recorded(cluster: Cluster, database_url: str, stream: str, count: int) -> None:
+    """Wait until so many are recorded, of one stream and without gaps, by the leader's node."""
+
+    def seen() -> StreamStatus | None:
+        found = status(BrokerAddress.parse(cluster.amqp_url(1), cluster.stream_url(1)), database_url, [stream])
+        is_whole = found and (found[0].recorded_to, found[0].lag_offsets) == (count, 0)
+        return found[0] if is_whole else None
+
+    found = wait_until(seen, limit_s=120, what=f"{count} recorded")
+    assert found is not None
+    assert (found.events, found.generation, found.gaps) == ([], 1, [])
 
 
 def test_a_recorder_at_a_lagging_node_loses_and_doubles_nothing(cluster: Cluster, database_url: str) -> None:
     """It opens behind what the node has, waits for it, and notes neither a lost tail nor a new generation."""
     stream = unique_name()
     cluster.declare(stream, leader=1)
-
-    def is_recorded(count: int) -> bool:
-        seen = seen_at(cluster, database_url, stream)
-        return seen is not None and (seen.recorded_to, seen.lag_offsets) == (count, 0)
-
     with recording_at(cluster, 1, database_url, stream):
         publish_plain(cluster.amqp_url(1), stream, orders(50))
-        wait_until(lambda: is_recorded(50), what="recorded")
+        wait_recorded(cluster, database_url, stream, 50)
         cluster.lag(3)
         publish_plain(cluster.amqp_url(1), stream, orders(50, start=50))
-        wait_until(lambda: is_recorded(100), what="recorded by the leader")
+        wait_recorded(cluster, database_url, stream, 100)
     with recording_at(cluster, 3, database_url, stream):
         wait_until(lambda: is_held(database_url, stream), what="the lease")
         publish_plain(cluster.amqp_url(1), stream, orders(50, start=100))
         cluster.follow()
-        wait_until(lambda: is_recorded(150), limit_s=120, what="recorded by the node that lagged")
-    seen = seen_at(cluster, database_url, stream)
-    assert seen is not None
-    assert (seen.events, seen.generation, seen.gaps) == ([], 1, [])
+        wait_recorded(cluster, database_url, stream, 150)
     with psycopg.connect(database_url) as connection:
         rows = connection.execute("SELECT value FROM relatum.relationships ORDER BY stream_offset").fetchall()
     assert [value for (value,) in rows] == [f"o{n}" for n in range(150)]
@@ -83,14 +81,9 @@ def test_a_leader_that_shows_nothing_for_long_is_no_other_stream(cluster: Cluste
     """A leader shows nothing until its replicas answer, for as long as that takes; nothing is concluded from it."""
     stream = unique_name()
     cluster.declare(stream, leader=1)
-
-    def is_recorded(count: int) -> bool:
-        seen = seen_at(cluster, database_url, stream)
-        return seen is not None and (seen.recorded_to, seen.lag_offsets) == (count, 0)
-
     publish_plain(cluster.amqp_url(1), stream, orders(50))
     with recording_at(cluster, 1, database_url, stream):
-        wait_until(lambda: is_recorded(50), what="recorded")
+        wait_recorded(cluster, database_url, stream, 50)
     cluster.silence(stream)
     position = Position(49, fingerprint(None, b"49"), None)
     with StreamReader.open(cluster.stream_url(2)) as reader:
@@ -101,10 +94,7 @@ def test_a_leader_that_shows_nothing_for_long_is_no_other_stream(cluster: Cluste
             lambda: recorder.statistics().streams[stream].reconnects, limit_s=120, what="a try that concludes nothing"
         )
         publish_plain(cluster.amqp_url(1), stream, orders(50, start=50))
-        wait_until(lambda: is_recorded(100), limit_s=120, what="recorded")
-    seen = seen_at(cluster, database_url, stream)
-    assert seen is not None
-    assert (seen.events, seen.generation, seen.gaps) == ([], 1, [])
+        wait_recorded(cluster, database_url, stream, 100)
 
 
 def is_held(database_url: str, stream: str) -> bool:

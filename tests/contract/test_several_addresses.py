@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import pytest
 
-from relatum.errors import BrokerUnavailable, ReadTimeout
+from relatum.errors import AccessRefused, BrokerUnavailable, ReadTimeout
 from relatum.reading import BrokerAddress
 from tests.contract._faces import Face, open_face
 from tests.support import publish_plain, until_answered
@@ -93,6 +94,20 @@ def test_a_reader_goes_on_where_a_node_falls_silent(
         with pytest.raises((ReadTimeout, BrokerUnavailable)):
             face.read(stream, 1)
         assert until_answered(lambda: face.read(stream, 1)).body == b"1"
+
+
+def test_a_node_that_refuses_the_login_is_passed_over_and_is_the_error_to_act_on(
+    face_name: str, address: BrokerAddress, nodes: list[Proxy], stream: str
+) -> None:
+    """It may be set up otherwise; where no other answers, its error goes before those of servers that are away."""
+    first, *others = address.each
+    here = replace(first, password="wrong").beside(others)
+    with reading(face_name, here, stream):
+        assert nodes[1].opened
+    for node in nodes[1:]:
+        cut(node)
+    with pytest.raises(AccessRefused), open_face(face_name, here):
+        pass
 
 
 def cut(node: Proxy) -> None:

@@ -5,10 +5,12 @@ Certificates are made by the openssl command, of elliptic curves: a handshake ta
 
 import contextlib
 import socket
+import socketserver
 import ssl
 import subprocess
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -82,46 +84,34 @@ class Port:
 
 
 class Ending:
-    """Ends TLS in front of a plain port, as a proxy that shows a certificate of its own. A context manager."""
+    """Ends TLS in front of plain ports, as a proxy that shows a certificate of its own."""
 
     def __init__(self, context: ssl.SSLContext, ports: dict[int, int]) -> None:
-        self._context = context
-        self._opened: list[socket.socket] = []
-        self._listeners = [(socket.create_server(("127.0.0.1", port)), to) for port, to in ports.items()]
-        self._threads = [threading.Thread(target=self._accept, args=pair, daemon=True) for pair in self._listeners]
-        for thread in self._threads:
-            thread.start()
-
-    def _accept(self, listener: socket.socket, port: int) -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client, port), daemon=True).start()
-
-    def _serve(self, client: socket.socket, port: int) -> None:
-        with contextlib.suppress(OSError, ValueError), client:
-            client.settimeout(90)
-            secure = self._context.wrap_socket(client, server_side=True)
-            secure.settimeout(None)
-            with secure, socket.create_connection(("127.0.0.1", port)) as server:
-                self._opened += [secure, server]
-                back = threading.Thread(target=_pass_on, args=(server, secure), daemon=True)
-                back.start()
-                _pass_on(secure, server)
-                back.join(90)
+        self._servers = [
+            socketserver.ThreadingTCPServer(("127.0.0.1", port), partial(_end, context, to))  # type: ignore[arg-type]
+            for port, to in ports.items()
+        ]
+        for server in self._servers:
+            server.daemon_threads, server.block_on_close = True, False
+            threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
 
     def close(self) -> None:
-        """End everything."""
-        for listener, _ in self._listeners:
-            listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
-        for each in self._opened:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(90)
+        """Accept nobody any more."""
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+
+
+def _end(context: ssl.SSLContext, port: int, client: socket.socket, *_: object) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        client.settimeout(90)
+        secure = context.wrap_socket(client, server_side=True)
+        secure.settimeout(None)
+        with secure, socket.create_connection(("127.0.0.1", port)) as server:
+            back = threading.Thread(target=_pass_on, args=(server, secure), daemon=True)
+            back.start()
+            _pass_on(secure, server)
+            back.join(90)
 
 
 def _pass_on(source: socket.socket, sink: socket.socket) -> None:
