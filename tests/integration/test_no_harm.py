@@ -1,4 +1,4 @@
-"""Publishing through every kind of exchange harms nobody: no crash in the broker's log, no client that notices."""
+"""Publishing through every kind of exchange harms neither broker nor client, and reading leaves nothing behind."""
 
 import logging
 import re
@@ -14,12 +14,22 @@ import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 import relatum
+from relatum import MessageId
 from relatum.errors import NotRecordedInTime
 from relatum.local import LocalRabbitMQ
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import EmbeddedRecorder
 from relatum.store import streams_named
-from tests.support import broker_connection, declare_stream, recorded_to, recording, unique_name, wait_until
+from tests.support import (
+    broker_connection,
+    declare_stream,
+    publish_plain,
+    recorded_to,
+    recording,
+    unique_name,
+    wait_until,
+)
+from tests.support.rabbitmq_tools import evaluate
 from tests.support.standstill import in_time
 
 pytestmark = pytest.mark.differs
@@ -266,3 +276,29 @@ def test_releasing_is_quick_though_the_broker_is_frozen(
     )
     with engine.connect() as database:
         assert streams_named(database, "/", ["PLAIN"])
+
+
+def counters(server: LocalRabbitMQ) -> int:
+    """How many counters of streams a broker keeps."""
+    found = evaluate(server, "maps:size(osiris_counters:overview())")
+    number = re.search(r"\d+", found)
+    assert number is not None, found
+    return int(number.group())
+
+
+def test_reading_leaves_few_counters(server: LocalRabbitMQ, is_long: bool) -> None:
+    """Thousands of reads leave a few counters for each connection: 3.10 keeps one for each subscription id of each."""
+    stream, rounds = "read-often", 50_000 if is_long else 1_000
+    declare_stream(server.broker_url, stream)
+    publish_plain(server.broker_url, stream, [str(number).encode() for number in range(20)])
+    before = counters(server)
+    with StreamReader.open(server.stream_url) as reader:
+        for number in range(rounds):
+            assert reader.read(stream, number % 20).body == str(number % 20).encode()
+            if number % 10 == 0:
+                assert reader.bounds(stream) == (0, 19)
+                found = reader.read_many([MessageId(stream, offset) for offset in (19, 3, 11)])
+                assert [getattr(message, "offset", message) for message in found] == [19, 3, 11]
+                assert len(list(reader.iterate(stream))) == 20
+    # Of 3.10, a connection is used for 500 attaches; each has used about ten ids at a time at most.
+    assert counters(server) - before <= 16 * (1 + 2 * rounds // 500)
