@@ -9,7 +9,6 @@ import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
 from relatum.errors import StreamNotFound
-from relatum.membership import GROUP_KEY
 from relatum.recording import verify
 from relatum.store import make_engine, streams_named
 from relatum.superstreams import Layout
@@ -44,9 +43,8 @@ def place(amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, 
 
 @pytest.fixture
 def failing(face: str, place: Place) -> Iterator[FailingPlace]:
-    """Behind lines that fail, with a recorded stream: an order, a whole group, and a part of one."""
+    """Behind lines that fail, with an order, a whole group, and a part of one in its stream."""
     place.put((b"", {"order_id": 1}), *whole_group(1, 2), of_group(2, 1))
-    place.record(keys=["order_id", GROUP_KEY])
     made = FailingPlace(place, face)
     yield made
     made.close()

@@ -118,7 +118,7 @@ def test_partitions_of_a_serial_consumer_that_is_cut_off_are_taken_over(
             goes_on(0, 4)
         goes_on(2, 2)
         with line.fault(CUT), other.fault(CUT):
-            wait_until(nobody_has_a_lease, what="none has a lease")
+            wait_until(nobody_has_a_lease, what="none has a lease", every_s=0.1)
         goes_on(2, 2)
 
 
@@ -163,7 +163,8 @@ def publish(place: Place, *ids: str) -> None:
 
 def wait_for(member: MessageCollector, status: OutcomeStatus, *ids: str) -> None:
     """Wait until all have a status."""
-    wait_until(lambda: {member.outcome(each).status for each in ids} == {status}, what=f"{status} of {ids}")
+    are = f"{status} of {ids}"
+    wait_until(lambda: {member.outcome(each).status for each in ids} == {status}, what=are, every_s=0.1)
 
 
 def test_what_a_collector_that_is_cut_off_would_have_to_read_is_taken_over(

@@ -28,17 +28,16 @@ from relatum.errors import (
     ReadTimeout,
     Transient,
 )
+from relatum.membership import GROUP_KEY
 from relatum.recording import EmbeddedRecorder, Recorder, prune, status
 from relatum.store import Database, make_engine
 from relatum_consumer import AsyncRelations, Relations
-from relatum_migrations import upgrade
 from tests.support import broker_connection, in_a_try, unique_name, until_answered, wait_until
 from tests.support.affinity import Blocking
 from tests.support.leases import LEASE_S
 from tests.support.place import FailingPlace, Place
 from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.relations import FACES
-from tests.support.release_0_4 import make_release_0_4
 from tests.support.routing import of_context
 from tests.support.serial_consuming import serial_bed
 from tests.support.standstill import SLACK_S, in_time, locked, nobody_waits, somebody_waits
@@ -66,6 +65,7 @@ DOCUMENTED = {
 
 
 def _relations(at: FailingPlace) -> Any:
+    at.place.record(keys=["order_id", GROUP_KEY])
     made = (AsyncRelations if at.is_async else Relations)(at.broker, at.place.database, timeout_s=WAIT_S)
     at.at_end(made.close)
     return made
@@ -443,7 +443,8 @@ def test_a_locked_table_is_let_go_and_recorded_later(has_own_engine: bool, faili
     """A recorder that waits for a lock stops in time, through a shared database, too; the next one records it once."""
     place = failing.place
     shared = failing.enter(closing(Database(place.database, refusing=None)))
-    recorder = Recorder(place.amqp, place.database if has_own_engine else shared, [place.stream])
+    given = place.database if has_own_engine else shared
+    recorder = Recorder(place.amqp, given, [place.stream], keys=["order_id"])
     thread, stop = _running(failing, recorder)
     place.put((b"a", {"order_id": 2}))
     place.wait_recorded()
@@ -455,7 +456,7 @@ def test_a_locked_table_is_let_go_and_recorded_later(has_own_engine: bool, faili
             thread.join(90)
     assert not thread.is_alive()
     place.record()
-    assert [value for value in place.values() if len(value) == 1] == ["1", "2", "3"]
+    assert place.values() == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("face", ["blocking"])
@@ -472,17 +473,7 @@ def test_a_recorder_goes_on_when_the_database_does(failing: FailingPlace, caplog
     stop.set()
     thread.join(90)
     short.close()
-    numbers = [value for value in place.values() if len(value) < 3]
-    assert numbers == ["1", *(str(number) for number in range(1, 50))]
-
-
-def test_a_migration_waits_for_locks_in_time(empty_database_url: str) -> None:
-    """A migration that meets a lock ends with a word on locks, changes nothing, and may be repeated."""
-    make_release_0_4(empty_database_url)
-    is_locked = pytest.raises(DatabaseUnavailable, match="holds a lock")
-    with locked(empty_database_url, "super_streams"), in_time(WAIT_S), is_locked:
-        upgrade(empty_database_url, lock_timeout_s=WAIT_S)
-    upgrade(empty_database_url)
+    assert place.values() == ["1", *(str(number) for number in range(1, 50))]
 
 
 def test_what_commands_do_once_ends_by_the_urls_limit(amqp_url: str, database_url: str) -> None:

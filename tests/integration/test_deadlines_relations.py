@@ -9,6 +9,7 @@ import pytest
 
 from relatum.errors import DatabaseUnavailable, KeyNotDefined, Transient
 from relatum.keys import KeyDefinition
+from relatum.membership import GROUP_KEY
 from relatum.store import Database, add_keys
 from relatum_consumer import AsyncRelations, Expectation, Status
 from tests.support import until_answered
@@ -60,6 +61,7 @@ def recorded(place: Place) -> Place:
 @pytest.mark.parametrize("face", FACES)
 def test_look_ups_end_in_their_time_and_go_on(failing: FailingPlace, face: str) -> None:
     """Amid a locked table, a PostgreSQL and then a broker that stand still, over connections that were open already."""
+    failing.place.record(keys=["order_id", GROUP_KEY])
     of_database = [look for look in LOOKS if look not in (*ASK_THE_BROKER, "trace all", "around all")]
     with open_relations(face, failing.broker, failing.database, timeout_s=TIMEOUT_S) as relations:
 
