@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -27,8 +27,8 @@ from tests.support.tapped import PASSWORD, add_users, as_user
 
 USER = "rotating"
 
-Publish = Callable[[str], None]
-Renew = Callable[[str], None]
+Rotated = tuple[Callable[[str], object], Callable[[str], object]]
+"""What publishes to a stream, and what tells a new password."""
 
 
 @dataclass(frozen=True)
@@ -61,99 +61,80 @@ def rotating(own_broker: LocalRabbitMQ) -> Iterator[Rotating]:
     evaluate(own_broker, f'ok = rabbit_auth_backend_internal:delete_user(<<"{USER}">>, <<"x">>)')
 
 
-@contextmanager
-def by_celery(url: str, password: Callable[[], str] | None = None, **options: Any) -> Iterator[tuple[Publish, Renew]]:
+def by_celery(stack: ExitStack, url: str, options: Any, *, password: Callable[[], str] | None = None) -> Rotated:
     """An app that is given a connection whose password is a function, as kombu has it for tokens."""
     parts, passwords = urlsplit(url), [PASSWORD]
-    place: dict[str, Any] = {"hostname": parts.hostname, "port": parts.port, "userid": USER}
-    with kombu.Connection(**place, password=password or (lambda: passwords[-1])) as connection:
-        app = relatum.intercept(Celery(set_as_current=False), **options)
-        given = kombu.Producer(connection)
+    asked = password or (lambda: passwords[-1])
+    connection = kombu.Connection(hostname=parts.hostname, port=parts.port, userid=USER, password=asked)
+    given = kombu.Producer(stack.enter_context(connection))
+    app = relatum.intercept(Celery(set_as_current=False), **options)
+    stack.callback(relatum.release, app)
 
-        def publish(name: str) -> None:
-            with app.producer_or_acquire(given) as producer:
-                producer.publish("x", routing_key=name, headers={"k": "1"})
+    def publish(name: str) -> None:
+        with app.producer_or_acquire(given) as producer:
+            producer.publish("x", routing_key=name, headers={"k": "1"})
 
-        try:
-            yield publish, passwords.append
-        finally:
-            relatum.release(app)
+    return publish, passwords.append
 
 
-@contextmanager
-def by_aio_pika(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
+def by_aio_pika(stack: ExitStack, url: str, options: Any) -> Rotated:
     """A connection that tells the broker its new password, and keeps it for when it reconnects."""
-    with asyncio.Runner() as runner:
+    runner = stack.enter_context(asyncio.Runner())
 
-        async def connect() -> Any:
-            connection = relatum.intercept(await aio_pika.connect_robust(url), **options)
-            return connection, await connection.channel()
+    async def connect() -> Any:
+        connection = relatum.intercept(await aio_pika.connect_robust(url), **options)
+        return connection, await connection.channel()
 
-        connection, channel = runner.run(connect())
+    async def publish(name: str) -> None:
+        await channel.default_exchange.publish(aio_pika.Message(b"x", headers={"k": "1"}), name)
 
-        async def publish(name: str) -> None:
-            await channel.default_exchange.publish(aio_pika.Message(b"x", headers={"k": "1"}), name)
-
-        yield (
-            lambda name: runner.run(publish(name)),
-            lambda password: runner.run(connection.update_secret(password)) and None,
-        )
-        relatum.release(connection)
-        runner.run(connection.close())
+    connection, channel = runner.run(connect())
+    stack.callback(lambda: runner.run(connection.close()))
+    stack.callback(relatum.release, connection)
+    return (lambda name: runner.run(publish(name))), (lambda password: runner.run(connection.update_secret(password)))
 
 
-@contextmanager
-def by_pika(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
+def by_pika(stack: ExitStack, url: str, options: Any) -> Rotated:
     """A connection that tells the broker its new password, and keeps it nowhere."""
-    with broker_connection(url) as connection:
-        relatum.intercept(connection, **options)
-        channel = connection.channel()
-        properties = pika.BasicProperties(headers={"k": "1"})
-        yield (
-            lambda name: channel.basic_publish("", name, b"x", properties),
-            lambda password: connection.update_secret(new_secret=password, reason="rotated"),
-        )
-        relatum.release(connection)
-
-
-@contextmanager
-def by_new_connections(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
-    """Who connects anew with each password, and releases nothing before the end."""
-    with ExitStack() as stack:
-
-        def connect(password: str) -> pika.BlockingConnection:
-            quoted = url.replace(PASSWORD, quote(password, safe=""))
-            connection = relatum.intercept(stack.enter_context(broker_connection(quoted)), **options)
-            stack.callback(relatum.release, connection)
-            return connection
-
-        def renew(password: str) -> None:
-            opened[-1].close()
-            opened.append(connect(password))
-
-        def publish(name: str) -> None:
-            opened[-1].channel().basic_publish("", name, b"x", pika.BasicProperties(headers={"k": "1"}))
-
-        opened = [connect(PASSWORD)]
-        yield publish, renew
-
-
-@contextmanager
-def by_dramatiq(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
-    """A broker whose parameters its owner changes, for the next connection."""
-    parts = urlsplit(url)
-    broker = RabbitmqBroker(
-        host=parts.hostname, port=parts.port, credentials=pika.PlainCredentials(USER, PASSWORD), middleware=[]
+    connection = relatum.intercept(stack.enter_context(broker_connection(url)), **options)
+    stack.callback(relatum.release, connection)
+    channel, properties = connection.channel(), pika.BasicProperties(headers={"k": "1"})
+    return (
+        lambda name: channel.basic_publish("", name, b"x", properties),
+        lambda password: connection.update_secret(new_secret=password, reason="rotated"),
     )
+
+
+def by_new_connections(stack: ExitStack, url: str, options: Any) -> Rotated:
+    """Who connects anew with each password, and releases nothing before the end."""
+
+    def connect(password: str) -> pika.BlockingConnection:
+        quoted = url.replace(PASSWORD, quote(password, safe=""))
+        connection = relatum.intercept(stack.enter_context(broker_connection(quoted)), **options)
+        stack.callback(relatum.release, connection)
+        return connection
+
+    def renew(password: str) -> None:
+        opened[-1].close()
+        opened.append(connect(password))
+
+    opened, properties = [connect(PASSWORD)], pika.BasicProperties(headers={"k": "1"})
+    return (lambda name: opened[-1].channel().basic_publish("", name, b"x", properties)), renew
+
+
+def by_dramatiq(stack: ExitStack, url: str, options: Any) -> Rotated:
+    """A broker whose parameters its owner changes, for the next connection."""
+    parts, credentials = urlsplit(url), pika.PlainCredentials(USER, PASSWORD)
+    broker = RabbitmqBroker(host=parts.hostname, port=parts.port, credentials=credentials, middleware=[])
+    stack.callback(broker.close)
     relatum.intercept(broker, copy_to=options["streams"][0], **options)
+    stack.callback(relatum.release, broker)
     actor = dramatiq.actor(lambda: None, actor_name="nothing", broker=broker)
 
     def renew(password: str) -> None:
         broker.parameters.credentials = pika.PlainCredentials(USER, password)
 
-    yield lambda name: actor.send() and None, renew
-    relatum.release(broker)
-    broker.close()
+    return (lambda _: actor.send()), renew
 
 
 @pytest.mark.parametrize("client", [by_celery, by_aio_pika, by_pika, by_new_connections, by_dramatiq])
@@ -162,7 +143,8 @@ def test_the_recorder_goes_on_by_the_new_password(
 ) -> None:
     """What is published after a change is recorded, by the process that publishes it, twice."""
     stream, owner = rotating.stream, rotating.server.broker_url
-    with client(rotating.url, database=database_url, keys=["k"], streams=[stream]) as (publish, renew):
+    with ExitStack() as stack:
+        publish, renew = client(stack, rotating.url, {"database": database_url, "keys": ["k"], "streams": [stream]})
         publish(stream)
         assert wait_recorded(owner, engine, stream) == 1
         for count, password in enumerate(("second", "thi/rd@"), 2):
@@ -186,7 +168,8 @@ def test_a_function_that_fails_hurts_nobody(
         return PASSWORD
 
     options = {"database": database_url, "streams": [rotating.stream]}
-    with by_celery(rotating.url, password, **options) as (publish, _):
+    with ExitStack() as stack:
+        publish, _ = by_celery(stack, rotating.url, options, password=password)
         for _ in range(3):
             publish(rotating.stream)
         said = "The function that says the broker's password raised LookupError"
