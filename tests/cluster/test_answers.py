@@ -252,7 +252,7 @@ def test_kills_under_questions_make_no_answer_wrong(cluster: Cluster, engine: sa
 
     with Publisher(cluster, written) as it:
         wait_until(lambda: it.confirmed > 20, what="messages that are confirmed")
-        for _ in range(50 if is_long else 2):
+        for _ in range(50 if is_long else 1):
             killed = chance.choice(NODES)
             other = chance.choice([number for number in NODES if number != killed])
             cluster.stop(killed)
