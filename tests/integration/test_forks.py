@@ -17,7 +17,7 @@ import pytest
 
 import relatum
 from relatum.collecting import Outcomes
-from relatum.contexts import ContextOptions, SerializationContexts
+from relatum.contexts import ContextOptions, SerializationContexts, SerialOptions
 from relatum.errors import UsedAfterFork
 from relatum.publishing._embedded import EmbeddedRecorders
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
@@ -27,8 +27,10 @@ from relatum.superstreams import Layout
 from relatum_consumer import Expectation, Relations
 from tests.support import wait_until
 from tests.support.forking import in_child, publish_in_child, publishing, put
+from tests.support.leases import LEASE_S
 from tests.support.place import Place
 from tests.support.ports import free_port
+from tests.support.serial_consuming import consume
 
 PARTITIONS = 2
 """Of the fixture `layout`."""
@@ -121,7 +123,8 @@ def test_what_has_an_identity_says_that_it_is_the_parents(place: Place, layout: 
         )
         router.publish(channel, b"1", of_context)
         contexts = stack.enter_context(SerializationContexts(layout.super_stream, place.database, broker=address))
-        consumer = relatum.SerialConsumer(layout.super_stream, "c", database=place.database, broker=address)
+        options = SerialOptions(lease_s=LEASE_S)
+        consumer = relatum.SerialConsumer(layout.super_stream, "c", options, database=place.database, broker=address)
         stack.enter_context(consumer)
         collector = relatum.MessageCollector("c", database=place.database, broker=address, streams=[place.stream])
         group = relatum.MessageGroup(channel, "", place.stream)
@@ -152,20 +155,13 @@ def test_what_has_an_identity_says_that_it_is_the_parents(place: Place, layout: 
         in_child(in_the_child)
         group.put(b"last", last=True)
         router.publish(channel, b"2", of_context)
-        found = [message.body for message in _taken(consumer, 2)]
-        assert found == [b"1", b"2"]
+        assert consume(consumer, 2) == ["1", "2"]
 
 
 async def _opened(stream_url: str) -> AsyncStreamReader:
     reader = await AsyncStreamReader.open(stream_url)
     await reader.close()
     return reader
-
-
-def _taken(consumer: Any, count: int) -> list[Any]:
-    taken: list[Any] = []
-    wait_until(lambda: taken.extend(consumer.messages(0.5)) or len(taken) >= count, what="all messages")
-    return taken
 
 
 def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
