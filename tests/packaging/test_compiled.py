@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.unit.test_extract import damaged, messages
 from tests.unit.test_wire_message import SAMPLE, TYPED
 
-TESTED_BY = ("delivered_messages", "extract", "spark_columns", "stamp_ids", "wire_chunk", "wire_message")
+TESTED_BY = ("delivered_messages", "extract", "spark_columns", "stamp", "wire_chunk", "wire_message")
 """Unit tests of the modules that are compiled."""
 
 
