@@ -330,7 +330,13 @@ def _by_celery(tls: TlsBroker, way: str, value: str, options: dict[str, Any]) ->
         app = relatum.intercept(Celery(set_as_current=False), **options)
         with app.producer_or_acquire(kombu.Producer(connection)) as producer:
             producer.publish("by Celery", routing_key=STREAM, headers={"order_id": value})
+        _wait_found(tls, value, options["database"])
         relatum.release(app)
+
+
+def _wait_found(tls: TlsBroker, value: str, database: str) -> None:
+    with Relations(tls.server.broker_url, database) as relations:
+        wait_until(lambda: relations.find("order_id", value).messages, WAIT_S)
 
 
 CLIENTS: dict[Callable[..., Any], tuple[str, ...]] = {
@@ -352,5 +358,4 @@ def test_what_a_client_publishes_is_recorded(
     published = client(world.tls, way, value, {"database": world.database, "keys": ["order_id"]})
     if isawaitable(published):
         asyncio.run(published)  # type: ignore[arg-type]
-    with Relations(world.tls.server.broker_url, world.database) as relations:
-        wait_until(lambda: relations.find("order_id", value).messages, WAIT_S)
+    _wait_found(world.tls, value, world.database)
