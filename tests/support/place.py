@@ -13,8 +13,9 @@ import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, Message, StreamReader
-from tests.support._recording import record, rows_of, wait_recorded
-from tests.support._streams import Plain, publish_plain
+from relatum.superstreams import Layout
+from tests.support._recording import record, recording, rows_of, wait_recorded
+from tests.support._streams import Plain, declare_stream, delete_stream, publish_plain
 from tests.support.proxy import Proxy
 from tests.support.standstill import locked
 
@@ -28,14 +29,31 @@ class Place:
     database: str
     engine: sa.Engine
     stream: str
+    keys: Iterable[str | KeyDefinition] = ()
 
     def put(self, *messages: Plain, to: str | None = None) -> None:
         """Publish messages one by one, each confirmed."""
         publish_plain(self.amqp, to or self.stream, messages)
 
-    def record(self, *streams: str, keys: Iterable[str | KeyDefinition] = ()) -> None:
-        """Record all that is in the stream, or in others, now."""
-        record(self.amqp, self.engine, *(streams or (self.stream,)), keys=keys)
+    def record(self, *streams: str, keys: Iterable[str | KeyDefinition] | None = None) -> None:
+        """Record all that is in the stream, or in others, now: by the file's `KEYS`, or by others."""
+        record(self.amqp, self.engine, *(streams or (self.stream,)), keys=self.keys if keys is None else keys)
+
+    def record_partitions(self, layout: Layout) -> None:
+        """Record a super stream by its name, all that is in its partitions now."""
+        with recording(self.amqp, self.engine, layout.super_stream, keys=self.keys):
+            for each in layout:
+                wait_recorded(self.amqp, self.engine, each.stream)
+
+    def sql(self, statement: str, **values: Any) -> None:
+        """Execute a statement in a transaction of its own."""
+        with self.engine.begin() as connection:
+            connection.execute(sa.text(statement), values)
+
+    def declare_again(self) -> None:
+        """Delete the stream, and declare it anew."""
+        delete_stream(self.amqp, self.stream)
+        declare_stream(self.amqp, self.stream)
 
     def wait_recorded(self) -> None:
         """Wait until a recorder has recorded all that is in the stream now."""

@@ -11,7 +11,7 @@ from relatum import SerialConsumer, SerializationContexts
 from relatum.collecting import _collector_status as listing
 from relatum.keys import KeyDefinition
 from relatum.membership import GROUP_KEY
-from relatum.store import add_keys, collected_messages, collector_sources, collectors
+from relatum.store import add_keys
 from relatum_consumer.web import WebOptions
 from relatum_consumer.web._api import _groups
 from tests.acceptance._command import Relatum
@@ -189,17 +189,22 @@ def test_a_message_has_its_outcome(page: Asking, world: World) -> None:
             assert "no such account" not in masked.get("/collectors/collector?name=books").text
 
 
+COLLECTOR = "INSERT INTO relatum.collectors (vhost, name) VALUES ('/', :name) RETURNING collector_id"
+SOURCE = "INSERT INTO relatum.collector_sources (collector_id, stream) VALUES (:within, :stream) RETURNING source_id"
+MESSAGE = """
+INSERT INTO relatum.collected_messages (source_id, stream_offset, message_id, type, size)
+VALUES (:source, :offset, :text, :text, 1)
+"""
+
+
 def test_what_waits_is_listed_page_by_page(world: World, database_url: str, engine: sa.Engine) -> None:
     """By stream and offset, with hostile names as text; a type without a running executor is named."""
     names = hostile_names(12)
     with engine.begin() as connection:
-        made = sa.insert(collectors).values(vhost="/", name=names[0]).returning(collectors.c.collector_id)
-        collector_id = connection.execute(made).scalar_one()
-        row = {"collector_id": collector_id, "stream": names[1]}
-        source = sa.insert(collector_sources).values(row).returning(collector_sources.c.source_id)
-        columns = {"source_id": connection.execute(source).scalar_one(), "size": 1}
-        rows = [columns | {"stream_offset": n, "message_id": name, "type": name} for n, name in enumerate(names)]
-        connection.execute(sa.insert(collected_messages), rows)
+        collector_id = connection.scalar(sa.text(COLLECTOR), {"name": names[0]})
+        source = connection.scalar(sa.text(SOURCE), {"within": collector_id, "stream": names[1]})
+        rows = [{"source": source, "offset": n, "text": name} for n, name in enumerate(names)]
+        connection.execute(sa.text(MESSAGE), rows)
     with asking(world.page(database=database_url)) as page:
         found = pages(page, "/collectors/collector", "results", name=names[0], state="waiting", limit=5)
         assert [row["offset"] for row in found] == list(range(len(names)))
@@ -302,7 +307,7 @@ def test_a_collector_is_shown_as_soon_as_it_is_there(world: World, database_url:
     with asking(world.page(database=database_url)) as page:
         assert page.get("/collectors").status_code == 200
         with engine.begin() as connection:
-            connection.execute(sa.insert(collectors).values(vhost="/", name="young"))
+            connection.execute(sa.text(COLLECTOR), {"name": "young"})
         shown = page.get("/collectors/collector?name=young")
         assert (shown.status_code, "young" in shown.text) == (200, True)
 
