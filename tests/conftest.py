@@ -399,7 +399,8 @@ def cluster(
 
 @pytest.fixture(scope="session")
 def _own_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServers]:
-    plugins = ("rabbitmq_stream", "rabbitmq_consistent_hash_exchange")
+    kinds = ("consistent_hash", "recent_history", "random", "jms_topic")
+    plugins = ("rabbitmq_stream", *(f"rabbitmq_{kind}_exchange" for kind in kinds))
     for directory in _directory(tmp_path_factory, "own"):
         servers = LocalServers(directory, durable=False, start_timeout_s=START_S)
         servers.rabbitmq = LocalRabbitMQ(directory / "rabbitmq", plugins=plugins, start_timeout_s=START_S)

@@ -1,13 +1,15 @@
-"""Look-ups on a cluster: replicas that lag, last chunks that are not committed yet, nodes that are killed and boot.
+"""Answers of a cluster: replicas that lag, leaders that move or stand still, nodes that are killed and boot.
 
-Whatever goes wrong, an answer is right or an error that says to repeat it: a message that is confirmed is never
-`absent` or `expired`, an intact stream never `StreamReplaced`, and an answer never holds a part of what is recorded.
+Whatever goes wrong, an answer of readers and look-ups is right, or an error that says to repeat it: what is confirmed
+is never `absent` or `expired`, an intact stream never empty, shorter or another one, and an answer never holds a part
+of what is recorded.
 """
 
 import random
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,21 +17,15 @@ import pika
 import pytest
 import sqlalchemy as sa
 
-from relatum.errors import RelatumError, Transient
+from relatum.errors import OffsetNotFound, RelatumError, Transient
+from relatum.reading import Agreement, Position, StreamReader, agreement
+from relatum.wire._identity import fingerprint
 from relatum_consumer import Answer, Relations, Status
-from tests.support import (
-    broker_connection,
-    publish_plain,
-    record,
-    recorded_to,
-    recording,
-    unique_name,
-    wait_recorded,
-    wait_until,
-)
+from tests.contract._faces import FACES, open_face
+from tests.support import publish_plain, read_plain, record, recorded_to, recording, unique_name, wait_until
 from tests.support.cluster import NODES, Cluster, on_each_cluster
 from tests.support.publishing import Load
-from tests.support.relations import FACES, open_relations
+from tests.support.relations import open_relations
 
 pytestmark = on_each_cluster
 
@@ -42,67 +38,99 @@ def order(number: Any, time_us: int) -> tuple[bytes, dict[str, Any]]:
     return b"order", {"order_id": number, "relatum_time": time_us}
 
 
-@pytest.fixture(params=FACES)
-def on_node(request: pytest.FixtureRequest, cluster: Cluster, database_url: str) -> Callable[..., Any]:
-    """Look-ups through a node, by each face."""
+class Publisher(Load):
+    """Publishes numbers to a stream, each with its key, one by one; goes on after faults.
 
-    @contextmanager
-    def opened(number: int, **options: Any) -> Iterator[Relations]:
-        with open_relations(request.param, cluster.amqp_url(number), database_url, **options) as relations:
-            yield relations
+    A number whose confirm is lost is published again, so the offset of the last one confirmed is at least `confirmed`.
+    """
 
-    return opened
+    def __init__(self, cluster: Cluster, stream: str) -> None:
+        self._cluster, self._stream, self.confirmed = cluster, stream, -1
+        super().__init__()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for number in NODES:
+                with suppress(pika.exceptions.AMQPError, OSError):
+                    self._publish(self._cluster.amqp_url(number))
+
+    def _publish(self, url: str) -> None:
+        parameters = pika.URLParameters(url)
+        parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = 5.0
+        connection = pika.BlockingConnection(parameters)
+        try:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            while not self._stop.is_set():
+                properties = pika.BasicProperties(headers={"order_id": f"n{self.confirmed + 1}"})
+                channel.basic_publish("", self._stream, b"", properties)
+                self.confirmed += 1
+                self._stop.wait(0.002)  # Three nodes need a processor for it, and so do those who ask.
+        finally:
+            if connection.is_open:
+                connection.close()
 
 
 # --- a lagging replica ------------------------------------------------------------------------------------
 
 
-def test_a_lagging_replica_makes_no_answer_wrong(cluster: Cluster, engine: sa.Engine, on_node: Any) -> None:
-    """Through a node that has only the first message: all is found, by key and by time, and only that is absent."""
+@pytest.mark.parametrize("face", FACES)
+def test_a_lagging_replica_makes_no_reader_wrong(cluster: Cluster, face: str) -> None:
+    """Read through a node that is held back, a stream has all that was confirmed, and is the one that it was."""
+    stream = unique_name()
+    cluster.declare(stream, leader=1)
+    publish_plain(cluster.amqp_url(1), stream, [b"0"])
+    assert read_plain(cluster.amqp_url(2), stream, 1) == [b"0"]
+    cluster.lag(2)
+    publish_plain(cluster.amqp_url(1), stream, [b"1", b"2"])
+    assert read_plain(cluster.amqp_url(2), stream, 2, more_s=1.0) == [b"0"], "the node is not held back"
+    with open_face(face, cluster.stream_url(2)) as reader:
+        assert reader.bounds(stream) == (0, 2)
+        assert reader.read(stream, 2).body == b"2"
+        assert [message.body for message in reader.iterate(stream)] == [b"0", b"1", b"2"]
+        assert [found.body for found in reader.read_many([(stream, 2), (stream, 0)])] == [b"2", b"0"]  # type: ignore[list-item]
+        with pytest.raises(OffsetNotFound) as ended:
+            reader.read(stream, 3)
+        assert (ended.value.is_proven, ended.value.last) == (True, 2)
+    with StreamReader.open(cluster.stream_url(2)) as blocking:
+        assert agreement(blocking, stream, Position(2, fingerprint(None, b"2"), None)) is Agreement.SAME
+        assert agreement(blocking, stream, Position(2, fingerprint(None, b"x"), None)) is Agreement.OTHER
+        assert agreement(blocking, stream, Position(3, fingerprint(None, b"3"), None)) is Agreement.ENDS_BEFORE
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_lagging_replica_makes_no_answer_wrong(
+    cluster: Cluster, engine: sa.Engine, database_url: str, face: str
+) -> None:
+    """All that is recorded is found, by key and by time; what is not is not absent, and found where all is read."""
     stream = unique_name()
     cluster.declare(stream, leader=1)
     publish_plain(cluster.amqp_url(1), stream, [order("a", 1_000_000)])
-    with on_node(2) as relations, recording(cluster.amqp_url(1), engine, stream, keys=["order_id"]):
+    with open_relations(face, cluster.amqp_url(2), database_url) as relations:
         wait_until(lambda: relations.read(stream, 0).offset == 0, what="the replica's first message")
         cluster.lag(2)
-        try:
-            publish_plain(cluster.amqp_url(1), stream, [order("b", 2_000_000), order("a", 3_000_000)])
-            wait_recorded(cluster.amqp_url(1), engine, stream)
-            first = relations.read(stream, 0)
-            assert relations.find("order_id", "b").ids == ((stream, 1),)
-            assert relations.find("order_id", "b", complete=True).ids == ((stream, 1),)
-            assert relations.related(first).ids == ((stream, 2),)
-            assert relations.after(first, stream).ids == ((stream, 1),)
-            assert relations.window(first, stream, after_s=60).ids == ((stream, 1), (stream, 2))
-            assert relations.around(first, stream, after_s=60).ids == ((stream, 0), (stream, 1), (stream, 2))
-            traced = relations.trace(first, by="order_id", complete=True)
-            assert [each.id for each in traced] == [(stream, 0), (stream, 2)]
-            assert traced.status is Status.FOUND
-            assert relations.find("order_id", "z").status is Status.ABSENT
-        finally:
-            cluster.follow()
-
-
-def test_what_a_lagging_replica_does_not_show_is_not_absent(cluster: Cluster, engine: sa.Engine, on_node: Any) -> None:
-    """A message that is neither recorded nor on the node: not recorded yet, and found where all is to be read."""
-    stream = unique_name()
-    cluster.declare(stream, leader=1)
-    publish_plain(cluster.amqp_url(1), stream, [order("a", 1_000_000)])
-    record(cluster.amqp_url(1), engine, stream, keys=["order_id"])
-    cluster.lag(2)
-    try:
-        publish_plain(cluster.amqp_url(1), stream, [order("b", 2_000_000)])
-        with on_node(2) as relations:
-            assert relations.find("order_id", "b").status is Status.NOT_RECORDED_YET
-            assert relations.find("order_id", "b", complete=True).ids == ((stream, 1),)
-            assert relations.find("order_id", "z", complete=True).status is Status.ABSENT
-            assert relations.trace(("order_id", "b")).status is Status.NOT_RECORDED_YET
-            assert [each.id for each in relations.trace(("order_id", "b"), complete=True)] == [(stream, 1)]
-            moment = datetime.fromtimestamp(1.5, UTC)
-            assert relations.around(moment, stream, after_s=60).status is Status.NOT_RECORDED_YET
-            assert relations.around(moment, stream, after_s=60, complete=True).ids == ((stream, 1),)
-    finally:
-        cluster.follow()
+        publish_plain(cluster.amqp_url(1), stream, [order("b", 2_000_000), order("a", 3_000_000)])
+        record(cluster.amqp_url(1), engine, stream, keys=["order_id"])
+        first = relations.read(stream, 0)
+        assert relations.find("order_id", "b").ids == ((stream, 1),)
+        assert relations.find("order_id", "b", complete=True).ids == ((stream, 1),)
+        assert relations.related(first).ids == ((stream, 2),)
+        assert relations.after(first, stream).ids == ((stream, 1),)
+        assert relations.window(first, stream, after_s=60).ids == ((stream, 1), (stream, 2))
+        assert relations.around(first, stream, after_s=60).ids == ((stream, 0), (stream, 1), (stream, 2))
+        traced = relations.trace(first, by="order_id", complete=True)
+        assert ([each.id for each in traced], traced.status) == ([(stream, 0), (stream, 2)], Status.FOUND)
+        publish_plain(cluster.amqp_url(1), stream, [order("c", 4_000_000)])
+        assert relations.find("order_id", "c").status is Status.NOT_RECORDED_YET
+        assert relations.find("order_id", "c", complete=True).ids == ((stream, 3),)
+        assert relations.find("order_id", "z", complete=True).status is Status.ABSENT
+        assert relations.trace(("order_id", "c")).status is Status.NOT_RECORDED_YET
+        assert [each.id for each in relations.trace(("order_id", "c"), complete=True)] == [(stream, 3)]
+        moment = datetime.fromtimestamp(3.5, UTC)
+        assert relations.around(moment, stream, after_s=60).status is Status.NOT_RECORDED_YET
+        assert relations.around(moment, stream, after_s=60, complete=True).ids == ((stream, 3),)
+        record(cluster.amqp_url(1), engine, stream)
+        assert relations.find("order_id", "z").status is Status.ABSENT
 
 
 # --- publishing meanwhile ---------------------------------------------------------------------------------
@@ -121,80 +149,125 @@ def ended(ask: Callable[[], Answer]) -> str:
     return str(answer.status)
 
 
-class Publisher(Load):
-    """Publishes values one after the other, each confirmed."""
-
-    def __init__(self, url: str, stream: str) -> None:
-        self._url, self._stream = url, stream
-        super().__init__()
-
-    def _run(self) -> None:
-        with broker_connection(self._url) as connection:
-            channel = connection.channel()
-            channel.confirm_delivery()
-            while not self._stop.is_set():
-                headers = {"order_id": f"n{self.published}"}
-                channel.basic_publish("", self._stream, b"", pika.BasicProperties(headers=headers))
-                self.published += 1
-
-
-def test_what_is_confirmed_is_found_while_more_is_published(
-    cluster: Cluster, engine: sa.Engine, on_node: Any, is_long: bool
+@pytest.mark.parametrize("face", FACES)
+def test_what_is_confirmed_is_there_while_more_is_published(
+    cluster: Cluster, engine: sa.Engine, database_url: str, face: str, is_long: bool
 ) -> None:
-    """Nothing fails here: through any node, the message confirmed last is found or not recorded yet, never absent."""
-    stream, chance = unique_name(), random.Random(14)
+    """Through any node: a stream is empty, proven, before its first message, and never ends before one confirmed.
+
+    A look-up finds what was confirmed last, or says that it is not recorded yet: never that it is absent.
+    """
+    stream, seen = unique_name(), Counter[str]()
     cluster.declare(stream, leader=1)
-    told: Counter[str] = Counter()
-    with (
-        recording(cluster.amqp_url(1), engine, stream, keys=["order_id"]),
-        Publisher(cluster.amqp_url(1), stream) as it,
-    ):
-        wait_until(lambda: it.published > 10 and recorded_to(engine, stream) > 0, what="recorded messages")
-        with on_node(1) as first, on_node(2) as second, on_node(3) as third:
-            for number in range(5_000 if is_long else 150):
-                relations, value = chance.choice([first, second, third]), f"n{it.published - 1}"
-                complete = number % 3 > 0
+    with ExitStack() as stack:
+        readers = [stack.enter_context(open_face(face, cluster.stream_url(node))) for node in NODES]
+        asked = [stack.enter_context(open_relations(face, cluster.amqp_url(node), database_url)) for node in NODES]
+        for reader in readers:
+            assert (reader.bounds(stream), reader.bounds(stream).is_proven) == ((None, None), True)
+        stack.enter_context(recording(cluster.amqp_url(1), engine, stream, keys=["order_id"]))
+        it = stack.enter_context(Publisher(cluster, stream))
+        wait_until(lambda: it.confirmed > 20 and recorded_to(engine, stream) > 0, what="recorded messages")
+        for turn in range(1_000 if is_long else 15):
+            for reader, relations in zip(readers, asked, strict=True):
+                confirmed = it.confirmed
+                bounds = reader.bounds(stream)
+                assert (bounds.is_proven, bounds.first) == (True, 0)
+                assert bounds.last is not None
+                assert bounds.last >= confirmed
+                confirmed = it.confirmed
+                assert reader.read(stream, confirmed).offset == confirmed
+                confirmed = it.confirmed
+                (found,) = reader.read_many([(stream, confirmed)])  # type: ignore[list-item]
+                assert found.offset == confirmed
+                if turn % 5 == 0:
+                    confirmed = it.confirmed
+                    assert reader.iterate(stream, max(0, confirmed - 50))[-1].offset >= confirmed
+                value, complete = f"n{it.confirmed}", turn % 3 > 0
                 how = ended(lambda: relations.find("order_id", value, complete=complete))  # noqa: B023
-                told[f"{how}, complete" if complete else how] += 1
-    print(f"\n{dict(told)}, {it.published} published")
-    assert set(told) <= {"found", "found, complete", "not_recorded_yet"}, told
+                seen[f"{how}, complete" if complete else how] += 1
+    assert set(seen) <= {"found", "found, complete", "not_recorded_yet"}, seen
 
 
-# --- kills ------------------------------------------------------------------------------------------------
+# --- faults that need a node to start anew come last --------------------------------------------------------
+
+
+def test_a_leader_that_moves_or_stands_still(cluster: Cluster) -> None:
+    """While and after it moves nothing is said not to be there; while it does not answer, nothing is proven."""
+    stream = unique_name()
+    cluster.declare(stream, leader=1)
+    publish_plain(cluster.amqp_url(1), stream, [b"0", b"1"])
+    with StreamReader.open(cluster.stream_url(3), timeout_s=3.0) as reader:
+        cluster.freeze(1)
+        try:
+            bounds = reader.bounds(stream)
+        except Transient:
+            pass
+        else:
+            assert (bounds, bounds.is_proven) == ((0, 1), False)
+        with pytest.raises((Transient, OffsetNotFound)) as unknown:
+            reader.read(stream, 2)
+        assert not getattr(unknown.value, "is_proven", False)
+        cluster.thaw(1)
+    with StreamReader.open(cluster.stream_url(3)) as reader:
+        assert reader.bounds(stream) == (0, 1)
+        cluster.move_leader(stream, 2)
+        assert (reader.bounds(stream), reader.bounds(stream).is_proven) == ((0, 1), True)
 
 
 def test_kills_under_questions_make_no_answer_wrong(cluster: Cluster, engine: sa.Engine, is_long: bool) -> None:
     """While nodes are killed and boot, asked through that node and others: right, or to be repeated."""
-    stream, chance = unique_name(), random.Random(50)
-    cluster.declare(stream, leader=1)
+    recorded, written, chance = unique_name(), unique_name(), random.Random(50)
+    for stream in (recorded, written):
+        cluster.declare(stream, leader=1)
     values = [f"v{n}" for n in range(25)]
-    publish_plain(cluster.amqp_url(1), stream, [order(value, n) for n in range(SHARED) for value in values])
-    record(cluster.amqp_url(1), engine, stream, keys=["order_id"])
-    told: Counter[str] = Counter()
+    publish_plain(cluster.amqp_url(1), recorded, [order(value, n) for n in range(SHARED) for value in values])
+    record(cluster.amqp_url(1), engine, recorded, keys=["order_id"])
+    publish_plain(cluster.amqp_url(1), written, [b"first"])
+    known_by = Position(0, fingerprint(None, b"first"), None)
+    seen: Counter[str] = Counter()
+    wrong: list[Any] = []
 
-    def ask(number: int) -> str:
+    def find(node: int) -> str:
         value, complete = chance.choice(values), chance.random() < 0.5
         try:
-            with Relations(cluster.amqp_url(number), engine.url, timeout_s=5) as relations:
+            with Relations(cluster.amqp_url(node), engine.url, timeout_s=5) as relations:
                 how = ended(lambda: relations.find("order_id", value, complete=complete))
         except Transient:
             how = "Transient"
-        told[how] += 1
+        seen[how] += 1
         return how
 
-    for _ in range(50 if is_long else 3):
-        killed = chance.choice(NODES)
-        other = chance.choice([number for number in NODES if number != killed])
-        cluster.stop(killed)
-        for number in (killed, other):
-            ask(number)
-        cluster.nodes[killed].launch()
-        wait_until(
-            lambda: ask(killed) == "found" and ask(other) == "found",  # noqa: B023
-            limit_s=240,
-            what="answers of the node that was killed",
-        )
-        cluster.nodes[killed].await_answer()
-    print(f"\n{dict(told)}")
-    wrong = {how: count for how, count in told.items() if how not in {"found", "unproven", "Transient"}}
-    assert not wrong, told
+    def read(node: int) -> bool:
+        confirmed = it.confirmed
+        try:
+            with StreamReader.open(cluster.stream_url(node), timeout_s=4.0) as reader:
+                bounds, same = reader.bounds(written), agreement(reader, written, known_by)
+        except Transient:
+            return False
+        if bounds.is_proven and (bounds.last is None or bounds.last < confirmed or bounds.first != 0):
+            wrong.append((node, confirmed, bounds))
+        if same not in (Agreement.SAME, Agreement.UNKNOWN):
+            wrong.append((node, confirmed, same))
+        return True
+
+    with Publisher(cluster, written) as it:
+        wait_until(lambda: it.confirmed > 20, what="messages that are confirmed")
+        for _ in range(50 if is_long else 1):
+            killed = chance.choice(NODES)
+            other = chance.choice([number for number in NODES if number != killed])
+            cluster.stop(killed)
+            for number in (killed, other):
+                find(number)
+            cluster.nodes[killed].launch()
+            until = time.monotonic() + 8.0
+            wait_until(
+                lambda: (
+                    all([read(chance.choice(NODES)), find(killed) == "found", find(other) == "found"])  # noqa: B023
+                    and time.monotonic() > until  # noqa: B023
+                ),
+                limit_s=240,
+                what="answers of the node that was killed",
+            )
+            cluster.nodes[killed].await_answer()
+    assert not wrong
+    assert set(seen) <= {"found", "unproven", "Transient"}, seen

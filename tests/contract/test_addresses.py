@@ -6,7 +6,6 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,10 +21,7 @@ from tests.support import START_S, declare_stream, in_a_try, publish_plain
 from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.proxy import Proxy
 from tests.support.tapped import add_users, as_user
-from tests.support.tls import Ending
-
-FILES = Path(__file__).parent / "tls"
-"""A certificate for localhost that signed itself, and its key."""
+from tests.support.tls import FILES, Ending
 
 NOBODY = "nobody.invalid"
 """A name that never resolves. Source: RFC 2606."""

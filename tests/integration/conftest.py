@@ -15,7 +15,8 @@ from relatum.recording import verify
 from relatum.superstreams import Layout
 from relatum_consumer import Relations
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name
-from tests.support.place import Place
+from tests.support.groups import of_group, whole_group
+from tests.support.place import FailingPlace, Place
 from tests.support.plans import filled_database
 from tests.support.relations import FACES, open_relations
 from tests.support.super_streams import super_stream
@@ -58,6 +59,15 @@ def fleeting(place: Place) -> Iterator[Place]:
     declare_stream(place.amqp, name, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
     yield replace(place, stream=name)
     delete_stream(place.amqp, name)
+
+
+@pytest.fixture
+def failing(face: str, place: Place) -> Iterator[FailingPlace]:
+    """Behind lines that fail, with an order, a whole group, and a part of one in its stream."""
+    place.put((b"", {"order_id": 1}), *whole_group(1, 2), of_group(2, 1))
+    made = FailingPlace(place, face)
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aio_pika
 import dramatiq
@@ -21,191 +21,168 @@ import relatum
 from relatum.errors import AccessRefused
 from relatum.local import LocalRabbitMQ
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
-from relatum.superstreams import ensure_stream
-from tests.support import broker_connection, unique_name, wait_recorded, wait_until
+from tests.support import broker_connection, declare_stream, unique_name, wait_recorded, wait_until
 from tests.support.rabbitmq_tools import evaluate
 from tests.support.tapped import PASSWORD, add_users, as_user
 
 USER = "rotating"
 
-Publish = Callable[[str], None]
-Renew = Callable[[str], None]
+Rotated = tuple[Callable[[str], object], Callable[[str], object]]
+"""What publishes to a stream, and what tells a new password."""
+
+
+@dataclass(frozen=True)
+class Rotating:
+    """A broker with a stream and a user whose password changes.
+
+    Attributes:
+        server: The broker.
+        url: Its URL, by the user's first password.
+        stream: The stream.
+    """
+
+    server: LocalRabbitMQ
+    url: str
+    stream: str
+
+    def change(self, password: str) -> None:
+        """Do as `rabbitmqctl change_password`; and end the connections of the stream protocol, which are ours."""
+        user = f'<<"{USER}">>, <<"{password}">>, <<"x">>'
+        evaluate(self.server, f"ok = rabbit_auth_backend_internal:change_password({user})")
+        evaluate(self.server, "[exit(P, kill) || P <- pg_local:get_members(rabbit_stream_connections)]")
 
 
 @pytest.fixture
-def url(own_broker: LocalRabbitMQ) -> Iterator[str]:
-    """The URL of a user whose password changes."""
+def rotating(own_broker: LocalRabbitMQ) -> Iterator[Rotating]:
+    """With a new stream."""
     add_users(own_broker, {USER: (".*", ".*", ".*")})
-    yield as_user(own_broker.broker_url, USER)
+    declare_stream(own_broker.broker_url, stream := unique_name())
+    yield Rotating(own_broker, as_user(own_broker.broker_url, USER), stream)
     evaluate(own_broker, f'ok = rabbit_auth_backend_internal:delete_user(<<"{USER}">>, <<"x">>)')
 
 
-@pytest.fixture
-def stream(own_broker: LocalRabbitMQ) -> str:
-    """A new stream."""
-    name = unique_name()
-    ensure_stream(BrokerAddress.of(own_broker.broker_url), name)
-    return name
-
-
-def change_password(server: LocalRabbitMQ, password: str) -> None:
-    """Do as `rabbitmqctl change_password`; the connections of the stream protocol, which are ours, end."""
-    evaluate(server, f'ok = rabbit_auth_backend_internal:change_password(<<"{USER}">>, <<"{password}">>, <<"x">>)')
-    cut(server)
-
-
-def cut(server: LocalRabbitMQ) -> None:
-    """End the connections of the stream protocol."""
-    evaluate(server, "[exit(P, kill) || P <- pg_local:get_members(rabbit_stream_connections)]")
-
-
-@contextmanager
-def by_celery(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
+def by_celery(stack: ExitStack, url: str, options: Any, *, password: Callable[[], str] | None = None) -> Rotated:
     """An app that is given a connection whose password is a function, as kombu has it for tokens."""
     parts, passwords = urlsplit(url), [PASSWORD]
-    place: dict[str, Any] = {"hostname": parts.hostname, "port": parts.port, "userid": USER}
-    with kombu.Connection(**place, password=lambda: passwords[-1]) as connection:
-        app = relatum.intercept(Celery(set_as_current=False), **options)
-        given = kombu.Producer(connection)
+    asked = password or (lambda: passwords[-1])
+    connection = kombu.Connection(hostname=parts.hostname, port=parts.port, userid=USER, password=asked)
+    given = kombu.Producer(stack.enter_context(connection))
+    app = relatum.intercept(Celery(set_as_current=False), **options)
+    stack.callback(relatum.release, app)
 
-        def publish(name: str) -> None:
-            with app.producer_or_acquire(given) as producer:
-                producer.publish("x", routing_key=name, headers={"k": "1"})
+    def publish(name: str) -> None:
+        with app.producer_or_acquire(given) as producer:
+            producer.publish("x", routing_key=name, headers={"k": "1"})
 
-        try:
-            yield publish, passwords.append
-        finally:
-            relatum.release(app)
+    return publish, passwords.append
 
 
-@contextmanager
-def by_aio_pika(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
+def by_aio_pika(stack: ExitStack, url: str, options: Any) -> Rotated:
     """A connection that tells the broker its new password, and keeps it for when it reconnects."""
-    with asyncio.Runner() as runner:
+    runner = stack.enter_context(asyncio.Runner())
 
-        async def connect() -> Any:
-            connection = relatum.intercept(await aio_pika.connect_robust(url), **options)
-            return connection, await connection.channel()
+    async def connect() -> Any:
+        connection = relatum.intercept(await aio_pika.connect_robust(url), **options)
+        return connection, await connection.channel()
 
-        connection, channel = runner.run(connect())
+    async def publish(name: str) -> None:
+        await channel.default_exchange.publish(aio_pika.Message(b"x", headers={"k": "1"}), name)
 
-        async def publish(name: str) -> None:
-            await channel.default_exchange.publish(aio_pika.Message(b"x", headers={"k": "1"}), name)
-
-        yield (
-            lambda name: runner.run(publish(name)),
-            lambda password: runner.run(connection.update_secret(password)) and None,
-        )
-        relatum.release(connection)
-        runner.run(connection.close())
+    connection, channel = runner.run(connect())
+    stack.callback(lambda: runner.run(connection.close()))
+    stack.callback(relatum.release, connection)
+    return (lambda name: runner.run(publish(name))), (lambda password: runner.run(connection.update_secret(password)))
 
 
-@contextmanager
-def by_pika(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
+def by_pika(stack: ExitStack, url: str, options: Any) -> Rotated:
     """A connection that tells the broker its new password, and keeps it nowhere."""
-    with broker_connection(url) as connection:
-        relatum.intercept(connection, **options)
-        channel = connection.channel()
-        properties = pika.BasicProperties(headers={"k": "1"})
-        yield (
-            lambda name: channel.basic_publish("", name, b"x", properties),
-            lambda password: connection.update_secret(new_secret=password, reason="rotated"),
-        )
-        relatum.release(connection)
-
-
-@contextmanager
-def by_new_connections(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
-    """Who connects anew with each password, and releases nothing."""
-    with ExitStack() as stack:
-
-        def connect(password: str) -> None:
-            opened.append(stack.enter_context(broker_connection(url.replace(PASSWORD, password))))
-            relatum.intercept(opened[-1], **options)
-
-        def renew(password: str) -> None:
-            opened[-1].close()
-            connect(password)
-
-        def publish(name: str) -> None:
-            opened[-1].channel().basic_publish("", name, b"x", pika.BasicProperties(headers={"k": "1"}))
-
-        opened: list[pika.BlockingConnection] = []
-        connect(PASSWORD)
-        yield publish, renew
-        for connection in opened:
-            relatum.release(connection)
-
-
-@contextmanager
-def by_dramatiq(url: str, **options: Any) -> Iterator[tuple[Publish, Renew]]:
-    """A broker whose parameters its owner changes, for the next connection."""
-    parts = urlsplit(url)
-    broker = RabbitmqBroker(
-        host=parts.hostname, port=parts.port, credentials=pika.PlainCredentials(USER, PASSWORD), middleware=[]
+    connection = relatum.intercept(stack.enter_context(broker_connection(url)), **options)
+    stack.callback(relatum.release, connection)
+    channel, properties = connection.channel(), pika.BasicProperties(headers={"k": "1"})
+    return (
+        lambda name: channel.basic_publish("", name, b"x", properties),
+        lambda password: connection.update_secret(new_secret=password, reason="rotated"),
     )
+
+
+def by_new_connections(stack: ExitStack, url: str, options: Any) -> Rotated:
+    """Who connects anew with each password, and releases nothing before the end."""
+
+    def connect(password: str) -> pika.BlockingConnection:
+        quoted = url.replace(PASSWORD, quote(password, safe=""))
+        connection = relatum.intercept(stack.enter_context(broker_connection(quoted)), **options)
+        stack.callback(relatum.release, connection)
+        return connection
+
+    def renew(password: str) -> None:
+        opened[-1].close()
+        opened.append(connect(password))
+
+    opened, properties = [connect(PASSWORD)], pika.BasicProperties(headers={"k": "1"})
+    return (lambda name: opened[-1].channel().basic_publish("", name, b"x", properties)), renew
+
+
+def by_dramatiq(stack: ExitStack, url: str, options: Any) -> Rotated:
+    """A broker whose parameters its owner changes, for the next connection."""
+    parts, credentials = urlsplit(url), pika.PlainCredentials(USER, PASSWORD)
+    broker = RabbitmqBroker(host=parts.hostname, port=parts.port, credentials=credentials, middleware=[])
+    stack.callback(broker.close)
     relatum.intercept(broker, copy_to=options["streams"][0], **options)
+    stack.callback(relatum.release, broker)
     actor = dramatiq.actor(lambda: None, actor_name="nothing", broker=broker)
 
     def renew(password: str) -> None:
         broker.parameters.credentials = pika.PlainCredentials(USER, password)
 
-    yield lambda name: actor.send() and None, renew
-    relatum.release(broker)
-    broker.close()
+    return (lambda _: actor.send()), renew
 
 
 @pytest.mark.parametrize("client", [by_celery, by_aio_pika, by_pika, by_new_connections, by_dramatiq])
 def test_the_recorder_goes_on_by_the_new_password(
-    client: Any, own_broker: LocalRabbitMQ, url: str, stream: str, database_url: str, engine: sa.Engine
+    client: Any, rotating: Rotating, database_url: str, engine: sa.Engine
 ) -> None:
     """What is published after a change is recorded, by the process that publishes it, twice."""
-    options = {"database": database_url, "keys": ["k"], "streams": [stream]}
-    with client(url, **options) as (publish, renew):
+    stream, owner = rotating.stream, rotating.server.broker_url
+    with ExitStack() as stack:
+        publish, renew = client(stack, rotating.url, {"database": database_url, "keys": ["k"], "streams": [stream]})
         publish(stream)
-        assert wait_recorded(own_broker.broker_url, engine, stream) == 1
+        assert wait_recorded(owner, engine, stream) == 1
         for count, password in enumerate(("second", "thi/rd@"), 2):
-            change_password(own_broker, password)
-            renew(password.replace("/", "%2F").replace("@", "%40") if client is by_new_connections else password)
+            rotating.change(password)
+            renew(password)
             publish(stream)
-            assert wait_recorded(own_broker.broker_url, engine, stream) == count
+            assert wait_recorded(owner, engine, stream) == count
         recorders = [thread for thread in threading.enumerate() if thread.name == "relatum-embedded"]
         assert len(recorders) == 1, "each password has a recorder of its own"
 
 
 def test_a_function_that_fails_hurts_nobody(
-    own_broker: LocalRabbitMQ,
-    url: str,
-    stream: str,
-    database_url: str,
-    engine: sa.Engine,
-    caplog: pytest.LogCaptureFixture,
+    rotating: Rotating, database_url: str, engine: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who publishes goes on; the recorder says why it does not, without what the function says, and does later."""
-    parts, here, fails = urlsplit(url), threading.current_thread(), [True]
+    here, fails = threading.current_thread(), [True]
 
     def password() -> str:
         if fails and threading.current_thread() is not here:
             raise LookupError(f"{PASSWORD} may be in here")
         return PASSWORD
 
-    with kombu.Connection(hostname=parts.hostname, port=parts.port, userid=USER, password=password) as connection:
-        app = relatum.intercept(Celery(set_as_current=False), database=database_url, streams=[stream])
+    options = {"database": database_url, "streams": [rotating.stream]}
+    with ExitStack() as stack:
+        publish, _ = by_celery(stack, rotating.url, options, password=password)
         for _ in range(3):
-            with app.producer_or_acquire(kombu.Producer(connection)) as producer:
-                producer.publish("x", routing_key=stream)
+            publish(rotating.stream)
         said = "The function that says the broker's password raised LookupError"
         wait_until(lambda: said in caplog.text, what="a line")
         assert PASSWORD not in caplog.text
         fails.clear()
-        assert wait_recorded(own_broker.broker_url, engine, stream) == 3
-        relatum.release(app)
+        assert wait_recorded(rotating.server.broker_url, engine, rotating.stream) == 3
 
 
-def test_readers_ask_for_the_password_too(own_broker: LocalRabbitMQ, url: str, stream: str) -> None:
+def test_readers_ask_for_the_password_too(rotating: Rotating) -> None:
     """Blocking and with asyncio; a loop does not wait for the function."""
     passwords, beats = [PASSWORD], [0]
-    address = replace(BrokerAddress.of(url), password="wrong", password_now=lambda: passwords[-1])
+    address = replace(BrokerAddress.of(rotating.url), password="wrong", password_now=lambda: passwords[-1])
 
     def slow() -> str:
         before = beats[0]
@@ -220,14 +197,14 @@ def test_readers_ask_for_the_password_too(own_broker: LocalRabbitMQ, url: str, s
 
         beating = asyncio.create_task(beat())
         async with await AsyncStreamReader.open(replace(address, password_now=slow)) as reader:
-            assert (await reader.bounds(stream)).last is None
+            assert (await reader.bounds(rotating.stream)).last is None
         beating.cancel()
 
     with StreamReader.open(address) as reader:
-        assert reader.bounds(stream).last is None
+        assert reader.bounds(rotating.stream).last is None
         passwords.append("second")
-        change_password(own_broker, passwords[-1])
-        assert reader.bounds(stream).last is None
+        rotating.change(passwords[-1])
+        assert reader.bounds(rotating.stream).last is None
     asyncio.run(read())
     passwords.append("wrong")
     with pytest.raises(AccessRefused) as caught:

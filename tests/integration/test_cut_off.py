@@ -1,11 +1,8 @@
 """Members that reach PostgreSQL and not the broker leave their share to those that reach both, and come back."""
 
-import asyncio
 import threading
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pika
@@ -13,16 +10,17 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.collecting import Bulk, ExecutorOptions, Failure, MessageCollector, OutcomeStatus
-from relatum.contexts import AsyncSerialConsumer, SerialConsumer, SerialOptions
-from relatum.reading import StreamReader
+from relatum.contexts import SerialConsumer, SerialOptions
+from relatum.reading import BrokerAddress
 from relatum.store import serial_members
-from tests.support import declare_stream, delete_stream, publish_plain, wait_until
-from tests.support.collectors import AsyncCollectorFace, a_loop
+from tests.support import wait_until
 from tests.support.leases import LEASE_S
-from tests.support.proxy import Proxy
+from tests.support.place import FailingPlace, Place
 from tests.support.serial_consuming import SerialBed, serial_bed
 
 PARTITIONS = 4
+
+CUT = "broker refused"
 
 pytestmark = pytest.mark.usefixtures("quick_rhythm", "quick_cut")
 
@@ -35,16 +33,19 @@ def quick_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
+def lines(place: Place) -> Iterator[list[FailingPlace]]:
+    """Two lines to the place."""
+    made = [FailingPlace(place, "blocking") for _ in range(2)]
+    yield made
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def bed(place: Place) -> Iterator[SerialBed]:
     """A super stream of four partitions."""
-    with serial_bed(amqp_url, engine, PARTITIONS) as bed:
+    with serial_bed(place.amqp, place.engine, PARTITIONS) as bed:
         yield bed
-
-
-def cut(proxy: Proxy) -> None:
-    """Let nothing come through."""
-    proxy.accepts = False
-    proxy.cut()
 
 
 class Consumed:
@@ -57,19 +58,28 @@ class Consumed:
         self._published = 0
         self.bodies: dict[str, list[str]] = {stream: [] for stream in bed.streams}
 
-    def consumer(self, face: Any, broker_url: str) -> Any:
+    def consumer(self, broker: BrokerAddress) -> SerialConsumer:
         """A member, by a way to the broker of its own."""
         options = SerialOptions(lease_s=LEASE_S)
-        return face(self._bed.name, "test", options, database=self._database_url, broker=broker_url)
+        return SerialConsumer(self._bed.name, "test", options, database=self._database_url, broker=broker)
 
-    def note(self, batch: Any) -> None:
-        """Note what a batch has."""
+    @contextmanager
+    def running(self, broker: BrokerAddress) -> Iterator[SerialConsumer]:
+        """A member that runs in a thread of its own."""
+        stop = threading.Event()
+        with self.consumer(broker) as consumer:
+            thread = threading.Thread(target=consumer.run, args=[self._note, stop], name="member")
+            thread.start()
+            try:
+                yield consumer
+            finally:
+                stop.set()
+                thread.join(90)
+        assert not thread.is_alive()
+
+    def _note(self, batch: Any) -> None:
         with self._lock:
             self.bodies[batch.partition] += [message.body.decode() for message in batch]
-
-    async def note_async(self, batch: Any) -> None:
-        """The same, in a loop."""
-        self.note(batch)
 
     def publish(self) -> None:
         """Some messages to each partition."""
@@ -86,192 +96,117 @@ class Consumed:
         assert self.bodies == dict.fromkeys(self._bed.streams, wanted)
 
 
-@contextmanager
-def running(consumed: Consumed, face: type, broker_url: str) -> Iterator[Any]:
-    """A member that runs in a thread of its own."""
-    consumer, stop, started = consumed.consumer(face, broker_url), threading.Event(), threading.Event()
-
-    def run() -> None:
-        with consumer:
-            started.set()
-            consumer.run(consumed.note, stop)
-
-    async def run_async() -> None:
-        async with consumer:
-            ended = asyncio.Event()
-            started.set()
-            running = asyncio.create_task(consumer.run(consumed.note_async, ended))
-            await asyncio.to_thread(stop.wait)
-            ended.set()
-            await running
-
-    target = run if face is SerialConsumer else lambda: asyncio.run(run_async())
-    thread = threading.Thread(target=target, name="member")
-    thread.start()
-    try:
-        assert started.wait(90)
-        yield consumer
-    finally:
-        stop.set()
-        thread.join(90)
-        assert not thread.is_alive()
-
-
-def wait_shares(*consumers: Any, of: list[int]) -> None:
-    """Wait until members have so many partitions."""
-    wait_until(lambda: [len(consumer.partitions) for consumer in consumers] == of, what=f"shares of {of}")
-
-
-@pytest.mark.parametrize("face", [SerialConsumer, AsyncSerialConsumer])
 def test_partitions_of_a_serial_consumer_that_is_cut_off_are_taken_over(
-    face: type, bed: SerialBed, database_url: str, stream_url: str
+    place: Place, bed: SerialBed, lines: list[FailingPlace]
 ) -> None:
-    """The other member consumes all, once and in order, until the first reaches the broker again."""
-    consumed = Consumed(bed, database_url)
-    with (
-        Proxy.to(stream_url) as proxy,
-        running(consumed, face, proxy.url(stream_url)) as first,
-        running(consumed, face, stream_url) as second,
-    ):
-        wait_shares(first, second, of=[2, 2])
+    """The other consumes all, once and in order, until the first is back; where both were away, both come back."""
+    consumed = Consumed(bed, place.database)
+
+    def goes_on(*shares: int) -> None:
+        wait_until(lambda: (len(first.partitions), len(second.partitions)) == shares, what=f"shares of {shares}")
         consumed.publish()
         consumed.wait()
-        cut(proxy)
-        wait_shares(first, second, of=[0, 4])
-        consumed.publish()
-        consumed.wait()
-        proxy.accepts = True
-        wait_shares(first, second, of=[2, 2])
-        consumed.publish()
-        consumed.wait()
-    assert Counter(map(len, consumed.bodies.values())) == {9: PARTITIONS}
+
+    def nobody_has_a_lease() -> bool:
+        with place.engine.connect() as connection:
+            return not connection.scalars(sa.select(serial_members.c.holder)).all()
+
+    line, other = lines
+    with consumed.running(line.broker) as first, consumed.running(other.broker) as second:
+        goes_on(2, 2)
+        with line.fault(CUT):
+            goes_on(0, 4)
+        goes_on(2, 2)
+        with line.fault(CUT), other.fault(CUT):
+            wait_until(nobody_has_a_lease, what="none has a lease", every_s=0.1)
+        goes_on(2, 2)
 
 
 def test_a_batch_in_hand_is_acknowledged_before_others_have_its_partition(
-    bed: SerialBed, database_url: str, stream_url: str
+    place: Place, bed: SerialBed, lines: list[FailingPlace]
 ) -> None:
     """A member that is cut off keeps its lease for as long as its application works on what it was handed."""
-    consumed = Consumed(bed, database_url)
-    with Proxy.to(stream_url) as proxy, consumed.consumer(SerialConsumer, proxy.url(stream_url)) as first:
-        wait_shares(first, of=[4])
-        with running(consumed, SerialConsumer, stream_url) as second:
-            wait_shares(first, second, of=[2, 2])
-            bed.publish(bed.streams.index(first.partitions[0]), "c", "in hand")
-            batch = first.next_batch(90)
-            cut(proxy)
+    consumed = Consumed(bed, place.database)
+    line, other = lines
+    with consumed.consumer(line.broker) as first, consumed.running(other.broker) as second:
+        wait_until(lambda: len(first.partitions) == len(second.partitions) == 2, what="shares")
+        bed.publish(bed.streams.index(first.partitions[0]), "c", "in hand")
+        batch = first.next_batch(90)
+        assert batch is not None
+        with line.fault(CUT):
             wait_until(lambda: first._member._reach.is_cut_off, what="it is cut off")
             consumed.publish()
             wait_until(lambda: sum(map(len, consumed.bodies.values())) == 6, what="the second's own are consumed")
             assert first.next_batch(0) is None
             assert len(second.partitions) == 2
             batch.acknowledge()
-            wait_shares(first, second, of=[0, 4])
+            wait_until(lambda: len(second.partitions) == PARTITIONS, what="all are taken over")
             consumed.wait()
 
 
-@pytest.fixture(params=["threads", "asyncio"])
-def collectors(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Makes collectors of a face."""
-    if request.param == "threads":
-        yield MessageCollector
-        return
-    with a_loop() as loop:
-        yield partial(AsyncCollectorFace, loop)
+Execute = Callable[[Bulk], list[Failure | None] | None]
 
 
-def test_members_that_were_all_cut_off_go_on_where_they_were(
-    bed: SerialBed, database_url: str, stream_url: str, engine: sa.Engine
-) -> None:
-    """A broker that was away for all is back: each message is consumed once, and both have their share."""
-    consumed = Consumed(bed, database_url)
-    with (
-        Proxy.to(stream_url) as proxy,
-        running(consumed, SerialConsumer, proxy.url(stream_url)) as first,
-        running(consumed, SerialConsumer, proxy.url(stream_url)) as second,
-    ):
-        wait_shares(first, second, of=[2, 2])
-        consumed.publish()
-        consumed.wait()
-        cut(proxy)
-        wait_until(lambda: not members(engine), what="none has a lease")
-        proxy.accepts = True
-        consumed.publish()
-        consumed.wait()
-        wait_shares(first, second, of=[2, 2])
+def collector(at: FailingPlace, execute: Execute, options: ExecutorOptions, **more: Any) -> MessageCollector:
+    """A member that consumes the place's stream by a line to the broker."""
+    made = MessageCollector(
+        "billing", database=at.place.database, broker=at.broker, streams=[at.place.stream], lease_s=LEASE_S, **more
+    )
+    made.register_executor("order", execute, options)
+    return made
 
 
-def members(engine: sa.Engine) -> list[str]:
-    """The members that have a lease."""
-    with engine.connect() as connection:
-        return list(connection.scalars(sa.select(serial_members.c.holder)))
+def publish(place: Place, *ids: str) -> None:
+    """Orders, whose bodies are their ids."""
+    place.put(*((each.encode(), pika.BasicProperties(type="order", message_id=each)) for each in ids))
 
 
-def order(message_id: str) -> pika.BasicProperties:
-    """The properties of a message for collectors."""
-    return pika.BasicProperties(type="order", message_id=message_id)
+def wait_for(member: MessageCollector, status: OutcomeStatus, *ids: str) -> None:
+    """Wait until all have a status."""
+    are = f"{status} of {ids}"
+    wait_until(lambda: {member.outcome(each).status for each in ids} == {status}, what=are, every_s=0.1)
 
 
 def test_what_a_collector_that_is_cut_off_would_have_to_read_is_taken_over(
-    collectors: Any, amqp_url: str, stream_url: str, database_url: str, stream_name: str
+    place: Place, lines: list[FailingPlace]
 ) -> None:
     """The other follows the stream, and takes up what the first has no bodies of; what it has, it consumes itself."""
     gate = threading.Event()
-    consumed: list[str] = []
+    first_consumed: list[str] = []
     others: list[str] = []
-    back: list[str] = []
+    options = ExecutorOptions(bulk_messages=1, max_age_s=0.01, queue_bulks=1, when_full="spill")
 
-    def noted(bodies: list[str]) -> Any:
-        return lambda bulk: bodies.extend(each.message.body.decode() for each in bulk.messages)
-
-    def wait(bulk: Any) -> None:
+    def wait(bulk: Bulk) -> None:
         assert gate.wait(90)
-        noted(back if proxy.accepts else consumed)(bulk)
+        first_consumed.extend(each.message_id for each in bulk.messages)
 
-    def collector(broker_url: str, executor: Any) -> Any:
-        made = collectors(
-            name="billing", database=database_url, broker=broker_url, streams=[stream_name], lease_s=LEASE_S
-        )
-        options = ExecutorOptions(bulk_messages=1, max_age_s=0.01, queue_bulks=1, when_full="spill")
-        made.register_executor("order", executor, options)
-        return made
+    def note(bulk: Bulk) -> None:
+        others.extend(each.message_id for each in bulk.messages)
 
-    def publish(*ids: str) -> None:
-        publish_plain(
-            amqp_url,
-            stream_name,
-            [(each.encode(), order(each)) for each in ids],
-        )
-
-    def wait_for(member: Any, status: OutcomeStatus, *ids: str) -> None:
-        wait_until(lambda: {member.outcome(each).status for each in ids} == {status}, what=f"{status} of {ids}")
-
-    with Proxy.to(stream_url) as proxy, collector(proxy.url(stream_url), wait) as first:
-        publish("a")
+    line, other = lines
+    with collector(line, wait, options) as first:
+        publish(place, "a")
         wait_for(first, OutcomeStatus.FORWARDED, "a")
-        publish(*"bcdef")
+        publish(place, *"bcdef")
         wait_for(first, OutcomeStatus.COLLECTED, *"bcdef")
-        cut(proxy)
-        with collector(stream_url, noted(others)) as second:
-            publish("g")
+        with line.fault(CUT), collector(other, note, options) as second:
+            publish(place, "g")
             wait_for(second, OutcomeStatus.SUCCEEDED, "g")
             gate.set()
             wait_for(second, OutcomeStatus.SUCCEEDED, *"abcdefg")
-            assert consumed == ["a", "b"]
-            assert sorted(others) == list("cdefg")
-            proxy.accepts = True
-        publish("h")
+            assert (first_consumed, sorted(others)) == (["a", "b"], list("cdefg"))
+        publish(place, "h")
         wait_for(first, OutcomeStatus.SUCCEEDED, "h")
-    assert back == ["h"]
+    assert first_consumed == ["a", "b", "h"]
 
 
 def test_dead_letters_of_a_collector_that_is_cut_off_are_published_by_others(
-    amqp_url: str, stream_url: str, database_url: str, stream_name: str
+    place: Place, dead_stream: str, lines: list[FailingPlace]
 ) -> None:
     """It stores what succeeded in the same bulk; another executes what failed once more, and publishes that."""
-    dead = f"{stream_name}-dead"
-    declare_stream(amqp_url, dead)
     called, gate = threading.Event(), threading.Event()
     others: list[str] = []
+    options = ExecutorOptions(bulk_messages=2, max_age_s=60)
 
     def judged(bulk: Bulk) -> list[Failure | None]:
         return [Failure("bad", retry=False) if each.message_id == "bad" else None for each in bulk.messages]
@@ -285,33 +220,14 @@ def test_dead_letters_of_a_collector_that_is_cut_off_are_published_by_others(
         others.extend(each.message_id for each in bulk.messages)
         return judged(bulk)
 
-    def collector(executor: Any, broker_url: str, stream_url: str) -> MessageCollector:
-        made = MessageCollector(
-            "billing",
-            database=database_url,
-            broker=broker_url,
-            stream_url=stream_url,
-            streams=[stream_name],
-            dead_letter_stream=dead,
-            lease_s=LEASE_S,
-        )
-        made.register_executor("order", executor, ExecutorOptions(bulk_messages=2, max_age_s=60))
-        return made
-
-    publish_plain(amqp_url, stream_name, [(b"", order(each)) for each in ("good", "bad")])
-    with (
-        Proxy.to(amqp_url) as line,
-        Proxy.to(stream_url) as streams,
-        collector(wait, line.url(amqp_url), streams.url(stream_url)) as first,
-    ):
+    publish(place, "good", "bad")
+    line, other = lines
+    with collector(line, wait, options, dead_letter_stream=dead_stream) as first:
         assert called.wait(90)
-        cut(line)
-        cut(streams)
-        gate.set()
-        with collector(note, amqp_url, stream_url) as second:
-            wait_until(lambda: second.outcome("bad").status is OutcomeStatus.DEAD, what="it is dead")
-            wait_until(lambda: first.outcome("good").status is OutcomeStatus.SUCCEEDED, what="what succeeded is stored")
+        with line.fault(CUT):
+            gate.set()
+            with collector(other, note, options, dead_letter_stream=dead_stream) as second:
+                wait_for(second, OutcomeStatus.DEAD, "bad")
+                wait_for(first, OutcomeStatus.SUCCEEDED, "good")
     assert others == ["bad"]
-    with StreamReader.open(amqp_url) as reader:
-        assert len(list(reader.iterate(dead))) == 1
-    delete_stream(amqp_url, dead)
+    assert len(place.messages(dead_stream)) == 1

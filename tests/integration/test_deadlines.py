@@ -35,36 +35,21 @@ def _ask(engine: sa.Engine) -> int:
         return int(connection.execute(_read).scalar_one())
 
 
-def test_a_locked_table_is_waited_for_until_the_deadline_and_the_server_is_told(
-    engine: sa.Engine, database_url: str
-) -> None:
-    """A statement on a locked table ends with the call's deadline, is ended on the server, and harms nothing later."""
-    assert _ask(engine) == 0
+def test_a_locked_table_is_waited_for_in_time_and_the_server_is_told(engine: sa.Engine, database_url: str) -> None:
+    """Until the call's deadline, or the engine's own limit, or until another thread brings the deadline forward."""
+    limited = make_engine(database_url, statement_s=SHORT_S)
     with locked(database_url, "streams"):
-        with (
-            in_time(SHORT_S),
-            within(SHORT_S),
-            pytest.raises(DatabaseUnavailable, match=r"in time \(0.3 s\)"),
-        ):
+        with in_time(SHORT_S), within(SHORT_S), pytest.raises(DatabaseUnavailable, match=r"in time \(0.3 s\)"):
             _ask(engine)
+        with in_time(SHORT_S), pytest.raises(DatabaseUnavailable, match=r"in time \(0"):
+            _ask(limited)
+        with in_time(SHORT_S), within(None) as deadline:
+            threading.Timer(SHORT_S, deadline.end_in, (0,)).start()
+            with pytest.raises(DatabaseUnavailable, match="the work was ended"):
+                _ask(engine)
         nobody_waits(database_url)
+    limited.dispose()
     assert _ask(engine) == 0
-
-
-def test_a_statement_has_a_limit_of_its_own(database_url: str) -> None:
-    """Where no call sets a deadline, each statement ends by the engine's own limit."""
-    engine = make_engine(database_url, statement_s=SHORT_S)
-    with locked(database_url, "streams"), in_time(SHORT_S), pytest.raises(DatabaseUnavailable, match=r"in time \(0"):
-        _ask(engine)
-    engine.dispose()
-
-
-def test_a_deadline_is_brought_forward_by_another_thread(engine: sa.Engine, database_url: str) -> None:
-    """Who waits without an end is let go when another thread brings the deadline forward."""
-    with locked(database_url, "streams"), in_time(SHORT_S), within(None) as deadline:
-        threading.Timer(SHORT_S, deadline.end_in, (0,)).start()
-        with pytest.raises(DatabaseUnavailable, match="the work was ended"):
-            _ask(engine)
 
 
 @pytest.mark.parametrize("has_deadline", [True, False])
@@ -154,21 +139,15 @@ def test_an_answer_that_is_there_is_taken(engine: sa.Engine) -> None:
         assert time.monotonic() - began >= 0.05
 
 
-def test_a_connection_that_comes_back_to_a_pool_disposed_of_is_closed(engine: sa.Engine) -> None:
-    """Whoever is still at work when an engine is disposed of leaves no connection open."""
+def test_what_comes_back_or_is_opened_after_an_engines_end_is_closed(engine: sa.Engine, database_url: str) -> None:
+    """Whoever is still at work then, or was not waited for, leaves no connection open."""
     with engine.connect() as connection:
-        driver = connection.connection.driver_connection
+        still_used: psycopg.Connection = connection.connection.driver_connection  # type: ignore[assignment]
         engine.dispose()
         assert connection.execute(sa.text("SELECT 1")).scalar_one() == 1
-    assert driver is not None
-    assert driver.closed
-
-
-def test_what_is_opened_after_an_engine_was_let_go_is_closed(database_url: str) -> None:
-    """A thread that a component's end did not wait for leaves no connection open."""
     made = make_engine(database_url)
     close_engine(made)
     with made.connect() as connection:
-        driver = connection.connection.driver_connection
-    assert driver is not None
-    assert driver.closed
+        opened: psycopg.Connection = connection.connection.driver_connection  # type: ignore[assignment]
+    assert still_used.closed
+    assert opened.closed

@@ -6,7 +6,7 @@ The waits that docs/answers.md lists are measured here as it lists them, where t
 import asyncio
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -32,18 +32,15 @@ from relatum.membership import GROUP_KEY
 from relatum.recording import EmbeddedRecorder, Recorder, prune, status
 from relatum.store import Database, make_engine
 from relatum_consumer import AsyncRelations, Relations
-from relatum_migrations import upgrade
 from tests.support import broker_connection, in_a_try, unique_name, until_answered, wait_until
 from tests.support.affinity import Blocking
-from tests.support.groups import of_group, whole_group
 from tests.support.leases import LEASE_S
 from tests.support.place import FailingPlace, Place
 from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.relations import FACES
-from tests.support.release_0_4 import make_release_0_4
 from tests.support.routing import of_context
 from tests.support.serial_consuming import serial_bed
-from tests.support.standstill import SLACK_S, in_time, locked, nobody_waits
+from tests.support.standstill import SLACK_S, in_time, locked, nobody_waits, somebody_waits
 from tests.support.super_streams import super_stream
 
 WAIT_S = 0.5
@@ -64,20 +61,11 @@ DOCUMENTED = {
 """The waits of the table, and by how much later they end at most."""
 
 
-@pytest.fixture
-def failing(face: str, place: Place) -> Iterator[FailingPlace]:
-    """With a recorded stream: an order, a whole group, and a part of one."""
-    place.put((b"", {"order_id": 1}), *whole_group(1, 2), of_group(2, 1))
-    place.record(keys=["order_id", GROUP_KEY])
-    made = FailingPlace(place, face)
-    yield made
-    made.close()
-
-
 # --- components -----------------------------------------------------------------------------------------------------
 
 
 def _relations(at: FailingPlace) -> Any:
+    at.place.record(keys=["order_id", GROUP_KEY])
     made = (AsyncRelations if at.is_async else Relations)(at.broker, at.place.database, timeout_s=WAIT_S)
     at.at_end(made.close)
     return made
@@ -126,15 +114,6 @@ def _channel(at: FailingPlace) -> Any:
     channel = at.enter(broker_connection(at.place.amqp)).channel()
     channel.confirm_delivery()
     return channel
-
-
-def _router(at: FailingPlace) -> tuple[relatum.ContextRouter, Callable[[str], object]]:
-    """A router, and what publishes a message of a context by it."""
-    name = at.enter(super_stream(at.place.amqp, at.place.stream_url, 2)).super_stream
-    router = relatum.ContextRouter(name, at.database, ContextOptions(timeout_s=WAIT_S))
-    at.at_end(router.close)
-    channel = _channel(at)
-    return router, lambda context: router.publish(channel, b"1", of_context(context))
 
 
 def _running(at: FailingPlace, component: Any, *handler: Any) -> tuple[threading.Thread, threading.Event]:
@@ -296,7 +275,7 @@ def _stops_as_it_starts(at: FailingPlace, make: Callable[[FailingPlace], Any]) -
     """A statement that PostgreSQL does not answer has half a minute, and a second where its owner is to stop."""
     with at.fault("locked keys collectors"):
         thread, stop = _running(at, make(at))
-        wait_until(lambda: _is_waited_for(at.place.engine), what="it waits")
+        somebody_waits(at.place.database)
         stop.set()
         thread.join(90)
     assert not thread.is_alive()
@@ -306,30 +285,18 @@ def _recorder(at: FailingPlace) -> Recorder:
     return Recorder(at.place.amqp, at.place.database, [at.place.stream], keys=["order_id"])
 
 
-def _is_waited_for(engine: sa.Engine) -> bool:
-    with engine.connect() as connection:
-        return bool(connection.scalar(sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")))
-
-
-def _routes_a_new_name(at: FailingPlace) -> None:
-    """It fails in time, with nothing sent."""
-    _, publish = _router(at)
-    until_answered(lambda: publish("known"))
-    with at.fault("database frozen", DatabaseUnavailable):
-        publish("unknown")
-
-
-def _router_closes(at: FailingPlace) -> None:
-    router, publish = _router(at)
-    until_answered(lambda: publish("known"))
+def _router_ends(at: FailingPlace) -> None:
+    """Opened, and asked for a new name, it fails in time, with nothing sent; and it closes."""
+    name = at.enter(super_stream(at.place.amqp, at.place.stream_url, 2)).super_stream
+    router = relatum.ContextRouter(name, at.database, ContextOptions(timeout_s=WAIT_S))
+    at.at_end(router.close)
+    channel = _channel(at)
+    for context, most_s in (("first", WAIT_S), ("new", 3 * WAIT_S)):
+        with in_time(most_s), at.fault("database frozen", DatabaseUnavailable):
+            router.publish(channel, b"1", of_context(context))
+        until_answered(lambda: router.publish(channel, b"1", of_context("known")))
     with at.fault("database frozen"):
         router.close()
-
-
-def _router_opens(at: FailingPlace) -> None:
-    _, publish = _router(at)
-    with at.fault("database frozen", DatabaseUnavailable):
-        publish("a")
 
 
 def _affinity_goes_on(at: FailingPlace) -> None:
@@ -388,24 +355,22 @@ DATABASE_AWAY: dict[str, tuple[Callable[[FailingPlace], None], float]] = {
     "a recorder stops as it starts": (partial(_stops_as_it_starts, make=_recorder), 2.0),
     "a recorder stops": (partial(_recorder_stops, fault="database frozen"), STOP_S),
     "an embedded recorder closes": (_embedded_recorder_closes, 2.0),
-    "a router is asked for a new name": (_routes_a_new_name, 3 * WAIT_S),
-    "a router is opened": (_router_opens, WAIT_S),
-    "a router closes": (_router_closes, 1.0),
+    "a router opens, publishes and closes": (_router_ends, 1.0),
     "an affinity router goes on": (_affinity_goes_on, 2.0),
 }
 """And the seconds that each has."""
 
-BLOCKING_ALONE = ("Recorder.run(stop)", "pollTimeoutMs", "recorder", "router")
+ONE_FACE = {
+    "blocking": ("Recorder.run(stop)", "pollTimeoutMs", "recorder", "router"),
+    "asyncio": ("messages(", "a serial consumer"),
+}
+"""What there is for threads alone, and what tools/make-twins makes of an asyncio face."""
 
 
 def faces_of(cases: dict[str, Any]) -> list[tuple[str, str]]:
     """Each case with each face that it has."""
-    return [
-        (case, face)
-        for case in cases
-        for face in FACES
-        if face == "blocking" or not any(each in case for each in BLOCKING_ALONE)
-    ]
+    others = {"blocking": ONE_FACE["asyncio"], "asyncio": ONE_FACE["blocking"]}
+    return [(case, face) for case in cases for face in FACES if not any(each in case for each in others[face])]
 
 
 @pytest.mark.parametrize(("wait", "face"), faces_of(BROKER_FROZEN))
@@ -463,8 +428,7 @@ def test_what_is_asked_for_rarely_does_not_hold_the_stop(
     monkeypatch.setattr("relatum.waiting._repeating.BACKOFF_S", (90.0, 90.0))
     broker = f"amqp://guest:guest@127.0.0.1:{free_port((0, STREAM_OFFSET))}" if is_away else place.amqp
     stop = threading.Event()
-    recorder = Recorder(broker, place.database, [unique_name()])
-    thread = threading.Thread(target=recorder.run, args=[stop], daemon=True)
+    thread = threading.Thread(target=Recorder(broker, place.database, [unique_name()]).run, args=[stop], daemon=True)
     thread.start()
     wait_until(lambda: told in caplog.text, what="what it waits for is told")
     with in_time(STOP_S):
@@ -473,31 +437,26 @@ def test_what_is_asked_for_rarely_does_not_hold_the_stop(
     assert not thread.is_alive()
 
 
+@pytest.mark.parametrize("face", ["blocking"])
 @pytest.mark.parametrize("has_own_engine", [True, False])
-def test_a_locked_table_is_let_go_and_recorded_later(has_own_engine: bool, place: Place) -> None:
+def test_a_locked_table_is_let_go_and_recorded_later(has_own_engine: bool, failing: FailingPlace) -> None:
     """A recorder that waits for a lock stops in time, through a shared database, too; the next one records it once."""
-    theirs = Database(place.database, refusing=None)
-    given = place.database if has_own_engine else theirs
-    for number in (1, 2):
-        stop = threading.Event()
-        recorder = Recorder(place.amqp, given, [place.stream], keys=["order_id"])
-        thread = threading.Thread(target=recorder.run, args=[stop], daemon=True)
-        thread.start()
-        if number == 1:
-            place.put((b"a", {"order_id": 1}))
-        place.wait_recorded()
-        if number == 1:
-            with locked(place.database, "relationships"):
-                place.put((b"b", {"order_id": 2}))
-                wait_until(lambda: _is_waited_for(place.engine), what="the recorder waits for the lock")
-                with in_time(STOP_S):
-                    stop.set()
-                    thread.join(90)
-        stop.set()
-        thread.join(90)
-        assert not thread.is_alive()
-    assert place.values() == ["1", "2"]
-    theirs.close()
+    place = failing.place
+    shared = failing.enter(closing(Database(place.database, refusing=None)))
+    given = place.database if has_own_engine else shared
+    recorder = Recorder(place.amqp, given, [place.stream], keys=["order_id"])
+    thread, stop = _running(failing, recorder)
+    place.put((b"a", {"order_id": 2}))
+    place.wait_recorded()
+    with failing.fault("locked relationships"):
+        place.put((b"b", {"order_id": 3}))
+        somebody_waits(place.database)
+        with in_time(STOP_S):
+            stop.set()
+            thread.join(90)
+    assert not thread.is_alive()
+    place.record()
+    assert place.values() == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("face", ["blocking"])
@@ -514,17 +473,7 @@ def test_a_recorder_goes_on_when_the_database_does(failing: FailingPlace, caplog
     stop.set()
     thread.join(90)
     short.close()
-    numbers = [value for value in place.values() if len(value) < 3]
-    assert numbers == ["1", *(str(number) for number in range(1, 50))]
-
-
-def test_a_migration_waits_for_locks_in_time(empty_database_url: str) -> None:
-    """A migration that meets a lock ends with a word on locks, changes nothing, and may be repeated."""
-    make_release_0_4(empty_database_url)
-    is_locked = pytest.raises(DatabaseUnavailable, match="holds a lock")
-    with locked(empty_database_url, "super_streams"), in_time(WAIT_S), is_locked:
-        upgrade(empty_database_url, lock_timeout_s=WAIT_S)
-    upgrade(empty_database_url)
+    assert place.values() == ["1", *(str(number) for number in range(1, 50))]
 
 
 def test_what_commands_do_once_ends_by_the_urls_limit(amqp_url: str, database_url: str) -> None:

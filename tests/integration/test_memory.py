@@ -10,12 +10,13 @@ import sqlalchemy as sa
 
 from tests.support._raw_publisher import Batch, RawPublisher
 from tests.support._recording import recorded_to
+from tests.support.place import Place
 
 KEYED = b"\0\x53\x74\xc1\x0f\x02\xa1\x08order_id\xa1\x02o1" + b"\0\x53\x75\xa0\x01b"
 """A message with the header `order_id`."""
 
 MEASURE = """
-import resource, sys, threading, time
+import resource, sys
 {imports}
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
@@ -25,23 +26,12 @@ print(peak() - before)
 """
 
 RECORD = MEASURE.format(
-    imports="from relatum.recording import Recorder\nfrom relatum.store import make_engine\nimport sqlalchemy",
+    imports="from relatum.store import make_engine\nfrom tests.support import recording, wait_recorded",
     work="""
-broker, database, stream, end = sys.argv[1:]
+broker, database, stream = sys.argv[1:]
 engine = make_engine(database)
-stop = threading.Event()
-recorder = Recorder(broker, database, [stream], keys=["order_id"])
-thread = threading.Thread(target=recorder.run, args=(stop,))
-thread.start()
-query = sqlalchemy.text("SELECT max(to_offset) FROM relatum.coverage JOIN relatum.streams USING (stream_id)")
-deadline = time.monotonic() + 500
-while time.monotonic() < deadline:
-    with engine.connect() as connection:
-        if (connection.execute(query).scalar_one() or 0) >= int(end):
-            break
-    time.sleep(0.1)
-stop.set()
-thread.join()
+with recording(broker, engine, stream, keys=["order_id"]):
+    wait_recorded(broker, engine, stream, limit_s=500)
 engine.dispose()
 """,
 )
@@ -75,22 +65,17 @@ def bomb(record: bytes, count: int = 65_535) -> Batch:
     return 1, count, len(content), gzip.compress(content)
 
 
-@pytest.fixture
-def bombed(stream_url: str, stream_name: str) -> str:
-    """A stream with a quarter of a million small messages in 28 kB: one chunk of four gzip batches."""
-    with RawPublisher(stream_url, stream_name) as publisher:
-        publisher.publish(*[bomb(KEYED)] * 4)
-    return stream_name
-
-
 @pytest.mark.differs  # They do not; comparing so many takes half a minute, and the test counts them itself.
-def test_a_recorder_takes_batches_of_small_records_apart_piece_by_piece(
-    amqp_url: str, database_url: str, engine: sa.Engine, bombed: str
-) -> None:
-    """28 kB that hold a quarter of a million messages are recorded, each of them, within some ten MiB."""
-    assert measured(RECORD, amqp_url, database_url, bombed, str(4 * 65_535)) < 70
-    assert recorded_to(engine, bombed) == 4 * 65_535
-    with engine.connect() as connection:
+def test_a_recorder_takes_batches_of_small_records_apart_piece_by_piece(place: Place) -> None:
+    """28 kB that hold a quarter of a million messages are recorded, each of them, within some ten MiB.
+
+    They are one chunk of four gzip batches.
+    """
+    with RawPublisher(place.stream_url, place.stream) as publisher:
+        publisher.publish(*[bomb(KEYED)] * 4)
+    assert measured(RECORD, place.amqp, place.database, place.stream) < 70
+    assert recorded_to(place.engine, place.stream) == 4 * 65_535
+    with place.engine.connect() as connection:
         rows = connection.execute(sa.text("SELECT count(*) FROM relatum.relations WHERE value = 'o1'")).scalar_one()
     assert rows == 4 * 65_535
 

@@ -15,14 +15,17 @@ import relatum
 from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
 from relatum.contexts import SerialConsumer, SerialOptions
 from relatum.errors import ConfigurationError, DatabaseUnavailable
-from relatum.store import make_engine, parse_database, translated_errors
+from relatum.store import as_engine, make_engine, translated_errors
+from relatum.superstreams import Layout
 from relatum_consumer import AsyncRelations, Relations
 from relatum_migrations import current, head, upgrade
 from tests.support import broker_connection, recording, unique_name, wait_recorded, wait_until
 from tests.support.commits import written
 from tests.support.pgbouncer import holds_statements, pgbouncer
+from tests.support.place import Place
 from tests.support.serial_consuming import serial_bed
-from tests.support.super_streams import super_stream
+
+PARTITIONS = 2
 
 SESSIONS = 3
 """Sessions that all clients share."""
@@ -43,24 +46,23 @@ def pooled_url(request: pytest.FixtureRequest, database_url: str, tmp_path: Path
         yield url
 
 
-def test_rows_and_answers_are_the_streams(amqp_url: str, stream_url: str, database_url: str, pooled_url: str) -> None:
+def test_rows_and_answers_are_the_streams(place: Place, layout: Layout, pooled_url: str) -> None:
     """Affinity routers, a recorder and look-ups of many threads share three sessions, and each answer is right."""
-    del database_url  # after the test, its rows are compared with the streams
-    with super_stream(amqp_url, stream_url, 2) as layout, ExitStack() as stack:
+    with ExitStack() as stack:
         streams = [partition.stream for partition in layout]
         engine = make_engine(pooled_url)
         stack.callback(engine.dispose)
-        stack.enter_context(recording(amqp_url, engine, *streams, keys=["order_id", "host"]))
-        channel = stack.enter_context(broker_connection(amqp_url)).channel()
+        stack.enter_context(recording(place.amqp, engine, *streams, keys=["order_id", "host"]))
+        channel = stack.enter_context(broker_connection(place.amqp)).channel()
         channel.confirm_delivery()
         with relatum.AffinityRouter(layout.super_stream, pooled_url) as router:
             for number in range(60):
                 headers = {"affinity_set": f"set {number % 6}", "order_id": number % 20, "host": f"h{number % 2}"}
                 router.publish(channel, b"%d" % number, pika.BasicProperties(headers=headers))
         for stream in streams:
-            wait_recorded(amqp_url, engine, stream)
+            wait_recorded(place.amqp, engine, stream)
         expected = {order: {b"%d" % number for number in range(order, 60, 20)} for order in range(20)}
-        relations = stack.enter_context(Relations(amqp_url, pooled_url, timeout_s=240))
+        relations = stack.enter_context(Relations(place.amqp, pooled_url, timeout_s=240))
 
         def found(order: int) -> set[bytes]:
             ids = relations.find("order_id", order, streams=streams).ids
@@ -70,7 +72,7 @@ def test_rows_and_answers_are_the_streams(amqp_url: str, stream_url: str, databa
         with ThreadPoolExecutor(8) as threads:
             asked = [order for order in range(20) for _ in range(5)]
             assert list(threads.map(found, asked)) == [expected[order] for order in asked]
-        assert asyncio.run(_found_by_tasks(amqp_url, pooled_url, streams)) == [3] * 100
+        assert asyncio.run(_found_by_tasks(place.amqp, pooled_url, streams)) == [3] * 100
 
 
 async def _found_by_tasks(amqp_url: str, pooled_url: str, streams: list[str]) -> list[int]:
@@ -79,28 +81,22 @@ async def _found_by_tasks(amqp_url: str, pooled_url: str, streams: list[str]) ->
         return [len(answer.ids) for answer in await asyncio.gather(*asked)]
 
 
-def test_each_message_counts_once_for_a_serial_consumer(amqp_url: str, database_url: str, pooled_url: str) -> None:
+def test_each_message_counts_once_for_a_serial_consumer(place: Place, pooled_url: str) -> None:
     """Positions move with what the application writes, in one transaction each."""
-    engine, pooled = make_engine(database_url), make_engine(pooled_url)
-    written.create(engine)
-    try:
-        with serial_bed(amqp_url, pooled) as bed:
-            for number in range(40):
-                bed.publish(number % 2, f"context {number % 4}", str(number))
-            with SerialConsumer(
-                bed.name, "test", SerialOptions(lease_s=60.0, batch_messages=3), database=pooled_url, broker=amqp_url
-            ) as consumer:
-                while len(_bodies(engine)) < 40:
-                    batch = consumer.next_batch(90.0)
-                    assert batch is not None
-                    with batch.transaction() as connection:
-                        rows = [{"body": message.body.decode()} for message in batch]
-                        connection.execute(sa.insert(written), rows)
-        assert sorted(_bodies(engine), key=int) == [str(number) for number in range(40)]
-        assert [body for body in _bodies(engine) if int(body) % 4 == 1] == [str(number) for number in range(1, 40, 4)]
-    finally:
-        pooled.dispose()
-        engine.dispose()
+    written.create(place.engine)
+    with as_engine(pooled_url) as pooled, serial_bed(place.amqp, pooled) as bed:
+        for number in range(40):
+            bed.publish(number % 2, f"context {number % 4}", str(number))
+        options = SerialOptions(lease_s=60.0, batch_messages=3)
+        with SerialConsumer(bed.name, "test", options, database=pooled_url, broker=place.amqp) as consumer:
+            while len(_bodies(place.engine)) < 40:
+                batch = consumer.next_batch(90.0)
+                assert batch is not None
+                with batch.transaction() as connection:
+                    connection.execute(sa.insert(written), [{"body": message.body.decode()} for message in batch])
+    bodies = _bodies(place.engine)
+    assert sorted(bodies, key=int) == [str(number) for number in range(40)]
+    assert [body for body in bodies if int(body) % 4 == 1] == [str(number) for number in range(1, 40, 4)]
 
 
 def _bodies(engine: sa.Engine) -> list[str]:
@@ -108,37 +104,32 @@ def _bodies(engine: sa.Engine) -> list[str]:
         return list(connection.scalars(sa.select(written.c.body).order_by(written.c.id)))
 
 
-def test_each_message_is_collected_once(amqp_url: str, stream_name: str, engine: sa.Engine, pooled_url: str) -> None:
+def test_each_message_is_collected_once(place: Place, pooled_url: str) -> None:
     """Bulks are written in transactions that store their results too; publishers learn what became of theirs."""
-    written.create(engine)
+    written.create(place.engine)
 
     def write(bulk: Bulk) -> None:
         assert bulk.connection is not None
         rows = [{"body": each.message.body.decode()} for each in bulk.messages]
         bulk.connection.execute(sa.insert(written), rows)
 
+    def publish(number: int) -> relatum.Receipt:
+        properties = pika.BasicProperties(type="order", headers={"customer": number})
+        return relatum.publish(channel, "", place.stream, b"%d" % number, properties)
+
     name = unique_name("collector")
-    collector = relatum.MessageCollector(name, database=pooled_url, broker=amqp_url, streams=[stream_name])
+    collector = relatum.MessageCollector(name, database=pooled_url, broker=place.amqp, streams=[place.stream])
     collector.register_executor("order", write, ExecutorOptions(bulk_messages=7, max_age_s=0.1, joins_transaction=True))
-    with broker_connection(amqp_url) as connection:
+    with broker_connection(place.amqp) as connection:
         relatum.intercept(connection, database=pooled_url, keys=["customer"])
         channel = connection.channel()
         with collector:
-            receipts = [
-                relatum.publish(
-                    channel,
-                    "",
-                    stream_name,
-                    b"%d" % number,
-                    pika.BasicProperties(type="order", headers={"customer": number}),
-                )
-                for number in range(30)
-            ]
+            receipts = [publish(number) for number in range(30)]
             outcomes = [receipt.outcome(timeout_s=60, collector=name).status for receipt in receipts]
             assert outcomes == [OutcomeStatus.SUCCEEDED] * 30
             wait_until(lambda: receipts[-1].wait(90), what="the last message is recorded")
         relatum.release(connection)
-    assert sorted(map(int, _bodies(engine))) == list(range(30))
+    assert sorted(map(int, _bodies(place.engine))) == list(range(30))
 
 
 def test_the_schema_is_made_through_a_pooler(empty_database_url: str, tmp_path: Path) -> None:
@@ -185,24 +176,17 @@ def _ask(engine: sa.Engine) -> None:
             connection.execute(sa.text("SELECT :number + 1"), {"number": 1})
 
 
-@pytest.mark.parametrize(
-    ("query", "said"), [("?options=-csearch_path%3Dx", "startup parameter"), ("?replication=true", "replication")]
-)
-def test_what_a_pooler_refuses_at_the_start_is_named(database_url: str, tmp_path: Path, query: str, said: str) -> None:
+def test_what_a_pooler_refuses_at_the_start_is_named(database_url: str, tmp_path: Path) -> None:
     """Nothing that is repeated would help."""
     with pgbouncer(database_url, tmp_path) as url:
-        assert parse_database(url + query)
-        engine = make_engine(url + query)
-        with pytest.raises(ConfigurationError, match=said), translated_errors(), engine.connect():
-            pass
-        engine.dispose()
+        for query, said in (("?options=-csearch_path%3Dx", "startup parameter"), ("?replication=true", "replication")):
+            with as_engine(url + query) as engine, pytest.raises(ConfigurationError, match=said), translated_errors():
+                engine.connect()
 
 
 def test_a_pooler_that_takes_no_more_clients_is_waited_for(database_url: str, tmp_path: Path) -> None:
     """Its limit of connections passes, and says so."""
-    with pgbouncer(database_url, tmp_path, clients_max=1) as url, psycopg.connect(url):
-        engine = make_engine(url)
-        with pytest.raises(DatabaseUnavailable) as refused, translated_errors(), engine.connect():
-            pass
+    with pgbouncer(database_url, tmp_path, clients_max=1) as url, psycopg.connect(url), as_engine(url) as engine:
+        with pytest.raises(DatabaseUnavailable) as refused, translated_errors():
+            engine.connect()
         assert refused.value.reason == "connections"
-        engine.dispose()

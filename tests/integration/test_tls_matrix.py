@@ -9,17 +9,17 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from inspect import isawaitable
 from typing import Any
 
 import aio_pika
 import kombu
 import pika
-import psycopg
 import pytest
 from celery import Celery
 from pika.credentials import ExternalCredentials
-from psycopg import sql
 from pyspark.sql.types import StructType
 from typer.testing import CliRunner
 
@@ -27,8 +27,8 @@ import relatum
 from pyspark_relatum import DefaultSource
 from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCollector
 from relatum.command import complete_app
-from relatum.contexts import AsyncSerialConsumer, SerialConsumer
-from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, RelatumError, TlsRefused
+from relatum.contexts import AsyncSerialConsumer
+from relatum.errors import AccessRefused, BrokerUnavailable, RelatumError, TlsRefused
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.recording import Recorder
 from relatum.store import make_engine
@@ -36,9 +36,10 @@ from relatum.superstreams import declare_super_stream, describe_super_stream
 from relatum_consumer import AsyncRelations, Relations
 from relatum_spark import Broker as SparkBroker
 from tests.support import declare_stream, publish_plain, record, unique_name, wait_until
+from tests.support.databases import Databases
 from tests.support.tls import KEY_PASSWORD, TlsBroker
 
-STREAM, SUPER = "tls-stream", "tls-super"
+STREAM, SUPER, LARGE = "tls-stream", "tls-super", "tls-large"
 WAIT_S = 30.0
 BY_STREAMS_SINCE = (3, 12, 1)
 """The first RabbitMQ that takes EXTERNAL by the stream protocol."""
@@ -53,29 +54,22 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(
-    tmp_path_factory: pytest.TempPathFactory, database_server_url: str, _migrated_template: str
-) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory, _databases: Databases) -> Iterator[World]:
     """All cases share it."""
-    name = unique_name("relatum_tls").replace("-", "_")
-
-    def administer(statement: str, *names: str) -> None:
-        with psycopg.connect(database_server_url, autocommit=True) as connection:
-            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
-
-    administer("CREATE DATABASE {} TEMPLATE {}", name, _migrated_template)
-    database = database_server_url.rpartition("/")[0] + f"/{name}"
+    database = _databases.take()
     with TlsBroker(tmp_path_factory.mktemp("tls")) as tls:
         plain = tls.server.broker_url
-        declare_stream(plain, STREAM)
         declare_super_stream(plain, SUPER, 1)
+        for stream in (STREAM, LARGE):
+            declare_stream(plain, stream)
         publish_plain(plain, STREAM, [(b"first", {"order_id": "o-1"})])
+        publish_plain(plain, LARGE, [b"x" * 100_000] * 20)
         publish_plain(plain, f"{SUPER}-0", [b"of the super stream"])
         engine = make_engine(database)
         record(plain, engine, STREAM, keys=["order_id"])
         engine.dispose()
         yield World(tls, database)
-    administer("DROP DATABASE {} WITH (FORCE)", name)
+    _databases.give_back(database)
 
 
 @dataclass(frozen=True)
@@ -83,200 +77,137 @@ class Way:
     """One way to tell how to log in.
 
     Attributes:
-        url: The broker's URL.
-        options: What is given in code beside it.
-        raises: The error, and what it must say; None where it works.
+        url: The broker's URL, for `TlsBroker.url`.
+        context: The client's certificate in a context given in code, "" for one without; None for no context.
+        options: What else is given in code.
+        raises: The error; None where it works.
+        says: What it must say.
         system_trust: Whether SSL_CERT_FILE names the authority.
     """
 
-    url: Callable[[TlsBroker], str]
-    options: Callable[[TlsBroker], dict[str, Any]] = field(default=lambda _tls: {})
-    raises: tuple[type[RelatumError] | tuple[type[RelatumError], ...], str] | None = None
+    url: str
+    context: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    raises: type[RelatumError] | tuple[type[RelatumError], ...] | None = None
+    says: str = ""
     system_trust: bool = False
-    is_external: bool = False
 
     def prepare(self, tls: TlsBroker, patch: pytest.MonkeyPatch) -> tuple[str, dict[str, Any]]:
         """The URL and the options."""
         if self.system_trust:
             patch.setenv("SSL_CERT_FILE", str(tls.file("authority.pem")))
-        return self.url(tls), self.options(tls)
+        context = {} if self.context is None else {"ssl_context": tls.context(self.context or None)}
+        return tls.url(self.url), context | self.options
 
 
-def _ca(tls: TlsBroker, name: str = "cacertfile") -> str:
-    return f"{name}={tls.file('authority.pem')}"
-
-
-def _client(tls: TlsBroker, name: str) -> str:
-    return f"certfile={tls.file(f'{name}.pem')}&keyfile={tls.file(f'{name}.key')}"
-
-
-def _secure(*parts: Callable[[TlsBroker], str], login: bool = True) -> Callable[[TlsBroker], str]:
-    return lambda tls: tls.amqp_url(tls.secure, "&".join(part(tls) for part in parts), login=login)
-
-
-def _with(name: str) -> Callable[[TlsBroker], str]:
-    return lambda tls: _client(tls, name)
-
-
-BY_HANGING_UP = TlsRefused, BrokerUnavailable
+BY_HANGING_UP = {"raises": (TlsRefused, BrokerUnavailable), "says": "client cert|No AMQP|failed|was lost"}
 """With TLS 1.3 the broker's refusal of a client's certificate may be lost on its way; its log has it."""
 
 WAYS: dict[str, Way] = {
-    "plain": Way(lambda tls: tls.amqp_url(tls.plain, is_tls=False)),
-    "system": Way(_secure(), system_trust=True),
-    "ca-url": Way(_secure(_ca)),
-    "ca-url-of-aiormq": Way(_secure(lambda tls: _ca(tls, "cafile"))),
-    "ca-context": Way(_secure(), lambda tls: {"ssl_context": tls.context()}),
-    "client-url": Way(_secure(_ca, _with("relatum"))),
-    "client-locked-url": Way(_secure(_ca, _with("client-locked"), lambda _: f"password={KEY_PASSWORD}")),
-    "client-context": Way(_secure(), lambda tls: {"ssl_context": tls.context("relatum")}),
-    "external-url": Way(
-        _secure(_ca, _with("relatum"), lambda _: "auth_mechanism=external", login=False), is_external=True
+    "plain": Way("amqp://{login}{plain}"),
+    "system": Way("amqps://{login}{secure}", system_trust=True),
+    "ca-url": Way("amqps://{login}{secure}?{ca}"),
+    "ca-url-of-streams": Way("rabbitmq-stream+tls://{login}{secure_streams}?{ca}"),
+    "ca-context": Way("amqps://{login}{secure}", ""),
+    "client-url": Way("amqps://{login}{secure}?{ca}&{relatum}"),
+    "client-locked-url": Way("amqps://{login}{secure}?{ca}&{client_locked}"),
+    "client-context": Way("amqps://{login}{secure}", "relatum"),
+    "external-url": Way("amqps://{secure}?{ca}&{relatum}&auth_mechanism=external"),
+    "external-context": Way("amqps://{secure}", "relatum", {"auth_mechanism": "EXTERNAL"}),
+    "unverified": Way("amqps://{login}{elsewhere}?verify=verify_none"),
+    "other-name": Way("amqps://{login}{elsewhere}?{ca}&server_name_indication=broker.example"),
+    "asked-for-client": Way("amqps://{login}{asking}?{ca}&{relatum}"),
+    "wrong-ca": Way("amqps://{login}{secure}?{strange_ca}", raises=TlsRefused, says="is not trusted.*vouches"),
+    "no-ca": Way("amqps://{login}{secure}", raises=TlsRefused, says="is not trusted.*cacertfile"),
+    "no-ca-of-streams": Way("rabbitmq-stream+tls://{login}{secure_streams}", raises=TlsRefused, says="is not trusted"),
+    "wrong-host": Way("amqps://{login}{elsewhere}?{ca}", raises=TlsRefused, says="not valid for 'localhost'"),
+    "wrong-host-of-streams": Way(
+        "rabbitmq-stream+tls://{login}{elsewhere_streams}?{ca}", raises=TlsRefused, says="not valid for 'localhost'"
     ),
-    "external-context": Way(
-        _secure(login=False),
-        lambda tls: {"ssl_context": tls.context("relatum"), "auth_mechanism": "EXTERNAL"},
-        is_external=True,
-    ),
-    "unverified": Way(lambda tls: tls.amqp_url(tls.elsewhere, "verify=verify_none")),
-    "other-name": Way(lambda tls: tls.amqp_url(tls.elsewhere, f"{_ca(tls)}&server_name_indication=broker.example")),
-    "asked-for-client": Way(lambda tls: tls.amqp_url(tls.asking, f"{_ca(tls)}&{_client(tls, 'relatum')}")),
-    "wrong-ca": Way(
-        _secure(lambda tls: f"cacertfile={tls.file('stranger.pem')}"), raises=(TlsRefused, "is not trusted.*vouches")
-    ),
-    "no-ca": Way(_secure(), raises=(TlsRefused, "is not trusted.*cacertfile")),
-    "wrong-host": Way(
-        lambda tls: tls.amqp_url(tls.elsewhere, _ca(tls)), raises=(TlsRefused, "not valid for 'localhost'")
-    ),
-    "expired": Way(lambda tls: tls.amqp_url(tls.expired, _ca(tls)), raises=(TlsRefused, "has expired")),
-    "missing-client": Way(
-        lambda tls: tls.amqp_url(tls.asking, _ca(tls)),
-        raises=(BY_HANGING_UP, "client cert|No AMQP|failed|was lost"),
-    ),
-    "strange-client": Way(
-        _secure(_ca, _with("client-strange")), raises=(BY_HANGING_UP, "client cert|No AMQP|failed|was lost")
-    ),
-    "expired-client": Way(
-        _secure(_ca, _with("client-expired")), raises=(BY_HANGING_UP, "client cert|No AMQP|failed|was lost")
-    ),
+    "expired": Way("amqps://{login}{expired}?{ca}", raises=TlsRefused, says="has expired"),
+    "missing-client": Way("amqps://{login}{asking}?{ca}", **BY_HANGING_UP),
+    "strange-client": Way("amqps://{login}{secure}?{ca}&{client_strange}", **BY_HANGING_UP),
+    "expired-client": Way("amqps://{login}{secure}?{ca}&{client_expired}", **BY_HANGING_UP),
     "external-unknown": Way(
-        _secure(
-            *(_ca, _with("client-locked"), lambda _: f"password={KEY_PASSWORD}&auth_mechanism=external"), login=False
-        ),
-        raises=(AccessRefused, "client certificate's user"),
-        is_external=True,
+        "amqps://{secure}?{ca}&{client_locked}&auth_mechanism=external",
+        raises=AccessRefused,
+        says="client certificate's user",
     ),
-    "tls-at-plain-port": Way(lambda tls: tls.amqp_url(tls.plain, _ca(tls)), raises=(TlsRefused, "does not speak TLS")),
-    "plain-at-tls-port": Way(
-        lambda tls: tls.amqp_url(tls.secure, is_tls=False), raises=(BrokerUnavailable, "No AMQP 0.9.1 at")
+    "tls-at-plain-port": Way("amqps://{login}{plain}?{ca}", raises=TlsRefused, says="does not speak TLS"),
+    "tls-at-plain-port-of-streams": Way(
+        "rabbitmq-stream+tls://{login}{plain_streams}?{ca}", raises=(TlsRefused, BrokerUnavailable)
     ),
+    "plain-at-tls-port": Way("amqp://{login}{secure}", raises=BrokerUnavailable, says="No AMQP 0.9.1 at"),
 }
 
 
-def _address(url: str, options: dict[str, Any]) -> BrokerAddress:
-    return BrokerAddress.of(url, **options)
+# --- components: each asks for something, and may be awaited ---------------------------------------------------------
 
 
 def _reader(_world: World, url: str, options: dict[str, Any]) -> None:
     with StreamReader.open(url, **options) as reader:
         assert reader.read(STREAM, 0).body == b"first"
+        assert sum(len(each.body or b"") for each in reader.iterate(LARGE)) == 2_000_000
 
 
-def _async_reader(_world: World, url: str, options: dict[str, Any]) -> None:
-    async def main() -> bytes | None:
-        async with await AsyncStreamReader.open(url, **options) as reader:
-            return (await reader.read(STREAM, 0)).body
-
-    assert asyncio.run(main()) == b"first"
+async def _async_reader(_world: World, url: str, options: dict[str, Any]) -> None:
+    async with await AsyncStreamReader.open(url, **options) as reader:
+        assert (await reader.read(STREAM, 0)).body == b"first"
+        assert sum([len(each.body or b"") async for each in reader.iterate(LARGE)]) == 2_000_000
 
 
-def _relations(world: World, url: str, options: dict[str, Any]) -> None:
-    with Relations(url, world.database, **options) as relations:
-        assert [message.body for message in relations.find("order_id", "o-1").messages] == [b"first"]
-
-
-def _async_relations(world: World, url: str, options: dict[str, Any]) -> None:
-    async def main() -> list[bytes | None]:
-        async with AsyncRelations(url, world.database, **options) as relations:
-            return [message.body for message in (await relations.find("order_id", "o-1")).messages]
-
-    assert asyncio.run(main()) == [b"first"]
+async def _relations(world: World, url: str, options: dict[str, Any]) -> None:
+    async with AsyncRelations(url, world.database, **options) as relations:
+        assert [message.body for message in (await relations.find("order_id", "o-1")).messages] == [b"first"]
 
 
 def _recorder(world: World, url: str, options: dict[str, Any]) -> None:
-    stop, ended = threading.Event(), []
-    recorder = Recorder(url, world.database, [STREAM], **options)
-
-    def run() -> None:
+    stop, recorder = threading.Event(), Recorder(url, world.database, [STREAM], **options)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(recorder.run, stop)
         try:
-            recorder.run(stop)
-        except RelatumError as error:
-            ended.append(error)
+            wait_until(lambda: running.done() or recorder.statistics().streams[STREAM].is_recording, WAIT_S)
+        finally:
+            stop.set()
+    running.result()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        wait_until(lambda: bool(ended) or recorder.statistics().streams[STREAM].is_recording, WAIT_S)
-    finally:
-        stop.set()
-        thread.join(WAIT_S)
-    if ended:
-        raise ended[0]
+
+def _collecting(world: World, url: str) -> dict[str, Any]:
+    return {
+        "name": unique_name("tls"),
+        "database": world.database,
+        "broker": url,
+        "streams": [STREAM],
+        "type_of": lambda _: "any",
+    }
 
 
 def _collector(world: World, url: str, options: dict[str, Any]) -> None:
-    seen = threading.Event()
-    collector = MessageCollector(
-        unique_name("tls"), database=world.database, broker=url, streams=[STREAM], type_of=lambda _: "any", **options
-    )
+    seen, collector = threading.Event(), MessageCollector(**_collecting(world, url), **options)
     collector.register_executor("any", lambda _bulk: seen.set(), ExecutorOptions(bulk_messages=1))
-    collector.start()
-    try:
+    with collector:
         assert seen.wait(WAIT_S)
-    finally:
-        collector.close()
 
 
-def _async_collector(world: World, url: str, options: dict[str, Any]) -> None:
-    async def main() -> None:
-        seen = asyncio.Event()
+async def _async_collector(world: World, url: str, options: dict[str, Any]) -> None:
+    seen, collector = asyncio.Event(), AsyncMessageCollector(**_collecting(world, url), **options)
 
-        async def execute(_bulk: object) -> None:
-            seen.set()
+    async def execute(_bulk: object) -> None:
+        seen.set()
 
-        name = unique_name("tls")
-        collector = AsyncMessageCollector(
-            name, database=world.database, broker=url, streams=[STREAM], type_of=lambda _: "any", **options
-        )
-        collector.register_executor("any", execute, ExecutorOptions(bulk_messages=1))
-        await collector.start()
-        try:
-            await asyncio.wait_for(seen.wait(), WAIT_S)
-        finally:
-            await collector.close()
-
-    asyncio.run(main())
+    collector.register_executor("any", execute, ExecutorOptions(bulk_messages=1))
+    async with collector:
+        await asyncio.wait_for(seen.wait(), WAIT_S)
 
 
-def _serial(world: World, url: str, options: dict[str, Any]) -> None:
-    with SerialConsumer(SUPER, unique_name("tls"), database=world.database, broker=url, **options) as consumer:
-        assert next(consumer.messages(WAIT_S)).body == b"of the super stream"
-
-
-def _async_serial(world: World, url: str, options: dict[str, Any]) -> None:
-    async def main() -> bytes | None:
-        name = unique_name("tls")
-        consumer = AsyncSerialConsumer(SUPER, name, database=world.database, broker=url, **options)
-        async with consumer, contextlib.aclosing(consumer.messages(WAIT_S)) as messages:  # type: ignore[type-var]
-            async for message in messages:
-                return message.body
-        return None
-
-    assert asyncio.run(main()) == b"of the super stream"
+async def _serial(world: World, url: str, options: dict[str, Any]) -> None:
+    consumer = AsyncSerialConsumer(SUPER, unique_name("tls"), database=world.database, broker=url, **options)
+    async with consumer, contextlib.aclosing(consumer.messages(WAIT_S)) as messages:  # type: ignore[type-var]
+        assert (await anext(aiter(messages))).body == b"of the super stream"
 
 
 def _super_streams(_world: World, url: str, options: dict[str, Any]) -> None:
-    assert len(describe_super_stream(_address(url, options), SUPER)) == 1
+    assert len(describe_super_stream(BrokerAddress.of(url, **options), SUPER)) == 1
 
 
 def _spark_source(_world: World, url: str, options: dict[str, Any]) -> None:
@@ -296,22 +227,32 @@ def _command(_world: World, url: str, options: dict[str, Any]) -> None:
         raise kind(" ".join(ended.output.split()))
 
 
-def _context(tls: TlsBroker, way: str) -> ssl.SSLContext:
-    return tls.context("relatum" if way in ("client", "external") else None)
+COMPONENTS: dict[str, Callable[[World, str, dict[str, Any]], Any]] = {
+    "reader": _reader,
+    "async-reader": _async_reader,
+    "relations": _relations,
+    "recorder": _recorder,
+    "collector": _collector,
+    "async-collector": _async_collector,
+    "serial": _serial,
+    "super-streams": _super_streams,
+    "spark-source": _spark_source,
+    "spark-sink": _spark_sink,
+    "command": _command,
+}
+BY_URL_ALONE = {"spark-source", "spark-sink", "command"}
+READERS = ("reader", "async-reader")
+"""They log in in each of the ways; all others only have to hand on what they are given. Twins that are made: once."""
+
+HANDED_ON = ("ca-context", "wrong-ca", "external-context")
+"""What works and what logs in by the certificate, as options in code tell it, and what is refused, as a URL does."""
 
 
-def _pika_connection(tls: TlsBroker, way: str) -> pika.BlockingConnection:
-    """A connection as an application makes it, with nothing of Relatum."""
-    port = tls.elsewhere if way == "other-name" else tls.secure
-    user, _, password = tls.credentials.partition(":")
-    return pika.BlockingConnection(
-        pika.ConnectionParameters(
-            "localhost",
-            port.amqp,
-            credentials=ExternalCredentials() if way == "external" else pika.PlainCredentials(user, password),
-            ssl_options=pika.SSLOptions(_context(tls, way), "broker.example" if way == "other-name" else "localhost"),
-        )
-    )
+def _cases() -> Iterator[Any]:
+    for component in COMPONENTS:
+        handed_on = [name.replace("context", "url") if component in BY_URL_ALONE else name for name in HANDED_ON]
+        for name in WAYS if component in READERS else handed_on:
+            yield pytest.param(component, name, id=f"{component}-{name}")
 
 
 def _needs_external(broker_version: tuple[int, ...]) -> None:
@@ -320,116 +261,101 @@ def _needs_external(broker_version: tuple[int, ...]) -> None:
         pytest.skip("this RabbitMQ cannot take EXTERNAL by the stream protocol")
 
 
-@pytest.mark.parametrize("way", ["ca", "client", "external", "other-name"])
-def test_an_intercepted_pika_connection(world: World, way: str, broker_version: tuple[int, ...]) -> None:
-    """The embedded recorder, receipts and settling log in as the connection does, whose options hold all of it."""
-    if way == "external":
-        _needs_external(broker_version)
-    connection = _pika_connection(world.tls, way)
-    try:
-        relatum.intercept(connection, database=world.database, keys=["order_id"])
-        channel = connection.channel()
-        receipt = relatum.publish(channel, "", STREAM, b"by pika", pika.BasicProperties(headers={"order_id": way}))
-        assert [place.stream for place in receipt.wait(WAIT_S)] == [STREAM]
-        assert receipt.settle(WAIT_S) == receipt.wait(WAIT_S)
-        with Relations(world.tls.server.broker_url, world.database) as relations:
-            wait_until(lambda: relations.find("order_id", way).messages, WAIT_S)
-    finally:
-        relatum.release(connection)
-        connection.close()
-
-
-@pytest.mark.parametrize("way", ["ca", "client", "external", "ca-url", "external-url"])
-async def test_an_intercepted_aio_pika_connection(world: World, way: str, broker_version: tuple[int, ...]) -> None:
-    """As with pika; aio-pika has its options in its URL, or a context."""
-    if way.startswith("external"):
-        _needs_external(broker_version)
-    tls = world.tls
-    query = "auth=external" if way.startswith("external") else ""
-    if way.endswith("url"):
-        query += f"&{_ca(tls, 'cafile')}&{_client(tls, 'relatum')}"
-    url = tls.amqp_url(tls.secure, query.lstrip("&"), login="external" not in way)
-    context = None if way.endswith("url") else _context(tls, way)
-    async with await aio_pika.connect(url, ssl_context=context) as connection:
-        relatum.intercept(connection, database=world.database, keys=["order_id"])
-        try:
-            channel = await connection.channel()
-            message = aio_pika.Message(b"by aio-pika", headers={"order_id": f"aio-{way}"})
-            receipt = await relatum.publish_async(channel.default_exchange, message, STREAM)
-            assert [place.stream for place in await receipt.wait(WAIT_S)] == [STREAM]
-        finally:
-            await asyncio.to_thread(relatum.release, connection)
-
-
-@pytest.mark.parametrize("way", ["ca", "client", "external", "other-name"])
-def test_an_intercepted_celery_app(world: World, way: str, broker_version: tuple[int, ...]) -> None:
-    """As with pika; kombu makes the context itself, out of names of files."""
-    if way == "external":
-        _needs_external(broker_version)
-    tls = world.tls
-    port = tls.elsewhere if way == "other-name" else tls.secure
-    options: dict[str, Any] = {"ca_certs": str(tls.file("authority.pem")), "cert_reqs": ssl.CERT_REQUIRED}
-    options["server_hostname"] = "broker.example" if way == "other-name" else "localhost"
-    if way in ("client", "external"):
-        options |= {"certfile": str(tls.file("relatum.pem")), "keyfile": str(tls.file("relatum.key"))}
-    user, _, password = tls.credentials.partition(":")
-    login = {"login_method": "EXTERNAL"} if way == "external" else {"userid": user, "password": password}
-    with kombu.Connection("localhost", port=port.amqp, ssl=options, **login) as connection:
-        app = relatum.intercept(Celery(set_as_current=False), database=world.database, keys=["order_id"])
-        with app.producer_or_acquire(kombu.Producer(connection)) as producer:
-            producer.publish("by Celery", routing_key=STREAM, headers={"order_id": f"celery-{way}"})
-        with Relations(tls.server.broker_url, world.database) as relations:
-            wait_until(lambda: relations.find("order_id", f"celery-{way}").messages, WAIT_S)
-        relatum.release(app)
-
-
-COMPONENTS: dict[str, Callable[[World, str, dict[str, Any]], None]] = {
-    "reader": _reader,
-    "async-reader": _async_reader,
-    "relations": _relations,
-    "async-relations": _async_relations,
-    "recorder": _recorder,
-    "collector": _collector,
-    "async-collector": _async_collector,
-    "serial": _serial,
-    "async-serial": _async_serial,
-    "super-streams": _super_streams,
-    "spark-source": _spark_source,
-    "spark-sink": _spark_sink,
-    "command": _command,
-}
-BY_URL_ALONE = {"spark-source", "spark-sink", "command"}
-READERS = ("reader", "async-reader")
-"""They log in in each of the ways; all others only have to hand on what they are given."""
-
-OF_OTHERS = ("ca-url", "ca-context", "wrong-ca", "external-url", "external-context")
-"""What works, what is refused, and what logs in by the certificate, as URLs and as options in code tell it."""
-
-
-def _cases() -> Iterator[Any]:
-    for component in COMPONENTS:
-        for name in WAYS:
-            if component in BY_URL_ALONE and "context" in name:
-                continue
-            if component not in READERS and name not in OF_OTHERS:
-                continue
-            yield pytest.param(component, name, id=f"{component}-{name}")
-
-
 @pytest.mark.parametrize(("component", "name"), list(_cases()))
 def test_a_way_to_log_in(
     world: World, component: str, name: str, broker_version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What logs in elsewhere does so here; what is refused is one error that names the cause, and no password."""
     way = WAYS[name]
-    if way.is_external and component != "super-streams":
+    if name.startswith("external") and component != "super-streams":
         _needs_external(broker_version)
     url, options = way.prepare(world.tls, monkeypatch)
-    if way.raises is None:
-        COMPONENTS[component](world, url, options)
-        return
-    kind, words = way.raises
-    with pytest.raises(ConfigurationError if component == "command" and kind is ConfigurationError else kind) as caught:
-        COMPONENTS[component](world, url, options)
-    assert re.search(words, str(caught.value)), str(caught.value)
-    assert KEY_PASSWORD not in str(caught.value)
+    with contextlib.nullcontext() if way.raises is None else pytest.raises(way.raises) as caught:
+        asked = COMPONENTS[component](world, url, options)
+        if isawaitable(asked):
+            asyncio.run(asked)  # type: ignore[arg-type]
+    if caught is not None:
+        assert re.search(way.says, str(caught.value)), str(caught.value)
+        assert KEY_PASSWORD not in str(caught.value)
+
+
+# --- clients: the embedded recorder logs in as their connections do, whose options hold all of it ---------------------
+
+
+def _by_pika(tls: TlsBroker, way: str, value: str, options: dict[str, Any]) -> None:
+    """Receipts and settling, too."""
+    port = tls.elsewhere if way == "other-name" else tls.secure
+    parameters = pika.ConnectionParameters(
+        "localhost",
+        port.amqp,
+        credentials=ExternalCredentials() if way == "external" else pika.PlainCredentials(*tls.credentials.split(":")),
+        ssl_options=pika.SSLOptions(
+            tls.context("relatum" if way == "external" else None),
+            "broker.example" if way == "other-name" else "localhost",
+        ),
+    )
+    with contextlib.closing(pika.BlockingConnection(parameters)) as connection:
+        relatum.intercept(connection, **options)
+        properties = pika.BasicProperties(headers={"order_id": value})
+        receipt = relatum.publish(connection.channel(), "", STREAM, b"by pika", properties)
+        assert [place.stream for place in receipt.wait(WAIT_S)] == [STREAM]
+        assert receipt.settle(WAIT_S) == receipt.wait(WAIT_S)
+        relatum.release(connection)
+
+
+async def _by_aio_pika(tls: TlsBroker, way: str, value: str, options: dict[str, Any]) -> None:
+    """It has its options in its URL, or a context."""
+    is_external, in_url = way.startswith("external"), way.endswith("url")
+    login, auth = ("", "auth=external&") if is_external else ("{login}", "")
+    url = tls.url(f"amqps://{login}{{secure}}?{auth}" + "cafile={ca_file}&{relatum}" * in_url)
+    context = None if in_url else tls.context("relatum" if is_external else None)
+    async with await aio_pika.connect(url, ssl_context=context) as connection:
+        relatum.intercept(connection, **options)
+        channel, message = await connection.channel(), aio_pika.Message(b"by aio-pika", headers={"order_id": value})
+        receipt = await relatum.publish_async(channel.default_exchange, message, STREAM)
+        assert [place.stream for place in await receipt.wait(WAIT_S)] == [STREAM]
+        await asyncio.to_thread(relatum.release, connection)
+
+
+def _by_celery(tls: TlsBroker, way: str, value: str, options: dict[str, Any]) -> None:
+    """Kombu makes the context itself, out of names of files."""
+    port = tls.elsewhere if way == "other-name" else tls.secure
+    secure: dict[str, Any] = {"ca_certs": str(tls.file("authority.pem")), "cert_reqs": ssl.CERT_REQUIRED}
+    secure["server_hostname"] = "broker.example" if way == "other-name" else "localhost"
+    if way in ("client", "external"):
+        secure |= {"certfile": str(tls.file("relatum.pem")), "keyfile": str(tls.file("relatum.key"))}
+    user, password = tls.credentials.split(":")
+    login = {"login_method": "EXTERNAL"} if way == "external" else {"userid": user, "password": password}
+    with kombu.Connection("localhost", port=port.amqp, ssl=secure, **login) as connection:
+        app = relatum.intercept(Celery(set_as_current=False), **options)
+        with app.producer_or_acquire(kombu.Producer(connection)) as producer:
+            producer.publish("by Celery", routing_key=STREAM, headers={"order_id": value})
+        _wait_found(tls, value, options["database"])
+        relatum.release(app)
+
+
+def _wait_found(tls: TlsBroker, value: str, database: str) -> None:
+    with Relations(tls.server.broker_url, database) as relations:
+        wait_until(lambda: relations.find("order_id", value).messages, WAIT_S)
+
+
+CLIENTS: dict[Callable[..., Any], tuple[str, ...]] = {
+    _by_pika: ("ca", "external", "other-name"),
+    _by_aio_pika: ("ca", "external", "ca-url", "external-url"),
+    _by_celery: ("ca", "client", "external", "other-name"),
+}
+"""The ways of each."""
+
+
+@pytest.mark.parametrize(("client", "way"), [(client, way) for client, ways in CLIENTS.items() for way in ways])
+def test_what_a_client_publishes_is_recorded(
+    world: World, client: Callable[..., Any], way: str, broker_version: tuple[int, ...]
+) -> None:
+    """By a recorder in its process that is told nothing of TLS: the connection's own options will do."""
+    if way.startswith("external"):
+        _needs_external(broker_version)
+    value = f"{client.__name__} {way}"
+    published = client(world.tls, way, value, {"database": world.database, "keys": ["order_id"]})
+    if isawaitable(published):
+        asyncio.run(published)  # type: ignore[arg-type]
+    _wait_found(world.tls, value, world.database)

@@ -1,7 +1,8 @@
 """Who looks at an intercepted object sees what he would see of a bare one; a tool that wraps its methods does, too."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, closing
 from typing import Any
 
 import aio_pika
@@ -12,62 +13,70 @@ from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from faststream.rabbit import RabbitBroker
 
 import relatum
-from tests.support.unnoticed import looks
-
-Opened = Callable[[str, str], AbstractAsyncContextManager[list[Any]]]
 
 
-@asynccontextmanager
-async def of_pika(amqp_url: str, _stream_url: str) -> AsyncIterator[list[Any]]:
+async def of_pika(stack: AsyncExitStack, url: str) -> list[Any]:
     """A blocking connection, and its channel; what is intercepted is first."""
-    with pika.BlockingConnection(pika.URLParameters(amqp_url)) as connection:
-        yield [connection, connection.channel()]
+    connection = stack.enter_context(pika.BlockingConnection(pika.URLParameters(url)))
+    return [connection, connection.channel()]
 
 
-@asynccontextmanager
-async def of_aio_pika(amqp_url: str, _stream_url: str) -> AsyncIterator[list[Any]]:
+async def of_aio_pika(stack: AsyncExitStack, url: str) -> list[Any]:
     """A connection and its channel."""
-    async with await aio_pika.connect(amqp_url) as connection:
-        yield [connection, await connection.channel()]
+    connection = await stack.enter_async_context(await aio_pika.connect(url))
+    return [connection, await connection.channel()]
 
 
-@asynccontextmanager
-async def of_aio_pika_robust(amqp_url: str, _stream_url: str) -> AsyncIterator[list[Any]]:
+async def of_aio_pika_robust(stack: AsyncExitStack, url: str) -> list[Any]:
     """A connection that connects anew, and its channel."""
-    async with await aio_pika.connect_robust(amqp_url) as connection:
-        yield [connection, await connection.channel()]
+    connection = await stack.enter_async_context(await aio_pika.connect_robust(url))
+    return [connection, await connection.channel()]
 
 
-@asynccontextmanager
-async def of_celery(amqp_url: str, _stream_url: str) -> AsyncIterator[list[Any]]:
+async def of_celery(stack: AsyncExitStack, url: str) -> list[Any]:
     """An app."""
-    with Celery("tests", broker=amqp_url, set_as_current=False) as app:
-        yield [app]
+    return [stack.enter_context(Celery("tests", broker=url, set_as_current=False))]
 
 
-@asynccontextmanager
-async def of_dramatiq(amqp_url: str, _stream_url: str) -> AsyncIterator[list[Any]]:
+async def of_dramatiq(stack: AsyncExitStack, url: str) -> list[Any]:
     """A broker, and its thread's connection and channel."""
-    broker = RabbitmqBroker(url=amqp_url)
-    yield [broker, broker.connection, broker.channel]
-    broker.close()
+    broker = stack.enter_context(closing(RabbitmqBroker(url=url)))
+    return [broker, broker.connection, broker.channel]
 
 
-@asynccontextmanager
-async def of_faststream(amqp_url: str, _stream_url: str) -> AsyncIterator[list[Any]]:
+async def of_faststream(stack: AsyncExitStack, url: str) -> list[Any]:
     """A broker that was started, and its connection."""
-    async with RabbitBroker(amqp_url, logger=None) as broker:
-        await broker.start()
-        yield [broker, broker._connection]
+    broker = await stack.enter_async_context(RabbitBroker(url, logger=None))
+    await broker.start()
+    return [broker, broker._connection]
 
 
 CLIENTS = (of_pika, of_aio_pika, of_aio_pika_robust, of_celery, of_dramatiq, of_faststream)
 
 
+def looks(owner: Any) -> dict[str, tuple[Any, ...]]:
+    """Of each method of an object: names, description, signature, whose it is, and what kind of callable.
+
+    `inspect` goes by the kind, and so does `unittest.mock`, which checks calls of methods by their signature.
+    """
+    found = {}
+    for name in dir(type(owner)):
+        if inspect.isfunction(inspect.getattr_static(type(owner), name)):
+            method = getattr(owner, name)
+            whose = getattr(method, "__self__", None) is owner
+            written = (method.__name__, method.__qualname__, method.__module__, method.__doc__)
+            kinds = [kind(method) for kind in (inspect.ismethod, inspect.isroutine, inspect.iscoroutinefunction)]
+            found[name] = (*written, str(inspect.signature(method)), whose, *kinds)
+    return found
+
+
 @pytest.mark.parametrize("opened", CLIENTS)
-async def test_methods_look_as_they_did(opened: Opened, amqp_url: str, stream_url: str) -> None:
+async def test_methods_look_as_they_did(
+    opened: Callable[[AsyncExitStack, str], Awaitable[list[Any]]], amqp_url: str
+) -> None:
     """Names, signature, object and whether to await: by these do decorators choose. Released, nothing is left."""
-    async with opened(amqp_url, stream_url) as owners:
+    async with AsyncExitStack() as stack:
+        owners = await opened(stack, amqp_url)
         before = [(looks(owner), dict(vars(owner))) for owner in owners]
         relatum.intercept(owners[0], keys=["order"])
         for owner, (looked, _) in zip(owners, before, strict=True):

@@ -211,11 +211,9 @@ class Cluster:
         declare_stream(self.amqp_url(leader), stream, x_queue_leader_locator="client-local", **arguments)
         self._await_places(stream, replicas=int(arguments.get("x_initial_cluster_size", len(NODES))) - 1)
 
-    def places(self, stream: str, *, asked: int | None = None) -> StreamPlaces | None:
-        """Where a stream lies, as one node knows it (None: the first that answers); None where none answers."""
-        for number in NODES if asked is None else (asked,):
-            if asked is None and (number in self._frozen or not self.nodes[number].running):
-                continue
+    def places(self, stream: str) -> StreamPlaces | None:
+        """Where a stream lies, as the first node knows it that answers; None where none answers."""
+        for number in (each for each in NODES if each not in self._frozen and self.nodes[each].running):
             with (
                 suppress(RelatumError),
                 StreamReader.open(self.stream_url(number), timeout_s=5.0) as reader,
@@ -313,7 +311,7 @@ class Cluster:
     def follow(self) -> None:
         """Let all replicas follow again."""
         self._is_lagging = False
-        self._alive(None).eval(f"[catch sys:resume(P) || N <- [node() | nodes()], P <- {_READERS}true]]")
+        self._alive().eval(f"[catch sys:resume(P) || N <- [node() | nodes()], P <- {_READERS}true]]")
 
     def silence(self, stream: str) -> None:
         """Make a stream as it is after an election until a replica answers: no node shows anything of what it has.
@@ -332,13 +330,10 @@ class Cluster:
             )
             assert silenced == "[ok]", silenced
 
-    def _alive(self, other_than: int | None) -> ClusterNode:
+    def _alive(self, other_than: int | None = None) -> ClusterNode:
         """A node that answers."""
-        return next(
-            node
-            for number, node in self.nodes.items()
-            if node.running and number not in self._frozen and number != other_than
-        )
+        is_frozen = self._frozen | {other_than}
+        return next(node for number, node in self.nodes.items() if node.running and number not in is_frozen)
 
     def heal(self) -> None:
         """Undo all faults and wait until the cluster is whole."""

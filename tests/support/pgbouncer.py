@@ -35,26 +35,18 @@ server_tls_sslmode = prefer
 """
 
 
-def pgbouncer_program() -> str:
-    """The path of the program; a test that needs it fails where it is missing."""
-    program = _found()
-    if program is None:
-        pytest.fail("pgbouncer is missing: run tools/install pgbouncer", pytrace=False)
-    return program
-
-
-def _found() -> str | None:
+def _program() -> str | None:
     return shutil.which("pgbouncer") or shutil.which("pgbouncer", path=":".join(_PROGRAMS))
 
 
 def holds_statements() -> bool:
     """Whether the installed version follows prepared statements (1.21 and newer), unless told not to."""
-    program = _found()
+    program = _program()
     if program is None:
         return False  # The tests say so themselves.
     told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    version = told.split()[1].split(".")
-    return (int(version[0]), int(version[1])) >= (1, 21)
+    major, minor = told.split()[1].split(".")[:2]
+    return (int(major), int(minor)) >= (1, 21)
 
 
 @contextmanager
@@ -70,7 +62,9 @@ def pgbouncer(
         clients_max: Connections it takes.
         more: Further lines of its settings.
     """
-    program = pgbouncer_program()
+    program = _program()
+    if program is None:
+        pytest.fail("pgbouncer is missing: run tools/install pgbouncer", pytrace=False)
     given = parse_database(server_url).parameters
     own_port = free_port((0,))
     settings = directory / f"pgbouncer-{own_port}.ini"

@@ -48,7 +48,6 @@ class Proxy:
         self.mode = "pass"
         self.accepts = True
         self.opened = self.most = 0
-        self.given = 0
         self.bytes_per_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
@@ -145,7 +144,6 @@ class Proxy:
                 dropped = self.mode == "blackhole" or (self.mode == "blackhole_replies" and one in self._from_server)
                 if data and not dropped:
                     peer.sendall(data)
-                    self.given += len(data) if one in self._from_server else 0
             except OSError:
                 data = b""
             if not data:

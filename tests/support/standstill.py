@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import psycopg
-import sqlalchemy as sa
 
 from tests.support._waiting import wait_until
 
@@ -63,11 +62,15 @@ def in_time(most_s: float) -> Iterator[None]:
 
 def nobody_waits(database_url: str) -> None:
     """Wait until no session waits for a lock any more: the server was told that nobody wants the answer."""
-    waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted").text
+    _wait_for(False, database_url)
+
+
+def somebody_waits(database_url: str) -> None:
+    """Wait until a session waits for a lock."""
+    _wait_for(True, database_url)
+
+
+def _wait_for(is_waiting: bool, database_url: str) -> None:
+    query = "SELECT FROM pg_locks WHERE NOT granted"
     with psycopg.connect(database_url, autocommit=True) as session:
-
-        def count() -> bool:
-            row = session.execute(waiting).fetchone()  # type: ignore[arg-type]
-            return row is not None and row[0] == 0
-
-        wait_until(count, what="no session waits for a lock")
+        wait_until(lambda: bool(session.execute(query).fetchall()) is is_waiting, what="as many wait for a lock")

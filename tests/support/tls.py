@@ -5,16 +5,21 @@ Certificates are made by the openssl command, of elliptic curves: a handshake ta
 
 import contextlib
 import socket
+import socketserver
 import ssl
 import subprocess
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from relatum.local import LocalRabbitMQ
 from tests.support._waiting import START_S
 from tests.support.ports import free_port
+
+FILES = Path(__file__).parents[1] / "contract" / "tls"
+"""A certificate for localhost that signed itself, valid until 2126, and its key: for these tests only."""
 
 KEY_PASSWORD = "opens-the-key"
 """The password of `client-locked`'s key."""
@@ -79,46 +84,34 @@ class Port:
 
 
 class Ending:
-    """Ends TLS in front of a plain port, as a proxy that shows a certificate of its own. A context manager."""
+    """Ends TLS in front of plain ports, as a proxy that shows a certificate of its own."""
 
     def __init__(self, context: ssl.SSLContext, ports: dict[int, int]) -> None:
-        self._context = context
-        self._opened: list[socket.socket] = []
-        self._listeners = [(socket.create_server(("127.0.0.1", port)), to) for port, to in ports.items()]
-        self._threads = [threading.Thread(target=self._accept, args=pair, daemon=True) for pair in self._listeners]
-        for thread in self._threads:
-            thread.start()
-
-    def _accept(self, listener: socket.socket, port: int) -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client, port), daemon=True).start()
-
-    def _serve(self, client: socket.socket, port: int) -> None:
-        with contextlib.suppress(OSError, ValueError), client:
-            client.settimeout(90)
-            secure = self._context.wrap_socket(client, server_side=True)
-            secure.settimeout(None)
-            with secure, socket.create_connection(("127.0.0.1", port)) as server:
-                self._opened += [secure, server]
-                back = threading.Thread(target=_pass_on, args=(server, secure), daemon=True)
-                back.start()
-                _pass_on(secure, server)
-                back.join(90)
+        self._servers = [
+            socketserver.ThreadingTCPServer(("127.0.0.1", port), partial(_end, context, to))  # type: ignore[arg-type]
+            for port, to in ports.items()
+        ]
+        for server in self._servers:
+            server.daemon_threads, server.block_on_close = True, False
+            threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
 
     def close(self) -> None:
-        """End everything."""
-        for listener, _ in self._listeners:
-            listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
-        for each in self._opened:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(90)
+        """Accept nobody any more."""
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+
+
+def _end(context: ssl.SSLContext, port: int, client: socket.socket, *_: object) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        client.settimeout(90)
+        secure = context.wrap_socket(client, server_side=True)
+        secure.settimeout(None)
+        with secure, socket.create_connection(("127.0.0.1", port)) as server:
+            back = threading.Thread(target=_pass_on, args=(server, secure), daemon=True)
+            back.start()
+            _pass_on(secure, server)
+            back.join(90)
 
 
 def _pass_on(source: socket.socket, sink: socket.socket) -> None:
@@ -213,17 +206,23 @@ class TlsBroker:
         """User and password, as in a URL."""
         return urlsplit(self.server.broker_url).netloc.rpartition("@")[0]
 
-    def amqp_url(self, port: Port, query: str = "", *, is_tls: bool = True, login: bool = True) -> str:
-        """An AMQP URL of a port."""
-        return f"amqp{'s' if is_tls else ''}://{self._user(login)}localhost:{port.amqp}/{query and '?' + query}"
+    def url(self, template: str) -> str:
+        """A URL with the broker's names in it.
 
-    def stream_url(self, port: Port, query: str = "", *, is_tls: bool = True, login: bool = True) -> str:
-        """A URL of the stream protocol."""
-        scheme = "rabbitmq-stream+tls" if is_tls else "rabbitmq-stream"
-        return f"{scheme}://{self._user(login)}localhost:{port.stream}/{query and '?' + query}"
-
-    def _user(self, login: bool) -> str:
-        return f"{self.credentials}@" if login else ""
+        `{login}`; a port as `{secure}`, or `{secure_streams}` of the stream protocol; `{ca}` and `{strange_ca}`; a
+        client's certificate as `{relatum}` or `{client_locked}`.
+        """
+        ca = self.file("authority.pem")
+        names = {"login": f"{self.credentials}@", "ca": f"cacertfile={ca}", "ca_file": str(ca)}
+        names["strange_ca"] = f"cacertfile={self.file('stranger.pem')}"
+        for port in ("plain", "secure", "asking", "expired", "elsewhere"):
+            at: Port = getattr(self, port)
+            names |= {port: f"localhost:{at.amqp}/", f"{port}_streams": f"localhost:{at.stream}/"}
+        for client in ("relatum", "client-locked", "client-expired", "client-strange"):
+            locked = f"&password={KEY_PASSWORD}" if client == "client-locked" else ""
+            of_client = f"certfile={self.file(f'{client}.pem')}&keyfile={self.file(f'{client}.key')}{locked}"
+            names[client.replace("-", "_")] = of_client
+        return template.format(**names)
 
     def context(self, certificate: str | None = None) -> ssl.SSLContext:
         """A context that trusts the authority, with a client's certificate or without."""

@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final, NoReturn
 
 SERVE: Final = "import sys; from tests.support.zygote import serve; serve(*map(int, sys.argv[1:]))"
@@ -59,53 +60,30 @@ class Zygote:
             subprocess.TimeoutExpired: It did not end in time, and was killed.
         """
         asked = {"arguments": list(map(str, arguments)), "environment": dict(environment), "directory": str(Path.cwd())}
-        (out, child_out), (errors, child_errors), (ended, child_ended) = (os.pipe() for _ in range(3))
-        with self._lock:
-            socket.send_fds(self._asking, [json.dumps(asked).encode()], [child_ended, child_out, child_errors])
-            pid = int(self._asking.recv(64))
-        for each in (child_out, child_errors, child_ended):
-            os.close(each)
-        read = {name: _Reading(number) for name, number in {"out": out, "errors": errors, "ended": ended}.items()}
-        late = threading.Event()
-
-        def kill() -> None:
-            late.set()
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-        timer = threading.Timer(timeout_s, kill)
-        timer.start()
-        try:
-            code = read["ended"].text()
-        finally:
-            timer.cancel()
-        found = {name: reading.text() for name, reading in read.items()}
-        if late.is_set():
-            raise subprocess.TimeoutExpired(list(arguments), timeout_s, found["out"], found["errors"])
-        return subprocess.CompletedProcess(list(arguments), int(code), found["out"], found["errors"])
+        ended, child_ended = os.pipe()
+        with TemporaryFile("w+", newline="") as out, TemporaryFile("w+", newline="") as errors:
+            with self._lock:
+                numbers = [child_ended, out.fileno(), errors.fileno()]
+                socket.send_fds(self._asking, [json.dumps(asked).encode()], numbers)
+                pid = int(self._asking.recv(64))
+            os.close(child_ended)
+            in_time, _, _ = select.select([ended], [], [], timeout_s)
+            if not in_time:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            with os.fdopen(ended) as waiting:
+                code = waiting.read()
+            for each in (out, errors):
+                each.seek(0)
+            found = (out.read(), errors.read())
+        if not in_time:
+            raise subprocess.TimeoutExpired(list(arguments), timeout_s, *found)
+        return subprocess.CompletedProcess(list(arguments), int(code), *found)
 
     def close(self) -> None:
         """End it."""
         self._asking.close()
         self._process.wait(90)
-
-
-class _Reading(threading.Thread):
-    """Reads a pipe to its end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(daemon=True)
-        self._number, self._data = number, b""
-        self.start()
-
-    def run(self) -> None:
-        with os.fdopen(self._number, "rb") as source:
-            self._data = source.read()
-
-    def text(self) -> str:
-        """All of it, as text."""
-        self.join()
-        return self._data.decode()
 
 
 def serve(owner: int, *others: int) -> None:

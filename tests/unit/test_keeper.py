@@ -1,11 +1,14 @@
-"""Something done again and again beside an object, by a thread or by a task."""
+"""What is done beside an object: again and again, by a thread or by a task, and once it is dropped."""
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from queue import SimpleQueue
 
+from relatum.closing import close_when_dropped
 from relatum.waiting import AsyncKeeper, Keeper
 
 EVERY_S = 0.001
@@ -75,3 +78,38 @@ async def test_a_task_calls_again_until_it_is_ended_or_its_owner_is_forgotten() 
     del owner
     async with asyncio.timeout(90):
         await asyncio.wait([forgotten._task])
+
+
+def test_another_thread_closes_what_is_dropped() -> None:
+    """The one that drops it has a lock that closing needs: it goes on, and what was dropped is closed later."""
+    lock, closed = threading.Lock(), threading.Event()
+
+    def close() -> None:
+        with lock:
+            closed.set()
+
+    owner = _Owner()
+    close_when_dropped(owner, close)
+    with lock:
+        del owner
+        assert not closed.is_set()
+    assert closed.wait(90)
+
+
+def test_what_is_never_dropped_is_closed_as_the_process_ends() -> None:
+    """To its end: a thread would be stopped in the midst of it."""
+    program = """
+import time
+from relatum.closing import close_when_dropped
+
+class Owner: ...
+
+def close():
+    time.sleep(0.2)
+    print("closed")
+
+owner = Owner()
+close_when_dropped(owner, close)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=True)
+    assert (ended.stdout, ended.stderr) == ("closed\n", "")

@@ -11,7 +11,6 @@ from relatum.errors import (
     ConnectionLost,
     DatabaseUnavailable,
     ReadTimeout,
-    RelatumError,
     StreamNotFound,
     StreamNotHere,
     StreamUnavailable,
@@ -20,41 +19,85 @@ from relatum.waiting import ANSWER_S, Outages, Server
 
 logger = logging.getLogger("relatum.test-outages")
 AWAY = DatabaseUnavailable("refused")
+GONE = BrokerUnavailable("gone")
+NO_STREAM = StreamNotFound("no such stream", stream="s")
+
+ON = "goes on"
+ENDS = "ends while it waits"
+
+POSTGRESQL_AWAY = "WARNING PostgreSQL d:2/n is away, and is waited for: DatabaseUnavailable: refused"
+POSTGRESQL_BACK = "INFO PostgreSQL d:2/n is back, after 0 s"
+RABBITMQ_AWAY = "WARNING RabbitMQ amqp://u@b:1 is away, and is waited for: BrokerUnavailable: gone"
+RABBITMQ_BACK = "INFO RabbitMQ amqp://u@b:1 is back, after 0 s"
+
+ALL = ("a", "b", "c")
+
+CASES: dict[str, tuple[list[tuple[str, Exception | str]], list[str]]] = {
+    "whoever waits, and however often": ([(who, AWAY) for _ in range(20) for who in ALL], [POSTGRESQL_AWAY]),
+    "nobody says that it is back who did not wait, or while others do": (
+        [*((who, AWAY) for who in ALL), ("a", ON), ("b", ON), ("x", ON)],
+        [POSTGRESQL_AWAY],
+    ),
+    "the last that goes on says that it is back": (
+        [*((who, AWAY) for who in ALL), ("a", ON), ("b", ON), ("c", ON)],
+        [POSTGRESQL_AWAY, POSTGRESQL_BACK],
+    ),
+    "who ends while it waits does not": ([("a", AWAY), ("a", ENDS)], [POSTGRESQL_AWAY]),
+    "the last that ends does where another has gone on": (
+        [("a", AWAY), ("b", AWAY), ("a", ON), ("b", ENDS)],
+        [POSTGRESQL_AWAY, POSTGRESQL_BACK],
+    ),
+    **{
+        f"streams of a broker that was away: {type(error).__name__}": (
+            [("s", GONE), ("s", error), ("s", ON)],
+            [RABBITMQ_AWAY, RABBITMQ_BACK],
+        )
+        for error in (StreamUnavailable("starts", stream="s"), ReadTimeout("t"), ConnectionLost("l"))
+    },
+    "one that comes anew meets a broker before its streams": (
+        [("the members", GONE), ("reading", StreamNotHere("no replica", stream="s")), ("the members", ON)],
+        [RABBITMQ_AWAY, RABBITMQ_BACK],
+    ),
+    "a stream that is gone when its broker is back is another outage": (
+        [("s", GONE), ("s", NO_STREAM), ("s", NO_STREAM), ("s", ON)],
+        [
+            RABBITMQ_AWAY,
+            RABBITMQ_BACK,
+            "WARNING s waits, and is tried again: StreamNotFound: no such stream",
+            "INFO s waits no more, after 0 s",
+        ],
+    ),
+}
+"""What befalls those who wait, and the lines that are logged."""
 
 
 @pytest.fixture
-def outages() -> Outages:
+def outages(caplog: pytest.LogCaptureFixture) -> Outages:
     """Outages of named servers."""
+    caplog.set_level(logging.INFO, logger.name)
     return Outages(logger, broker="amqp://u@b:1", database="d:2/n")
 
 
-@pytest.fixture(autouse=True)
-def _all_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger.name)
-
-
-def texts(lines: list[logging.LogRecord]) -> list[tuple[str, str]]:
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Level and text of each line."""
-    return [(line.levelname, line.getMessage()) for line in lines]
+    return [f"{line.levelname} {line.getMessage()}" for line in caplog.records]
 
 
-def test_a_server_away_is_one_line_whoever_waits_and_however_often(
-    outages: Outages, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("case", CASES)
+def test_an_outage_is_one_line_and_one_at_its_end(
+    case: str, outages: Outages, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first says that it is away, by name; the last that goes on says that it is back."""
-    for _ in range(20):
-        for who in ("a", "b", "c"):
-            outages.failed(who, AWAY)
-    assert texts(caplog.records) == [
-        ("WARNING", "PostgreSQL d:2/n is away, and is waited for: DatabaseUnavailable: refused")
-    ]
-    assert not outages.is_up(Server.DATABASE)
-    for who in ("a", "b", "x"):
-        outages.over(who)
-    assert len(caplog.records) == 1
-    outages.over("c")
-    assert texts(caplog.records[1:]) == [("INFO", "PostgreSQL d:2/n is back, after 0 s")]
-    assert outages.is_up(Server.DATABASE)
+    """However many wait for the same server, and whatever they meet as it comes back."""
+    steps, expected = CASES[case]
+    for who, what in steps:
+        if isinstance(what, Exception):
+            outages.failed(who, what)
+        else:
+            {ON: outages.over, ENDS: outages.forget}[what](who)
+    assert lines(caplog) == expected
+    server = Server.DATABASE if "PostgreSQL" in expected[0] else Server.BROKER
+    if ENDS not in (what for _, what in steps):
+        assert outages.is_up(server) == (len(expected) > 1)
 
 
 def test_a_pool_that_others_use_up_is_no_outage(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
@@ -70,67 +113,24 @@ def test_a_pool_that_others_use_up_is_no_outage(outages: Outages, caplog: pytest
     assert not outages.is_up(Server.DATABASE)
 
 
-@pytest.mark.parametrize("error", [StreamUnavailable("starts", stream="s"), ReadTimeout("t"), ConnectionLost("l")])
-def test_a_broker_that_starts_is_still_the_same_outage(
-    outages: Outages, caplog: pytest.LogCaptureFixture, error: RelatumError
-) -> None:
-    """Streams of a broker that was away are back a moment after it: that is no news."""
-    outages.failed("recording of stream 's'", BrokerUnavailable("gone"))
-    outages.failed("recording of stream 's'", error)
-    outages.over("recording of stream 's'")
-    assert [line.levelname for line in caplog.records] == ["WARNING", "INFO"]
-
-
 @pytest.mark.parametrize("kind", [StreamUnavailable, StreamNotFound])
-def test_a_stream_that_starts_after_its_broker_is_no_news_to_those_who_did_not_wait_for_that(
+def test_a_stream_that_starts_after_its_broker_is_no_news_unless_it_lasts(
     outages: Outages,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     kind: type[StreamUnavailable | StreamNotFound],
 ) -> None:
-    """Whoever meets such a stream just after the broker is back keeps still, unless it lasts."""
+    """Whoever did not wait for the broker, and meets such a stream just after it is back, keeps still."""
     starts = kind("starts", stream="s")
-    outages.failed("connections", BrokerUnavailable("gone"))
+    outages.failed("connections", GONE)
     outages.over("connections")
-    assert not outages.failed("recording of stream 's'", starts)
-    outages.over("recording of stream 's'")
-    assert [line.levelname for line in caplog.records] == ["WARNING", "INFO"]
+    assert not outages.failed("s", starts)
+    outages.over("s")
+    assert lines(caplog) == [RABBITMQ_AWAY, RABBITMQ_BACK]
     monkeypatch.setattr("relatum.waiting._outages.STARTING_S", 0.0)
     for _ in range(2):
-        outages.failed("recording of stream 's'", starts)
-    assert texts(caplog.records[2:]) == [
-        ("WARNING", f"recording of stream 's' waits, and is tried again: {kind.__name__}: starts")
-    ]
-
-
-def test_a_stream_that_is_not_there_while_others_still_wait_for_the_broker_is_no_news(
-    outages: Outages, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One that comes anew meets a broker that answers before its streams do, though nobody has said that it is back."""
-    outages.failed("the members", BrokerUnavailable("gone"))
-    outages.failed("reading of partition 's'", StreamNotHere("no replica", stream="s"))
-    outages.over("the members")
-    assert texts(caplog.records) == [
-        ("WARNING", "RabbitMQ amqp://u@b:1 is away, and is waited for: BrokerUnavailable: gone"),
-        ("INFO", "RabbitMQ amqp://u@b:1 is back, after 0 s"),
-    ]
-
-
-def test_who_comes_to_wait_for_something_else_lets_the_first_be_back(
-    outages: Outages, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A stream that is gone when the broker is back is not the broker's outage any more."""
-    outages.failed("recording of stream 's'", BrokerUnavailable("gone"))
-    outages.failed("recording of stream 's'", StreamNotFound("no such stream", stream="s"))
-    outages.failed("recording of stream 's'", StreamNotFound("no such stream", stream="s"))
-    outages.over("recording of stream 's'")
-    assert texts(caplog.records) == [
-        ("WARNING", "RabbitMQ amqp://u@b:1 is away, and is waited for: BrokerUnavailable: gone"),
-        ("INFO", "RabbitMQ amqp://u@b:1 is back, after 0 s"),
-        ("WARNING", "recording of stream 's' waits, and is tried again: StreamNotFound: no such stream"),
-        ("INFO", "recording of stream 's' waits no more, after 0 s"),
-    ]
-    assert outages.is_up(Server.BROKER)
+        outages.failed("s", starts)
+    assert lines(caplog)[2:] == [f"WARNING s waits, and is tried again: {kind.__name__}: starts"]
 
 
 def test_a_defect_is_told_with_its_traceback_once(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
@@ -156,25 +156,11 @@ def test_a_server_that_was_never_asked_or_says_nothing_is_not_up(
     assert outages.is_up(Server.DATABASE)
 
 
-def test_who_ends_while_it_waits_says_nothing_of_its_own(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
-    """The last that waits and ends says that a server is back only where another has gone on."""
-    outages.failed("a", AWAY)
-    outages.forget("a")
-    assert len(caplog.records) == 1
-    outages.failed("a", AWAY)
-    outages.failed("b", AWAY)
-    outages.over("a")
-    assert len(caplog.records) == 2
-    outages.forget("b")
-    assert caplog.records[-1].getMessage() == "PostgreSQL d:2/n is back, after 0 s"
-
-
-def test_what_a_stop_ends_says_nothing_of_the_broker(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_stop_ends_says_nothing_of_the_broker(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
     """A read that was under way, and was ended because a component stops, is no outage; a database's silence is one."""
-    caplog.set_level(logging.INFO, logger.name)
     stop = threading.Event()
     outages = Outages(logger, broker="amqp://u@b:1", database="d:2/n", stop=stop)
     stop.set()
-    assert not outages.failed("renewing the leases", ReadTimeout("The time of the call is over (the work was ended)."))
-    assert texts(caplog.records) == []
-    assert outages.failed("renewing the leases", AWAY)
+    assert not outages.failed("leases", ReadTimeout("The time of the call is over (the work was ended)."))
+    assert lines(caplog) == []
+    assert outages.failed("leases", AWAY)

@@ -5,7 +5,7 @@ import gc
 import pickle
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import kombu
@@ -29,6 +29,15 @@ def of_the_module() -> str:
     return SECRET
 
 
+def raising(error: BaseException) -> Callable[[], str]:
+    """A function that fails."""
+
+    def fail() -> str:
+        raise error
+
+    return fail
+
+
 class Connection:
     """What is looked at: a connection with a password."""
 
@@ -41,14 +50,6 @@ class Connection:
         """Its address, at first."""
         held = HeldPassword(self, first, lambda connection: connection.password)
         return BrokerAddress("h", "u", first, amqp_port=1).with_password(held)
-
-
-@pytest.fixture
-def released() -> Iterator[threading.Event]:
-    """Ends what blocks."""
-    event = threading.Event()
-    yield event
-    event.set()
 
 
 def test_a_function_is_asked_at_each_login() -> None:
@@ -71,25 +72,19 @@ def test_what_is_no_password_is_one_error(given: Any) -> None:
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
 def test_what_it_raises_is_not_shown(kind: type[BaseException]) -> None:
     """A message may hold the secret; it may pass, so it is tried again."""
-
-    def raising() -> str:
-        raise kind(f"of {SECRET}")
-
     with pytest.raises(BrokerUnavailable, match=kind.__name__) as caught:
-        address(raising).secret()
+        address(raising(kind(f"of {SECRET}"))).secret()
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
-def test_who_asks_waits_a_while_and_one_thread_hangs(
-    monkeypatch: pytest.MonkeyPatch, released: threading.Event
-) -> None:
+def test_who_asks_waits_a_while_and_one_thread_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often one tries to log in: the one that was asked answers all."""
     monkeypatch.setattr("relatum.reading._password.PASSWORD_S", 0.05)
-    calls: list[None] = []
+    released, calls = threading.Event(), []
 
     def blocking() -> str:
         calls.append(None)
-        released.wait()
+        released.wait(90)
         return SECRET
 
     asked = address(blocking)
@@ -156,17 +151,14 @@ def test_a_new_connection_takes_over_where_the_old_one_is_gone() -> None:
 
 def test_kombu_is_asked_by_who_logs_in_alone() -> None:
     """Not by the thread that publishes, which it may keep waiting."""
-
-    def raising() -> str:
-        raise OSError
-
-    connection = kombu.Connection(hostname="h;amqp://v:own@g//", userid="u", password=raising)
+    password = raising(OSError())
+    connection = kombu.Connection(hostname="h;amqp://v:own@g//", userid="u", password=password)
     of_both = address_of(connection)
     first, *others = of_both.each
     with pytest.raises(BrokerUnavailable, match="raised OSError"):
         first.secret()
     assert [(each.user, each.secret()) for each in others] == [("v", "own")]
-    same = address_of(kombu.Connection(hostname="h;amqp://v:own@g//", userid="u", password=raising))
+    same = address_of(kombu.Connection(hostname="h;amqp://v:own@g//", userid="u", password=password))
     assert same.password_function == of_both.password_function
     assert hash(same.password_function) == hash(of_both.password_function)
 

@@ -1,0 +1,185 @@
+"""What users of the broker may do, and need, where contexts are published, moved and consumed; and virtual hosts.
+
+A super stream of one name in two virtual hosts, with one database: nothing of them may mix.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import aio_pika
+import pytest
+from pika import BasicProperties
+from pika.adapters.blocking_connection import BlockingChannel
+
+import relatum
+from relatum.contexts import SerializationContexts, verify
+from relatum.errors import AccessRefused, ConfigurationError, PublishOutcomeUnknown
+from relatum.local import LocalRabbitMQ
+from relatum.superstreams import declare_super_stream, describe_super_stream
+from tests.support import broker_connection
+from tests.support.rabbitmq_tools import evaluate
+from tests.support.routing import consumed, of_context, sleeping
+from tests.support.tapped import add_users, as_user
+
+NAME = "accounts"
+"""Of the super stream in both virtual hosts."""
+
+USERS = {
+    "publisher": ("^(moved|slept)$", "^$"),
+    "publisher-that-adopts": (r"^(slept|amq\.default)$", "^slept-.*$"),
+    "mover": (r"^amq\.default$", "^moved-.*$"),
+    "consumer": ("^$", "^moved-.*$"),
+}
+"""What each user may write to and read."""
+
+ACCOUNT = BasicProperties(headers={"serialization_context": "17"})
+
+Urls = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def urls(own_broker: LocalRabbitMQ) -> Urls:
+    """URLs of a broker of this module, by user; "owner" may do all."""
+    owner = own_broker.broker_url
+    for name in ("moved", "slept"):
+        declare_super_stream(owner, name, 2)
+    add_users(own_broker, {name: ("^$", *rights) for name, rights in USERS.items()})
+    return {"owner": owner, **{name: as_user(owner, name) for name in USERS}}
+
+
+def other_than(super_stream: str, partition: str) -> str:
+    """The other one of two partitions."""
+    (other,) = {f"{super_stream}-0", f"{super_stream}-1"} - {partition}
+    return other
+
+
+def test_what_each_party_needs(urls: Urls, database_url: str) -> None:
+    """Publishers write to the super stream and movers to the default exchange; consumers read, and so do movers."""
+    with broker_connection(urls["publisher"]) as connection, relatum.ContextRouter("moved", database_url) as router:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        router.publish(channel, b"1", ACCOUNT)
+        with SerializationContexts("moved", database_url, broker=urls["consumer"]) as contexts:
+            target = other_than("moved", contexts.assignment_of("17").partition)
+            # Told at once, and not tried again as if the broker was away.
+            with pytest.raises(AccessRefused, match=r"stands still.*amq\.default") as caught:
+                contexts.move("17", target)
+        with SerializationContexts("moved", database_url, broker=urls["mover"]) as contexts:
+            contexts.resume(caught.value.move_id)
+            assert contexts.assignment_of("17").partition == target
+        router.publish(channel, b"2", ACCOUNT)
+    assert consumed("moved", database_url, urls["consumer"], 2) == {"17": [b"1", b"2"]}
+    assert verify("moved", broker=urls["consumer"], database=database_url).ok
+
+
+def publish_asleep(user: str, urls: Urls, database_url: str, body: bytes) -> None:
+    """Publish a message whose context moves just before it is sent."""
+    with (
+        broker_connection(urls[user]) as connection,
+        relatum.ContextRouter("slept", database_url) as router,
+        SerializationContexts("slept", database_url, broker=urls["owner"]) as contexts,
+    ):
+        channel = connection.channel()
+        channel.confirm_delivery()
+        router.publish(channel, b"before " + body, ACCOUNT)
+        target = other_than("slept", contexts.assignment_of("17").partition)
+        sleeping(channel, lambda: contexts.move("17", target))
+        router.publish(channel, body, ACCOUNT)
+
+
+def test_a_stray_needs_the_permissions_to_read_and_to_adopt(urls: Urls, database_url: str) -> None:
+    """A publisher without them is never told that a message counts which lies behind its context's fence."""
+    publish_asleep("publisher-that-adopts", urls, database_url, b"adopted")
+    with pytest.raises(AccessRefused, match="refuses this user") as caught:
+        publish_asleep("publisher", urls, database_url, b"not adopted")
+    # The router's end tried once more; before that, the publisher had been told that the outcome is not known.
+    assert isinstance(caught.value.__context__, PublishOutcomeUnknown)
+    report = verify("slept", broker=urls["owner"], database=database_url)
+    assert report.ok
+    assert (report.strays, report.adopted) == (2, 1)
+    assert consumed("slept", database_url, urls["owner"], 3) == {
+        "17": [b"before adopted", b"adopted", b"before not adopted"]
+    }
+
+
+# --- virtual hosts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def vhosts(own_broker: LocalRabbitMQ) -> tuple[str, str]:
+    """URLs of two virtual hosts of a broker of this module, one with a name that URLs have to quote."""
+    here = own_broker.broker_url
+    of_user = f'<<"{urlsplit(here).username}">>, <<"north/east">>, <<".*">>, <<".*">>, <<".*">>, <<"x">>'
+    evaluate(own_broker, 'ok = rabbit_vhost:add(<<"north/east">>, <<"x">>)')
+    evaluate(own_broker, f"ok = rabbit_auth_backend_internal:set_permissions({of_user})")
+    other = urlsplit(here)._replace(path="/north%2Feast").geturl()
+    declare_super_stream(here, NAME, 2)
+    declare_super_stream(other, NAME, binding_keys=["1", "0", "x"])
+    return here, other
+
+
+@pytest.fixture
+def channels(vhosts: tuple[str, str]) -> Iterator[list[BlockingChannel]]:
+    """A channel in confirm mode in each."""
+    with ExitStack() as stack:
+        opened = [stack.enter_context(broker_connection(url)).channel() for url in vhosts]
+        for channel in opened:
+            channel.confirm_delivery()
+        yield opened
+
+
+def test_contexts_of_two_virtual_hosts_do_not_mix(
+    vhosts: tuple[str, str], channels: list[BlockingChannel], database_url: str
+) -> None:
+    """Each has placements, moves, strays and consumers of its own, though all names are the same."""
+    plain = relatum.SuperStream(NAME)
+    for url, channel in zip(vhosts, channels, strict=True):
+        with (
+            relatum.ContextRouter(NAME, database_url) as router,
+            SerializationContexts(NAME, database_url, broker=url) as contexts,
+        ):
+            plain.publish(channel, url.encode(), routing_key="k", mandatory=True)
+            for _ in range(2):
+                router.publish(channel, url.encode(), of_context("c"))
+            there = contexts.assignment_of("c").partition
+            target = next(each.stream for each in contexts.status().partitions if each.stream != there)
+            sleeping(channel, lambda contexts=contexts, target=target: contexts.move("c", target))  # type: ignore[misc]
+            router.publish(channel, url.encode(), of_context("c"))
+    for url, partitions in zip(vhosts, (2, 3), strict=True):
+        assert len(describe_super_stream(url, NAME)) == len(plain.layout(url)) == partitions
+        with SerializationContexts(NAME, database_url, broker=url) as contexts:
+            assert len(contexts.status().partitions) == partitions
+            assert sum(each.open_sets for each in contexts.status().partitions) == 1
+        report = verify(NAME, broker=url, database=database_url)
+        assert (report.ok, report.messages, report.contexts, report.adopted) == (True, 4, 1, 1), report.findings
+        assert consumed(NAME, database_url, url, 4) == {"": [url.encode()], "c": [url.encode()] * 3}
+
+
+def test_a_router_is_of_one_virtual_host(
+    vhosts: tuple[str, str], channels: list[BlockingChannel], database_url: str
+) -> None:
+    """A channel of another is refused before anything is sent, whoever told the router where it is."""
+    ours, others = channels
+    context, plain = of_context("d"), BasicProperties()
+    for first, second in ((context, context), (plain, plain), (plain, context)):
+        with relatum.ContextRouter(NAME, database_url) as router:
+            router.publish(ours, b"ours", first)
+            with pytest.raises(ConfigurationError, match="north/east"):
+                router.publish(others, b"theirs", second)
+    for properties in (context, plain):
+        router = relatum.ContextRouter(NAME, database_url, broker=vhosts[0])
+        with router, pytest.raises(ConfigurationError, match="north/east"):
+            router.publish(others, b"theirs", properties)
+
+
+async def test_an_asyncio_router_is_of_one_virtual_host(vhosts: tuple[str, str], database_url: str) -> None:
+    """It refuses channels of another as its twin does."""
+    ours, others = [await aio_pika.connect(url) for url in vhosts]
+    message = aio_pika.Message(b"1", headers={"serialization_context": "e"})
+    async with ours, others, relatum.AsyncContextRouter(NAME, database_url) as router:
+        await router.publish(await ours.channel(), message)
+        channel = await others.channel()
+        for each in (message, aio_pika.Message(b"1")):
+            with pytest.raises(ConfigurationError, match="north/east"):
+                await router.publish(channel, each)
