@@ -30,6 +30,7 @@ class Proxy:
     Attributes:
         opened: Connections made through it so far.
         most: How many there were at once at most.
+        refused: How many were ended at once, while it did not accept any.
         bytes_per_s: How fast the server's answers come through; None (default) as fast as they do.
     """
 
@@ -47,7 +48,7 @@ class Proxy:
         self._closing = False
         self.mode = "pass"
         self.accepts = True
-        self.opened = self.most = 0
+        self.opened = self.most = self.refused = 0
         self.given = 0
         self.bytes_per_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -119,6 +120,7 @@ class Proxy:
         client, _ = self._listener.accept()
         if not self.accepts:
             client.close()
+            self.refused += 1
             return
         server = socket.create_connection(self._target)
         with self._lock:
