@@ -2,12 +2,15 @@
 # packages of the system that are missing, by apt-get. Outside the checkout only the latter are written.
 #
 #   make demo          publish, record and look up real data   (WEB=1: then in a browser; DEMO="--help" for its options)
-#   make test          all tests, by five processes with servers of their own (PROCESSES=3; TEST="tests/unit": in one);
-#                      .venv/suite.csv has what each file took
+#   make test          the tests of all that it does, by five processes with servers of their own (PROCESSES=3;
+#                      TEST="tests/unit": in one); .venv/suite.csv has what each file took
+#   make test-all      what `make test` leaves out: test-spark, test-release, and what breaks rarely
+#   make test-spark    Spark in Java processes of its own: a cluster, Spark Connect, programs
+#   make test-release  the wheel, compiled and pure, as users install it
 #   make test-long     the tests' long forms: thousands of look-ups, 50 kills, 1,000,000 rows (hours; before a release;
 #                      it prints the seed of its deaths: TEST="--seed N" has them again)
 #   make test-4        a part of the tests on a RabbitMQ 4, where one can be had
-#   make test-docker   all tests, on the servers of docker/compose.yaml
+#   make test-docker   the same as `make test`, on the servers of docker/compose.yaml
 #   make check         lint, format, types, arrows between rooms, twins, and the house in figures
 #   make twins         write the blocking faces that are generated from asyncio ones
 #   make docs          the documentation as a site, in .venv/site
@@ -27,6 +30,9 @@ BENCH ?=
 # Two thirds of a test is waiting: five at once keep two cores busy. What is run together, and first:
 # tests/support/sharing_out.py.
 SIDE_BY_SIDE := --numprocesses $(PROCESSES) --no-loadscope-reorder
+
+# Markers of what is dear and breaks rarely; a file that is named is run whole.
+LEFT_OUT := own_jvms or release or rare
 
 bin := .venv/bin
 wheel := .venv/wheel/.made
@@ -57,7 +63,8 @@ export PYTHON
 # Where the environment forbids compiled modules, each process of a test compiles SQLAlchemy anew, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-4 test-docker check docs twins bench bench-spark bench-short clean rabbitmq java
+.PHONY: demo test test-all test-spark test-release test-long test-4 test-docker check docs twins bench bench-spark \
+  bench-short clean rabbitmq java
 .DELETE_ON_ERROR:
 
 # The packages of the system come beside those of Python.
@@ -69,7 +76,14 @@ demo:
 
 test: $(test_needs)
 	@tools/install $(test_system)
-	$(bin)/python -u -m pytest $(or $(TEST),$(SIDE_BY_SIDE)) $(OPTIONS)
+	$(bin)/python -u -m pytest $(or $(TEST),$(SIDE_BY_SIDE) -m 'not ($(LEFT_OUT))') $(OPTIONS)
+
+test-all: MARKED := $(LEFT_OUT)
+test-spark: MARKED := own_jvms
+test-release: MARKED := release
+test-all test-spark test-release: $(test_needs)
+	@tools/install $(test_system)
+	$(bin)/python -u -m pytest $(SIDE_BY_SIDE) -m '$(MARKED)' $(OPTIONS)
 
 test-long: $(test_needs)
 	@tools/install $(test_system)
@@ -82,7 +96,8 @@ test-4: .venv/.made-test
 
 test-docker: $(test_needs)
 	@tools/install $(filter-out rabbitmq,$(test_system))
-	$(bin)/python -m pytest --docker --override-ini timeout=900 --override-ini faulthandler_timeout=0 $(TEST)
+	$(bin)/python -m pytest --docker --override-ini timeout=900 --override-ini faulthandler_timeout=0 \
+	  $(or $(TEST),-m 'not ($(LEFT_OUT))')
 
 check: .venv/.made-lint
 	$(bin)/ruff check .

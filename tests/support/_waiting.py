@@ -20,14 +20,16 @@ START_S: Final = 300.0
 
 def wait_until(condition: Callable[[], T], limit_s: float = LIMIT_S, *, what: str = "", every_s: float = 0.02) -> T:
     """Return the first true answer of `condition`; fail with `what` and the last answer after `limit_s` seconds."""
-    limit = time.monotonic() + limit_s
+    began_s = time.monotonic()
     while True:
         answer = condition()
         if answer:
             return answer
-        if time.monotonic() > limit:
+        waited_s = time.monotonic() - began_s
+        if waited_s > limit_s:
             raise AssertionError(f"{what or 'the condition'} did not come true in {limit_s:g} s; last: {answer!r}")
-        time.sleep(every_s)
+        # Most come true at once; the longer one takes, the less it matters how soon that is seen.
+        time.sleep(max(every_s, min(waited_s / 8, 0.25)))
 
 
 def until_answered(ask: Callable[[], T]) -> T:

@@ -11,7 +11,7 @@ from relatum.errors import InvalidGroup, PublishOutcomeUnknown
 from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
 from relatum.membership import GroupFault, GroupPosition, Membership, Numbering
 from relatum.processes import of_one_process
-from relatum.publishing import copy_with, publisher_of
+from relatum.publishing import OwnProperties, copy_with, publisher_of
 
 
 class GroupBase:
@@ -220,7 +220,7 @@ def _check_text(name: str, value: Any) -> None:
 def _grouped(given: BasicProperties | None, place: Membership) -> BasicProperties:
     """A copy of the caller's properties with the headers of a place."""
     if not given:
-        return BasicProperties(headers=place.headers)
+        return OwnProperties(headers=place.headers)
     headers = dict(given.headers) if given.headers else {}
     headers[GROUP_ID_HEADER], headers[GROUP_SEQUENCE_HEADER], headers[GROUP_LAST_HEADER] = place
     return copy_with(given, headers, given.message_id)

@@ -11,7 +11,7 @@ from relatum.publishing._publisher_statistics import PublisherStatistics
 from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.publishing._stamp import OnInvalid, Stamper
 from relatum.publishing.clients._direct_publisher import DIRECT_TIMEOUT_S, DirectPublisher
-from relatum.publishing.clients._pika import copy_with
+from relatum.publishing.clients._pika_properties import OwnProperties, copy_with
 from relatum.publishing.clients._publish import publish, publisher_of
 from relatum.publishing.clients._publish_async import intercepted_exchange, publish_async
 
@@ -26,6 +26,7 @@ __all__ = [
     "DeadLetters",
     "DirectPublisher",
     "OnInvalid",
+    "OwnProperties",
     "PublisherStatistics",
     "Receipt",
     "RecorderChoice",

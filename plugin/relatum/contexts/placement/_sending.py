@@ -13,7 +13,7 @@ from relatum import publishing
 from relatum.contexts.placement._model import PartitionRow, Placement
 from relatum.contexts.placement._placement_core import RouterCore
 from relatum.errors import ConfigurationError, PublishUnroutable
-from relatum.publishing import copy_with
+from relatum.publishing import OwnProperties, copy_with
 from relatum.superstreams import channel_of, vhost_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Sending:
         own = (
             copy_with(self.properties, headers, self.properties.message_id)
             if self.properties
-            else BasicProperties(headers=headers)
+            else OwnProperties(headers=headers)
         )
         return self.channel.basic_publish(core.super_stream, placement.binding_key, self.body, own, mandatory=True)
 

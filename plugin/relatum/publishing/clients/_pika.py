@@ -31,6 +31,7 @@ from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp
 from relatum.publishing.clients._attributes import Replacement, Watch, put, put_back
 from relatum.publishing.clients._copies import is_copied, with_copy
+from relatum.publishing.clients._pika_properties import OwnProperties, copy_with
 from relatum.superstreams import Target, note_secret
 
 NAME: Final = "pika"
@@ -127,8 +128,11 @@ class Publisher(Replacement):
         """A copy of the caller's properties with what is missing added."""
         if given is None:
             stamp = self._stamper.stamp(None, None, None, None, body, receipt)
-            return BasicProperties(headers=stamp.headers, message_id=stamp.message_id), stamp
+            return OwnProperties(headers=stamp.headers, message_id=stamp.message_id), stamp
         stamp = self._stamper.stamp(given.headers, given.message_id, given.timestamp, given, body, receipt)
+        if type(given) is OwnProperties:
+            given.headers, given.message_id = stamp.headers, stamp.message_id
+            return given, stamp
         return copy_with(given, stamp.headers, stamp.message_id), stamp
 
     def _copied(self, stream: str, given: Any, body: Any) -> tuple[BasicProperties, Stamp]:
@@ -225,18 +229,6 @@ def release(connection: "BlockingConnection | Connection") -> None:
     put_back(connection, "channel")
     put_back(connection, "update_secret")
     delattr(connection, ATTRIBUTE)
-
-
-def copy_with(given: BasicProperties, headers: dict[str, Any] | None, message_id: str | None) -> BasicProperties:
-    """A copy of the properties with other headers and another `message_id`. A subclass of the caller's stays one."""
-    if type(given) is BasicProperties:
-        # In a third of the time that `copy` takes.
-        copied: BasicProperties = object.__new__(BasicProperties)
-        vars(copied).update(vars(given))
-    else:
-        copied = copy.copy(given)
-    copied.headers, copied.message_id = headers, message_id
-    return copied
 
 
 def _is_refusal(error: Exception) -> bool:
