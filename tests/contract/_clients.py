@@ -11,6 +11,7 @@ import pika
 from pika.adapters.blocking_connection import BlockingConnection
 
 import relatum
+from tests.support import broker_connection, unique_name, wait_until
 from tests.support.callbacks import open_channel, running
 
 CLIENTS = ("pika", "pika callbacks", "aio-pika", "aio-pika robust")
@@ -128,6 +129,34 @@ class _AioPika:
 
 
 Line: TypeAlias = _Pika | _AioPika
+
+
+class Queue:
+    """A queue, as a bare client reads it."""
+
+    def __init__(self, channel: Any, name: str) -> None:
+        self.channel = channel
+        self.name = name
+
+    def get(self) -> tuple[pika.BasicProperties, bytes]:
+        """The next message. One that went out without a confirm may still be on its way."""
+
+        def next_one() -> tuple[Any, ...] | None:
+            got = self.channel.basic_get(self.name, auto_ack=True)
+            return got if got[0] is not None else None
+
+        _, properties, body = wait_until(next_one, what="a message")
+        return properties, body
+
+
+@contextmanager
+def new_queue(amqp_url: str) -> Iterator[Queue]:
+    """A new classic queue, which gives messages back at once."""
+    with broker_connection(amqp_url) as connection:
+        queue = Queue(connection.channel(), unique_name())
+        queue.channel.queue_declare(queue.name)
+        yield queue
+        queue.channel.queue_delete(queue.name)
 
 
 @contextmanager

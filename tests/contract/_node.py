@@ -1,25 +1,31 @@
-"""Nodes of the stream protocol that answer logins, and have nothing to show."""
+"""Servers of the stream protocol that answer some of it, and have nothing to show."""
 
 import contextlib
 import socket
+import ssl
 import struct
 import threading
 from typing import Self
 
 from relatum.wire import _frames as frames
 from relatum.wire._frames import Code, Command
+from tests.unit.wire_samples import answered
 
 
-class EmptyNode:
-    """Answers logins, refuses every subscription, and names another broker's port in Metadata. A context manager."""
+class Node:
+    """Answers frames as its kind does, and notes what it is told. A context manager.
 
-    _leader = 1
-    """Who leads in Metadata: 0 for itself, 1 for the other."""
+    Attributes:
+        port: Where it listens.
+        told: All bytes that it was sent.
+        visits: Connections to it so far.
+    """
 
-    def __init__(self, other_port: int, other_host: str = "127.0.0.1") -> None:
-        self._other_port, self._other_host = other_port, other_host
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
+        self.told, self.visits = b"", 0
         self._connections: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -27,15 +33,64 @@ class EmptyNode:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
-                self._connections.append(connection)
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                with contextlib.suppress(ssl.SSLError):
+                    if self._tls is not None:
+                        connection = self._tls.wrap_socket(connection, server_side=True)
+                    self.visits += 1
+                    self._connections.append(connection)
+                    threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, struct.error), connection, connection.makefile("rb") as source:
             while head := source.read(8):
                 size, key, _ = struct.unpack(">IHH", head)
                 body = source.read(size - 4)
+                self.told += head + body
                 connection.sendall(self._answer(key, body))
+
+    def _answer(self, key: int, body: bytes) -> bytes:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (self._listener, *self._connections):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
+class Stranger(Node):
+    """Answers a greeting and whatever comes after it, or nothing at all.
+
+    Args:
+        properties: What it says of itself; None for a server that is silent.
+        port: Where it listens.
+        tls: By which it is spoken to.
+    """
+
+    def __init__(self, properties: bytes | None, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self._properties = properties
+        super().__init__(port, tls)
+
+    def _answer(self, key: int, body: bytes) -> bytes:
+        if self._properties is None:
+            return b""
+        mechanisms = struct.pack(">I", 1) + frames.string("PLAIN")
+        rest = {Command.PEER_PROPERTIES: self._properties, Command.SASL_HANDSHAKE: mechanisms}.get(Command(key), b"")
+        return answered(key, struct.unpack_from(">I", body)[0], body=rest)
+
+
+class EmptyNode(Node):
+    """Answers logins, refuses every subscription, and names another broker's port in Metadata."""
+
+    _leader = 1
+    """Who leads in Metadata: 0 for itself, 1 for the other."""
+
+    def __init__(self, other_port: int, other_host: str = "127.0.0.1") -> None:
+        self._other_port, self._other_host = other_port, other_host
+        super().__init__()
 
     def _answer(self, key: int, body: bytes) -> bytes:
         if key in (Command.TUNE, Command.HEARTBEAT, Command.CREDIT):
@@ -49,9 +104,8 @@ class EmptyNode:
             Command.SASL_HANDSHAKE: struct.pack(">I", 1) + frames.string("PLAIN"),
             Command.OPEN: frames.table({"advertised_host": "127.0.0.1", "advertised_port": str(self.port)}),
         }.get(Command(key), b"")
-        answer = struct.pack(">HHIH", key | frames.RESPONSE_BIT, 1, correlation, code) + rest
         tune = frames.tune(1 << 20, 60) if key == Command.SASL_AUTHENTICATE else b""
-        return struct.pack(">I", len(answer)) + answer + tune
+        return answered(key, correlation, code, rest) + tune
 
     def _metadata(self, correlation: int, stream: str) -> bytes:
         nodes = struct.pack(">I", 2)
@@ -60,15 +114,6 @@ class EmptyNode:
         places = struct.pack(">I", 1) + frames.string(stream) + struct.pack(">HHIHH", Code.OK, self._leader, 2, 0, 1)
         answer = struct.pack(">HHI", Command.METADATA | frames.RESPONSE_BIT, 1, correlation) + nodes + places
         return struct.pack(">I", len(answer)) + answer
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for each in (self._listener, *self._connections):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
 
 
 class SilentLeader(EmptyNode):
@@ -93,6 +138,4 @@ class SilentLeader(EmptyNode):
         }.get(Command(key))
         if rest is None:
             return super()._answer(key, body)
-        (correlation,) = struct.unpack_from(">I", body)
-        answer = struct.pack(">HHIH", key | frames.RESPONSE_BIT, 1, correlation, Code.OK) + rest
-        return struct.pack(">I", len(answer)) + answer
+        return answered(key, struct.unpack_from(">I", body)[0], body=rest)

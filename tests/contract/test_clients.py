@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import pika
 import pytest
 
 import relatum
@@ -23,8 +22,8 @@ from relatum.errors import (
 )
 from relatum.reading import StreamReader
 from relatum.uuid7 import time_us_of, uuid7
-from tests.contract._clients import CLIENTS, CONFIRMING, Line, open_line
-from tests.support import broker_connection, unique_name, wait_until
+from tests.contract._clients import CLIENTS, CONFIRMING, Line, Queue, new_queue, open_line
+from tests.support import unique_name
 from tests.support.proxy import Proxy
 
 
@@ -43,31 +42,19 @@ def confirming(request: pytest.FixtureRequest, amqp_url: str) -> Iterator[Line]:
 
 
 @pytest.fixture
-def queue(amqp_url: str) -> Iterator["Queue"]:
+def queue(amqp_url: str) -> Iterator[Queue]:
     """A new queue, which gives messages back at once."""
-    with broker_connection(amqp_url) as connection:
-        queue = Queue(connection.channel(), unique_name())
-        queue.channel.queue_declare(queue.name)
+    with new_queue(amqp_url) as queue:
         yield queue
-        queue.channel.queue_delete(queue.name)
 
 
-class Queue:
-    """A queue, as a bare client reads it."""
-
-    def __init__(self, channel: Any, name: str) -> None:
-        self.channel = channel
-        self.name = name
-
-    def get(self) -> tuple[pika.BasicProperties, bytes]:
-        """The next message. One that went out without a confirm may still be on its way."""
-
-        def next_one() -> tuple[Any, ...] | None:
-            got = self.channel.basic_get(self.name, auto_ack=True)
-            return got if got[0] is not None else None
-
-        _, properties, body = wait_until(next_one, what="a message")
-        return properties, body
+@pytest.fixture
+def full(queue: Queue) -> Iterator[str]:
+    """The name of a queue that takes one message, and rejects others."""
+    name = f"{queue.name}-full"
+    queue.channel.queue_declare(name, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    yield name
+    queue.channel.queue_delete(name)
 
 
 def twice(error: Exception, theirs: type[Exception], ours: type[PublishError]) -> list[Any]:
@@ -90,12 +77,25 @@ def is_now(time_us: int | None) -> bool:
 # --- what is published ----------------------------------------------------------------------------------------------
 
 
-def test_the_connection_stays_what_it_is(line: Line) -> None:
-    """The same object comes back, of the same class, and its channels are the client's own."""
-    kind, of_channels = type(line.connection), type(line.channel())
-    assert line.intercept() is line.connection
+def test_the_connection_stays_what_it_is(line: Line, queue: Queue) -> None:
+    """The same object comes back, of the same class; its channels are the client's own, and those open are covered."""
+    early, kind = line.channel(), type(line.connection)
+    assert line.intercept(keys=["a"]) is line.connection
     assert type(line.connection) is kind
-    assert type(line.channel()) is of_channels
+    assert type(line.channel()) is type(early)
+    line.publish(early, line.message(), queue.name)
+    assert is_now(time_us_of(queue.get()[0].message_id))
+
+
+def test_intercepting_twice_is_once(line: Line, queue: Queue) -> None:
+    """The same options again change nothing; other options are an error."""
+    line.intercept(keys=["a"])
+    channel = line.channel()
+    assert line.intercept(keys=["a"]) is line.connection
+    line.publish(channel, line.message(), queue.name)
+    assert relatum.statistics(line.connection).published == 1
+    with pytest.raises(ConfigurationError):
+        line.intercept(keys=["b"])
 
 
 def test_messages_get_what_they_lack(line: Line, queue: Queue) -> None:
@@ -135,22 +135,15 @@ def test_a_message_without_headers_gets_none(line: Line, queue: Queue) -> None:
         assert got == expected
 
 
-@pytest.mark.parametrize("message_id", ["mine", uuid7(1)], ids=["mine", "an old one"])
-def test_a_message_of_an_id_of_the_callers_gets_a_time(line: Line, queue: Queue, message_id: str) -> None:
+def test_a_message_of_an_id_of_the_callers_gets_a_time(line: Line, queue: Queue) -> None:
     """Also where it was given to another message before: its time is the other's."""
     line.intercept()
-    line.publish(line.channel(), line.message(message_id=message_id), queue.name)
-    got, _ = queue.get()
-    assert got.message_id == message_id
-    assert is_now(got.headers["relatum_time"])
-
-
-def test_channels_that_are_open_already_are_covered(line: Line, queue: Queue) -> None:
-    """A channel opened before publishes through us, too."""
-    early = line.channel()
-    line.intercept()
-    line.publish(early, line.message(), queue.name)
-    assert is_now(time_us_of(queue.get()[0].message_id))
+    channel = line.channel()
+    for message_id in ("mine", uuid7(1)):
+        line.publish(channel, line.message(message_id=message_id), queue.name)
+        got, _ = queue.get()
+        assert got.message_id == message_id
+        assert is_now(got.headers["relatum_time"])
 
 
 def test_skipped_values_are_published(line: Line, queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
@@ -178,32 +171,6 @@ def test_release_leaves_no_trace(line: Line, queue: Queue) -> None:
         got, _ = queue.get()
         assert (time_us_of(got.message_id), got.headers or {}) == (None, {})
     relatum.release(line.connection)
-
-
-def test_intercepting_twice_is_once(line: Line, queue: Queue) -> None:
-    """The same options again change nothing; other options are an error."""
-    line.intercept(keys=["a"])
-    channel = line.channel()
-    assert line.intercept(keys=["a"]) is line.connection
-    line.publish(channel, line.message(), queue.name)
-    assert relatum.statistics(line.connection).published == 1
-    with pytest.raises(ConfigurationError):
-        line.intercept(keys=["b"])
-
-
-@pytest.mark.parametrize("options", [{"recorder": "other"}, {"on_invalid": "ignore"}, {"confirm_timeout_s": 0}])
-def test_wrong_options_are_named(line: Line, options: dict[str, Any]) -> None:
-    """An option that cannot be is an error, and nothing is intercepted."""
-    before = set(vars(line.connection))
-    with pytest.raises(ConfigurationError, match=next(iter(options))):
-        line.intercept(**options)
-    assert set(vars(line.connection)) == before
-
-
-def test_what_is_no_connection_is_named() -> None:
-    """Anything else than a connection is an error that names its class."""
-    with pytest.raises(ConfigurationError, match="dict"):
-        relatum.intercept({})
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -257,53 +224,51 @@ def test_a_string_that_is_too_long_is_refused_as_by_a_bare_client(line: Line, qu
 # --- what errors say ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fields", [{}, {"headers": {"a": 1}}, {"message_id": "mine"}])
-def test_an_unroutable_message_comes_back_as_it_was_sent(confirming: Line, fields: dict[str, Any]) -> None:
-    """The error is the client's and ours, also in another process; its message has the id it was sent with."""
+@pytest.mark.parametrize(
+    ("theirs", "ours", "fields", "exchange"),
+    [
+        ("unroutable", PublishUnroutable, {}, ""),
+        ("nacked", PublishNacked, {}, ""),
+        ("refused", PublishRejected, {"user_id": "somebody else"}, ""),
+        ("refused", PublishRejected, {}, "not there"),
+    ],
+    ids=["unroutable", "nacked", "406", "404"],
+)
+def test_what_the_broker_does_not_take_is_the_clients_error_and_ours(
+    confirming: Line, full: str, theirs: str, ours: type[PublishError], fields: dict[str, Any], exchange: str
+) -> None:
+    """No queue, a full one, or a definite 406 or 404: in no stream, also in another process, and nothing to settle."""
     confirming.intercept()
-    with pytest.raises(confirming.errors.unroutable) as caught:
-        confirming.publish(confirming.channel(), confirming.message(**fields), unique_name())
-    assert type(caught.value.__cause__) is confirming.errors.unroutable
-    for error in twice(caught.value, confirming.errors.unroutable, PublishUnroutable):
+    channel, kind = confirming.channel(), getattr(confirming.errors, theirs)
+
+    def publish() -> None:
+        for _ in range(10):
+            to = full if theirs == "nacked" else unique_name()
+            confirming.publish(channel, confirming.message(**fields), to, exchange=exchange)
+
+    with pytest.raises(kind) as caught:
+        publish()
+    assert str(caught.value) == str(caught.value.__cause__)
+    for error in twice(caught.value, kind, ours):
         assert error.in_stream is False
-        returned = confirming.returned(error)
-        if "message_id" in fields:
-            assert (returned.message_id, list(returned.headers)) == ("mine", ["relatum_time"])
-        else:
-            assert time_us_of(returned.message_id) is not None
-            assert (returned.headers or {}) == fields.get("headers", {})
 
 
-def test_a_nacked_message_is_both_errors(confirming: Line, queue: Queue) -> None:
-    """A queue that is full and rejects: the client's error and ours, not in a stream, also in another process."""
-    full = f"{queue.name}-full"
-    queue.channel.queue_declare(full, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+def test_an_unroutable_message_comes_back_as_it_was_sent(confirming: Line) -> None:
+    """The error has the message with the id it was sent with, also in another process."""
     confirming.intercept()
     channel = confirming.channel()
-
-    def overfill() -> None:
-        for _ in range(10):
-            confirming.publish(channel, confirming.message(), full)
-
-    with pytest.raises(confirming.errors.nacked) as caught:
-        overfill()
-    assert str(caught.value) == str(caught.value.__cause__)
-    for error in twice(caught.value, confirming.errors.nacked, PublishNacked):
-        assert error.in_stream is False
-    queue.channel.queue_delete(full)
-
-
-@pytest.mark.parametrize(
-    ("fields", "exchange"), [({"user_id": "somebody else"}, ""), ({}, "not there")], ids=["user", "exchange"]
-)
-def test_what_the_broker_refuses_is_a_rejection(confirming: Line, fields: dict[str, Any], exchange: str) -> None:
-    """A definite 406 or 404 is `PublishRejected` and the client's own error: in no stream, and nothing to settle."""
-    confirming.intercept()
-    with pytest.raises(confirming.errors.refused) as caught:
-        confirming.publish(confirming.channel(), confirming.message(**fields), unique_name(), exchange=exchange)
-    assert str(caught.value) == str(caught.value.__cause__)
-    for error in twice(caught.value, confirming.errors.refused, PublishRejected):
-        assert error.in_stream is False
+    given: list[dict[str, Any]] = [{}, {"headers": {"a": 1}}, {"message_id": "mine"}]
+    for fields in given:
+        with pytest.raises(confirming.errors.unroutable) as caught:
+            confirming.publish(channel, confirming.message(**fields), unique_name())
+        assert type(caught.value.__cause__) is confirming.errors.unroutable
+        for error in twice(caught.value, confirming.errors.unroutable, PublishUnroutable):
+            returned = confirming.returned(error)
+            if "message_id" in fields:
+                assert (returned.message_id, list(returned.headers)) == ("mine", ["relatum_time"])
+            else:
+                assert time_us_of(returned.message_id) is not None
+                assert (returned.headers or {}) == fields.get("headers", {})
 
 
 @pytest.mark.parametrize("client", CONFIRMING)
@@ -364,10 +329,9 @@ def test_a_receipt_gives_the_place_of_its_message(recorded: Line, stream_url: st
     assert recorded.result(receipts[-1].settle()) == (place,)
 
 
-def test_a_receipt_says_what_was_not_taken(recorded: Line, queue: Queue) -> None:
+def test_a_receipt_says_what_was_not_taken(recorded: Line, queue: Queue, full: str) -> None:
     """No queue, a full one: whenever the client hears of it, the message is nowhere; the channel goes on."""
-    channel, full = recorded.channel(), f"{queue.name}-full"
-    queue.channel.queue_declare(full, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    channel = recorded.channel()
 
     def publish(to: str, count: int) -> None:
         for _ in range(count):
@@ -378,7 +342,6 @@ def test_a_receipt_says_what_was_not_taken(recorded: Line, queue: Queue) -> None
             publish(to, count)
         assert caught.value.in_stream is False
     publish(queue.name, 1)
-    queue.channel.queue_delete(full)
 
 
 def test_a_receipt_needs_interception_and_a_database(line: Line, stream_name: str) -> None:

@@ -2,23 +2,29 @@
 
 import asyncio
 import contextlib
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from inspect import isasyncgen, isawaitable
 from itertools import islice
 from typing import Any
 
 import pytest
 
 from relatum import MessageId
-from relatum.errors import ConnectionsInUse, RelatumError
-from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
-from tests.support import publish_plain, wait_until
+from relatum.errors import ConnectionsInUse, StreamNotFound
+from relatum.reading import (
+    AsyncStreamReader,
+    BrokerAddress,
+    Message,
+    ReaderStatistics,
+    RecordBatch,
+    StreamBounds,
+    StreamReader,
+)
+from tests.support import new_streams, publish_plain
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
-
-ASKED = 14
 
 
 @pytest.fixture
@@ -34,77 +40,67 @@ def address(amqp_url: str, stream_url: str, proxy: Proxy) -> BrokerAddress:
     return BrokerAddress.parse(amqp_url, proxy.url(stream_url))
 
 
-@pytest.fixture
-def stream(amqp_url: str, stream_name: str) -> str:
-    """A stream of ten messages."""
-    publish_plain(amqp_url, stream_name, [str(n).encode() for n in range(10)])
-    return stream_name
+@pytest.fixture(scope="module")
+def stream(amqp_url: str) -> Iterator[str]:
+    """A stream of ten messages, which stay."""
+    with new_streams(amqp_url, 1) as (name,):
+        publish_plain(amqp_url, name, [str(n).encode() for n in range(10)])
+        yield name
 
 
-def all_ways(reader: StreamReader, stream: str, number: int) -> Any:
-    """One of the ways to read."""
-    ids = [MessageId(stream, n) for n in (2, 7, 3)]
-    ways = [
-        lambda: reader.read(stream, 5).offset,
-        lambda: [message.offset for message in reader.read_many(ids)],  # type: ignore[union-attr]
-        lambda: [message.offset for message in reader.read_all(ids)],  # type: ignore[union-attr]
-        lambda: [message.offset for message in reader.iterate(stream, 8)],
-        lambda: sum(len(batch or ()) for batch in reader.batches(stream, 0, follow=False)),
-        lambda: reader.scan(stream, 1, 3, lambda message: message.offset),
-        lambda: tuple(reader.bounds(stream)),
-    ]
-    return ways[number % len(ways)]()
+def ids_in(stream: str) -> list[MessageId]:
+    """Ids of three messages."""
+    return [MessageId(stream, n) for n in (2, 7, 3)]
 
 
-EXPECTED = [5, [2, 7, 3], [2, 7, 3], [8, 9], 10, [1, 2], (0, 9)]
+WAYS: list[tuple[Callable[[Any, str], Any], Any]] = [
+    (lambda reader, stream: reader.read(stream, 5), [5]),
+    (lambda reader, stream: reader.read_many(ids_in(stream)), [2, 7, 3]),
+    (lambda reader, stream: reader.read_all(ids_in(stream)), [2, 7, 3]),
+    (lambda reader, stream: reader.iterate(stream, 8), [8, 9]),
+    (lambda reader, stream: reader.batches(stream, 0, follow=False), list(range(10))),
+    (lambda reader, stream: reader.scan(stream, 1, 3, lambda message: message), [1, 2]),
+    (lambda reader, stream: reader.bounds(stream), [0, 9]),
+] * 2
+"""Ways to read, and the offsets that each gives."""
 
 
-async def all_ways_async(reader: AsyncStreamReader, stream: str, number: int) -> Any:
-    """As `all_ways`."""
-    ids = [MessageId(stream, n) for n in (2, 7, 3)]
-    match number % len(EXPECTED):
-        case 0:
-            return (await reader.read(stream, 5)).offset
-        case 1:
-            return [message.offset async for message in reader.read_many(ids)]  # type: ignore[union-attr]
-        case 2:
-            return [message.offset for message in await reader.read_all(ids)]  # type: ignore[union-attr]
-        case 3:
-            return [message.offset async for message in reader.iterate(stream, 8)]
-        case 4:
-            return sum([len(batch or ()) async for batch in reader.batches(stream, 0, follow=False)])
-        case 5:
-            return await reader.scan(stream, 1, 3, lambda message: message.offset)
-        case _:
-            return tuple(await reader.bounds(stream))
+def offsets(result: Any) -> list[int]:
+    """The offsets in what a way gave."""
+    if isinstance(result, StreamBounds):
+        return list(result)  # type: ignore[arg-type]
+    each = [result] if isinstance(result, Message) else list(result)
+    return [offset for one in each for offset in (one.offsets if isinstance(one, RecordBatch) else [one.offset])]
 
 
-def test_all_ways_to_read_share_one_limit(address: BrokerAddress, stream: str, proxy: Proxy) -> None:
-    """Many threads read in all ways at once: each has its answer, over no more connections than there may be."""
-    with StreamReader.open(address, connections_max=3, timeout_s=60) as reader:
-        with ThreadPoolExecutor(ASKED) as threads:
-            found = list(threads.map(lambda number: all_ways(reader, stream, number), range(ASKED)))
-        assert found == [EXPECTED[number % len(EXPECTED)] for number in range(ASKED)]
-        assert proxy.opened <= 3
-        statistics = reader.statistics()
-        assert (statistics.limit, statistics.in_use, statistics.waiting) == (3, 0, 0)
-        assert statistics.idle <= 3
-        assert statistics.opened == proxy.opened
+def read_in_threads(address: BrokerAddress, stream: str, **options: Any) -> tuple[list[Any], ReaderStatistics]:
+    """What all ways give that are asked in threads at once, and how the reader stands then."""
+    with StreamReader.open(address, **options) as reader, ThreadPoolExecutor(len(WAYS)) as threads:
+        found = list(threads.map(lambda way: offsets(way[0](reader, stream)), WAYS))
+        return found, reader.statistics()
 
 
-async def test_all_ways_to_read_share_one_limit_with_asyncio(address: BrokerAddress, stream: str, proxy: Proxy) -> None:
-    """The same for tasks."""
-    async with await AsyncStreamReader.open(
-        address,
-        connections_max=3,
-        timeout_s=60,
-    ) as reader:
-        found = await asyncio.gather(*(all_ways_async(reader, stream, number) for number in range(ASKED)))
-        assert found == [EXPECTED[number % len(EXPECTED)] for number in range(ASKED)]
-        assert proxy.opened <= 3
-        statistics = reader.statistics()
-        assert (statistics.limit, statistics.in_use, statistics.waiting) == (3, 0, 0)
-        assert statistics.opened == proxy.opened
+async def read_in_tasks(address: BrokerAddress, stream: str, **options: Any) -> tuple[list[Any], ReaderStatistics]:
+    """The same in tasks."""
+    async with await AsyncStreamReader.open(address, **options) as reader:
+
+        async def found(ask: Callable[[Any, str], Any]) -> list[int]:
+            result = ask(reader, stream)
+            return offsets([each async for each in result] if isasyncgen(result) else await result)
+
+        return await asyncio.gather(*(found(ask) for ask, _ in WAYS)), reader.statistics()
+
+
+@pytest.mark.parametrize("read", [read_in_threads, read_in_tasks])
+async def test_all_ways_to_read_share_one_limit(read: Any, address: BrokerAddress, stream: str, proxy: Proxy) -> None:
+    """Threads, or tasks, read in all ways at once: each has its answer, over no more connections than there may be."""
+    given = read(address, stream, connections_max=3, timeout_s=60)
+    found, statistics = await given if isawaitable(given) else given
+    assert found == [expected for _, expected in WAYS]
+    assert proxy.opened <= 3
+    assert (statistics.limit, statistics.in_use, statistics.waiting) == (3, 0, 0)
+    assert statistics.idle <= 3
+    assert statistics.opened == proxy.opened
 
 
 def test_who_iterates_may_ask_something_else(address: BrokerAddress, stream: str) -> None:
@@ -133,8 +129,7 @@ def test_no_connection_in_time_is_an_error_of_its_own(address: BrokerAddress, st
 
 async def test_a_cancelled_call_gives_its_place_back(address: BrokerAddress, stream: str) -> None:
     """Whether it waits or reads: afterwards nothing is in use, and others go on."""
-    options: Any = {"connections_max": 2}
-    async with await AsyncStreamReader.open(address, **options) as reader:
+    async with await AsyncStreamReader.open(address, connections_max=2) as reader:
         async with contextlib.aclosing(reader.iterate(stream)) as messages:
             assert (await anext(messages)).offset == 0
             tasks = [asyncio.create_task(_take_one(reader, stream)) for _ in range(5)]
@@ -164,16 +159,12 @@ async def _take_one(reader: AsyncStreamReader, stream: str) -> int:
 
 def test_followed_streams_are_beside_the_limit(address: BrokerAddress, stream: str) -> None:
     """A recorder of many streams has a connection for each, and still asks."""
-    with (
-        StreamReader.open(address, connections_max=2) as reader,
-        contextlib.ExitStack() as stack,
-    ):
+    with StreamReader.open(address, connections_max=2) as reader, contextlib.ExitStack() as stack:
         for _ in range(4):
             followed = stack.enter_context(contextlib.closing(reader.iterate(stream, follow=True)))  # type: ignore[type-var]
             assert len(list(islice(followed, 10))) == 10
         assert reader.read(stream, 1).body == b"1"
-        statistics = reader.statistics()
-        assert (statistics.following, statistics.in_use) == (4, 0)
+        assert (reader.statistics().following, reader.statistics().in_use) == (4, 0)
 
 
 def test_a_batched_read_holds_no_connection_for_what_has_come(address: BrokerAddress, stream: str) -> None:
@@ -188,30 +179,26 @@ def test_a_batched_read_holds_no_connection_for_what_has_come(address: BrokerAdd
         assert [list(results) for results in open_reads] == [[]] * 5
 
 
-def test_a_name_that_is_missing_stays_within_the_limit(amqp_url: str, proxy: Proxy) -> None:
+def test_a_name_that_is_missing_stays_within_the_limit(amqp_url: str, stream_url: str, proxy: Proxy) -> None:
     """What asks AMQP 0.9.1 about a missing name has a place, too: threads that ask at once do not open one each."""
-    with (
-        Proxy.to(amqp_url) as asked,
-        StreamReader.open(
-            BrokerAddress.parse(asked.url(amqp_url), f"rabbitmq-stream://guest:guest@127.0.0.1:{proxy.port}"),
-            connections_max=2,
-            timeout_s=60,
-        ) as reader,
-    ):
-        errors: list[RelatumError] = []
-
-        def ask() -> None:
-            try:
-                reader.read("there-is-none", 0)
-            except RelatumError as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=ask) for _ in range(12)]
-        for thread in threads:
-            thread.start()
-        wait_until(lambda: len(errors) == len(threads), what="all answers")
-        for thread in threads:
-            thread.join()
-        assert {type(error).__name__ for error in errors} == {"StreamNotFound"}
+    with Proxy.to(amqp_url) as asked:
+        address = BrokerAddress.parse(asked.url(amqp_url), proxy.url(stream_url))
+        with StreamReader.open(address, connections_max=2, timeout_s=60) as reader, ThreadPoolExecutor(12) as threads:
+            asking = [threads.submit(reader.read, "there-is-none", 0) for _ in range(12)]
+            assert {type(each.exception()) for each in asking} == {StreamNotFound}
         assert asked.most <= 3
         assert proxy.most <= 2
+
+
+@pytest.mark.parametrize(("most", "lets_in", "opened"), [(16, True, 4), (16, False, 1), (2, True, 1)])
+def test_connections_for_attaches_are_those_that_can_be_had(
+    address: BrokerAddress, amqp_url: str, proxy: Proxy, most: int, lets_in: bool, opened: int
+) -> None:
+    """Half of those a reader may have, and none beside the first where the broker lets nobody in."""
+    with new_streams(amqp_url, 10) as streams, StreamReader.open(address, connections_max=most) as reader:
+        for stream in streams:
+            publish_plain(amqp_url, stream, [b""])
+        proxy.accepts = lets_in
+        ids = [MessageId(stream, 0) for stream in streams]
+        assert [each.id for each in reader.read_all(ids) if isinstance(each, Message)] == ids
+        assert (reader.statistics().opened, reader.statistics().in_use) == (opened, 0)

@@ -1,21 +1,20 @@
 """A message is the same value through every face, and as pika delivers it, whoever published it."""
 
 import asyncio
-import contextlib
 import pickle
 from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import urlsplit
 
-import aio_pika
 import pika
 import pytest
-from pika.exceptions import AMQPError
 from rstream import AMQPMessage, Producer
 
-from relatum.reading import Message, Properties, StreamReader, TimeSource
+from relatum.reading import Message, Properties, TimeSource
 from relatum.uuid7 import uuid7
+from tests.contract._clients import open_line
 from tests.contract._faces import FACES, Face, open_face
-from tests.support import broker_connection, publish_plain, wait_until
+from tests.support import all_plain, publish_plain, wait_until
 
 MOMENT = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 SECONDS = int(MOMENT.timestamp())
@@ -45,39 +44,22 @@ PIKA_MESSAGES = [
 ]
 
 
-def delivered(amqp_url: str, stream: str, count: int) -> list[Message]:
-    """The first messages of a stream, as pika delivers them."""
-    messages: list[Message] = []
-    # Leaving rejects what came on, over which RabbitMQ up to 3.12 closes the connection.
-    with contextlib.suppress(AMQPError), broker_connection(amqp_url) as connection:
-        channel = connection.channel()
-        channel.basic_qos(prefetch_count=count)
-        for method, properties, body in channel.consume(stream, arguments={"x-stream-offset": "first"}):
-            messages.append(Message.from_amqp(stream, properties.headers["x-stream-offset"], properties, body))
-            channel.basic_ack(method.delivery_tag)
-            if len(messages) == count:
-                break
-    return messages
-
-
 def through_all_faces(amqp_url: str, stream: str) -> list[Message]:
     """All messages of a stream, read by every face, and as pika delivers them; they must be the same."""
-    by_face = {}
+    by_face = {"pika": [Message.from_amqp(stream, *delivered) for delivered in all_plain(amqp_url, stream)]}
     for name in FACES:
         with open_face(name, amqp_url) as face:
             by_face[name] = face.iterate(stream)
     first = by_face[FACES[0]]
-    by_face["pika"] = delivered(amqp_url, stream, len(first))
     for name, messages in by_face.items():
-        for one, other in zip(first, messages, strict=True):
-            assert (one.id, one.properties, dict(one.headers), one.body) == (
-                other.id,
-                other.properties,
-                dict(other.headers),
-                other.body,
-            ), name
-    assert all(first == messages for messages in by_face.values())
+        assert [parts(message) for message in messages] == [parts(message) for message in first], name
+        assert messages == first
     return first
+
+
+def parts(message: Message) -> tuple[Any, ...]:
+    """What a message says."""
+    return message.id, message.properties, dict(message.headers), message.body
 
 
 def test_pika_messages(amqp_url: str, stream_name: str) -> None:
@@ -110,19 +92,14 @@ def test_pika_messages(amqp_url: str, stream_name: str) -> None:
 
 def test_times(amqp_url: str, stream_name: str) -> None:
     """A message's time is the microsecond header's, else the property's, else an id's of ours, else the chunk's."""
-    publish_plain(
-        amqp_url,
-        stream_name,
-        [
-            (b"", PIKA_MESSAGES[7]),
-            (b"", pika.BasicProperties(timestamp=SECONDS)),
-            (b"", {"relatum_time": True}),
-            (b"", {"relatum_time": "1"}),
-            (b"", {"relatum_time": 2**62}),
-            (b"", pika.BasicProperties(message_id=uuid7(1_700_000_000_123_456_789))),
-            (b"", pika.BasicProperties(message_id="018bcfe5-687b-7000-8000-000000000000")),
-        ],
-    )
+    given = [
+        PIKA_MESSAGES[7],
+        pika.BasicProperties(timestamp=SECONDS),
+        *({"relatum_time": strange} for strange in (True, "1", 2**62)),
+        pika.BasicProperties(message_id=uuid7(1_700_000_000_123_456_789)),
+        pika.BasicProperties(message_id="018bcfe5-687b-7000-8000-000000000000"),
+    ]
+    publish_plain(amqp_url, stream_name, [(b"", each) for each in given])
     times = [(message.time_us, message.time_source) for message in through_all_faces(amqp_url, stream_name)]
     assert times[:2] == [(1_700_000_000_123_456, TimeSource.HEADER), (SECONDS * 10**6, TimeSource.PROPERTY)]
     assert times[5] == (1_700_000_000_123_456, TimeSource.MESSAGE_ID)
@@ -131,19 +108,14 @@ def test_times(amqp_url: str, stream_name: str) -> None:
 
 def test_aio_pika_messages(amqp_url: str, stream_name: str) -> None:
     """What aio-pika publishes comes back the same."""
-
-    async def publish() -> None:
-        connection = await aio_pika.connect(amqp_url)
-        async with connection:
-            channel = await connection.channel()
-            for headers in ({}, {"order_id": "o", "n": 1, "small": -5, "flag": True, "when": MOMENT}):
-                message = aio_pika.Message(b"body", headers=headers, type="t", message_id="m", timestamp=MOMENT)
-                await channel.default_exchange.publish(message, stream_name)
-
-    asyncio.run(publish())
+    given: list[dict[str, Any]] = [{}, {"order_id": "o", "n": 1, "small": -5, "flag": True, "when": MOMENT}]
+    with open_line("aio-pika", amqp_url) as line:
+        channel = line.channel()
+        for headers in given:
+            message = line.message(b"body", headers=headers, type="t", message_id="m", timestamp=MOMENT)
+            line.publish(channel, message, stream_name)
     messages = through_all_faces(amqp_url, stream_name)
-    assert [message.body for message in messages] == [b"body", b"body"]
-    assert dict(messages[1].headers) == {"order_id": "o", "n": 1, "small": -5, "flag": True, "when": MOMENT}
+    assert [(message.body, dict(message.headers)) for message in messages] == [(b"body", each) for each in given]
     assert (messages[1].properties.type, messages[1].properties.timestamp) == ("t", MOMENT)
 
 
@@ -179,14 +151,14 @@ def test_messages_of_stream_clients(amqp_url: str, stream_url: str, stream_name:
     ]
 
 
-@pytest.mark.parametrize("raw", [b"not AMQP at all", b"", b"\x00", b"\x00\x53\x75", b"\xff" * 100])
-def test_bytes_that_are_no_amqp_message(stream_url: str, stream_name: str, raw: bytes) -> None:
+def test_bytes_that_are_no_amqp_message(face: Face, stream_url: str, stream_name: str) -> None:
     """What a stream client wrote without AMQP's encoding is a message with a body and nothing else."""
-    publish_by_rstream(stream_url, stream_name, [raw])
-    with StreamReader.open(stream_url) as reader:
-        message = reader.read(stream_name, 0)
-    assert (message.is_amqp, message.body, dict(message.headers)) == (False, raw, {})
-    assert message.time_source is TimeSource.CHUNK
+    raw: list[object] = [b"not AMQP at all", b"", b"\x00", b"\x00\x53\x75", b"\xff" * 100]
+    publish_by_rstream(stream_url, stream_name, raw)
+    messages = face.iterate(stream_name)
+    assert [message.body for message in messages] == raw
+    for message in messages:
+        assert (message.is_amqp, dict(message.headers), message.time_source) == (False, {}, TimeSource.CHUNK)
 
 
 def test_a_message_is_a_value(face: Face, amqp_url: str, stream_name: str) -> None:

@@ -1,20 +1,19 @@
-"""Intercepted aio-pika connections against a real broker."""
+"""What intercepted connections of aio-pika alone promise; what all clients' do is in `contract/test_clients.py`."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import aio_pika
 import pytest
-import wrapt
 from aiormq.abc import DeliveredMessage
 from opentelemetry.instrumentation.aio_pika import AioPikaInstrumentor
 from opentelemetry.trace import SpanKind
 
 import relatum
-from relatum.errors import (
-    PublishOutcomeUnknown,
-)
+from relatum.errors import PublishOutcomeUnknown
 from relatum.uuid7 import time_us_of
 from tests.support import unique_name, wait_until
 from tests.support.proxy import Proxy
@@ -40,6 +39,29 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
+@dataclass(frozen=True)
+class Way:
+    """A line to the broker, an intercepted connection over it, and a channel of that."""
+
+    proxy: Proxy
+    connection: Any
+    channel: Any
+
+    async def publish(self, to: str, *, timeout_s: float | None = None, **fields: Any) -> Any:
+        """Publish an empty message."""
+        return await self.channel.default_exchange.publish(aio_pika.Message(b"", **fields), to, timeout=timeout_s)
+
+
+@asynccontextmanager
+async def open_way(amqp_url: str, **options: Any) -> AsyncIterator[Way]:
+    """A way of these options, whose line is lost at the end."""
+    with Proxy.to(amqp_url) as proxy:
+        connection = await aio_pika.connect(proxy.url(amqp_url))
+        yield Way(proxy, connection, await relatum.intercept(connection, **options).channel())
+        proxy.reset()
+        await connection.close()
+
+
 @pytest.mark.parametrize("connect", CONNECT)
 async def test_what_is_open_already_is_covered(amqp_url: str, connect: Any) -> None:
     """Channels and exchanges from before, and the channel underneath, publish through us too."""
@@ -59,82 +81,62 @@ async def test_what_is_open_already_is_covered(amqp_url: str, connect: Any) -> N
 
 async def test_what_comes_back_is_no_error_where_the_channel_says_so(amqp_url: str) -> None:
     """As with aio-pika alone, it is the result, and what callbacks of returns are given: the message as it was sent."""
-    async with await aio_pika.connect(amqp_url) as connection:
-        channel = await relatum.intercept(connection).channel()
+    async with open_way(amqp_url) as way:
         returned: list[Any] = []
-        channel.return_callbacks.add(lambda _channel, message: returned.append(message.headers))
-        publish = channel.default_exchange.publish
-        result = await publish(aio_pika.Message(b"", headers={"a": 1}), unique_name())
+        way.channel.return_callbacks.add(lambda _channel, message: returned.append(message.headers))
+        result = await way.publish(unique_name(), headers={"a": 1})
         assert isinstance(result, DeliveredMessage)
         assert result.header.properties.headers == {"a": 1}
-        await publish(aio_pika.Message(b"", message_id="mine"), unique_name())
+        await way.publish(unique_name(), message_id="mine")
         assert (returned[0], list(returned[1])) == ({"a": 1}, ["relatum_time"])
-        assert relatum.statistics(connection).errors == {"unroutable": 2}
+        assert relatum.statistics(way.connection).errors == {"unroutable": 2}
 
 
 async def test_two_unroutable_messages_of_one_id_are_both_reported(amqp_url: str) -> None:
     """aio-pika alone confirms one of two in flight under one id; through us each comes back as what it is."""
-    async with await aio_pika.connect(amqp_url) as connection:
-        channel = await relatum.intercept(connection).channel()
-        for _ in range(50):
+    async with open_way(amqp_url) as way:
+        for _ in range(20):
             name = unique_name()
-            results = await asyncio.gather(
-                *(channel.default_exchange.publish(aio_pika.Message(b"", message_id="same"), name) for _ in range(3))
-            )
+            results = await asyncio.gather(*(way.publish(name, message_id="same") for _ in range(3)))
             assert all(isinstance(result, DeliveredMessage) for result in results)
 
 
 async def test_a_publish_given_up_does_not_confuse_the_next_of_its_id(amqp_url: str) -> None:
     """The broker's late answer to a message given up is not taken for the next one of that id."""
-    with Proxy.to(amqp_url) as proxy:
-        async with await aio_pika.connect(proxy.url(amqp_url)) as connection:
-            channel = await relatum.intercept(connection).channel()
-            queue = await queue_of(channel)
-            proxy.mode = "blackhole_replies"
-            with pytest.raises(PublishOutcomeUnknown) as caught:
-                await channel.default_exchange.publish(
-                    aio_pika.Message(b"", message_id="same"), unique_name(), timeout=0.2
-                )
-            assert isinstance(caught.value, TimeoutError)
-            second = asyncio.create_task(
-                channel.default_exchange.publish(aio_pika.Message(b"", message_id="same"), queue.name, timeout=0.3)
-            )
-            # Nothing of the second is sent while the broker may still answer for the first.
-            with pytest.raises(TimeoutError) as waited:
-                await second
-            assert not isinstance(waited.value, PublishOutcomeUnknown)
+    async with open_way(amqp_url) as way:
+        queue = await queue_of(way.channel)
+        way.proxy.mode = "blackhole_replies"
+        with pytest.raises(PublishOutcomeUnknown) as caught:
+            await way.publish(unique_name(), message_id="same", timeout_s=0.2)
+        assert isinstance(caught.value, TimeoutError)
+        # Nothing of the second is sent while the broker may still answer for the first.
+        with pytest.raises(TimeoutError) as waited:
+            await way.publish(queue.name, message_id="same", timeout_s=0.3)
+        assert not isinstance(waited.value, PublishOutcomeUnknown)
 
 
 async def test_a_deadline_of_ours_ends_a_publish(amqp_url: str, stream_name: str) -> None:
     """With confirm_timeout_s, a publish without a time-out of its own ends in time, its outcome unknown."""
-    with Proxy.to(amqp_url) as proxy:
-        connection = await aio_pika.connect(proxy.url(amqp_url))
-        channel = await relatum.intercept(connection, confirm_timeout_s=0.3).channel()
-        proxy.mode = "blackhole_replies"
+    async with open_way(amqp_url, confirm_timeout_s=0.3) as way:
+        way.proxy.mode = "blackhole_replies"
         with pytest.raises(PublishOutcomeUnknown) as caught:
-            await channel.default_exchange.publish(aio_pika.Message(b""), stream_name)
+            await way.publish(stream_name)
         assert isinstance(caught.value, TimeoutError)
-        proxy.reset()
-        await connection.close()
 
 
 async def test_a_cancellation_of_the_callers_own_stays_one(amqp_url: str, stream_name: str) -> None:
     """Who cancels a publish, or times it out, gets what asyncio gives."""
-    with Proxy.to(amqp_url) as proxy:
-        connection = await aio_pika.connect(proxy.url(amqp_url))
-        channel = await relatum.intercept(connection).channel()
-        proxy.mode = "blackhole_replies"
+    async with open_way(amqp_url) as way:
+        way.proxy.mode = "blackhole_replies"
         with pytest.raises(TimeoutError) as caught:
             async with asyncio.timeout(0.1):
-                await channel.default_exchange.publish(aio_pika.Message(b""), stream_name)
+                await way.publish(stream_name)
         assert not isinstance(caught.value, PublishOutcomeUnknown)
-        task = asyncio.create_task(channel.default_exchange.publish(aio_pika.Message(b""), stream_name))
+        task = asyncio.create_task(way.publish(stream_name))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        proxy.reset()
-        await connection.close()
 
 
 async def test_a_robust_connection_comes_back_intercepted(amqp_url: str, stream_name: str) -> None:
@@ -164,35 +166,6 @@ async def test_a_robust_connection_comes_back_intercepted(amqp_url: str, stream_
             got = await get(queue)
         assert time_us_of(got.message_id)
         await connection.close()
-
-
-@pytest.mark.parametrize("ours_first", [True, False])
-async def test_instrumentation_of_the_class_composes(amqp_url: str, ours_first: bool) -> None:
-    """OpenTelemetry patches `Exchange.publish` on the class; whoever comes first, both see each message."""
-    seen: list[Any] = []
-
-    async def traced(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        message = args[0]
-        message.headers["traceparent"] = "00-1"
-        seen.append(message)
-        return await wrapped(*args, **kwargs)
-
-    async with await aio_pika.connect_robust(amqp_url) as connection:
-        if ours_first:
-            relatum.intercept(connection)
-        original = aio_pika.Exchange.publish
-        wrapt.wrap_function_wrapper(aio_pika.Exchange, "publish", traced)
-        try:
-            relatum.intercept(connection)
-            channel = await connection.channel()
-            queue = await queue_of(channel)
-            await channel.default_exchange.publish(aio_pika.Message(b""), queue.name)
-            got = await get(queue)
-            assert time_us_of(got.message_id)
-            assert set(got.headers) == {"traceparent"}
-            assert len(seen) == 1
-        finally:
-            aio_pika.Exchange.publish = original
 
 
 @pytest.fixture

@@ -1,21 +1,20 @@
-"""Intercepted pika connections against a real broker."""
+"""What intercepted connections of pika alone promise; what those of all clients do is in `contract/test_clients.py`."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pika
 import pytest
 from opentelemetry.instrumentation.pika import PikaInstrumentor
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 import relatum
 from relatum.errors import HeadersRefused, PublishOutcomeUnknown, PublishRejected
-from tests.support import broker_connection, unique_name, wait_until
+from tests.contract._clients import Queue, new_queue
+from tests.support import broker_connection, unique_name
 from tests.support.proxy import Proxy
+from tests.support.spans import Spans, collected_spans
 
 
 @pytest.fixture
@@ -26,72 +25,60 @@ def connection(amqp_url: str) -> Iterator[BlockingConnection]:
 
 
 @pytest.fixture
-def queue(amqp_url: str) -> Iterator[str]:
-    """The name of a new classic queue, which gives messages back at once."""
-    name = unique_name()
-    with broker_connection(amqp_url) as connection:
-        connection.channel().queue_declare(name)
-        yield name
-        connection.channel().queue_delete(name)
+def confirming(connection: BlockingConnection) -> BlockingChannel:
+    """An intercepted channel with confirms."""
+    channel = relatum.intercept(connection).channel()
+    channel.confirm_delivery()
+    return channel
 
 
-def get(connection: BlockingConnection, queue: str) -> tuple[pika.BasicProperties, bytes]:
-    """The next message of a queue. What went out without a confirm may still be on its way."""
-    with connection.channel() as channel:
-
-        def next_one() -> tuple[Any, ...] | None:
-            got = channel.basic_get(queue, auto_ack=True)
-            return got if got[0] is not None else None
-
-        _, properties, body = wait_until(next_one, what="a message")
-    return properties, body
+@pytest.fixture
+def queue(amqp_url: str) -> Iterator[Queue]:
+    """A new queue, which gives messages back at once."""
+    with new_queue(amqp_url) as queue:
+        yield queue
 
 
 @pytest.mark.parametrize("confirm", [False, True])
-def test_every_way_to_call_it_works(connection: BlockingConnection, queue: str, confirm: bool) -> None:
+def test_every_way_to_call_it_works(connection: BlockingConnection, queue: Queue, confirm: bool) -> None:
     """Positional, by name, mixed, without properties, with text as the body: all are pika's, and return None."""
     channel = relatum.intercept(connection).channel()
     if confirm:
         channel.confirm_delivery()
     properties = pika.BasicProperties()
-    assert channel.basic_publish("", queue, b"1") is None
-    assert channel.basic_publish("", queue, "2", properties) is None
-    assert channel.basic_publish("", queue, b"3", properties, True) is None
-    assert channel.basic_publish("", queue, body=b"4", properties=None) is None
-    assert channel.basic_publish(exchange="", routing_key=queue, body=b"5", mandatory=True) is None
-    bodies = []
-    for _ in range(5):
-        got, body = get(connection, queue)
-        bodies.append(body)
-        assert got.message_id
-    assert bodies == [b"1", b"2", b"3", b"4", b"5"]
+    assert channel.basic_publish("", queue.name, b"1") is None
+    assert channel.basic_publish("", queue.name, "2", properties) is None
+    assert channel.basic_publish("", queue.name, b"3", properties, True) is None
+    assert channel.basic_publish("", queue.name, body=b"4", properties=None) is None
+    assert channel.basic_publish(exchange="", routing_key=queue.name, body=b"5", mandatory=True) is None
+    found = [queue.get() for _ in range(5)]
+    assert [body for _, body in found] == [b"1", b"2", b"3", b"4", b"5"]
+    assert all(got.message_id for got, _ in found)
 
 
-def test_mistakes_raise_what_pika_raises(connection: BlockingConnection, queue: str) -> None:
+def test_mistakes_raise_what_pika_raises(connection: BlockingConnection, queue: Queue) -> None:
     """A call pika does not take fails as it does without us, before anything is sent."""
-    bare = connection.channel()
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
-        ((), {}),
-        (("", queue), {}),
-        (("", queue, b""), {"nonsense": 1}),
-        (("", queue, b"", pika.BasicProperties(headers={"a": 1.5})), {}),
-        (("", queue, b"", pika.BasicProperties(headers=[1])), {}),
-        (("", queue, b"", pika.BasicProperties(reply_to="x" * 256)), {}),
-        (("", queue, b"", "properties"), {}),
+    channel, name = connection.channel(), queue.name
+    calls: list[Callable[[], object]] = [
+        lambda: channel.basic_publish(),
+        lambda: channel.basic_publish("", name),
+        lambda: channel.basic_publish("", name, b"", nonsense=1),
+        lambda: channel.basic_publish("", name, b"", pika.BasicProperties(headers={"a": 1.5})),
+        lambda: channel.basic_publish("", name, b"", pika.BasicProperties(headers=[1])),
+        lambda: channel.basic_publish("", name, b"", "properties"),
     ]
-    expected = []
-    for args, kwargs in calls:
+
+    def raised(call: Callable[[], object]) -> type[Exception]:
         with pytest.raises(Exception) as caught:
-            bare.basic_publish(*args, **kwargs)
-        expected.append(caught.value)
+            call()
+        return caught.type
+
+    bare = [raised(call) for call in calls]
     relatum.intercept(connection)
-    for (args, kwargs), error in zip(calls, expected, strict=True):
-        with pytest.raises(type(error)) as caught:
-            bare.basic_publish(*args, **kwargs)
-        assert type(caught.value) is type(error)
+    assert [raised(call) for call in calls] == bare
 
 
-def test_properties_of_a_subclass_keep_their_class(connection: BlockingConnection, queue: str) -> None:
+def test_properties_of_a_subclass_keep_their_class(connection: BlockingConnection, queue: Queue) -> None:
     """A subclass that encodes in its own way goes on doing so."""
 
     class Marked(pika.BasicProperties):
@@ -100,8 +87,8 @@ def test_properties_of_a_subclass_keep_their_class(connection: BlockingConnectio
             return super().encode()
 
     given = Marked()
-    relatum.intercept(connection).channel().basic_publish("", queue, b"", given)
-    assert get(connection, queue)[0].type == "marked"
+    relatum.intercept(connection).channel().basic_publish("", queue.name, b"", given)
+    assert queue.get()[0].type == "marked"
     assert given.type is None
 
 
@@ -112,8 +99,8 @@ def test_a_channel_is_copied_with_what_stands_in(connection: BlockingConnection)
         assert method.__name__ == "basic_publish"
 
 
-def test_channels_that_are_open_already_are_covered(connection: BlockingConnection, queue: str) -> None:
-    """A channel opened before, and the channel a consumer's callback is given, publish through us too."""
+def test_the_channel_that_a_consumer_is_given_is_covered(connection: BlockingConnection, queue: Queue) -> None:
+    """Also where it was opened before."""
     early = connection.channel()
     relatum.intercept(connection)
     seen: list[Any] = []
@@ -121,17 +108,17 @@ def test_channels_that_are_open_already_are_covered(connection: BlockingConnecti
     def on_message(channel: BlockingChannel, method: Any, properties: Any, body: bytes) -> None:
         seen.append(properties)
         if len(seen) == 1:
-            channel.basic_publish("", queue, b"again")
+            channel.basic_publish("", queue.name, b"again")
         else:
             channel.stop_consuming()
 
-    early.basic_publish("", queue, b"first")
-    early.basic_consume(queue, on_message, auto_ack=True)
+    early.basic_publish("", queue.name, b"first")
+    early.basic_consume(queue.name, on_message, auto_ack=True)
     early.start_consuming()
     assert all(properties.message_id for properties in seen)
 
 
-def test_headers_beyond_a_small_frame_are_refused(amqp_url: str, queue: str) -> None:
+def test_headers_beyond_a_small_frame_are_refused(amqp_url: str, queue: Queue) -> None:
     """Where the connection negotiated small frames, the limit is theirs, and just below it all is well.
 
     8,192 bytes are the least that RabbitMQ 4 takes.
@@ -141,38 +128,26 @@ def test_headers_beyond_a_small_frame_are_refused(amqp_url: str, queue: str) -> 
     with BlockingConnection(parameters) as small:
         channel = relatum.intercept(small).channel()
         channel.confirm_delivery()
-        channel.basic_publish("", queue, b"", pika.BasicProperties(headers={"a": "x" * 7900}))
+        channel.basic_publish("", queue.name, b"", pika.BasicProperties(headers={"a": "x" * 7900}))
         with pytest.raises(HeadersRefused):
-            channel.basic_publish("", queue, b"", pika.BasicProperties(headers={"a": "x" * 8100}))
+            channel.basic_publish("", queue.name, b"", pika.BasicProperties(headers={"a": "x" * 8100}))
 
 
-def test_an_expiration_that_is_none_is_a_rejection(connection: BlockingConnection) -> None:
-    """A definite 406 says that the message is in no stream, and there is nothing to settle."""
-    channel = relatum.intercept(connection).channel()
-    channel.confirm_delivery()
+def test_a_406_is_a_rejection_where_it_is_about_the_message(confirming: BlockingChannel) -> None:
+    """Such as of an expiration that is none; on a channel that is closed by then, pika's own error is not ours."""
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
-        channel.basic_publish("", unique_name(), b"", pika.BasicProperties(expiration="soon"))
+        confirming.basic_publish("", unique_name(), b"", pika.BasicProperties(expiration="soon"))
     assert isinstance(caught.value, PublishRejected)
-
-
-def test_a_406_that_is_about_no_message_leaves_the_outcome_unknown(connection: BlockingConnection) -> None:
-    """An acknowledgement that the broker refuses says nothing of the message that was published behind it."""
-    channel = relatum.intercept(connection).channel()
-    channel.confirm_delivery()
-    channel.basic_ack(77)
-    with pytest.raises(PublishOutcomeUnknown):
-        channel.basic_publish("", unique_name(), b"")
-
-
-def test_a_closed_channel_sends_nothing(connection: BlockingConnection) -> None:
-    """After the broker has closed the channel, pika's own error is not one of ours."""
-    channel = relatum.intercept(connection).channel()
-    channel.confirm_delivery()
-    with pytest.raises(PublishRejected):
-        channel.basic_publish(unique_name(), "", b"")
     with pytest.raises(pika.exceptions.ChannelWrongStateError) as closed:
-        channel.basic_publish("", "", b"")
+        confirming.basic_publish("", "", b"")
     assert type(closed.value) is pika.exceptions.ChannelWrongStateError
+
+
+def test_a_406_that_is_about_no_message_leaves_the_outcome_unknown(confirming: BlockingChannel) -> None:
+    """An acknowledgement that the broker refuses says nothing of the message that was published behind it."""
+    confirming.basic_ack(77)
+    with pytest.raises(PublishOutcomeUnknown):
+        confirming.basic_publish("", unique_name(), b"")
 
 
 def test_a_reset_connection_leaves_the_outcome_unknown(amqp_url: str, stream_name: str) -> None:
@@ -192,73 +167,51 @@ def test_a_reset_connection_leaves_the_outcome_unknown(amqp_url: str, stream_nam
 
 
 @pytest.fixture
-def spans() -> Iterator[tuple[TracerProvider, InMemorySpanExporter]]:
+def spans() -> Iterator[Spans]:
     """Where OpenTelemetry's spans go."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    yield provider, exporter
-    provider.shutdown()
+    with collected_spans() as spans:
+        yield spans
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_opentelemetry_composes_in_either_order(
-    connection: BlockingConnection, queue: str, spans: tuple[TracerProvider, InMemorySpanExporter], ours_first: bool
+    connection: BlockingConnection, queue: Queue, spans: Spans, ours_first: bool
 ) -> None:
-    """Instrumented before or after us, a message has a span and our id; either may go and the other stays."""
-    provider, exporter = spans
-    channel = connection.channel()
+    """Instrumented before or after us, a message has a span and our id; either may go, the other stays."""
+    channel, other = connection.channel(), connection.channel()
+
+    def publish(channel: BlockingChannel) -> tuple[bool, bool, int]:
+        """Whether a message has our id, and whether the headers of a span; and how many spans it made."""
+        spans.clear()
+        channel.basic_publish("", queue.name, b"")
+        properties, _ = queue.get()
+        return bool(properties.message_id), "traceparent" in (properties.headers or {}), len(spans.all)
+
     if ours_first:
         relatum.intercept(connection)
-        PikaInstrumentor.instrument_channel(channel, tracer_provider=provider)
-    else:
-        PikaInstrumentor.instrument_channel(channel, tracer_provider=provider)
-        relatum.intercept(connection)
-    channel._is_instrumented_by_opentelemetry = True
-    channel.basic_publish("", queue, b"1")
-    properties, _ = get(connection, queue)
-    assert properties.message_id
-    assert "traceparent" in properties.headers
-    assert len(exporter.get_finished_spans()) == 1
-    PikaInstrumentor.uninstrument_channel(channel)
-    channel.basic_publish("", queue, b"2")
-    properties, _ = get(connection, queue)
-    assert properties.message_id
-    assert not properties.headers
-
-
-@pytest.mark.parametrize("ours_first", [True, False])
-def test_opentelemetry_stays_when_we_go(
-    connection: BlockingConnection, queue: str, spans: tuple[TracerProvider, InMemorySpanExporter], ours_first: bool
-) -> None:
-    """Released, we pass everything through, also from under an instrumentation that wrapped us."""
-    provider, exporter = spans
-    channel = connection.channel()
-    if ours_first:
-        relatum.intercept(connection)
-    PikaInstrumentor.instrument_channel(channel, tracer_provider=provider)
+    for each in (channel, other):
+        PikaInstrumentor.instrument_channel(each, tracer_provider=spans.provider)
     relatum.intercept(connection)
+    channel._is_instrumented_by_opentelemetry = True
+    assert publish(channel) == (True, True, 1)
+    PikaInstrumentor.uninstrument_channel(channel)
+    assert publish(channel) == (True, False, 0)
     relatum.release(connection)
-    channel.basic_publish("", queue, b"1")
-    properties, _ = get(connection, queue)
-    assert properties.message_id is None
-    assert "traceparent" in properties.headers
-    assert len(exporter.get_finished_spans()) == 1
+    assert publish(other) == (False, True, 1)
 
 
 def test_opentelemetry_on_the_class_reaches_later_channels(
-    connection: BlockingConnection, queue: str, spans: tuple[TracerProvider, InMemorySpanExporter]
+    connection: BlockingConnection, queue: Queue, spans: Spans
 ) -> None:
     """Instrumentation of the whole program, switched on after us, still sees the channels opened from then on."""
-    provider, exporter = spans
     relatum.intercept(connection)
     instrumentor = PikaInstrumentor()
-    instrumentor.instrument(tracer_provider=provider)
+    instrumentor.instrument(tracer_provider=spans.provider)
     try:
-        connection.channel().basic_publish("", queue, b"1")
+        connection.channel().basic_publish("", queue.name, b"")
     finally:
         instrumentor.uninstrument()
-    properties, _ = get(connection, queue)
+    properties, _ = queue.get()
     assert properties.message_id
     assert "traceparent" in properties.headers
-    assert exporter.get_finished_spans()
+    assert spans.all

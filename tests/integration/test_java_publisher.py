@@ -6,14 +6,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
-from relatum.local import LocalRabbitMQ
 from relatum.superstreams import StreamOptions
 from relatum.tapping import tap
 from relatum_consumer import Relations
-from tests.support import broker_connection, record, unique_name
+from tests.support import broker_connection, delete_stream, unique_name
+from tests.support.place import Place
 
 SMALL = StreamOptions(max_length_bytes=10_000_000)
 PROGRAM = Path(__file__).parents[1] / "support" / "java" / "Publisher.java"
@@ -27,40 +26,36 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def server(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
-    """A broker of this module."""
-    return own_broker
-
-
 def publish(url: str, exchange: str, routing_key: str) -> None:
     """Run the publisher."""
     classes = os.pathsep.join(map(str, JARS))
     command = ["java", "-XX:TieredStopAtLevel=1", "-cp", classes, str(PROGRAM)]
-    command += [url + "%2f", exchange, routing_key, str(ORDERS)]
+    command += [url.rstrip("/") + "/%2f", exchange, routing_key, str(ORDERS)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
 
 
-def test_a_java_publisher_is_found_as_it_is(server: LocalRabbitMQ, database_url: str, engine: sa.Engine) -> None:
+def test_a_java_publisher_is_found_as_it_is(place: Place) -> None:
     """Its confirms come, its queue has its messages, and each is found by text, number, and what Java makes of both."""
-    url, name = server.broker_url, unique_name("java")
+    name = unique_name("java")
     stream = f"{name}.copied"
     keys: list[str | KeyDefinition] = ["customer", "paid"]
     keys += [KeyDefinition("order_id", type="integer"), KeyDefinition("cents", type="integer")]
-    with broker_connection(url) as connection:
+    with broker_connection(place.amqp) as connection:
         channel = connection.channel()
         channel.queue_declare(name, durable=True)
         channel.exchange_declare(name, "topic", durable=True)
         channel.queue_bind(name, name, "order.#")
-        tap(url, database_url, name, stream=stream, options=SMALL)
-        publish(url, name, "order.new")
-        assert channel.queue_declare(name, passive=True).method.message_count == ORDERS
-    record(url, engine, stream, keys=keys)
-    with Relations(url, database_url) as relations:
+        tap(place.amqp, place.database, name, stream=stream, options=SMALL)
+        publish(place.amqp, name, "order.new")
+        assert channel.queue_delete(name).method.message_count == ORDERS
+        channel.exchange_delete(name)
+    place.record(stream, keys=keys)
+    with Relations(place.amqp, place.database) as relations:
         (order,) = relations.find("order_id", 7)
         assert (order.body, order.properties.correlation_id) == (b"order 7", "order-7")
         assert order.headers["rate"] == 0.1
         assert relations.find("cents", 1234567890123 + 7).first == order
         assert len(list(relations.find("customer", "Müller & Söhne"))) == ORDERS
         assert len(list(relations.related(order, by="paid"))) == ORDERS // 2 - 1
+    delete_stream(place.amqp, stream)

@@ -1,13 +1,12 @@
 """The pure parts of following: a stream's course, what waits for the taker, credit, and subscriptions."""
 
-import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from relatum.following import CaughtUp, Event, Records
-from relatum.following._course import Course, Differs, Doubt, Drop, Finding, Give, Missed, Rewind
+from relatum.following._course import Course, Differs, Doubt, Finding, Give, Missed
 from relatum.following._followed import BYTES, STREAMS, WINDOW_MAX, Followed, Gathering
 from relatum.following._shelf import TAKE_BYTES, Held, Shelf, Shelves
 from relatum.following._subscriptions import CROWD, Subscriptions
@@ -38,113 +37,119 @@ def known(offset: int) -> Position:
     return Position(offset, position_of(message(offset)).fingerprint, None)
 
 
-def begun(next_offset: int, at: int | None = None) -> Course:
-    """A course that reading has begun of."""
-    course = Course(next_offset, None if at is None else known(at))
+COURSES: dict[str, tuple[int, int | None, list[str]]] = {
+    "what is known is read first and not given": (7, 6, ["6: drop", "7 8: give 7"]),
+    "a chunk with it and more is given from what is wanted on": (7, 6, ["4 5 6 7 8: give 7"]),
+    "something else there is another stream": (7, 6, ["other 6 7: differs OTHER", "8:", "nothing:"]),
+    "nothing there is asked about once, and waited for where the leader has it": (
+        *(7, 6),
+        ["nothing: ask of 6 and not of the begin", "nothing:", "SAME 0 7:", "nothing:", "6 7: give 7"],
+    ),
+    "what lies before proves nothing: the node is behind": (
+        *(7, 6),
+        ["2 3: drop, ask of 6 and not of the begin", "4 5:", "SAME 0 7: drop", "6 7: give 7"],
+    ),
+    "an end before is another stream where the leader says so": (
+        *(7, 6),
+        ["nothing: ask of 6 and not of the begin", "ENDS_BEFORE 0 2: differs ENDS_BEFORE 0 2"],
+    ),
+    "what retention took is missed: what is known has expired, too": (
+        *(7, 6),
+        ["20 21: ask of 6", "22:", "EXPIRED 18 22: miss 7 to 20, give 20, give 22"],
+    ),
+    "a gap of a healthy stream is nothing: the broker uses offsets itself": (7, None, ["9: ask", "NONE 0 9: give 9"]),
+    "from what is known behind what is wanted one goes back": (3, 6, ["6 7: rewind", "again: 6", "3 4: give 3"]),
+    "an answer to what has ended is nobody's: all is read again": (
+        7,
+        None,
+        ["9: ask", "again: 9", "7 8: give 7"],
+    ),
+}
+"""By what they show: what is wanted, what is known, and what follows from what happens."""
+
+
+def happen(course: Course, what: str) -> str:
+    """Let happen what the table says: what is read, nothing, a break, or the leader's answer; gives what follows."""
+    word, *numbers = what.split()
+    if word == "again":
+        return ", ".join(str(each.first_offset) for each in course.begin())
+    if word == "nothing":
+        steps = course.nothing_came()
+    elif word.isupper():
+        bounds = StreamBounds(*map(int, numbers), is_proven=True)
+        steps = course.answered(Finding(Agreement.__members__.get(word), bounds))
+    elif word == "other":
+        steps = course.arrived(held(*map(int, numbers), other=True))
+    else:
+        steps = course.arrived(held(*map(int, what.split())))
+    return ", ".join(map(shown, steps))
+
+
+def shown(step: Any) -> str:
+    """A step as the table has it."""
+    match step:
+        case Give(given):
+            return f"give {max(given.begin, given.first_offset)}"
+        case Missed(from_offset, to_offset):
+            return f"miss {from_offset} to {to_offset}"
+        case Differs(found, bounds):
+            return " ".join(["differs", found.name, *map(str, bounds or ())])
+        case Doubt(position, is_end):
+            return "ask" + (f" of {position.offset}" if position else "") + (" and not of the begin" if is_end else "")
+        case _:
+            return type(step).__name__.lower()
+
+
+@pytest.mark.parametrize("course", COURSES)
+def test_a_course_gives_what_is_wanted_of_the_stream_that_is_known(course: str) -> None:
+    """Step by step; reading begins at what is known, and ends behind what was given last."""
+    next_offset, at, happenings = COURSES[course]
+    one = Course(next_offset, None if at is None else known(at))
+    one.begin()
+    assert one.start == (next_offset if at is None else at)
+    for what, _, expected in (each.partition(":") for each in happenings):
+        assert happen(one, what) == expected.strip()
+        if what == "again":
+            assert one.start == next_offset
+    if "give" in expected:
+        assert one.next_offset == int(what.split()[-1]) + 1
+
+
+def test_a_stream_is_known_by_its_leaders_word_before_it_is_seen() -> None:
+    """It has agreed once the message that is known was read."""
+    course = Course(7, known(6))
     course.begin()
-    return course
-
-
-def kinds(steps: Iterator[Any]) -> list[type]:
-    """What steps there are."""
-    return [type(step) for step in steps]
-
-
-def test_what_is_known_is_read_first_and_not_given() -> None:
-    """The message that is known says that it is the stream; what lies behind it is given."""
-    course = begun(7, at=6)
-    assert course.start == 6
-    (drop,) = course.arrived(held(6))
-    assert isinstance(drop, Drop)
-    assert course.is_agreed
-    (give,) = course.arrived(held(7, 8))
-    assert isinstance(give, Give)
-    assert (give.held.begin, course.next_offset) == (7, 9)
-
-
-def test_a_chunk_with_what_is_known_and_more_is_given_from_what_is_wanted_on() -> None:
-    """A chunk begins where it begins."""
-    (give,) = begun(7, at=6).arrived(held(4, 5, 6, 7, 8))
-    assert isinstance(give, Give)
-    assert give.held.begin == 7
-
-
-def test_something_else_at_the_place_is_another_stream() -> None:
-    """It is proven by what was read; nothing is asked, and nothing given, also of what comes later."""
-    course = begun(7, at=6)
-    (differs,) = course.arrived(held(6, 7, other=True))
-    assert differs == Differs(Agreement.OTHER, None)
-    assert not list(course.arrived(held(8)))
-    assert not list(course.nothing_came())
-
-
-def test_nothing_at_the_place_is_asked_about_once() -> None:
-    """A node that is behind shows nothing; its leader says that the message is there, and it is waited for."""
-    course = begun(7, at=6)
-    (doubt,) = course.nothing_came()
-    assert doubt == Doubt(known(6), is_end=True)
-    assert not list(course.nothing_came())
-    assert not list(course.answered(Finding(Agreement.SAME, None)))
-    assert not list(course.nothing_came())
-    assert (course.is_known, course.is_agreed) == (True, False)
-    assert kinds(course.arrived(held(6, 7))) == [Give]
-
-
-def test_what_lies_before_the_place_proves_nothing() -> None:
-    """A node that is behind attaches at its own end: what comes of it is passed over, and its leader is asked."""
-    course = begun(7, at=6)
-    assert kinds(course.arrived(held(2, 3))) == [Drop, Doubt]
-    assert not list(course.arrived(held(4, 5)))
-    assert kinds(course.answered(Finding(Agreement.SAME, None))) == [Drop]
-    assert kinds(course.arrived(held(6, 7))) == [Give]
-
-
-def test_an_end_before_the_place_is_another_stream_where_its_leader_says_so() -> None:
-    """It lost its end, or was declared anew."""
-    course = begun(7, at=6)
-    list(course.nothing_came())
-    bounds = StreamBounds(0, 2, is_proven=True)
-    assert list(course.answered(Finding(Agreement.ENDS_BEFORE, bounds))) == [Differs(Agreement.ENDS_BEFORE, bounds)]
-
-
-def test_what_retention_took_is_missed() -> None:
-    """What is known has expired, too: nothing speaks against the stream."""
-    course = begun(7, at=6)
-    assert list(course.arrived(held(20, 21))) == [Doubt(known(6), is_end=False)]
-    assert not list(course.arrived(held(22)))
-    steps = list(course.answered(Finding(Agreement.EXPIRED, StreamBounds(18, 22))))
-    assert steps[0] == Missed(7, 20)
-    assert kinds(iter(steps)) == [Missed, Give, Give]
-    assert course.next_offset == 23
-
-
-def test_a_gap_of_a_healthy_stream_is_nothing() -> None:
-    """Offsets have gaps where the broker used them itself: the stream still begins before."""
-    course = begun(7)
-    assert list(course.arrived(held(9))) == [Doubt(None, is_end=False)]
-    assert kinds(course.answered(Finding(None, StreamBounds(0, 9)))) == [Give]
-
-
-def test_what_is_known_behind_what_is_wanted_is_looked_at_and_then_gone_back_from() -> None:
-    """Whoever has more to read again than what it knows the stream by."""
-    course = begun(3, at=6)
-    assert course.start == 6
-    assert kinds(course.arrived(held(6, 7))) == [Rewind]
-    waited = course.begin()
-    assert [each.first_offset for each in waited] == [6]
-    assert course.start == 3
-    assert kinds(course.arrived(held(3, 4))) == [Give]
-
-
-def test_an_answer_to_what_has_ended_is_nobodys() -> None:
-    """After a break, all begins anew: what waited is read again."""
-    course = begun(7)
-    list(course.arrived(held(9)))
-    assert [each.first_offset for each in course.begin()] == [9]
-    assert kinds(course.arrived(held(7, 8))) == [Give]
+    seen = []
+    for what in ("nothing", "SAME 0 7", "6"):
+        happen(course, what)
+        seen.append((course.is_known, course.is_agreed))
+    assert seen == [(False, False), (True, False), (True, True)]
 
 
 # --- what waits for a taker: in turn among streams, bounded, and done when it says so ---------------------------------
+
+
+class Waiting:
+    """Shelves, and what they called."""
+
+    def __init__(self, bytes_max: int = 1 << 20) -> None:
+        self.called: list[str] = []
+        self.shelves = Shelves(bytes_max, lambda: self.called.append("changed"), lambda: self.called.append("ready"))
+
+    def put(self, shelf: Shelf, item: Held) -> None:
+        """Put something that was read on a shelf and announce it, as the reading thread does at the end of a turn."""
+        self.shelves.put(shelf, item, is_new=True)
+        self.shelves.announce()
+
+    def take(self) -> list[Event]:
+        """What there is to take."""
+        return self.shelves.take(0.0)
+
+
+@pytest.fixture
+def waiting() -> Waiting:
+    """Shelves with room."""
+    return Waiting()
 
 
 def sized(offset: int, size: int = 10) -> Held:
@@ -155,137 +160,96 @@ def sized(offset: int, size: int = 10) -> Held:
     return read
 
 
-def shelves(bytes_max: int = 1 << 20) -> tuple[Shelves, list[str]]:
-    """Shelves, and what they called."""
-    called: list[str] = []
-    return Shelves(bytes_max, lambda: called.append("changed"), lambda: called.append("ready")), called
-
-
-def put(all_: Shelves, shelf: Shelf, item: Held) -> None:
-    """Put something that was read on a shelf and announce it, as the reading thread does at the end of a turn."""
-    all_.put(shelf, item, is_new=True)
-    all_.announce()
-
-
 def streams(events: list[Event]) -> list[str | None]:
     """The streams of events."""
     return [event.stream for event in events]
 
 
-def test_streams_have_their_turn_one_after_the_other() -> None:
-    """Much of one stream does not come before little of another."""
-    all_, _ = shelves()
+def test_streams_have_their_turn_and_each_keeps_its_order(waiting: Waiting) -> None:
+    """Much of one does not come before little of another; events come between the records where they were put."""
     hot, cold = Shelf("hot", 1), Shelf("cold", 2)
-    for offset in range(3):
-        put(all_, hot, sized(offset))
-    put(all_, cold, sized(0))
-    assert streams(all_.take(0.0)) == ["hot", "cold", "hot", "hot"]
-    assert all_.take(0.0) == []
+    waiting.put(hot, sized(0))
+    waiting.shelves.put(hot, CaughtUp("hot", 1, 1))
+    waiting.put(hot, sized(1))
+    waiting.put(cold, sized(0))
+    events = waiting.take()
+    assert streams(events) == ["hot", "cold", "hot", "hot"]
+    assert [type(event) for event in events if event.stream == "hot"] == [Records, CaughtUp, Records]
+    assert waiting.take() == []
 
 
 def test_what_was_taken_is_held_until_it_is_done() -> None:
     """Bytes are counted from when they were read on, and the reading thread is told once of all that is done."""
-    all_, called = shelves(bytes_max=15)
-    shelf = Shelf("s", 1)
-    fullness = []
+    waiting, shelf, fullness = Waiting(bytes_max=15), Shelf("s", 1), []
+    shelves = waiting.shelves
+    assert shelves.last_of(shelf) is None
     for offset in range(2):
-        put(all_, shelf, sized(offset))
-        fullness.append(all_.is_full)
+        waiting.put(shelf, sized(offset))
+        fullness.append(shelves.is_full)
     assert fullness == [False, True]
-    events = all_.take(0.0)
-    assert (all_.bytes, all_.count) == (20, 2)
-    all_.done(tuple(events))
-    assert (all_.bytes, all_.count) == (0, 0)
-    assert called == ["ready", "changed"]
-    ((touched, done, broken),) = all_.collect()
-    assert (touched, [each.first_offset for each in done], broken) == (shelf, [0, 1], None)
-
-
-def test_an_ended_shelf_gives_nothing_and_holds_what_was_taken() -> None:
-    """What was not taken is free at once; what was is until the taker says so."""
-    all_, _ = shelves()
-    shelf = Shelf("s", 1)
-    put(all_, shelf, sized(0))
-    events = all_.take(0.0)
-    put(all_, shelf, sized(1))
-    all_.end(shelf)
-    put(all_, shelf, sized(2))
-    assert all_.take(0.0) == []
-    assert all_.count == 1
-    all_.done(tuple(events))
-    assert all_.count == 0
-
-
-def test_events_come_between_the_records_where_they_were_put() -> None:
-    """The order of a stream is kept, whatever is told of it."""
-    all_, _ = shelves()
-    shelf = Shelf("s", 1)
-    put(all_, shelf, sized(0))
-    all_.put(shelf, CaughtUp("s", 1, 1))
-    put(all_, shelf, sized(1))
-    assert [type(event) for event in all_.take(0.0)] == [Records, CaughtUp, Records]
-
-
-def test_a_taker_is_woken_by_what_comes_and_by_the_end() -> None:
-    """Who waits gets what comes, and nothing where it is closed."""
-    all_, _ = shelves()
-    taken: list[list[Event]] = []
-    first = threading.Event()
-
-    def take() -> None:
-        taken.append(all_.take(60.0))
-        first.set()
-        taken.append(all_.take(60.0))
-
-    taker = threading.Thread(target=take)
-    taker.start()
-    put(all_, Shelf("s", 1), sized(0))
-    assert first.wait(90)
-    all_.close()
-    taker.join(90)
-    assert [len(events) for events in taken] == [1, 0]
-
-
-def test_what_is_known_last_is_what_was_put_last() -> None:
-    """Taken or not: a break goes on behind it."""
-    all_, _ = shelves()
-    shelf = Shelf("s", 1)
-    assert all_.last_of(shelf) is None
-    put(all_, shelf, sized(4))
-    put(all_, shelf, sized(5))
-    last = all_.last_of(shelf)
+    last = shelves.last_of(shelf)
     assert last is not None
-    assert last.offset == 5
-    all_.done(tuple(all_.take(0.0)))
-    assert all_.last_of(shelf) == last
+    assert last.offset == 1
+    events = waiting.take()
+    assert (shelves.bytes, shelves.count) == (20, 2)
+    shelves.done(tuple(events))
+    assert (shelves.bytes, shelves.count) == (0, 0)
+    assert waiting.called == ["ready", "changed"]
+    ((touched, done, broken),) = shelves.collect()
+    assert (touched, [each.first_offset for each in done], broken) == (shelf, [0, 1], None)
+    # A break goes on behind what was put last, taken or not.
+    assert shelves.last_of(shelf) == last
+
+
+def test_an_ended_shelf_gives_nothing_and_holds_what_was_taken(waiting: Waiting) -> None:
+    """What was not taken is free at once; what was is until the taker says so."""
+    shelf = Shelf("s", 1)
+    waiting.put(shelf, sized(0))
+    events = waiting.take()
+    waiting.put(shelf, sized(1))
+    waiting.shelves.end(shelf)
+    waiting.put(shelf, sized(2))
+    assert waiting.take() == []
+    assert waiting.shelves.count == 1
+    waiting.shelves.done(tuple(events))
+    assert waiting.shelves.count == 0
+
+
+def test_a_taker_is_woken_by_what_comes_and_by_the_end(waiting: Waiting) -> None:
+    """Who waits gets what comes, and nothing where it is closed."""
+    with ThreadPoolExecutor(1) as thread:
+        taken = thread.submit(waiting.shelves.take, 60.0)
+        waiting.put(Shelf("s", 1), sized(0))
+        assert len(taken.result(90)) == 1
+        taken = thread.submit(waiting.shelves.take, 60.0)
+        waiting.shelves.close()
+        assert taken.result(90) == []
 
 
 def test_a_take_is_bounded_in_bytes_and_the_others_keep_their_turn() -> None:
     """Streams that were not reached come first the next time, and nothing of them is lost or released before."""
-    all_, _ = shelves(bytes_max=1 << 30)
+    waiting = Waiting(bytes_max=1 << 30)
     parts = [Shelf(str(number), number) for number in range(5)]
     for shelf in parts:
-        put(all_, shelf, sized(0, TAKE_BYTES // 2))
-    put(all_, parts[0], sized(1))
-    first = all_.take(0.0)
+        waiting.put(shelf, sized(0, TAKE_BYTES // 2))
+    waiting.put(parts[0], sized(1))
+    first = waiting.take()
     assert streams(first) == ["0", "1"]
-    all_.end(parts[3])
-    assert all_.count == 5
-    assert streams(all_.take(0.0)) == ["2", "4"]
-    assert streams(all_.take(0.0)) == ["0"]
-    all_.done(tuple(first))
-    assert all_.count == 3
+    waiting.shelves.end(parts[3])
+    assert waiting.shelves.count == 5
+    assert [streams(waiting.take()) for _ in range(2)] == [["2", "4"], ["0"]]
+    waiting.shelves.done(tuple(first))
+    assert waiting.shelves.count == 3
 
 
-def test_the_taker_hears_once_of_all_that_a_turn_brought() -> None:
+def test_the_taker_hears_once_of_all_that_a_turn_brought(waiting: Waiting) -> None:
     """However many chunks were put, and not again of what it has not taken yet."""
-    all_, called = shelves()
-    for _ in range(2):
+    for called in ([], ["ready"]):
         for number in range(3):
-            all_.put(Shelf(str(number), number), sized(0), is_new=True)
-        assert called == ([] if all_.count == 3 else ["ready"])
-        all_.announce()
-    assert called == ["ready"]
+            waiting.shelves.put(Shelf(str(number), number), sized(0), is_new=True)
+        assert waiting.called == called
+        waiting.shelves.announce()
+    assert waiting.called == ["ready"]
 
 
 def test_reading_pauses_where_little_comes_of_many_streams() -> None:

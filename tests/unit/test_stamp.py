@@ -3,6 +3,8 @@
 import copy
 import logging
 import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from decimal import Decimal
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import relatum
 from relatum.errors import HeadersRefused, InvalidRelationshipKey
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import (
@@ -23,7 +26,7 @@ from relatum.limits import (
     TIME_US_MIN,
 )
 from relatum.publishing import Stamper
-from relatum.uuid7 import time_us_of, uuid7
+from relatum.uuid7 import MARK, time_us_of, uuid7
 
 
 def stamp(stamper: Stamper, headers: dict[str, Any] | None = None, body: Any = b"", **properties: Any) -> Any:
@@ -46,59 +49,22 @@ def nested(levels: int) -> dict[str, Any]:
     return {"outer": value}
 
 
-def test_a_bare_message_gets_an_id_and_a_time() -> None:
-    """The id says the time; headers stay as they are, be there none."""
-    before_us = time.time_ns() // 1000
-    got = stamp(stamper())
-    assert before_us - 2 <= time_us_of(got.message_id) <= time.time_ns() // 1000
-    assert (got.headers, got.added) == (None, ())
-    assert stamp(stamper(), {}).headers == {}
-    assert stamp(stamper(), {"a": 1}).headers == {"a": 1}
-
-
-def test_a_message_with_an_id_gets_a_time() -> None:
-    """Whoever made the id: the caller may have taken it from another message."""
-    for message_id in ("mine", uuid7(1)):
-        got = stamp(stamper(), message_id=message_id)
-        assert (got.message_id, got.added) == (message_id, ("relatum_time",))
-        assert abs(got.headers["relatum_time"] - time.time() * 1e6) < 60e6
-
-
 def test_a_message_that_is_stamped_twice_is_stamped_once() -> None:
     """As those with a receipt are: what the first stamp gave is not changed by the second."""
     first = stamp(stamper(), {"a": "b"}, ask=True)
+    assert first.headers["relatum_receipt"] is True
     second = stamp(stamper(), first.headers, message_id=first.message_id)
     assert (second.headers, second.message_id, second.added) == (first.headers, first.message_id, ())
-
-
-def test_message_ids_are_uuid7_and_differ() -> None:
-    """Each generated id is a version 7 UUID of its own."""
-    ids = {stamp(stamper()).message_id for _ in range(1000)}
-    assert len(ids) == 1000
-    assert all(text[14] == "7" and text[19] in "89ab" for text in ids)
+    assert stamp(stamper(), ask="name").added == ("relatum_time", "relatum_receipt")
 
 
 def test_nothing_is_added_that_is_there() -> None:
-    """The caller's own id and time stay, in either form."""
+    """The caller's own id and time stay, in either form; where there are no headers, none are made for an id."""
+    assert [stamp(stamper(), headers).headers for headers in (None, {}, {"a": 1})] == [None, {}, {"a": 1}]
     got = stamp(stamper(), {"relatum_time": 5}, message_id="mine")
     assert (got.message_id, got.headers, got.added) == ("mine", {"relatum_time": 5}, ())
     for timestamp in (1_700_000_000, datetime(2024, 1, 1, tzinfo=UTC)):
         assert stamp(stamper(), {}, timestamp=timestamp, message_id="mine").headers == {}
-
-
-def test_a_receipt_is_asked_for_by_a_header() -> None:
-    """The header that asks the recorder is only there when it is asked."""
-    assert stamp(stamper(), ask=True).headers["relatum_receipt"] is True
-    assert stamp(stamper(), ask="name").added == ("relatum_time", "relatum_receipt")
-
-
-def test_the_callers_headers_are_not_changed() -> None:
-    """Headers given are copied, whatever comes of them."""
-    headers = {"order_id": "1", "table": {"a": [1, 2]}}
-    before = copy.deepcopy(headers)
-    got = stamp(stamper("order_id", KeyDefinition("size", len)), headers, b"abc")
-    assert headers == before
-    assert got.headers["size"] == "3"
 
 
 @pytest.mark.parametrize(
@@ -118,27 +84,22 @@ def test_the_callers_headers_are_not_changed() -> None:
     ],
 )
 def test_a_bad_value_is_refused_with_key_and_reason(value: Any, reason: str) -> None:
-    """A value that cannot be recorded is an error that names key and reason."""
+    """A value that cannot be recorded is an error that names key and reason; in other headers it may be."""
     with pytest.raises(InvalidRelationshipKey) as caught:
         stamp(stamper("order_id"), {"order_id": value})
     assert (caught.value.key, caught.value.reason) == ("order_id", reason)
+    stamp(stamper("order_id"), {"other": value})
 
 
-@pytest.mark.parametrize(
-    "value", ["", "x" * KEY_VALUE_BYTES_MAX, "ü" * (KEY_VALUE_BYTES_MAX // 2), 2**63 - 1, -(2**63), True, b"ok", None]
-)
-def test_a_good_value_is_sent_as_it_is(value: Any) -> None:
+def test_a_good_value_is_sent_as_it_is() -> None:
     """Values up to the limits pass, in the type the caller gave them."""
-    assert stamp(stamper("order_id"), {"order_id": value}).headers["order_id"] is value
+    texts = ["", "x" * KEY_VALUE_BYTES_MAX, "ü" * (KEY_VALUE_BYTES_MAX // 2), b"ok"]
+    for value in (*texts, 2**63 - 1, -(2**63), True, None):
+        assert stamp(stamper("order_id"), {"order_id": value}).headers["order_id"] is value
 
 
-def test_a_value_that_is_no_key_is_the_clients_business() -> None:
-    """Types that only a key cannot have are not refused in other headers."""
-    stamp(stamper("order_id"), {"other": 1.5, "price": Decimal("1.5"), "list": [1]})
-
-
-def test_skip_publishes_and_counts(caplog: pytest.LogCaptureFixture) -> None:
-    """With on_invalid="skip" headers stay as they are, values are counted by reason, and logged once."""
+def test_skip_counts_and_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    """With on_invalid="skip" headers stay as they are, and values are counted by reason and not shown."""
     tolerant = stamper("order_id", on_invalid="skip")
     with caplog.at_level(logging.WARNING, "relatum.interception"):
         for _ in range(3):
@@ -195,22 +156,19 @@ def test_a_key_of_the_body_that_fails_is_refused_with_its_cause() -> None:
     assert tolerant.skipped == {("order", "source_failed"): 1, ("bad", "float"): 1}
 
 
-@pytest.mark.parametrize("value", ["now", 1.5, True, datetime(2024, 1, 1, tzinfo=UTC)])
-def test_a_time_header_that_is_no_integer_is_refused(value: Any) -> None:
-    """The time header counts microseconds; anything else could not be found again."""
-    with pytest.raises(InvalidRelationshipKey) as caught:
-        stamp(stamper(), {"relatum_time": value})
-    assert (caught.value.key, caught.value.reason) == ("relatum_time", "not_timestamp")
-
-
-@pytest.mark.parametrize(("value", "good"), [(TIME_US_MIN, True), (TIME_US_MIN - 1, False), (TIME_US_MAX, True)])
-def test_the_time_header_has_limits(value: int, good: bool) -> None:
-    """The first and last moments pass, one microsecond before does not."""
-    if good:
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(value, "not_timestamp") for value in ("now", 1.5, True, datetime(2024, 1, 1, tzinfo=UTC))]
+    + [(TIME_US_MIN, ""), (TIME_US_MIN - 1, "out_of_range"), (TIME_US_MAX, ""), (TIME_US_MAX + 1, "out_of_range")],
+)
+def test_the_time_header_is_an_integer_within_limits(value: Any, reason: str) -> None:
+    """It counts microseconds; anything else could not be found again."""
+    if not reason:
         stamp(stamper(), {"relatum_time": value})
         return
-    with pytest.raises(InvalidRelationshipKey, match="out_of_range"):
+    with pytest.raises(InvalidRelationshipKey) as caught:
         stamp(stamper(), {"relatum_time": value})
+    assert (caught.value.key, caught.value.reason) == ("relatum_time", reason)
 
 
 def test_a_timestamp_out_of_range_is_refused() -> None:
@@ -221,35 +179,36 @@ def test_a_timestamp_out_of_range_is_refused() -> None:
     assert caught.value.key == "timestamp"
 
 
-def test_headers_may_be_as_deep_as_the_limit() -> None:
-    """Sixteen levels pass, seventeen are refused, ten thousand too, and a table within itself."""
-    stamp(stamper(), nested(HEADERS_DEPTH_MAX))
-    endless: dict[str, Any] = {}
-    endless["self"] = endless
-    for headers in (nested(HEADERS_DEPTH_MAX + 1), nested(10_000), {"a": endless}):
+ENDLESS: dict[str, Any] = {}
+ENDLESS["self"] = ENDLESS
+
+TEXT_MAX = HEADERS_BYTES_MAX - (4 + 1 + len("h") + 5)
+"""Bytes of one header's text where there is no other."""
+
+LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
+    "too_deep": ([nested(HEADERS_DEPTH_MAX)], [nested(HEADERS_DEPTH_MAX + 1), nested(10_000), {"a": ENDLESS}]),
+    "too_many": (
+        [{str(number): 1 for number in range(HEADERS_MAX)}, {"list": list(range(HEADERS_MAX - 1))}],
+        [{str(number): 1 for number in range(HEADERS_MAX + 1)}, {"list": list(range(HEADERS_MAX))}],
+    ),
+    "too_large": (
+        [{"h": "x" * TEXT_MAX}],
+        [{"h": value} for value in ("x" * (TEXT_MAX + 1), "ü" * (HEADERS_BYTES_MAX // 2), [b"x" * HEADERS_BYTES_MAX])],
+    ),
+}
+"""Headers at each limit, and such as are refused."""
+
+
+@pytest.mark.parametrize("reason", LIMITS)
+def test_headers_have_limits(reason: str) -> None:
+    """Depth, number and encoded size: at the limit they pass, one more is refused, and a table within itself."""
+    good, bad = LIMITS[reason]
+    for headers in good:
+        stamp(stamper(), headers)
+    for headers in bad:
         with pytest.raises(HeadersRefused) as caught:
             stamp(stamper(), headers)
-        assert caught.value.reason == "too_deep"
-
-
-def test_headers_may_be_as_many_as_the_limit() -> None:
-    """Nested values count; at the limit they pass, one more is refused."""
-    stamp(stamper(), {str(number): 1 for number in range(HEADERS_MAX)})
-    stamp(stamper(), {"list": list(range(HEADERS_MAX - 1))})
-    for headers in ({str(number): 1 for number in range(HEADERS_MAX + 1)}, {"list": list(range(HEADERS_MAX))}):
-        with pytest.raises(HeadersRefused) as caught:
-            stamp(stamper(), headers)
-        assert caught.value.reason == "too_many"
-
-
-def test_headers_may_be_as_large_as_the_limit() -> None:
-    """The encoded size counts: at the limit they pass, one byte more is refused."""
-    overhead = 4 + 1 + len("h") + 5
-    stamp(stamper(), {"h": "x" * (HEADERS_BYTES_MAX - overhead)})
-    for value in ("x" * (HEADERS_BYTES_MAX - overhead + 1), "ü" * (HEADERS_BYTES_MAX // 2), [b"x" * HEADERS_BYTES_MAX]):
-        with pytest.raises(HeadersRefused) as caught:
-            stamp(stamper(), {"h": value})
-        assert caught.value.reason == "too_large"
+        assert caught.value.reason == reason
 
 
 def test_the_negotiated_frame_counts_with_all_properties() -> None:
@@ -286,17 +245,98 @@ def test_any_headers_are_stamped_or_refused_and_never_changed(headers: dict[str,
     assert repr(headers) == repr(before)
 
 
-@pytest.mark.parametrize("key_type", ["timestamp"])
-def test_a_datetime_that_would_lose_its_fraction_is_refused(key_type: str) -> None:
-    """An AMQP timestamp has whole seconds: what a look-up of the published value would not find, is not published."""
+def test_a_datetime_that_would_lose_its_fraction_is_refused() -> None:
+    """An AMQP timestamp has whole seconds: what a lookup of the published value would not find is not published."""
     whole = datetime(2024, 1, 1, 12, tzinfo=UTC)
-    keyed = stamper(KeyDefinition("at", type=key_type))
-    stamp(keyed, {"at": whole})
-    stamp(keyed, {"at": whole.isoformat() + "", "other": whole.replace(microsecond=5)})
-    stamp(keyed, {"at": 1_704_067_200_123_456})
-    with pytest.raises(InvalidRelationshipKey, match="microseconds") as caught:
+    keyed = stamper(KeyDefinition("at", type="timestamp"))
+    for headers in (
+        {"at": whole},
+        {"at": whole.isoformat(), "other": whole.replace(microsecond=5)},
+        {"at": 17 * 10**14},
+    ):
+        stamp(keyed, headers)
+    with pytest.raises(InvalidRelationshipKey) as caught:
         stamp(keyed, {"at": whole.replace(microsecond=123_456)})
     assert (caught.value.key, caught.value.reason) == ("at", "fraction_of_a_second")
-    composite = stamper(KeyDefinition("both", ["header:at", "header:host"], type=key_type))
+    composite = stamper(KeyDefinition("both", ["header:at", "header:host"], type="timestamp"))
     with pytest.raises(InvalidRelationshipKey):
         stamp(composite, {"at": whole.replace(microsecond=1), "host": "2024-01-01T00:00:00Z"})
+
+
+# --- for clients that Relatum does not know ---------------------------------------------------------------------------
+
+
+def test_stamped_copies_headers_and_gives_an_id_that_says_the_time() -> None:
+    """The caller's headers stay as they are; id and time are of the same moment, unless the caller gives the time."""
+    given = {"order_id": "o1"}
+    headers, message_id = relatum.stamped(given)
+    assert given == {"order_id": "o1"}
+    assert set(headers) == {"order_id", "relatum_time"}
+    assert abs(headers["relatum_time"] - time_us_of(message_id)) < 1_000_000
+    assert relatum.stamped({"relatum_time": 5})[0] == {"relatum_time": 5}
+    assert list(relatum.stamped()[0]) == ["relatum_time"]
+    assert relatum.stamped()[1] != relatum.stamped()[1]
+
+
+def test_stamped_refuses_headers_that_cannot_be_sent() -> None:
+    """A time that is none, and a bomb of headers."""
+    with pytest.raises(InvalidRelationshipKey):
+        relatum.stamped({"relatum_time": "now"})
+    with pytest.raises(HeadersRefused):
+        relatum.stamped({str(number): number for number in range(100_000)})
+
+
+# --- ids of messages that have none -----------------------------------------------------------------------------------
+
+
+def test_ids_are_uuids_of_version_7() -> None:
+    """Version, variant and the millisecond stand where RFC 9562 has them."""
+    now = time.time_ns()
+    got = uuid.UUID(uuid7(now))
+    assert (got.version, got.variant) == (7, uuid.RFC_4122)
+    assert got.int >> 80 == now // 1_000_000
+
+
+def test_ids_of_one_moment_differ_and_ascend() -> None:
+    """Ten thousand ids of one millisecond: all different; those of one block of 4,096 in order."""
+    ids = [uuid7(1) for _ in range(10_000)]
+    assert len(set(ids)) == len(ids)
+    blocks: dict[str, list[str]] = {}
+    for one in ids:
+        blocks.setdefault(one[19] + one[23:], []).append(one)
+    assert all(block == sorted(block) for block in blocks.values())
+
+
+def test_threads_do_not_share_an_id() -> None:
+    """Threads that make ids at once get different ones, also where blocks end."""
+    with ThreadPoolExecutor(8) as threads:
+        made = threads.map(lambda _: [uuid7(2) for _ in range(10_000)], range(8))
+    assert len({one for each in made for one in each}) == 80_000
+
+
+@given(st.integers(0, TIME_US_MAX * 1000))
+def test_an_id_says_when_it_was_made(time_ns: int) -> None:
+    """To the microsecond or the one before, for any moment; later ids do not say earlier times."""
+    time_us = time_us_of(uuid7(time_ns))
+    assert time_us is not None
+    assert time_ns - 1250 <= time_us * 1000 <= time_ns
+    later_us = time_us_of(uuid7(time_ns + 1))
+    assert later_us is not None
+    assert later_us >= time_us
+
+
+def test_other_ids_say_nothing() -> None:
+    """No id, of another version, of a time that is none, of another end: no time is read out of those."""
+    ours = uuid7(time.time_ns())
+    strange = [None, 7, "", MARK, ours.encode(), "0" * 30 + MARK, "mine-0000-0000-8000-8000000000" + MARK]
+    changed = [ours[:14] + "4" + ours[15:], ours[:-1], ours.upper(), "f" * 8 + ours[8:], ours[:-6] + "c53a9f"]
+    for other in (*strange, *changed):
+        assert time_us_of(other) is None
+
+
+@given(st.uuids())
+def test_ids_of_others_say_nothing(other: uuid.UUID) -> None:
+    """Neither random ones nor UUIDv7 of any time."""
+    as_v7 = uuid.UUID(int=other.int & ~(0xF << 76) | 0x7 << 76)
+    for text in (str(other), str(as_v7)):
+        assert text.endswith(MARK) or time_us_of(text) is None

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import struct
 import tracemalloc
 
 import cramjam
@@ -15,6 +16,9 @@ from relatum.wire._chunk import UnreadableRecord, decode_deliver, record_at, rec
 from tests.unit.wire_samples import batch, deliver, record
 
 RECORDS = [b"one", b"", b"three" * 100]
+
+MOST = 65_535
+"""Records of a batch, or entries of a chunk, at most."""
 
 
 def all_records(frame: bytes) -> list[tuple[int, bytes]]:
@@ -159,46 +163,42 @@ def test_truncated_frames() -> None:
             decode_deliver(frame[:length])
 
 
+def many(codec: int, count: int, size: int, packed: bytes) -> bytes:
+    """A sub-entry batch that claims so many records of so many bytes in all."""
+    return struct.pack(">BHII", 0x80 | codec << 4, count, size, len(packed)) + packed
+
+
 def test_records_beside_those_asked_for_are_not_unpacked() -> None:
     """Reading one record unpacks the batch that holds it, and makes objects of no other: a chunk may hold millions."""
-    small = gzip.compress(record(b"r") * 65_535)
-    entry = b"\x90" + (65_535).to_bytes(2, "big") + (5 * 65_535).to_bytes(4, "big") + len(small).to_bytes(4, "big")
-    chunk = decode_deliver(deliver((entry + small) * 64, 64, 64 * 65_535))
+    entry = many(1, MOST, 5 * MOST, gzip.compress(record(b"r") * MOST))
+    chunk = decode_deliver(deliver(entry * 64, 64, 64 * MOST))
     tracemalloc.start()
     try:
-        assert list(records_at(chunk, [100 + 63 * 65_535, 100 + 64 * 65_535 - 1])) == [b"r", b"r"]
+        assert list(records_at(chunk, [100 + 63 * MOST, 100 + 64 * MOST - 1])) == [b"r", b"r"]
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < 4 << 20
 
 
-@pytest.mark.parametrize("codec", range(5))
-def test_a_batch_of_many_small_records_comes_in_pieces(codec: int) -> None:
-    """However few bytes they are, no more than some thousand records are objects at one time."""
-    content = record(b"a record") * 65_535
-    packed = _pack(codec, content)
-    entry = bytes([0x80 | codec << 4]) + (65_535).to_bytes(2, "big") + len(content).to_bytes(4, "big")
-    entry += len(packed).to_bytes(4, "big") + packed
-    frame = deliver(record(b"before") + entry * 2, 3, 1 + 2 * 65_535)
-    count = 0
-    for first, records in split(decode_deliver(frame)):
-        assert first == 100 + count
+CONTENT = record(b"a record") * MOST
+
+PACKED = [many(codec, MOST, len(CONTENT), _pack(codec, CONTENT)) for codec in range(5)]
+
+MANY = {
+    **{f"codec {codec}": (record(b"before") + entry * 2, 3, 1 + 2 * MOST) for codec, entry in enumerate(PACKED)},
+    "what cannot be unpacked": (many(1, MOST, 9, b"bad"), 1, MOST),
+    "no batch": (record(b"r") * MOST, MOST, MOST),
+}
+
+
+@pytest.mark.parametrize("what", MANY)
+def test_many_small_records_come_in_pieces(what: str) -> None:
+    """However few bytes they are, no more than some thousand are objects at one time, nor such as nobody can read."""
+    data, entries, count = MANY[what]
+    found = 0
+    for first, records in split(decode_deliver(deliver(data, entries, count))):
+        assert first == 100 + found
         assert len(records) <= 2 * _chunk.PIECE_RECORDS_MAX
-        count += len(records)
-    assert count == 1 + 2 * 65_535
-
-
-def test_a_batch_that_cannot_be_unpacked_comes_in_pieces() -> None:
-    """Offsets of records that nobody can read are given no more than some thousand at a time, too."""
-    entry = b"\x90" + (65_535).to_bytes(2, "big") + (9).to_bytes(4, "big") + (3).to_bytes(4, "big") + b"bad"
-    pieces = list(split(decode_deliver(deliver(entry, 1, 65_535))))
-    assert sum(len(records) for _, records in pieces) == 65_535
-    assert max(len(records) for _, records in pieces) <= _chunk.PIECE_RECORDS_MAX
-
-
-def test_a_chunk_of_many_records_comes_in_pieces() -> None:
-    """A chunk without batches may hold 65,535 records: they are handed on some thousand at a time."""
-    found = list(split(decode_deliver(deliver(record(b"r") * 65_535, 65_535, 65_535))))
-    assert [first for first, _ in found] == list(range(100, 100 + 65_535, _chunk.PIECE_RECORDS_MAX))
-    assert sum(len(records) for _, records in found) == 65_535
+        found += len(records)
+    assert found == count

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.errors import UndecodableMessage
 from relatum.reading import Message, Position, position_of, type_and_id_of
 from relatum.wire import Opaque, fingerprint
-from relatum.wire import _amqp10 as amqp10
 
 SAMPLE = (
     b"\x00\x53\x70\xc0\x07\x05\x41\x50\x03\x40\x41\x43"
@@ -67,17 +65,6 @@ def test_mutated_messages(data: st.DataObject, sample: bytes) -> None:
         else:
             raw[place:place] = data.draw(st.binary(min_size=1, max_size=4))
     touch(Message.from_record("s", 0, bytes(raw), 5))
-
-
-@given(st.binary(max_size=200))
-def test_section_decoders(raw: bytes) -> None:
-    """The decoders themselves raise our data error only."""
-    try:
-        for _, start, _ in amqp10.find_sections(b"\x00\x53\x74" + raw):
-            amqp10.decode_value(b"\x00\x53\x74" + raw, start)
-            amqp10.decode_map(b"\x00\x53\x74" + raw, start)
-    except UndecodableMessage:
-        pass
 
 
 def test_nesting_is_bounded() -> None:

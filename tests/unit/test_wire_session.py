@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from relatum.errors import AccessRefused, ConfigurationError, ConnectionLost, DataError, ProtocolError
 from relatum.wire import (
-    AnotherCluster,
     AnotherProtocol,
     Answer,
     CreditRefused,
@@ -59,27 +58,16 @@ def log_in(session: StreamSession, replies: Iterator[bytes]) -> list[int]:
         return sent
 
 
-def test_login() -> None:
-    """A login says who we are, authenticates, tunes and opens, one step after the other."""
-    session = StreamSession(LOGIN)
-    assert log_in(session, server()) == [
-        Command.PEER_PROPERTIES,
-        Command.SASL_HANDSHAKE,
-        Command.SASL_AUTHENTICATE,
-        Command.TUNE,
-        Command.OPEN,
-    ]
+@pytest.mark.parametrize(("ours", "theirs", "agreed"), [(10, 60, 10), (60, 10, 10), (10, 0, 10), (0, 60, 0)])
+def test_login(ours: int, theirs: int, agreed: int) -> None:
+    """Step by step; the smaller heartbeat is agreed on; zero of the server means that it leaves it to us."""
+    session = StreamSession(Login("u", "p", heartbeat_s=ours))
+    steps = (Command.PEER_PROPERTIES, Command.SASL_HANDSHAKE, Command.SASL_AUTHENTICATE, Command.TUNE, Command.OPEN)
+    assert log_in(session, server(heartbeat_s=theirs)) == list(steps)
+    assert session.heartbeat_s == agreed
     assert session.is_open
     assert session.server_properties["cluster_name"] == "rabbit@here"
     assert session.connection_properties["advertised_host"] == "h"
-
-
-@pytest.mark.parametrize(("ours", "theirs", "agreed"), [(10, 60, 10), (60, 10, 10), (10, 0, 10), (0, 60, 0)])
-def test_heartbeat(ours: int, theirs: int, agreed: int) -> None:
-    """The smaller heartbeat is agreed on; zero of the server means that it leaves it to us."""
-    session = StreamSession(Login("u", "p", heartbeat_s=ours))
-    log_in(session, server(heartbeat_s=theirs))
-    assert session.heartbeat_s == agreed
 
 
 @pytest.mark.parametrize(
@@ -111,19 +99,6 @@ def test_external_login() -> None:
     replies = iter([answered(17, 1, body=PROPERTIES), answered(18, 2, body=only_plain)])
     with pytest.raises(ConfigurationError, match="EXTERNAL"):
         log_in(StreamSession(login), replies)
-
-
-@pytest.mark.parametrize(("meant", "is_told"), [("rabbit@here", True), ("rabbit@there", False), ("", False)])
-def test_only_the_cluster_that_is_meant_is_told_a_login(meant: str, is_told: bool) -> None:
-    """Another cluster, or a server that names none, gets nothing but the greeting."""
-    session = StreamSession(Login("user", "secret", cluster_name=meant or "rabbit@here"))
-    replies = server() if meant else iter([answered(Command.PEER_PROPERTIES, 1, body=frames.table({"version": "9"}))])
-    if is_told:
-        assert Command.SASL_AUTHENTICATE in log_in(session, replies)
-        return
-    with pytest.raises(AnotherCluster):
-        log_in(session, replies)
-    assert session.take_outgoing() == b""
 
 
 def test_frames_arrive_in_any_pieces() -> None:

@@ -1,0 +1,213 @@
+"""Which servers a reader trusts and reaches: guessed stream ports, names that nodes advertise, ports nobody serves."""
+
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from relatum.errors import AccessRefused, BrokerUnavailable, StreamUnavailable
+from relatum.local import LocalRabbitMQ
+from relatum.reading import BrokerAddress
+from relatum.wire import _frames as frames
+from tests.contract._faces import FACES, open_face
+from tests.contract._node import EmptyNode, Stranger
+from tests.support import START_S, declare_stream, in_a_try, publish_plain
+from tests.support.ports import STREAM_OFFSET, free_port
+from tests.support.proxy import Proxy
+from tests.support.tapped import add_users, as_user
+from tests.support.tls import Ending
+
+FILES = Path(__file__).parent / "tls"
+"""A certificate for localhost that signed itself, and its key."""
+
+NOBODY = "nobody.invalid"
+"""A name that never resolves. Source: RFC 2606."""
+
+CALLS = 10
+
+ANSWERS = {
+    "another": frames.table({"cluster_name": "another@host", "version": "4.3"}),
+    "nameless": frames.table({"version": "4.3"}),
+    "silent": None,
+}
+
+ANSWER_S = 12.0
+"""A busy machine answers within; who is silent is waited for a third of it."""
+
+
+def at(url: str, port: int, host: str = "127.0.0.1") -> str:
+    """The URL at another port."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@{host}:{port}").geturl()
+
+
+# --- a guessed stream port: who listens there gets no password before saying to be the same broker --------------------
+
+
+@pytest.fixture
+def guessing(amqp_url: str) -> Iterator[tuple[str, int]]:
+    """A URL of the broker, and the free port that is guessed by it to be the streams'."""
+    parts = urlsplit(amqp_url)
+    port = free_port((0, STREAM_OFFSET))
+    with Proxy(parts.hostname or "", parts.port or 0, listens_on=port):
+        yield at(amqp_url, port), port + STREAM_OFFSET
+
+
+def login_in(url: str) -> bytes:
+    """What a login of PLAIN sends."""
+    parts = urlsplit(url)
+    return f"\0{parts.username}\0{parts.password}".encode()
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_stranger_on_the_guessed_port_is_told_no_password(
+    face_name: str, answer: str, guessing: tuple[str, int]
+) -> None:
+    """Who is another broker, does not say who it is, or says nothing gets no login, and is an error."""
+    url, port = guessing
+    words = "in time" if answer == "silent" else "not the cluster"
+    with Stranger(ANSWERS[answer], port) as stranger:
+        with pytest.raises(BrokerUnavailable, match=words), open_face(face_name, url, timeout_s=ANSWER_S):
+            pass
+        assert stranger.visits == 1
+        assert login_in(url) not in stranger.told
+
+
+def test_who_takes_the_guessed_port_over_is_told_no_password(
+    face_name: str, guessing: tuple[str, int], stream_url: str, stream_name: str
+) -> None:
+    """A reader that connects again asks again: the one that listens now may be another than before."""
+    url, port = guessing
+    publish_plain(url, stream_name, [b"a"])
+    stream = urlsplit(stream_url)
+    before = Proxy(stream.hostname or "", stream.port or 0, listens_on=port)
+    with before, open_face(face_name, url, timeout_s=ANSWER_S) as reader:
+        assert reader.read(stream_name, 0).body == b"a"
+        before.close()
+        with Stranger(ANSWERS["another"], port) as stranger:
+            with pytest.raises(BrokerUnavailable):
+                reader.read(stream_name, 0)
+            assert stranger.visits == 1
+            assert login_in(url) not in stranger.told
+
+
+def test_a_stranger_with_a_trusted_certificate_is_told_no_password(amqp_url: str) -> None:
+    """With TLS too: a certificate says who owns a name, not that the broker is the one AMQP leads to."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(FILES / "certificate.pem", FILES / "key.pem")
+    trusting = ssl.create_default_context(cafile=FILES / "certificate.pem")
+    port = free_port((0, STREAM_OFFSET))
+    url = at(amqp_url, port, "localhost").replace("amqp:", "amqps:")
+    with (
+        Stranger(ANSWERS["another"], port + STREAM_OFFSET, context) as stranger,
+        contextlib.closing(Ending(context, {port: urlsplit(amqp_url).port or 0})),
+    ):
+        with (
+            pytest.raises(BrokerUnavailable, match="not the cluster"),
+            open_face("blocking", url, ssl_context=trusting, timeout_s=ANSWER_S),
+        ):
+            pass
+        assert stranger.visits == 1
+        assert login_in(amqp_url) not in stranger.told
+
+
+def test_brokers_are_compared_once(amqp_url: str, stream_url: str) -> None:
+    """The AMQP port is asked once whether the stream port is the same broker's, however many readers open."""
+    host = urlsplit(stream_url).hostname or ""
+    with Proxy.to(amqp_url) as proxy:
+        address = BrokerAddress.parse(proxy.url(amqp_url), stream_url)
+        for face in FACES * 3:
+            with open_face(face, replace(address, stream_host=host, stream_port_guessed=True)):
+                pass
+        assert proxy.opened == 1
+
+
+def test_a_broker_without_the_stream_plugin(face_name: str, guessing: tuple[str, int], stream_url: str) -> None:
+    """It speaks AMQP, and nobody listens beside: one error says what to run, by a guessed port and by a given one."""
+    url, port = guessing
+    for address in (url, at(stream_url, port)):
+        with (
+            pytest.raises(BrokerUnavailable, match="rabbitmq-plugins enable rabbitmq_stream"),
+            open_face(face_name, address),
+        ):
+            pass
+
+
+# --- what a node advertises -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["unknown", "dropped"])
+def elsewhere(request: pytest.FixtureRequest) -> Iterator[tuple[str, int]]:
+    """Where a node advertises to be: under a name that is not known here, or behind what drops connections."""
+    if request.param == "unknown":
+        yield NOBODY, 5552
+        return
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        # Connections that are not accepted: the system drops who comes after them.
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()
+
+
+def test_a_leader_that_is_not_reached_is_named(face_name: str, elsewhere: tuple[str, int], stream_url: str) -> None:
+    """One error within the call's time says the name and the setting; it is not tried anew by each call."""
+    host, port = elsewhere
+    words = rf"advertises {host}:{port} .*stream\.advertised_host"
+
+    def is_in_time() -> bool:
+        with EmptyNode(port, host) as node, open_face(face_name, at(stream_url, node.port), timeout_s=10) as reader:
+            began = time.monotonic()
+            for _ in range(CALLS):
+                with pytest.raises(StreamUnavailable, match=words):
+                    reader.read("orders", 0)
+            return time.monotonic() - began < 4.0
+
+    # The name is looked up, or the connection waited for, once in five seconds, for two at most.
+    in_a_try(is_in_time, what="ten errors in the time of one connection")
+
+
+@pytest.fixture(scope="module")
+def misnamed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
+    """A broker that advertises a name nobody knows, with a stream `s`, and a user "blind" who may not read it."""
+    directory, configuration = tmp_path_factory.mktemp("misnamed"), {"stream.advertised_host": NOBODY}
+    with LocalRabbitMQ(directory, configuration=configuration, start_timeout_s=START_S) as server:
+        # Publishing needs `write` on the default exchange, reading `read` on the stream; 3.10 mixes the two up.
+        add_users(server, {"blind": (".*", "^amq[.]default$", "^amq[.]default$")})
+        declare_stream(server.broker_url, "s")
+        publish_plain(server.broker_url, "s", [b"0", b"1"])
+        yield server
+
+
+def test_a_replica_at_the_given_address_is_read_there(face_name: str, misnamed: LocalRabbitMQ) -> None:
+    """Whatever name its node advertises."""
+    with open_face(face_name, BrokerAddress.parse(misnamed.broker_url, misnamed.stream_url)) as reader:
+        assert reader.bounds("s") == (0, 1)
+        assert reader.bounds("s").is_proven
+        assert reader.read("s", 1).body == b"1"
+        assert [message.body for message in reader.iterate("s")] == [b"0", b"1"]
+
+
+def test_a_user_who_may_not_read(face_name: str, misnamed: LocalRabbitMQ) -> None:
+    """Every way of reading says that access is refused."""
+    with open_face(face_name, as_user(misnamed.broker_url, "blind")) as face:
+        ways: list[Callable[[], Any]] = [
+            lambda: face.read("s", 0),
+            lambda: face.bounds("s"),
+            lambda: face.iterate("s"),
+            lambda: face.batches("s", take=1),
+        ]
+        for attempt in ways:
+            with pytest.raises(AccessRefused):
+                attempt()
+        (result,) = face.read_many([("s", 0)])  # type: ignore[list-item]
+        assert isinstance(result, AccessRefused)
