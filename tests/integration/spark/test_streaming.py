@@ -285,11 +285,6 @@ def test_keys_become_columns(place: Place, make: Make) -> None:
     assert [row["order_id"] for row in rows] == ["o1", None]
 
 
-def test_a_range_that_goes_backwards_is_empty(make: Make, pair: tuple[str, str]) -> None:
-    """The first batch of a query that begins at the end is replayed with a later beginning."""
-    assert make(streams=",".join(pair)).slices({pair[0]: 9, pair[1]: 3}, {pair[0]: 5, pair[1]: 4}) == [(pair[1], 3, 4)]
-
-
 def test_the_end_is_frozen(make: Make, amqp_url: str, pair: tuple[str, str]) -> None:
     """What is published after the freeze waits, also where a query begins at the end; reported is the end as it is."""
     stream = pair[0]
@@ -321,10 +316,16 @@ def test_the_beginning_does_not_move(make: Make, amqp_url: str, pair: tuple[str,
     publish_plain(amqp_url, stream, [b"x"] * 5)
     assert planner.initial() == planner.latest(begin) == begin == {stream: 10}
     assert planner.latest(begin) == {stream: 15}
+    # Replayed with a later beginning, a range goes backwards, and is empty.
+    both = make(streams=",".join(pair))
+    assert both.slices({stream: 15, pair[1]: 3}, {stream: 10, pair[1]: 4}) == [(pair[1], 3, 4)]
 
 
-def test_offsets_by_stream(make: Make, pair: tuple[str, str]) -> None:
-    """JSON gives each stream its beginning; one that is missing or too many is refused."""
+def test_where_a_query_begins(make: Make, pair: tuple[str, str]) -> None:
+    """JSON gives each stream its beginning; one that is missing or too many is refused.
+
+    A moment before all messages begins with the first; one ahead is refused, or the end of the stream.
+    """
     first, second = pair
     both = {"streams": ",".join(pair)}
     assert make(**both, startingOffsets=f'{{"{first}": 3, "{second}": -1}}').initial() == {first: 3, second: 10}
@@ -333,6 +334,11 @@ def test_offsets_by_stream(make: Make, pair: tuple[str, str]) -> None:
         make(**both, startingOffsets=f'{{"{first}": 3}}').initial()
     with pytest.raises(InvalidInput, match=second):
         make(stream=first, startingOffsets=f'{{"{first}": 3, "{second}": 4}}').initial()
+    assert make(stream=first, startingTimestamp=0).initial() == {first: 0}
+    ahead = {"stream": first, "startingTimestamp": 4_000_000_000_000}
+    with pytest.raises(InvalidInput, match="startingOffsetsByTimestampStrategy"):
+        make(**ahead).initial()
+    assert make(**ahead, startingOffsetsByTimestampStrategy="latest").initial() == {first: 10}
 
 
 def test_a_named_stream_that_was_deleted_is_left_out_on_request(
@@ -410,16 +416,6 @@ def test_what_is_not_there_is_an_error(make: Make, layout: Layout) -> None:
     with pytest.raises(BrokerUnavailable) as raised:
         planner.initial()
     assert "secret" not in str(raised.value)
-
-
-def test_moments(make: Make, pair: tuple[str, str]) -> None:
-    """A moment before all messages begins with the first; one ahead is refused, or the end of the stream."""
-    stream = pair[0]
-    assert make(stream=stream, startingTimestamp=0).initial() == {stream: 0}
-    ahead = {"stream": stream, "startingTimestamp": 4_000_000_000_000}
-    with pytest.raises(InvalidInput, match="startingOffsetsByTimestampStrategy"):
-        make(**ahead).initial()
-    assert make(**ahead, startingOffsetsByTimestampStrategy="latest").initial() == {stream: 10}
 
 
 def test_retention_that_overtakes_a_query_is_noticed(make: Make, amqp_url: str) -> None:
