@@ -112,13 +112,7 @@ def main(face: str, broker: str, stream_url: str, database: str, port: str, *str
     """Work until killed or told to end."""
     logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("pika").setLevel(logging.CRITICAL)
-    options = {
-        "database": database,
-        "broker": broker,
-        "stream_url": stream_url,
-        "streams": streams,
-        "lease_s": 1.0,
-    }
+    options = {"database": database, "broker": broker, "stream_url": stream_url, "streams": streams, "lease_s": 1.0}
     if face == "threads":
         with_threads(int(port), options)
     else:

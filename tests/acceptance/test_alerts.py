@@ -24,17 +24,10 @@ BEHIND_S = 300
 
 
 class Watched:
-    """A recorder as a service: its page of metrics, its log, and the alerts.
-
-    Args:
-        port: Where the metrics are.
-        log: Where its log goes to.
-    """
+    """A recorder as a service: its page of metrics, its log, and the alerts."""
 
     def __init__(self, port: int, log: Path) -> None:
-        self._port = port
-        self._log = log
-        self._seen = 0
+        self._port, self._log, self._seen = port, log, 0
 
     def page(self) -> str:
         """The metrics; empty while nothing answers. One that is slow is an error: the page asks nobody."""
@@ -42,12 +35,16 @@ class Watched:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=LIMIT_S) as answer:
                 text: str = answer.read().decode()
-        except (ConnectionRefusedError, urllib.error.URLError) as error:
-            if not isinstance(getattr(error, "reason", error), ConnectionRefusedError):
+        except urllib.error.URLError as error:
+            if not isinstance(error.reason, ConnectionRefusedError):
                 raise
             return ""
         assert time.monotonic() - began < ANSWER_S, "the page waits for nobody"
         return text
+
+    def tells(self, metric: str, value: float) -> bool:
+        """Whether a metric of the stream has a value."""
+        return f'relatum_{metric}{{stream="{STREAM}"}} {value}' in self.page()
 
     def alerts(self) -> set[str]:
         """The alerts that fire; that of the lag after three seconds, so that the test need not wait for minutes."""
@@ -56,18 +53,13 @@ class Watched:
         expressions["RelatumBehind"] = expressions["RelatumBehind"].replace(f"> {BEHIND_S}", "> 3")
         return {name for name, expression in expressions.items() if fires(expression, page)}
 
-    def becomes(self, *names: str, limit_s: float = LIMIT_S) -> None:
+    def becomes(self, *names: str) -> None:
         """Wait until these alerts fire, and no others."""
-        last: list[set[str]] = []
-
-        def is_so() -> bool:
-            last[:] = [self.alerts()]
-            return last[0] == set(names)
-
         try:
-            wait_until(is_so, limit_s, what=f"alerts {names}", every_s=0.1)
+            wait_until(lambda: self.alerts() == set(names), LIMIT_S, what=f"alerts {names}", every_s=0.1)
         except AssertionError as error:
-            raise AssertionError(f"{last[0]} fire instead of {set(names)}:\n{self.page()}\n{self.log()}") from error
+            error.add_note(f"{self.alerts()} fire:\n{self.page()}\n{self.log()}")
+            raise
 
     def log(self) -> str:
         """All that was logged."""
@@ -114,16 +106,15 @@ def test_each_documented_alert_fires_when_what_it_is_about_is_away(
     with recorder(relatum, tmp_path / "first.log") as first:
         first.becomes()
         # Not at once on a busy machine: what is read and not yet written is as old as it is.
-        no_lag = f'relatum_lag_seconds{{stream="{STREAM}"}} 0.0'
-        wait_until(lambda: no_lag in first.page(), LIMIT_S, what="no lag")
-        assert f'relatum_hole_offsets{{stream="{STREAM}"}} 0.0' in first.page()
+        wait_until(lambda: first.tells("lag_seconds", 0.0), LIMIT_S, what="no lag")
+        assert first.tells("hole_offsets", 0.0)
         assert first.complaints() == []
 
         database.stop()
         until = time.monotonic() + OUTAGE_S
         publish()
         first.becomes("RelatumDatabaseAway", "RelatumNotRecording", "RelatumBehind")
-        assert f'relatum_lag_offsets{{stream="{STREAM}"}} 1.0' in first.page()
+        assert first.tells("lag_offsets", 1.0)
         wait_until(lambda: time.monotonic() >= until, 2 * OUTAGE_S, what="the outage's end")
         database.start()
         first.becomes()
@@ -134,7 +125,7 @@ def test_each_documented_alert_fires_when_what_it_is_about_is_away(
         with recorder(relatum, tmp_path / "second.log") as second:
             # Both are away, and it never was otherwise: the series are there all the same.
             wait_until(second.page, LIMIT_S, what="metrics from the start")
-            assert f'relatum_recording{{stream="{STREAM}"}} 0.0' in second.page()
+            assert second.tells("recording", 0.0)
             second.becomes("RelatumBrokerAway", "RelatumDatabaseAway", "RelatumNotRecording", "RelatumBehind")
             broker.start()
             second.becomes("RelatumDatabaseAway", "RelatumNotRecording", "RelatumBehind")
@@ -158,7 +149,7 @@ def _one_of(first: Watched, second: Watched) -> None:
 
     def is_so() -> bool:
         pages = [first.page(), second.page()]
-        recording = [f'relatum_recording{{stream="{STREAM}"}} 1.0' in page for page in pages]
+        recording = [each.tells("recording", 1.0) for each in (first, second)]
         telling = [f'relatum_lag_seconds{{stream="{STREAM}"}}' in page for page in pages]
         return sorted(recording) == [False, True] and telling == recording
 

@@ -33,7 +33,7 @@ from tests.support.publishing import StubbornLoad
 
 # A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning")
 ]
 
 PUBLISHED_A_SECOND = 400
@@ -102,9 +102,10 @@ class Servers:
 class Load(StubbornLoad):
     """Publishes numbered messages, through whatever happens to the broker."""
 
-    def __init__(self, servers: Servers) -> None:
+    def __init__(self, servers: Servers, published: int = 0) -> None:
         self._servers = servers
         super().__init__(servers.broker_url)
+        self.published = published
 
     def _publish(self, connection: pika.BlockingConnection) -> None:
         channel = connection.channel()
@@ -222,15 +223,16 @@ def own(private_servers: LocalServers, tmp_path: Path) -> Servers:
     ).make()
 
 
-def test_members_killed_at_random_moments_lose_and_double_nothing(
+def test_members_and_what_executors_talk_to_killed_at_random_moments_lose_and_double_nothing(
     shared: Servers, kills: int, chance: random.Random
 ) -> None:
-    """The other member takes over what the dead one had, and each message ends once."""
+    """The other member takes over what the dead one had; what the ledger did not answer for is sent again."""
     working = 0
-    with running(shared) as (members, _), Load(shared) as load:
+    with running(shared) as (members, ledgers), Load(shared) as load:
         wait_until(lambda: column(shared, "SELECT message_id FROM booked"), what="the first results")
+        wait_until(lambda: shared.ledger.exists() and shared.ledger.read_text(), what="the ledger's first results")
 
-        def kill(chance: random.Random) -> None:
+        def kill_member(chance: random.Random) -> None:
             nonlocal working
             # Once at least one that has a bulk at its executor.
             busy = column(shared, CONSUMING) if working else wait_until(lambda: column(shared, CONSUMING))
@@ -238,10 +240,19 @@ def test_members_killed_at_random_moments_lose_and_double_nothing(
             working += bool(busy)
             members[index] = replace_by(members[index], lambda: shared.start_member(FACES[index]))
 
-        kill_at_random(chance, kills, 1.5, kill)
+        def kill_ledger(chance: random.Random) -> None:
+            ledgers[0] = replace_by(ledgers[0], shared.start_ledger)
+
+        kill_at_random(chance, kills, 1.5, kill_member)
+        kill_at_random(chance, kills, 0.6, kill_ledger)
+        # It starts again so soon that now and then nobody has asked it meanwhile.
+        for _ in range(20):
+            if not column(shared, UNANSWERED):
+                kill_at_random(chance, 1, 0.6, kill_ledger)
         load.stop()
         assert assert_all_accounted_for(shared) == load.published
     assert working >= kills // 4, "some died with a bulk at their executor"
+    assert column(shared, UNANSWERED), "some attempts failed because the process was away"
 
 
 def test_members_frozen_for_longer_than_their_lease_double_nothing(
@@ -272,55 +283,29 @@ def test_members_frozen_for_longer_than_their_lease_double_nothing(
     assert taken_over > 0, "some were frozen with a bulk at their executor"
 
 
-def test_the_executors_process_killed_at_random_moments_loses_nothing(
-    shared: Servers, kills: int, chance: random.Random
-) -> None:
-    """What it did not answer for is sent again; what it answered for is told to the producer."""
-    with running(shared) as (_, ledgers), Load(shared) as load:
-        wait_until(lambda: shared.ledger.exists() and shared.ledger.read_text(), what="the first results")
-
-        def kill(chance: random.Random) -> None:
-            ledgers[0] = replace_by(ledgers[0], shared.start_ledger)
-
-        kill_at_random(chance, kills, 0.6, kill)
-        # It starts again so soon that now and then nobody has asked it meanwhile.
-        for _ in range(20):
-            if not column(shared, UNANSWERED):
-                kill_at_random(chance, 1, 0.6, kill)
-        load.stop()
-        assert assert_all_accounted_for(shared) == load.published
-    assert column(shared, UNANSWERED), "some attempts failed because the process was away"
-
-
-def test_a_database_killed_at_random_moments_loses_and_doubles_nothing(
+def test_servers_killed_at_random_moments_lose_and_double_nothing(
     own: Servers, private_servers: LocalServers, kills: int, chance: random.Random
 ) -> None:
-    """Collecting goes on when PostgreSQL is back; a commit whose answer was lost is found, not repeated."""
-    with running(own), Load(own) as load:
-        wait_until(lambda: column(own, "SELECT message_id FROM booked"), what="the first results")
+    """Collecting goes on when they are back: a commit whose answer was lost is found, not repeated.
 
-        def kill(chance: random.Random) -> None:
-            private_servers.postgresql.kill()
-            private_servers.postgresql.restart()
+    Whatever the broker kept is collected once.
+    """
 
-        kill_at_random(chance, kills, 0.8, kill)
-        load.stop()
+    def kill_database(chance: random.Random) -> None:
+        private_servers.postgresql.kill()
+        private_servers.postgresql.restart()
+
+    def kill_broker(chance: random.Random) -> None:
+        private_servers.rabbitmq.kill()
+        private_servers.rabbitmq.restart()
+        for stream in own.streams:
+            wait_until(partial(stream_available, own.broker_url, stream), what="the stream")
+
+    with running(own):
+        with Load(own) as load:
+            wait_until(lambda: column(own, "SELECT message_id FROM booked"), what="the first results")
+            kill_at_random(chance, kills, 0.8, kill_database)
         assert assert_all_accounted_for(own) == load.published
-
-
-def test_a_killed_broker_loses_and_doubles_nothing(
-    own: Servers, private_servers: LocalServers, kills: int, chance: random.Random
-) -> None:
-    """Whatever the broker kept is collected once."""
-    with running(own), Load(own) as load:
-        wait_until(lambda: column(own, "SELECT message_id FROM booked"), what="the first results")
-
-        def kill(chance: random.Random) -> None:
-            private_servers.rabbitmq.kill()
-            private_servers.rabbitmq.restart()
-            for stream in own.streams:
-                wait_until(partial(stream_available, own.broker_url, stream), what="the stream")
-
-        kill_at_random(chance, max(1, kills // 8), 1.0, kill)
-        load.stop()
-        assert 0 < assert_all_accounted_for(own) <= load.published
+        with Load(own, load.published) as more:
+            kill_at_random(chance, max(1, kills // 8), 1.0, kill_broker)
+        assert load.published < assert_all_accounted_for(own) <= more.published

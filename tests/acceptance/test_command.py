@@ -3,38 +3,32 @@
 import json
 import re
 import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from importlib.metadata import entry_points
 from typing import Any
 
+import pika
 import pytest
 import sqlalchemy as sa
 
+from relatum.local import LocalRabbitMQ
 from relatum.terminal import ExitCode
 from tests.acceptance._command import LIMIT_S, Relatum, run, run_installed
-from tests.support import publish_plain, wait_until
+from tests.support import (
+    broker_connection,
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    record,
+    unique_name,
+    wait_until,
+)
 from tests.support.ports import free_port
 
-COMMANDS = (
-    "up",
-    "demo",
-    "migrate",
-    "keys",
-    "record",
-    "find",
-    "related",
-    "groups",
-    "read",
-    "status",
-    "outcome",
-    "backfill",
-    "verify",
-    "prune",
-)
 CANARY = "canary-password"
-DOCUMENT = Path(__file__).parents[2] / "docs" / "commands.md"
 
 
 @contextmanager
@@ -53,27 +47,16 @@ def orders(*numbers: int) -> list[tuple[bytes, dict[str, Any]]]:
     return [(b"order %d" % number, {"order_id": number, "relatum_time": number * 10**6}) for number in numbers]
 
 
-def recorded(relatum: Relatum, stream: str, *, keys: tuple[str, ...] = ("order_id",)) -> None:
-    """Record a stream to its end and stop."""
-    with recording(relatum, stream, *(part for key in keys for part in ("--keys", key))):
-        relatum.await_recorded(stream)
+def ends(relatum: Relatum, code: ExitCode, *commands: str) -> None:
+    """See that commands end with a code."""
+    assert {line: relatum.run(*line.split()).returncode for line in commands} == dict.fromkeys(commands, code)
 
 
-def test_every_command_is_there_and_describes_itself() -> None:
-    """Each command of the kernel and of the packages above it is listed, and has a help of its own."""
+def test_the_installed_command_lists_each_command() -> None:
+    """Those of the kernel and of the packages above it, and nothing is said on stderr."""
     listed = run_installed("--help")
-    assert listed.returncode == 0, listed.stderr
-    assert listed.stderr == ""
-    for command in COMMANDS:
-        assert f" {command} " in listed.stdout
-    for command in COMMANDS:
-        assert run(command, "--help").returncode == 0
-
-
-def test_exit_codes_are_documented_as_they_are() -> None:
-    """The table in docs/commands.md has each exit code, once, and no other."""
-    documented = [int(code) for code in re.findall(r"^\| (\d+) \|", DOCUMENT.read_text(), re.MULTILINE)]
-    assert documented == sorted(int(code) for code in ExitCode)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert all(f" {point.name} " in listed.stdout for point in entry_points(group="relatum.commands"))
 
 
 @pytest.mark.parametrize(
@@ -116,35 +99,35 @@ def test_refused_passwords_are_configuration_errors(relatum: Relatum) -> None:
 
 
 def test_migrate_makes_the_schema_and_says_where_it_is(amqp_url: str, stream_url: str, empty_database_url: str) -> None:
-    """A database without the schema is named as such, is made ready once, and stays so."""
+    """A database without the schema is named as such, is made ready once, and stays so; SQL is shown without one."""
+    ended = run("migrate", "--sql")
+    assert (ended.returncode, "CREATE TABLE relatum.relationships" in ended.stdout) == (0, True)
     relatum = Relatum(amqp_url, stream_url, empty_database_url)
-    assert relatum.run("keys", "list").returncode == ExitCode.CONFIGURATION
+    ends(relatum, ExitCode.CONFIGURATION, "keys list")
     assert relatum.json("migrate", "--current")["revision"] is None
     made = relatum.json("migrate")
     assert made["revision"] == made["head"]
     assert relatum.json("migrate") == made == relatum.json("migrate", "--current")
-    assert relatum.json("keys", "list") == []
-
-
-def test_migrate_prints_sql_without_a_database() -> None:
-    """`--sql` shows what would be run, and needs no server."""
-    ended = run("migrate", "--sql")
-    assert ended.returncode == 0, ended.stderr
-    assert "CREATE TABLE relatum.relationships" in ended.stdout
+    assert relatum.json("keys", "list") == relatum.json("status") == []
 
 
 def test_keys_come_from_bodies_and_from_presets(relatum: Relatum) -> None:
     """A path is stored in one way of writing it; a preset brings several keys, and what they name."""
     relatum.ok("keys", "add", "order", "--source", "body:$['order'].id")
-    assert relatum.run("keys", "add", "other", "--source", "body:order.id").returncode == ExitCode.USAGE
     relatum.ok("keys", "add", "--preset", "spring", "--preset", "traceparent")
     relatum.ok("keys", "add", "--preset", "celery")
     listed = {key["name"]: key for key in relatum.json("keys", "list")}
     assert listed["order"]["source"] == ["body:$.order.id"]
     assert listed["celery_parent"]["names"] == "celery_id"
     assert len(listed) == 1 + 3 + 5
-    for wrong in (["--preset", "selery"], [], ["--names", "order"], ["--preset", "celery", "--source", "header:a"]):
-        assert relatum.run("keys", "add", *wrong).returncode == ExitCode.USAGE
+    wrong = [
+        "",
+        " --preset selery",
+        " --names order",
+        " --preset celery --source header:a",
+        " x --source body:order.id",
+    ]
+    ends(relatum, ExitCode.USAGE, *(f"keys add{words}" for words in wrong))
 
 
 def test_keys_are_suggested_and_defined(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
@@ -165,7 +148,7 @@ def test_keys_are_suggested_and_defined(relatum: Relatum, amqp_url: str, stream_
     assert "each value once here: useful when another stream has it too" in said
     assert "relatum backfill --keys order_id" in said
     assert [key["name"] for key in relatum.json("keys", "list")] == ["order_id"]
-    assert relatum.run("suggest", "no-such-stream").returncode == ExitCode.NOT_THERE
+    ends(relatum, ExitCode.NOT_THERE, "suggest no-such-stream")
 
 
 def test_keys_are_added_listed_and_removed(relatum: Relatum) -> None:
@@ -180,17 +163,12 @@ def test_keys_are_added_listed_and_removed(relatum: Relatum) -> None:
         ("airport_hour", ["header:origin", "header:time_hour"]),
     ]
     assert "airport_hour" in relatum.ok("keys", "list")
-    assert relatum.run("keys", "add", "order_id", "--type", "integer").returncode == ExitCode.USAGE
     relatum.ok("keys", "remove", "host")
-    assert relatum.run("keys", "remove", "host").returncode == ExitCode.NOT_THERE
-    assert relatum.run("keys", "add", "cause", "--names", "order").returncode == ExitCode.USAGE
+    ends(relatum, ExitCode.NOT_THERE, "keys remove host")
+    ends(relatum, ExitCode.USAGE, "keys add order_id --type integer", "keys add cause --names order")
     assert "names 'order_id'" in relatum.ok("keys", "add", "cause", "--names", "order_id")
-    listed = relatum.json("keys", "list")
-    assert {key["name"]: key["names"] for key in listed} == {
-        "order_id": None,
-        "airport_hour": None,
-        "cause": "order_id",
-    }
+    names = {key["name"]: key["names"] for key in relatum.json("keys", "list")}
+    assert names == {"order_id": None, "airport_hour": None, "cause": "order_id"}
     assert "masked" in relatum.ok("keys", "add", "card", "--masked")
     assert [key["name"] for key in relatum.json("keys", "list") if key["masked"]] == ["card"]
     refused = relatum.run("keys", "remove", "card")
@@ -231,85 +209,72 @@ def _with_rows(relatum: Relatum, stream: str, rows: int) -> dict[str, Any] | Non
     return status if status["rows"] == rows else None
 
 
-def test_status_of_an_unknown_stream_is_not_there(relatum: Relatum) -> None:
-    """A stream nobody recorded is named as such; with no stream at all there is nothing to show."""
-    assert relatum.run("status", "relatum-test-nowhere").returncode == ExitCode.NOT_THERE
-    assert relatum.json("status") == []
-
-
 def test_read_prints_messages_and_says_what_is_not_there(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
     """Messages are printed whole, a line each; an offset or stream that is not there ends with code 6."""
     publish_plain(amqp_url, stream_name, [*orders(1), (b"\xff", {"note": "[red]no markup[/red]"})])
     lines = [json.loads(line) for line in relatum.ok("read", stream_name, "1", "0", "--json").splitlines()]
     assert [line["offset"] for line in lines] == [1, 0]
     assert lines[0]["body_base64"] == "/w=="
-    assert lines[1] | {"properties": {}} == {
-        "stream": stream_name,
-        "offset": 0,
-        "time": "1970-01-01T00:00:01+00:00",
-        "time_source": "header",
-        "headers": {"order_id": 1, "relatum_time": 1_000_000},
-        "properties": {},
-        "body": "order 1",
-    }
+    time_ = {"time": "1970-01-01T00:00:01+00:00", "time_source": "header"}
+    headers = {"order_id": 1, "relatum_time": 1_000_000}
+    shown = {"stream": stream_name, "offset": 0, "headers": headers, "properties": {}, "body": "order 1"}
+    assert lines[1] | {"properties": {}} == shown | time_
     assert "[red]no markup[/red]" in relatum.ok("read", stream_name, "0", "1")
     beyond = relatum.run("read", stream_name, "0", "99")
     assert beyond.returncode == ExitCode.NOT_THERE
     assert "order 1" in beyond.stdout
-    assert relatum.run("read", "relatum-test-nowhere", "0").returncode == ExitCode.NOT_THERE
 
 
-def test_trace_shows_what_is_connected(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
+def test_trace_shows_what_is_connected(relatum: Relatum, amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
     """A tree from a message or a value, graphs, and a document; the code says how sure it is."""
     relatum.ok("keys", "add", "id", "order_id")
     relatum.ok("keys", "add", "cause", "--names", "id")
     held = [{"id": "a", "order_id": 7}, {"id": "b", "cause": "a"}, {"order_id": 7, "cause": "[red]x"}, {"id": "z"}]
     publish_plain(amqp_url, stream_name, [(b"x", headers | {"relatum_time": n}) for n, headers in enumerate(held)])
-    recorded(relatum, stream_name, keys=())
+    record(amqp_url, engine, stream_name)
     shown = relatum.ok("trace", stream_name, "1")
     assert f"◀ cause: {stream_name}@0  1970-01-01 00:00:00.000+00:00" in shown
     for words in ("order_id = 7", "cause = [red]x: not found", "3 messages, 2 hops", "found: there is no more"):
         assert words in shown
     document = relatum.json("trace", "order_id", "7", "--fan-out", "5")
-    assert [(message["offset"], message["hop"], message["body"]) for message in document["messages"]] == [
-        (0, 1, "x"),
-        (1, 2, "x"),
-        (2, 1, "x"),
-    ]
-    assert document["status"] == "found"
+    messages = [(message["offset"], message["hop"], message["body"]) for message in document["messages"]]
+    assert (document["status"], messages) == ("found", [(0, 1, "x"), (1, 2, "x"), (2, 1, "x")])
     assert relatum.ok("trace", stream_name, "1", "--mermaid", "--until", "now").startswith("flowchart LR\n")
     stopped = relatum.ok("trace", "order_id", "7", "--hops", "1", "--by", "cause")
     assert "not followed: " in stopped
-    assert relatum.run("trace", stream_name, "3").returncode == ExitCode.NOT_THERE
-    assert relatum.run("trace", "nowhere", "x").returncode == ExitCode.NOT_THERE
-    assert relatum.run("trace", stream_name, "1", "--mermaid", "--json").returncode == ExitCode.USAGE
+    ends(relatum, ExitCode.NOT_THERE, f"trace {stream_name} 3", "trace nowhere x")
+    ends(relatum, ExitCode.USAGE, f"trace {stream_name} 1 --mermaid --json")
     publish_plain(amqp_url, stream_name, [(b"x", {"id": "c"})])
-    assert relatum.run("trace", stream_name, "1").returncode == ExitCode.NOT_YET
-    assert relatum.run("trace", stream_name, "1", "--complete").returncode == ExitCode.OK
+    ends(relatum, ExitCode.NOT_YET, f"trace {stream_name} 1")
+    ends(relatum, ExitCode.OK, f"trace {stream_name} 1 --complete")
 
 
-def test_a_message_is_traced_whose_stream_is_called_as_a_key(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
+def test_a_message_is_traced_whose_stream_is_called_as_a_key(
+    relatum: Relatum, amqp_url: str, engine: sa.Engine, stream_name: str
+) -> None:
     """The name is the key's, unless it is said that a message is meant."""
     relatum.ok("keys", "add", "order_id", stream_name)
     publish_plain(amqp_url, stream_name, [(b"x", {"order_id": 7}), (b"x", {"order_id": 7})])
-    recorded(relatum, stream_name, keys=())
-    assert relatum.run("trace", stream_name, "1").returncode == ExitCode.NOT_THERE
+    record(amqp_url, engine, stream_name)
+    ends(relatum, ExitCode.NOT_THERE, f"trace {stream_name} 1")
     assert "order_id = 7" in relatum.ok("trace", stream_name, "1", "--message")
-    assert relatum.run("trace", stream_name, "x", "--message").returncode == ExitCode.USAGE
+    ends(relatum, ExitCode.USAGE, f"trace {stream_name} x --message")
 
 
-def test_find_and_related_answer_and_end_with_their_status(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
+def test_find_and_related_answer_and_end_with_their_status(
+    relatum: Relatum, amqp_url: str, engine: sa.Engine, stream_name: str
+) -> None:
     """Found, absent and not recorded yet each have their exit code; `--complete` reads what is not recorded."""
     publish_plain(amqp_url, stream_name, orders(1, 2, 2, 3))
-    recorded(relatum, stream_name)
+    record(amqp_url, engine, stream_name, keys=["order_id"])
     found = relatum.json("find", "order_id", "2", "--streams", stream_name)
     assert relatum.json("find", "order_id", "2", "--to", stream_name) == found, "as it was called before"
     assert found["status"] == "found"
     assert [message["offset"] for message in found["messages"]] == [1, 2]
     assert [message["offset"] for message in relatum.json("find", "order_id", "2", "-n", "1")["messages"]] == [1]
     assert "order 2" in relatum.ok("find", "order_id", "2")
-    assert relatum.run("find", "order_id", "9").returncode == ExitCode.NOT_THERE
-    assert relatum.run("find", "nonsense", "9").returncode == ExitCode.NOT_THERE
+    ends(relatum, ExitCode.NOT_THERE, "find order_id 9", "find nonsense 9", "around -5m")
+    ends(relatum, ExitCode.USAGE, "around soon")
     since = ("--since", "1970-01-01T00:00:03")
     assert relatum.json("find", "order_id", "2", *since)["status"] == "absent"
     assert relatum.json("find", "order_id", "3", *since)["status"] == "found"
@@ -325,9 +290,6 @@ def test_find_and_related_answer_and_end_with_their_status(relatum: Relatum, amq
     asked = relatum.run("find", "order_id", "2", "--log-level", "debug").stderr
     assert f"read ({stream_name}): 2 rows, " in asked
     assert "select (" in asked
-    assert relatum.run("around", "-5m").returncode == ExitCode.NOT_THERE
-    assert relatum.run("around", "soon").returncode == ExitCode.USAGE
-
     publish_plain(amqp_url, stream_name, orders(9))
     later = relatum.run("find", "order_id", "9", "--to", stream_name, "--json")
     assert later.returncode == ExitCode.NOT_YET, later.stderr
@@ -336,48 +298,120 @@ def test_find_and_related_answer_and_end_with_their_status(relatum: Relatum, amq
     assert [message["offset"] for message in complete["messages"]] == [4]
 
 
-def test_backfill_records_a_later_key_and_verify_finds_no_difference(
-    relatum: Relatum, amqp_url: str, stream_name: str
+def test_rows_are_back_filled_compared_repaired_and_pruned(
+    relatum: Relatum, amqp_url: str, stream_name: str, engine: sa.Engine
 ) -> None:
-    """A key defined later is recorded for older messages, once; doing it again finds nothing to do."""
+    """A later key is recorded once; a row that is gone is listed, and written again only with `--no-dry-run`."""
     publish_plain(amqp_url, stream_name, orders(1, 2, 3))
-    recorded(relatum, stream_name, keys=())
+    record(amqp_url, engine, stream_name)
     relatum.ok("keys", "add", "order_id")
-    assert relatum.run("find", "order_id", "2", "--to", stream_name).returncode == ExitCode.NOT_YET
+    ends(relatum, ExitCode.NOT_YET, f"find order_id 2 --to {stream_name}")
     [report] = relatum.json("backfill", stream_name)
     assert (report["stream"], report["messages"], report["rows"]) == (stream_name, 3, 3)
     assert relatum.json("find", "order_id", "2", "--to", stream_name)["status"] == "found"
     assert relatum.json("backfill", stream_name)[0]["rows"] == 0
     verified = relatum.json("verify", stream_name)
-    assert verified["ok"]
-    assert verified["streams"][0]["rows"] == 3
+    assert (verified["ok"], verified["streams"][0]["rows"]) == (True, 3)
     assert "no difference" in relatum.ok("verify", stream_name)
-
-
-def test_verify_lists_differences_and_repairs_only_when_told(
-    relatum: Relatum, amqp_url: str, stream_name: str, engine: sa.Engine
-) -> None:
-    """A row that is gone is found and listed; it is written again only with `--no-dry-run`."""
-    publish_plain(amqp_url, stream_name, orders(1, 2, 3))
-    recorded(relatum, stream_name)
     with engine.begin() as connection:
         connection.execute(sa.text("DELETE FROM relatum.relationships WHERE value = '2'"))
     listed = relatum.run("verify", stream_name)
-    assert listed.returncode == ExitCode.DIFFERENT
-    assert "missing" in listed.stdout
+    assert (listed.returncode, "missing" in listed.stdout) == (ExitCode.DIFFERENT, True)
     planned = relatum.json("verify", stream_name, "--repair")
-    assert planned["dry_run"]
-    assert len(planned["repaired"]) == 1
-    assert relatum.run("verify", stream_name).returncode == ExitCode.DIFFERENT
+    assert (planned["dry_run"], len(planned["repaired"])) == (True, 1)
+    ends(relatum, ExitCode.DIFFERENT, f"verify {stream_name}")
     assert relatum.json("verify", stream_name, "--repair", "--no-dry-run")["repaired"] == planned["repaired"]
-    assert relatum.run("verify", stream_name).returncode == ExitCode.OK
-
-
-def test_prune_deletes_rows_of_removed_keys(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
-    """Rows of a removed key go away; nothing else does."""
-    publish_plain(amqp_url, stream_name, orders(1, 2, 3))
-    recorded(relatum, stream_name)
+    ends(relatum, ExitCode.OK, f"verify {stream_name}")
     assert relatum.json("prune") == {}
     relatum.ok("keys", "remove", "order_id")
     assert relatum.json("prune") == {"": 3}
     assert "Nothing" in relatum.ok("prune")
+
+
+# --- tap and untap ----------------------------------------------------------------------------------------
+
+
+def test_two_commands_and_an_exchange_is_looked_up(own_broker: LocalRabbitMQ, database_url: str) -> None:
+    """Tap and record, then find; listed, taken away, and deleted only where somebody says so."""
+    relatum = Relatum(own_broker.broker_url, own_broker.stream_url, database_url)
+    exchange = unique_name("orders")
+    ends(relatum, ExitCode.NOT_THERE, f"tap {exchange}")
+    ends(relatum, ExitCode.USAGE, "tap", "untap")
+    with broker_connection(own_broker.broker_url) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(exchange, "topic", durable=True)
+        said = relatum.ok("tap", exchange, "--max-length-bytes", "20000000")
+        assert f"relatum record tap.{exchange}" in said
+        assert "20.0 MB and 7d at most" in said
+        with recording(relatum, f"tap.{exchange}", "--keys", "order_id"):
+            channel.basic_publish(exchange, "new", b"4 chairs", pika.BasicProperties(headers={"order_id": 7}))
+            wait_until(lambda: relatum.run("find", "order_id", "7").returncode == 0, LIMIT_S, what="the order")
+    (found,) = relatum.json("find", "order_id", "7")["messages"]
+    assert (found["stream"], found["body"]) == (f"tap.{exchange}", "4 chairs")
+    (listed,) = relatum.json("tap", "--list")
+    tap = {"exchange": exchange, "type": "topic", "stream": f"tap.{exchange}", "binding_key": "#", "arguments": {}}
+    assert listed == listed | tap | {"made_stream": True}
+    ends(relatum, ExitCode.USAGE, f"untap {exchange} --delete --json")
+    ends(relatum, ExitCode.DECLINED, f"untap {exchange} --delete")
+    assert f"what was copied stays in tap.{exchange}" in relatum.ok("untap", exchange)
+    assert relatum.json("tap", "--list") == []
+    ends(relatum, ExitCode.NOT_THERE, f"untap {exchange}")
+    arguments = json.dumps({"x-match": "any", "format": "pdf"})
+    (made,) = relatum.json("tap", "amq.headers", "--stream", f"{exchange}.pdf", "--arguments", arguments)
+    assert made["arguments"] == {"x-match": "any", "format": "pdf"}
+    assert "is deleted" in relatum.ok("untap", "amq.headers", "--delete", "--yes")
+
+
+# --- expect and missing -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def payments(amqp_url: str) -> Iterator[str]:
+    """A second stream."""
+    name = unique_name("payments")
+    declare_stream(amqp_url, name)
+    yield name
+    delete_stream(amqp_url, name)
+
+
+def test_what_is_expected_is_defined_and_what_is_missing_is_told(
+    relatum: Relatum, amqp_url: str, engine: sa.Engine, stream_name: str, payments: str
+) -> None:
+    """Nothing is missing, a recorder is behind, something is missing: 0, 8 and 10; a follower gives JSON lines."""
+    two_hours_ago_us = (time.time_ns() // 1_000_000_000 - 7_200) * 1_000_000
+
+    def publish(stream: str, value: str) -> None:
+        publish_plain(amqp_url, stream, [(b"", {"order_id": value, "relatum_time": two_hours_ago_us})])
+
+    publish(stream_name, "a")
+    publish(payments, "a")
+    record(amqp_url, engine, stream_name, payments, keys=["order_id"])
+    assert "Nothing is expected" in relatum.ok("missing")
+    words = f"--of {stream_name} --by order_id --follows {payments}"
+    relatum.ok(*f"expect add paid {words} --within 0.001s --grace 0.5s".split())
+    ends(relatum, ExitCode.USAGE, f"expect add paid {words} --within 2h")
+    # A follower has one expectation and no end; metrics are a follower's.
+    ends(relatum, ExitCode.USAGE, "missing --follow", "missing x --follow --until now", "missing x --metrics-port 9")
+    wanted = {"name": "paid", "of": stream_name, "by": "order_id", "follows": payments, "within_s": 0.001}
+    wanted["grace_s"] = 0.5
+    assert relatum.json("expect", "list") == [wanted]
+    assert "nothing is missing" in relatum.ok("missing", "paid")
+    publish(stream_name, "b")
+    behind = relatum.run("missing")
+    assert (behind.returncode, f"nobody records {stream_name}" in behind.stdout) == (ExitCode.NOT_YET, True)
+    record(amqp_url, engine, stream_name)
+    shown = relatum.run("missing", "paid")
+    assert (shown.returncode, f"missing\t{stream_name}\t1\tb" in shown.stdout) == (ExitCode.UNSUCCESSFUL, True)
+    (report,) = relatum.json("missing", "paid")
+    assert (report["status"], report["expectation"], report["missing_count"]) == ("found", wanted, 1)
+    assert [(each["value"], each["id"]) for each in report["missing"]] == [("b", {"stream": stream_name, "offset": 1})]
+    follower = relatum.start("missing", "paid", "--follow", "--since", "yesterday", "--json")
+    try:
+        assert follower.stdout is not None
+        told = json.loads(follower.stdout.readline())
+        assert (told["finding"], told["value"]) == ("missing", "b")
+    finally:
+        follower.kill()
+        follower.communicate()
+    relatum.ok("expect", "remove", "paid")
+    ends(relatum, ExitCode.NOT_THERE, "missing paid", "expect remove paid")

@@ -12,11 +12,11 @@ import sqlalchemy as sa
 import relatum as package
 from relatum.contexts import MoveProgress, SerialConsumer, SerializationContexts
 from relatum.store import make_engine, super_streams
-from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum.terminal import ExitCode
 from tests.acceptance._command import Relatum
-from tests.support import delete_stream, unique_name, wait_until
+from tests.support import delete_stream, wait_until
 from tests.support.leases import let_last
+from tests.support.super_streams import super_stream as made
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contexts.md").read_text()
 PART = PAGE[PAGE.index("\n## Moving") :]
@@ -32,14 +32,10 @@ def crash(progress: MoveProgress) -> None:
 
 
 @pytest.fixture
-def super_stream(amqp_url: str) -> Iterator[str]:
+def super_stream(amqp_url: str, stream_url: str) -> Iterator[str]:
     """A super stream of three partitions."""
-    name = unique_name("contexts")
-    declare_super_stream(amqp_url, name, 3)
-    yield name
-    delete_super_stream(amqp_url, name)
-    for place in range(8):
-        delete_stream(amqp_url, f"{name}-{place}")
+    with made(amqp_url, stream_url, 3) as layout:
+        yield layout.super_stream
 
 
 @pytest.fixture
@@ -78,6 +74,7 @@ def test_contexts_are_assigned_moved_and_shown(relatum: Relatum, super_stream: s
     relatum.ok("contexts", "retire", super_stream, f"{super_stream}-1")
     refused = relatum.run("contexts", "retire", super_stream, f"{super_stream}-2")
     assert (refused.returncode, refused.stderr.count("\n")) == (7, 1)
+    delete_stream(relatum.broker_url, f"{super_stream}-1")
     assert relatum.run("contexts", "show", super_stream, "nobody").returncode == 6
 
 

@@ -9,7 +9,7 @@ import subprocess
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,7 @@ from relatum_consumer.demo._data import FLIGHTS, PLANES, STREAMS, WEATHER, WITHI
 from relatum_consumer.demo._publish import Servers, publish_and_record
 from tests.acceptance._command import COMMAND, LIMIT_S, Relatum, run
 from tests.support import delete_stream, processes_naming, unique_name, wait_until
+from tests.support.proxy import Proxy
 from tests.support.web import at
 
 DEMO: Final = Path(relatum_consumer.demo.__path__[0])
@@ -45,9 +46,8 @@ def prefix(amqp_url: str) -> Iterator[str]:
         delete_stream(amqp_url, prefix + name)
 
 
-def test_demo_answers_as_its_data_say(amqp_url: str, stream_url: str, database_url: str, prefix: str) -> None:
+def test_demo_answers_as_its_data_say(relatum: Relatum, prefix: str) -> None:
     """The command publishes, records and finds, and each answer is right; it never touches streams that exist."""
-    relatum = Relatum(amqp_url, stream_url, database_url)
     arguments = ("demo", "--flights", "500", "--checked", "50", "--prefix", prefix, "--json")
     ended = relatum.run(*arguments)
     assert ended.returncode == ExitCode.OK, ended.stderr
@@ -61,45 +61,10 @@ def test_demo_answers_as_its_data_say(amqp_url: str, stream_url: str, database_u
     assert "--prefix" in again.stderr
 
 
-def test_three_clicks_lead_from_a_flight_to_its_plane_and_its_weather(
-    amqp_url: str, stream_url: str, database_url: str, prefix: str
-) -> None:
-    """`--web` serves the page when the demo has ended, with a recorder beside it; SIGTERM ends it with 0."""
-    relatum = Relatum(amqp_url, stream_url, database_url)
-    started = relatum.start("demo", "--flights", "500", "--checked", "1", "--prefix", prefix, "--web", "--port", "0")
-    with started as process:
-        try:
-            assert process.stdout is not None
-            said: list[str] = []
-            for line in process.stdout:
-                said.append(line)
-                if line.startswith("RELATUM_WEB_URL="):
-                    break
-            assert said[-1].startswith("RELATUM_WEB_URL="), said
-            with httpx.Client(base_url=said[-1].strip().partition("=")[2], timeout=LIMIT_S) as client:
-                flights = client.get("api/search?key=origin&value=JFK&limit=50").json()["results"]
-                flight = next(row for row in flights if row["stream"] == f"{prefix}flights")
-                message = client.get(f"api{at(flight['stream'], flight['offset'])}").json()
-                rows = [row for each in message["related"] for part in each["parts"] for row in part["results"]]
-                assert {row["stream"] for row in rows} == {
-                    f"{prefix}{name}" for name in ("flights", "planes", "weather")
-                }
-                plane = next(row for row in rows if row["stream"] == f"{prefix}planes")
-                assert "manufacturer" in client.get(at(plane["stream"], plane["offset"])[1:]).text
-                wait_until(
-                    lambda: {row["state"] for row in client.get("api/streams").json()["streams"]} == {"recording"},
-                    what="the recorder beside the page",
-                )
-        finally:
-            process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0
-
-
 def test_demo_on_private_servers_outlasts_a_machine_that_stands_still(tmp_path: Path) -> None:
-    """Away from a terminal it says what it does; killed and run again, it names what is there; RabbitMQ may be slow."""
+    """It says what it does, RabbitMQ may be slow, and `--web` shows the flights; run again, it names what is there."""
     directory = tmp_path / "servers"
-    arguments = [COMMAND, "demo", "--flights", "500", "--checked", "2000", "--directory", str(directory)]
+    arguments = [COMMAND, "demo", "--flights", "500", "--checked", "1000", "--directory", str(directory)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RELATUM_")}
     start = partial(subprocess.Popen, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with start([*arguments, "--web", "--port", "0"]) as process:
@@ -109,20 +74,44 @@ def test_demo_on_private_servers_outlasts_a_machine_that_stands_still(tmp_path: 
             for pid in broker:
                 os.kill(pid, signal.SIGSTOP)
             begun = time.monotonic()
-            wait_until(lambda: time.monotonic() - begun > STANDSTILL_S, what="more than a look-up has by default")
+            wait_until(lambda: time.monotonic() - begun > STANDSTILL_S, what="more than a lookup has by default")
             for pid in broker:
                 os.kill(pid, signal.SIGCONT)
-            printed = await_line(process.stdout, "RELATUM_WEB_URL=")
+            try:
+                shown = await_line(process.stdout, "RELATUM_WEB_URL=")
+            except AssertionError as error:
+                error.add_note(process.communicate(timeout=LIMIT_S)[1])
+                raise
+            with httpx.Client(base_url=shown[-1].strip().partition("=")[2], timeout=LIMIT_S) as client:
+                three_clicks_lead_from_a_flight_to_its_plane_and_its_weather(client)
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=LIMIT_S)
         finally:
             process.kill()
+    assert process.returncode == 0
     assert [line.split()[0] for line in said] == ["Starting", "Publishing", "Asking", "Checking"]
-    assert sum("no differences" in line for line in printed) == 1
-    exported = [line.partition("=")[0] for line in printed if line.startswith("export ")]
+    assert sum("no differences" in line for line in shown) == 1
+    exported = [line.partition("=")[0] for line in shown if line.startswith("export ")]
     assert exported == [f"export RELATUM_{name}_URL" for name in ("BROKER", "STREAM", "DATABASE")]
     with start(arguments) as again:
         error = again.communicate(timeout=LIMIT_S)[1]
     assert again.returncode == ExitCode.CONFIGURATION, error
     assert f"relatum up --web --directory {directory}" in error
+
+
+def three_clicks_lead_from_a_flight_to_its_plane_and_its_weather(client: httpx.Client) -> None:
+    """The page has what belongs to a flight in each of the three streams, and a recorder beside it."""
+    flights = client.get("api/search?key=origin&value=JFK&limit=50").json()["results"]
+    flight = next(row for row in flights if row["stream"].endswith(FLIGHTS))
+    message = client.get(f"api{at(flight['stream'], flight['offset'])}").json()
+    rows = [row for each in message["related"] for part in each["parts"] for row in part["results"]]
+    assert {row["stream"] for row in rows} == {flight["stream"].removesuffix(FLIGHTS) + name for name in STREAMS}
+    plane = next(row for row in rows if row["stream"].endswith(PLANES))
+    assert "manufacturer" in client.get(at(plane["stream"], plane["offset"])[1:]).text
+    wait_until(
+        lambda: {row["state"] for row in client.get("api/streams").json()["streams"]} == {"recording"},
+        what="the recorder beside the page",
+    )
 
 
 def await_line(output: IO[str] | None, beginning: str) -> list[str]:
@@ -136,16 +125,15 @@ def await_line(output: IO[str] | None, beginning: str) -> list[str]:
     raise AssertionError(f"it ended before {beginning!r}: {''.join(lines)}")
 
 
-def test_demo_says_that_the_broker_was_lost(tmp_path: Path) -> None:
-    """A broker that ends while it is published to is one line and its code, no traceback."""
-    directory = tmp_path / "servers"
-    arguments = [COMMAND, "demo", "--flights", "12208", "--directory", str(directory)]
-    with subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        await_line(process.stderr, "Publishing")
-        for pid in processes_naming(str(directory / "rabbitmq")):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        said = process.communicate(timeout=LIMIT_S)[1]
+def test_demo_says_that_the_broker_was_lost(relatum: Relatum, prefix: str) -> None:
+    """A broker that is cut off while it is published to is one line and its code, no traceback."""
+    with Proxy.to(relatum.broker_url) as line:
+        cut_off = replace(relatum, broker_url=line.url(relatum.broker_url))
+        with cut_off.start("demo", "--flights", "12208", "--prefix", prefix) as process:
+            await_line(process.stderr, "Publishing")
+            line.accepts = False
+            line.cut()
+            said = process.communicate(timeout=LIMIT_S)[1]
     assert process.returncode == ExitCode.BROKER, said
     assert "Traceback" not in said
 
@@ -219,6 +207,7 @@ def test_demo_comes_with_two_weeks_of_the_year() -> None:
         ]
 
 
+@pytest.mark.rare
 def test_what_the_rows_say_is_what_pandas_says_of_the_whole_year() -> None:
     """The demo's own expectations, of all flights and all weather reports, are those of pandas' joins."""
     year = load(whole_year=True)
@@ -231,10 +220,7 @@ def test_what_the_rows_say_is_what_pandas_says_of_the_whole_year() -> None:
         (expected.report_of_its_hour, flights.merge(hours, "left", ["origin", "time_hour"], suffixes=("", "_found"))),
         (expected.report_before, pd.merge_asof(flights, weather, **by_time)),
         (expected.airport_report_before, pd.merge_asof(flights, weather, by="origin", **by_time)),
-        (
-            expected.previous_flight,
-            flights.assign(message_id_found=flights.groupby("tailnum")["message_id"].shift(1)),
-        ),
+        (expected.previous_flight, flights.assign(message_id_found=flights.groupby("tailnum")["message_id"].shift(1))),
     ):
         found = (answer(row) for row in year[FLIGHTS] if "tailnum" in row.headers)
         assert [row and row.message_id for row in found] == [

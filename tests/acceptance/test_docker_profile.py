@@ -1,27 +1,20 @@
-"""docker/compose.yaml's recorder, brought up as the file's first lines say."""
+"""docker/compose.yaml, brought up by pytest-docker: its two servers, and the profile that records beside them."""
 
-import os
-import subprocess
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from pytest_docker.plugin import DockerComposeExecutor, Services, execute
 
 from relatum.store import make_engine
 from tests.acceptance._command import Relatum
+from tests.conftest import DOCKER_PASSWORD
 from tests.support import declare_stream, publish_plain, unique_name, wait_until
 from tests.support.ports import free_port
 
-LIMIT_S = 900
-"""Seconds one command may take: the first builds the image, and fetches those it is made from."""
-
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(2 * LIMIT_S)]
-
-STREAMS = ("orders", "parcels")
-PASSWORD = "another"
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
 IMAGES = """
 services:
@@ -33,103 +26,76 @@ services:
 COUNTED = sa.text("SELECT stream, count(*) FROM relatum.relations GROUP BY stream ORDER BY stream")
 
 
-@dataclass(frozen=True)
-class Profile:
-    """The file's services in a project of their own: own ports, password, volumes and image."""
-
-    compose: tuple[str, ...]
-    environment: dict[str, str]
-    relatum: Relatum
-    metrics_url: str
-
-    def run(self, *arguments: str) -> str:
-        """Run a command of Compose."""
-        return _printed(*self.compose, *arguments, environment=self.environment)
-
-    def recorder(self, *arguments: str) -> str:
-        """Run a command of Compose for the profile."""
-        return self.run("--profile", "recorder", *arguments)
-
-    def state(self, of: str) -> str:
-        """A field of the recorder's container: `Health.Status`, `ExitCode`."""
-        container = self.recorder("ps", "--all", "--quiet", "recorder").strip()
-        return _printed(self.compose[0], "inspect", "--format", f"{{{{.State.{of}}}}}", container).strip()
-
-    def metrics(self) -> list[str]:
-        """The lines that the recorder's port gives outside of its container; none while it does not answer."""
-        try:
-            with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
-                return str(answer.read().decode()).splitlines()
-        except OSError:
-            return []
-
-    def rows(self) -> list[tuple[str, int]]:
-        """The relationships of each stream, counted."""
-        engine = make_engine(self.relatum.database_url)
-        try:
-            with engine.connect() as connection:
-                return [(stream, count) for stream, count in connection.execute(COUNTED)]
-        finally:
-            engine.dispose()
-
-
-def _printed(*words: str, environment: dict[str, str] | None = None) -> str:
-    ended = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S)
-    assert ended.returncode == 0, f"{' '.join(words)}: {ended.stdout}\n{ended.stderr}"
-    return ended.stdout
+@pytest.fixture
+def relatum(docker_services: Services, docker_ip: str) -> Relatum:
+    """The command on the file's own servers, with their database."""
+    amqp, stream = (docker_services.port_for("rabbitmq", port) for port in (5672, 5552))
+    at = f"relatum:{DOCKER_PASSWORD}@{docker_ip}"
+    database = f"postgresql://{at}:{docker_services.port_for('postgresql', 5432)}/relatum"
+    return Relatum(f"amqp://{at}:{amqp}/", f"rabbitmq-stream://{at}:{stream}/", database)
 
 
 @pytest.fixture
-def profile(docker_command: str, docker_compose_file: str, tmp_path: Path) -> Iterator[Profile]:
-    """The two servers, up, and their recorder's profile, which is the test's to bring up."""
-    project = unique_name("relatum-profile")
-    (tmp_path / "images.yaml").write_text(IMAGES.format(name=project))
-    amqp = free_port((0, -120, 1, 2, 3))
-    ports = {"AMQP": amqp, "STREAM": amqp - 120, "MANAGEMENT": amqp + 1, "POSTGRESQL": amqp + 2, "METRICS": amqp + 3}
-    files = ("-f", docker_compose_file, "-f", str(tmp_path / "images.yaml"))
-    made = Profile(
-        (docker_command, "compose", "-p", project, *files),
-        {
-            **os.environ,
-            **{f"RELATUM_{name}_PORT": str(port) for name, port in ports.items()},
-            "RELATUM_PASSWORD": PASSWORD,
-            "RELATUM_STREAMS": " ".join(STREAMS),
-        },
-        Relatum(
-            f"amqp://relatum:{PASSWORD}@127.0.0.1:{amqp}/",
-            f"rabbitmq-stream://relatum:{PASSWORD}@127.0.0.1:{amqp - 120}/",
-            f"postgresql://relatum:{PASSWORD}@127.0.0.1:{amqp + 2}/relatum",
-        ),
-        f"http://127.0.0.1:{amqp + 3}/metrics",
-    )
+def compose(
+    relatum: Relatum,
+    docker_compose_command: str,
+    docker_compose_file: str,
+    docker_compose_project_name: str,
+    tmp_path: Path,
+) -> Iterator[Callable[[str], str]]:
+    """Runs a command of Compose for the profile, whose image is built for the test."""
+    image, images = unique_name("relatum-profile"), tmp_path / "images.yaml"
+    images.write_text(IMAGES.format(name=image))
+    files = [docker_compose_file, str(images)]
+    executor = DockerComposeExecutor(docker_compose_command, files, docker_compose_project_name)
     try:
-        made.run("up", "--detach", "--wait")
-        yield made
+        yield lambda command: str(executor.execute(f"--profile recorder {command}").decode()).strip()
     finally:
-        made.recorder("down", "--volumes", "--timeout", "60")
-        if _printed(docker_command, "image", "ls", "--quiet", project):
-            _printed(docker_command, "image", "rm", project)
+        executor.execute("--profile recorder rm --stop --force migrate recorder")
+        execute(f"docker image rm {image}", success_codes=(0, 1))
 
 
-def test_the_recorder_of_the_profile_records(profile: Profile) -> None:
-    """It migrates, records what look-ups find, tells its metrics to the host, is not root, and ends in order."""
-    relatum = profile.relatum
-    profile.recorder("run", "--rm", "migrate")
+def test_the_recorder_of_the_profile_records(
+    compose: Callable[[str], str], relatum: Relatum, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It migrates, records what lookups find, tells its metrics to the host, is not root, and ends in order."""
+    streams, port = (unique_name("orders"), unique_name("parcels")), free_port((0,))
+    monkeypatch.setenv("RELATUM_STREAMS", " ".join(streams))
+    monkeypatch.setenv("RELATUM_METRICS_PORT", str(port))
+    compose("run --rm --build migrate")
     relatum.ok("keys", "add", "order_id")
-    for stream in STREAMS:
+    for stream in streams:
         declare_stream(relatum.broker_url, stream)
         publish_plain(relatum.broker_url, stream, [(b"x", {"order_id": number}) for number in range(3)])
-    profile.recorder("up", "--detach")
+    compose("up --detach recorder")
+    container = compose("ps --quiet recorder").splitlines()[-1]
+
+    def state(of: str) -> str:
+        return str(execute(f"docker inspect --format '{{{{.State.{of}}}}}' {container}").decode()).strip()
+
+    engine = make_engine(relatum.database_url)
+
+    def is_recorded() -> bool:
+        with engine.connect() as connection:
+            return [tuple(row) for row in connection.execute(COUNTED)] == [(stream, 3) for stream in streams]
+
     try:
-        wait_until(lambda: profile.rows() == [(stream, 3) for stream in STREAMS], 120, what="all rows", every_s=0.5)
-        recorded = {f'relatum_recorded_offset{{stream="{stream}"}} 2.0' for stream in STREAMS}
-        wait_until(lambda: recorded.issubset(profile.metrics()), what="the recorded offsets", every_s=0.5)
-        wait_until(lambda: profile.state("Health.Status") == "healthy", 120, what="its health", every_s=1)
+        wait_until(is_recorded, 120, what="all rows", every_s=0.5)
+        wait_until(lambda: state("Health.Status") == "healthy", 120, what="its health", every_s=1)
     except AssertionError as error:
-        error.add_note(profile.recorder("logs", "migrate", "recorder"))
+        error.add_note(compose("logs migrate recorder"))
         raise
+    finally:
+        engine.dispose()
+    wanted = {f'relatum_recorded_offset{{stream="{stream}"}} 2.0' for stream in streams}
+
+    def is_told() -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            return wanted <= set(answer.read().decode().splitlines())
+
+    wait_until(is_told, what="the recorded offsets", every_s=0.5)
     found = relatum.json("find", "order_id", "1")
-    assert (found["status"], sorted(found["streams"])) == ("found", sorted(STREAMS)), found
-    assert profile.recorder("exec", "-T", "recorder", "stat", "-c", "%U", "/proc/1").strip() == "relatum"
-    profile.recorder("stop", "recorder")
-    assert profile.state("ExitCode") == "0", profile.recorder("logs", "recorder")
+    assert (found["status"], sorted(found["streams"])) == ("found", sorted(streams)), found
+    assert compose("exec -T recorder stat -c %U /proc/1").splitlines()[-1] == "relatum"
+    compose("stop recorder")
+    assert state("ExitCode") == "0", compose("logs recorder")

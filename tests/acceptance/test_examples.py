@@ -1,32 +1,34 @@
-"""The programs in `examples/` run as they are."""
+"""Programs that README and `examples/` show, run as they are, and the commands that documents show."""
 
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pika
+import psycopg
 import pytest
 
-from tests.acceptance._command import Relatum
-from tests.support import declare_stream, delete_stream, publish_plain, unique_name
-from tests.support.spark import JDBC_JAR
-from tests.support.spark_python import spark_python
+from relatum.superstreams import delete_super_stream
+from tests.acceptance._command import LIMIT_S, Relatum, run
+from tests.support import declare_stream, delete_stream, publish_plain
 from tests.support.super_streams import delete_by_hand
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
-STREAMS = (
-    "example-orders",
-    "example-payments",
-    "example-readings",
-    "example-alarms",
-    "example-bookings",
-    "example-invoices",
-)
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+STREAMS = ["orders", "invoices", "parcels", "lines", "mails", "requests", "replies"]
+STREAMS += [f"example-{name}" for name in ("orders", "payments", "readings", "alarms", "bookings", "invoices")]
+STREAMS += [f"example-{name}" for name in ("flights", "planes", "weather")]
 SUPER_STREAMS = {"example-affinity": 3}
-SPARK_STREAMS = ("example-flights", "example-planes", "example-weather")
 
-PRINTED = {
+PRINTED: dict[str, list[str]] = {
+    "README: publisher": ["orders@0", "invoices@0", "parcels@0"],
+    "README: groups": ["4 chairs, 1 table, 2 lamps", "4 CHAIRS, 1 TABLE"],
+    "README: collector": ["succeeded", "failed no such address", "succeeded"],
     "affinity_sets.py": [
         "invoice 17 lies in one partition: 4 chairs, 1 table, total: 830 EUR",
         "invoice 18 lies in one partition: 4 chairs, 1 table, total: 830 EUR",
@@ -65,8 +67,25 @@ PRINTED = {
 }
 
 
+def example(name: str) -> str:
+    """The block of Python the README marks by that name."""
+    found = re.search(rf"<!-- example:{name} -->\n```python\n(.*?)```", README, re.DOTALL)
+    assert found, f"the README has no example {name!r}"
+    return found[1]
+
+
+def printed(name: str, environment: dict[str, str]) -> list[str]:
+    """The lines that a program prints: a file of `examples/`, or a block of the README."""
+    block = name.removeprefix("README: ")
+    program = [str(EXAMPLES / name)] if block == name else ["-c", example(block)]
+    words = [sys.executable, "-W", "error", *program]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return [line.strip() for line in ended.stdout.splitlines()]
+
+
 def _delete(amqp_url: str) -> None:
-    for name in (*STREAMS, *SPARK_STREAMS):
+    for name in STREAMS:
         delete_stream(amqp_url, name)
     for name, partitions in SUPER_STREAMS.items():
         delete_by_hand(amqp_url, name, *(f"{name}-{place}" for place in range(partitions)))
@@ -74,77 +93,162 @@ def _delete(amqp_url: str) -> None:
 
 @pytest.fixture
 def environment(amqp_url: str, stream_url: str, database_url: str) -> Iterator[dict[str, str]]:
-    """The variables the examples read, and none of their streams there yet."""
+    """The variables that programs read, and none of their streams there yet."""
     _delete(amqp_url)
     yield Relatum(amqp_url, stream_url, database_url).environment
     _delete(amqp_url)
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
-def test_example_prints_what_it_should(name: str, environment: dict[str, str]) -> None:
-    """Each example ends well and prints what its messages say."""
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / name],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines() == PRINTED[name]
+def test_each_example_is_run() -> None:
+    """The table below has each file of `examples/`; the first two programs that a reader sees stay short."""
+    assert {name for name in PRINTED if ":" not in name} == {path.name for path in EXAMPLES.glob("*.py")}
+    for name in ("publisher", "consumer"):
+        assert len([line for line in example(name).splitlines() if line.strip()]) <= 12
 
 
-@pytest.mark.timeout(900)
-def test_spark_agrees_with_pandas(environment: dict[str, str]) -> None:
-    """The flights' example joins as pandas' `merge` and `merge_asof` do."""
-    ended = subprocess.run(
-        [sys.executable, EXAMPLES / "spark" / "flights.py", "2000"],
-        env=environment | {"PYSPARK_PYTHON": str(spark_python())},
-        capture_output=True,
-        text=True,
-        timeout=840,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines()[-1].endswith("with their plane: as pandas")
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_program_prints_what_it_should(name: str, environment: dict[str, str]) -> None:
+    """Each ends well, without a warning, and prints what its messages say."""
+    assert printed(name, environment) == PRINTED[name]
 
 
-@pytest.mark.timeout(900)
-def test_spark_back_fills_and_joins_by_spark_submit(environment: dict[str, str], amqp_url: str) -> None:
-    """The back-fill records both streams; the joins then find pairs, what has none, and the nearest in time."""
-    pythons = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYSPARK_PYTHON": str(spark_python())}
+def test_consumer_and_sql_find_what_the_publisher_published(environment: dict[str, str], database_url: str) -> None:
+    """The consumer finds what belongs to the order; the SQL of README and docs finds it, too, and its invoice."""
+    printed("README: publisher", environment)
+    *related, parcel, second = printed("README: consumer", environment)
+    assert related == ["invoices@0 480 EUR", "parcels@0 32 kg"]
+    assert re.fullmatch(r"the parcel left 0:00:\d\d\.\d+ after the order", parcel)
+    assert second == "a second parcel? no"
+    statements = re.findall(r"```sql\n(SELECT.*?)```", README + (ROOT / "docs" / "sql.md").read_text(), re.DOTALL)
+    with psycopg.connect(database_url) as connection:
+        rows, same, joined = (connection.execute(statement).fetchall() for statement in statements[:3])
+    assert sorted((stream, offset) for stream, offset, _ in rows) == [("invoices", 0), ("orders", 0), ("parcels", 0)]
+    assert sorted(same) == sorted(rows)
+    assert joined == [(0, 0)]
 
-    def submit(program: str, *arguments: str) -> str:
-        ended = subprocess.run(
-            [SPARK_SUBMIT, "--master", "local[2,4]", "--jars", JDBC_JAR, EXAMPLES / "spark" / program, *arguments],
-            env=environment | pythons,
-            capture_output=True,
-            text=True,
-            timeout=420,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
 
-    relatum = Relatum(*(environment[f"RELATUM_{name}_URL"] for name in ("BROKER", "STREAM", "DATABASE")))
+def test_the_consumer_says_so_where_there_is_no_such_order(environment: dict[str, str], relatum: Relatum) -> None:
+    """Where the publisher has not run, the consumer ends with one line, and no traceback."""
+    declare_stream(relatum.broker_url, "orders")
+    publish_plain(relatum.broker_url, "orders", [(b"4 chairs", {"order_id": 4712})])
     relatum.ok("keys", "add", "order_id")
-    left, right = unique_name("left"), unique_name("right")
-    for stream, count in ((left, 3), (right, 2)):
+    relatum.ok("backfill", "orders")
+    words = [sys.executable, "-c", example("consumer")]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.splitlines() == ["order 4711: absent "]
+
+
+def test_the_first_look_of_a_new_user_is_answered_as_shown(
+    environment: dict[str, str], amqp_url: str, stream_url: str, empty_database_url: str
+) -> None:
+    """`migrate`, `keys add`, `find`: nothing is recorded, which is said, with what to do."""
+    relatum = Relatum(amqp_url, stream_url, empty_database_url)
+    relatum.ok("migrate")
+    relatum.ok("keys", "add", "order_id", "host")
+    ended = relatum.run("find", "order_id", "4711")
+    shown = re.search(r"<!-- example:first-look -->\n```\n(.*?)```", README, re.DOTALL)
+    assert shown, "the README shows it"
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert ended.stderr.split() == shown[1].split()
+
+
+def test_an_existing_service_gets_an_answer_as_shown(
+    environment: dict[str, str], relatum: Relatum, amqp_url: str
+) -> None:
+    """A plain publisher with correlation ids, the commands shown, and a pika consumer: each reply finds its request."""
+    for name in ("requests", "replies"):
+        declare_stream(amqp_url, name)
+    pairs = [(b"a?", b"b?"), (b"a!", b"b!")]
+    for stream, bodies in zip(("requests", "replies"), pairs, strict=True):
+        named = [(body, pika.BasicProperties(correlation_id=body.decode()[0])) for body in bodies]
+        publish_plain(amqp_url, stream, named)
+    shown = re.search(r"## For an existing service.*?```\n(.*?)```", README, re.DOTALL)
+    assert shown, "the README shows the commands"
+    migrate, define, record = (shlex.split(line)[1:] for line in shown[1].splitlines())
+    relatum.ok(*migrate)
+    relatum.ok(*define)
+    with relatum.start(*record) as recorder:
+        try:
+            for stream in ("requests", "replies"):
+                relatum.await_recorded(stream)
+            assert printed("README: existing", environment) == ["a! answers a?", "b! answers b?"]
+        finally:
+            recorder.terminate()
+            recorder.communicate(timeout=90)
+
+
+def test_a_plane_keeps_its_order_as_shown(environment: dict[str, str], amqp_url: str) -> None:
+    """Two messages come from the partition the context was in, then two from the one it was moved to."""
+    try:
+        moved, *flown = printed("README: contexts", environment)
+    finally:
+        delete_super_stream(amqp_url, "flights", stream_url=environment.get("RELATUM_STREAM_URL"))
+    assert re.fullmatch(r"moved from flights-\d to flights-2, and nothing else waited", moved)
+    assert [line.partition(" ")[2] for line in flown] == ["EWR IAH", "IAH DEN", "DEN SFO", "SFO EWR"]
+    assert [line.partition(" ")[0] for line in flown[2:]] == ["flights-2"] * 2
+
+
+SPARK = """
+import runpy, sys
+for words in {programs!r}:
+    print("---", flush=True)
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
+"""
+"""Runs programs one after the other in the one JVM that pyspark starts, which takes longer than any of them."""
+
+
+@pytest.mark.own_jvms
+@pytest.mark.timeout(900)
+def test_spark_works_as_shown(environment: dict[str, str], relatum: Relatum, amqp_url: str, tmp_path: Path) -> None:
+    """README finds each order with its invoice; a back-fill and joins find pairs; flights are joined as by pandas."""
+    printed("README: publisher", environment)
+    (tmp_path / "readme.py").write_text(example("spark"))
+    for stream, count in (("lines", 3), ("mails", 2)):
         declare_stream(amqp_url, stream)
         publish_plain(amqp_url, stream, [(b"%d" % n, {"order_id": f"o{n}"}) for n in range(count)])
+    words = [["backfill.py", "lines", "mails"], ["joins.py", "lines", "mails", "order_id"], ["flights.py", "2000"]]
+    programs = [[str(tmp_path / "readme.py")], *([str(EXAMPLES / "spark" / name), *more] for name, *more in words)]
+    command = [sys.executable, "-c", SPARK.format(programs=programs)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=840, check=False)
+    assert ended.returncode == 0, ended.stderr
+    _, readme, filled, joined, flights = (each.splitlines() for each in ended.stdout.split("---\n"))
+    assert any(re.fullmatch(r"\|\s*0\|20.*\|\s*4711\|\s*32 kg\|", line) for line in readme), readme
+    assert readme[-1] == "4711 4 chairs 480 EUR"
+    told = ["lines: 3 messages read, 3 rows written", "mails: 2 messages read, 2 rows written"]
+    assert [line.rpartition(" in ")[0] for line in filled] == told
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in joined if line.startswith("|o")]
+    pairs = [["o0", "0", "0"], ["o1", "1", "1"]]
+    assert rows == [*pairs, ["o2", "2", "absent"], *pairs, ["o2", "2", "NULL"]]
+    assert flights[-1].endswith("with their plane: as pandas")
 
-    filled = submit("backfill.py", left, right).splitlines()
-    assert [line.rpartition(" in ")[0] for line in filled] == [
-        f"{left}: 3 messages read, 3 rows written",
-        f"{right}: 2 messages read, 2 rows written",
-    ]
-    cells = [tuple(part.strip() for part in line.strip("|").split("|"))
-             for line in submit("joins.py", left, right, "order_id").splitlines() if line.startswith("|o")]  # fmt: skip
-    assert cells == [
-        ("o0", "0", "0"), ("o1", "1", "1"),
-        ("o2", "2", "absent"),
-        ("o0", "0", "0"), ("o1", "1", "1"), ("o2", "2", "NULL"),
-    ]  # fmt: skip
-    for stream in (left, right):
-        delete_stream(amqp_url, stream)
+
+def shown_commands() -> set[tuple[str, ...]]:
+    """Each line `relatum …` of README and docs, as words; comments are left out, and pictures in text."""
+    pages = (re.sub(r"^```text$.*?^```$", "", each.read_text(), flags=re.S | re.M) for each in DOCUMENTS)
+    lines = (line for page in pages for line in page.splitlines())
+    return {tuple(shlex.split(line, comments=True)[1:]) for line in lines if line.startswith("relatum ")}
+
+
+def test_commands_shown_exist() -> None:
+    """Each `relatum …` that README and docs show is a command, with the options it is shown with."""
+    shown = shown_commands()
+    assert {words[0] for words in shown} >= {"migrate", "keys", "record", "status"}
+    by_command: dict[tuple[str, ...], set[str]] = {}
+    for words in shown:
+        has_own_commands = words[0] in ("keys", "expect", "super-stream", "affinity", "contexts")
+        command = words[:2] if has_own_commands else words[:1]
+        by_command.setdefault(command, set()).update(word for word in words if word.startswith("--"))
+    for command, options in by_command.items():
+        described = run(*command, "--help")
+        assert described.returncode == 0, described.stderr
+        for option in options:
+            assert option in described.stdout
+
+
+def test_documents_link_to_what_exists() -> None:
+    """No link between README, CHANGELOG and docs leads nowhere."""
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.relative_to(ROOT)}: {target}"

@@ -8,11 +8,9 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pika
@@ -23,12 +21,11 @@ import sqlalchemy as sa
 
 import relatum
 import relatum_migrations
-from relatum.local import LocalPostgreSQL, LocalServers
+from relatum.local import LocalServers
 from relatum.recording import status, verify
 from relatum.store import make_engine
 from tests.acceptance._command import COMMAND, Relatum
 from tests.support import (
-    START_S,
     all_plain,
     declare_stream,
     delete_stream,
@@ -67,40 +64,21 @@ class Load(StubbornLoad):
             self._stop.wait(1 / 50)
 
 
-def stream_by_pika(url: str) -> list[tuple[str, str, int]]:
-    """Every message of the stream, read by a bare pika consumer: (key, value, offset) as the table should have it."""
-    return [
+def assert_equal(servers: LocalServers) -> int:
+    """Compare the whole stream, by a bare pika consumer, with the whole table, by psycopg; gives the messages."""
+    in_stream = [
         (key, properties.headers[key], offset)
-        for offset, properties, _ in all_plain(url, STREAM)
+        for offset, properties, _ in all_plain(servers.broker_url, STREAM)
         for key in ("host", "order_id")
     ]
-
-
-def table_by_psycopg(url: str) -> list[tuple[str, str, int]]:
-    """Every row of the table, in the same order."""
-    with psycopg.connect(url) as connection:
-        return connection.execute(
+    with psycopg.connect(servers.database_url) as connection:
+        in_table = connection.execute(
             "SELECT k.name, r.value, r.stream_offset FROM relatum.relationships r JOIN relatum.keys k USING (key_id) "
             "ORDER BY r.stream_offset, k.name"
         ).fetchall()
-
-
-def assert_equal(servers: "LocalServers | Servers") -> int:
-    """Compare the whole stream with the whole table."""
-    in_stream = stream_by_pika(servers.broker_url)
-    in_table = table_by_psycopg(servers.database_url)
     assert len(in_table) == len(in_stream)
     assert in_table == in_stream
     return len(in_stream) // 2
-
-
-@dataclass(frozen=True)
-class Servers:
-    """Where a broker and a database are, neither of which this test kills itself."""
-
-    broker_url: str
-    stream_url: str
-    database_url: str
 
 
 @pytest.fixture
@@ -113,34 +91,20 @@ def servers(private_servers: LocalServers) -> LocalServers:
 
 
 @pytest.fixture
-def stream(amqp_url: str) -> Iterator[None]:
-    """The stream on the broker of all tests."""
-    declare_stream(amqp_url, STREAM)
-    yield
-    delete_stream(amqp_url, STREAM)
-
-
-@pytest.fixture
-def postgresql(tmp_path: Path) -> Iterator[LocalPostgreSQL]:
-    """A PostgreSQL of this test's own, with the schema."""
-    with LocalPostgreSQL(tmp_path / "postgresql", durable=False, start_timeout_s=START_S) as postgresql:
-        relatum_migrations.upgrade(postgresql.database_url)
-        yield postgresql
-    shutil.rmtree(postgresql.directory, ignore_errors=True)
-
-
-@pytest.fixture
-def shared(stream: None, amqp_url: str, stream_url: str, database_url: str) -> Servers:
-    """The servers of all tests, with the schema and the stream."""
-    return Servers(amqp_url, stream_url, database_url)
+def engine(servers: LocalServers) -> Iterator[sa.Engine]:
+    """An engine on their database."""
+    engine = make_engine(servers.database_url)
+    yield engine
+    engine.dispose()
 
 
 @contextmanager
-def recorder_process(relatum: Relatum, log: Path) -> "Iterator[subprocess.Popen[bytes]]":
+def recorder_process(servers: LocalServers, log: Path) -> "Iterator[subprocess.Popen[bytes]]":
     """The installed command, recording. One holder name, so that a restart needs not wait for the lease."""
+    environment = Relatum(servers.broker_url, servers.stream_url, servers.database_url).environment
     with log.open("ab") as output:
         arguments = [COMMAND, "record", STREAM, "--keys", "order_id", "--keys", "host", "--holder", "the-recorder"]
-        process = subprocess.Popen(arguments, env=relatum.environment, stdout=output, stderr=output)
+        process = subprocess.Popen(arguments, env=environment, stdout=output, stderr=output)
     try:
         yield process
     finally:
@@ -148,75 +112,52 @@ def recorder_process(relatum: Relatum, log: Path) -> "Iterator[subprocess.Popen[
         process.wait()
 
 
-def command(servers: Servers) -> Relatum:
-    """The command with these servers' URLs."""
-    return Relatum(servers.broker_url, servers.stream_url, servers.database_url)
+def wait_until_it_records(engine: sa.Engine) -> None:
+    """Wait until more is recorded than is now."""
+    before = recorded_to(engine, STREAM)
+    wait_until(lambda: recorded_to(engine, STREAM) > before, limit_s=120, what="it records")
 
 
 def test_a_recorder_killed_at_random_moments_loses_and_doubles_nothing(
-    shared: Servers, kills: int, chance: random.Random, tmp_path: Path
+    servers: LocalServers, engine: sa.Engine, kills: int, chance: random.Random, tmp_path: Path
 ) -> None:
     """SIGKILL at random moments under load; the last run catches up, and every message has its rows once."""
-    engine = make_engine(shared.database_url)
-    working_kills = 0
-    with Load(shared.broker_url) as load:
+    with Load(servers.broker_url) as load:
         for _ in range(kills):
-            before = recorded_to(engine, STREAM)
-            with recorder_process(command(shared), tmp_path / "recorder.log") as process:
-                wait_until(lambda start=before: recorded_to(engine, STREAM) > start, what="it records")
+            with recorder_process(servers, tmp_path / "recorder.log") as process:
+                wait_until_it_records(engine)
                 time.sleep(chance.random() * 0.3)  # Not a wait for a condition: the moment of death is the test.
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-            working_kills += 1
-    with recorder_process(command(shared), tmp_path / "recorder.log"):
-        wait_recorded(shared.broker_url, engine, STREAM)
-    engine.dispose()
-    assert working_kills == kills
-    assert assert_equal(shared) >= min(load.published, 500 * kills)
+    with recorder_process(servers, tmp_path / "recorder.log"):
+        wait_recorded(servers.broker_url, engine, STREAM)
+    assert assert_equal(servers) >= min(load.published, 500 * kills)
 
 
-def test_a_broker_killed_again_and_again_loses_and_doubles_no_row(servers: LocalServers, kills: int) -> None:
-    """The recorder reconnects and goes on; whatever the broker kept is recorded, once."""
-    engine = make_engine(servers.database_url)
-    with Load(servers.broker_url), recording(servers.broker_url, engine, STREAM, keys=["order_id", "host"]):
-        for _ in range(max(1, kills // 4)):
-            before = recorded_to(engine, STREAM)
-            wait_until(lambda start=before: recorded_to(engine, STREAM) > start, limit_s=120, what="it records")
-            servers.rabbitmq.kill()
-            servers.rabbitmq.restart()
-        before = recorded_to(engine, STREAM)
-        wait_until(lambda: recorded_to(engine, STREAM) > before, limit_s=120, what="it records again")
-    record(servers.broker_url, engine, STREAM)
-    engine.dispose()
-    assert assert_equal(servers) > 0
-
-
-def test_a_database_killed_again_and_again_loses_and_doubles_no_row(
-    stream: None, amqp_url: str, stream_url: str, postgresql: LocalPostgreSQL, kills: int
+@pytest.mark.parametrize("which", ["broker", "database"])
+def test_a_server_killed_again_and_again_loses_and_doubles_no_row(
+    servers: LocalServers, engine: sa.Engine, kills: int, which: str
 ) -> None:
-    """Publishing goes on meanwhile; the recorder catches up each time."""
-    servers = Servers(amqp_url, stream_url, postgresql.database_url)
-    engine = make_engine(servers.database_url)
+    """The recorder connects again and catches up each time; publishing goes on while the database is away."""
+    server = servers.rabbitmq if which == "broker" else servers.postgresql
     with Load(servers.broker_url) as load, recording(servers.broker_url, engine, STREAM, keys=["order_id", "host"]):
         for _ in range(max(1, kills // 4)):
+            wait_until_it_records(engine)
             published = load.published
-            before = recorded_to(engine, STREAM)
-            wait_until(lambda start=before: recorded_to(engine, STREAM) > start, what="it records")
-            postgresql.kill()
-            wait_until(lambda start=published: load.published > start, what="publishing goes on without the database")
-            restart_database(postgresql, engine)
-        before = recorded_to(engine, STREAM)
-        wait_until(lambda: recorded_to(engine, STREAM) > before, what="it records again")
+            server.kill()
+            if which == "database":
+                wait_until(lambda start=published: load.published > start, what="publishing goes on without it")
+                engine.dispose()
+            server.restart()
+        wait_until_it_records(engine)
     record(servers.broker_url, engine, STREAM)
-    engine.dispose()
     assert assert_equal(servers) > 0
 
 
 def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(
-    servers: LocalServers, tmp_path: Path
+    servers: LocalServers, engine: sa.Engine, tmp_path: Path
 ) -> None:
     """RabbitMQ does not fsync streams: after a power loss the table is ahead, and offsets are used again."""
-    engine = make_engine(servers.database_url)
     url = servers.broker_url
     publish_plain(url, STREAM, orders("kept", 3_000), confirm=False)
     record(url, engine, STREAM, keys=["order_id"])
@@ -243,42 +184,29 @@ def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(
     values = [value for _, value, _ in rows_of(engine, STREAM)]
     assert values == [f"kept{n}" for n in range(3_000)] + [f"new{n}" for n in range(500)]
     assert verify(url, engine.url, [STREAM]).ok
-    engine.dispose()
 
 
-def test_publishing_does_not_wait_for_the_database(stream: None, amqp_url: str, postgresql: LocalPostgreSQL) -> None:
+def test_publishing_does_not_wait_for_the_database(servers: LocalServers, engine: sa.Engine) -> None:
     """An intercepted connection with its recorder inside goes on while PostgreSQL is away, and catches up."""
-    connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
-    relatum.intercept(connection, database=postgresql.database_url, keys=["order_id"])
+    connection = pika.BlockingConnection(pika.URLParameters(servers.broker_url))
+    relatum.intercept(connection, database=servers.database_url, keys=["order_id"])
     channel = connection.channel()
     channel.confirm_delivery()
-
-    def publish(name: str) -> None:
+    names = ["away", "lost", "back"]
+    for number, name in enumerate(names):
+        if name != "back":
+            servers.postgresql.kill()
         for body, headers in orders(name, 50):
             channel.basic_publish("", STREAM, body, pika.BasicProperties(headers=headers))
-
-    postgresql.kill()
-    publish("away")
-    postgresql.restart()
-    engine = make_engine(postgresql.database_url)
-    wait_until(lambda: recorded_to(engine, STREAM) >= 50, what="what was published meanwhile is recorded")
-    postgresql.kill()
-    publish("lost")
-    restart_database(postgresql, engine)
-    publish("back")
-    wait_until(lambda: recorded_to(engine, STREAM) >= 150, what="it is recorded again")
+        engine.dispose()
+        if name != "back":
+            servers.postgresql.restart()
+        if name != "lost":
+            wait_until(lambda count=50 * (number + 1): recorded_to(engine, STREAM) >= count, what="it is recorded")
     relatum.release(connection)
     connection.close()
-    assert [value for _, value, _ in rows_of(engine, STREAM)] == [
-        value["order_id"] for name in ("away", "lost", "back") for _, value in orders(name, 50)
-    ]
-    engine.dispose()
-
-
-def restart_database(postgresql: LocalPostgreSQL, engine: sa.Engine) -> None:
-    """Start the database again, and drop this test's own connections, which ended with it."""
-    postgresql.restart()
-    engine.dispose()
+    published = [headers["order_id"] for name in names for _, headers in orders(name, 50)]
+    assert [value for _, value, _ in rows_of(engine, STREAM)] == published
 
 
 def restart_broker(servers: LocalServers) -> None:
@@ -290,23 +218,3 @@ def restart_broker(servers: LocalServers) -> None:
 def orders(name: str, count: int) -> list[tuple[bytes, dict[str, str]]]:
     """Orders whose ids begin with a name."""
     return [(b"x", {"order_id": f"{name}{n}"}) for n in range(count)]
-
-
-def test_another_recorder_takes_over_within_seconds(shared: Servers, tmp_path: Path) -> None:
-    """When the holder of the lease is killed, one that waits goes on after the lease ran out."""
-    engine = make_engine(shared.database_url)
-    with recorder_process(command(shared), tmp_path / "recorder.log") as process:
-        publish_plain(shared.broker_url, STREAM, orders("a", 10))
-        wait_recorded(shared.broker_url, engine, STREAM)
-        with recording(shared.broker_url, engine, STREAM):
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            publish_plain(shared.broker_url, STREAM, orders("b", 10))
-            wait_recorded(shared.broker_url, engine, STREAM)
-    assert len(rows_of(engine, STREAM)) == 20
-    engine.dispose()
-
-
-def test_the_command_is_installed() -> None:
-    """These tests run what a user runs."""
-    assert COMMAND.exists(), f"no {COMMAND} beside {sys.executable}"

@@ -12,13 +12,7 @@ import sqlalchemy as sa
 
 from relatum.recording import verify
 from tests.acceptance._command import Relatum
-from tests.support import (
-    new_streams,
-    publish_plain,
-    rows_of,
-    wait_recorded,
-    wait_until,
-)
+from tests.support import new_streams, publish_plain, rows_of, wait_recorded, wait_until
 
 STREAMS = 4
 KEY = "order_id"

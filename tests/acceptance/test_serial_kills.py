@@ -5,6 +5,7 @@ consumed in the order in which they were published; checked by `_serial_proof`, 
 the tables by bare psycopg, and shares no code with what it checks.
 """
 
+import json
 import random
 import signal
 import subprocess
@@ -24,9 +25,10 @@ import relatum_migrations
 from relatum.contexts import SerializationContexts, verify
 from relatum.errors import Conflict
 from relatum.local import LocalServers
-from tests.acceptance._serial_gate import Gate
 from tests.acceptance._serial_proof import Consumed, Sent, faults, read_partition, sent_by, valid_messages
 from tests.support import broker_connection, stream_available, unique_name, wait_until
+from tests.support.proxy import Proxy
+from tests.support.super_streams import declare_by_hand
 
 # A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
 pytestmark = [
@@ -35,17 +37,20 @@ pytestmark = [
 
 FACES = ("threads", "asyncio")
 PARTITIONS = 4
-PUBLISHERS = 4
-MEMBERS = 3
-MOVERS = 3
+COUNTS = {"publisher": 2, "member": 3, "mover": 2}
+"""How many processes there are of each role."""
+
 CONTEXTS = 40
 PUBLISHED_A_SECOND = 80
 """By each publisher."""
 
-MOVES = (40, 200)
+LEASE_S, FROZEN_S = 1.0, 2.0
+"""A member that is frozen stands still for longer than its lease."""
+
+MOVES = (20, 200)
 """How many moves end at least, and in a long run."""
 
-SLEEPS = 3
+SLEEPS = 2
 """How often all publishers sleep over a move of all contexts, at least."""
 
 LIMIT_S = 720
@@ -53,19 +58,18 @@ LIMIT_S = 720
 
 DRAIN_S = 240
 
-HERE = Path(__file__).parent
+PROGRAM = Path(__file__).with_name("_serial_party.py")
 
 
 @dataclass
 class Servers:
-    """Where everything is, and what the test made there."""
+    """Where everything is, and what the test made there; `line` is the broker by which publishers publish."""
 
     broker_url: str
     stream_url: str
     database_url: str
     directory: Path
     line: str
-    """The broker's URL by which publishers publish."""
     super_stream: str = field(default_factory=lambda: unique_name("accounts"))
     incarnations: int = 0
 
@@ -77,11 +81,7 @@ class Servers:
     def make(self) -> Self:
         """Declare the super stream, and make the table that consumers write to."""
         with broker_connection(self.broker_url) as connection:
-            channel = connection.channel()
-            channel.exchange_declare(self.super_stream, "direct", durable=True, arguments={"x-super-stream": True})
-            for place, stream in enumerate(self.partitions):
-                channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
-                channel.queue_bind(stream, self.super_stream, str(place), {"x-stream-partition-order": place})
+            declare_by_hand(connection, self.super_stream, [str(place) for place in range(PARTITIONS)], self.partitions)
         with psycopg.connect(self.database_url) as connection:
             # Without a unique index: what is consumed twice must be seen.
             connection.execute(
@@ -90,38 +90,26 @@ class Servers:
             )
         return self
 
-    def delete(self) -> None:
-        """Delete the super stream."""
-        with broker_connection(self.broker_url) as connection:
-            channel = connection.channel()
-            for stream in self.partitions:
-                channel.queue_delete(stream)
-            channel.exchange_delete(self.super_stream)
-
-    def start(self, script: str, *arguments: object) -> "subprocess.Popen[bytes]":
-        """Start one of the scripts beside this file."""
-        with (self.directory / f"{script}.log").open("ab") as log:
-            return subprocess.Popen([sys.executable, HERE / script, *map(str, arguments)], stdout=log, stderr=log)
-
-    def start_publisher(self, number: int) -> "subprocess.Popen[bytes]":
-        """Start a publisher; it has a name of its own each time."""
+    def start(self, role: str, number: int) -> "subprocess.Popen[bytes]":
+        """Start one of a role; it has a name of its own each time."""
         self.incarnations += 1
-        name = f"publisher-{number}-{self.incarnations}"
-        face, ledger = FACES[number % 2], self.directory / f"{name}.ledger"
-        ledger.touch()
-        servers = (self.line, self.broker_url, self.database_url, self.super_stream)
-        return self.start("_serial_publisher.py", face, name, *servers, ledger, CONTEXTS, PUBLISHED_A_SECOND)
-
-    def start_member(self, number: int) -> "subprocess.Popen[bytes]":
-        """Start a member of the consumer."""
-        servers = (self.broker_url, self.stream_url, self.database_url, self.super_stream)
-        return self.start("_serial_member.py", FACES[number % 2], *servers, "audit")
-
-    def start_mover(self, _number: int) -> "subprocess.Popen[bytes]":
-        """Start a mover."""
-        self.incarnations += 1
-        servers = (self.broker_url, self.stream_url, self.database_url, self.super_stream)
-        return self.start("_serial_mover.py", *servers, self.incarnations)
+        name = f"{role}-{number}-{self.incarnations}"
+        party = {
+            "name": name,
+            "line": self.line,
+            "broker": self.broker_url,
+            "stream_url": self.stream_url,
+            "database": self.database_url,
+            "super_stream": self.super_stream,
+            "lease_s": LEASE_S,
+            "contexts": CONTEXTS,
+            "rate": PUBLISHED_A_SECOND,
+            "ledger": str(self.directory / f"{name}.ledger"),
+        }
+        face = "threads" if role == "mover" else FACES[number % 2]
+        command = [sys.executable, PROGRAM, role, face, json.dumps(party)]
+        with (self.directory / f"{role}.log").open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """The rows of a query."""
@@ -141,19 +129,32 @@ class Servers:
         ]
 
 
-@dataclass
-class Party:
-    """Processes of one kind, each replaced by another when it is killed."""
+class Parties:
+    """The processes of one role, each replaced by another when it is killed."""
 
-    start: "Callable[[int], subprocess.Popen[bytes]]"
-    processes: "list[subprocess.Popen[bytes]]"
+    def __init__(self, servers: Servers, role: str) -> None:
+        self._start = partial(servers.start, role)
+        self.processes = [self._start(number) for number in range(COUNTS[role])]
 
     def kill(self, chance: random.Random) -> None:
         """Kill one of them, and start another."""
         number = chance.randrange(len(self.processes))
         self.processes[number].kill()
         self.processes[number].wait()
-        self.processes[number] = self.start(number)
+        self.processes[number] = self._start(number)
+
+    @contextmanager
+    def frozen(self, chance: random.Random) -> Iterator[None]:
+        """Has one of them stand still, wherever it is just now."""
+        process = chance.choice(self.processes)
+        process.send_signal(signal.SIGSTOP)
+        yield
+        process.send_signal(signal.SIGCONT)
+
+    def freeze(self, chance: random.Random) -> None:
+        """Have one of them stand still for longer than a lease."""
+        with self.frozen(chance):
+            time.sleep(FROZEN_S)  # Not a wait for a condition: how long it stands still is the test.
 
     def stop(self) -> None:
         """End them in order."""
@@ -168,45 +169,36 @@ class Party:
 
 
 @contextmanager
-def running(servers: Servers) -> Iterator[tuple[Party, Party, Party]]:
+def running(servers: Servers) -> Iterator[list[Parties]]:
     """Publishers, members and movers; all ended afterwards."""
-    parties = [
-        Party(start, [start(number) for number in range(count)])
-        for start, count in (
-            (servers.start_publisher, PUBLISHERS),
-            (servers.start_member, MEMBERS),
-            (servers.start_mover, MOVERS),
-        )
-    ]
+    parties = [Parties(servers, role) for role in COUNTS]
     try:
-        yield parties[0], parties[1], parties[2]
+        yield parties
     finally:
-        for party in parties:
-            party.stop()
+        for each in parties:
+            each.stop()
 
 
 class Sleep:
     """Has publishers sleep at the worst moment, while all contexts move."""
 
-    def __init__(self, servers: Servers, publishers: Party, gate: Gate) -> None:
+    def __init__(self, servers: Servers, publishers: Parties, line: Proxy) -> None:
         self._servers = servers
         self._publishers = publishers
-        self._gate = gate
+        self._line = line
 
     def process(self, chance: random.Random) -> None:
         """Stop a publisher wherever it is just now."""
-        process = chance.choice(self._publishers.processes)
-        process.send_signal(signal.SIGSTOP)
-        self._move_all(chance)
-        process.send_signal(signal.SIGCONT)
+        with self._publishers.frozen(chance):
+            self._move_all(chance)
 
     def line(self, chance: random.Random) -> None:
         """Let what all publishers have sent arrive when its contexts are elsewhere."""
-        self._gate.shut()
+        self._line.mode = "frozen"
         # Not a wait for a condition: what is published in this time is what comes too late.
         time.sleep(0.2)
         self._move_all(chance)
-        self._gate.open()
+        self._line.mode = "pass"
 
     def _move_all(self, chance: random.Random) -> None:
         """Move all contexts that stand to one partition."""
@@ -223,13 +215,12 @@ def kill_at_random(
     moves: int,
     longest_s: float,
 ) -> int:
-    """Do one thing after the other to the parties, until enough moves have ended; gives how many were done."""
-    limit = time.monotonic() + LIMIT_S
-    done = 0
-    while done < kills or servers.moves_ended < moves:
+    """Do each thing once, and then any, until enough moves have ended; gives how many were done."""
+    limit, done, first = time.monotonic() + LIMIT_S, 0, chance.sample(actions, len(actions))
+    while first or done < kills or servers.moves_ended < moves:
         assert time.monotonic() < limit, f"{done} kills, {servers.moves_ended} moves"
         time.sleep(chance.uniform(0.1, longest_s))  # Not a wait for a condition: the moment of death is the test.
-        chance.choice(actions)(chance)
+        (first.pop() if first else chance.choice(actions))(chance)
         done += 1
     return done
 
@@ -244,7 +235,7 @@ def contexts_of(servers: Servers) -> SerializationContexts:
 def wait_for_moves(servers: Servers) -> None:
     """Wait until moves end that had not."""
     ended = servers.moves_ended
-    wait_until(lambda: servers.moves_ended > ended + MOVERS, what="moves go on")
+    wait_until(lambda: servers.moves_ended > ended + COUNTS["mover"], what="moves go on")
 
 
 def finish_moves(servers: Servers) -> None:
@@ -281,22 +272,22 @@ def assert_nothing_lost(servers: Servers) -> tuple[int, int]:
 
 
 @pytest.fixture
-def gate(private_servers: LocalServers) -> Iterator[Gate]:
+def line(private_servers: LocalServers) -> Iterator[Proxy]:
     """The line to the broker that publishers use."""
-    with Gate(private_servers.broker_url) as gate:
-        yield gate
+    with Proxy.to(private_servers.broker_url) as proxy:
+        yield proxy
 
 
 @pytest.fixture
-def own(private_servers: LocalServers, gate: Gate, tmp_path: Path) -> Servers:
+def own(private_servers: LocalServers, line: Proxy, tmp_path: Path) -> Servers:
     """Servers of this test's own, to be killed."""
     relatum_migrations.upgrade(private_servers.database_url)
     urls = (private_servers.broker_url, private_servers.stream_url, private_servers.database_url)
-    return Servers(*urls, tmp_path, gate.url).make()
+    return Servers(*urls, tmp_path, line.url(private_servers.broker_url)).make()
 
 
 def test_contexts_that_move_while_everything_is_killed_keep_their_order(
-    own: Servers, private_servers: LocalServers, gate: Gate, chance: random.Random, kills: int, is_long: bool
+    own: Servers, private_servers: LocalServers, line: Proxy, chance: random.Random, kills: int, is_long: bool
 ) -> None:
     """Whoever dies or sleeps, and whenever: nothing told is lost, nothing consumed twice, each context in order."""
 
@@ -312,9 +303,9 @@ def test_contexts_that_move_while_everything_is_killed_keep_their_order(
 
     with running(own) as (publishers, members, movers):
         wait_until(lambda: own.consumed, what="the first message consumed")
-        sleep = Sleep(own, publishers, gate)
-        actions = [publishers.kill, members.kill, movers.kill, sleep.process, sleep.line]
-        done = kill_at_random(own, actions, chance, kills, MOVES[is_long], 3.0)
+        sleep = Sleep(own, publishers, line)
+        actions = [publishers.kill, members.kill, members.freeze, movers.kill, sleep.process, sleep.line]
+        done = kill_at_random(own, actions, chance, kills, MOVES[is_long], 1.0)
         kill_database()
         wait_for_moves(own)
         kill_broker()

@@ -1,102 +1,80 @@
 """A name that matches nothing is said to be so, by every command that takes one."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
+import sqlalchemy as sa
 
 from relatum.membership import GROUP_KEY
-from relatum.recording import backfill
-from relatum.store import add_keys, make_engine
 from relatum.terminal import ExitCode
 from tests.acceptance._command import LIMIT_S, Relatum
-from tests.support import publish_plain, wait_until
+from tests.support import publish_plain, record, wait_until
 
 UNKNOWN = "relatum-test-nope"
 
 COMMANDS = [
-    ("status", UNKNOWN),
-    ("status", "--collector", UNKNOWN),
-    ("verify", UNKNOWN),
-    ("prune", UNKNOWN),
-    ("forget", UNKNOWN, "--yes"),
-    ("keys", "time", UNKNOWN, "--off"),
-    ("backfill", UNKNOWN),
-    ("read", UNKNOWN, "0"),
-    ("groups", UNKNOWN),
-    ("groups", "--consumer", UNKNOWN),
-    ("related", UNKNOWN, "0"),
-    ("super-stream", "describe", UNKNOWN),
-    ("super-stream", "delete", UNKNOWN, "--yes"),
-    ("super-stream", "route", UNKNOWN, "key"),
-    ("affinity", "list", UNKNOWN),
-    ("contexts", "status", UNKNOWN),
-    ("contexts", "list", UNKNOWN),
-    ("contexts", "moves", UNKNOWN),
-    ("contexts", "consumers", UNKNOWN),
-    ("contexts", "verify", UNKNOWN),
-]
+    "status NOPE", "status --collector NOPE", "verify NOPE", "prune NOPE", "forget NOPE --yes", "keys time NOPE --off",
+    "backfill NOPE", "read NOPE 0", "groups NOPE", "groups --consumer NOPE", "related NOPE 0",
+    "super-stream describe NOPE", "super-stream delete NOPE --yes", "super-stream route NOPE key", "affinity list NOPE",
+    "contexts status NOPE", "contexts list NOPE", "contexts moves NOPE", "contexts consumers NOPE",
+    "contexts verify NOPE",
+]  # fmt: skip
 
 
 @pytest.fixture
-def relatum(amqp_url: str, stream_url: str, database_url: str, stream_name: str) -> Relatum:
-    """The command on a database in which one stream is recorded."""
-    publish_plain(amqp_url, stream_name, [(b"", {"order_id": 1})])
-    engine = make_engine(database_url)
-    add_keys(engine, ["order_id", GROUP_KEY])
-    backfill(amqp_url, engine.url, stream_name)
-    engine.dispose()
-    return Relatum(amqp_url, stream_url, database_url)
+def recorded(relatum: Relatum, engine: sa.Engine, stream_name: str) -> str:
+    """The one stream that is recorded."""
+    publish_plain(relatum.broker_url, stream_name, [(b"", {"order_id": 1})])
+    record(relatum.broker_url, engine, stream_name, keys=["order_id", GROUP_KEY])
+    return stream_name
 
 
-def test_a_name_that_matches_nothing_ends_with_its_code(relatum: Relatum) -> None:
-    """Never 0, as if there were nothing to say of a name that is spelled wrong; and the name is in the message."""
+def test_a_name_that_matches_nothing_ends_with_its_code(relatum: Relatum, recorded: str) -> None:
+    """Never 0, as if there were nothing to say of a name that is spelled wrong; and the name is in the message.
+
+    Where a letter is missing, the recorded stream is named.
+    """
+    commands = [line.replace("NOPE", UNKNOWN).split() for line in COMMANDS]
     with ThreadPoolExecutor(4) as pool:
-        ended = list(pool.map(lambda arguments: relatum.run(*arguments), COMMANDS))
-    wrong = [
-        (each.args[1:], each.returncode, each.stdout, each.stderr)
-        for each in ended
-        if each.returncode != ExitCode.NOT_THERE or UNKNOWN not in each.stderr + each.stdout
-    ]
-    assert not wrong
-
-
-@pytest.mark.parametrize("command", [("status",), ("prune",), ("forget", "--dry-run"), ("related", "--to")])
-def test_a_name_that_is_nearly_right_is_answered_by_the_right_one(
-    relatum: Relatum, stream_name: str, command: tuple[str, ...]
-) -> None:
-    """A letter is missing, and the recorded stream is named."""
-    wrong = stream_name[:-1]
-    arguments = ("related", stream_name, "0", "--to", wrong) if "--to" in command else (*command, wrong)
-    ended = relatum.run(*arguments)
-    assert (ended.returncode, ended.stdout) == (ExitCode.NOT_THERE, "")
-    assert f"{wrong!r}" in ended.stderr
-    assert f" (did you mean {stream_name!r}?)" in ended.stderr
+        for ended in pool.map(lambda arguments: relatum.run(*arguments), commands):
+            assert ended.returncode == ExitCode.NOT_THERE, ended
+            assert UNKNOWN in ended.stderr + ended.stdout, ended
+    wrong = recorded[:-1]
+    for command in (
+        f"status {wrong}",
+        f"prune {wrong}",
+        f"forget --dry-run {wrong}",
+        f"related {recorded} 0 --to {wrong}",
+    ):
+        ended = relatum.run(*command.split())
+        assert (ended.returncode, ended.stdout) == (ExitCode.NOT_THERE, "")
+        assert repr(wrong) in ended.stderr
+        assert f" (did you mean {recorded!r}?)" in ended.stderr
 
 
 def test_all_that_is_recorded_is_compared_where_no_stream_is_named(
-    relatum: Relatum, amqp_url: str, stream_url: str, empty_database_url: str, stream_name: str
+    relatum: Relatum, recorded: str, empty_database_url: str
 ) -> None:
     """`relatum verify` takes every recorded stream, and where none is, says that there is nothing to compare."""
     report = relatum.json("verify")
-    assert (report["ok"], [each["stream"] for each in report["streams"]]) == (True, [stream_name])
-    empty = Relatum(amqp_url, stream_url, empty_database_url)
+    assert (report["ok"], [each["stream"] for each in report["streams"]]) == (True, [recorded])
+    empty = replace(relatum, database_url=empty_database_url)
     empty.ok("migrate")
     ended = empty.run("verify")
-    assert ended.returncode == ExitCode.CONFIGURATION
-    assert "nothing to compare" in ended.stderr
+    assert (ended.returncode, "nothing to compare" in ended.stderr) == (ExitCode.CONFIGURATION, True)
 
 
-def test_what_would_be_forgotten_is_shown_while_it_is_recorded(relatum: Relatum, stream_name: str) -> None:
+def test_what_would_be_forgotten_is_shown_while_it_is_recorded(relatum: Relatum, recorded: str) -> None:
     """The rows and who needs the stream are printed, and the code is that of forgetting it."""
-    with relatum.start("record", stream_name) as recorder:
+    with relatum.start("record", recorded) as recorder:
         try:
-            wait_until(lambda: relatum.json("status", stream_name)[0]["recorder"])
+            wait_until(lambda: relatum.json("status", recorded)[0]["recorder"])
             for arguments in (("--dry-run",), ("--dry-run", "--json")):
-                ended = relatum.run("forget", stream_name, *arguments)
-                assert ended.returncode == ExitCode.DIFFERENT
+                ended = relatum.run("forget", recorded, *arguments)
+                assert (ended.returncode, recorded in ended.stdout) == (ExitCode.DIFFERENT, True)
                 assert "stop that one first" in ended.stderr
-                assert stream_name in ended.stdout
-            assert relatum.run("forget", stream_name).stdout == ""
+            assert relatum.run("forget", recorded).stdout == ""
         finally:
             recorder.kill()
             recorder.communicate(timeout=LIMIT_S)

@@ -1,12 +1,16 @@
-"""`relatum web`: the installed command, as it is started, asked and ended."""
+"""`relatum web` and `relatum mcp`: the installed commands, as they are started, asked and ended."""
 
+import json
 import signal
+import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.acceptance._command import LIMIT_S, Relatum
-from tests.support import publish_plain
+from tests.support import publish_plain, wait_until
+from tests.support.agents import over_http
 
 ADDRESS = "RELATUM_WEB_URL="
 
@@ -15,9 +19,9 @@ ADDRESS = "RELATUM_WEB_URL="
 def test_it_serves_until_it_is_told_to_stop(
     relatum: Relatum, amqp_url: str, stream_name: str, number: signal.Signals
 ) -> None:
-    """It prints its address, answers there, and ends with 0 and without a word of errors."""
+    """It prints its address, answers people and agents there, and ends with 0 and without a word of errors."""
     publish_plain(amqp_url, stream_name, [b"one"])
-    with relatum.start("web", "--port", "0") as process:
+    with relatum.start("web", "--port", "0", "--mcp") as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline().strip()
@@ -27,10 +31,13 @@ def test_it_serves_until_it_is_told_to_stop(
                 assert client.get("api/health").json() == {"is_well": True}
                 assert "one" in client.get(f"message?stream={stream_name}&offset=0").text
                 assert client.get("static/../pyproject.toml").status_code == 404
+            with over_http(address) as agent:
+                assert agent.answer("read", stream=stream_name, offset=0)["body"]["part"] == "one"
         finally:
             process.send_signal(number)
         said = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, said
+    assert f"Tools for agents are at {address}mcp\n" in said[1]
     assert "Traceback" not in said[1]
 
 
@@ -55,3 +62,61 @@ def test_where_anyone_could_look_it_makes_a_token(relatum: Relatum, monkeypatch:
         finally:
             process.terminate()
         assert "given-by" not in str(process.communicate(timeout=LIMIT_S))
+
+
+# --- mcp --------------------------------------------------------------------------------------------------
+
+HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+
+
+def _ask(process: "subprocess.Popen[str]", **message: object) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    process.stdin.flush()
+
+
+def test_stdout_has_the_protocol_and_nothing_else(
+    relatum: Relatum, amqp_url: str, stream_name: str, tmp_path: Path
+) -> None:
+    """Each line is an answer, logs are on stderr, and the end of stdin ends it with 0."""
+    publish_plain(amqp_url, stream_name, [b"one"])
+    logged = tmp_path / "stderr"
+    with relatum.start("mcp", stdin=subprocess.PIPE, stderr=logged) as process:
+        assert process.stdout is not None
+        _ask(process, id=1, method="initialize", params=HELLO)
+        first = json.loads(process.stdout.readline())
+        assert first["result"]["serverInfo"]["name"] == "relatum"
+        _ask(process, method="notifications/initialized")
+        read = {"name": "read", "arguments": {"stream": stream_name, "offset": 0}}
+        _ask(process, id=2, method="tools/call", params=read)
+        answer = json.loads(process.stdout.readline())["result"]
+        assert answer["structuredContent"]["answer"]["body"]["part"] == "one"
+        _ask(process, id=3, method="tools/call", params={"name": "find", "arguments": {"key": "no", "value": "x"}})
+        failed = json.loads(process.stdout.readline())["result"]
+        assert failed["isError"]
+        assert failed["content"][0]["text"].endswith("No key is defined.")
+        # The rights are asked for beside the questions, which may all be answered before.
+        wait_until(lambda: "its sessions are read-only" in logged.read_text(), LIMIT_S, what="the warning")
+        rest, _ = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, rest) == (0, "")
+    assert "Traceback" not in logged.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_while_it_waits(relatum: Relatum, number: signal.Signals) -> None:
+    """It ends with 0, though a thread waits for stdin."""
+    with relatum.start("mcp", stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        _ask(process, id=1, method="initialize", params=HELLO)
+        assert json.loads(process.stdout.readline())["id"] == 1
+        process.send_signal(number)
+        assert process.wait(timeout=LIMIT_S) == 0
+        said = process.communicate(timeout=LIMIT_S)
+    assert "Traceback" not in said[1]
+
+
+def test_without_servers_it_says_which_it_lacks(relatum: Relatum) -> None:
+    """On stderr, with the code of configuration."""
+    ended = Relatum("", "", relatum.database_url).run("mcp")
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert "RELATUM_BROKER_URL" in ended.stderr

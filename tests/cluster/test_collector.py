@@ -9,24 +9,21 @@ import pika
 import pytest
 import sqlalchemy as sa
 
-from relatum.collecting import Bulk, ExecutorOptions, MessageCollector, OutcomeStatus
+from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
 from tests.support import publish_plain, unique_name, wait_until
 from tests.support.cluster import Cluster, on_each_cluster
-from tests.support.collectors import AsyncCollectorFace, a_loop
+from tests.support.collectors import COLLECTOR_FACES, collectors_of
 
 pytestmark = on_each_cluster
 
 MESSAGES = 100
 
 
-@pytest.fixture(params=["threads", "asyncio"])
+@pytest.fixture(params=COLLECTOR_FACES)
 def face(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Makes collectors of each face."""
-    if request.param == "threads":
-        yield MessageCollector
-        return
-    with a_loop() as loop:
-        yield lambda **options: AsyncCollectorFace(loop, **options)
+    with collectors_of(request.param) as make:
+        yield make
 
 
 @pytest.mark.parametrize("joins", [False, True])
@@ -71,8 +68,7 @@ def test_a_replica_that_lags_is_no_other_stream(
         cluster.follow()
         wait_until(lambda: len(consumed) == 2 * MESSAGES, what="the others consumed")
         wait_until(
-            lambda: lagging.outcome(str(2 * MESSAGES - 1)).status is OutcomeStatus.SUCCEEDED,
-            what="the last one stored",
+            lambda: lagging.outcome(str(2 * MESSAGES - 1)).status is OutcomeStatus.SUCCEEDED, what="the last one stored"
         )
     assert set(consumed.values()) == {1}
     assert generations(engine) == 0

@@ -13,7 +13,7 @@ from relatum.reading import BrokerAddress
 from relatum.superstreams import Layout
 from tests.support import broker_connection, unique_name
 from tests.support.cluster import Cluster, on_each_cluster
-from tests.support.serial_consuming import SESSION, SerialBed
+from tests.support.serial_consuming import SESSION, SerialBed, consume
 
 pytestmark = on_each_cluster
 
@@ -32,15 +32,6 @@ def test_a_replica_that_is_behind_is_waited_for(cluster: Cluster, database_url: 
         def member(node: int) -> SerialConsumer:
             urls = {"broker": cluster.amqp_url(node), "stream_url": cluster.stream_url(node)}
             return SerialConsumer(name, "test", database=database_url, **urls)
-
-        def consume(consumer: SerialConsumer, count: int) -> list[str]:
-            found: list[str] = []
-            while len(found) < count:
-                batch = consumer.next_batch(90.0)
-                assert batch is not None, found
-                found += [message.body.decode() for message in batch]
-                batch.acknowledge()
-            return found
 
         cluster.lag(2)
         bed.publish(0, "a", *(str(number) for number in range(20, 40)))

@@ -70,16 +70,8 @@ def test_queues_of_other_kinds(face: Face, amqp_url: str) -> None:
     ("code", "text", "kind"),
     [
         (404, "NOT_FOUND - no queue 's' in vhost '/'", StreamNotFound),
-        (
-            404,
-            "NOT_FOUND - home node 'r1@h' of durable queue 's' is down or inaccessible",
-            StreamUnavailable,
-        ),
-        (
-            406,
-            "PRECONDITION_FAILED - queue 's' does not have a replica on the local node",
-            Transient,
-        ),
+        (404, "NOT_FOUND - home node 'r1@h' of durable queue 's' is down or inaccessible", StreamUnavailable),
+        (406, "PRECONDITION_FAILED - queue 's' does not have a replica on the local node", Transient),
         (406, "PRECONDITION_FAILED - stream queue 's' in vhost '/' does not have a running replica", Transient),
         (406, "PRECONDITION_FAILED - invalid arg 'x-stream-offset' for queue 's'", NotAStream),
         (405, "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue 's'", NotAStream),

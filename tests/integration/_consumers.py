@@ -122,10 +122,7 @@ def rstream(broker: str, database: str, stream: str, stream_url: str) -> dict[st
 
         await consumer.start()
         await consumer.subscribe(
-            stream,
-            on_message,
-            decoder=amqp_decoder,
-            offset_specification=ConsumerOffsetSpecification(OffsetType.FIRST),
+            stream, on_message, decoder=amqp_decoder, offset_specification=ConsumerOffsetSpecification(OffsetType.FIRST)
         )
         await consumer.run()
         await consumer.close()

@@ -1,7 +1,9 @@
 """After every integration test, the table must equal the streams; and what several files of them use."""
 
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 import psycopg
 import pytest
@@ -36,9 +38,26 @@ def channel(amqp_url: str) -> Iterator[BlockingChannel]:
 
 
 @pytest.fixture
-def place(amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str) -> Place:
-    """A broker with a new stream, and a database."""
-    return Place(amqp_url, stream_url, database_url, engine, stream_name)
+def place(
+    request: pytest.FixtureRequest,
+    amqp_url: str,
+    stream_url: str,
+    database_url: str,
+    engine: sa.Engine,
+    stream_name: str,
+) -> Place:
+    """A broker with a new stream, and a database; recorded by the file's `KEYS`, if it has them."""
+    keys = getattr(request.module, "KEYS", ())
+    return Place(amqp_url, stream_url, database_url, engine, stream_name, keys)
+
+
+@pytest.fixture
+def fleeting(place: Place) -> Iterator[Place]:
+    """The same with a new stream that retains four segments of 50 kB, and so loses what is older."""
+    name = unique_name("fleeting")
+    declare_stream(place.amqp, name, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
+    yield replace(place, stream=name)
+    delete_stream(place.amqp, name)
 
 
 @pytest.fixture
@@ -46,6 +65,15 @@ def other_stream(amqp_url: str) -> Iterator[str]:
     """The name of a second new stream."""
     name = unique_name()
     declare_stream(amqp_url, name)
+    yield name
+    delete_stream(amqp_url, name)
+
+
+@pytest.fixture
+def short_stream(amqp_url: str) -> Iterator[str]:
+    """The name of a new stream that retains about 100 kB."""
+    name = unique_name("short")
+    declare_stream(amqp_url, name, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
     yield name
     delete_stream(amqp_url, name)
 
@@ -72,10 +100,18 @@ def super_stream_name(layout: Layout) -> str:
     return layout.super_stream
 
 
-@pytest.fixture(params=FACES)
-def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) -> Iterator[Relations]:
-    """Look-ups through each face."""
-    with open_relations(request.param, amqp_url, database_url) as relations:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Ask by one face or the other, by turns: `make check` proves that they are twins. A long run asks by both."""
+    marked = [each for each in metafunc.definition.iter_markers("parametrize") if each.args[0] == "one_face"]
+    if "one_face" in metafunc.fixturenames and not marked:
+        one = FACES[crc32(metafunc.function.__name__.encode()) % 2]
+        metafunc.parametrize("one_face", FACES if metafunc.config.getoption("--long") else [one])
+
+
+@pytest.fixture
+def relations(one_face: str, amqp_url: str, database_url: str) -> Iterator[Relations]:
+    """Look-ups through a face."""
+    with open_relations(one_face, amqp_url, database_url) as relations:
         yield relations
 
 

@@ -1,43 +1,43 @@
-"""Publishing affinity sets through pika and aio-pika, against a real broker and database."""
+"""Affinity sets, against a real broker and database: published by both faces, seen and changed from outside."""
 
-import asyncio
-import threading
-from collections import Counter
+import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 
-import aio_pika
-import pika
 import pytest
 import sqlalchemy as sa
 from pika.exceptions import UnroutableError
+from typer.testing import CliRunner
 
 import relatum
-from relatum.contexts import AffinityOptions, ContextOptions
+from relatum.command import complete_app
 from relatum.errors import (
-    ConfigurationError,
-    DatabaseUnavailable,
     InvalidInput,
+    PlacementNotFound,
     PredecessorNotFound,
-    PublishOutcomeUnknown,
     PublishUnroutable,
+    StreamNotFound,
     SuperStreamConflict,
+    SuperStreamNotFound,
     TooManyOpenSets,
 )
 from relatum.keys import KeyDefinition
 from relatum.store import placements
 from relatum.superstreams import Layout, unbind_partition
-from tests.support import broker_connection, recording, until_answered, wait_recorded, wait_until
-from tests.support.affinity import Faces, Partitions
-from tests.support.proxy import Proxy
+from tests.support import recording, wait_recorded, wait_until
+from tests.support.affinity import CONTEXTS, Faces, Partitions
+from tests.support.routing import consumed
+
+NAMES = ["a1", "a2", "b1", "b2", "b3", "c1"]
 
 
-@pytest.fixture(params=["blocking", "asyncio"])
+@pytest.fixture
 def faces(request: pytest.FixtureRequest, layout: Layout, amqp_url: str, database_url: str) -> Faces:
-    """Routers of each face."""
-    return Faces(request.param, amqp_url, layout.super_stream, database_url)
+    """Blocking routers, or those of the face that is asked for."""
+    return Faces(getattr(request, "param", "blocking"), amqp_url, layout, database_url)
+
+
+each_face = pytest.mark.parametrize("faces", ["blocking", "asyncio"], indirect=True)
 
 
 @pytest.fixture
@@ -58,6 +58,7 @@ def sets(layout: Layout, database_url: str, amqp_url: str, faces: Faces) -> Iter
 # --- where messages go --------------------------------------------------------------------------------------------
 
 
+@each_face
 def test_a_set_stays_where_its_first_message_went(faces: Faces, partitions: Partitions) -> None:
     """Sets are spread one after the other, and each lies whole and in order in one partition."""
     with faces.opened() as router:
@@ -67,56 +68,6 @@ def test_a_set_stays_where_its_first_message_went(faces: Faces, partitions: Part
     found = [partitions.of_set(name) for name in ("s1", "s2", "s3")]
     assert [list(each.values()) for each in found] == [[[b"0", b"1", b"2", b"3", b"4"]]] * 3
     assert len({stream for each in found for stream in each}) == 3
-
-
-def test_routers_agree_on_a_set_they_begin_together(layout: Layout, database_url: str, amqp_url: str) -> None:
-    """Whoever sends a set's first messages at the same moment, they go to one partition."""
-    publishers, names = 4, [f"set {number}" for number in range(10)]
-    begin = threading.Barrier(publishers)
-
-    def publish(number: int) -> None:
-        faces = Faces("blocking", amqp_url, layout.super_stream, database_url)
-        with faces.opened() as router:
-            for name in names:
-                begin.wait(90)
-                router.publish(b"%d" % number, name)
-
-    with ThreadPoolExecutor(publishers) as threads:
-        list(threads.map(publish, range(publishers)))
-    for name in names:
-        (bodies,) = Partitions(amqp_url, layout).of_set(name).values()
-        assert sorted(bodies) == [b"0", b"1", b"2", b"3"]
-
-
-async def test_tasks_publish_a_set_in_the_order_they_began(
-    layout: Layout, database_url: str, amqp_url: str, partitions: Partitions
-) -> None:
-    """Of many publishes under way at once, those of one set come in their order, in one partition."""
-    connection = await aio_pika.connect(amqp_url)
-    async with connection, relatum.AsyncAffinityRouter(layout.super_stream, database_url) as router:
-        invoices = router.exchange(await connection.channel())
-        messages = [
-            aio_pika.Message(b"%02d" % number, headers={"affinity_set": f"s{number % 4}"}) for number in range(80)
-        ]
-        await asyncio.gather(*(invoices.publish(message) for message in messages))
-    for name in range(4):
-        (bodies,) = partitions.of_set(f"s{name}").values()
-        assert bodies == [b"%02d" % number for number in range(name, 80, 4)]
-
-
-@pytest.mark.parametrize("balance", ["round_robin", "least_loaded"])
-def test_messages_of_no_set_are_balanced_without_the_database(
-    faces: Faces, partitions: Partitions, database_url: str, balance: Any
-) -> None:
-    """Where nothing answers in place of PostgreSQL, messages of no set are published all the same, and spread."""
-    with Proxy.to(database_url) as proxy:
-        url = proxy.url(database_url)
-    with faces.opened(url, balance=balance) as router:
-        for number in range(9):
-            router.publish(b"%d" % number)
-        with pytest.raises(DatabaseUnavailable):
-            router.publish(b"of a set", "s1")
-    assert Counter(len(messages) for messages in partitions.messages().values()) == {3: 3}
 
 
 def test_least_loaded_counts_the_open_sets_of_all(faces: Faces, sets: relatum.AffinitySets) -> None:
@@ -142,6 +93,7 @@ def test_weights_of_the_database(faces: Faces, sets: relatum.AffinitySets, layou
 # --- the end of sets ----------------------------------------------------------------------------------------------
 
 
+@each_face
 def test_the_last_message_closes_its_set(faces: Faces, sets: relatum.AffinitySets, partitions: Partitions) -> None:
     """Once it is confirmed the set is closed, and the next message of its name begins another, here and elsewhere."""
     with faces.opened() as one, faces.opened() as other:
@@ -157,6 +109,7 @@ def test_the_last_message_closes_its_set(faces: Faces, sets: relatum.AffinitySet
     assert b"4" in partitions.of_set("s1")[second.partition]
 
 
+@each_face
 def test_a_message_that_was_not_taken_closes_nothing(
     faces: Faces, sets: relatum.AffinitySets, layout: Layout, amqp_url: str
 ) -> None:
@@ -198,6 +151,7 @@ def test_a_moved_set_is_followed(
     assert partitions.of_set("s1") == {source: [b"1"], target: [b"2"]}
 
 
+@each_face
 def test_idle_sets_are_closed_and_used_ones_are_not(
     faces: Faces, sets: relatum.AffinitySets, engine: sa.Engine
 ) -> None:
@@ -267,6 +221,7 @@ def test_only_so_many_sets_may_be_open(faces: Faces, sets: relatum.AffinitySets)
 # --- predecessors -------------------------------------------------------------------------------------------------
 
 
+@each_face
 def test_a_message_joins_the_set_of_its_predecessor(faces: Faces, partitions: Partitions) -> None:
     """By its `message_id` where this router published it; the joining one can be joined in turn."""
     with faces.opened() as router:
@@ -311,6 +266,7 @@ def test_the_messages_used_last_are_remembered_as_predecessors(faces: Faces) -> 
             router.publish(b"", affinity_predecessor="m1")
 
 
+@each_face
 def test_a_predecessor_is_found_by_the_table(
     faces: Faces, partitions: Partitions, layout: Layout, amqp_url: str, engine: sa.Engine
 ) -> None:
@@ -344,87 +300,118 @@ def test_a_predecessor_of_no_set_makes_none(faces: Faces, sets: relatum.Affinity
     assert not sets.list()
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------
+# --- sets seen and changed from outside ---------------------------------------------------------------------------
 
 
-def test_sets_need_confirms(layout: Layout, database_url: str, amqp_url: str, partitions: Partitions) -> None:
-    """Without them nothing of a set is sent; messages of no set are."""
-    with broker_connection(amqp_url) as connection, relatum.AffinityRouter(layout.super_stream, database_url) as router:
-        channel = connection.channel()
-        with pytest.raises(ConfigurationError, match="confirm_delivery"):
-            router.publish(channel, b"1", pika.BasicProperties(headers={"affinity_set": "s1"}))
-        router.publish(channel, b"2")
-        wait_until(lambda: sum(map(len, partitions.messages().values())) == 1, what="the message of no set")
+@pytest.fixture
+def six(layout: Layout, database_url: str, amqp_url: str) -> Iterator[relatum.AffinitySets]:
+    """Six sets that are open, two in each partition."""
+    with Faces("blocking", amqp_url, layout, database_url).opened() as router:
+        for name in NAMES:
+            router.publish(b"1", name)
+    with relatum.AffinitySets(layout.super_stream, database_url, broker=amqp_url) as opened:
+        yield opened
 
 
-def test_one_header_names_the_sets_of_a_super_stream(faces: Faces, sets: relatum.AffinitySets) -> None:
-    """A router that names them by another is refused, and nothing is sent."""
-    assert sets.list() == []
-    with faces.opened(header="invoice") as router, pytest.raises(SuperStreamConflict):
-        router.publish(b"", invoice="i1")
+def test_sets_are_listed_by_name_prefix_and_partition(six: relatum.AffinitySets, layout: Layout) -> None:
+    """Lists are in the order of names, whole or up to a limit."""
+    assert [each.name for each in six.list()] == NAMES
+    assert [each.name for each in six.list("b")] == ["b1", "b2", "b3"]
+    assert [each.name for each in six.list("b2")] == ["b2"]
+    assert [each.name for each in six.list(limit=2)] == ["a1", "a2"]
+    assert six.list("d") == []
+    of_partitions = [each.name for part in layout for each in six.list(partition=part.stream)]
+    assert sorted(of_partitions) == NAMES
+    with pytest.raises(InvalidInput):
+        six.list(limit=0)
 
 
-def test_headers_that_make_no_sense_are_refused(faces: Faces, partitions: Partitions) -> None:
-    """The publish is one clear error, and nothing is sent."""
-    with faces.opened() as router:
-        for headers in ({"affinity_set": 7}, {"affinity_last": True}, {"affinity_predecessor": ""}):
-            with pytest.raises(InvalidInput, match="nothing was sent"):
-                router.publish(b"", **headers)
-    assert not any(partitions.messages().values())
+def test_sets_are_counted_and_inspected(six: relatum.AffinitySets, layout: Layout) -> None:
+    """Each partition has its number; a set tells where it is and since when."""
+    assert six.count() == {part.stream: 2 for part in layout}
+    found = six.inspect("b2")
+    assert (found.name, found.state, found.move_id) == ("b2", "open", None)
+    assert found.opened_at is not None
+    with pytest.raises(PlacementNotFound):
+        six.inspect("b")
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"balance": "fairest"},
-        {"check_s": 0.05},
-        {"idle_s": 59.9},
-        {"open_sets_max": 0},
-        {"known_sets_max": 0},
-        {"predecessors_max": -1},
-        {"when_database_away": "sleep"},
-        {"header": ""},
-    ],
-)
-def test_options_that_cannot_be_are_refused(option: dict[str, Any]) -> None:
-    """A wrong option is one error, before a router is made."""
-    with pytest.raises(ConfigurationError):
-        AffinityOptions(**option)
+def test_sets_are_closed(six: relatum.AffinitySets) -> None:
+    """By name, or because nobody used them; one that is closed is nowhere."""
+    assert six.close_set("a1").name == "a1"
+    with pytest.raises(PlacementNotFound):
+        six.close_set("a1")
+    assert six.close_idle(3600) == 0
+    assert six.close_idle(1e-6) == 5
+    assert sum(six.count().values()) == 0
+    with pytest.raises(InvalidInput):
+        six.close_idle(0)
 
 
-@pytest.mark.parametrize("router", [relatum.AffinityRouter, relatum.AsyncAffinityRouter])
-def test_options_of_another_kind_are_refused(router: Any, database_url: str) -> None:
-    """Those of routers of contexts say nothing of affinity sets."""
-    with pytest.raises(ConfigurationError, match="AffinityOptions"):
-        router("orders", database_url, ContextOptions())
-
-
-# --- the database is away -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("when_away", "goes_on"), [("known", True), ("wait", False), ("fail", False)])
-def test_known_sets_go_on_without_the_database(
-    faces: Faces, partitions: Partitions, database_url: str, when_away: Any, goes_on: bool
+def test_moved_sets_are_consumed_in_order(
+    six: relatum.AffinitySets, layout: Layout, database_url: str, amqp_url: str
 ) -> None:
-    """By default a known set's messages are published, a new one's are a retryable error; afterwards all is well."""
-    with Proxy.to(database_url) as proxy:
-        options = {"when_database_away": when_away, "timeout_s": 0.5}
-        with faces.opened(proxy.url(database_url), **options) as router:
-            until_answered(lambda: router.publish(b"1", "s1"))
-            proxy.accepts = False
-            proxy.reset()
-            if goes_on:
-                router.publish(b"2", "s1")
-            with pytest.raises(DatabaseUnavailable):
-                router.publish(b"x", "s2")
-            if not goes_on:
-                # One may be confirmed before its database is seen to be away: then it is not known where it belongs.
-                with pytest.raises((DatabaseUnavailable, PublishOutcomeUnknown)):
-                    wait_until(lambda: router.publish(b"2", "s1") and False, what="the end of what was read before")
-            proxy.accepts = True
-            until_answered(lambda: router.publish(b"3", "s1"))
-            until_answered(lambda: router.publish(b"4", "s2", affinity_last=True))
-    (bodies,) = partitions.of_set("s1").values()
-    assert (bodies[0], bodies[-1]) == (b"1", b"3")
-    assert (b"2" in bodies) or not goes_on
-    assert list(partitions.of_set("s2").values()) == [[b"4"]]
+    """A serial consumer gets each set's messages in their order, on both sides of a move."""
+    target = layout.partitions[0].stream
+    elsewhere = [each.name for each in six.list() if each.partition != target]
+    six.move(elsewhere, target)
+    with Faces("blocking", amqp_url, layout, database_url).opened() as router:
+        for name in NAMES:
+            router.publish(b"2", name)
+    assert six.count()[target] == len(NAMES)
+    assert set(Partitions(amqp_url, layout).of_set(elsewhere[0])) > {target}
+    found = consumed(layout.super_stream, database_url, amqp_url, 2 * len(NAMES))
+    assert found == {name: [b"1", b"2"] for name in NAMES}
+
+
+def test_what_is_not_there_is_told(six: relatum.AffinitySets, database_url: str) -> None:
+    """A set, a partition, or a super stream that does not exist is an error of its own."""
+    with pytest.raises(PlacementNotFound):
+        six.move(["a1", "nobody"], six.inspect("a1").partition)
+    with pytest.raises(StreamNotFound):
+        six.move(["a1"], "no-such-stream")
+    with pytest.raises(StreamNotFound):
+        six.set_weights({"no-such-stream": 1})
+    with pytest.raises(SuperStreamNotFound):
+        relatum.AffinitySets("no-such-super-stream", database_url)
+
+
+def test_contexts_are_not_closed_as_sets(layout: Layout, database_url: str, amqp_url: str) -> None:
+    """A context that is closed would be placed anew, and nothing would keep its order: neither way of closing does."""
+    with Faces("blocking", amqp_url, layout, database_url, CONTEXTS).opened() as router:
+        router.publish(b"1", "c1")
+    with relatum.AffinitySets(layout.super_stream, database_url) as opened:
+        with pytest.raises(SuperStreamConflict, match="contexts are placed in"):
+            opened.close_set("c1")
+        with pytest.raises(SuperStreamConflict, match="contexts are placed in"):
+            opened.close_idle(0.000_001)
+        assert opened.inspect("c1").state == "open"
+
+
+def test_the_command_lists_closes_and_moves(
+    six: relatum.AffinitySets, layout: Layout, database_url: str, amqp_url: str, engine: sa.Engine
+) -> None:
+    """`relatum affinity` does all of it, for people and for programs; `prune` forgets what was closed long ago."""
+
+    def run(command: str, *arguments: str) -> str:
+        options = ["--database", database_url, "--broker", amqp_url]
+        ended = CliRunner().invoke(complete_app(), ["affinity", command, layout.super_stream, *arguments, *options])
+        assert ended.exit_code == 0, ended.output
+        return ended.stdout
+
+    assert [each["name"] for each in json.loads(run("list", "--prefix", "b", "--json"))] == ["b1", "b2", "b3"]
+    assert json.loads(run("show", "c1", "--json"))["partition"] == six.inspect("c1").partition
+    assert "c1" in run("list")
+    assert "open" in run("show", "c1")
+    target, source = layout.partitions[0].stream, layout.partitions[1].stream
+    (move,) = json.loads(run("move", "--from", source, "--to", target, "--json"))
+    assert (move["source"], move["target"], move["state"], move["contexts"]) == (source, target, "switched", 2)
+    run("weight", f"{target}=2.5")
+    assert json.loads(run("close", "a1", "a2", "--json")) == {"closed": 2}
+    assert run("close", "--idle", "1h").strip() == "0 closed"
+    assert [each.name for each in six.list("a")] == []
+    aged = "UPDATE relatum.placements SET released_at = now() - interval '61 minutes' WHERE name = 'a1'"
+    with engine.begin() as connection:
+        connection.execute(sa.text(aged))
+    pruned = CliRunner().invoke(complete_app(), ["prune", "--json", "--database", database_url, "--broker", amqp_url])
+    assert json.loads(pruned.stdout) == {"": 1}

@@ -9,14 +9,21 @@ from typing import Any
 
 import pika
 import pytest
-import sqlalchemy as sa
 
-from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
 from relatum_consumer import Relations, Status
-from tests import support
+from tests.integration._consumers import told
 from tests.support import broker_connection, unique_name, wait_until
+from tests.support.place import Place
+
+
+@pytest.fixture
+def relations(place: Place) -> Iterator[Relations]:
+    """Look-ups; the blocking ones are made of those of asyncio."""
+    with Relations(place.amqp, place.database) as relations:
+        yield relations
+
 
 KEYS = [
     KeyDefinition("order_id", type="integer"),
@@ -75,63 +82,45 @@ def publish(amqp_url: str, exchange: str, *, ids: Iterable[str | None] = ("m-0",
             channel.basic_publish(exchange, "order.new", json.dumps({"items": items}).encode(), properties)
 
 
-def record(amqp_url: str, engine: sa.Engine, stream: str, keys: Any, *, count: int) -> None:
-    """Record what lies in the stream, once it is there."""
-    with StreamReader.open(amqp_url) as reader:
-        wait_until(lambda: reader.bounds(stream).last == count - 1, what=f"{count} messages")
-    support.record(amqp_url, engine, stream, keys=keys)
+def record(place: Place, *streams: str) -> None:
+    """Record what lies in streams, once all of it is there."""
+    with StreamReader.open(place.amqp) as reader:
+        for stream in streams or (place.stream,):
+            wait_until(lambda stream=stream: reader.bounds(stream).last == 3, what="four messages")
+    place.record(*streams, keys=KEYS)
 
 
-def told_of_first(amqp_url: str, engine: sa.Engine, stream: str) -> dict[str, Any]:
+def told_of_first(place: Place) -> dict[str, Any]:
     """What look-ups say of the stream's first message, read from there."""
-    with Relations(amqp_url, engine.url) as relations:
-        first = relations.read(stream, 0)
-        answer, trace = relations.related(first), relations.trace(first)
-    return {
-        "status": str(answer.status),
-        "hits": [list(place) for place in answer.ids],
-        "keys": [list(hit.keys) for hit in answer.hits],
-        "lacking": [list(each) for each in answer.lacking],
-        "trace": sorted([*place, hops] for place, hops in trace.hops.items()),
-    }
+    with Relations(place.amqp, place.database) as relations:
+        first = relations.read(place.stream, 0)
+        return told(relations.related(first), relations.trace(first)) | {"itself": []}
 
 
 @pytest.mark.parametrize("client", ["pika", "pika_get", "aio_pika", "faststream"])
-def test_a_message_of_a_queue_is_asked_about_as_it_is(
-    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str, queue: str, client: str
-) -> None:
+def test_a_message_of_a_queue_is_asked_about_as_it_is(place: Place, queue: str, client: str) -> None:
     """Its values are those of the copy in the stream, of which the answer says that it is the message itself."""
-    publish(amqp_url, queue)
-    record(amqp_url, engine, stream_name, KEYS, count=4)
-    told = run(client, amqp_url, database_url, queue)
-    assert told.pop("itself") == [[stream_name, 0]]
-    assert told == told_of_first(amqp_url, engine, stream_name)
-    assert told["hits"] == [[stream_name, 1], [stream_name, 2]]
-    assert told["keys"] == [["order_id", "kind"], ["from_table", "kind", "item"]]
-    assert told["trace"] == [[stream_name, 0, 0], [stream_name, 1, 1], [stream_name, 2, 1]]
+    publish(place.amqp, queue)
+    record(place)
+    answer = run(client, place.amqp, place.database, queue)
+    assert answer == told_of_first(place) | {"itself": [[place.stream, 0]]}
+    assert answer["hits"] == [[place.stream, 1], [place.stream, 2]]
+    assert answer["keys"] == [["order_id", "kind"], ["from_table", "kind", "item"]]
+    assert answer["trace"] == [[place.stream, 0, 0], [place.stream, 1, 1], [place.stream, 2, 1]]
 
 
-@pytest.mark.parametrize("client", ["pika", "aio_pika"])
-def test_a_message_of_a_stream_is_not_its_own_relation(
-    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str, queue: str, client: str
-) -> None:
-    """AMQP 0.9.1 tells its offset and not its stream: what is the same there is the message itself."""
-    publish(amqp_url, queue, ids=[None] * 4)
-    record(amqp_url, engine, stream_name, KEYS, count=4)
-    told = run(client, amqp_url, database_url, stream_name, "x-stream-offset")
-    assert told.pop("itself") == [[stream_name, 0]]
-    assert told == told_of_first(amqp_url, engine, stream_name)
+@pytest.mark.parametrize("client", ["pika", "aio_pika", "rstream"])
+def test_a_message_of_a_stream_is_not_its_own_relation(place: Place, queue: str, client: str) -> None:
+    """AMQP 0.9.1 tells its offset and not its stream: what is the same there is the message itself.
 
-
-def test_a_message_of_rstream_lies_where_its_context_says(
-    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str, queue: str
-) -> None:
-    """Nothing has to be found out: the answer is that of the message read there."""
-    publish(amqp_url, queue, ids=[None] * 4)
-    record(amqp_url, engine, stream_name, KEYS, count=4)
-    told = run("rstream", amqp_url, database_url, stream_name, stream_url)
-    assert told.pop("itself") == []
-    assert told == told_of_first(amqp_url, engine, stream_name)
+    rstream's context says where it lies, so nothing has to be found out.
+    """
+    publish(place.amqp, queue, ids=[None] * 4)
+    record(place)
+    more = place.stream_url if client == "rstream" else "x-stream-offset"
+    itself = [] if client == "rstream" else [[place.stream, 0]]
+    answer = run(client, place.amqp, place.database, place.stream, more)
+    assert answer == told_of_first(place) | {"itself": itself}
 
 
 # --- what is the message itself ---------------------------------------------------------------------------
@@ -144,78 +133,55 @@ def got(amqp_url: str, queue: str) -> Any:
 
 
 def test_all_copies_are_left_out_and_a_limit_counts_others(
-    amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, other_stream: str, queue: str
+    place: Place, relations: Relations, other_stream: str, queue: str
 ) -> None:
     """Two streams have the first message; one of the others is still found by `limit=1`, recorded or not."""
-    with broker_connection(amqp_url) as connection:
+    with broker_connection(place.amqp) as connection:
         connection.channel().queue_bind(other_stream, queue, "#")
-    publish(amqp_url, queue)
-    record(amqp_url, engine, stream_name, KEYS, count=4)
-    record(amqp_url, engine, other_stream, KEYS, count=4)
-    message = got(amqp_url, queue)
+    publish(place.amqp, queue)
+    record(place, place.stream, other_stream)
+    message = got(place.amqp, queue)
     answer = relations.related(message, by="order_id", limit=1)
     assert len(answer) == 1
     assert answer.ids[0].offset == 1
-    assert answer.itself == tuple(sorted([(stream_name, 0), (other_stream, 0)]))
+    assert answer.itself == tuple(sorted([(place.stream, 0), (other_stream, 0)]))
     assert relations.related(message, by="order_id", complete=True).itself == answer.itself
     assert relations.wait_related(message, by="order_id", timeout_s=0).itself == answer.itself
     trace = relations.trace(message, by="order_id")
-    assert sorted((place, hops) for place, hops in trace.hops.items()) == sorted(
-        ((stream, offset), offset) for stream in (stream_name, other_stream) for offset in (0, 1)
+    assert sorted((at, hops) for at, hops in trace.hops.items()) == sorted(
+        ((stream, offset), offset) for stream in (place.stream, other_stream) for offset in (0, 1)
     )
 
 
-def test_a_message_alone_has_no_relations_but_itself(
-    amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, queue: str
-) -> None:
+def test_a_message_alone_has_no_relations_but_itself(place: Place, relations: Relations, queue: str) -> None:
     """Found are its copies alone: that is no finding, and a wait goes on."""
-    publish(amqp_url, queue)
-    record(amqp_url, engine, stream_name, KEYS, count=4)
+    publish(place.amqp, queue)
+    record(place)
     for _ in range(3):
-        message = got(amqp_url, queue)
-    message = got(amqp_url, queue)
+        message = got(place.amqp, queue)
+    message = got(place.amqp, queue)
     answer = relations.related(message, by="order_id")
-    assert (answer.status, answer.itself) == (Status.ABSENT, ((stream_name, 3),))
+    assert (answer.status, answer.itself) == (Status.ABSENT, ((place.stream, 3),))
     answer = relations.wait_related(message, by="order_id", timeout_s=2)
-    assert (answer.status, answer.itself) == (Status.ABSENT, ((stream_name, 3),))
+    assert (answer.status, answer.itself) == (Status.ABSENT, ((place.stream, 3),))
     trace = relations.trace(message, by="order_id")
-    assert (trace.status, dict(trace.hops)) == (Status.ABSENT, {(stream_name, 3): 0})
+    assert (trace.status, dict(trace.hops)) == (Status.ABSENT, {(place.stream, 3): 0})
 
 
-def test_an_id_said_twice_over_is_not_enough(
-    amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, queue: str
-) -> None:
+def test_an_id_said_twice_over_is_not_enough(place: Place, relations: Relations, queue: str) -> None:
     """Publishers that count their ids anew have others of the same id: those say something else."""
-    publish(amqp_url, queue, ids=["1", "1", "1", "1"])
-    record(amqp_url, engine, stream_name, KEYS, count=4)
-    answer = relations.related(got(amqp_url, queue), by=["order_id", "kind"])
-    assert answer.itself == ((stream_name, 0),)
-    assert [place.offset for place in answer.ids] == [1, 2]
+    publish(place.amqp, queue, ids=["1", "1", "1", "1"])
+    record(place)
+    answer = relations.related(got(place.amqp, queue), by=["order_id", "kind"])
+    assert answer.itself == ((place.stream, 0),)
+    assert [at.offset for at in answer.ids] == [1, 2]
 
 
-def test_look_ups_by_time_take_its_moment(
-    amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, queue: str
-) -> None:
+def test_look_ups_by_time_take_its_moment(place: Place, relations: Relations, queue: str) -> None:
     """What lies beside it; its own copies are found where an equal time is."""
-    publish(amqp_url, queue)
-    record(amqp_url, engine, stream_name, KEYS, count=4)
-    message = got(amqp_url, queue)
-    assert relations.after(message, stream_name).ids == ((stream_name, 1),)
-    assert relations.after(message, stream_name, by="from_table").ids == ((stream_name, 2),)
-    assert relations.around(message, stream_name, after_s=1.5).ids == ((stream_name, 0), (stream_name, 1))
-
-
-@pytest.mark.parametrize(
-    "wrong", [None, "message", 7, b"body", {}, (1, 2, 3), ("a", "b", "c"), pika.BasicProperties(), object()]
-)
-def test_what_is_no_message_is_told_what_is_taken(relations: Relations, wrong: Any) -> None:
-    """One error, before anything is asked."""
-    for ask in (relations.related, relations.trace):
-        with pytest.raises(InvalidInput, match=r"needed, not .*pika .*aio-pika .*rstream"):
-            ask(wrong)
-
-
-def test_an_empty_queue_gave_no_message(relations: Relations) -> None:
-    """What `basic_get` gives then says so."""
-    with pytest.raises(InvalidInput, match="the queue was empty"):
-        relations.related((None, None, None))
+    publish(place.amqp, queue)
+    record(place)
+    message = got(place.amqp, queue)
+    assert relations.after(message, place.stream).ids == ((place.stream, 1),)
+    assert relations.after(message, place.stream, by="from_table").ids == ((place.stream, 2),)
+    assert relations.around(message, place.stream, after_s=1.5).ids == ((place.stream, 0), (place.stream, 1))

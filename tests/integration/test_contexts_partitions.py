@@ -1,21 +1,17 @@
-"""Partitions of contexts that come and go, publishers beside moves, and servers that are away while contexts move."""
+"""Partitions of contexts that come and go, and servers that are away while contexts move."""
 
-import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-import pika
 import psycopg
 import pytest
 
 from relatum.contexts import (
-    ContextRouter,
     MoveProgress,
     MoveState,
-    SerialConsumer,
     SerializationContexts,
-    verify,
 )
 from relatum.errors import (
     BrokerUnavailable,
@@ -29,23 +25,17 @@ from relatum.errors import (
     SuperStreamNotFound,
 )
 from relatum.reading import StreamReader
-from relatum.superstreams import declare_super_stream, delete_super_stream, describe_super_stream
-from tests.support import broker_connection, delete_stream, publish_plain, stream_available, unique_name, wait_until
+from relatum.superstreams import Layout, describe_super_stream
+from tests.support import broker_connection, delete_stream, publish_plain, stream_available
+from tests.support.affinity import CONTEXTS, Faces
 from tests.support.proxy import Proxy
+from tests.support.routing import consumed
+
+PARTITIONS = 2
+"""Of the fixture `super_stream`."""
 
 AWAY_S = 0.5
 """For how long a server is away: longer than a step is waited for before it is tried again."""
-
-
-@pytest.fixture
-def super_stream(amqp_url: str) -> Iterator[str]:
-    """A super stream of two partitions."""
-    name = unique_name("contexts")
-    declare_super_stream(amqp_url, name, 2)
-    yield name
-    delete_super_stream(amqp_url, name)
-    for place in range(4):
-        delete_stream(amqp_url, f"{name}-{place}")
 
 
 @pytest.fixture
@@ -53,20 +43,6 @@ def contexts(super_stream: str, amqp_url: str, stream_url: str, database_url: st
     """Its contexts: none yet."""
     with SerializationContexts(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as contexts:
         yield contexts
-
-
-def test_partitions_are_added_and_contexts_spread_over_them(
-    contexts: SerializationContexts, amqp_url: str, stream_url: str
-) -> None:
-    """New partitions are empty until contexts are moved there; the broker has them, too."""
-    contexts.assign([f"c{number}" for number in range(8)], f"{contexts.super_stream}-0")
-    added = contexts.add_partitions(2)
-    assert added == [f"{contexts.super_stream}-2", f"{contexts.super_stream}-3"]
-    assert [row.open_sets for row in contexts.status().partitions] == [8, 0, 0, 0]
-    contexts.rebalance()
-    assert [row.open_sets for row in contexts.status().partitions] == [2, 2, 2, 2]
-    layout = describe_super_stream(amqp_url, contexts.super_stream, stream_url=stream_url)
-    assert [partition.stream for partition in layout] == [row.stream for row in contexts.status().partitions]
 
 
 def test_a_partition_that_another_added_is_noticed(
@@ -103,6 +79,7 @@ def test_an_empty_partition_is_retired(contexts: SerializationContexts, amqp_url
     assert contexts.plan().moves == {}
     with pytest.raises(PartitionInUse, match="last"):
         contexts.retire(first)
+    delete_stream(amqp_url, second)
 
 
 def test_a_partition_that_a_move_needs_is_not_retired(contexts: SerializationContexts) -> None:
@@ -176,90 +153,6 @@ def test_what_cannot_be_opened_is_one_clear_error(super_stream: str, amqp_url: s
         contexts.add_partitions()
 
 
-def test_nothing_is_lost_or_disordered_while_publishers_publish(
-    contexts: SerializationContexts, amqp_url: str, stream_url: str, database_url: str
-) -> None:
-    """Contexts move at random under their publishers: each message told of as published counts once, in its order."""
-    names = [f"c{number}" for number in range(8)]
-    is_over = threading.Event()
-
-    def publish(seed: int) -> int:
-        chance, told = random.Random(seed), 0
-        with broker_connection(amqp_url) as connection:
-            channel = connection.channel()
-            channel.confirm_delivery()
-            while not is_over.is_set():
-                headers = {"serialization_context": chance.choice(names)}
-                router.publish(channel, b"%d" % told, pika.BasicProperties(headers=headers))
-                told += 1
-        return told
-
-    chance = random.Random(4)
-    with (
-        ContextRouter(contexts.super_stream, database_url, broker=amqp_url, stream_url=stream_url) as router,
-        ThreadPoolExecutor(3) as pool,
-    ):
-        told = [pool.submit(publish, seed) for seed in range(3)]
-        try:
-            wait_until(lambda: len(list(contexts.assignments())) == len(names), what="all contexts to be placed")
-            for _ in range(12):
-                contexts.move(chance.sample(names, 3), f"{contexts.super_stream}-{chance.randrange(2)}")
-        finally:
-            is_over.set()
-        count = sum(each.result(90) for each in told)
-    report = verify(contexts.super_stream, broker=amqp_url, stream_url=stream_url, database=database_url)
-    assert report.findings == []
-    assert (report.messages, report.contexts) == (count, len(names))
-    assert report.moves > 0
-
-
-@pytest.mark.parametrize("state", [MoveState.FENCING, MoveState.FENCED])
-@pytest.mark.parametrize("away", ["broker", "database"])
-def test_a_server_that_is_away_for_a_moment_delays_a_move(
-    away: str, state: MoveState, super_stream: str, amqp_url: str, stream_url: str, database_url: str
-) -> None:
-    """The step is tried again until the server answers, and the move ends as it would have."""
-    with Proxy.to(amqp_url if away == "broker" else database_url) as proxy:
-        broker = proxy.url(amqp_url) if away == "broker" else amqp_url
-        database = proxy.url(database_url) if away == "database" else database_url
-
-        def tell(progress: MoveProgress) -> None:
-            if progress.move.state is state:
-                proxy.accepts = False
-                proxy.reset()
-                threading.Timer(AWAY_S, setattr, (proxy, "accepts", True)).start()
-
-        with SerializationContexts(super_stream, database, broker=broker, stream_url=stream_url) as contexts:
-            contexts.assign("c", f"{super_stream}-0")
-            [move] = contexts.move("c", f"{super_stream}-1", progress=tell)
-            assert move.state is MoveState.SWITCHED
-            assert move.pause_s is not None
-            assert move.pause_s > AWAY_S
-
-
-@pytest.mark.parametrize("away", ["broker", "database"])
-def test_a_server_that_stays_away_leaves_the_move_to_whoever_resumes_it(
-    away: str, contexts: SerializationContexts, super_stream: str, amqp_url: str, stream_url: str, database_url: str
-) -> None:
-    """The error says which move stands still; another goes on with it."""
-    with Proxy.to(amqp_url if away == "broker" else database_url) as proxy:
-        broker = proxy.url(amqp_url) if away == "broker" else amqp_url
-        database = proxy.url(database_url) if away == "database" else database_url
-
-        def tell(progress: MoveProgress) -> None:
-            proxy.accepts = False
-            proxy.reset()
-
-        urls = {"broker": broker, "stream_url": stream_url}
-        with SerializationContexts(super_stream, database, **urls, retry_s=0.1) as others:  # type: ignore[arg-type]
-            others.assign("c", f"{super_stream}-0")
-            with pytest.raises((BrokerUnavailable, DatabaseUnavailable), match="stands still, fencing") as caught:
-                others.move("c", f"{super_stream}-1", progress=tell)
-    [left] = contexts.moves()
-    assert (caught.value.move_id, left.state, left.is_attended) == (left.move_id, MoveState.FENCING, True)
-    assert contexts.resume(left.move_id).state is MoveState.SWITCHED
-
-
 def test_the_role_of_routers_is_enough(
     contexts: SerializationContexts, super_stream: str, amqp_url: str, stream_url: str, database_url: str
 ) -> None:
@@ -274,41 +167,75 @@ def test_the_role_of_routers_is_enough(
 
 
 def test_consumers_go_on_when_a_partition_is_gone(
-    contexts: SerializationContexts, super_stream: str, amqp_url: str, stream_url: str, database_url: str
+    contexts: SerializationContexts, layout: Layout, amqp_url: str, database_url: str
 ) -> None:
     """What was in a deleted partition was consumed before; consumers of old and new names go on with the rest."""
-    urls = {"database": database_url, "broker": amqp_url, "stream_url": stream_url}
-    with (
-        ContextRouter(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as router,
-        broker_connection(amqp_url) as connection,
-    ):
-        channel = connection.channel()
-        channel.confirm_delivery()
+    first, second = (each.stream for each in layout)
+    got = partial(consumed, layout.super_stream, database_url, amqp_url)
+    with Faces("blocking", amqp_url, layout, database_url, CONTEXTS).opened() as router:
+        contexts.assign("c", first)
+        router.publish(b"1", "c")
+        router.publish(b"2", "c")
+        contexts.move("c", second)
+        router.publish(b"3", "c")
+        assert got(3, name="old") == {"c": [b"1", b"2", b"3"]}
+        contexts.retire(first, delete=True)
+        router.publish(b"4", "c")
+    assert got(1, name="old") == {"c": [b"4"]}
+    assert got(2, name="new") == {"c": [b"3", b"4"]}
 
-        def publish(*bodies: bytes) -> None:
-            for body in bodies:
-                headers = pika.BasicProperties(headers={"serialization_context": "c"})
-                router.publish(channel, body, headers)
 
+@pytest.fixture
+def away(request: pytest.FixtureRequest, amqp_url: str, database_url: str) -> Iterator[tuple[Proxy, str, str]]:
+    """A line to one of the two servers, and the URLs of both by way of it."""
+    with Proxy.to(amqp_url if request.param == "broker" else database_url) as proxy:
+        yield (
+            proxy,
+            proxy.url(amqp_url) if request.param == "broker" else amqp_url,
+            proxy.url(database_url) if request.param == "database" else database_url,
+        )
+
+
+either_away = pytest.mark.parametrize("away", ["broker", "database"], indirect=True)
+
+
+@either_away
+@pytest.mark.parametrize("state", [MoveState.FENCING, MoveState.FENCED])
+def test_a_server_that_is_away_for_a_moment_delays_a_move(
+    away: tuple[Proxy, str, str], state: MoveState, super_stream: str, stream_url: str
+) -> None:
+    """The step is tried again until the server answers, and the move ends as it would have."""
+    proxy, broker, database = away
+
+    def tell(progress: MoveProgress) -> None:
+        if progress.move.state is state:
+            proxy.accepts = False
+            proxy.reset()
+            threading.Timer(AWAY_S, setattr, (proxy, "accepts", True)).start()
+
+    with SerializationContexts(super_stream, database, broker=broker, stream_url=stream_url) as contexts:
         contexts.assign("c", f"{super_stream}-0")
-        publish(b"1", b"2")
-        contexts.move("c", f"{super_stream}-1")
-        publish(b"3")
-        with SerialConsumer(super_stream, "old", **urls) as consumer:
-            assert consumed(consumer, 3) == [b"1", b"2", b"3"]
-        contexts.retire(f"{super_stream}-0", delete=True)
-        publish(b"4")
-    for name, expected in (("old", [b"4"]), ("new", [b"3", b"4"])):
-        with SerialConsumer(super_stream, name, **urls) as consumer:
-            assert consumed(consumer, len(expected)) == expected
+        [move] = contexts.move("c", f"{super_stream}-1", progress=tell)
+        assert move.state is MoveState.SWITCHED
+        assert move.pause_s is not None
+        assert move.pause_s > AWAY_S
 
 
-def consumed(consumer: SerialConsumer, count: int) -> list[bytes]:
-    """The bodies of so many messages, acknowledged."""
-    bodies: list[bytes] = []
-    for batch in consumer.batches(timeout_s=90):
-        bodies += [message.body for message in batch.messages]
-        batch.acknowledge()
-        if len(bodies) >= count:
-            break
-    return bodies
+@either_away
+def test_a_server_that_stays_away_leaves_the_move_to_whoever_resumes_it(
+    away: tuple[Proxy, str, str], contexts: SerializationContexts, super_stream: str, stream_url: str
+) -> None:
+    """The error says which move stands still; another goes on with it."""
+    proxy, broker, database = away
+
+    def tell(progress: MoveProgress) -> None:
+        proxy.accepts = False
+        proxy.reset()
+
+    with SerializationContexts(super_stream, database, broker=broker, stream_url=stream_url, retry_s=0.1) as others:
+        others.assign("c", f"{super_stream}-0")
+        with pytest.raises((BrokerUnavailable, DatabaseUnavailable)) as caught:
+            others.move("c", f"{super_stream}-1", progress=tell)
+    [left] = contexts.moves()
+    assert (caught.value.move_id, left.state, left.is_attended) == (left.move_id, MoveState.FENCING, True)
+    assert contexts.resume(left.move_id).state is MoveState.SWITCHED

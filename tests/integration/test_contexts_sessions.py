@@ -1,18 +1,32 @@
-"""Sessions of publishers on a real broker and a real database: who is waited for, for how long, and by whom."""
+"""Moves that wait for publishers, for how long, and who goes on with them when their mover is gone."""
 
+import logging
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import aio_pika
 import psycopg
 import pytest
 import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
-from relatum.contexts import ContextOptions, SerializationContexts
+from relatum.contexts import (
+    AsyncContextRouter,
+    ContextOptions,
+    ContextRouter,
+    MoveProgress,
+    MoveState,
+    SerializationContexts,
+)
+from relatum.errors import ContextMoving
+from relatum.store import publisher_sessions
 from relatum.superstreams import Layout
-from tests.support import wait_until
+from tests.support import broker_connection, wait_until
+from tests.support.leases import let_lapse
 from tests.support.routing import HeldMove, consumed, of_context
 
 PARTITIONS = 2
@@ -50,14 +64,13 @@ def sessions(database_url: str, layout: Layout) -> list[str]:
     return [row[0] for row in rows(database_url, f"{query} WHERE name = %s", layout.super_stream)]
 
 
-def add_dead(database_url: str, layout: Layout, session_s: float) -> str:
+def add_dead(engine: sa.Engine, session_s: float) -> str:
     """The session of a publisher that died."""
-    query = (
-        "INSERT INTO relatum.publisher_sessions (super_stream_id, holder, seen, session_s, lease_expires_at) "
-        "SELECT super_stream_id, 'dead:1:x', 0, %s, now() + interval '1 year' FROM relatum.super_streams "
-        "WHERE name = %s RETURNING holder"
-    )
-    return str(rows(database_url, query, session_s, layout.super_stream)[0][0])
+    columns = ["super_stream_id", "holder", "seen", "session_s", "lease_expires_at"]
+    row = sa.text("SELECT super_stream_id, 'dead:1:x', 0, :s, now() + interval '1 year' FROM relatum.super_streams")
+    with engine.begin() as connection:
+        connection.execute(sa.insert(publisher_sessions).from_select(columns, row.bindparams(s=session_s).columns()))
+    return "dead:1:x"
 
 
 def other_than(layout: Layout, name: str) -> str:
@@ -116,11 +129,12 @@ def test_a_dead_publisher_is_named_and_waited_for_once(
     channel: BlockingChannel,
     layout: Layout,
     database_url: str,
+    engine: sa.Engine,
 ) -> None:
     """The move says for whom it waits, for as long as the session holds and no less; then it is forgotten."""
     router.publish(channel, b"", of_context("x"))
     wait_until(lambda: not sessions(database_url, layout), what="the session's end")
-    holder = add_dead(database_url, layout, 1.0)
+    holder = add_dead(engine, 1.0)
     seen: list[tuple[str, ...]] = []
     done = threading.Event()
 
@@ -145,7 +159,8 @@ def test_closing_a_router_ends_its_session(channel: BlockingChannel, layout: Lay
     with relatum.ContextRouter(layout.super_stream, database_url, options) as router:
 
         def publish() -> bool:
-            router.publish(channel, b"", of_context("x"))
+            for _ in range(5):
+                router.publish(channel, b"", of_context("x"))
             return bool(sessions(database_url, layout))
 
         wait_until(publish, what="a session")
@@ -169,7 +184,7 @@ def test_movers_that_do_not_wait_are_refused(
     )
     with pytest.raises(psycopg.errors.NotNullViolation):
         rows(database_url, old, layout.super_stream)
-    add_dead(database_url, layout, 1.0)
+    add_dead(engine, 1.0)
     with HeldMove(contexts, ["x"], other_than(layout, "x"), "fencing", engine) as held:
         held.begin()
         (move,) = contexts.moves()
@@ -181,3 +196,137 @@ def test_movers_that_do_not_wait_are_refused(
                 move.move_id,
             )
         held.go()
+
+
+# --- moves whose mover is gone ------------------------------------------------------------------------------------
+
+TAKEN = "is gone on with: its mover is gone"
+
+
+class Dies(Exception):
+    """The mover dies."""
+
+
+@pytest.fixture
+def c(super_stream: str, amqp_url: str, stream_url: str, database_url: str) -> Iterator[SerializationContexts]:
+    """Contexts of which "c" and "d" are in the first partition; nobody has a session."""
+    with SerializationContexts(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as contexts:
+        contexts.assign(["c", "d"], f"{super_stream}-0")
+        yield contexts
+
+
+@pytest.fixture(params=[MoveState.FENCING, MoveState.FENCED])
+def move_id(request: pytest.FixtureRequest, c: SerializationContexts, engine: sa.Engine) -> int:
+    """A move of "c" whose mover died in this state, longer ago than it counts as attended."""
+    return leave(c, engine, request.param)
+
+
+def leave(c: SerializationContexts, engine: sa.Engine, state: MoveState = MoveState.FENCING) -> int:
+    """Begin a move of "c", and die when it has come to a state; gives the move's number."""
+
+    def die(progress: MoveProgress) -> None:
+        if progress.move.state is state:
+            raise Dies
+
+    with pytest.raises(Dies):
+        c.move("c", f"{c.super_stream}-1", progress=die)
+    let_lapse(engine)
+    [left] = c.moves()
+    return left.move_id
+
+
+def state_of(c: SerializationContexts, move_id: int) -> MoveState:
+    """How far a move is."""
+    return next(each.state for each in c.moves(latest=9) if each.move_id == move_id)
+
+
+async def test_an_asyncio_router_goes_on_with_a_move_its_message_waits_for(
+    move_id: int, c: SerializationContexts, amqp_url: str, database_url: str
+) -> None:
+    """Publishing to a context whose mover died ends as if it had not; the loop is not held up by that."""
+    async with await aio_pika.connect(amqp_url) as connection:
+        channel = await connection.channel()
+        async with AsyncContextRouter(c.super_stream, database_url) as router:
+            await router.publish(channel, aio_pika.Message(b"c1", headers={"serialization_context": "c"}))
+    assert state_of(c, move_id) is MoveState.SWITCHED
+
+
+def test_a_mover_ends_it_before_its_own(move_id: int, c: SerializationContexts) -> None:
+    """Who moves the same context finds no abandoned move in the way."""
+    [back] = c.move("c", f"{c.super_stream}-0")
+    assert state_of(c, move_id) is back.state is MoveState.SWITCHED
+
+
+def test_one_of_many_goes_on_with_it(
+    move_id: int, c: SerializationContexts, amqp_url: str, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many wait for a move, one takes it."""
+
+    def publish(_number: int) -> None:
+        with (
+            broker_connection(amqp_url) as connection,
+            ContextRouter(c.super_stream, database_url) as router,
+        ):
+            channel = connection.channel()
+            channel.confirm_delivery()
+            router.publish(channel, b"c", of_context("c"))
+
+    with caplog.at_level(logging.WARNING, "relatum.contexts"), ThreadPoolExecutor(6) as pool:
+        list(pool.map(publish, range(6)))
+    assert state_of(c, move_id) is MoveState.SWITCHED
+    assert [each.getMessage() for each in caplog.records if TAKEN in each.getMessage()] == [f"move {move_id} {TAKEN}"]
+
+
+def test_a_mover_that_lives_says_so(c: SerializationContexts, engine: sa.Engine) -> None:
+    """A mover that waits for longer than it counts as heard of says meanwhile that it is there."""
+    add_dead(engine, SESSION_S)
+    mover = threading.Thread(target=c.move, args=("c", f"{c.super_stream}-1"))
+    mover.start()
+    wait_until(lambda: any(each.waits_for for each in c.moves()), what="the mover waits")
+    let_lapse(engine)
+    wait_until(lambda: c.moves()[0].is_attended, what="it is said that somebody is there")
+    with engine.begin() as connection:
+        connection.execute(sa.delete(publisher_sessions))
+    mover.join()
+    assert c.moves() == []
+
+
+def test_a_router_that_may_not_go_on_leaves_it_to_others(
+    c: SerializationContexts,
+    channel: BlockingChannel,
+    engine: sa.Engine,
+    database_url: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It says so once, however often it looks, and its message ends as any that waits for too long."""
+    leave(c, engine)
+    with engine.begin() as connection:
+        connection.execute(sa.text("REVOKE UPDATE ON relatum.context_moves FROM relatum_router"))
+    as_router = f"{database_url}?options=-crole%3Drelatum_router"
+    with ContextRouter(c.super_stream, as_router, ContextOptions(timeout_s=2.5)) as router:
+        with pytest.raises(ContextMoving):
+            router.publish(channel, b"c1", of_context("c"))
+        router.publish(channel, b"d1", of_context("d"))
+    assert not c.moves()[0].state.is_ended
+    assert caplog.text.count("AccessRefused") == 1
+
+
+def test_going_on_with_a_move_ends_with_the_time_out(
+    c: SerializationContexts,
+    channel: BlockingChannel,
+    engine: sa.Engine,
+    database_url: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A move that waits for a publisher that does not answer keeps no message for longer than told; nothing is away."""
+    leave(c, engine)
+    add_dead(engine, SESSION_S)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE relatum.context_moves SET fence_epoch = 0"))
+    with ContextRouter(c.super_stream, database_url, ContextOptions(timeout_s=4.0)) as router:
+        began = time.monotonic()
+        with pytest.raises(ContextMoving):
+            router.publish(channel, b"c1", of_context("c"))
+        assert time.monotonic() - began < 5.5
+    assert "is gone on with" in caplog.text
+    assert "is away" not in caplog.text

@@ -11,23 +11,20 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pandas as pd
 import pika
 import pytest
-import sqlalchemy as sa
 
-from relatum.keys import KeyDefinition
-from relatum.reading import StreamReader
+from relatum.keys import KeyDefinition, moment, timestamp_us
 from relatum_consumer import Expectation, MissingReport, Relations, Status
-from tests.support import declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
+from tests.support import new_streams, recording, wait_recorded
+from tests.support.place import Place
 from tests.support.relations import open_relations
 from tests.support.super_streams import super_stream
 
 SECOND: Final = 1_000_000
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 KEYS: Final = (
     KeyDefinition("order_id"),
     KeyDefinition("card", masked=True),
@@ -103,11 +100,11 @@ def body_of(values: dict[str, Any]) -> bytes:
     return json.dumps({"items": values["item"]}).encode()
 
 
-def publish(amqp_url: str, world: World, chance: random.Random, most: int) -> None:
+def publish(place: Place, world: World, chance: random.Random, most: int) -> None:
     """Publish up to so many messages to each stream, and take down what they are."""
     for stream in [each for streams in world.names.values() for each in streams]:
         made = [message(chance, time.time_ns() // 1_000) for _ in range(chance.randrange(most + 1))]
-        publish_plain(amqp_url, stream, [(body_of(values), properties) for values, properties in made])
+        place.put(*[(body_of(values), properties) for values, properties in made], to=stream)
         at = sum(each["stream"] == stream for each in world.rows)
         world.rows += [
             values | {"stream": stream, "offset": at + place, "chunk_us": None}
@@ -115,40 +112,36 @@ def publish(amqp_url: str, world: World, chance: random.Random, most: int) -> No
         ]
 
 
-def take_down_chunks(amqp_url: str, world: World) -> None:
+def take_down_chunks(place: Place, world: World) -> None:
     """When the broker wrote each message: the time of those that have none."""
-    with StreamReader.open(amqp_url) as reader:
-        for stream in {each["stream"] for each in world.rows}:
-            written = {each.offset: (each.chunk_ms or 0) * 1_000 for each in reader.iterate(stream)}
-            for row in world.rows:
-                if row["stream"] == stream:
-                    row["chunk_us"] = written[row["offset"]]
-                    row["time_us"] = row["chunk_us"] if row["time_us"] is None else row["time_us"]
+    streams = {each["stream"] for each in world.rows}
+    written = {each.id: (each.chunk_ms or 0) * 1_000 for stream in streams for each in place.messages(stream)}
+    for row in world.rows:
+        row["chunk_us"] = written[row["stream"], row["offset"]]
+        row["time_us"] = row["chunk_us"] if row["time_us"] is None else row["time_us"]
 
 
 @contextmanager
-def made_world(amqp_url: str, stream_url: str, engine: sa.Engine, chance: random.Random) -> Iterator[World]:
+def made_world(place: Place, chance: random.Random) -> Iterator[World]:
     """A world: what was recorded, and perhaps what came behind."""
     with ExitStack() as stack:
         names: dict[str, list[str]] = {}
         for _ in range(2):
             if chance.random() < 0.4:
-                layout = stack.enter_context(super_stream(amqp_url, stream_url, 2))
+                layout = stack.enter_context(super_stream(place.amqp, place.stream_url, 2))
                 names[layout.super_stream] = [each.stream for each in layout]
             else:
-                name = unique_name()
-                declare_stream(amqp_url, name)
-                stack.callback(delete_stream, amqp_url, name)
+                [name] = stack.enter_context(new_streams(place.amqp, 1))
                 names[name] = [name]
         world = World(names)
         streams = [each for within in names.values() for each in within]
-        publish(amqp_url, world, chance, chance.choice([5, 150, 150]))
-        with recording(amqp_url, engine, *names, keys=KEYS):
+        publish(place, world, chance, chance.choice([5, 150, 150]))
+        with recording(place.amqp, place.engine, *names, keys=KEYS):
             for stream in streams:
-                world.ends[stream] = wait_recorded(amqp_url, engine, stream)
+                world.ends[stream] = wait_recorded(place.amqp, place.engine, stream)
         if chance.random() < 0.5:
-            publish(amqp_url, world, chance, 3)
-        take_down_chunks(amqp_url, world)
+            publish(place, world, chance, 3)
+        take_down_chunks(place, world)
         yield world
 
 
@@ -216,20 +209,15 @@ def question(chance: random.Random, world: World) -> tuple[Expectation, int, int
 def told(report: MissingReport, finding: str) -> list[Any]:
     """What a report says, as the oracle does."""
     return [
-        (us(each.time), each.id.stream, each.id.offset, each.why and str(each.why), each.came_at and us(each.came_at))
+        (timestamp_us(each.time), *each.id, each.why and str(each.why), each.came_at and timestamp_us(each.came_at))
         for each in getattr(report, finding)
     ]
-
-
-def us(moment: datetime) -> int:
-    """Microseconds since 1970."""
-    return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 def compare(relations: Relations, world: World, asked: Expectation, low: int, high: int, limit: int) -> bool:
     """Whether it could be compared; not where something fell due just then."""
     before_us = time.time_ns() // 1_000
-    since, until = (EPOCH + timedelta(microseconds=each) for each in (low, high))
+    since, until = moment(low), moment(high)
     report = relations.missing(asked, since=since, until=until, limit=limit)
     after_us = time.time_ns() // 1_000
     found = found_of(world, asked, low, high, before_us)
@@ -254,21 +242,20 @@ def compare(relations: Relations, world: World, asked: Expectation, low: int, hi
 
 @pytest.mark.parametrize("number", range(6))
 def test_random_data_is_answered_as_pandas_does(
-    amqp_url: str,
-    stream_url: str,
-    engine: sa.Engine,
-    database_url: str,
-    chance: random.Random,
-    is_long: bool,
-    number: int,
+    place: Place, chance: random.Random, is_long: bool, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On time, late, missing, not due, behind: each message has the answer that follows from the data, and no other."""
-    with open_relations(("blocking", "asyncio")[number % 2], amqp_url, database_url, timeout_s=60) as relations:
-        for _ in range(10 if is_long else 2):
+    """On time, late, missing, not due, behind: each message has the answer that follows from the data, and no other.
+
+    In one piece, and in many.
+    """
+    for limit, few in {"BATCH": 32, "PAGE_BLOCKS": 5, "PIECE": 20}.items() if number % 3 == 0 else ():
+        monkeypatch.setattr(f"relatum_consumer.expectations._expectation_limits.{limit}", few)
+    with open_relations(("blocking", "asyncio")[number % 2], place.amqp, place.database, timeout_s=60) as relations:
+        for _ in range(10 if is_long else 1):
             seed = chance.getrandbits(64)
             by_seed, compared = random.Random(seed), 0
-            with made_world(amqp_url, stream_url, engine, by_seed) as world:
-                for _ in range(30):
+            with made_world(place, by_seed) as world:
+                for _ in range(25):
                     asked, low, high = question(by_seed, world)
                     limit = by_seed.choice([1, 7, 1_000])
                     try:

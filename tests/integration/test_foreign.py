@@ -10,39 +10,24 @@ from typing import Any
 
 import pika
 import pytest
-import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
 from relatum.recording import backfill, status, verify
 from relatum.store import NewTail, add_keys, ensure_stream, open_tail
 from relatum_consumer import Relations, Status
-from tests.support import publish_plain, record, rows_of, wait_until
+from tests.support import rows_of, wait_until
 from tests.support._raw_publisher import Batch, RawPublisher, uncompressed
+from tests.support.amqp import listed, mapped, section, text
+from tests.support.place import Place
 
+KEYS = ["order_id"]
 NULL = b"\x40"
-
-
-def text(value: str) -> bytes:
-    """A string of AMQP 1.0."""
-    encoded = value.encode()
-    return b"\xb1" + struct.pack(">I", len(encoded)) + encoded
-
-
-def listed(*items: bytes) -> bytes:
-    """A list of AMQP 1.0."""
-    content = b"".join(items)
-    return b"\xd0" + struct.pack(">II", len(content) + 4, len(items)) + content
-
-
-def mapped(*items: bytes) -> bytes:
-    """A map of AMQP 1.0."""
-    return b"\xd1" + listed(*items)[1:]
 
 
 def headed(value: bytes, *more: bytes) -> bytes:
     """A message with the header `order_id`, and a body."""
-    return b"\0\x53\x74" + mapped(text("order_id"), value, *more) + b"\0\x53\x75\xa0\x04body"
+    return section(0x74, mapped(text("order_id"), value, *more)) + section(0x75, b"\xa0\x04body")
 
 
 def nested(depth: int) -> bytes:
@@ -62,10 +47,10 @@ def zipped(batch: Batch) -> Batch:
     return 1, count, size, gzip.compress(content)
 
 
-def recorded_values(amqp_url: str, engine: sa.Engine, stream: str) -> dict[int, str]:
+def recorded_values(place: Place) -> dict[int, str]:
     """Record the stream to its end with the key `order_id`; each offset that has a row, once, with its value."""
-    record(amqp_url, engine, stream, keys=["order_id"])
-    rows = [(offset, value) for key, value, offset in rows_of(engine, stream) if key == "order_id"]
+    place.record()
+    rows = [(offset, value) for key, value, offset in rows_of(place.engine, place.stream) if key == "order_id"]
     assert len({offset for offset, _ in rows}) == len(rows)
     return dict(rows)
 
@@ -90,15 +75,6 @@ OF_AMQP_091: list[tuple[Any, str | None]] = [
     ({"a": {"b": 1}}, None),
     (["a", 1], None),
 ]
-
-
-def test_headers_of_every_type_amqp_0_9_1_has(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
-    """Text, numbers and truth values are keys; the rest is covered without a row."""
-    publish_plain(amqp_url, stream_name, [(b"", {"order_id": value}) for value, _ in OF_AMQP_091])
-    expected = {offset: value for offset, (_, value) in enumerate(OF_AMQP_091) if value is not None}
-    assert recorded_values(amqp_url, engine, stream_name) == expected
 
 
 OF_AMQP_10: list[tuple[bytes, str | None]] = [
@@ -145,29 +121,26 @@ OF_AMQP_10: list[tuple[bytes, str | None]] = [
 ]
 
 
-def test_messages_of_a_stream_client_of_every_type_amqp_1_0_has(
-    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
-    """Whatever a client of the stream protocol writes is covered; what can be a key's value is one."""
-    with RawPublisher(stream_url, stream_name) as publisher:
+def test_values_of_every_type_that_both_protocols_have(place: Place) -> None:
+    """Text, numbers and truth values are keys; whatever else a client writes is covered without a row."""
+    place.put(*[(b"", {"order_id": value}) for value, _ in OF_AMQP_091])
+    with RawPublisher(place.stream_url, place.stream) as publisher:
         for message, _ in OF_AMQP_10:
             publisher.publish(message)
-    expected = {offset: value for offset, (_, value) in enumerate(OF_AMQP_10) if value is not None}
-    assert recorded_values(amqp_url, engine, stream_name) == expected
+    values = [value for _, value in OF_AMQP_091] + [value for _, value in OF_AMQP_10]
+    assert recorded_values(place) == {offset: value for offset, value in enumerate(values) if value is not None}
 
 
-def test_sub_entry_batches_and_single_messages_mixed(
-    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_sub_entry_batches_and_single_messages_mixed(place: Place) -> None:
     """Each record of a batch has the offset the broker counts for it; what cannot be unpacked is covered too."""
     values = [f"v{n}" for n in range(200)]
-    with RawPublisher(stream_url, stream_name) as publisher:
+    with RawPublisher(place.stream_url, place.stream) as publisher:
         publisher.publish(in_batch(values[:50]), headed(text(values[50])), zipped(in_batch(values[51:100])))
         publisher.publish((1, 3, 50, b"not gzip"))
         publisher.publish(*[zipped(in_batch(values[n : n + 20])) for n in range(100, 200, 20)])
     expected = dict(enumerate(values[:100])) | dict(enumerate(values[100:], start=103))
-    assert recorded_values(amqp_url, engine, stream_name) == expected
-    (found,) = status(amqp_url, engine.url, [stream_name])
+    assert recorded_values(place) == expected
+    (found,) = status(place.amqp, place.database, [place.stream])
     assert found.skipped[""] == {"undecodable_message": 3}
 
 
@@ -175,104 +148,90 @@ NO_RECORD: Batch = (0, 0, 0, b"")
 
 
 @pytest.mark.parametrize("before", [0, 3])
-def test_batches_of_no_record(
-    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str, before: int
-) -> None:
+def test_batches_of_no_record(place: Place, before: int) -> None:
     """The broker takes them and gives them no offset: who reads passes over them, first, last, and among others."""
     values = [f"v{n}" for n in range(before + 4)]
-    with RawPublisher(stream_url, stream_name) as publisher, StreamReader.open(stream_url) as reader:
+    with RawPublisher(place.stream_url, place.stream) as publisher, StreamReader.open(place.stream_url) as reader:
         for value in values[:before]:
             publisher.publish(headed(text(value)))
         publisher.publish(NO_RECORD)
         last = before - 1 if before else None
-        assert reader.bounds(stream_name).last == last
-        assert [message.offset for message in reader.iterate(stream_name)] == list(range(before))
-        assert recorded_values(amqp_url, engine, stream_name) == dict(enumerate(values[:before]))
+        assert reader.bounds(place.stream).last == last
+        assert [message.offset for message in reader.iterate(place.stream)] == list(range(before))
+        assert recorded_values(place) == dict(enumerate(values[:before]))
         publisher.publish(NO_RECORD, NO_RECORD, awaits=False)
         publisher.publish(in_batch(values[before : before + 2]), NO_RECORD, awaits=False)
         publisher.publish(NO_RECORD, headed(text(values[-2])), headed(text(values[-1])), awaits=False)
         publisher.publish(NO_RECORD, awaits=False)
-        wait_until(lambda: reader.bounds(stream_name).last == len(values) - 1, what="all messages")
+        wait_until(lambda: reader.bounds(place.stream).last == len(values) - 1, what="all messages")
         expected = dict(enumerate(values))
-        assert recorded_values(amqp_url, engine, stream_name) == expected
-        assert [message.offset for message in reader.iterate(stream_name)] == list(expected)
-        assert [reader.read(stream_name, offset).headers["order_id"] for offset in expected] == values
-        places = [(stream_name, offset) for offset in reversed(expected)]
+        assert recorded_values(place) == expected
+        assert [message.offset for message in reader.iterate(place.stream)] == list(expected)
+        assert [reader.read(place.stream, offset).headers["order_id"] for offset in expected] == values
+        places = [(place.stream, offset) for offset in reversed(expected)]
         assert [message.offset for message in reader.read_many(places)] == list(reversed(expected))
-    assert verify(amqp_url, engine.url, [stream_name]).ok
-    with Relations(amqp_url, engine.url) as relations:
-        assert [relations.find("order_id", value).ids for value in values] == [((stream_name, n),) for n in expected]
+    assert verify(place.amqp, place.database, [place.stream]).ok
+    with Relations(place.amqp, place.database) as relations:
+        assert [relations.find("order_id", value).ids for value in values] == [((place.stream, n),) for n in expected]
         assert relations.find("order_id", "nobody's").status is Status.ABSENT
 
 
-@pytest.mark.parametrize("start", [1, 25, 49, 50, 51, 99])
-def test_recording_begins_inside_a_sub_entry_batch(
-    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str, start: int
-) -> None:
+@pytest.mark.parametrize("start", [1, 49, 50, 51, 99])
+def test_recording_begins_inside_a_sub_entry_batch(place: Place, start: int) -> None:
     """What lies before in the same batch is not recorded twice, nor forgotten by a back-fill."""
     values = [f"v{n}" for n in range(100)]
-    with RawPublisher(stream_url, stream_name) as publisher:
+    with RawPublisher(place.stream_url, place.stream) as publisher:
         publisher.publish(in_batch(values[:50]), zipped(in_batch(values[50:])))
-    (key,) = add_keys(engine, ["order_id"])
-    with engine.begin() as connection:
-        stream_id = ensure_stream(connection, "/", stream_name).stream_id
+    (key,) = add_keys(place.engine, ["order_id"])
+    with place.engine.begin() as connection:
+        stream_id = ensure_stream(connection, "/", place.stream).stream_id
         open_tail(connection, NewTail(stream_id, start, True), [key.key_id])
     expected = dict(enumerate(values))
-    assert recorded_values(amqp_url, engine, stream_name) == {n: expected[n] for n in range(start, 100)}
-    assert backfill(amqp_url, engine.url, stream_name).messages == start
-    assert recorded_values(amqp_url, engine, stream_name) == expected
+    assert recorded_values(place) == {n: expected[n] for n in range(start, 100)}
+    assert backfill(place.amqp, place.database, place.stream).messages == start
+    assert recorded_values(place) == expected
 
 
-def test_offsets_that_the_broker_takes_for_itself(
-    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_offsets_that_the_broker_takes_for_itself(place: Place) -> None:
     """A consumer's stored offset takes an offset of the stream; the coverage goes across, and misses stay honest."""
-    with RawPublisher(stream_url, stream_name) as publisher, StreamReader.open(stream_url) as reader:
+    with RawPublisher(place.stream_url, place.stream) as publisher, StreamReader.open(place.stream_url) as reader:
         for n in range(5):
-            before = reader.bounds(stream_name).last
+            before = reader.bounds(place.stream).last
             publisher.store_offset("consumer", n)
             publisher.publish(headed(text(f"v{n}")))
-            assert reader.bounds(stream_name).last != before
-        offsets = [message.offset for message in reader.iterate(stream_name)]
+            assert reader.bounds(place.stream).last != before
+        offsets = [message.offset for message in reader.iterate(place.stream)]
     assert offsets != list(range(5)), "the test makes gaps"
-    assert recorded_values(amqp_url, engine, stream_name) == dict(
-        zip(offsets, [f"v{n}" for n in range(5)], strict=True)
-    )
-    with Relations(amqp_url, engine.url) as relations:
+    assert recorded_values(place) == dict(zip(offsets, [f"v{n}" for n in range(5)], strict=True))
+    with Relations(place.amqp, place.database) as relations:
         assert relations.find("order_id", "nobody's").status is Status.ABSENT
 
 
-@pytest.mark.parametrize("message_id", ["nul\0", "x" * 255])
-def test_a_receipt_nobody_can_wait_for(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, message_id: str
-) -> None:
-    """Anybody may set the header that asks for a receipt, and with any message id; the recorder goes on."""
-    properties = pika.BasicProperties(message_id=message_id, headers={"relatum_receipt": True, "order_id": "v"})
-    publish_plain(amqp_url, stream_name, [(b"", properties)])
-    assert recorded_values(amqp_url, engine, stream_name) == {0: "v"}
-
-
-def test_a_receipt_by_a_message_id_of_20_kilobytes(
-    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
-    """AMQP 1.0 does not bound a message id, PostgreSQL's index entries are bounded; the recorder goes on."""
+def test_a_receipt_nobody_can_wait_for(place: Place) -> None:
+    """Anybody may ask for a receipt, by any message id, which AMQP 1.0 does not bound; the recorder goes on."""
+    for message_id in ("nul\0", "x" * 255):
+        headers = {"relatum_receipt": True, "order_id": "v"}
+        place.put((b"", pika.BasicProperties(message_id=message_id, headers=headers)))
     noise = "".join(f"{n * 2654435761 % 2**32:08x}" for n in range(2500))
     message = b"\0\x53\x73" + listed(text(noise)) + headed(text("v"), text("relatum_receipt"), b"\x41")
-    with RawPublisher(stream_url, stream_name) as publisher:
+    with RawPublisher(place.stream_url, place.stream) as publisher:
         publisher.publish(message)
-    keys = ["order_id", KeyDefinition("by_id", source="property:message_id")]
-    record(amqp_url, engine, stream_name, keys=keys)
-    assert rows_of(engine, stream_name) == [("order_id", "v", 0)]
+    place.record(keys=[*KEYS, KeyDefinition("by_id", source="property:message_id")])
+    assert rows_of(place.engine, place.stream) == [
+        ("order_id", "v", 0),
+        ("by_id", "x" * 255, 1),
+        ("order_id", "v", 1),
+        ("order_id", "v", 2),
+    ]
 
 
-@pytest.mark.parametrize("stamp", [2**62, -(2**63), "soon", True, None])
-def test_a_time_header_that_is_no_time(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, stamp: Any
-) -> None:
+def test_a_time_header_that_is_no_time(place: Place) -> None:
     """The property `timestamp` counts then, for the recorder as for readers, so the row agrees with the message."""
-    properties = pika.BasicProperties(timestamp=1_600_000_000, headers={"relatum_time": stamp, "order_id": "v"})
-    publish_plain(amqp_url, stream_name, [(b"", properties)])
-    assert recorded_values(amqp_url, engine, stream_name) == {0: "v"}
-    with Relations(amqp_url, engine.url) as relations:
-        (message,) = relations.find("order_id", "v")
-    assert message.time == datetime.fromtimestamp(1_600_000_000, UTC)
+    stamps: list[Any] = [2**62, -(2**63), "soon", True, None]
+    for stamp in stamps:
+        headers = {"relatum_time": stamp, "order_id": "v"}
+        place.put((b"", pika.BasicProperties(timestamp=1_600_000_000, headers=headers)))
+    assert recorded_values(place) == dict.fromkeys(range(len(stamps)), "v")
+    with Relations(place.amqp, place.database) as relations:
+        messages = relations.find("order_id", "v")
+    assert [message.time for message in messages] == [datetime.fromtimestamp(1_600_000_000, UTC)] * len(stamps)

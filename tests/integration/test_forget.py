@@ -1,82 +1,110 @@
-"""Forgetting streams: everything derived goes, in bounded transactions; what somebody keeps for good stops it."""
+"""Forgetting and pruning streams: what is derived goes, in bounded transactions; what somebody keeps stops it."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 import relatum
-from relatum.errors import CoverageConflict, NothingRecorded, StreamInUse, StreamNotFound
+from relatum.errors import CoverageConflict, DataError, NothingRecorded, StreamInUse, StreamNotFound
+from relatum.local import LocalRabbitMQ
 from relatum.membership import GROUP_KEY
-from relatum.recording import ForgottenStream, backfill, forget, prune, status
-from relatum.store import Position, TailMove, add_keys, advance_all, current_stream, lock_stream, metadata, receipts
-from relatum.superstreams import declare_super_stream, delete_super_stream
+from relatum.reading import StreamReader
+from relatum.recording import ForgottenStream, backfill, forget, prune, set_record_time, status
+from relatum.store import (
+    Database,
+    Position,
+    TailMove,
+    add_keys,
+    advance_all,
+    current_stream,
+    lock_stream,
+    metadata,
+    receipts,
+)
+from relatum.superstreams import Layout
 from relatum_consumer import GroupConsumer, Relations
-from tests.support import publish_plain, record, recording, rows_of, unique_name, wait_recorded
+from tests.support import declare_stream, publish_plain, wait_until
 from tests.support._recording import add_checkpoints, open_streams
 from tests.support.groups import whole_group
+from tests.support.parts import Parts
+from tests.support.place import Place
+
+COLLECTED = """
+WITH collector AS (INSERT INTO relatum.collectors (name) VALUES ('mail') RETURNING collector_id),
+  source AS (
+    INSERT INTO relatum.collector_sources (collector_id, stream) SELECT collector_id, :stream FROM collector
+    RETURNING source_id
+  )
+INSERT INTO relatum.collected_messages (source_id, stream_offset, size, message_id, type)
+  SELECT source_id, 0, 0, 'm', 't' FROM source
+"""
 
 
-def rows_by_table(engine: sa.Engine) -> dict[str, int]:
+def rows_by_table(place: Place) -> dict[str, int]:
     """How many rows the tables have that name streams by their id; those without any left out."""
-    counts = {}
-    with engine.connect() as connection:
-        for table in metadata.sorted_tables:
-            if "stream_id" in table.c:
-                counts[table.name] = connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+    names = [table.name for table in metadata.sorted_tables if "stream_id" in table.c]
+    counts = {name: place.sql(f"SELECT count(*) FROM relatum.{name}")[0][0] for name in names}
     return {name: count for name, count in counts.items() if count}
 
 
-def fill(amqp_url: str, engine: sa.Engine, stream: str, count: int = 60) -> None:
+def fill(place: Place) -> None:
     """Record a stream, with a row in each table that is derived from streams."""
-    publish_plain(amqp_url, stream, [(b"", {"order_id": f"o{n}", "relatum_receipt": f"r{n}"}) for n in range(count)])
-    publish_plain(amqp_url, stream, [(b"", {"order_id": "x" * 1025}), *whole_group(1, 3)])
-    record(amqp_url, engine, stream, keys=["order_id", GROUP_KEY])
-    with engine.begin() as connection:
-        row = current_stream(connection, "/", stream)
-        assert row is not None
-        for statement in (
-            "INSERT INTO relatum.events (stream_id, kind) VALUES (:id, 'hole')",
-            "INSERT INTO relatum.receipts (message_id, stream_id, stream_offset) VALUES ('r', :id, 1)",
-            "INSERT INTO relatum.checkpoints (stream_id, last_offset, fingerprint) VALUES (:id, 0, 0)",
-        ):
-            connection.execute(sa.text(statement), {"id": row.stream_id})
+    place.put(*[(b"", {"order_id": f"o{n}", "relatum_receipt": f"r{n}"}) for n in range(60)])
+    place.put((b"", {"order_id": "x" * 1025}), *whole_group(1, 3))
+    place.record(keys=["order_id", GROUP_KEY])
+    for statement in (
+        "relatum.events (stream_id, kind) SELECT stream_id, 'hole'",
+        "relatum.receipts (message_id, stream_id, stream_offset) SELECT 'r', stream_id, 1",
+        "relatum.checkpoints (stream_id, last_offset, fingerprint) SELECT stream_id, 0, 0",
+    ):
+        place.sql(f"INSERT INTO {statement} FROM relatum.streams WHERE name = :name", name=place.stream)
 
 
 @pytest.mark.differs
-def test_everything_derived_is_deleted_and_other_streams_are_left_alone(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, other_stream: str
-) -> None:
+def test_everything_derived_is_deleted_and_other_streams_are_left_alone(place: Place, other_stream: str) -> None:
     """No table that names streams by their id has a row of it, and look-ups do not know it; it can be recorded anew."""
-    fill(amqp_url, engine, other_stream)
-    others = rows_by_table(engine)
-    fill(amqp_url, engine, stream_name)
-    with Relations(amqp_url, database_url) as relations:
+    fill(replace(place, stream=other_stream))
+    others = rows_by_table(place)
+    fill(place)
+    with Relations(place.amqp, place.database) as relations:
         with relations.groups(consumer="billing") as groups:
             for group in groups:
                 group.acknowledge()
-        filled = rows_by_table(engine)
+        filled = rows_by_table(place)
         assert filled.keys() >= others.keys() | {"events", "receipts", "checkpoints", "skips", "group_scans"}
         told: list[int] = []
-        (dry,) = forget(engine.url, [stream_name], dry_run=True)
-        assert rows_by_table(engine) == filled
-        (done,) = forget(engine.url, [stream_name], batch_rows=7, progress=lambda each: told.append(each.total))
-        steps = [after - before for before, after in zip([0, *told], told, strict=False)]
-        assert max(steps) <= 7
-        assert (done.stream, done.rows["relationships"]) == (stream_name, 63)
+        (dry,) = forget(place.database, [place.stream], dry_run=True)
+        assert rows_by_table(place) == filled
+        (done,) = forget(place.database, [place.stream], batch_rows=7, progress=lambda each: told.append(each.total))
+        assert max(after - before for before, after in pairwise([0, *told])) <= 7
+        assert (done.stream, done.rows["relationships"]) == (place.stream, 63)
         assert {name: count for name, count in dry.rows.items() if count} == {
             name: count for name, count in done.rows.items() if count and name != "group_states"
         }
-        left = rows_by_table(engine)
-        assert {name: left[name] for name in others} == others
-        assert [each.stream for each in status(amqp_url, engine.url)] == [other_stream]
+        assert rows_by_table(place).items() >= others.items()
+        assert [each.stream for each in status(place.amqp, place.database)] == [other_stream]
         assert [each.stream for each in relations.find("order_id", "o1").ids] == [other_stream]
-        with pytest.raises(StreamNotFound, match=stream_name):
-            forget(engine.url, [stream_name])
-        forget(engine.url, [other_stream])
-        assert rows_by_table(engine) == {}
+        with pytest.raises(StreamNotFound, match=place.stream):
+            forget(place.database, [place.stream])
+        forget(place.database, [other_stream])
+        assert rows_by_table(place) == {}
         with pytest.raises(NothingRecorded):
             relations.find("order_id", "o1")
-    record(amqp_url, engine, stream_name)
-    assert len(rows_of(engine, stream_name)) == 63
+    place.record()
+    assert len(place.rows()) == 63
+
+
+def opened(place: Place) -> TailMove:
+    """A recorder has opened the stream: what it is about to say."""
+    with place.engine.begin() as connection:
+        row = current_stream(connection, "/", place.stream)
+    assert row is not None
+    (stream,) = open_streams(place.engine, [row])
+    end = stream.tail.to_offset
+    return TailMove(stream.tail, end + 1, Position(end, 0, None))
 
 
 class Killed(BaseException):
@@ -86,165 +114,216 @@ class Killed(BaseException):
 @pytest.mark.parametrize("is_pruned", [False, True], ids=["repeated", "pruned"])
 @pytest.mark.parametrize("steps", [1, 12])
 @pytest.mark.differs
-def test_what_a_kill_left_is_deleted_by_the_next_one(
-    amqp_url: str, engine: sa.Engine, stream_name: str, steps: int, is_pruned: bool
-) -> None:
+def test_what_a_kill_left_is_deleted_by_the_next_one(place: Place, steps: int, is_pruned: bool) -> None:
     """From the first transaction on nobody answers from the stream; a repetition, or `prune`, deletes the rest."""
-    fill(amqp_url, engine, stream_name)
-    left = steps
+    fill(place)
+    left = iter(range(steps - 1))
 
     def kill(_: ForgottenStream) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
+        if next(left, None) is None:
             raise Killed
 
     with pytest.raises(Killed):
-        forget(engine.url, [stream_name], batch_rows=7, progress=kill)
-    assert status(amqp_url, engine.url) == []
-    assert rows_by_table(engine)
+        forget(place.database, [place.stream], batch_rows=7, progress=kill)
+    assert status(place.amqp, place.database) == []
+    assert rows_by_table(place)
     if is_pruned:
-        prune(amqp_url, engine.url)
+        prune(place.amqp, place.database)
     else:
-        forget(engine.url, [stream_name])
-    assert rows_by_table(engine) == {}
+        forget(place.database, [place.stream])
+    assert rows_by_table(place) == {}
 
 
 @pytest.mark.differs
-def test_it_is_not_forgotten_while_a_recorder_works(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+def test_it_is_not_forgotten_while_a_recorder_works(place: Place) -> None:
     """The recorder is named, nothing is deleted, and a dry run counts all the same; once it has stopped, it is."""
-    publish_plain(amqp_url, stream_name, [(b"", {"order_id": 1})])
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_recorded(amqp_url, engine, stream_name)
-        (seen,) = status(amqp_url, engine.url)
-        assert seen.recorder
-        with pytest.raises(StreamInUse, match=seen.recorder) as caught:
-            forget(engine.url, [stream_name])
-        assert caught.value.stream == stream_name
-        (dry,) = forget(engine.url, [stream_name], dry_run=True)
+    place.put((b"", {"order_id": 1}))
+    with place.recording(keys=["order_id"]):
+        place.wait_recorded()
+        recorder = place.status().recorder
+        assert recorder
+        with pytest.raises(StreamInUse, match=recorder) as caught:
+            forget(place.database, [place.stream])
+        assert caught.value.stream == place.stream
+        (dry,) = forget(place.database, [place.stream], dry_run=True)
         assert (dry.rows["relationships"], dry.needed) == (1, caught.value.reason)
-        assert len(rows_of(engine, stream_name)) == 1
-    (dry,) = forget(engine.url, [stream_name], dry_run=True)
+        assert len(place.rows()) == 1
+    (dry,) = forget(place.database, [place.stream], dry_run=True)
     assert dry.needed is None
-    forget(engine.url, [stream_name])
-    assert rows_by_table(engine) == {}
+    forget(place.database, [place.stream])
+    assert rows_by_table(place) == {}
 
 
 @pytest.mark.differs
-def test_who_was_about_to_write_is_refused(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+def test_who_was_about_to_write_is_refused(place: Place) -> None:
     """A recorder without its lease, and a back-fill, write nothing more of a stream that was forgotten meanwhile."""
-    publish_plain(amqp_url, stream_name, [(b"", {"order_id": 1})])
-    add_keys(engine, ["order_id"])
-    backfill(amqp_url, engine.url, stream_name)
-    with engine.begin() as connection:
-        row = current_stream(connection, "/", stream_name)
-    assert row is not None
-    (opened,) = open_streams(engine, [row])
-    tail = opened.tail
-    forget(engine.url, [stream_name])
-    with engine.connect() as connection:
+    place.put((b"", {"order_id": 1}))
+    add_keys(place.engine, ["order_id"])
+    place.backfill()
+    move = opened(place)
+    forget(place.database, [place.stream])
+    with place.engine.connect() as connection:
         with pytest.raises(CoverageConflict):
-            lock_stream(connection, row.stream_id)
-        assert advance_all(connection, [TailMove(tail, tail.to_offset + 1, Position(tail.to_offset, 0, None))]) == (
-            set(),
-            set(),
-        )
+            lock_stream(connection, move.row.stream_id)
+        assert advance_all(connection, [move]) == (set(), set())
 
 
 @pytest.mark.differs
-def test_what_a_recorder_commits_in_its_midst_is_deleted(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+def test_what_a_recorder_commits_in_its_midst_is_deleted(place: Place) -> None:
     """A recorder that stood still for longer than its lease, and goes on before the coverage goes, leaves nothing."""
-    fill(amqp_url, engine, stream_name)
-    with engine.begin() as connection:
-        row = current_stream(connection, "/", stream_name)
-    assert row is not None
-    (opened,) = open_streams(engine, [row])
-    tail = opened.tail
+    fill(place)
+    move = opened(place)
+    gone_on: list[int] = []
 
     def go_on(done: ForgottenStream) -> None:
         if done.rows["events"] and not done.rows["coverage"]:
-            with engine.begin() as connection:
-                move = TailMove(tail, tail.to_offset + 1, Position(tail.to_offset, 0, None))
+            with place.engine.begin() as connection:
                 if advance_all(connection, [move])[0]:
                     add_checkpoints(connection, [move])
-                    receipt = {"message_id": "late", "stream_id": tail.stream_id, "stream_offset": tail.to_offset}
-                    connection.execute(sa.insert(receipts), [receipt])
+                    late = {"message_id": "late", "stream_id": move.row.stream_id, "stream_offset": move.row.to_offset}
+                    connection.execute(sa.insert(receipts), [late])
                     gone_on.append(1)
 
-    gone_on: list[int] = []
-    forget(engine.url, [stream_name], progress=go_on)
+    forget(place.database, [place.stream], progress=go_on)
     assert gone_on
-    assert rows_by_table(engine) == {}
+    assert rows_by_table(place) == {}
 
 
 @pytest.mark.differs
-def test_primary_data_that_refers_to_it_stops_it(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_primary_data_that_refers_to_it_stops_it(place: Place) -> None:
     """Collectors, consumers of groups and partitions with contexts are named, and nothing is deleted."""
-    fill(amqp_url, engine, stream_name)
+    fill(place)
 
     def refused(match: str) -> None:
         with pytest.raises(StreamInUse, match=match):
-            forget(engine.url, [stream_name])
-        assert len(rows_of(engine, stream_name)) == 63
+            forget(place.database, [place.stream])
+        assert len(place.rows()) == 63
 
-    with Relations(amqp_url, database_url) as relations:
-        with relations.groups(stream_name, consumer="by-name") as groups:
+    with Relations(place.amqp, place.database) as relations:
+        with relations.groups(place.stream, consumer="by-name") as groups:
             next(iter(groups)).acknowledge()
             refused("by-name")
         refused("by-name")
-        with engine.begin() as connection:
-            connection.execute(sa.text("DELETE FROM relatum.group_consumers"))
+        place.sql("DELETE FROM relatum.group_consumers")
         with relations.groups(consumer=GroupConsumer("all")) as groups:
             group = next(iter(groups))
             refused("'all' has not finished")
             group.acknowledge()
-    with engine.begin() as connection:
-        collector = connection.execute(
-            sa.text("INSERT INTO relatum.collectors (name) VALUES ('mail') RETURNING collector_id")
-        ).scalar_one()
-        of_collector = {"collector": collector, "stream": stream_name}
-        source = connection.execute(
-            sa.text(
-                "INSERT INTO relatum.collector_sources (collector_id, stream) VALUES (:collector, :stream)"
-                " RETURNING source_id"
-            ),
-            of_collector,
-        ).scalar_one()
-        connection.execute(
-            sa.text(
-                "INSERT INTO relatum.collected_messages (source_id, stream_offset, size, message_id, type)"
-                " VALUES (:source, 0, 0, 'm', 't')"
-            ),
-            {"source": source},
-        )
+    place.sql(COLLECTED, stream=place.stream)
     refused("collector 'mail'")
-    with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE relatum.collected_messages SET state = 'succeeded', finished_at = now()"))
-    forget(engine.url, [stream_name])
-    assert rows_by_table(engine) == {}
+    place.sql("UPDATE relatum.collected_messages SET state = 'succeeded', finished_at = now()")
+    forget(place.database, [place.stream])
+    assert rows_by_table(place) == {}
 
 
 @pytest.mark.differs
-def test_a_super_stream_stands_for_its_partitions(amqp_url: str, engine: sa.Engine, database_url: str) -> None:
+def test_a_super_stream_stands_for_its_partitions(place: Place, layout: Layout) -> None:
     """They are forgotten together, or none of them: while contexts are placed in one, nothing is deleted."""
-    name = unique_name("forgotten")
-    declare_super_stream(amqp_url, name, 2)
+    name, partitions = layout.super_stream, [each.stream for each in layout.partitions]
+    for partition in partitions:
+        place.put((b"", {"order_id": 1}), to=partition)
+    with place.recording(name, keys=["order_id"]):
+        for partition in partitions:
+            place.wait_recorded(partition)
+    with relatum.ContextRouter(name, place.database) as router:
+        router.open(place.amqp)
+        with pytest.raises(StreamInUse, match=f"{name!r} are placed"):
+            forget(place.database, [name])
+    assert len(status(place.amqp, place.database)) == len(partitions)
+    place.sql("DELETE FROM relatum.super_streams")
+    assert [each.stream for each in forget(place.database, [name])] == partitions
+    assert rows_by_table(place) == {}
+
+
+# --- pruning ----------------------------------------------------------------------------------------------------------
+
+STREAMS = ("a-broken", "b-sound")
+
+
+def break_first_chunk(server: LocalRabbitMQ, stream: str) -> None:
+    """Change a byte of a stream's first chunk on disk, so that its checksum is wrong."""
+    (segment,) = server.data.rglob(f"*{stream}*/*.segment")
+    stored = bytearray(segment.read_bytes())
+    at = stored.index(b"the body of the first")
+    stored[at] ^= 0xFF
+    segment.write_bytes(stored)
+
+
+def test_a_stream_that_cannot_be_read_stops_no_other(own_broker: LocalRabbitMQ, engine: sa.Engine) -> None:
+    """What retention dropped of the streams behind it is deleted, and the report says which one failed, and why."""
+    url = own_broker.broker_url
+    add_keys(engine, ["order_id"])
+    for stream in STREAMS:
+        declare_stream(url, stream)
+        publish_plain(url, stream, [(b"the body of the first", {"order_id": 1})])
+        backfill(url, engine.url, stream)
+    # As if retention had dropped them: the streams begin at 0.
+    Parts(engine).sql("UPDATE relatum.relationships SET stream_offset = -1")
+    break_first_chunk(own_broker, STREAMS[0])
+    report = prune(url, engine.url, STREAMS)
+    assert report.rows == {STREAMS[1]: 1}
+    assert list(report.failed) == [STREAMS[0]]
+    assert isinstance(report.failed[STREAMS[0]], DataError)
+
+
+@pytest.mark.differs
+def test_a_name_that_is_not_recorded_is_refused_before_anything_is_deleted(place: Place) -> None:
+    """A name that is spelled wrong beside right ones deletes nothing."""
+    add_keys(place.engine, ["order_id"])
+    place.put((b"", {"order_id": 1}))
+    place.backfill()
+    place.sql("UPDATE relatum.relationships SET stream_offset = -1")
+    with pytest.raises(StreamNotFound, match="nope"):
+        prune(place.amqp, place.database, [place.stream, "nope"])
+    assert place.sql("SELECT count(*) FROM relatum.relationships") == [(1,)]
+
+
+@pytest.fixture
+def dropped_front(fleeting: Place) -> Place:
+    """A stream that is known, of which nothing is recorded and whose first messages retention has dropped."""
+    add_keys(fleeting.engine, ["order_id"])
+    fleeting.put(*[(b"x" * 10_000, {"order_id": 1})] * 60)
+    with StreamReader.open(fleeting.amqp) as reader:
+        wait_until(lambda: (reader.bounds(fleeting.stream).first or 0) > 3, what="retention")
+    set_record_time(fleeting.amqp, fleeting.database, fleeting.stream, on=True)
+    return fleeting
+
+
+def declare_anew(place: Place) -> None:
+    """The stream deleted, declared again, and recorded: three messages."""
+    place.declare_again()
+    place.put(*[(b"", {"order_id": number}) for number in range(3)])
+    place.record()
+
+
+@pytest.mark.differs
+def test_a_stream_that_is_declared_anew_in_its_midst_keeps_its_rows(dropped_front: Place) -> None:
+    """What a recorder took up after the broker was asked is not deleted by what another stream retained."""
+    done: list[str] = []
+
+    def declare(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("DELETE FROM relatum.relationships") and not done:
+            done.append(statement)
+            declare_anew(dropped_front)
+
+    pruning = Database(dropped_front.database)
+    sa.event.listen(pruning.engine, "before_cursor_execute", declare)
     try:
-        for partition in (f"{name}-0", f"{name}-1"):
-            publish_plain(amqp_url, partition, [(b"", {"order_id": 1})])
-        with recording(amqp_url, engine, name, keys=["order_id"]):
-            for partition in (f"{name}-0", f"{name}-1"):
-                wait_recorded(amqp_url, engine, partition)
-        with relatum.ContextRouter(name, database_url) as router:
-            router.open(amqp_url)
-            with pytest.raises(StreamInUse, match=f"{name!r} are placed"):
-                forget(engine.url, [name])
-        assert len(status(amqp_url, engine.url)) == 2
-        with engine.begin() as connection:
-            connection.execute(sa.text("DELETE FROM relatum.super_streams"))
-        assert [each.stream for each in forget(engine.url, [name])] == [f"{name}-0", f"{name}-1"]
-        assert rows_by_table(engine) == {}
+        prune(dropped_front.amqp, pruning)
     finally:
-        delete_super_stream(amqp_url, name)
+        pruning.close()
+    assert done
+    assert [offset for _, _, offset in dropped_front.rows()] == [0, 1, 2]
+
+
+@pytest.mark.differs
+def test_a_part_of_a_stream_that_was_declared_anew_is_not_dropped(dropped_front: Place) -> None:
+    """What one stream retained says nothing of the next one of its name, of whose rows a part is full."""
+    prune(dropped_front.amqp, dropped_front.database)
+    parts = Parts(dropped_front.engine)
+    parts.turn()
+    declare_anew(dropped_front)
+    parts.turn()
+    parts.close()
+    prune(dropped_front.amqp, dropped_front.database)
+    assert [offset for _, _, offset in dropped_front.rows()] == [0, 1, 2]

@@ -1,19 +1,16 @@
 """Reading message groups from real streams and a real database, through both faces."""
 
-import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from itertools import islice
 from typing import Any
 
 import pika
 import pytest
-import sqlalchemy as sa
 
 import relatum
 from relatum.errors import (
@@ -30,9 +27,8 @@ from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, GroupStatus
 from relatum.reading import StreamReader
 from relatum.recording import prune
 from relatum.store import add_keys, ensure_stream
-from relatum_consumer import AsyncRelations, Relations, Status
+from relatum_consumer import Relations, Status
 from relatum_consumer.groups import GroupPage
-from tests import support
 from tests.support import (
     broker_connection,
     declare_stream,
@@ -44,11 +40,26 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
-from tests.support.groups import Naive, group_id, of_group, shuffled, whole_group
+from tests.support.groups import GroupPlace, Naive, group_id, ids, ids_of, of_group, shuffled, whole_group
+from tests.support.place import Place
 from tests.support.proxy import Proxy
-from tests.support.relations import FACES, questions
+from tests.support.relations import FACES, open_relations, questions
 
-KEYS = [GROUP_KEY]
+
+@pytest.fixture
+def place(place: Place) -> GroupPlace:
+    """A place whose streams are recorded with the key of groups."""
+    return GroupPlace(**vars(place))
+
+
+@pytest.fixture
+def relations(request: pytest.FixtureRequest, place: Place) -> Iterator[Relations]:
+    """Look-ups: blocking ones, where a test does not ask for both faces, of which these are made."""
+    with open_relations(getattr(request, "param", "blocking"), place.amqp, place.database) as relations:
+        yield relations
+
+
+both_faces = pytest.mark.parametrize("relations", FACES, indirect=True)
 
 
 @pytest.fixture
@@ -56,15 +67,6 @@ def streams(amqp_url: str) -> Iterator[list[str]]:
     """The names of three new streams, ascending."""
     with new_streams(amqp_url, 3) as names:
         yield names
-
-
-Record = Callable[..., None]
-
-
-@pytest.fixture
-def record(amqp_url: str, engine: sa.Engine) -> Record:
-    """Records all that is in streams by now."""
-    return partial(support.record, amqp_url, engine, keys=KEYS)
 
 
 def places(groups: Any) -> list[list[tuple[str, int]]]:
@@ -100,90 +102,78 @@ def scattered(seed: int, streams: list[str]) -> dict[str, list[Any]]:
     return spread
 
 
+@both_faces
 @pytest.mark.parametrize("count", [1, 3])
 def test_groups_are_what_a_naive_reader_of_everything_finds(
-    amqp_url: str, streams: list[str], record: Record, relations: Relations, count: int
+    place: GroupPlace, streams: list[str], relations: Relations, count: int
 ) -> None:
     """Complete groups, each once, in order, members in order, whatever of it is recorded."""
     messages = scattered(count, streams[:count])
     half = {stream: len(each) // 2 for stream, each in messages.items()}
     for stream, each in messages.items():
-        publish_plain(amqp_url, stream, each[: half[stream]])
-    record(*messages)
+        place.put(*each[: half[stream]], to=stream)
+    place.record(*messages)
     for stream, each in messages.items():
-        publish_plain(amqp_url, stream, each[half[stream] :])
-    naive = Naive(amqp_url, {stream: len(each) for stream, each in messages.items()})
+        place.put(*each[half[stream] :], to=stream)
+    naive = Naive(place.amqp, {stream: len(each) for stream, each in messages.items()})
     for recorded in ("in part", "altogether"):
         for order in ("logical", "physical"):
             assert places(relations.groups(list(messages), order=order)) == naive.complete(order), recorded
-        record(*messages)
+        place.record(*messages)
 
 
 def test_a_stream_s_own_order_is_that_of_its_offsets_whatever_its_times_are(
-    amqp_url: str, stream_name: str, record: Record, relations: Relations
+    place: GroupPlace, relations: Relations
 ) -> None:
     """Times that run backwards change neither the order of groups nor that of arrival."""
     messages = [of_group(n, s, last=s == 2, time_us=1_000 - 10 * n - s) for n, s in [(1, 2), (2, 1), (1, 1), (2, 2)]]
-    publish_plain(amqp_url, stream_name, messages)
-    record(stream_name)
-    assert bodies(relations.groups(stream_name)) == [[b"2-1", b"2-2"], [b"1-1", b"1-2"]]
-    assert bodies(relations.groups(stream_name, order="physical")) == [[b"1-2", b"1-1"], [b"2-1", b"2-2"]]
+    place.put_recorded(*messages)
+    assert bodies(relations.groups(place.stream)) == [[b"2-1", b"2-2"], [b"1-1", b"1-2"]]
+    assert bodies(relations.groups(place.stream, order="physical")) == [[b"1-2", b"1-1"], [b"2-1", b"2-2"]]
 
 
 # --- where reading begins, and what it needs --------------------------------------------------------------
 
 
-def test_reading_begins_with_the_first_group_that_stands_at_the_start(
-    amqp_url: str, stream_name: str, record: Record, relations: Relations
-) -> None:
+def test_reading_begins_with_the_first_group_that_stands_at_the_start(place: GroupPlace, relations: Relations) -> None:
     """By offset and by time; a group behind the start is whole though some of it lies before."""
-    order = [(1, 1), (2, 2), (1, 2), (2, 1), (3, 1), (3, 2)]
-    publish_plain(amqp_url, stream_name, [of_group(n, s, last=s == 2, time_us=s + n * 1_000_000) for n, s in order])
-    record(stream_name)
-    ids = lambda **options: [group.group_id for group in relations.groups(stream_name, **options)]  # noqa: E731
-    one, two, three = (group_id(number) for number in (1, 2, 3))
-    assert ids(start=0) == [one, two, three]
-    assert ids(start=1) == [two, three]
-    assert ids(start=3) == [two, three]
-    assert ids(start=4) == [three]
-    assert ids(start=5) == []
-    assert ids(start=1, order="physical") == [two, three]
-    assert ids(start=2, order="physical") == [three]
-    moment = relations.read(stream_name, 3).time
-    assert ids(start=moment) == [two, three]
-    assert ids(start=relations.read(stream_name, 4).time, order="physical") == [three]
+    messages = [(1, 1), (2, 2), (1, 2), (2, 1), (3, 1), (3, 2)]
+    place.put_recorded(*(of_group(n, s, last=s == 2, time_us=s + n * 1_000_000) for n, s in messages))
+    third, fourth = (relations.read(place.stream, offset).time for offset in (3, 4))
+    logical = {0: ids(1, 2, 3), 1: ids(2, 3), 3: ids(2, 3), 4: ids(3), 5: [], third: ids(2, 3)}
+    physical = {1: ids(2, 3), 2: ids(3), fourth: ids(3)}
+    for order, expected in (("logical", logical), ("physical", physical)):
+        found = {start: ids_of(relations.groups(place.stream, start=start, order=order)) for start in expected}
+        assert found == expected, order
 
 
-def test_bad_arguments_are_refused_before_anything_is_read(relations: Relations, stream_name: str) -> None:
+def test_bad_arguments_are_refused_before_anything_is_read(place: GroupPlace, relations: Relations) -> None:
     """Each by the error that says so, at the call."""
     for options in (
         {"order": "random"},
         {"start": -1},
         {"start": True},
         {"start": "first"},
-        {"idle_timeout_s": float("nan")},
         {"on_duplicate": "last"},
         {"on_conflict": "ignore"},
         {"on_conflict": "dead_letter"},
     ):
         with pytest.raises(InvalidInput):
-            relations.groups(stream_name, **options)
+            relations.groups(place.stream, **options)
     with pytest.raises(InvalidInput):
-        relations.groups([stream_name, "other"], start=5)
+        relations.groups([place.stream, "other"], start=5)
     for bad in ("", "abc", "G" * 48, group_id(1).upper().replace("0", "A"), 7, None):
         with pytest.raises(InvalidGroup):
             relations.group(bad)  # type: ignore[arg-type]
     for sequence in (0, 1_000_000_000, True, "1"):
         with pytest.raises(InvalidGroup):
             relations.grouped(group_id(1), sequence)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput):
-        relations.incomplete_groups(older_than=-1)
 
 
-def test_without_the_key_of_groups_nothing_is_guessed(relations: Relations, stream_name: str) -> None:
+def test_without_the_key_of_groups_nothing_is_guessed(place: GroupPlace, relations: Relations) -> None:
     """The error names the key and says how it is defined."""
     for ask in (
-        lambda: list(relations.groups(stream_name)),
+        lambda: list(relations.groups(place.stream)),
         lambda: relations.group(group_id(1)),
         lambda: relations.grouped(group_id(1), 1),
         lambda: relations.group_position(group_id(1)),
@@ -194,9 +184,9 @@ def test_without_the_key_of_groups_nothing_is_guessed(relations: Relations, stre
         assert error.value.key == "message_group"
 
 
-def test_a_stream_that_is_not_there_is_an_error(relations: Relations, record: Record, stream_name: str) -> None:
+def test_a_stream_that_is_not_there_is_an_error(place: GroupPlace, relations: Relations) -> None:
     """Where it is named."""
-    record(stream_name)
+    place.record()
     with pytest.raises(StreamNotFound):
         list(relations.groups("relatum-no-such-stream"))
     assert list(relations.groups()) == []
@@ -206,13 +196,12 @@ def test_a_stream_that_is_not_there_is_an_error(relations: Relations, record: Re
 
 
 def test_a_position_says_which_streams_it_holds_for(
-    amqp_url: str, streams: list[str], record: Record, relations: Relations
+    place: GroupPlace, streams: list[str], relations: Relations
 ) -> None:
     """A stream that the database does not know yet is read where it is named; a position of all says nothing of it."""
     known, unknown, _ = streams
-    publish_plain(amqp_url, known, [of_group(2, 1)])
-    record(known)
-    publish_plain(amqp_url, unknown, [of_group(1, 1), of_group(1, 2)])
+    place.put_recorded(of_group(2, 1), to=known)
+    place.put(of_group(1, 1), of_group(1, 2), to=unknown)
     of_all = relations.group_position(group_id(1))
     assert (of_all.seen, of_all.streams, of_all.is_of_all) == (0, (known,), True)
     assert of_all.holds_for("", known)
@@ -227,50 +216,41 @@ def test_a_position_says_which_streams_it_holds_for(
     assert not relations.group_position(group_id(1), streams=known, complete=False).is_proven
 
 
-def test_where_no_stream_is_recorded_a_group_s_position_is_not_known(
-    amqp_url: str, engine: sa.Engine, stream_name: str, relations: Relations
-) -> None:
+def test_where_no_stream_is_recorded_a_group_s_position_is_not_known(place: GroupPlace, relations: Relations) -> None:
     """Nobody named a stream, and the database knows none: a group that begins is not told from one that nobody sees."""
-    add_keys(engine, KEYS)
-    publish_plain(amqp_url, stream_name, [of_group(1, 1)])
+    add_keys(place.engine, [GROUP_KEY])
+    place.put(of_group(1, 1))
     for ask in (relations.group_position, relations.group):
         for complete in (True, False):
             with pytest.raises(NothingRecorded):
                 ask(group_id(1), complete=complete)
-    assert relations.group_position(group_id(1), streams=stream_name).seen == 1
+    assert relations.group_position(group_id(1), streams=place.stream).seen == 1
 
 
 def test_streams_that_are_long_gone_cost_a_look_at_all_recorded_ones_nothing(
-    amqp_url: str,
-    engine: sa.Engine,
-    streams: list[str],
-    record: Record,
-    relations: Relations,
-    caplog: pytest.LogCaptureFixture,
+    place: GroupPlace, streams: list[str], relations: Relations, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are asked for all together: no channel is closed over one, and none is waited for."""
-    publish_plain(amqp_url, streams[0], [of_group(1, 1), of_group(1, 2)])
-    record(streams[0])
-    with engine.begin() as connection:
+    place.put_recorded(of_group(1, 1), of_group(1, 2), to=streams[0])
+    with place.engine.begin() as connection:
         for _ in range(30):
             ensure_stream(connection, "/", unique_name())
     with caplog.at_level("WARNING"):
-        place = relations.group_position(group_id(1))
-        assert [each.group_id for each in relations.incomplete_groups(older_than=0)] == [group_id(1)]
+        position = relations.group_position(group_id(1))
+        assert ids_of(relations.incomplete_groups(older_than=0)) == ids(1)
         assert relations.find(GROUP_KEY.name, (group_id(2), 1, False)).status is Status.ABSENT
-    assert place.contiguous == 2
+    assert position.contiguous == 2
     assert not caplog.records, caplog.text
 
 
 def test_no_group_is_gone_on_with_where_its_messages_were_not_looked_for(
-    amqp_url: str, streams: list[str], record: Record, relations: Relations
+    place: GroupPlace, streams: list[str], relations: Relations
 ) -> None:
     """After a kill before anything was recorded, no number is given twice: the error says how to ask."""
     known, unknown, _ = streams
-    publish_plain(amqp_url, known, [of_group(2, 1)])
-    record(known)
-    publish_plain(amqp_url, unknown, [of_group(1, 1), of_group(1, 2)])
-    with broker_connection(amqp_url) as connection:
+    place.put_recorded(of_group(2, 1), to=known)
+    place.put(of_group(1, 1), of_group(1, 2), to=unknown)
+    with broker_connection(place.amqp) as connection:
         relatum.intercept(connection)
         channel = connection.channel()
         channel.confirm_delivery()
@@ -282,8 +262,8 @@ def test_no_group_is_gone_on_with_where_its_messages_were_not_looked_for(
             group.resume(unproven)
         group.resume(relations.group_position(group_id(1), streams=unknown))
         group.put(b"1-3", last=True)
-    place = relations.group_position(group_id(1), streams=unknown)
-    assert (place.is_complete, place.seen, place.anomalies) == (True, 3, ())
+    position = relations.group_position(group_id(1), streams=unknown)
+    assert (position.is_complete, position.seen, position.anomalies) == (True, 3, ())
 
 
 def test_a_position_of_an_exchange_is_asked_for_by_streams() -> None:
@@ -298,17 +278,17 @@ def test_a_position_of_an_exchange_is_asked_for_by_streams() -> None:
 
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_a_group_s_position_says_where_to_go_on(
-    amqp_url: str, streams: list[str], record: Record, relations: Relations, is_recorded: bool
+    place: GroupPlace, streams: list[str], relations: Relations, is_recorded: bool
 ) -> None:
     """Highest contiguous number, what is missing, whether the last was seen; also of what is not recorded."""
-    record(*streams)
-    publish_plain(amqp_url, streams[0], [of_group(1, 1), of_group(1, 4), of_group(2, 1)])
-    publish_plain(amqp_url, streams[1], [of_group(1, 2), of_group(1, 7, last=True)])
+    place.record(*streams)
+    place.put(of_group(1, 1), of_group(1, 4), of_group(2, 1), to=streams[0])
+    place.put(of_group(1, 2), of_group(1, 7, last=True), to=streams[1])
     if is_recorded:
-        record(*streams)
-    place = relations.group_position(group_id(1))
-    assert (place.contiguous, place.next_sequence, place.seen) == (2, 3, 4)
-    assert (place.missing, place.last_sequence, place.is_complete) == (((3, 3), (5, 6)), 7, False)
+        place.record(*streams)
+    position = relations.group_position(group_id(1))
+    assert (position.contiguous, position.next_sequence, position.seen) == (2, 3, 4)
+    assert (position.missing, position.last_sequence, position.is_complete) == (((3, 3), (5, 6)), 7, False)
     assert relations.group_position(group_id(1), streams=streams[0]).contiguous == 1
     assert relations.group_position(group_id(2)).last_sequence is None
     assert relations.group_position(group_id(3)).next_sequence == 1
@@ -316,13 +296,14 @@ def test_a_group_s_position_says_where_to_go_on(
         assert relations.group_position(group_id(1), complete=False).next_sequence == 1
 
 
+@both_faces
 def test_a_group_is_found_by_its_id_and_a_message_by_id_and_number(
-    amqp_url: str, streams: list[str], record: Record, relations: Relations
+    place: GroupPlace, streams: list[str], relations: Relations
 ) -> None:
     """Complete or not; each message with its status in the group."""
-    publish_plain(amqp_url, streams[0], [of_group(1, 3, last=True), of_group(1, 1), (b"alone", {"group_last": 7})])
-    publish_plain(amqp_url, streams[1], [of_group(1, 2), of_group(2, 2)])
-    record(*streams)
+    place.put(of_group(1, 3, last=True), of_group(1, 1), (b"alone", {"group_last": 7}), to=streams[0])
+    place.put(of_group(1, 2), of_group(2, 2), to=streams[1])
+    place.record(*streams)
     group = relations.group(group_id(1))
     assert [message.body for message in group] == [b"1-1", b"1-2", b"1-3"]
     assert [message.body for message in relations.group(group_id(1), order="physical", streams=streams[0])] == [
@@ -349,25 +330,22 @@ def test_a_group_is_found_by_its_id_and_a_message_by_id_and_number(
 # --- what is wrong with groups ----------------------------------------------------------------------------
 
 
-def test_duplicates_are_kept_apart_or_an_error(
-    amqp_url: str, stream_name: str, record: Record, relations: Relations
-) -> None:
+def test_duplicates_are_kept_apart_or_an_error(place: GroupPlace, relations: Relations) -> None:
     """The message that arrived first is taken; the others are named."""
-    publish_plain(amqp_url, stream_name, [*whole_group(1, 2), of_group(1, 1), *whole_group(2, 1)])
-    record(stream_name)
-    first, second = relations.groups(stream_name)
+    place.put_recorded(*whole_group(1, 2), of_group(1, 1), *whole_group(2, 1))
+    first, second = relations.groups(place.stream)
     assert [message.offset for message in first] == [0, 1]
     assert [message.offset for message in first.duplicates] == [2]
     assert first.position.anomalies == (Anomaly.DUPLICATE,)
     assert second.duplicates == ()
     assert Anomaly.DUPLICATE in relations.group_position(group_id(1)).anomalies
     with pytest.raises(GroupConflict) as error:
-        list(relations.groups(stream_name, on_duplicate="raise"))
+        list(relations.groups(place.stream, on_duplicate="raise"))
     assert (error.value.group_id, error.value.anomaly) == (group_id(1), Anomaly.DUPLICATE)
 
 
 def test_a_message_routed_to_two_streams_is_no_duplicate(
-    amqp_url: str, streams: list[str], record: Record, relations: Relations
+    place: GroupPlace, streams: list[str], relations: Relations
 ) -> None:
     """Its copies have one message_id; another message with that number is a duplicate all the same."""
     named = lambda name, place: (  # noqa: E731
@@ -375,9 +353,9 @@ def test_a_message_routed_to_two_streams_is_no_duplicate(
         pika.BasicProperties(message_id=name, headers=of_group(*place, last=place[1] == 2)[1]),
     )
     for stream in streams[:2]:
-        publish_plain(amqp_url, stream, [named("a", (1, 1)), named("b", (1, 2)), named("c", (2, 1))])
-    publish_plain(amqp_url, streams[1], [named("d", (2, 1)), named("e", (2, 2))])
-    record(*streams)
+        place.put(named("a", (1, 1)), named("b", (1, 2)), named("c", (2, 1)), to=stream)
+    place.put(named("d", (2, 1)), named("e", (2, 2)), to=streams[1])
+    place.record(*streams)
     first, second = relations.groups(streams)
     assert (len(first), first.duplicates, first.position.anomalies) == (2, (), ())
     assert [message.properties.message_id for message in second.duplicates] == ["d"]
@@ -395,14 +373,13 @@ def test_a_message_routed_to_two_streams_is_no_duplicate(
     ],
 )
 def test_a_group_that_contradicts_itself_is_an_error_or_passed_over(
-    amqp_url: str, stream_name: str, record: Record, relations: Relations, messages: Any, anomaly: Anomaly
+    place: GroupPlace, relations: Relations, messages: Any, anomaly: Anomaly
 ) -> None:
     """At its turn, named; the groups before it are given."""
-    publish_plain(amqp_url, stream_name, [*whole_group(1, 2), *messages, *whole_group(3, 2)])
-    record(stream_name)
-    assert [group.group_id for group in relations.groups(stream_name, on_conflict="skip")] == [group_id(1), group_id(3)]
+    place.put_recorded(*whole_group(1, 2), *messages, *whole_group(3, 2))
+    assert ids_of(relations.groups(place.stream, on_conflict="skip")) == ids(1, 3)
     with pytest.raises(GroupConflict) as error:
-        list(relations.groups(stream_name))
+        list(relations.groups(place.stream))
     assert (error.value.group_id, error.value.anomaly) == (group_id(2), anomaly)
     assert anomaly in relations.group_position(group_id(2)).anomalies
     (report,) = relations.incomplete_groups(older_than=0)
@@ -410,23 +387,21 @@ def test_a_group_that_contradicts_itself_is_an_error_or_passed_over(
 
 
 @pytest.mark.differs
-def test_a_group_that_retention_took_from_is_never_given_smaller(
-    amqp_url: str, database_url: str, engine: sa.Engine, record: Record
-) -> None:
+def test_a_group_that_retention_took_from_is_never_given_smaller(place: GroupPlace) -> None:
     """Its state is EXPIRED: an error, or passed over; it is listed as not whole, whether its rows are pruned or not."""
     stream, other = unique_name(), unique_name()
-    declare_stream(amqp_url, stream, x_max_length_bytes=1_000_000, x_stream_max_segment_size_bytes=500_000)
-    declare_stream(amqp_url, other)
+    declare_stream(place.amqp, stream, x_max_length_bytes=1_000_000, x_stream_max_segment_size_bytes=500_000)
+    declare_stream(place.amqp, other)
     try:
         # The first message, and so the place, of group 1 is in the stream that is retained.
-        publish_plain(amqp_url, stream, [of_group(1, 2, last=True), *whole_group(2, 1)])
-        publish_plain(amqp_url, other, [of_group(1, 1), *whole_group(3, 1)])
-        record(stream, other)
-        with Relations(amqp_url, database_url) as relations:
+        place.put(of_group(1, 2, last=True), *whole_group(2, 1), to=stream)
+        place.put(of_group(1, 1), *whole_group(3, 1), to=other)
+        place.record(stream, other)
+        with Relations(place.amqp, place.database) as relations:
             assert len(list(relations.groups())) == 3
-            publish_plain(amqp_url, stream, [(b"x" * 20_000, {"n": n}) for n in range(150)])
+            place.put(*((b"x" * 20_000, {"n": n}) for n in range(150)), to=stream)
             wait_until(lambda: OffsetExpired is type(next(relations.read_many([(stream, 0)]))), what="retention")
-            assert [group.group_id for group in relations.groups(on_conflict="skip")] == [group_id(3)]
+            assert ids_of(relations.groups(on_conflict="skip")) == ids(3)
             with pytest.raises(GroupConflict) as error:
                 list(relations.groups())
             assert (error.value.group_id, error.value.anomaly) == (group_id(1), Anomaly.EXPIRED)
@@ -437,25 +412,24 @@ def test_a_group_that_retention_took_from_is_never_given_smaller(
             (report,) = relations.incomplete_groups(older_than=0)
             assert (report.group_id, report.position.anomalies) == (group_id(1), (Anomaly.EXPIRED,))
             assert report.position.missing == ((2, 2),)
-            prune(amqp_url, engine.url)
-            assert [group.group_id for group in relations.groups()] == [group_id(3)]
+            prune(place.amqp, place.engine.url)
+            assert ids_of(relations.groups()) == ids(3)
             (report,) = relations.incomplete_groups(older_than=0)
             assert (report.group_id, report.position.last_sequence) == (group_id(1), None)
     finally:
-        delete_stream(amqp_url, stream)
-        delete_stream(amqp_url, other)
+        delete_stream(place.amqp, stream)
+        delete_stream(place.amqp, other)
 
 
-def test_all_groups_are_listed_the_newest_first(
-    amqp_url: str, streams: list[str], record: Record, relations: Relations
-) -> None:
+@both_faces
+def test_all_groups_are_listed_the_newest_first(place: GroupPlace, streams: list[str], relations: Relations) -> None:
     """Complete ones, too, page by page; of named streams those that lie there; what others set as headers is none."""
     hostile = [
         (b"", {"relatum_group": text, "relatum_group_sequence": 1}) for text in ("", "abc", "f" * 48, "~", "a|b")
     ]
-    publish_plain(amqp_url, streams[0], [*whole_group(1, 2), of_group(2, 1), *hostile])
-    publish_plain(amqp_url, streams[1], [*whole_group(3, 1), of_group(2, 2, last=True), of_group(4, 2)])
-    record(*streams)
+    place.put(*whole_group(1, 2), of_group(2, 1), *hostile, to=streams[0])
+    place.put(*whole_group(3, 1), of_group(2, 2, last=True), of_group(4, 2), to=streams[1])
+    place.record(*streams)
     page = relations._newest_groups()
     assert [(each.group_id, each.position.is_complete) for each in page.groups] == [
         (group_id(4), False),
@@ -468,27 +442,27 @@ def test_all_groups_are_listed_the_newest_first(
     found, before = [], None
     for _ in range(10):
         part = relations._newest_groups(before=before, limit=1)
-        found += [each.group_id for each in part.groups]
+        found += ids_of(part.groups)
         if (before := part.next) is None:
             break
-    assert found == [each.group_id for each in page.groups]
-    assert [each.group_id for each in relations._newest_groups(streams[1]).groups] == [group_id(n) for n in (4, 3, 2)]
+    assert found == ids_of(page.groups)
+    assert ids_of(relations._newest_groups(streams[1]).groups) == ids(4, 3, 2)
     for wrong in ({"limit": -1}, {"limit": 1_001}, {"before": 1}, {"before": "\0"}):
         with pytest.raises(InvalidInput):
             relations._newest_groups(**wrong)  # type: ignore[arg-type]
 
 
 def test_what_lies_before_the_key_was_defined_is_named_and_not_read(
-    amqp_url: str, engine: sa.Engine, streams: list[str], relations: Relations
+    place: GroupPlace, streams: list[str], relations: Relations
 ) -> None:
     """A list of what is recorded reads no stream, and says what that leaves out; a back-fill has it."""
-    publish_plain(amqp_url, streams[0], [*whole_group(1, 2), of_group(2, 1)])
-    with recording(amqp_url, engine, streams[0], keys=["order_id"]):
-        wait_recorded(amqp_url, engine, streams[0])
-    add_keys(engine, [GROUP_KEY])
-    publish_plain(amqp_url, streams[0], [of_group(2, 2, last=True), of_group(3, 2)])
-    with recording(amqp_url, engine, streams[0]):
-        wait_recorded(amqp_url, engine, streams[0])
+    place.put(*whole_group(1, 2), of_group(2, 1), to=streams[0])
+    with recording(place.amqp, place.engine, streams[0], keys=["order_id"]):
+        wait_recorded(place.amqp, place.engine, streams[0])
+    add_keys(place.engine, [GROUP_KEY])
+    place.put(of_group(2, 2, last=True), of_group(3, 2), to=streams[0])
+    with recording(place.amqp, place.engine, streams[0]):
+        wait_recorded(place.amqp, place.engine, streams[0])
     page = relations._newest_groups()
     assert [(each.group_id, each.position.is_complete) for each in page.groups] == [
         (group_id(3), False),
@@ -501,101 +475,76 @@ def test_what_lies_before_the_key_was_defined_is_named_and_not_read(
     assert not any("walk" in each["about"] for each in asked), "no groups are looked for"
     as_recorded = relations.incomplete_groups(older_than=0, complete=False)
     assert {each.group_id for each in as_recorded} == {group_id(2), group_id(3)}
-    assert [each.group_id for each in relations.incomplete_groups(older_than=0)] == [group_id(3)]
+    assert ids_of(relations.incomplete_groups(older_than=0)) == ids(3)
 
 
+@both_faces
 def test_groups_that_are_not_complete_are_listed_with_what_is_missing(
-    amqp_url: str, streams: list[str], record: Record, relations: Relations
+    place: GroupPlace, streams: list[str], relations: Relations
 ) -> None:
     """Oldest first, with their times and places; a group that is complete in what is not recorded is none of them."""
     now = time.time_ns() // 1_000
     old, young = now - 3_600_000_000, now - 60_000_000
-    record(*streams)
-    publish_plain(amqp_url, streams[0], [of_group(1, 1, time_us=young), of_group(2, 3, last=True, time_us=old)])
-    publish_plain(amqp_url, streams[1], [of_group(2, 1, time_us=young), *whole_group(3, 2, time_us=old)])
-    publish_plain(amqp_url, streams[0], [of_group(4, 1, time_us=old)])
-    record(*streams)
-    publish_plain(amqp_url, streams[1], [of_group(4, 2, last=True, time_us=now), of_group(5, 9, time_us=old + 1)])
+    place.record(*streams)
+    place.put(of_group(1, 1, time_us=young), of_group(2, 3, last=True, time_us=old), to=streams[0])
+    place.put(of_group(2, 1, time_us=young), *whole_group(3, 2, time_us=old), to=streams[1])
+    place.put(of_group(4, 1, time_us=old), to=streams[0])
+    place.record(*streams)
+    place.put(of_group(4, 2, last=True, time_us=now), of_group(5, 9, time_us=old + 1), to=streams[1])
     reports = relations.incomplete_groups(older_than=0)
-    assert [report.group_id for report in reports] == [group_id(n) for n in (2, 5, 1)]
+    assert ids_of(reports) == ids(2, 5, 1)
     assert reports[0].position.missing == ((2, 2),)
     assert reports[0].places == ((streams[0], 1), (streams[1], 0))
     assert (reports[0].first_seen, reports[0].last_seen) == (moment(old), moment(young))
-    assert [report.group_id for report in relations.incomplete_groups(older_than=timedelta(minutes=30))] == [
-        group_id(2),
-        group_id(5),
-    ]
+    assert ids_of(relations.incomplete_groups(older_than=timedelta(minutes=30))) == ids(2, 5)
     assert relations.incomplete_groups(older_than=7_200) == []
     only = relations.incomplete_groups(streams[1], older_than=0)
-    assert [report.group_id for report in only] == [group_id(n) for n in (5, 2, 4)]
+    assert ids_of(only) == ids(5, 2, 4)
 
 
-def test_what_others_write_into_the_headers_stands_for_no_number(
-    amqp_url: str, stream_name: str, record: Record, relations: Relations
-) -> None:
+def test_what_others_write_into_the_headers_stands_for_no_number(place: GroupPlace, relations: Relations) -> None:
     """A value that no message of a group has does not hide that the group lacks that number."""
     flag, number = of_group(1, 2), of_group(2, 2)
     flag[1]["group_last"], number[1]["group_sequence"] = 0, "02"
-    publish_plain(amqp_url, stream_name, [of_group(1, 1), flag, of_group(1, 3, last=True)])
-    publish_plain(amqp_url, stream_name, [of_group(2, 1), number, of_group(2, 3, last=True), *whole_group(3, 3)])
-    record(stream_name)
-    reports = relations.incomplete_groups(stream_name, older_than=0)
+    place.put(of_group(1, 1), flag, of_group(1, 3, last=True))
+    place.put_recorded(of_group(2, 1), number, of_group(2, 3, last=True), *whole_group(3, 3))
+    reports = relations.incomplete_groups(place.stream, older_than=0)
     assert [(report.group_id, report.position.missing) for report in reports] == [
         (group_id(1), ((2, 2),)),
         (group_id(2), ((2, 2),)),
     ]
-    assert [group.group_id for group in relations.groups(stream_name)] == [group_id(3)]
+    assert ids_of(relations.groups(place.stream)) == ids(3)
 
 
-def test_large_messages_of_groups_that_lie_mixed_come_whole(
-    amqp_url: str, database_url: str, streams: list[str], record: Record
-) -> None:
+def test_large_messages_of_groups_that_lie_mixed_come_whole(place: GroupPlace, relations: Relations) -> None:
     """Though each chunk holds messages of many groups, and they come to more than memory holds: they are read again."""
-    body, count, size = b"x" * 20_000, 480, 10
+    body, count, size = b"x" * 20_000, 360, 10
     messages = shuffled([message for number in range(count) for message in whole_group(number, size)], 5)
     # Without waiting for confirms: many messages come to lie in one chunk.
-    publish_plain(amqp_url, streams[0], [(body, headers) for _, headers in messages], confirm=False)
-    with StreamReader.open(amqp_url) as reader:
+    publish_plain(place.amqp, place.stream, [(body, headers) for _, headers in messages], confirm=False)
+    with StreamReader.open(place.amqp) as reader:
         # What is not recorded is read for its members first. Of an empty stream the last is None.
-        wait_until(lambda: (reader.bounds(streams[0]).last or 0) >= len(messages) - 1, what="all in the stream")
-    record(streams[0])
-    with Relations(amqp_url, database_url) as relations:
-        assert [len(group) for group in relations.groups(streams[0])] == [size] * count
+        wait_until(lambda: (reader.bounds(place.stream).last or 0) >= len(messages) - 1, what="all in the stream")
+    place.record()
+    assert [len(group) for group in relations.groups(place.stream)] == [size] * count
 
 
-@pytest.mark.parametrize("face", FACES)
 def test_a_connection_that_is_lost_between_groups_is_made_again(
-    amqp_url: str, stream_url: str, database_url: str, streams: list[str], record: Record, face: str
+    place: GroupPlace, streams: list[str], relations: Relations
 ) -> None:
     """A batch is gone on with where it was: each group once, in order, also after its end."""
     messages = shuffled([(body + b"x" * 2_000, headers) for n in range(300) for body, headers in whole_group(n, 3)], 3)
     for stream, part in zip(streams, (messages[::3], messages[1::3], messages[2::3]), strict=True):
-        publish_plain(amqp_url, stream, part, confirm=False)
-    record(*streams)
-    with Proxy.to(stream_url) as proxy, Relations(amqp_url, database_url) as direct:
-        expected = places(direct.groups(streams))
-        through = proxy.url(stream_url)
-
-        def taken(given: list[Any], group: Any) -> None:
-            given.append(group)
-            if len(given) % 50 == 0:
-                proxy.reset()
-
-        async def asynchronous() -> list[Any]:
-            given: list[Any] = []
-            async with AsyncRelations(amqp_url, database_url, stream_url=through) as relations:
-                async for group in relations.groups(streams):
-                    taken(given, group)
-            return given
-
-        def blocking() -> list[Any]:
-            given: list[Any] = []
-            with Relations(amqp_url, database_url, stream_url=through) as relations:
-                for group in relations.groups(streams):
-                    taken(given, group)
-            return given
-
-        given = blocking() if face == "blocking" else asyncio.run(asynchronous())
+        publish_plain(place.amqp, stream, part, confirm=False)
+    place.record(*streams)
+    expected, given = places(relations.groups(streams)), []
+    with Proxy.to(place.stream_url) as proxy:
+        through = proxy.url(place.stream_url)
+        with Relations(place.amqp, place.database, stream_url=through) as afar:
+            for group in afar.groups(streams):
+                given.append(group)
+                if len(given) % 50 == 0:
+                    proxy.reset()
     assert len(expected) == 300
     assert places(given) == expected
 
@@ -604,59 +553,56 @@ def test_a_connection_that_is_lost_between_groups_is_made_again(
 
 
 def test_a_group_that_is_completed_later_is_not_lost(
-    amqp_url: str, database_url: str, engine: sa.Engine, streams: list[str]
+    place: GroupPlace, streams: list[str], relations: Relations
 ) -> None:
     """Behind the position, in another stream; each group is given once, a late duplicate gives none again."""
     first, second, _ = streams
-    publish_plain(amqp_url, first, [of_group(1, 1), *whole_group(2, 2), of_group(1, 3, last=True)])
-    publish_plain(amqp_url, second, [of_group(3, 2, last=True)])
-    add_keys(engine, KEYS)
-    with recording(amqp_url, engine, *streams), Relations(amqp_url, database_url) as relations:
+    place.put(of_group(1, 1), *whole_group(2, 2), of_group(1, 3, last=True), to=first)
+    place.put(of_group(3, 2, last=True), to=second)
+    add_keys(place.engine, [GROUP_KEY])
+    with recording(place.amqp, place.engine, *streams):
         groups = relations.groups([first, second], follow=True, idle_timeout_s=90)
         assert next(groups).group_id == group_id(2)
-        publish_plain(amqp_url, first, [of_group(2, 1), *whole_group(4, 1)])
+        place.put(of_group(2, 1), *whole_group(4, 1), to=first)
         assert next(groups).group_id == group_id(4)
-        publish_plain(amqp_url, second, [of_group(1, 2)])
+        place.put(of_group(1, 2), to=second)
         found = next(groups)
         assert places([found]) == [[(first, 0), (second, 1), (first, 3)]]
-        publish_plain(amqp_url, first, [of_group(3, 1)])
+        place.put(of_group(3, 1), to=first)
         assert next(groups).group_id == group_id(3)
         for stream in streams:
-            wait_recorded(amqp_url, engine, stream)
+            wait_recorded(place.amqp, place.engine, stream)
         groups.close()
 
 
-def test_following_ends_when_nothing_came_for_the_time_given(
-    amqp_url: str, stream_name: str, record: Record, relations: Relations
-) -> None:
+def test_following_ends_when_nothing_came_for_the_time_given(place: GroupPlace, relations: Relations) -> None:
     """After what there is."""
-    publish_plain(amqp_url, stream_name, [*whole_group(1, 2), of_group(2, 1)])
-    record(stream_name)
+    place.put_recorded(*whole_group(1, 2), of_group(2, 1))
     follow = {"follow": True, "idle_timeout_s": 0.1}
-    assert [group.group_id for group in relations.groups(stream_name, **follow)] == [group_id(1)]
+    assert ids_of(relations.groups(place.stream, **follow)) == ids(1)
 
 
 def test_whatever_order_messages_come_in_each_group_is_given_once_while_following(
-    amqp_url: str, database_url: str, engine: sa.Engine, streams: list[str]
+    place: GroupPlace, streams: list[str], relations: Relations
 ) -> None:
     """As many as there are, none twice, none in part, from parts of streams that are recorded at any time."""
     messages = shuffled([message for number in range(40) for message in whole_group(number, 6)], seed=5)
-    add_keys(engine, KEYS)
-    with recording(amqp_url, engine, *streams, keys=KEYS), Relations(amqp_url, database_url) as relations:
+    add_keys(place.engine, [GROUP_KEY])
+    with recording(place.amqp, place.engine, *streams, keys=[GROUP_KEY]):
         groups = relations.groups(streams, follow=True, idle_timeout_s=90)
-        publisher = threading.Thread(target=_publish_each, args=(amqp_url, streams, messages))
+        publisher = threading.Thread(target=_put_each, args=(place, streams, messages))
         publisher.start()
         found = list(islice(groups, 40))
         publisher.join()
         groups.close()
         for stream in streams:
-            wait_recorded(amqp_url, engine, stream)
-    given = [group.group_id for group in found]
+            wait_recorded(place.amqp, place.engine, stream)
+    given = ids_of(found)
     assert sorted(given) == [group_id(number) for number in range(40)]
     assert all(len(group) == 6 for group in found)
 
 
-def _publish_each(amqp_url: str, streams: list[str], messages: list[Any]) -> None:
-    publish_plain(amqp_url, streams[2], [(b"alone", {})])
+def _put_each(place: Place, streams: list[str], messages: list[Any]) -> None:
+    place.put((b"alone", {}), to=streams[2])
     for part in range(0, len(messages), 20):
-        publish_plain(amqp_url, streams[part // 20 % 3], messages[part : part + 20])
+        place.put(*messages[part : part + 20], to=streams[part // 20 % 3])

@@ -16,10 +16,7 @@ WINDOW = {"key_id": 1, "stream_id": 1, "low": 400_000, "high": 402_000}
 STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a window's rows": (statements.rows_between(firsts_only=False), WINDOW),
     "a window's first numbers": (statements.rows_between(firsts_only=True), WINDOW),
-    "the members of one group": (
-        statements.members(),
-        {"key_id": 1, "group_ids": [f"{7:048x}"], "stream_ids": [1, 2]},
-    ),
+    "the members of one group": (statements.members(), {"key_id": 1, "group_ids": [f"{7:048x}"], "stream_ids": [1, 2]}),
     "the members of many groups": (
         statements.members(),
         {"key_id": 1, "group_ids": [f"{number:048x}" for number in range(0, 20_000, 20)], "stream_ids": [1, 2]},

@@ -19,7 +19,7 @@ import relatum
 from relatum.errors import KeyDefinitionConflict
 from relatum.keys import preset
 from relatum_consumer import Relations
-from tests.support import recording, unique_name, wait_recorded
+from tests.support import delete_stream, recording, unique_name, wait_recorded
 from tests.support.forking import in_child
 
 
@@ -32,6 +32,14 @@ def queue(amqp_url: str) -> Iterator[str]:
         connection.default_channel.queue_delete(name)
         connection.default_channel.exchange_delete(name)
     pools.reset()
+
+
+@pytest.fixture
+def stream(amqp_url: str) -> Iterator[str]:
+    """The name of a stream that copies of tasks make."""
+    name = unique_name("tasks")
+    yield name
+    delete_stream(amqp_url, name)
 
 
 def new_app(queue: str, url: str | None) -> Celery:
@@ -59,10 +67,15 @@ def taken(url: str, queue: str) -> Any:
         return message
 
 
-def test_an_app_is_intercepted_before_it_has_settings(amqp_url: str, queue: str) -> None:
-    """Nothing is opened by the line itself; what the app publishes then has an id, and else is as Celery made it."""
+@pytest.mark.parametrize("is_current", [False, True])
+def test_an_app_is_intercepted_before_it_has_settings(amqp_url: str, queue: str, is_current: bool) -> None:
+    """Nothing is opened by the line itself; what the app publishes then has an id, and else is as Celery made it.
+
+    Celery's `current_app` stands for the app.
+    """
     app = new_app(queue, None)
-    assert relatum.intercept(app) is app
+    given = Proxy(lambda: app) if is_current else app
+    assert relatum.intercept(given) is given
     assert type(app) is Celery
     app.conf.broker_url = amqp_url
     task = send(app)
@@ -70,8 +83,10 @@ def test_an_app_is_intercepted_before_it_has_settings(amqp_url: str, queue: str)
     assert message.headers["id"] == message.properties["correlation_id"] == task
     assert message.properties["message_id"]
     assert "BCC" not in message.headers
-    assert relatum.statistics(app).published == 1
-    relatum.release(app)
+    assert relatum.statistics(given).published == relatum.statistics(app).published == 1
+    relatum.release(given)
+    send(app)
+    assert "message_id" not in taken(amqp_url, queue).properties
 
 
 def test_a_producer_that_is_held_is_bare_once_the_app_is_released(amqp_url: str, database_url: str, queue: str) -> None:
@@ -138,19 +153,6 @@ def test_other_definitions_in_the_database_are_told_before_a_task_is_sent(
         assert connection.default_channel.basic_get(queue) is None
 
 
-def test_the_current_app_is_intercepted(amqp_url: str, queue: str) -> None:
-    """Celery's `current_app` stands for the app: both are intercepted, and released."""
-    app = new_app(queue, amqp_url)
-    current = Proxy(lambda: app)
-    relatum.intercept(current)
-    send(app)
-    assert taken(amqp_url, queue).properties["message_id"]
-    assert relatum.statistics(current).published == relatum.statistics(app).published == 1
-    relatum.release(current)
-    send(app)
-    assert "message_id" not in taken(amqp_url, queue).properties
-
-
 def test_a_process_that_may_fork_has_imported_what_its_children_need() -> None:
     """Else each child of a worker would take half a second for it, with the first task that it sends."""
     program = (
@@ -162,10 +164,9 @@ def test_a_process_that_may_fork_has_imported_what_its_children_need() -> None:
 
 
 def test_each_process_records_what_it_publishes(
-    amqp_url: str, database_url: str, engine: sa.Engine, queue: str
+    amqp_url: str, database_url: str, engine: sa.Engine, queue: str, stream: str
 ) -> None:
     """A child goes on with the app that its parent intercepted and used; both find all tasks."""
-    stream = unique_name("tasks")
     app = relatum.intercept(new_app(queue, amqp_url), database=database_url, keys=preset("celery"), copy_to=stream)
     tasks = [in_child(lambda: send(app)), send(app), unique_name("task")]
     # As a worker forks: Celery then drops its pools in the child.
@@ -181,15 +182,12 @@ def test_each_process_records_what_it_publishes(
         for offset, task in enumerate(tasks):
             assert [message.offset for message in relations.find("celery_id", task)] == [offset]
     relatum.release(app)
-    with Connection(amqp_url) as connection:
-        connection.default_channel.queue_delete(stream)
 
 
 def test_what_a_terminated_pool_process_published_a_recorder_of_its_own_has(
-    amqp_url: str, database_url: str, engine: sa.Engine, queue: str
+    amqp_url: str, database_url: str, engine: sa.Engine, queue: str, stream: str
 ) -> None:
     """As docs/celery.md says to do: such a process can neither record what it published last, nor say so."""
-    stream = unique_name("tasks")
     options: dict[str, Any] = {"database": database_url, "keys": preset("celery"), "copy_to": stream}
     app = relatum.intercept(new_app(queue, amqp_url), recorder="external", **options)
 
@@ -206,5 +204,3 @@ def test_what_a_terminated_pool_process_published_a_recorder_of_its_own_has(
         wait_recorded(amqp_url, engine, stream)
         assert [message.stream for message in relations.find("celery_id", task)] == [stream]
     relatum.release(app)
-    with Connection(amqp_url) as connection:
-        connection.default_channel.queue_delete(stream)

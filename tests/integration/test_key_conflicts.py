@@ -3,6 +3,9 @@
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import aio_pika
 import pytest
@@ -10,15 +13,15 @@ import sqlalchemy as sa
 from pika import BasicProperties
 
 import relatum
-from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, KeyNotDefined, RelatumError
+from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, KeyNotDefined
 from relatum.keys import AGREE_S, KeyDefinition
-from relatum.reading import StreamReader
 from relatum.recording import Recorder
 from relatum.recording._publishers_keys import PublishersKeys
 from relatum.store import add_keys, check_keys, key_definitions, mask_key, remove_key
 from relatum.waiting import Outages
-from tests.support import broker_connection, recorded_to, unique_name, wait_until
+from tests.support import broker_connection, unique_name, wait_until
 from tests.support.callbacks import open_channel, running
+from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
 
@@ -32,179 +35,149 @@ def taken(engine: sa.Engine) -> sa.Engine:
     return engine
 
 
-def bodies(amqp_url: str, stream: str) -> list[bytes]:
-    """What is in a stream."""
-    with StreamReader.open(amqp_url) as reader:
-        return [message.body for message in reader.iterate(stream)]
+def bodies(place: Place) -> list[bytes]:
+    """What is in the stream."""
+    return [message.body for message in place.messages()]
+
+
+def is_refused(publish: Callable[..., object], *arguments: Any) -> bool:
+    """Whether a publish ends with the conflict."""
+    try:
+        publish(*arguments)
+    except KeyDefinitionConflict:
+        return True
+    return False
+
+
+def defined(engine: sa.Engine) -> dict[str, KeyDefinition]:
+    """The keys in force, by name."""
+    with engine.connect() as connection:
+        return {key.name: key for key in key_definitions(connection)}
 
 
 @pytest.mark.parametrize("recorder", ["embedded", "external"])
-def test_intercept_raises_over_a_blocking_connection(
-    amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str, recorder: str
-) -> None:
+def test_intercept_raises_over_a_blocking_connection(place: Place, taken: sa.Engine, recorder: str) -> None:
     """The connection stays as it was, and publishes plainly; with the same definition it is intercepted."""
-    with broker_connection(amqp_url) as connection:
+    with broker_connection(place.amqp) as connection:
         with pytest.raises(KeyDefinitionConflict, match="'order' is defined already") as caught:
-            relatum.intercept(connection, database=database_url, keys=[MINE], recorder=recorder)  # type: ignore[arg-type]
+            relatum.intercept(connection, database=place.database, keys=[MINE], recorder=recorder)  # type: ignore[arg-type]
         assert caught.value.key == "order"
-        connection.channel().basic_publish("", stream_name, b"plain")
+        connection.channel().basic_publish("", place.stream, b"plain")
         same = KeyDefinition("order", source="property:correlation_id")
-        relatum.intercept(connection, database=database_url, keys=[same], recorder=recorder)  # type: ignore[arg-type]
-        connection.channel().basic_publish("", stream_name, b"stamped")
+        relatum.intercept(connection, database=place.database, keys=[same], recorder=recorder)  # type: ignore[arg-type]
+        connection.channel().basic_publish("", place.stream, b"stamped")
         relatum.release(connection)
     # Two channels: the broker may take the second's message first.
-    wait_until(lambda: sorted(bodies(amqp_url, stream_name)) == [b"plain", b"stamped"], what="both are there")
+    wait_until(lambda: sorted(bodies(place)) == [b"plain", b"stamped"], what="both are there")
 
 
 @pytest.mark.parametrize("connect", [aio_pika.connect, aio_pika.connect_robust])
-async def test_the_first_publish_raises_through_aio_pika(
-    amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str, connect: object
-) -> None:
+async def test_the_first_publish_raises_through_aio_pika(place: Place, taken: sa.Engine, connect: object) -> None:
     """An event loop does not wait in `intercept`: the first publishes do, with a receipt or without one."""
-    connection = await connect(amqp_url)  # type: ignore[operator]
+    connection = await connect(place.amqp)  # type: ignore[operator]
     async with connection:
-        relatum.intercept(connection, database=database_url, keys=[MINE])
+        relatum.intercept(connection, database=place.database, keys=[MINE])
         channel = await connection.channel()
         message = aio_pika.Message(b"x")
-        publishes = [channel.default_exchange.publish(message, stream_name) for _ in range(5)]
+        publishes = [channel.default_exchange.publish(message, place.stream) for _ in range(5)]
         for ended in await asyncio.gather(*publishes, return_exceptions=True):
             assert isinstance(ended, KeyDefinitionConflict)
             assert "nothing was sent" in str(ended)
         with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
-            await relatum.publish_async(channel, message, stream_name)
+            await relatum.publish_async(channel, message, place.stream)
         await asyncio.to_thread(relatum.release, connection)
-    assert bodies(amqp_url, stream_name) == []
+    assert bodies(place) == []
 
 
-async def test_publishes_through_aio_pika_keep_their_order_while_they_wait(
-    amqp_url: str, database_url: str, stream_name: str
-) -> None:
+async def test_publishes_through_aio_pika_keep_their_order_while_they_wait(place: Place) -> None:
     """What is published at once, just behind `intercept`, arrives in the order it was published in."""
-    async with await aio_pika.connect(amqp_url) as connection:
-        relatum.intercept(connection, database=database_url, keys=[MINE])
+    async with await aio_pika.connect(place.amqp) as connection:
+        relatum.intercept(connection, database=place.database, keys=[MINE])
         channel = await connection.channel()
         messages = [aio_pika.Message(b"%d" % n) for n in range(200)]
-        await asyncio.gather(*(channel.default_exchange.publish(each, stream_name) for each in messages))
+        await asyncio.gather(*(channel.default_exchange.publish(each, place.stream) for each in messages))
         await asyncio.to_thread(relatum.release, connection)
-    assert bodies(amqp_url, stream_name) == [b"%d" % n for n in range(200)]
+    assert bodies(place) == [b"%d" % n for n in range(200)]
 
 
-def test_a_callback_connection_raises_as_soon_as_it_is_known(
-    amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str
-) -> None:
+def test_a_callback_connection_raises_as_soon_as_it_is_known(place: Place, taken: sa.Engine) -> None:
     """Its thread cannot wait: a publish raises once the database has answered, and a receipt is refused as well."""
-
-    def is_refused() -> bool:
-        try:
-            on_thread(channel.basic_publish, "", stream_name, b"early")
-        except KeyDefinitionConflict:
-            return True
-        return False
-
-    with running(amqp_url, database=database_url, keys=[MINE]) as (connection, on_thread):
+    with running(place.amqp, database=place.database, keys=[MINE]) as (connection, on_thread):
         channel = open_channel(connection, on_thread)
-        wait_until(is_refused, what="the refusal")
+        early = (on_thread, channel.basic_publish, "", place.stream, b"early")
+        wait_until(lambda: is_refused(*early), what="the refusal")
         with pytest.raises(KeyDefinitionConflict):
-            on_thread(relatum.publish, channel, "", stream_name, b"receipt")
-    assert set(bodies(amqp_url, stream_name)) <= {b"early"}
+            on_thread(relatum.publish, channel, "", place.stream, b"receipt")
+    assert set(bodies(place)) <= {b"early"}
 
 
 @pytest.mark.parametrize("how", ["refused", "frozen"])
-def test_with_the_database_away_publishing_goes_on_until_it_is_known(
-    amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str, how: str
-) -> None:
+def test_with_the_database_away_publishing_goes_on_until_it_is_known(place: Place, taken: sa.Engine, how: str) -> None:
     """Publishing does not depend on PostgreSQL; once that says otherwise, the next publish raises, and a receipt does.
 
     Nothing is recorded meanwhile. Once the other definition is removed, publishing and recording go on.
     """
-    with Proxy.to(database_url) as proxy, broker_connection(amqp_url) as connection:
-        if how == "refused":
-            proxy.accepts = False
-        else:
-            proxy.mode = "frozen"
+    with Proxy.to(place.database) as proxy, broker_connection(place.amqp) as connection:
+        proxy.accepts, proxy.mode = how != "refused", "frozen" if how == "frozen" else "pass"
         with in_time(AGREE_S):
-            relatum.intercept(connection, database=proxy.url(database_url), keys=[MINE])
+            relatum.intercept(connection, database=proxy.url(place.database), keys=[MINE])
         channel = connection.channel()
         channel.confirm_delivery()
         properties = BasicProperties(headers={"order_id": "o1"})
-        channel.basic_publish("", stream_name, b"while away", properties)
+        channel.basic_publish("", place.stream, b"while away", properties)
         proxy.accepts, proxy.mode = True, "pass"
-
-        def is_refused() -> bool:
-            try:
-                relatum.publish(channel, "", stream_name, b"later", properties)
-            except KeyDefinitionConflict:
-                return True
-            return False
-
-        wait_until(is_refused, what="the refusal")
-        before = bodies(amqp_url, stream_name)
+        later = (relatum.publish, channel, "", place.stream, b"later", properties)
+        wait_until(lambda: is_refused(*later), what="the refusal")
+        before = bodies(place)
         with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
-            channel.basic_publish("", stream_name, b"refused", properties)
-        assert bodies(amqp_url, stream_name) == before
-        assert recorded_to(taken, stream_name) == 0
+            channel.basic_publish("", place.stream, b"refused", properties)
+        assert bodies(place) == before
+        assert place.recorded_to() == 0
         remove_key(taken, "order")
-        wait_until(lambda: _is_published(channel, stream_name, properties), what="publishing goes on")
-        wait_until(lambda: recorded_to(taken, stream_name) > len(before), what="it is recorded")
+        after = (channel.basic_publish, "", place.stream, b"after", properties)
+        wait_until(lambda: not is_refused(*after), what="publishing goes on")
+        wait_until(lambda: place.recorded_to() > len(before), what="it is recorded")
         relatum.release(connection)
-
-
-def _is_published(channel: object, stream: str, properties: BasicProperties) -> bool:
-    try:
-        channel.basic_publish("", stream, b"after", properties)  # type: ignore[attr-defined]
-    except KeyDefinitionConflict:
-        return False
-    return True
 
 
 def test_a_publisher_that_is_never_to_be_stopped_is_not(
-    amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str, caplog: pytest.LogCaptureFixture
+    place: Place, taken: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With `on_invalid="skip"` messages are published, the log says it once, and receipts alone are refused."""
-    with broker_connection(amqp_url) as connection:
-        relatum.intercept(connection, database=database_url, keys=[MINE], on_invalid="skip")
+    with broker_connection(place.amqp) as connection:
+        relatum.intercept(connection, database=place.database, keys=[MINE], on_invalid="skip")
         channel = connection.channel()
         channel.confirm_delivery()
         wait_until(lambda: "does not define the keys as this publisher does" in caplog.text, what="the line")
-        channel.basic_publish("", stream_name, b"published")
+        channel.basic_publish("", place.stream, b"published")
         with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
-            relatum.publish(channel, "", stream_name, b"receipt")
+            relatum.publish(channel, "", place.stream, b"receipt")
         relatum.release(connection)
-    assert bodies(amqp_url, stream_name) == [b"published"]
-    assert recorded_to(taken, stream_name) == 0
+    assert bodies(place) == [b"published"]
+    assert place.recorded_to() == 0
 
 
-def test_of_two_that_define_it_at_the_same_moment_one_is_refused(
-    amqp_url: str, engine: sa.Engine, database_url: str
-) -> None:
+def test_of_two_that_define_it_at_the_same_moment_one_is_refused(amqp_url: str, engine: sa.Engine) -> None:
     """Whoever comes second is told so; the database holds the first one's definition, whole."""
     wanted = [KeyDefinition("order", source=f"header:{name}") for name in ("one", "other")]
     at_once = threading.Barrier(2)
-    ended: list[RelatumError | KeyDefinition] = []
 
-    def define(definition: KeyDefinition) -> None:
+    def refusal(definition: KeyDefinition) -> KeyDefinitionConflict | None:
         with broker_connection(amqp_url) as connection:
             at_once.wait(90)
             try:
-                relatum.intercept(connection, database=database_url, keys=[definition, unique_name()])
-            except RelatumError as error:
-                ended.append(error)
-            else:
-                ended.append(definition)
-                relatum.release(connection)
+                relatum.intercept(connection, database=engine.url, keys=[definition, unique_name()])
+            except KeyDefinitionConflict as error:
+                return error
+            relatum.release(connection)
+        return None
 
-    threads = [threading.Thread(target=define, args=[each]) for each in wanted]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
-    (refused,) = [each for each in ended if isinstance(each, KeyDefinitionConflict)]
-    (defined,) = [each for each in ended if isinstance(each, KeyDefinition)]
-    assert refused.key == "order"
-    with engine.connect() as connection:
-        found = {each.name: each for each in key_definitions(connection)}
-    assert len(found) == 2
-    assert found["order"].sources == defined.sources
+    with ThreadPoolExecutor(2) as pool:
+        refusals = list(pool.map(refusal, wanted))
+    (first,) = [wanted[n] for n, each in enumerate(refusals) if each is None]
+    assert [each.key for each in refusals if each is not None] == ["order"]
+    assert len(defined(engine)) == 2
+    assert defined(engine)["order"].sources == first.sources
 
 
 def test_a_key_that_others_define_anew_is_noticed(engine: sa.Engine) -> None:
@@ -214,8 +187,7 @@ def test_a_key_that_others_define_anew_is_noticed(engine: sa.Engine) -> None:
     remove_key(engine, "order")
     assert keys.look()
     keys.agreement.check()
-    with engine.connect() as connection:
-        assert not key_definitions(connection)
+    assert not defined(engine)
     add_keys(engine, [KeyDefinition("order", type="integer")])
     assert not keys.look()
     with pytest.raises(KeyDefinitionConflict):
@@ -225,18 +197,16 @@ def test_a_key_that_others_define_anew_is_noticed(engine: sa.Engine) -> None:
     keys.agreement.check()
 
 
-def test_a_recorder_with_other_definitions_ends(amqp_url: str, taken: sa.Engine, stream_name: str) -> None:
+def test_a_recorder_with_other_definitions_ends(place: Place, taken: sa.Engine) -> None:
     """It raises before it records anything."""
     with pytest.raises(KeyDefinitionConflict):
-        Recorder(amqp_url, taken.url, [stream_name], keys=[MINE]).run(threading.Event())
-    with taken.connect() as connection:
-        assert connection.execute(sa.text("SELECT count(*) FROM relatum.streams")).scalar_one() == 0
+        Recorder(place.amqp, taken.url, [place.stream], keys=[MINE]).run(threading.Event())
+    assert place.sql("SELECT FROM relatum.streams") == []
 
 
 def names_of(engine: sa.Engine) -> dict[str, str | None]:
     """Which key each one names."""
-    with engine.connect() as connection:
-        return {key.name: key.names for key in key_definitions(connection)}
+    return {name: key.names for name, key in defined(engine).items()}
 
 
 def test_a_key_may_name_another_that_is_defined_with_it_or_before(engine: sa.Engine) -> None:
@@ -290,8 +260,7 @@ def test_a_key_is_masked_by_who_says_so_and_shown_again_by_name_alone(engine: sa
     """Who leaves it out agrees, and takes no mask off; a masked key is not removed, which would do just that."""
 
     def masked() -> list[str]:
-        with engine.connect() as connection:
-            return [key.name for key in key_definitions(connection) if key.masked]
+        return [name for name, key in defined(engine).items() if key.masked]
 
     add_keys(engine, [KeyDefinition("card", masked=True), "order"])
     assert masked() == ["card"]

@@ -5,7 +5,6 @@ from typing import Any
 
 import pika
 import pytest
-import sqlalchemy as sa
 
 import relatum
 from relatum.errors import InvalidInput
@@ -13,7 +12,8 @@ from relatum.keys import KeyDefinition
 from relatum.recording import backfill, status, verify
 from relatum.store import add_keys, key_definitions
 from relatum_consumer import Relations
-from tests.support import broker_connection, publish_plain, record, rows_of
+from tests.support import broker_connection, rows_of
+from tests.support.place import Place
 
 KEYS = [
     KeyDefinition("order", source="body:$.order.id or header:order_id"),
@@ -56,42 +56,38 @@ def expected(broker_version: tuple[int, ...]) -> set[tuple[str, str, int]]:
     return ROWS | ({("deep", "q", 2)} if broker_version >= (3, 13) else set())
 
 
-def test_rows_are_those_of_what_lies_at_the_path(
-    amqp_url: str, engine: sa.Engine, stream_name: str, broker_version: tuple[int, ...]
-) -> None:
+def test_rows_are_those_of_what_lies_at_the_path(place: Place, broker_version: tuple[int, ...]) -> None:
     """A body, a header instead of one, several values of an array; what cannot be a value is counted."""
-    publish_plain(amqp_url, stream_name, MESSAGES)
-    record(amqp_url, engine, stream_name, keys=KEYS)
-    rows = rows_of(engine, stream_name)
+    place.put(*MESSAGES)
+    place.record()
+    rows = rows_of(place.engine, place.stream)
     assert (set(rows), len(rows)) == (expected(broker_version), len(expected(broker_version)))
-    (seen,) = status(amqp_url, engine.url, [stream_name])
+    (seen,) = status(place.amqp, place.database, [place.stream])
     assert seen.skipped == {"sku": {"float": 1}, "order": {"not_json": 1}, "both": {"not_json": 1}}
-    assert verify(amqp_url, engine.url, [stream_name]).ok
-    with engine.connect() as connection:
+    assert verify(place.amqp, place.database, [place.stream]).ok
+    with place.engine.connect() as connection:
         assert [(key.name, key.sources) for key in key_definitions(connection)] == [
             (key.name, key.sources) for key in KEYS
         ]
 
 
-def test_a_back_fill_reads_bodies_too(
-    amqp_url: str, engine: sa.Engine, stream_name: str, broker_version: tuple[int, ...]
-) -> None:
+def test_a_back_fill_reads_bodies_too(place: Place, broker_version: tuple[int, ...]) -> None:
     """Of messages that were recorded before a key came from their bodies."""
-    publish_plain(amqp_url, stream_name, MESSAGES)
-    record(amqp_url, engine, stream_name, keys=["order_id"])
-    add_keys(engine, KEYS)
-    backfill(amqp_url, engine.url, stream_name)
-    assert set(rows_of(engine, stream_name)) - {("order_id", "o1", 2)} == expected(broker_version)
+    place.put(*MESSAGES)
+    place.record(keys=["order_id"])
+    add_keys(place.engine, KEYS)
+    backfill(place.amqp, place.database, place.stream)
+    assert set(rows_of(place.engine, place.stream)) - {("order_id", "o1", 2)} == expected(broker_version)
 
 
-def test_answers_follow_each_value(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+def test_answers_follow_each_value(place: Place) -> None:
     """A message with several values of a key is related by each of them, and is one message all the same."""
-    publish_plain(amqp_url, stream_name, MESSAGES)
-    record(amqp_url, engine, stream_name, keys=KEYS)
-    with Relations(amqp_url, engine.url) as relations:
+    place.put(*MESSAGES)
+    place.record()
+    with Relations(place.amqp, place.database) as relations:
         assert [each.offset for each in relations.find("sku", "b").messages] == [0, 1]
         assert [each.offset for each in relations.find("order", 2).messages] == [1]
-        first, second = relations.read(stream_name, 0), relations.read(stream_name, 1)
+        first, second = relations.read(place.stream, 0), relations.read(place.stream, 1)
         answer = relations.related(first, by="sku")
         assert [each.offset for each in answer.messages] == [1, 3]
         assert [hit.keys for hit in answer.hits] == [("sku",), ("sku",)]
@@ -102,32 +98,30 @@ def test_answers_follow_each_value(amqp_url: str, engine: sa.Engine, stream_name
         assert [(edge.cause and edge.cause.offset, edge.effect.offset) for edge in trace.edges] == [(0, 1), (2, 1)]
         assert relations.find("sku", "z", complete=True).status == "absent"
         with pytest.raises(InvalidInput, match="2 values of the key 'sku'"):
-            relations.after(first, stream_name, by="sku")
+            relations.after(first, place.stream, by="sku")
 
 
-def test_what_is_not_recorded_yet_is_read_in_the_same_way(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+def test_what_is_not_recorded_yet_is_read_in_the_same_way(place: Place) -> None:
     """A complete answer reads bodies itself."""
-    publish_plain(amqp_url, stream_name, MESSAGES[:1])
-    record(amqp_url, engine, stream_name, keys=KEYS)
-    publish_plain(amqp_url, stream_name, MESSAGES[1:])
-    with Relations(amqp_url, engine.url) as relations:
+    place.put(*MESSAGES[:1])
+    place.record()
+    place.put(*MESSAGES[1:])
+    with Relations(place.amqp, place.database) as relations:
         assert [each.offset for each in relations.find("sku", "b").messages] == [0]
         assert [each.offset for each in relations.find("sku", "b", complete=True).messages] == [0, 1]
 
 
-def test_a_publisher_records_what_its_bodies_say(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_a_publisher_records_what_its_bodies_say(place: Place) -> None:
     """The message is sent as it is, and a receipt tells its offset. A bad value of a body is sent, and has no row."""
-    with broker_connection(amqp_url) as connection:
-        relatum.intercept(connection, database=database_url, keys=KEYS[:2])
+    with broker_connection(place.amqp) as connection:
+        relatum.intercept(connection, database=place.database, keys=KEYS[:2])
         channel = connection.channel()
         body, properties = MESSAGES[0]
-        receipt = relatum.publish(channel, "", stream_name, body, properties)
+        receipt = relatum.publish(channel, "", place.stream, body, properties)
         assert receipt.wait(60)[0].offset == 0
-        channel.basic_publish("", stream_name, b'{"order": {"id": 1.5}}')
+        channel.basic_publish("", place.stream, b'{"order": {"id": 1.5}}')
         relatum.release(connection)
-    assert set(rows_of(engine, stream_name)) == {("order", "o1", 0), ("sku", "a", 0), ("sku", "b", 0)}
-    with Relations(amqp_url, engine.url) as relations:
-        assert relations.read(stream_name, 0).body == body
-        assert relations.read(stream_name, 0).headers.keys() <= {"relatum_receipt", "relatum_time"}
+    assert set(rows_of(place.engine, place.stream)) == {("order", "o1", 0), ("sku", "a", 0), ("sku", "b", 0)}
+    with Relations(place.amqp, place.database) as relations:
+        assert relations.read(place.stream, 0).body == body
+        assert relations.read(place.stream, 0).headers.keys() <= {"relatum_receipt", "relatum_time"}

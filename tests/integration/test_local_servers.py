@@ -1,19 +1,25 @@
-"""The private servers: what they answer, what they survive, and that nothing of them survives their owner."""
+"""The private servers and `relatum up`: what they answer and survive, and that nothing survives their owner."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pika.exceptions
 import psycopg
 import pytest
 
 from relatum.errors import ServerStartFailed
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
+from relatum.terminal import ExitCode
+from tests.acceptance._command import COMMAND, run
 from tests.support import (
     START_S,
     broker_connection,
@@ -26,6 +32,7 @@ from tests.support import (
     unique_name,
     wait_until,
 )
+from tests.support.ports import free_port
 
 
 def _one(url: str, statement: str) -> object:
@@ -88,26 +95,12 @@ def test_a_frozen_server_answers_nothing_until_thawed(private_servers: LocalServ
     assert private_servers.pids == []
 
 
-def test_two_run_side_by_side(private_servers: LocalServers, tmp_path: Path) -> None:
-    """A second pair in another directory shares nothing with the first."""
-    with LocalServers(tmp_path / "second", durable=False, start_timeout_s=START_S) as second:
-        declare_stream(second.broker_url, "only-here")
-        assert second.broker_url != private_servers.broker_url
-        assert not set(second.pids) & set(private_servers.pids)
-        with (
-            pytest.raises(pika.exceptions.ChannelClosedByBroker, match="404"),
-            broker_connection(private_servers.broker_url) as connection,
-        ):
-            connection.channel().queue_declare("only-here", passive=True)
-    assert private_servers.running
-
-
 OWNER = """
 import os, signal, sys
 from relatum.local import LocalServers
-with LocalServers(sys.argv[1], durable=False):
-    print("up", flush=True)
-    if sys.argv[2] == "fork" and os.fork() == 0:
+with LocalServers(sys.argv[1], durable=False) as servers:
+    print(servers.broker_url, flush=True)
+    if os.fork() == 0:
         signal.pause()
     signal.pause()
 """
@@ -123,52 +116,56 @@ def _outside(group: int, directory: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("way", ["alone", "fork"])
-def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path, way: str) -> None:
-    """SIGKILL to the owner ends every process of both servers, even while a forked child of the owner lives on."""
+def test_nothing_is_left_of_a_second_pair_when_its_owner_is_killed(
+    private_servers: LocalServers, tmp_path: Path
+) -> None:
+    """It shares nothing with the first; SIGKILL to its owner ends all of it, though a forked child lives on."""
     directory = tmp_path / unique_name("owned")
-    command = [sys.executable, "-c", OWNER, str(directory), way]
+    command = [sys.executable, "-c", OWNER, str(directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as owner:
         try:
             assert owner.stdout is not None
-            assert owner.stdout.readline() == b"up\n"
+            url = owner.stdout.readline().decode().strip()
             assert len(processes_naming(str(directory))) > 5
+            assert not set(processes_naming(str(directory))) & set(private_servers.pids)
+            declare_stream(url, "only-here")
+            assert url != private_servers.broker_url
+            with (
+                pytest.raises(pika.exceptions.ChannelClosedByBroker, match="404"),
+                broker_connection(private_servers.broker_url) as connection,
+            ):
+                connection.channel().queue_declare("only-here", passive=True)
             owner.kill()
             owner.wait()
             wait_until(lambda: _outside(owner.pid, directory) == [], what="all to be gone")
-            assert len(processes_naming(str(directory))) == (1 if way == "fork" else 0)
+            assert len(processes_naming(str(directory))) == 1  # the child
+            assert private_servers.running
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(owner.pid, signal.SIGKILL)
 
 
-def test_a_directory_has_one_server_at_a_time(tmp_path: Path) -> None:
-    """A second server in a directory in use fails and changes nothing; once the first is gone, it has its URL."""
-    with LocalPostgreSQL(tmp_path / "database", durable=False, start_timeout_s=START_S) as server:
-        url = server.database_url
-        with pytest.raises(ServerStartFailed, match="Another server runs in"):
-            LocalPostgreSQL(tmp_path / "database", start_timeout_s=START_S).start()
-        assert _one(url, "SELECT 1") == 1
-    with LocalPostgreSQL(tmp_path / "database", start_timeout_s=START_S) as again:
-        assert again.database_url == url
-        assert _one(url, "SHOW fsync") == "on"
-
-
-def test_a_start_that_fails_shows_the_servers_last_lines(tmp_path: Path) -> None:
-    """The error holds what RabbitMQ itself said, and none of its processes is left."""
-    server = LocalRabbitMQ(tmp_path / "broker", configuration={"no.such.setting": "1"})
-    with pytest.raises(ServerStartFailed, match=r"(?s)RabbitMQ in .* ended with status .*no\.such\.setting"):
+@pytest.mark.parametrize(
+    ("options", "program", "said"),
+    [
+        ({"configuration": {"no.such.setting": "1"}}, "", r"(?s)RabbitMQ in .* ended with status .*no\.such\.setting"),
+        ({"start_timeout_s": 0.2}, "", r"gave no answer in 0\.2 s"),
+        ({}, "nowhere", r"\A[^\n]*apt-get install [^\n]* rabbitmq-server[^\n]*Docker[^\n]*\Z"),
+    ],
+    ids=["its last lines", "too long", "not installed"],
+)
+def test_a_start_that_fails_says_why_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], program: str, said: str
+) -> None:
+    """What RabbitMQ said, the time it was given, or what to install; a URL asked for before is refused."""
+    if program:
+        monkeypatch.setenv("RELATUM_RABBITMQ_SERVER", str(tmp_path / program))
+    server = LocalRabbitMQ(tmp_path / "broker", **options)
+    with pytest.raises(RuntimeError, match="start it first"):
+        server.broker_url  # noqa: B018
+    with pytest.raises(ServerStartFailed, match=said):
         server.start()
-    assert server.pids == []
-    assert processes_naming(str(tmp_path)) == []
-
-
-def test_a_start_that_takes_too_long_fails(tmp_path: Path) -> None:
-    """A server that gives no answer in time is killed and named."""
-    server = LocalRabbitMQ(tmp_path / "broker", start_timeout_s=0.2)
-    with pytest.raises(ServerStartFailed, match=r"gave no answer in 0\.2 s"):
-        server.start()
-    assert processes_naming(str(tmp_path)) == []
+    assert server.pids == processes_naming(str(tmp_path)) == []
 
 
 class Late(LocalPostgreSQL):
@@ -182,25 +179,104 @@ class Late(LocalPostgreSQL):
             self.taken = socket.create_server(("127.0.0.1", self.port))
 
 
-def test_a_port_that_is_taken_in_between_is_replaced(tmp_path: Path) -> None:
-    """Of several servers that start at once one may have chosen another's port: it starts on another one."""
-    with Late(tmp_path / "database", durable=False) as server:
+def test_a_directory_has_one_server_at_a_time(tmp_path: Path) -> None:
+    """A second server in a directory in use fails and changes nothing; once the first is gone, it has its URL.
+
+    The first one's port is taken between its choice and its use: it starts on another one.
+    """
+    with Late(tmp_path / "database", durable=False, start_timeout_s=START_S) as server:
         assert server.taken is not None
         with server.taken:
             assert server.port != server.taken.getsockname()[1]
-            assert _one(server.database_url, "SELECT 1") == 1
+        url = server.database_url
+        with pytest.raises(ServerStartFailed, match="Another server runs in"):
+            LocalPostgreSQL(tmp_path / "database", start_timeout_s=START_S).start()
+        assert _one(url, "SELECT 1") == 1
+    with LocalPostgreSQL(tmp_path / "database", start_timeout_s=START_S) as again:
+        assert again.database_url == url
+        assert _one(url, "SHOW fsync") == "on"
 
 
-def test_a_server_that_is_not_installed_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to install, or to use Docker."""
-    monkeypatch.setenv("RELATUM_RABBITMQ_SERVER", str(tmp_path / "nowhere"))
-    with pytest.raises(ServerStartFailed, match=r"apt-get install .* rabbitmq-server.*Docker") as failed:
-        LocalServers(tmp_path / "servers", durable=False, start_timeout_s=START_S).start()
-    assert "\n" not in str(failed.value)
-    assert processes_naming(str(tmp_path)) == []
+# --- relatum up -------------------------------------------------------------------------------------------
 
 
-def test_ports_before_the_first_start_are_an_error(tmp_path: Path) -> None:
-    """A URL asked for too early is refused rather than wrong."""
-    with pytest.raises(RuntimeError, match="start it first"):
-        LocalRabbitMQ(tmp_path).broker_url  # noqa: B018
+@contextmanager
+def _up(directory: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", dict[str, str]]]:
+    """Run the command with the page; give it with the URLs it printed; end what is left of it."""
+    command, pipe = [COMMAND, "up", "--web", "--directory", directory, *options], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            urls = {}
+            for _ in range(4):
+                line = process.stdout.readline()
+                found = re.fullmatch(r"export (RELATUM_[A-Z]+_URL)=(\S+)\n", line)
+                assert found, line + (process.stderr.read() if process.stderr and not line else "")
+                urls[found[1]] = found[2]
+            yield process, urls
+        finally:
+            process.kill()
+    wait_until(lambda: not processes_naming(str(directory)), what="all processes to be gone")
+
+
+def test_up_serves_until_it_is_stopped_and_is_started_again_in_its_directory(tmp_path: Path) -> None:
+    """Servers, schema and page are there at the same URLs, however it ended before.
+
+    It ends with 0 by Ctrl-C and by SIGTERM, and with an error that names it when a server dies by itself; a kill, also
+    of its very first start, leaves nothing.
+    """
+    directory, port = tmp_path / "servers", str(free_port([0]))
+    first = subprocess.Popen([COMMAND, "up", "--directory", directory, "--web"], stderr=subprocess.DEVNULL)
+    with first:
+        wait_until((directory / "rabbitmq" / "server.log").exists, what="the start of a server")
+        first.kill()
+    wait_until(lambda: not processes_naming(str(directory)), what="all processes to be gone")
+    seen = []
+    for end in ("SIGINT", "SIGKILL", "SIGTERM", "a server's"):
+        with _up(directory, "--port", port) as (process, urls):
+            assert httpx.get(urls["RELATUM_WEB_URL"] + "api/health", timeout=90).json() == {"is_well": True}
+            seen.append(urls)
+            if end == "SIGINT":
+                assert server_version(urls["RELATUM_BROKER_URL"]) >= (3, 10)
+                with psycopg.connect(urls["RELATUM_DATABASE_URL"]) as connection:
+                    row = connection.execute("SELECT to_regclass('relatum.relationships') IS NOT NULL").fetchone()
+                    assert row == (True,)
+            if end == "a server's":
+                for pid in processes_naming(str(directory / "postgresql" / "data")):
+                    with suppress(ProcessLookupError):  # the first one's death ends the others
+                        os.kill(pid, signal.SIGKILL)
+                assert process.wait(90) != 0
+                assert process.stderr is not None
+                assert "PostgreSQL ended by itself" in " ".join(process.stderr.read().split())
+            elif end != "SIGKILL":
+                process.send_signal(signal.Signals[end])
+                assert process.wait(90) == 0
+                assert processes_naming(str(directory)) == []
+    assert all(urls == seen[0] for urls in seen)
+    assert set(seen[0]) == {f"RELATUM_{name}_URL" for name in ("BROKER", "STREAM", "DATABASE", "WEB")}
+    assert seen[0]["RELATUM_WEB_URL"] == f"http://127.0.0.1:{port}/"
+
+
+@pytest.mark.parametrize(
+    "where", ["a file", "below a file", "not for anybody", "a directory in a file's place", "no JSON"]
+)
+def test_up_says_which_directory_cannot_be_used(tmp_path: Path, where: str) -> None:
+    """One that cannot be made or written to, or a damaged identity, is named, with the reason: a wrong option."""
+    (tmp_path / "file").touch()
+    (tmp_path / "odd" / "rabbitmq" / "identity.json").mkdir(parents=True)
+    (tmp_path / "damaged" / "rabbitmq").mkdir(parents=True)
+    (tmp_path / "damaged" / "rabbitmq" / "identity.json").write_text("no JSON")
+    directory = {
+        "a file": tmp_path / "file",
+        "below a file": tmp_path / "file" / "below",
+        # Nobody may make a directory there, root included.
+        "not for anybody": Path("/sys/relatum"),
+        "a directory in a file's place": tmp_path / "odd",
+        "no JSON": tmp_path / "damaged",
+    }[where]
+    ended = run("up", "-d", str(directory))
+    assert ended.returncode == ExitCode.CONFIGURATION
+    said = "identity.json does not hold" if where == "no JSON" else f"{directory}"
+    assert said in ended.stderr
+    assert "cannot be used" in ended.stderr or where == "no JSON"
+    assert "Traceback" not in ended.stderr

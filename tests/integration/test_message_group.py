@@ -1,14 +1,14 @@
-"""Groups of messages published through pika, and what is refused before anything is sent."""
+"""Groups of messages published through each client, and what is refused before anything is sent."""
 
-import copy
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from typing import Any
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from inspect import isawaitable
+from typing import Any, Self
 
+import aio_pika
 import pika
 import pytest
-import sqlalchemy as sa
-from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 import relatum
 from relatum.errors import (
@@ -21,515 +21,377 @@ from relatum.errors import (
     PublishOutcomeUnknown,
     PublishUnroutable,
 )
-from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, Membership, assess, membership, parse_value
-from relatum.reading import Message, StreamReader, TimeSource
-from tests.support import (
-    broker_connection,
-    recording,
-    rows_of,
-    unique_name,
-    wait_recorded,
-    wait_until,
-)
-from tests.support.callbacks import open_channel, running
+from relatum.membership import GROUP_KEY, GroupPosition, Membership, assess, membership, parse_value
+from relatum.reading import Message, StreamReader
+from tests.contract._clients import CLIENTS, CONFIRMING, Line, open_line
+from tests.support import broker_connection, recording, rows_of, unique_name, wait_until
+from tests.support.place import Place
 from tests.support.proxy import Proxy
 
 ID = "0123456789abcdef" * 3
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"group_id": ID}, "group_sequence_missing"),
-    ({"group_id": ID, "group_last": True}, "group_sequence_missing"),
-    ({"group_sequence": 1}, "group_id_missing"),
-    ({"group_last": True}, "group_id_missing"),
-    ({"group_id": ID[2:], "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": ID + "00", "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": ID.upper(), "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": bytes.fromhex(ID), "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": ID, "group_sequence": 0}, "group_sequence_out_of_range"),
-    ({"group_id": ID, "group_sequence": 1_000_000_000}, "group_sequence_out_of_range"),
-    ({"group_id": ID, "group_sequence": "1"}, "group_sequence_not_an_integer"),
-    ({"group_id": ID, "group_sequence": True}, "group_sequence_not_an_integer"),
-    ({"group_id": ID, "group_sequence": 1, "group_last": "yes"}, "group_last_not_a_boolean"),
-]
+
+def is_of_asyncio(line: Line) -> bool:
+    """Whether a connection is aio-pika's."""
+    return isinstance(line.connection, aio_pika.abc.AbstractConnection)
+
+
+def ended(line: Any, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What a function gives, called where the connection is, once it has ended."""
+
+    async def awaited() -> Any:
+        result = function(*arguments, **options)
+        return await result if isawaitable(result) else result
+
+    return line._run(awaited()) if is_of_asyncio(line) else line._call(function, *arguments, **options)
+
+
+class Putting:
+    """A group of a client's own kind, each call run to its end."""
+
+    def __init__(self, line: Line, to: str, channel: Any = None, **options: Any) -> None:
+        self._line, self._channel = line, channel or line.channel()
+        self._is_async = is_of_asyncio(line)
+        kind: Any = relatum.AsyncMessageGroup if self._is_async else relatum.MessageGroup
+        self._group = ended(self._line, kind, self._channel, *([] if self._is_async else [""]), to, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def put(self, message: Any = b"", *, exchange: str | None = None, **options: Any) -> Any:
+        """Put a message of the client's, or a body."""
+        made = self._line.message(message) if isinstance(message, bytes) else message
+        target: Any = exchange
+        if self._is_async and exchange is not None:
+            target = ended(self._line, self._channel.get_exchange, exchange, ensure=False)
+        return ended(self._line, self._group.put, *([made] if self._is_async else made), exchange=target, **options)
+
+    def put_each(self, bodies: Iterable[bytes]) -> None:
+        """Put messages, none of which is the last."""
+        for body in bodies:
+            self.put(body)
+
+    def close(self) -> None:
+        """End the group."""
+        ended(self._line, self._group.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        ended(self._line, self._group.__aexit__ if self._is_async else self._group.__exit__, *error)
+
+
+@pytest.fixture(params=CLIENTS)
+def line(request: pytest.FixtureRequest, amqp_url: str) -> Iterator[Line]:
+    """A connection of each client, intercepted."""
+    with open_line(request.param, amqp_url) as line:
+        line.intercept(keys=["order_id", GROUP_KEY])
+        yield line
 
 
 @pytest.fixture
-def connection(amqp_url: str) -> Iterator[BlockingConnection]:
-    """An intercepted connection."""
-    with broker_connection(amqp_url) as connection:
-        yield relatum.intercept(connection, keys=["order_id", relatum.GROUP_KEY])
+def pika_channel(amqp_url: str) -> Iterator[Any]:
+    """A channel of pika's, with confirms."""
+    with open_line("pika", amqp_url) as line:
+        line.intercept(keys=[GROUP_KEY])
+        yield line.channel()
 
 
-@pytest.fixture
-def channel(connection: BlockingConnection) -> BlockingChannel:
-    """A channel with confirms: what it has published is in the stream."""
-    channel = connection.channel()
-    channel.confirm_delivery()
-    return channel
+def messages(place: Place, count: int, stream: str | None = None) -> list[Message]:
+    """All messages of a stream, once there are so many: not each client waits for confirms."""
+    with StreamReader.open(place.stream_url) as reader:
+        wait_until(lambda: reader.bounds(stream or place.stream).last == count - 1, what=f"{count} messages")
+    return place.messages(stream)
 
 
-def read(stream_url: str, *streams: str) -> list[Message]:
-    """All messages of some streams."""
-    with StreamReader.open(stream_url) as reader:
-        return [message for stream in streams for message in reader.iterate(stream)]
+def numbers(found: Iterable[Message]) -> list[tuple[int, bool]]:
+    """The numbers and flags of messages, which are of one group."""
+    places = [each for each in (membership(message.headers) for message in found) if each]
+    assert len({each.group_id for each in places}) <= 1
+    return [(each.sequence, each.last) for each in places]
 
 
-def places(stream_url: str, *streams: str) -> list[tuple[int, bool]]:
-    """The numbers and flags of all messages of some streams, which are of one group."""
-    found = [membership(message.headers) for message in read(stream_url, *streams)]
-    assert len({place.group_id for place in found if place}) <= 1
-    return [(place.sequence, place.last) for place in found if place]
-
-
-def position_of(stream_url: str, group_id: str, *streams: str) -> GroupPosition:
-    """How far a group has come, by reading all of the streams."""
-    found = [membership(message.headers) for message in read(stream_url, *streams)]
-    return assess(group_id, [place for place in found if place])
-
-
-def put_each(group: relatum.MessageGroup, bodies: Iterable[bytes]) -> None:
-    """Put messages, none of which is the last."""
-    for body in bodies:
-        group.put(body)
-
-
-def channel_through(proxy: Proxy, amqp_url: str, stream_url: str) -> BlockingChannel:
-    """A channel with confirms through a proxy."""
-    connection = BlockingConnection(pika.URLParameters(proxy.url(amqp_url)))
-    relatum.intercept(connection, broker_url=amqp_url, stream_url=stream_url)
-    channel = connection.channel()
-    channel.confirm_delivery()
-    return channel
+def position_of(place: Place, group_id: str) -> GroupPosition:
+    """How far a group has come, by reading all of the stream."""
+    found = [membership(message.headers) for message in place.messages()]
+    return assess(group_id, [each for each in found if each])
 
 
 # --- logical order ---------------------------------------------------------------------------------------------
 
 
-def test_a_group_gets_its_id_and_numbers(channel: BlockingChannel, stream_url: str, stream_name: str) -> None:
-    """Each message carries the id, its number and the flag; its body and all else are the caller's."""
-    properties = pika.BasicProperties(headers={"order_id": "1"}, type="line", message_id="mine")
-    before = copy.deepcopy(properties)
-    with relatum.MessageGroup(channel, "", stream_name) as group:
-        assert group.put(b"one") is None
-        group.put("two", properties)
-        group.put(b"three", pika.BasicProperties(), last=True)
-    assert group.is_complete
-    assert group.last_sequence == 3
-    messages = read(stream_url, stream_name)
-    assert [message.body for message in messages] == [b"one", b"two", b"three"]
-    assert [membership(message.headers) for message in messages] == [
-        Membership(group.group_id, 1, False),
-        Membership(group.group_id, 2, False),
-        Membership(group.group_id, 3, True),
+def test_a_group_gets_its_id_and_numbers(line: Line, place: Place) -> None:
+    """In place of those of another group; its body and all else are the caller's, whose message stays as it is."""
+    old = Membership(ID, 7, True).headers | {"order_id": "1"}
+    given = line.message(b"two", headers=old, message_id="mine", type="line")
+    before = line.state(given)
+    with Putting(line, place.stream) as group:
+        group.put(b"one")
+        group.put(given)
+        group.put(b"three", last=True)
+    assert (group.is_complete, group.last_sequence) == (True, 3)
+    assert line.state(given) == before
+    found = messages(place, 3)
+    assert [message.body for message in found] == [b"one", b"two", b"three"]
+    assert [membership(message.headers) for message in found] == [
+        Membership(group.group_id, n, n == 3) for n in (1, 2, 3)
     ]
-    assert properties == before
-    assert messages[1].headers["order_id"] == "1"
-    assert (messages[1].properties.type, messages[1].properties.message_id) == ("line", "mine")
-    sources = [message.time_source for message in messages]
-    assert sources == [TimeSource.MESSAGE_ID, TimeSource.HEADER, TimeSource.MESSAGE_ID]
+    assert found[1].headers["order_id"] == "1"
+    assert (found[1].properties.type, found[1].properties.message_id) == ("line", "mine")
+    assert all(message.time_source for message in found)
 
 
-def test_a_group_may_lie_in_several_streams(
-    channel: BlockingChannel, stream_url: str, stream_name: str, other_stream: str
-) -> None:
-    """Each put may name its own exchange and routing key; the numbers go on across them."""
+def test_groups_may_lie_in_several_streams_beside_one_another(line: Line, place: Place, other_stream: str) -> None:
+    """Each put may name its own exchange and routing key; the numbers go on across them, and are each group's own."""
     exchange = unique_name()
-    channel.exchange_declare(exchange, "direct", auto_delete=True)
-    channel.queue_bind(other_stream, exchange, "elsewhere")
-    with relatum.MessageGroup(channel, "", stream_name) as group:
-        group.put(b"")
-        group.put(b"", exchange=exchange, routing_key="elsewhere")
-        group.put(b"", routing_key=other_stream)
-        group.put(b"", last=True)
-    assert places(stream_url, stream_name) == [(1, False), (4, True)]
-    assert places(stream_url, other_stream) == [(2, False), (3, False)]
-    assert position_of(stream_url, group.group_id, stream_name, other_stream).is_complete
+    with broker_connection(place.amqp) as connection:
+        connection.channel().exchange_declare(exchange, "direct")
+        connection.channel().queue_bind(other_stream, exchange, "elsewhere")
+    channel = line.channel()
+    with Putting(line, place.stream, channel) as group, Putting(line, unique_name(), channel) as beside:
+        group.put()
+        beside.put(routing_key=place.stream, last=True)
+        group.put(exchange=exchange, routing_key="elsewhere")
+        group.put(routing_key=other_stream)
+        group.put(last=True)
+    found = [membership(message.headers) for message in messages(place, 3)]
+    assert found == [
+        Membership(group.group_id, 1, False),
+        Membership(beside.group_id, 1, True),
+        Membership(group.group_id, 4, True),
+    ]
+    assert numbers(messages(place, 2, other_stream)) == [(2, False), (3, False)]
+    with broker_connection(place.amqp) as connection:
+        connection.channel().exchange_delete(exchange)
 
 
-def test_every_group_has_an_id_of_its_own(channel: BlockingChannel, stream_url: str, stream_name: str) -> None:
-    """Groups published at the same time over one channel do not mix."""
-    with (
-        relatum.MessageGroup(channel, "", stream_name) as one,
-        relatum.MessageGroup(channel, "", stream_name) as other,
-    ):
-        for last in (False, False, True):
-            one.put(b"", last=last)
-            other.put(b"", last=last)
-    assert one.group_id != other.group_id
-    for group in (one, other):
-        position = position_of(stream_url, group.group_id, stream_name)
-        assert position.is_complete
-        assert position.seen == 3
-
-
-def test_headers_of_another_group_are_replaced(channel: BlockingChannel, stream_url: str, stream_name: str) -> None:
-    """A message that is passed on with its old headers becomes one of the new group."""
-    old = pika.BasicProperties(headers={**Membership(ID, 7, True).headers, "kept": "yes"})
-    with relatum.MessageGroup(channel, "", stream_name) as group:
-        group.put(b"", old, last=True)
-    (message,) = read(stream_url, stream_name)
-    assert membership(message.headers) == Membership(group.group_id, 1, True)
-    assert message.headers["kept"] == "yes"
-
-
-def test_the_table_holds_a_group_as_one_range(
-    amqp_url: str, stream_name: str, database_url: str, engine: sa.Engine
-) -> None:
-    """With the group's key on the connection, each message is a row that tells its place."""
-    with (
-        recording(amqp_url, engine, stream_name, keys=[GROUP_KEY]),
-        broker_connection(amqp_url) as connection,
-    ):
-        relatum.intercept(connection, database=database_url, keys=[relatum.GROUP_KEY], recorder="external")
-        channel = connection.channel()
-        channel.confirm_delivery()
-        channel.basic_publish("", stream_name, b"in no group")
-        with relatum.MessageGroup(channel, "", stream_name) as group:
+def test_the_table_holds_a_group_as_one_range(place: Place, pika_channel: Any) -> None:
+    """With the group's key, each message is a row that tells its place."""
+    with recording(place.amqp, place.engine, place.stream, keys=[GROUP_KEY]):
+        pika_channel.basic_publish("", place.stream, b"in no group")
+        with relatum.MessageGroup(pika_channel, "", place.stream) as group:
             group.put(b"")
             group.put(b"", last=True)
-        wait_recorded(amqp_url, engine, stream_name)
-    rows = rows_of(engine, stream_name)
+        place.wait_recorded()
+    rows = rows_of(place.engine, place.stream)
     assert [(key, parse_value(value), offset) for key, value, offset in rows] == [
         ("message_group", Membership(group.group_id, 1, False), 1),
         ("message_group", Membership(group.group_id, 2, True), 2),
     ]
 
 
-def test_a_group_can_do_without_confirms(connection: BlockingConnection, stream_url: str, stream_name: str) -> None:
-    """On a channel without confirms the numbers are those of the messages sent."""
-    channel = connection.channel()
-    with relatum.MessageGroup(channel, "", stream_name) as group:
-        for _ in range(50):
-            group.put(b"")
-        group.put(b"", last=True)
-    channel.queue_declare(stream_name, passive=True)  # answered after the messages are in the stream
-    assert position_of(stream_url, group.group_id, stream_name).is_complete
+def test_a_group_can_do_without_confirms(line: Line, place: Place) -> None:
+    """The numbers are those of the messages sent."""
+    with Putting(line, place.stream, line.channel(confirms=False)) as group:
+        group.put_each([b""] * 50)
+        group.put(last=True)
+    assert numbers(messages(place, 51)) == [(number, number == 51) for number in range(1, 52)]
 
 
 # --- the end of a group ----------------------------------------------------------------------------------------
 
 
-def test_leaving_without_a_last_message_is_an_error(
-    channel: BlockingChannel, stream_url: str, stream_name: str
-) -> None:
-    """MQRC_INCOMPLETE_GROUP: the error names the group; what was put stays, and nothing is added."""
-    group = relatum.MessageGroup(channel, "", stream_name)
+def test_a_group_ends_with_its_last_message(line: Line, place: Place) -> None:
+    """Left without one: an error that names the group; after an exception of the caller's: that one; then: refused."""
+    group = Putting(line, place.stream)
     with pytest.raises(IncompleteGroup) as caught, group:
-        put_each(group, [b"", b""])
+        group.put_each([b"", b""])
     assert (caught.value.group_id, caught.value.missing, caught.value.last_sequence) == (group.group_id, (), None)
-    assert places(stream_url, stream_name) == [(1, False), (2, False)]
-
-
-def test_nothing_put_is_no_group(connection: BlockingConnection, channel: BlockingChannel, stream_name: str) -> None:
-    """A block in which nothing was put ends without an error and without a message."""
-    frames = connection._impl.frames_sent
-    with relatum.MessageGroup(channel, "", stream_name):
-        pass
-    assert connection._impl.frames_sent == frames
-
-
-def test_an_error_in_the_block_goes_through(channel: BlockingChannel, stream_url: str, stream_name: str) -> None:
-    """The group is left as it is; the exception is the caller's own."""
-    group = relatum.MessageGroup(channel, "", stream_name)
-    with pytest.raises(ZeroDivisionError), group:
-        put_each(group, (b"%d" % (1 / number) for number in (1, 0)))
-    assert places(stream_url, stream_name) == [(1, False)]
-    with pytest.raises(InvalidGroup) as caught:
-        group.put(b"")
-    assert caught.value.reason == "group_has_ended"
-
-
-def test_nothing_comes_after_the_last_message(
-    connection: BlockingConnection, channel: BlockingChannel, stream_url: str, stream_name: str
-) -> None:
-    """Neither another message nor a second last one is sent."""
-    with relatum.MessageGroup(channel, "", stream_name) as group:
-        group.put(b"", last=True)
-        frames = connection._impl.frames_sent
-        for last in (False, True):
-            with pytest.raises(InvalidGroup) as caught:
-                group.put(b"", last=last)
-            assert caught.value.reason == "group_has_ended"
-        assert connection._impl.frames_sent == frames
-    assert places(stream_url, stream_name) == [(1, True)]
-
-
-def test_a_group_is_closed_without_a_block(channel: BlockingChannel, stream_url: str, stream_name: str) -> None:
-    """`close` does what leaving the block does."""
-    group = relatum.MessageGroup(channel, "", stream_name)
-    group.put(b"")
+    raised = Putting(line, place.stream, group_id=group.group_id, start=3)
+    with pytest.raises(ZeroDivisionError), raised:
+        raised.put_each(b"%d" % (1 / number) for number in (1, 0))
+    unfinished = Putting(line, place.stream, group_id=group.group_id, start=4)
+    unfinished.put()
     with pytest.raises(IncompleteGroup):
-        group.close()
-    with pytest.raises(InvalidGroup):
-        group.put(b"")
-    assert places(stream_url, stream_name) == [(1, False)]
+        unfinished.close()
+    with Putting(line, place.stream) as nothing:
+        pass
+    assert not nothing.is_complete
+    with Putting(line, place.stream, group_id=group.group_id, start=5) as whole:
+        whole.put(last=True)
+        ended = (group, raised, unfinished, whole)
+        for each, last in [(each, last) for each in ended for last in (False, True)]:
+            with pytest.raises(InvalidGroup) as refused:
+                each.put(last=last)
+            assert refused.value.reason == "group_has_ended"
+    assert numbers(messages(place, 5)) == [(number, number == 5) for number in range(1, 6)]
 
 
 # --- puts that fail --------------------------------------------------------------------------------------------
 
 
-def test_a_put_that_failed_leaves_no_gap(channel: BlockingChannel, stream_url: str, stream_name: str) -> None:
-    """Invalid, unroutable, nacked: the message is nowhere, so the next one gets its number."""
+@pytest.mark.parametrize("line", CONFIRMING, indirect=True)
+def test_a_put_that_failed_leaves_no_gap(line: Line, place: Place) -> None:
+    """Invalid, unroutable, nacked, to a wrong place: the message is nowhere, so the next one gets its number."""
     full = unique_name()
-    channel.queue_declare(full, exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
-    with suppress(pika.exceptions.NackError):
+    channels = [line.channel()]
+    if is_of_asyncio(line):
+        channels.append(ended(line, line.connection.channel, on_return_raises=False))
+    with broker_connection(place.amqp) as connection:
+        arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        connection.channel().queue_declare(full, arguments=arguments)
         for _ in range(10):
-            channel.basic_publish("", full, b"")
-    with relatum.MessageGroup(channel, "", stream_name) as group:
-        group.put(b"")
-        with pytest.raises(InvalidRelationshipKey):
-            group.put(b"", pika.BasicProperties(headers={"order_id": 1.5}))
-        with pytest.raises(PublishUnroutable):
-            group.put(b"", routing_key=unique_name())
-        with pytest.raises(PublishNacked):
-            group.put(b"", routing_key=full)
-        with pytest.raises(pika.exceptions.UnroutableError):
-            group.put(b"", last=True, routing_key=unique_name())
-        with pytest.raises(TypeError):
-            group.put(b"", nonsense=1)
-        assert (group.next_sequence, group.last_sequence, group.is_complete) == (2, None, False)
-        group.put(b"")
-        group.put(b"", last=True)
-    assert places(stream_url, stream_name) == [(1, False), (2, False), (3, True)]
+            connection.channel().basic_publish("", full, b"")
+        for channel in channels:
+            with Putting(line, place.stream, channel) as group:
+                group.put()
+                with pytest.raises(InvalidRelationshipKey):
+                    group.put(line.message(headers={"order_id": 1.5}))
+                with pytest.raises(PublishUnroutable) as unroutable:
+                    group.put(routing_key=unique_name())
+                assert unroutable.value.in_stream is False
+                with pytest.raises(PublishNacked):
+                    group.put(routing_key=full)
+                with pytest.raises(PublishUnroutable):
+                    group.put(last=True, routing_key=unique_name())
+                with pytest.raises(TypeError):
+                    group.put(nonsense=1)
+                assert (group.next_sequence, group.last_sequence, group.is_complete) == (2, None, False)
+                group.put()
+                group.put(last=True)
+        connection.channel().queue_delete(full)
+    found = messages(place, 3 * len(channels))
+    assert [numbers(found[first : first + 3]) for first in range(0, len(found), 3)] == [
+        [(1, False), (2, False), (3, True)]
+    ] * len(channels)
 
 
-def test_an_unknown_outcome_keeps_the_number(amqp_url: str, stream_url: str, stream_name: str) -> None:
-    """The confirm is lost: the error goes through and the number stays taken; the group is gone on with after it."""
-    with Proxy.to(amqp_url) as proxy:
-        channel = channel_through(proxy, amqp_url, stream_url)
-        group = relatum.MessageGroup(channel, "", stream_name)
-        group.put(b"")
+@pytest.mark.parametrize("arrives", [True, False])
+@pytest.mark.parametrize("client", CONFIRMING)
+def test_behind_a_lost_confirm_a_group_goes_on_where_it_stands(place: Place, client: str, arrives: bool) -> None:
+    """The number of a message that may be there stays taken; by the position it is filled, or gone on behind."""
+    with Proxy.to(place.amqp) as proxy, open_line(client, proxy.url(place.amqp)) as line:
+        line.intercept(broker_url=place.amqp, stream_url=place.stream_url)
+        group = Putting(line, place.stream)
+        group.put()
+        proxy.mode = "blackhole_replies" if arrives else "blackhole"
+
+        def end() -> None:
+            proxy.mode = "pass"
+            proxy.reset()
+
+        threading.Timer(0.5, end).start()
+        with pytest.raises(PublishOutcomeUnknown), group:
+            group.put()
+        assert group.next_sequence == 3
+    with open_line(client, place.amqp) as line:
+        line.intercept()
+        with Putting(line, place.stream) as continued:
+            messages(place, 1 + arrives)
+            continued.resume(position_of(place, group.group_id))
+            assert (continued.group_id, continued.next_sequence) == (group.group_id, 2 + arrives)
+            continued.put_each([b""] * (2 - arrives))
+            continued.put(last=True)
+    assert numbers(messages(place, 4)) == [(number, number == 4) for number in range(1, 5)]
+
+
+async def test_with_aio_pika_puts_at_the_same_time_have_numbers_of_their_own(place: Place) -> None:
+    """Confirms need not be awaited one by one; a put that failed among others leaves a gap that the next one fills."""
+    async with await aio_pika.connect(place.amqp) as connection:
+        relatum.intercept(connection)
+        async with relatum.AsyncMessageGroup(await connection.channel(), place.stream) as group:
+            lost = unique_name()
+            puts = [group.put(aio_pika.Message(b""), routing_key=lost if n == 30 else None) for n in range(100)]
+            results = await asyncio.gather(*puts, return_exceptions=True)
+            assert [number for number, result in enumerate(results) if isinstance(result, BaseException)] == [30]
+            assert group.next_sequence == 31
+            await group.put(aio_pika.Message(b""), last=True)
+            assert not group.is_complete
+            with pytest.raises(InvalidGroup):
+                await group.put(aio_pika.Message(b""), last=True)
+            await group.put(aio_pika.Message(b""))
+    found = numbers(place.messages())
+    assert sorted(found) == [(number, number == 101) for number in range(1, 102)]
+    assert found[-1] == (31, False)
+
+
+async def test_with_aio_pika_a_put_that_is_given_up_keeps_its_number(place: Place) -> None:
+    """No confirm in time, or a cancellation: the message may be there, and the next one has a number of its own."""
+    with Proxy.to(place.amqp) as proxy:
+        connection = await aio_pika.connect(proxy.url(place.amqp))
+        relatum.intercept(connection, broker_url=place.amqp, stream_url=place.stream_url)
+        group = relatum.AsyncMessageGroup(await connection.channel(), place.stream)
+        await group.put(aio_pika.Message(b""))
         proxy.mode = "blackhole_replies"
-        channel.connection._impl.ioloop.call_later(0.2, proxy.reset)
-        with pytest.raises(PublishOutcomeUnknown), group:
-            group.put(b"")
-    assert group.next_sequence == 3
-    with broker_connection(amqp_url) as connection:
-        relatum.intercept(connection)
-        again = connection.channel()
-        again.confirm_delivery()
-        position = wait_until(
-            lambda: (found := position_of(stream_url, group.group_id, stream_name)).seen == 2 and found,
-            what="the message whose confirm was lost",
-        )
-        assert position
-        with relatum.MessageGroup(
-            again, "", stream_name, group_id=group.group_id, start=position.next_sequence
-        ) as continued:
-            continued.put(b"", last=True)
-    assert places(stream_url, stream_name) == [(1, False), (2, False), (3, True)]
-
-
-def test_a_message_that_got_lost_is_put_again(amqp_url: str, stream_url: str, stream_name: str) -> None:
-    """The message did not arrive: going on from the group's position gives its number to the next one."""
-    with Proxy.to(amqp_url) as proxy:
-        channel = channel_through(proxy, amqp_url, stream_url)
-        group = relatum.MessageGroup(channel, "", stream_name)
-        group.put(b"")
-        proxy.mode = "blackhole"
-        channel.connection._impl.ioloop.call_later(0.2, proxy.reset)
-        with pytest.raises(PublishOutcomeUnknown), group:
-            group.put(b"", last=True)
-    with broker_connection(amqp_url) as connection:
-        relatum.intercept(connection)
-        again = connection.channel()
-        again.confirm_delivery()
-        with relatum.MessageGroup(again, "", stream_name) as continued:
-            continued.resume(position_of(stream_url, group.group_id, stream_name))
-            assert (continued.group_id, continued.next_sequence) == (group.group_id, 2)
-            continued.put(b"")
-            continued.put(b"", last=True)
-    assert places(stream_url, stream_name) == [(1, False), (2, False), (3, True)]
+        with pytest.raises(PublishOutcomeUnknown) as caught:
+            await group.put(aio_pika.Message(b""), timeout=0.2)
+        assert [each.stream for each in await caught.value.settle(90)] == [place.stream]
+        task = asyncio.create_task(group.put(aio_pika.Message(b"")))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await task
+        assert task.cancelled()
+        assert group.next_sequence == 4
+        with pytest.raises(PublishOutcomeUnknown):
+            await group.put(aio_pika.Message(b""), last=True, timeout=0.2)
+        assert group.is_complete
+        proxy.mode = "pass"
+        proxy.reset()
+        await asyncio.gather(connection.close(), return_exceptions=True)
+    assert numbers(place.messages()) == [(1, False), (2, False), (3, False), (4, True)]
 
 
 # --- physical order --------------------------------------------------------------------------------------------
 
 
-def test_several_processes_make_one_group(
-    amqp_url: str, channel: BlockingChannel, stream_url: str, stream_name: str
-) -> None:
+def test_several_processes_make_one_group(place: Place, pika_channel: Any) -> None:
     """In physical order the application gives id, number and flag itself, in any order; a missing flag is added."""
     group_id = relatum.new_group_id()
-    with broker_connection(amqp_url) as second:
-        relatum.intercept(second)
-        other = second.channel()
-        other.confirm_delivery()
+    with broker_connection(place.amqp) as second:
+        other = relatum.intercept(second).channel()
         for number, last in ((5, True), (2, False), (4, False)):
             headers = Membership(group_id, number, last).headers
-            other.basic_publish("", stream_name, b"", pika.BasicProperties(headers=headers))
-        channel.basic_publish(
-            "", stream_name, b"", pika.BasicProperties(headers={"group_id": group_id, "group_sequence": 1})
-        )
-    position = position_of(stream_url, group_id, stream_name)
+            other.basic_publish("", place.stream, b"", pika.BasicProperties(headers=headers))
+        messages(place, 3)
+        without_flag = pika.BasicProperties(headers={"group_id": group_id, "group_sequence": 1})
+        pika_channel.basic_publish("", place.stream, b"", without_flag)
+    position = position_of(place, group_id)
     assert (position.contiguous, position.missing, position.last_sequence) == (2, ((3, 3),), 5)
-    group = relatum.MessageGroup(channel, "", stream_name)
+    group = relatum.MessageGroup(pika_channel, "", place.stream)
     group.resume(position)
     group.put(b"")
     group.close()
-    assert places(stream_url, stream_name) == [(5, True), (2, False), (4, False), (1, False), (3, False)]
-    assert position_of(stream_url, group_id, stream_name).is_complete
+    assert numbers(messages(place, 5)) == [(5, True), (2, False), (4, False), (1, False), (3, False)]
+    assert position_of(place, group_id).is_complete
 
 
-def test_what_comes_back_is_as_it_was_sent(channel: BlockingChannel) -> None:
-    """An unroutable message is given back with the flag and the id that were added to it."""
-    given = pika.BasicProperties(headers={"group_id": ID, "group_sequence": 1})
-    with pytest.raises(pika.exceptions.UnroutableError) as caught:
-        channel.basic_publish("", unique_name(), b"", given, mandatory=True)
-    returned = caught.value.messages[0].properties
-    assert returned.headers == {**given.headers, "group_last": False}
-    assert returned.message_id
-
-
-@pytest.mark.parametrize(("headers", "reason"), REFUSED)
-def test_bad_headers_of_a_group_are_not_sent(
-    connection: BlockingConnection,
-    channel: BlockingChannel,
-    stream_url: str,
-    stream_name: str,
-    headers: dict[str, Any],
-    reason: str,
-) -> None:
-    """One of id and number alone, and what cannot be an id, a number or a flag, do not leave the process."""
-    frames = connection._impl.frames_sent
-    with pytest.raises(InvalidGroup) as caught:
-        channel.basic_publish("", stream_name, b"", pika.BasicProperties(headers=headers))
-    assert caught.value.reason == reason
-    assert connection._impl.frames_sent == frames
-    channel.basic_publish("", stream_name, b"after it")
-    assert [message.body for message in read(stream_url, stream_name)] == [b"after it"]
-
-
-def test_a_receipt_is_not_given_for_a_bad_place(
-    amqp_url: str, stream_url: str, database_url: str, stream_name: str
-) -> None:
-    """Publishing with a receipt refuses the same headers."""
-    with broker_connection(amqp_url) as connection:
-        relatum.intercept(connection, database=database_url, keys=[relatum.GROUP_KEY], recorder="external")
-        channel = connection.channel()
-        with pytest.raises(InvalidGroup):
-            relatum.publish(channel, "", stream_name, b"", pika.BasicProperties(headers={"group_id": ID}))
-        relatum.publish(
-            channel, "", stream_name, b"", pika.BasicProperties(headers=Membership(ID, 999_999_999, True).headers)
-        )
-    assert places(stream_url, stream_name) == [(999_999_999, True)]
-
-
-def test_bad_headers_can_be_let_through(amqp_url: str, stream_url: str, stream_name: str) -> None:
-    """With on_invalid="skip" the message goes out as it is."""
-    with broker_connection(amqp_url) as connection:
-        relatum.intercept(connection, keys=[relatum.GROUP_KEY], on_invalid="skip")
-        channel = connection.channel()
-        channel.confirm_delivery()
-        channel.basic_publish("", stream_name, b"", pika.BasicProperties(headers={"group_id": "customers"}))
-    (message,) = read(stream_url, stream_name)
-    assert message.headers["group_id"] == "customers"
-    assert membership(message.headers) is None
+def test_bad_headers_of_a_group_are_not_sent(line: Line, place: Place) -> None:
+    """An id or a number alone, and what cannot be one, do not leave the process; the channel stays usable."""
+    refused: dict[str, dict[str, Any]] = {
+        "group_sequence_missing": {"group_id": ID},
+        "group_id_missing": {"group_last": True},
+        "group_id_not_48_hex_digits": {"group_id": ID.upper(), "group_sequence": 1},
+    }
+    channel = line.channel()
+    for reason, headers in refused.items():
+        with pytest.raises(InvalidGroup) as caught:
+            line.publish(channel, line.message(headers=headers), place.stream)
+        assert caught.value.reason == reason
+    line.publish(channel, line.message(b"after it"), place.stream)
+    assert [message.body for message in messages(place, 1)] == [b"after it"]
 
 
 # --- what is refused before anything is put --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"start": 2}, "option_invalid"),
-        ({"group_id": ID[1:]}, "group_id_not_48_hex_digits"),
-        ({"group_id": ID, "start": 0}, "group_sequence_out_of_range"),
-        ({"group_id": ID, "start": 1_000_000_000}, "group_sequence_out_of_range"),
-        ({"group_id": ID, "start": "1"}, "group_sequence_not_an_integer"),
-    ],
-)
-def test_wrong_options_are_refused(channel: BlockingChannel, options: dict[str, Any], reason: str) -> None:
-    """What cannot be an option is an error before there is a group."""
-    with pytest.raises(InvalidGroup) as caught:
-        relatum.MessageGroup(channel, "", "anywhere", **options)
-    assert caught.value.reason == reason
-
-
-def test_a_group_has_a_place_and_goes_on_from_a_position(channel: BlockingChannel) -> None:
-    """Neither may be left out; the error names it."""
-    with pytest.raises(InvalidGroup, match="routing_key"):
-        relatum.MessageGroup(channel, "", None)  # type: ignore[arg-type]
-    with pytest.raises(InvalidGroup, match="position"):
-        relatum.MessageGroup(channel, "", "anywhere").resume(None)  # type: ignore[arg-type]
-
-
-def test_a_group_has_at_most_999_999_999_messages(
-    connection: BlockingConnection, channel: BlockingChannel, stream_url: str, stream_name: str
-) -> None:
-    """MQRC_MSG_SEQ_NUMBER_ERROR: the highest number is put, the next one is not sent."""
-    group = relatum.MessageGroup(channel, "", stream_name, group_id=ID, start=999_999_999)
-    group.put(b"")
-    frames = connection._impl.frames_sent
-    with pytest.raises(InvalidGroup) as caught:
-        group.put(b"", last=True)
-    assert caught.value.reason == "group_sequence_out_of_range"
-    assert connection._impl.frames_sent == frames
-    assert places(stream_url, stream_name) == [(999_999_999, False)]
-
-
-@pytest.mark.parametrize("anomaly", [Anomaly.TWO_LASTS, Anomaly.PAST_LAST, Anomaly.EXPIRED])
-def test_a_broken_group_is_not_gone_on_with(
-    connection: BlockingConnection, channel: BlockingChannel, stream_name: str, anomaly: Anomaly
-) -> None:
-    """Two lasts, a number past the last, a member that retention took: no message makes it whole."""
-    members = {
-        Anomaly.TWO_LASTS: [Membership(ID, 1, True), Membership(ID, 2, True)],
-        Anomaly.PAST_LAST: [Membership(ID, 1, True), Membership(ID, 2, False)],
-        Anomaly.EXPIRED: [Membership(ID, 2, True)],
-    }[anomaly]
-    expired = [Membership(ID, 1, False)] if anomaly is Anomaly.EXPIRED else []
-    frames = connection._impl.frames_sent
-    group = relatum.MessageGroup(channel, "", stream_name)
-    with pytest.raises(GroupConflict) as caught:
-        group.resume(assess(ID, members, expired=expired))
-    assert caught.value.anomaly == anomaly
-    assert connection._impl.frames_sent == frames
-
-
-def test_a_group_needs_an_intercepted_connection(amqp_url: str, stream_url: str, stream_name: str) -> None:
-    """Without the interceptor nobody could tell a message that is nowhere from one that may be there."""
-    with broker_connection(amqp_url) as bare:
-        channel = bare.channel()
-        channel.confirm_delivery()
+def test_what_cannot_be_a_group_is_refused(line: Line, place: Place) -> None:
+    """Wrong options, no place, no position, a group past mending, a connection that is not intercepted."""
+    channel = line.channel()
+    group = Putting(line, place.stream, channel)
+    for refuse in (
+        lambda: Putting(line, place.stream, channel, start=2),
+        lambda: Putting(line, None, channel),  # type: ignore[arg-type]
+        lambda: group.resume(None),
+    ):
+        with pytest.raises(InvalidGroup) as caught:
+            refuse()
+        assert caught.value.reason == "option_invalid"
+    with pytest.raises(GroupConflict):
+        group.resume(assess(ID, [Membership(ID, 1, True), Membership(ID, 2, True)]))
+    group.put()
+    ended(line, relatum.release, line.connection)
+    for refuse in (group.put, lambda: Putting(line, place.stream, channel)):
         with pytest.raises(ConfigurationError, match="intercept"):
-            relatum.MessageGroup(channel, "", stream_name)
-        relatum.intercept(bare)
-        group = relatum.MessageGroup(channel, "", stream_name)
-        group.put(b"")
-        relatum.release(bare)
-        with pytest.raises(ConfigurationError, match="intercept"):
-            group.put(b"")
-    assert places(stream_url, stream_name) == [(1, False)]
-
-
-# --- callback connections --------------------------------------------------------------------------------------
-
-
-def test_a_callback_connection_publishes_groups(amqp_url: str, stream_url: str, stream_name: str) -> None:
-    """On the connection's thread a group is put at once, and refused like anywhere else."""
-    with running(amqp_url, keys=[relatum.GROUP_KEY]) as (connection, on_thread):
-        channel = open_channel(connection, on_thread)
-
-        def publish() -> str:
-            with relatum.MessageGroup(channel, "", stream_name) as group:
-                for number in range(20):
-                    group.put(b"", last=number == 19)
-            with pytest.raises(IncompleteGroup), relatum.MessageGroup(channel, "", unique_name()) as incomplete:
-                incomplete.put(b"")
-            frames = connection.frames_sent
-            with pytest.raises(InvalidGroup):
-                group.put(b"")
-            for headers, _ in REFUSED:
-                with pytest.raises(InvalidGroup):
-                    channel.basic_publish("", stream_name, b"", pika.BasicProperties(headers=headers))
-            assert connection.frames_sent == frames
-            return group.group_id
-
-        group_id = on_thread(publish)
-        on_thread(relatum.release, connection)
-        with broker_connection(amqp_url) as other:
-            other.channel().queue_declare(stream_name, passive=True)
-    position = position_of(stream_url, group_id, stream_name)
-    assert position.is_complete
-    assert position.last_sequence == 20
+            refuse()
+    assert numbers(messages(place, 1)) == [(1, False)]

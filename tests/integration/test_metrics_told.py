@@ -3,7 +3,6 @@
 import asyncio
 import re
 import urllib.request
-from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,13 +23,13 @@ from relatum.following import Follower
 from relatum.reading import Message
 from relatum.superstreams import Layout
 from relatum_consumer import Expectation, Relations
-from tests.support import broker_connection, publish_plain, record, recording, unique_name, wait_recorded, wait_until
+from tests.support import broker_connection, unique_name, wait_until
 from tests.support.callbacks import open_channel, running
 from tests.support.following import Taker
 from tests.support.groups import whole_group
+from tests.support.place import Place
 from tests.support.ports import free_port
-from tests.support.relations import FACES, open_relations
-from tests.support.serial_consuming import SerialBed, serial_bed
+from tests.support.serial_consuming import serial_bed
 
 PARTITIONS = 2
 """Of the fixture `layout`."""
@@ -39,13 +38,11 @@ LONG_AGO_US = 1_700_000_000_000_000
 """When a message was sent that nothing followed."""
 
 
-def told(name: str, **labels: str) -> float:
-    """A series' value now; 0.0 where there is none."""
-    for family in text_string_to_metric_families(metrics.exposition()):
-        for sample in family.samples:
-            if sample.name == name and sample.labels == labels:
-                return float(sample.value)
-    return 0.0
+def told(name: str, /, page: str | None = None, **labels: str) -> float:
+    """A series' value on a page, or now; 0.0 where there is none."""
+    families = text_string_to_metric_families(metrics.exposition() if page is None else page)
+    samples = (sample for family in families for sample in family.samples)
+    return float(sum(each.value for each in samples if (each.name, each.labels) == (name, labels)))
 
 
 class Growth:
@@ -60,23 +57,18 @@ class Growth:
 
     def of(self, name: str, **labels: str) -> float:
         """How much a series has grown."""
-        wanted: Mapping[str, str] = self._labels | labels
-        before = 0.0
-        for family in text_string_to_metric_families(self._before):
-            before += sum(each.value for each in family.samples if each.name == name and each.labels == wanted)
-        return told(name, **wanted) - before
+        wanted = self._labels | labels
+        return told(name, **wanted) - told(name, page=self._before, **wanted)
 
 
-def test_a_connection_counts_what_became_of_its_messages(
-    amqp_url: str, stream_url: str, database_url: str, stream_name: str
-) -> None:
+def test_a_connection_counts_what_became_of_its_messages(place: Place) -> None:
     """Sent, unroutable, nacked, skipped values, receipts: as numbers of the connection, and in the exposition."""
     growth = Growth(client="pika")
-    with broker_connection(amqp_url) as connection:
-        options = {"database": database_url, "stream_url": stream_url, "keys": ["order_id"], "on_invalid": "skip"}
-        channel = relatum.intercept(connection, **options).channel()
-        relatum.publish(channel, "", stream_name, b"").wait()
-        channel.basic_publish("", stream_name, b"", pika.BasicProperties(headers={"order_id": "x" * 5000}))
+    with broker_connection(place.amqp) as connection:
+        servers = {"database": place.database, "stream_url": place.stream_url}
+        channel = relatum.intercept(connection, keys=["order_id"], on_invalid="skip", **servers).channel()
+        relatum.publish(channel, "", place.stream, b"").wait()
+        channel.basic_publish("", place.stream, b"", pika.BasicProperties(headers={"order_id": "x" * 5000}))
         with pytest.raises(PublishUnroutable):
             channel.basic_publish("", unique_name(), b"", mandatory=True)
         full = unique_name()
@@ -104,13 +96,11 @@ def test_a_connection_counts_what_became_of_its_messages(
     assert growth.of("relatum_publisher_receipt_seconds_count") == 1
 
 
-def test_a_callback_connection_counts_what_the_broker_answers(
-    amqp_url: str, stream_url: str, database_url: str, stream_name: str
-) -> None:
+def test_a_callback_connection_counts_what_the_broker_answers(place: Place) -> None:
     """A message that comes back is counted once, though its ack follows."""
-    with running(amqp_url, database=database_url, stream_url=stream_url) as (connection, on_thread):
+    with running(place.amqp, database=place.database, stream_url=place.stream_url) as (connection, on_thread):
         channel = open_channel(connection, on_thread)
-        on_thread(relatum.publish, channel, "", stream_name, b"").wait()
+        on_thread(relatum.publish, channel, "", place.stream, b"").wait()
         returned = on_thread(relatum.publish, channel, "", unique_name(), b"")
         with pytest.raises(PublishUnroutable):
             returned.wait()
@@ -118,13 +108,13 @@ def test_a_callback_connection_counts_what_the_broker_answers(
         assert (seen.published, seen.errors) == (2, {"unroutable": 1})
 
 
-async def test_aio_pika_counts_likewise(amqp_url: str, stream_name: str) -> None:
+async def test_aio_pika_counts_likewise(place: Place) -> None:
     """Whether a message that comes back raises or is the result, it is counted."""
     growth = Growth(client="aio-pika")
-    async with await aio_pika.connect(amqp_url) as connection:
+    async with await aio_pika.connect(place.amqp) as connection:
         relatum.intercept(connection)
         exchange = (await connection.channel(on_return_raises=True)).default_exchange
-        await exchange.publish(aio_pika.Message(b""), stream_name)
+        await exchange.publish(aio_pika.Message(b""), place.stream)
         with pytest.raises(PublishUnroutable):
             await exchange.publish(aio_pika.Message(b""), unique_name())
         quiet = (await connection.channel()).default_exchange
@@ -148,11 +138,9 @@ def test_routers_count_by_super_stream(amqp_url: str, layout: Layout, database_u
             seen = router.statistics()
             assert (seen.published, seen.unnamed, seen.known_names, seen.unchecked) == (3, 1, 2, 0)
             assert told("relatum_router_known_names", **labels) == 2
-        with (
-            relatum.AffinityRouter(name, database_url, AffinityOptions(header="set")) as router,
-            suppress(ConfigurationError),
-        ):
-            router.publish(channel, b"")
+        affinity = relatum.AffinityRouter(name, database_url, AffinityOptions(header="set"))
+        with affinity, suppress(ConfigurationError):
+            affinity.publish(channel, b"")
     assert told("relatum_router_published_total", **labels) == 3
     assert told("relatum_router_known_names", **labels) == 0
     assert told("relatum_router_unnamed_total", **(labels | {"kind": "affinity"})) == 1
@@ -181,20 +169,15 @@ def test_collectors_count_by_type(database_url: str) -> None:
     assert told("relatum_collector_bulk_seconds_count", **of_type) == 2
 
 
-@pytest.fixture
-def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
-    """A super stream of two partitions."""
-    with serial_bed(amqp_url, engine) as made:
-        yield made
-
-
-def test_serial_consumers_count_what_they_deliver(amqp_url: str, engine: sa.Engine, bed: SerialBed) -> None:
+def test_serial_consumers_count_what_they_deliver(amqp_url: str, engine: sa.Engine) -> None:
     """Delivered counts a batch that is given back again, acknowledged does not."""
-    labels = {"super_stream": bed.name, "consumer": "billing"}
-    bed.publish(0, "a", "1", "2")
-    with relatum.SerialConsumer(
-        bed.name, "billing", SerialOptions(batch_s=0.0), database=engine.url, broker=amqp_url
-    ) as consumer:
+    options = SerialOptions(batch_s=0.0)
+    with (
+        serial_bed(amqp_url, engine) as bed,
+        relatum.SerialConsumer(bed.name, "billing", options, database=engine.url, broker=amqp_url) as consumer,
+    ):
+        labels = {"super_stream": bed.name, "consumer": "billing"}
+        bed.publish(0, "a", "1", "2")
         batch = consumer.next_batch()
         assert batch is not None
         first = len(batch)
@@ -212,13 +195,13 @@ def test_serial_consumers_count_what_they_deliver(amqp_url: str, engine: sa.Engi
     assert told("relatum_serial_partitions", **labels) == 0
 
 
-def test_followers_count_what_they_give(amqp_url: str, stream_name: str) -> None:
+def test_followers_count_what_they_give(place: Place) -> None:
     """Records, and streams as long as they are followed."""
     growth = Growth()
-    publish_plain(amqp_url, stream_name, [(b"%d" % number, {}) for number in range(5)])
-    with Taker(Follower(amqp_url)) as taker:
-        taker.follower.follow(stream_name, 0)
-        taker.until(lambda: len(taker.offsets(stream_name)) == 5, what="the records")
+    place.put(*[(b"%d" % number, {}) for number in range(5)])
+    with Taker(Follower(place.amqp)) as taker:
+        taker.follower.follow(place.stream, 0)
+        taker.until(lambda: len(taker.offsets(place.stream)) == 5, what="the records")
         assert taker.follower.statistics().records == 5
         followed = told("relatum_follower_streams")
         assert followed >= 1
@@ -226,15 +209,12 @@ def test_followers_count_what_they_give(amqp_url: str, stream_name: str) -> None
     assert told("relatum_follower_streams") < followed
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_lookups_count_what_was_asked(
-    face: str, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_lookups_count_what_was_asked(place: Place) -> None:
     """Each look-up, how long it took, how it failed; the connections are the reader's to tell, once."""
     growth = Growth()
-    publish_plain(amqp_url, stream_name, [(b"", {"order_id": "1"})])
-    record(amqp_url, engine, stream_name, keys=["order_id"])
-    with open_relations(face, amqp_url, database_url) as relations:
+    place.put((b"", {"order_id": "1"}))
+    place.record(keys=["order_id"])
+    with Relations(place.amqp, place.database) as relations:
         assert len(relations.find("order_id", "1")) == 1
         with pytest.raises(KeyNotDefined):
             relations.find("nobody's", "1")
@@ -247,49 +227,45 @@ def test_lookups_count_what_was_asked(
     assert growth.of("relatum_reader_connections_idle") <= 0
 
 
-def test_consumers_of_groups_count_groups(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_consumers_of_groups_count_groups(place: Place) -> None:
     """Given, acknowledged once however often that is said, and held until then."""
     name = unique_name()
-    publish_plain(amqp_url, stream_name, [*whole_group(1, 2), *whole_group(2, 2)])
-    record(amqp_url, engine, stream_name, keys=[GROUP_KEY])
-    with Relations(amqp_url, database_url) as relations:
-        with relations.groups(stream_name, consumer=name) as groups:
+    place.put(*whole_group(1, 2), *whole_group(2, 2))
+    place.record(keys=[GROUP_KEY])
+    with Relations(place.amqp, place.database) as relations:
+        with relations.groups(place.stream, consumer=name) as groups:
             first, _ = next(groups), next(groups)
             first.acknowledge()
             first.acknowledge()
             seen = groups.statistics()
             assert (seen.given, seen.redelivered, seen.acknowledged, seen.held) == (2, 0, 1, 1)
             assert told("relatum_group_consumer_held_groups", consumer=name) == 1
-        with relations.groups(stream_name, consumer=name) as groups:
+        with relations.groups(place.stream, consumer=name) as groups:
             next(groups)
             assert groups.statistics().given == 1
     assert told("relatum_group_consumer_given_total", consumer=name) == 3
 
 
-def test_each_metric_is_told_by_something(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, layout: Layout
-) -> None:
+def test_each_metric_is_told_by_something(place: Place, layout: Layout) -> None:
     """With a component of each kind there is each name, but of what is counted by reason, if there was any."""
-    collector = MessageCollector(unique_name(), database=database_url)
+    collector = MessageCollector(unique_name(), database=place.database)
     collector.register_executor("order", lambda bulk: None)
     with (
-        broker_connection(amqp_url) as connection,
-        recording(amqp_url, engine, stream_name, keys=["order_id"]),
-        relatum.ContextRouter(layout.super_stream, database_url) as router,
-        relatum.SerialConsumer(layout.super_stream, "billing", database=engine.url, broker=amqp_url),
-        Taker(Follower(amqp_url)),
-        Relations(amqp_url, database_url) as relations,
+        broker_connection(place.amqp) as connection,
+        place.recording(keys=["order_id"]),
+        relatum.ContextRouter(layout.super_stream, place.database) as router,
+        relatum.SerialConsumer(layout.super_stream, "billing", database=place.database, broker=place.amqp),
+        Taker(Follower(place.amqp)),
+        Relations(place.amqp, place.database) as relations,
         collector,
     ):
         relatum.intercept(connection)
         router.open(connection)
-        publish_plain(amqp_url, stream_name, [(b"", {"order_id": "a", "relatum_time": LONG_AGO_US})])
-        wait_recorded(amqp_url, engine, stream_name)
-        expectation = Expectation("paid", stream_name, "order_id", follows=stream_name, within_s=1)
+        place.put((b"", {"order_id": "a", "relatum_time": LONG_AGO_US}))
+        place.wait_recorded()
+        expectation = Expectation("paid", place.stream, "order_id", follows=place.stream, within_s=1)
         with (
-            relations.groups(stream_name, consumer="billing"),
+            relations.groups(place.stream, consumer="billing"),
             closing(relations.watch_missing(expectation, since=datetime.fromtimestamp(0, UTC))) as missing,
         ):
             next(missing)

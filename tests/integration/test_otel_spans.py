@@ -3,33 +3,34 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pika
 import pytest
-import sqlalchemy as sa
 from opentelemetry import propagate, trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from relatum import otel
 from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCollector
-from relatum.contexts import AsyncSerialConsumer, SerialConsumer, SerializationContexts
+from relatum.contexts import SerialConsumer, SerializationContexts
 from relatum.errors import DatabaseUnavailable, OffsetNotFound
 from relatum.keys import KeyDefinition
-from relatum.recording import Recorder, backfill
 from relatum.store import add_keys
-from relatum.superstreams import declare_super_stream, delete_super_stream
-from relatum_consumer import AsyncRelations, Relations
+from relatum.superstreams import Layout
+from relatum_consumer import Relations
 from relatum_consumer.expectations import Expectation
-from tests.support import publish_plain, record, unique_name, wait_until
+from tests.support import wait_until
 from tests.support.collectors import a_loop
-from tests.support.relations import FACES
+from tests.support.place import Place
 from tests.support.serial_consuming import serial_bed
 from tests.support.spans import Spans, collected_spans
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+PROCESS = {"messaging.system": "rabbitmq", "messaging.operation.name": "process", "messaging.operation.type": "process"}
 
 
 @pytest.fixture
@@ -53,20 +54,15 @@ def linked(span: ReadableSpan) -> list[int]:
     return [link.context.span_id for link in span.links]
 
 
-# --- look-ups -------------------------------------------------------------------------------------------------
-
-
-def test_each_look_up_is_a_span_of_its_name(
-    amqp_url: str, engine: sa.Engine, stream_name: str, relations: Relations, spans: Spans
-) -> None:
+def test_each_look_up_is_a_span_of_its_name(place: Place, relations: Relations, spans: Spans) -> None:
     """By whichever face; with what came of it, below the span that is current, and above those of what it asks."""
     headers = {"order_id": "zebra-9", "relatum_time": round(NOW.timestamp() * 1e6)}
-    publish_plain(amqp_url, stream_name, [(b"", headers)])
-    record(amqp_url, engine, stream_name, keys=["order_id"])
+    place.put((b"", headers))
+    place.record(keys=["order_id"])
     spans.clear()
-    message = relations.read(stream_name, 0)
+    message = relations.read(place.stream, 0)
     later = NOW + timedelta(seconds=1)
-    expectation = Expectation("shipped", stream_name, "order_id", stream_name, 1)
+    expectation = Expectation("shipped", place.stream, "order_id", place.stream, 1)
     calls: dict[str, Callable[[], Any]] = {
         "keys": relations.keys,
         "streams": relations.streams,
@@ -76,10 +72,10 @@ def test_each_look_up_is_a_span_of_its_name(
         "times": lambda: relations.times("order_id", "zebra-9"),
         "wait_related": lambda: relations.wait_related(message, timeout_s=0),
         "trace": lambda: relations.trace(message),
-        "after": lambda: relations.after(NOW, stream_name),
-        "before": lambda: relations.before(later, stream_name),
-        "nearest": lambda: relations.nearest(later, stream_name),
-        "window": lambda: relations.window(NOW, stream_name, after_s=1),
+        "after": lambda: relations.after(NOW, place.stream),
+        "before": lambda: relations.before(later, place.stream),
+        "nearest": lambda: relations.nearest(later, place.stream),
+        "window": lambda: relations.window(NOW, place.stream, after_s=1),
         "around": lambda: relations.around(NOW, after_s=1),
         "expectations": relations.expectations,
         "missing": lambda: relations.missing(expectation, since=NOW, until=later),
@@ -92,24 +88,22 @@ def test_each_look_up_is_a_span_of_its_name(
     by_name = {each.attributes["relatum.lookup"]: each for each in spans.ours}
     assert {each.parent.span_id for each in spans.ours[1:]} == {request.get_span_context().span_id}
     assert by_name["find"].kind is SpanKind.INTERNAL
-    assert by_name["find"].attributes == {
+    found = {"relatum.lookup": "find", "relatum.keys": ("order_id",), "relatum.status": "found"}
+    assert by_name["find"].attributes == found | {
         "messaging.system": "rabbitmq",
-        "messaging.destination.name": stream_name,
+        "messaging.destination.name": place.stream,
         "messaging.batch.message_count": 1,
-        "relatum.lookup": "find",
-        "relatum.keys": ("order_id",),
-        "relatum.status": "found",
     }
     assert by_name["related"].attributes["relatum.status"] == "absent"
-    assert by_name["read"].attributes["messaging.destination.name"] == stream_name
+    assert by_name["read"].attributes["messaging.destination.name"] == place.stream
     assert "zebra-9" not in repr([each.to_json() for each in spans.ours])
 
 
-def test_a_look_up_that_fails_says_by_what(amqp_url: str, database_url: str, stream_name: str, spans: Spans) -> None:
+def test_a_look_up_that_fails_says_by_what(place: Place, spans: Spans) -> None:
     """Its error's class; what was away in words."""
-    with Relations(amqp_url, database_url) as relations, pytest.raises(OffsetNotFound):
-        relations.read(stream_name, 7)
-    with Relations(amqp_url, "postgresql://nobody@127.0.0.1:1/none") as relations, pytest.raises(DatabaseUnavailable):
+    with Relations(place.amqp, place.database) as relations, pytest.raises(OffsetNotFound):
+        relations.read(place.stream, 7)
+    with Relations(place.amqp, "postgresql://nobody@127.0.0.1:1/none") as relations, pytest.raises(DatabaseUnavailable):
         relations.keys()
     read, keys = spans.ours
     assert read.attributes["error.type"] == "relatum.errors.OffsetNotFound"
@@ -119,34 +113,13 @@ def test_a_look_up_that_fails_says_by_what(amqp_url: str, database_url: str, str
     assert "127.0.0.1" in (keys.status.description or "")
 
 
-async def test_look_ups_of_many_tasks_belong_to_their_own_requests(
-    amqp_url: str, database_url: str, spans: Spans
-) -> None:
-    """What tasks ask at the same time by one object has each task's span as parent."""
-
-    async def request(relations: AsyncRelations) -> tuple[int, int]:
-        with spans.provider.get_tracer("app").start_as_current_span("request") as span:
-            await asyncio.gather(relations.keys(), relations.streams())
-        return span.get_span_context().span_id, 2
-
-    async with AsyncRelations(amqp_url, database_url) as relations:
-        wanted = dict(await asyncio.gather(*[request(relations) for _ in range(5)]))
-    found = [each.parent.span_id for each in spans.ours]
-    assert {parent: found.count(parent) for parent in found} == wanted
-
-
-# --- recorders ------------------------------------------------------------------------------------------------
-
-
-def test_a_recorders_transaction_links_to_who_published(
-    amqp_url: str, engine: sa.Engine, stream_name: str, spans: Spans
-) -> None:
+def test_a_recorders_transaction_links_to_who_published(place: Place, spans: Spans) -> None:
     """A span for each transaction: how much it wrote, and a link to the span of each message, up to 128."""
     senders = [sender(spans) for _ in range(200)]
-    publish_plain(amqp_url, stream_name, [(b"", headers | {"order_id": "zebra-9"}) for _, headers in senders])
-    publish_plain(amqp_url, stream_name, [(b"", {"order_id": "none sent this"})])
-    record(amqp_url, engine, stream_name, keys=["order_id"])
-    recorded = [each for each in spans.ours if each.name == f"record {stream_name}"]
+    place.put(*[(b"", headers | {"order_id": "zebra-9"}) for _, headers in senders])
+    place.put((b"", {"order_id": "none sent this"}))
+    place.record(keys=["order_id"])
+    recorded = [each for each in spans.ours if each.name == f"record {place.stream}"]
     assert sum(each.attributes["messaging.batch.message_count"] for each in recorded) == 201
     assert sum(each.attributes["relatum.rows"] for each in recorded) == 201
     first = recorded[0]
@@ -154,63 +127,43 @@ def test_a_recorders_transaction_links_to_who_published(
     assert linked(first) == [each.span_id for each, _ in senders[:count]]
     assert first.kind is SpanKind.CONSUMER
     assert first.parent is None
-    attributes = dict(first.attributes)
-    del attributes["messaging.batch.message_count"], attributes["relatum.rows"]
-    assert attributes == {
-        "messaging.system": "rabbitmq",
-        "messaging.operation.name": "record",
-        "messaging.operation.type": "process",
-        "messaging.destination.name": stream_name,
-        "relatum.stream_count": 1,
-        "db.system.name": "postgresql",
-        "db.operation.name": "COPY",
+    counted = {"messaging.batch.message_count", "relatum.rows"}
+    of_record = {"messaging.operation.name": "record", "relatum.stream_count": 1}
+    of_copy = {"db.system.name": "postgresql", "db.operation.name": "COPY"}
+    assert {name: value for name, value in first.attributes.items() if name not in counted} == {
+        **(PROCESS | of_record | of_copy),
+        "messaging.destination.name": place.stream,
     }
     assert "zebra-9" not in repr([each.to_json() for each in spans.ours])
-
-
-def test_a_back_fill_has_spans_of_its_own(amqp_url: str, engine: sa.Engine, stream_name: str, spans: Spans) -> None:
-    """By another name, and without links: what it writes was sent long ago."""
-    publish_plain(amqp_url, stream_name, [(b"", sender(spans)[1] | {"order_id": str(n)}) for n in range(5)])
-    add_keys(engine, ["order_id"])
-    backfill(amqp_url, engine.url, stream_name)
-    (span,) = [each for each in spans.ours if each.name == f"backfill {stream_name}"]
+    # A back-fill has another name, and no links: what it writes was sent long ago.
+    add_keys(place.engine, ["another"])
+    place.backfill()
+    (span,) = [each for each in spans.ours if each.name == f"backfill {place.stream}"]
     assert span.attributes["messaging.operation.name"] == "backfill"
-    assert span.attributes["messaging.batch.message_count"] == 5
+    assert span.attributes["messaging.batch.message_count"] == 201
     assert not span.links
 
 
-def test_what_postgresql_refuses_is_the_transactions_error(
-    amqp_url: str, engine: sa.Engine, stream_name: str, spans: Spans
-) -> None:
+def test_what_postgresql_refuses_is_the_transactions_error(place: Place, spans: Spans) -> None:
     """By its class; the refused row is not told."""
-    publish_plain(amqp_url, stream_name, [(b"", {"order_id": "zebra-9"})])
-    with engine.begin() as connection:
-        connection.execute(sa.text("ALTER TABLE relatum.relationships ADD CHECK (value <> 'zebra-9')"))
-    recorder, stop = Recorder(amqp_url, engine.url, [stream_name], keys=["order_id"]), threading.Event()
-    thread = threading.Thread(target=recorder.run, args=[stop])
-    thread.start()
-    try:
+    place.put((b"", {"order_id": "zebra-9"}))
+    place.sql("ALTER TABLE relatum.relationships ADD CHECK (value <> 'zebra-9')")
+    with place.recording(keys=["order_id"]):
         wait_until(lambda: spans.ours, what="a transaction")
-    finally:
-        stop.set()
-        thread.join(90)
     assert spans.ours[0].attributes["error.type"] == "relatum.errors.RowRefused"
     assert spans.ours[0].status.status_code is StatusCode.ERROR
     assert "zebra-9" not in spans.ours[0].to_json()
 
 
-# --- collectors -----------------------------------------------------------------------------------------------
-
-
-def published(amqp_url: str, stream: str, spans: Spans, count: int) -> list[SpanContext]:
-    """Publish messages for a collector, each sent by a span."""
+def published(place: Place, spans: Spans, count: int) -> list[int]:
+    """Publish messages for a collector, each sent by a span; gives the ids of those."""
     senders = [sender(spans) for _ in range(count)]
-    messages = [
-        (b"x" * 1000, pika.BasicProperties(type="order", message_id=f"m-{n}", correlation_id="c", headers=headers))
+    properties = [
+        pika.BasicProperties(type="order", message_id=f"m-{n}", correlation_id="c", headers=headers)
         for n, (_, headers) in enumerate(senders)
     ]
-    publish_plain(amqp_url, stream, messages)
-    return [each for each, _ in senders]
+    place.put(*[(b"x" * 10_000, each) for each in properties])
+    return [each.span_id for each, _ in senders]
 
 
 def bulks(spans: Spans) -> list[ReadableSpan]:
@@ -218,32 +171,41 @@ def bulks(spans: Spans) -> list[ReadableSpan]:
     return [each for each in spans.ours if "relatum.bulk.type" in each.attributes]
 
 
+@contextmanager
+def collecting(place: Place, execute: Callable[[Any], Any], **options: Any) -> Iterator[MessageCollector]:
+    """Run a collector of orders."""
+    collector = MessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
+    collector.register_executor("order", execute, ExecutorOptions(**options))
+    with collector:
+        yield collector
+
+
+def bulk_of(place: Place, spans: Spans, execute: Callable[[Any], Any], **options: Any) -> ReadableSpan:
+    """The span of the only bulk of a collector."""
+    with collecting(place, execute, **options):
+        wait_until(lambda: bulks(spans), what="a bulk")
+    (bulk,) = bulks(spans)
+    return bulk
+
+
 @pytest.mark.parametrize("joins", [False, True])
-def test_a_bulk_is_a_span_above_what_its_executor_does(
-    amqp_url: str, database_url: str, stream_name: str, spans: Spans, joins: bool
-) -> None:
+def test_a_bulk_is_a_span_above_what_its_executor_does(place: Place, spans: Spans, joins: bool) -> None:
     """With links to those who sent its messages, and what became of them; the executor's own spans belong to it."""
-    senders = published(amqp_url, stream_name, spans, 3)
-    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+    senders = published(place, spans, 3)
 
     def execute(bulk: Any) -> None:
         with spans.provider.get_tracer("app").start_as_current_span("charge"):
             bulk.failed(bulk.messages[0], "no money", retry=False)
 
-    collector.register_executor("order", execute, ExecutorOptions(bulk_messages=3, joins_transaction=joins))
-    with collector:
-        wait_until(lambda: bulks(spans), what="a bulk")
-    (bulk,) = bulks(spans)
+    bulk = bulk_of(place, spans, execute, bulk_messages=3, joins_transaction=joins)
     (charge,) = [each for each in spans.all if each.name == "charge"]
     assert charge.parent.span_id == bulk.context.span_id
-    assert linked(bulk) == [each.span_id for each in senders]
-    assert (bulk.name, bulk.kind) == (f"process {stream_name}", SpanKind.CONSUMER)
+    assert linked(bulk) == senders
+    assert (bulk.name, bulk.kind) == (f"process {place.stream}", SpanKind.CONSUMER)
     assert bulk.attributes == {
-        "messaging.system": "rabbitmq",
-        "messaging.operation.name": "process",
-        "messaging.operation.type": "process",
+        **PROCESS,
         "messaging.batch.message_count": 3,
-        "messaging.destination.name": stream_name,
+        "messaging.destination.name": place.stream,
         "messaging.consumer.group.name": "billing",
         "relatum.bulk.type": "order",
         "relatum.bulk.reason": "messages",
@@ -255,31 +217,26 @@ def test_a_bulk_is_a_span_above_what_its_executor_does(
 
 
 @pytest.mark.parametrize("joins", [False, True])
-def test_an_executor_that_raises_is_the_bulks_error(
-    amqp_url: str, database_url: str, stream_name: str, spans: Spans, joins: bool
-) -> None:
-    """By the class: what it says may be anything."""
-    published(amqp_url, stream_name, spans, 1)
-    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+def test_an_executor_that_raises_is_the_bulks_error(place: Place, spans: Spans, joins: bool) -> None:
+    """By the class: what it says may be anything. Where ids are allowed, a link names its message's."""
+    otel.configure(ids=True)
+    published(place, spans, 1)
 
     def execute(bulk: Any) -> None:
         raise ValueError("card zebra-9")
 
-    options = ExecutorOptions(bulk_messages=1, attempts=1, joins_transaction=joins)
-    collector.register_executor("order", execute, options)
-    with collector:
-        wait_until(lambda: bulks(spans), what="a bulk")
-    (bulk,) = bulks(spans)
+    bulk = bulk_of(place, spans, execute, bulk_messages=1, attempts=1, joins_transaction=joins)
     assert bulk.attributes["error.type"] == "ValueError"
     assert bulk.status.status_code is StatusCode.ERROR
     assert "zebra-9" not in bulk.to_json()
+    (link,) = bulk.links
+    assert link.attributes["messaging.message.id"] == "m-0"
+    assert link.attributes["messaging.message.conversation_id"] == "c"
 
 
-def test_an_executor_of_asyncio_is_below_its_bulk(
-    amqp_url: str, database_url: str, stream_name: str, spans: Spans
-) -> None:
+def test_an_executor_of_asyncio_is_below_its_bulk(place: Place, spans: Spans) -> None:
     """A coroutine function in the collector's loop has the bulk's span as its own."""
-    published(amqp_url, stream_name, spans, 1)
+    published(place, spans, 1)
     seen: list[int] = []
 
     async def execute(bulk: Any) -> None:
@@ -287,7 +244,7 @@ def test_an_executor_of_asyncio_is_below_its_bulk(
         seen.append(trace.get_current_span().get_span_context().span_id)
 
     async def scenario() -> None:
-        collector = AsyncMessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+        collector = AsyncMessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
         collector.register_executor("order", execute, ExecutorOptions(bulk_messages=1))
         async with collector:
             await asyncio.to_thread(wait_until, lambda: bulks(spans), what="a bulk")
@@ -297,93 +254,64 @@ def test_an_executor_of_asyncio_is_below_its_bulk(
     assert seen == [bulks(spans)[0].context.span_id]
 
 
-def test_messages_that_were_left_in_their_stream_are_linked_once_they_are_read(
-    amqp_url: str, database_url: str, stream_name: str, spans: Spans
-) -> None:
+def test_messages_that_were_left_in_their_stream_are_linked_once_they_are_read(place: Place, spans: Spans) -> None:
     """What a collector has no memory for is read when its turn comes: then it is known who sent it."""
-    senders = published(amqp_url, stream_name, spans, 12)
+    senders = published(place, spans, 12)
     gate = threading.Event()
 
     def execute(bulk: Any) -> None:
         assert gate.wait(90)
 
-    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
-    options = ExecutorOptions(bulk_messages=2, queue_bulks=1, when_full="spill")
-    collector.register_executor("order", execute, options)
-    with collector:
+    with collecting(place, execute, bulk_messages=2, queue_bulks=1, when_full="spill") as collector:
         try:
             wait_until(lambda: collector.held_messages == 12, what="all messages taken")
-            wait_until(lambda: collector.held_bytes < 12 * 1000, what="bodies left in the stream")
+            wait_until(lambda: collector.held_bytes < 12 * 10_000, what="bodies left in the stream")
         finally:
             gate.set()
         wait_until(lambda: len(bulks(spans)) == 6, what="all bulks")
-    assert [each for bulk in bulks(spans) for each in linked(bulk)] == [each.span_id for each in senders]
+    assert [each for bulk in bulks(spans) for each in linked(bulk)] == senders
 
 
-# --- serial consumers -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_a_batch_that_a_function_is_given_is_a_span(
-    amqp_url: str, engine: sa.Engine, database_url: str, spans: Spans, face: str
-) -> None:
+def test_a_batch_that_a_function_is_given_is_a_span(place: Place, spans: Spans) -> None:
     """Above what the function does, with links to those who sent its messages, and by what it raised."""
     sent, headers = sender(spans)
-    with serial_bed(amqp_url, engine, 1) as bed:
-        publish_plain(amqp_url, bed.streams[0], [(b"zebra-9", headers)])
 
-        def handle(batch: Any) -> None:
-            with spans.provider.get_tracer("app").start_as_current_span("charge"):
-                raise KeyError(batch.messages[0].body)
+    def handle(batch: Any) -> None:
+        with spans.provider.get_tracer("app").start_as_current_span("charge"):
+            raise KeyError(batch.messages[0].body)
 
-        async def handle_async(batch: Any) -> None:
-            handle(batch)
-
-        async def scenario() -> None:
-            async with AsyncSerialConsumer(bed.name, "till", database=database_url, broker=amqp_url) as consumer:
-                await consumer.run(handle_async)
-
-        def blocking() -> None:
-            with SerialConsumer(bed.name, "till", database=database_url, broker=amqp_url) as consumer:
-                consumer.run(handle)
-
+    with (
+        serial_bed(place.amqp, place.engine, 1) as bed,
+        SerialConsumer(bed.name, "till", database=place.database, broker=place.amqp) as consumer,
+    ):
+        place.put((b"zebra-9", headers), to=bed.streams[0])
         with pytest.raises(KeyError, match="zebra-9"):
-            blocking() if face == "blocking" else asyncio.run(scenario())
-        (span,) = spans.ours
-        (charge,) = [each for each in spans.all if each.name == "charge"]
-        assert charge.parent.span_id == span.context.span_id
-        assert linked(span) == [sent.span_id]
-        assert (span.name, span.kind) == (f"process {bed.name}", SpanKind.CONSUMER)
-        assert span.attributes == {
-            "messaging.system": "rabbitmq",
-            "messaging.operation.name": "process",
-            "messaging.operation.type": "process",
-            "messaging.destination.name": bed.name,
-            "messaging.destination.partition.id": bed.streams[0],
-            "messaging.consumer.group.name": "till",
-            "messaging.batch.message_count": 1,
-            "error.type": "KeyError",
-        }
-        assert "zebra-9" not in span.to_json()
-
-
-# --- moves ----------------------------------------------------------------------------------------------------
+            consumer.run(handle)
+    (span,) = spans.ours
+    (charge,) = [each for each in spans.all if each.name == "charge"]
+    assert charge.parent.span_id == span.context.span_id
+    assert linked(span) == [sent.span_id]
+    assert (span.name, span.kind) == (f"process {bed.name}", SpanKind.CONSUMER)
+    assert span.attributes == {
+        **PROCESS,
+        "messaging.destination.name": bed.name,
+        "messaging.destination.partition.id": bed.streams[0],
+        "messaging.consumer.group.name": "till",
+        "messaging.batch.message_count": 1,
+        "error.type": "KeyError",
+    }
+    assert "zebra-9" not in span.to_json()
 
 
 def test_a_move_is_a_span_that_names_no_context(
-    amqp_url: str, stream_url: str, database_url: str, spans: Spans
+    amqp_url: str, stream_url: str, database_url: str, layout: Layout, spans: Spans
 ) -> None:
     """Where from, where to, how many, and how it ended: what contexts are called are values of messages."""
-    name = unique_name("contexts")
-    streams = declare_super_stream(amqp_url, name, 2)
-    try:
-        with SerializationContexts(name, database_url, broker=amqp_url, stream_url=stream_url) as contexts:
-            contexts.assign(["zebra-9", "zebra-8"], f"{name}-0")
-            with spans.provider.get_tracer("app").start_as_current_span("deploy") as deploy:
-                (move,) = contexts.move(["zebra-9", "zebra-8"], f"{name}-1")
-    finally:
-        delete_super_stream(amqp_url, name)
-    del streams
+    name, moved = layout.super_stream, ["zebra-9", "zebra-8"]
+    with SerializationContexts(name, database_url, broker=amqp_url, stream_url=stream_url) as contexts:
+        contexts.assign(moved, f"{name}-0")
+        with spans.provider.get_tracer("app").start_as_current_span("deploy") as deploy:
+            (move,) = contexts.move(moved, f"{name}-1")
     (span,) = spans.ours
     assert span.name == "relatum move"
     assert span.parent.span_id == deploy.get_span_context().span_id
@@ -396,76 +324,38 @@ def test_a_move_is_a_span_that_names_no_context(
     }
 
 
-# --- conversations --------------------------------------------------------------------------------------------
-
-
-def test_ids_are_told_of_links_where_that_was_allowed(
-    amqp_url: str, database_url: str, stream_name: str, spans: Spans
-) -> None:
-    """Then a conversation is found by its id, which is the `correlation_id` of its messages."""
-    otel.configure(ids=True)
-    published(amqp_url, stream_name, spans, 1)
-    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
-    collector.register_executor("order", lambda bulk: None, ExecutorOptions(bulk_messages=1))
-    with collector:
-        wait_until(lambda: bulks(spans), what="a bulk")
-    (link,) = bulks(spans)[0].links
-    assert link.attributes["messaging.message.id"] == "m-0"
-    assert link.attributes["messaging.message.conversation_id"] == "c"
-
-
-def test_values_of_masked_keys_are_told_nowhere(
-    amqp_url: str, engine: sa.Engine, stream_name: str, relations: Relations, spans: Spans
-) -> None:
+def test_values_of_masked_keys_are_told_nowhere(place: Place, relations: Relations, spans: Spans) -> None:
     """Also where somebody allowed the key."""
     otel.configure(values_of=["person", "order_id"])
-    publish_plain(amqp_url, stream_name, [(b"", {"person": "zebra-9", "order_id": "17"})])
+    place.put((b"", {"person": "zebra-9", "order_id": "17"}))
     keys = [KeyDefinition("person", masked=True), "order_id"]
-    record(amqp_url, engine, stream_name, keys=keys)
-    relations.related(relations.read(stream_name, 0))
+    place.record(keys=keys)
+    relations.related(relations.read(place.stream, 0))
     relations.find("person", "zebra-9")
     told = repr([each.to_json() for each in spans.ours])
     assert "zebra-9" not in told
     assert spans.ours[-2].attributes["relatum.key.order_id"] == ("17",)
 
 
-# --- what the application set raises --------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["sampler", "on_start", "on_end", "propagator"])
-def broken(request: pytest.FixtureRequest, spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something of the application's that raises whenever it is called."""
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise ValueError("broken")
-
-    if request.param == "sampler":
-        monkeypatch.setattr(spans.provider.sampler, "should_sample", fail, raising=True)
-    elif request.param == "propagator":
-        monkeypatch.setattr(propagate.get_global_textmap(), "extract", fail)
-    else:
-        processor = SpanProcessor()
-        monkeypatch.setattr(processor, request.param, fail)
-        spans.provider.add_span_processor(processor)
-
-
-@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize("broken", [("should_sample",), ("on_start", "on_end", "extract")], ids=["sampler", "others"])
 def test_no_row_no_answer_and_no_bulk_is_lost_to_what_raises_in_a_span(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, relations: Relations
+    place: Place, relations: Relations, spans: Spans, broken: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Look-ups answer, a recorder records all, and a collector's bulks succeed, as without OpenTelemetry."""
+    processor = SpanProcessor()
+    spans.provider.add_span_processor(processor)
+    of = {"should_sample": spans.provider.sampler, "extract": propagate.get_global_textmap()}
+    for name in broken:
+        monkeypatch.setattr(of.get(name, processor), name, Mock(side_effect=ValueError("broken")))
     carrier = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "order_id": "17"}
-    publish_plain(amqp_url, stream_name, [(b"", pika.BasicProperties(type="order", headers=carrier))] * 5)
-    record(amqp_url, engine, stream_name, keys=["order_id"])
+    place.put(*[(b"", pika.BasicProperties(type="order", headers=carrier))] * 5)
+    place.record(keys=["order_id"])
     found = relations.find("order_id", "17")
     assert [each.offset for each in found] == [0, 1, 2, 3, 4]
     assert len(relations.trace(found[0])) == 5
     with pytest.raises(OffsetNotFound):
-        relations.read(stream_name, 7)
+        relations.read(place.stream, 7)
     done: list[int] = []
-    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
-    executor = ExecutorOptions(bulk_messages=5)
-    collector.register_executor("order", lambda bulk: done.append(len(bulk)), executor)
-    with collector:
+    with collecting(place, lambda bulk: done.append(len(bulk)), bulk_messages=5) as collector:
         wait_until(lambda: collector.held_messages == 0 and done, what="a bulk")
     assert done == [5]

@@ -2,7 +2,6 @@
 
 import asyncio
 import queue
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,36 +18,35 @@ from relatum.collecting._collector_core import Entry, Result
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, NotFinishedInTime, NotFound
 from relatum.store import Database
 from tests.support import broker_connection, wait_until
-from tests.support.collectors import CollectorStore
+from tests.support.collectors import StoreMember
+from tests.support.place import Place
 
-LEASE_S = 60.0
 BULK = 7
+UNKNOWN, COLLECTED, FORWARDED = OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED
+SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
 
 
-class Collecting:
+class Collecting(StoreMember):
     """A collector's store, step by step: what its faces would do."""
-
-    def __init__(self, database: Database, name: str = "billing") -> None:
-        self.store = CollectorStore(name, database)
-        self.member = self.store.open(["order"], LEASE_S)
 
     def collect(self, message_id: str, offset: int = 0) -> None:
         """Collect a message."""
-        self.store.add(self.member, [Entry(MessageId("orders", offset), message_id, "order", 1)])
+        self.add([Entry(MessageId("orders", offset), message_id, "order", 1)])
 
-    def forward(self, offset: int = 0) -> None:
+    def hand_on(self, offset: int = 0) -> None:
         """Hand it to an executor."""
-        self.store.forward(self.member, BULK, [MessageId("orders", offset)])
+        self.forward(BULK, [MessageId("orders", offset)])
 
-    def finish(self, status: OutcomeStatus, offset: int = 0, reason: str | None = None) -> None:
+    def end(self, status: OutcomeStatus, offset: int = 0, reason: str | None = None) -> None:
         """Store its result."""
-        self.store.finish(self.member, BULK, [Result(MessageId("orders", offset), status, reason)])
+        self.finish(BULK, [Result(MessageId("orders", offset), status, reason)])
 
     def all_at_once(self, message_id: str, status: OutcomeStatus, offset: int = 0, reason: str | None = None) -> None:
         """The whole way."""
         self.collect(message_id, offset)
-        self.forward(offset)
-        self.finish(status, offset, reason)
+        self.hand_on(offset)
+        self.end(status, offset, reason)
 
 
 @pytest.fixture
@@ -57,12 +55,6 @@ def database(database_url: str) -> Iterator[Database]:
     shared = Database(database_url)
     yield shared
     shared.close()
-
-
-@pytest.fixture
-def engine(database: Database) -> sa.Engine:
-    """Its engine."""
-    return database.engine
 
 
 @pytest.fixture
@@ -80,19 +72,18 @@ def outcomes(database_url: str) -> Iterator[Outcomes]:
 
 def test_each_state_is_told_apart(collecting: Collecting, outcomes: Outcomes) -> None:
     """Unknown, collected, forwarded and each final one: never one for another."""
-    assert outcomes.of("id") == Outcome("id", OutcomeStatus.UNKNOWN)
+    assert outcomes.of("id") == Outcome("id", UNKNOWN)
     collecting.collect("id")
-    assert outcomes.of("id").status is OutcomeStatus.COLLECTED
-    collecting.forward()
-    assert outcomes.of("id").status is OutcomeStatus.FORWARDED
-    collecting.finish(OutcomeStatus.SUCCEEDED)
-    for offset, status in enumerate((OutcomeStatus.FAILED, OutcomeStatus.DEAD), 1):
+    assert outcomes.of("id").status is COLLECTED
+    collecting.hand_on()
+    assert outcomes.of("id").status is FORWARDED
+    collecting.end(SUCCEEDED)
+    for offset, status in enumerate((FAILED, DEAD), 1):
         collecting.all_at_once(status.value, status, offset, "no such order")
-    for status in (OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD):
-        outcome = outcomes.of("id" if status is OutcomeStatus.SUCCEEDED else status.value)
-        assert outcome.status is status
-        assert outcome.is_final
-        assert outcome.reason == (None if status is OutcomeStatus.SUCCEEDED else "no such order")
+    for message_id, status in (("id", SUCCEEDED), ("failed", FAILED), ("dead", DEAD)):
+        outcome = outcomes.of(message_id)
+        assert (outcome.status, outcome.is_final) == (status, True)
+        assert outcome.reason == (None if status is SUCCEEDED else "no such order")
 
 
 def test_many_are_asked_at_once(collecting: Collecting, outcomes: Outcomes) -> None:
@@ -101,29 +92,21 @@ def test_many_are_asked_at_once(collecting: Collecting, outcomes: Outcomes) -> N
     ids = ["b", "a", *(f"id-{n}" for n in range(12_000)), "b"]
     found = outcomes.of_many(ids)
     assert list(found) == list(dict.fromkeys(ids))
-    assert [found[each].status for each in ("b", "a")] == [OutcomeStatus.COLLECTED, OutcomeStatus.UNKNOWN]
+    assert [found[each].status for each in ("b", "a")] == [COLLECTED, UNKNOWN]
     assert outcomes.of_many([]) == {}
-
-
-def test_ids_that_cannot_be_are_unknown_or_refused(outcomes: Outcomes) -> None:
-    """A text no message has is unknown; what is no text is the caller's mistake."""
-    assert outcomes.of("a\0b").status is OutcomeStatus.UNKNOWN
-    with pytest.raises(InvalidInput):
-        outcomes.of(7)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput):
-        outcomes.of_many("id")
+    assert outcomes.of("a\0b").status is UNKNOWN, "no message has such an id"
 
 
 def test_several_collectors_answer_for_themselves(database: Database, outcomes: Outcomes) -> None:
     """Asked for none, the least advanced counts; asked for one, that one."""
     billing, audit = Collecting(database), Collecting(database, "audit")
-    billing.all_at_once("id", OutcomeStatus.SUCCEEDED)
+    billing.all_at_once("id", SUCCEEDED)
     audit.collect("id")
     outcome = outcomes.of("id")
-    assert (outcome.status, outcome.collector) == (OutcomeStatus.COLLECTED, "audit")
+    assert (outcome.status, outcome.collector) == (COLLECTED, "audit")
     assert [other.collector for other in outcome.others] == ["billing"]
-    assert outcomes.of("id", collector="billing").status is OutcomeStatus.SUCCEEDED
-    assert outcomes.of("nothing", collector="billing").status is OutcomeStatus.UNKNOWN
+    assert outcomes.of("id", collector="billing").status is SUCCEEDED
+    assert outcomes.of("nothing", collector="billing").status is UNKNOWN
     for ask in (
         lambda: outcomes.of("id", collector="biling"),
         lambda: outcomes.of_many([], collector="biling"),
@@ -141,35 +124,25 @@ def test_a_collector_that_nobody_made_yet_is_waited_for(database: Database, outc
     outcomes.register_result_handler(told.put, "id", collector="late")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(outcomes.wait, "id", 30, collector="late")
-        Collecting(database, "late").all_at_once("id", OutcomeStatus.SUCCEEDED)
-        assert waiting.result(90).status is OutcomeStatus.SUCCEEDED
+        Collecting(database, "late").all_at_once("id", SUCCEEDED)
+        assert waiting.result(90).status is SUCCEEDED
     while not told.get(timeout=90).is_final:
         pass
 
 
-def test_waiting_ends_with_the_final_outcome(collecting: Collecting, outcomes: Outcomes) -> None:
-    """It goes through all that comes before, from another thread or process."""
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(outcomes.wait, "id", 30)
-        collecting.all_at_once("id", OutcomeStatus.DEAD, reason="no")
-        assert waiting.result(90).status is OutcomeStatus.DEAD
-
-
-@pytest.mark.parametrize("status", [OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED])
-def test_a_wait_in_vain_says_how_far_it_is(collecting: Collecting, outcomes: Outcomes, status: OutcomeStatus) -> None:
+def test_a_wait_in_vain_says_how_far_it_is(collecting: Collecting, outcomes: Outcomes) -> None:
     """The error carries the outcome so far, and waiting again is fine."""
-    if status is not OutcomeStatus.UNKNOWN:
-        collecting.collect("id")
-    if status is OutcomeStatus.FORWARDED:
-        collecting.forward()
-    with pytest.raises(NotFinishedInTime, match=status.value) as caught:
-        outcomes.wait("id", 0)
-    assert caught.value.outcome.status is status
+    steps = {UNKNOWN: lambda: None, COLLECTED: lambda: collecting.collect("id"), FORWARDED: collecting.hand_on}
+    for status, step in steps.items():
+        step()
+        with pytest.raises(NotFinishedInTime) as caught:
+            outcomes.wait("id", 0)
+        assert caught.value.outcome.status is status
 
 
-def test_a_database_that_is_away_is_waited_for(database_url: str) -> None:
+def test_a_database_that_is_away_is_waited_for() -> None:
     """Not for ever: at the end the error says what is wrong."""
-    with Outcomes("postgresql://nobody@127.0.0.1:1/nothing") as asked:
+    with Outcomes(NOWHERE) as asked:
         with pytest.raises(DatabaseUnavailable):
             asked.of("id")
         started = time.monotonic()
@@ -183,13 +156,13 @@ def test_handlers_are_told_each_status_until_it_is_final(collecting: Collecting,
     seen: dict[str, list[OutcomeStatus]] = {"first": [], "second": []}
     outcomes.register_result_handler(lambda outcome: seen["first"].append(outcome.status), "id")
     collecting.collect("id")
-    wait_until(lambda: seen["first"] == [OutcomeStatus.COLLECTED], what="the first handler")
+    wait_until(lambda: seen["first"] == [COLLECTED], what="the first handler")
     outcomes.register_result_handler(lambda outcome: seen["second"].append(outcome.status), "id")
-    wait_until(lambda: seen["second"] == [OutcomeStatus.COLLECTED], what="the second handler")
-    collecting.forward()
-    wait_until(lambda: seen["first"][-1] is OutcomeStatus.FORWARDED, what="the next status")
-    collecting.finish(OutcomeStatus.SUCCEEDED)
-    every = [OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED, OutcomeStatus.SUCCEEDED]
+    wait_until(lambda: seen["second"] == [COLLECTED], what="the second handler")
+    collecting.hand_on()
+    wait_until(lambda: seen["first"][-1] is FORWARDED, what="the next status")
+    collecting.end(SUCCEEDED)
+    every = [COLLECTED, FORWARDED, SUCCEEDED]
     wait_until(lambda: seen["second"] == every, what="the last status")
     assert seen["first"] == every
     # One that comes late is told what is final already.
@@ -198,29 +171,18 @@ def test_handlers_are_told_each_status_until_it_is_final(collecting: Collecting,
     assert late.wait(90)
 
 
-def test_a_handler_that_raises_breaks_nothing(
-    collecting: Collecting, outcomes: Outcomes, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+def test_a_handler_that_raises_or_exits_breaks_nothing(
+    collecting: Collecting, outcomes: Outcomes, caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ) -> None:
-    """It is logged with the message's id, and the others are told."""
+    """It is logged with the message's id, and the thread that tells all handlers goes on."""
     told = threading.Event()
 
     def broken(outcome: Outcome) -> None:
-        raise ZeroDivisionError
+        raise error
 
-    collecting.all_at_once("id", OutcomeStatus.SUCCEEDED)
+    collecting.all_at_once("id", SUCCEEDED)
     outcomes.register_result_handler(broken, "id")
-    outcomes.register_result_handler(lambda outcome: told.set(), "id")
-    assert told.wait(90)
-    wait_until(lambda: "message id (succeeded)" in caplog.text, what="the log")
-
-
-def test_a_handler_that_exits_ends_no_thread(
-    collecting: Collecting, outcomes: Outcomes, caplog: pytest.LogCaptureFixture
-) -> None:
-    """`SystemExit` would end the thread that tells all handlers, and nobody would notice."""
-    told = threading.Event()
-    collecting.all_at_once("id", OutcomeStatus.SUCCEEDED)
-    outcomes.register_result_handler(lambda outcome: sys.exit(3), "id")
     with caplog.at_level("ERROR", "relatum.collector"):
         wait_until(lambda: "message id (succeeded)" in caplog.text, what="the log")
     outcomes.register_result_handler(lambda outcome: told.set(), "id")
@@ -251,41 +213,34 @@ def test_a_database_that_is_not_there_is_no_server_that_is_away(database_url: st
 
 
 async def test_arguments_are_checked_before_anything_is_asked() -> None:
-    """Nothing listens at this address: each is refused by its name all the same."""
-    with Outcomes("postgresql://nobody@127.0.0.1:1/nothing") as asked:
-        for timeout_s in (-1, "3", None, float("inf")):
-            with pytest.raises(InvalidInput, match="timeout_s"):
-                asked.wait("id", timeout_s)  # type: ignore[arg-type]
-        with pytest.raises(InvalidInput, match="handler"):
-            asked.register_result_handler(None, "id")  # type: ignore[arg-type]
-        with pytest.raises(InvalidInput, match="message_id"):
-            asked.register_result_handler(print, "")
-        with pytest.raises(InvalidInput, match="not empty"):
-            asked.of("")
+    """Nothing listens at this address: each is refused by its name; the others are in `test_hostile_arguments`."""
+    async with AsyncOutcomes(NOWHERE) as asynchronous:
+        with Outcomes(NOWHERE) as asked:
+            for each in (asked, asynchronous):
+                with pytest.raises(InvalidInput, match="handler"):
+                    each.register_result_handler(None, "id")  # type: ignore[arg-type]
+            with pytest.raises(InvalidInput, match="message_id"):
+                asked.register_result_handler(print, "")
+            for ids in ("id", None):
+                with pytest.raises(InvalidInput):
+                    asked.of_many(ids)  # type: ignore[arg-type]
         with pytest.raises(InvalidInput, match="message_ids"):
-            asked.of_many(None)  # type: ignore[arg-type]
-    async with AsyncOutcomes("postgresql://nobody@127.0.0.1:1/nothing") as asked:
-        with pytest.raises(InvalidInput, match="timeout_s"):
-            await asked.wait("id", -1)
-        with pytest.raises(InvalidInput, match="handler"):
-            asked.register_result_handler(None, "id")  # type: ignore[arg-type]
-        with pytest.raises(InvalidInput, match="message_ids"):
-            await asked.of_many(None)  # type: ignore[arg-type]
+            await asynchronous.of_many(None)  # type: ignore[arg-type]
 
 
 async def test_the_async_twin_answers_the_same(collecting: Collecting, database_url: str) -> None:
     """One, many, waiting, waiting in vain, and a handler in the loop."""
     async with AsyncOutcomes(database_url) as outcomes:
-        assert (await outcomes.of("id")).status is OutcomeStatus.UNKNOWN
+        assert (await outcomes.of("id")).status is UNKNOWN
         with pytest.raises(NotFinishedInTime):
             await outcomes.wait("id", 0.05)
         seen: asyncio.Queue[Outcome] = asyncio.Queue()
         outcomes.register_result_handler(seen.put_nowait, "id")
-        await asyncio.to_thread(collecting.all_at_once, "id", OutcomeStatus.SUCCEEDED)
-        assert (await outcomes.wait("id")).status is OutcomeStatus.SUCCEEDED
+        await asyncio.to_thread(collecting.all_at_once, "id", SUCCEEDED)
+        assert (await outcomes.wait("id")).status is SUCCEEDED
         assert (await outcomes.of_many(["id"]))["id"].is_final
         async with asyncio.timeout(240):
-            while (await seen.get()).status is not OutcomeStatus.SUCCEEDED:
+            while (await seen.get()).status is not SUCCEEDED:
                 pass
 
 
@@ -296,17 +251,15 @@ def collected_later(database: Database, message_id: str, status: OutcomeStatus) 
     return thread
 
 
-@pytest.mark.parametrize("status", [OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED])
-def test_a_receipt_waits_for_the_outcome(
-    amqp_url: str, stream_url: str, database_url: str, database: Database, stream_name: str, status: OutcomeStatus
-) -> None:
+@pytest.mark.parametrize("status", [SUCCEEDED, FAILED])
+def test_a_receipt_waits_for_the_outcome(place: Place, database: Database, status: OutcomeStatus) -> None:
     """The publisher learns what became of its message, and until then how far it is."""
-    with broker_connection(amqp_url) as connection:
-        relatum.intercept(connection, database=database_url, keys=["order_id"], stream_url=stream_url)
-        receipt = relatum.publish(connection.channel(), "", stream_name, b"pay")
+    with broker_connection(place.amqp) as connection:
+        relatum.intercept(connection, database=place.database, keys=["order_id"], stream_url=place.stream_url)
+        receipt = relatum.publish(connection.channel(), "", place.stream, b"pay")
         with pytest.raises(NotFinishedInTime) as caught:
             receipt.outcome(timeout_s=0)
-        assert caught.value.outcome.status is OutcomeStatus.UNKNOWN
+        assert caught.value.outcome.status is UNKNOWN
         with pytest.raises(NotFinishedInTime, match=r"within 0\.05 s"):
             receipt.outcome(timeout_s=0.05)
         for call in (receipt.outcome, receipt.wait):
@@ -316,30 +269,28 @@ def test_a_receipt_waits_for_the_outcome(
         thread = collected_later(database, receipt.message_id, status)
         outcome = receipt.outcome(timeout_s=90)
         # What succeeded needs none.
-        assert (outcome.status, outcome.reason) == (status, "as told" if status is OutcomeStatus.FAILED else None)
+        assert (outcome.status, outcome.reason) == (status, "as told" if status is FAILED else None)
         assert receipt.outcome(collector="billing") == outcome
         thread.join()
         receipt.wait()
         relatum.release(connection)
 
 
-async def test_an_async_receipt_waits_for_the_outcome(
-    amqp_url: str, stream_url: str, database_url: str, database: Database, stream_name: str
-) -> None:
+async def test_an_async_receipt_waits_for_the_outcome(place: Place, database: Database) -> None:
     """The asyncio twin, while the loop goes on."""
-    connection = await aio_pika.connect_robust(amqp_url)
+    connection = await aio_pika.connect_robust(place.amqp)
     async with connection:
-        relatum.intercept(connection, database=database_url, keys=["order_id"], stream_url=stream_url)
+        relatum.intercept(connection, database=place.database, keys=["order_id"], stream_url=place.stream_url)
         channel = await connection.channel()
         message = aio_pika.Message(b"pay")
-        receipt = await relatum.publish_async(channel.default_exchange, message, stream_name)
+        receipt = await relatum.publish_async(channel.default_exchange, message, place.stream)
         with pytest.raises(NotFinishedInTime):
             await receipt.outcome(timeout_s=0)
         for call in (receipt.outcome, receipt.wait):
             with pytest.raises(InvalidInput, match="timeout_s"):
                 await call(-1)
-        thread = collected_later(database, receipt.message_id, OutcomeStatus.SUCCEEDED)
-        assert (await receipt.outcome(timeout_s=90)).status is OutcomeStatus.SUCCEEDED
+        thread = collected_later(database, receipt.message_id, SUCCEEDED)
+        assert (await receipt.outcome(timeout_s=90)).status is SUCCEEDED
         thread.join()
         await receipt.wait()
         relatum.release(connection)

@@ -1,15 +1,22 @@
-"""What pages of docs show is run, as it stands there: affinity, super streams, groups, and the collector."""
+"""What pages of docs show is run, as it stands there: affinity, super streams, groups, the collector, OpenTelemetry."""
 
 import inspect
+import os
+import re
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pika
 import psycopg
 import pytest
 import sqlalchemy as sa
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import relatum
 from relatum.collecting import OutcomeStatus
@@ -18,14 +25,7 @@ from relatum.membership import GROUP_KEY, Membership, assess, membership
 from relatum.reading import StreamReader
 from relatum.superstreams import Layout, StreamOptions, declare_super_stream, describe_super_stream
 from relatum_consumer import Relations
-from tests.support import (
-    declare_stream,
-    delete_stream,
-    publish_plain,
-    record,
-    unique_name,
-    wait_recorded,
-)
+from tests.support import declare_stream, delete_stream, publish_plain, record, unique_name, wait_recorded
 from tests.support.affinity import Partitions
 from tests.support.groups import group_id, of_group, whole_group
 from tests.support.pages import blocks_of, names_there, run, text_of
@@ -171,3 +171,57 @@ def test_collector(
     assert here["outcome"].status is OutcomeStatus.SUCCEEDED
     assert [found[message_id].status for message_id in ("first", "second")] == [OutcomeStatus.SUCCEEDED] * 2
     assert f"{receipt.message_id} succeeded" in capsys.readouterr().out
+
+
+# --- OpenTelemetry ---------------------------------------------------------------------------------------
+
+USE = """
+from relatum_consumer import Relations
+with Relations(BROKER, DATABASE) as relations:
+    assert len(relations.find("order_id", "17")) == 1
+spans.shutdown()
+metrics.get_meter_provider().shutdown()
+"""
+
+
+class Receiver(ThreadingHTTPServer):
+    """Takes OTLP over HTTP on this machine; its `bodies` are those of all requests, by path."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, list[bytes]] = {"/v1/traces": [], "/v1/metrics": []}
+        bodies = self.bodies
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                bodies[self.path].append(self.rfile.read(int(self.headers["Content-Length"])))
+                self.send_response(200)
+                self.send_header("Content-Type", "application/x-protobuf")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+def test_opentelemetry(amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str) -> None:
+    """The block of the page, then a look-up: its span and the metrics are at the other end of OTLP."""
+    publish_plain(amqp_url, stream_name, [(b"", {"order_id": "17"})])
+    record(amqp_url, engine, stream_name, keys=["order_id"])
+    (block,) = blocks_of("opentelemetry.md")
+    program = f"BROKER, DATABASE = {amqp_url!r}, {database_url!r}\n{block}{USE}"
+    with Receiver() as receiver:
+        thread = threading.Thread(target=receiver.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{receiver.server_port}"
+            environment = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "PYTHONPATH": os.pathsep.join(sys.path)}
+            subprocess.run([sys.executable, "-c", program], check=True, timeout=300, env=environment)
+        finally:
+            receiver.shutdown()
+            thread.join(90)
+    traces = [ExportTraceServiceRequest.FromString(body) for body in receiver.bodies["/v1/traces"]]
+    scopes = [scope for trace in traces for resource in trace.resource_spans for scope in resource.scope_spans]
+    assert ("relatum", "relatum find") in {(scope.scope.name, span.name) for scope in scopes for span in scope.spans}
+    told = b"".join(receiver.bodies["/v1/metrics"])
+    assert {b"relatum_lookup_seconds_bucket", b"relatum_lookup_seconds_count"} <= set(re.findall(rb"relatum_\w+", told))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -15,7 +14,6 @@ from relatum.contexts.placement._model import PartitionRow, PartitionState, Plac
 from relatum.contexts.placement._placement_prune import forget_moves, forget_released
 from relatum.contexts.placement._placement_store import CHANGES_MAX, PlacementStore
 from relatum.errors import (
-    AccessRefused,
     MoveConflict,
     RowRefused,
     StreamNotFound,
@@ -147,28 +145,6 @@ def test_a_name_is_placed_once(store: PlacementStore) -> None:
     assert len({each.epoch for each in placed.values()}) == 4
 
 
-def test_many_who_place_the_same_names_agree(database_url: str) -> None:
-    """Eight publishers, in orders of their own, batches that overlap: each name has one placement, and counts once."""
-    names = [f"n{number}" for number in range(120)]
-
-    def place_all(seed: int) -> dict[str, tuple[int, int]]:
-        with PlacementStore(database_url, "/", "orders") as mine:
-            mine.open(HEADER, LAYOUT)
-            found = {}
-            for start in range(0, len(names), 10):
-                batch = names[(start * (2 * seed + 1)) % 120 :][:15][:: -1 if seed % 2 else 1]
-                found |= mine.place(batch, in_place(seed % 3))
-            found |= mine.place(names, in_place(seed % 3))
-            return {name: (each.partition_id, each.epoch) for name, each in found.items()}
-
-    with ThreadPoolExecutor(8) as pool:
-        first, *others = pool.map(place_all, range(8))
-    assert len(first) == len(names)
-    assert all(other == first for other in others)
-    with PlacementStore(database_url, "/", "orders") as store:
-        assert sum(counted(store)) == len(names)
-
-
 def test_placing_and_releasing_at_once_keeps_the_counts(database_url: str, store: PlacementStore) -> None:
     """Sets that open, end and open again in many threads: epochs ascend for each, and every count is right."""
     seen: dict[str, list[int]] = {}
@@ -209,16 +185,6 @@ def test_a_released_name_is_placed_anew_with_a_higher_epoch(store: PlacementStor
     assert again == second
     assert store.changes(store.generation())[1] == []
     assert counted(store) == [0, 0, 1]
-
-
-def test_releasing_what_nobody_placed_changes_nothing(store: PlacementStore) -> None:
-    """A second end, or one of a name that was forgotten, raises no generation."""
-    store.place(["a"], least)
-    before = store.generation()
-    assert store.release([]) == frozenset()
-    assert store.release([("nothing", 5), ("a", 0)]) == frozenset()
-    assert store.generation() == before
-    assert sum(counted(store)) == 1
 
 
 def test_a_set_that_moves_cannot_be_released_until_it_has_arrived(store: PlacementStore) -> None:
@@ -333,31 +299,6 @@ def test_more_changes_than_can_be_told_are_everything(store: PlacementStore) -> 
     assert len(changed or ()) == CHANGES_MAX // 2 + 1
 
 
-def test_sets_that_nobody_uses_are_found(store: PlacementStore) -> None:
-    """The longest unused first; what is touched is in use again, and what moves is left alone."""
-    for name in ("a", "b", "c", "d"):
-        store.place([name], least)
-    begin_move(store, "d", 1)
-    assert [each.name for each in store.idle(0.0)] == ["a", "b", "c"]
-    assert [each.name for each in store.idle(0.0, limit=1)] == ["a"]
-    store.touch(["a", "nothing"])
-    assert [each.name for each in store.idle(0.0)] == ["b", "c", "a"]
-    assert store.idle(60.0) == []
-
-
-def test_placements_are_listed_by_name(store: PlacementStore) -> None:
-    """A page goes on after the last name; released ones are there where they are asked for."""
-    store.place(["b", "A", "ä", "a"], in_place(0))
-    store.place(["c"], in_place(1))
-    store.close("A")
-    assert [each.name for each in store.placements()] == ["a", "b", "c", "ä"]
-    assert [each.name for each in store.placements(page=2, after="a")] == ["b", "c", "ä"]
-    assert [each.name for each in store.placements(stream="orders-1")] == ["c"]
-    (released,) = store.placements(states=[PlacementState.RELEASED])
-    assert released.name == "A"
-    assert released.released_at is not None
-
-
 def test_weights_are_kept(store: PlacementStore) -> None:
     """They are the same for all routers; where one is of no partition, none is changed."""
     store.set_weights({"orders-1": 2.5, "orders-0": 0})
@@ -389,39 +330,6 @@ def test_the_first_move_after_an_epoch_is_found(store: PlacementStore) -> None:
     assert store.fence_after("a", 0, "orders-2") is None
     assert store.move_of(two) == into
     assert store.move_of(999) is None
-
-
-def test_a_server_that_was_restarted_is_found_again(store: PlacementStore, database_server_url: str) -> None:
-    """Connections that are gone are made again by the same call; none of them is noticed by a caller."""
-    store.place(["a"], least)
-    before = store.generation()
-    end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
-    for call in (store.generation, lambda: store.find(["a"]), lambda: store.place(["b"], least)):
-        with psycopg.connect(database_server_url, autocommit=True) as administration:
-            administration.execute(end, [store.database.engine.url.database])
-        call()
-    assert store.generation() == before
-
-
-def test_the_routers_role_is_enough(store: PlacementStore, database_url: str) -> None:
-    """A user with `relatum_router` does all that a router does; a consumer may look, and no more."""
-    acting = {
-        role: sa.make_url(database_url).update_query_dict({"options": f"-c role={role}"})
-        for role in ("relatum_router", "relatum_consumer")
-    }
-    with PlacementStore(acting["relatum_router"], "/", "invoices") as router:
-        router.open(HEADER, Layout.numbered("invoices", 2))
-        placed = router.place(["a", "b"], least, open_sets_max=5)
-        router.touch(["a"])
-        router.release([("a", placed["a"].epoch)])
-        router.set_weights({"invoices-0": 2})
-        assert router.generation() == 2
-    with PlacementStore(acting["relatum_consumer"], "/", "invoices") as consumer:
-        assert consumer.open(HEADER, Layout.numbered("invoices", 2))
-        assert consumer.find(["a", "b"]).keys() == {"b"}
-        for call in (lambda: consumer.place(["c"], least), lambda: consumer.close("b")):
-            with pytest.raises(AccessRefused):
-                call()
 
 
 def test_what_was_released_long_ago_is_forgotten(store: PlacementStore) -> None:

@@ -4,26 +4,27 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pika
 import pytest
-import sqlalchemy as sa
 
 from relatum.keys import preset
 from relatum.reading import StreamReader
 from relatum_consumer import Relations
-from tests.support import broker_connection, publish_plain, record, unique_name, wait_until
+from tests.support import broker_connection, unique_name, wait_until
+from tests.support.place import Place
 
 
 @pytest.fixture
-def exchange(amqp_url: str, stream_name: str) -> Iterator[str]:
+def exchange(place: Place) -> Iterator[str]:
     """A topic exchange, of which the stream gets every message."""
     name = unique_name("exchange")
-    with broker_connection(amqp_url) as connection:
+    with broker_connection(place.amqp) as connection:
         channel = connection.channel()
         channel.exchange_declare(name, "topic", durable=True)
-        channel.queue_bind(stream_name, name, "#")
+        channel.queue_bind(place.stream, name, "#")
         yield name
         channel.exchange_delete(name)
 
@@ -36,19 +37,21 @@ def run(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def recorded(amqp_url: str, engine: sa.Engine, stream: str, name: str, *, count: int) -> None:
-    """Record what lies in the stream by a preset's keys, once it is there."""
-    with StreamReader.open(amqp_url) as reader:
-        wait_until(lambda: reader.bounds(stream).last == count - 1, what=f"{count} messages")
-    record(amqp_url, engine, stream, keys=preset(name))
+@contextmanager
+def recorded(place: Place, name: str, *, count: int) -> Iterator[Relations]:
+    """Record what lies in the stream by a preset's keys, once it is there; gives look-ups."""
+    with StreamReader.open(place.amqp) as reader:
+        wait_until(lambda: reader.bounds(place.stream).last == count - 1, what=f"{count} messages")
+    place.record(keys=preset(name))
+    with Relations(place.amqp, place.database) as relations:
+        yield relations
 
 
-def test_what_belongs_to_a_task_of_celery(amqp_url: str, engine: sa.Engine, stream_name: str, exchange: str) -> None:
+def test_what_belongs_to_a_task_of_celery(place: Place, exchange: str) -> None:
     """A chain is one line of causes; the tasks of a chord share a group, and so does what comes after them."""
-    told = run("celery", amqp_url, exchange)
+    told = run("celery", place.amqp, exchange)
     assert told["sums"] == [10, 6]
-    recorded(amqp_url, engine, stream_name, "celery", count=6)
-    with Relations(amqp_url, engine.url) as relations:
+    with recorded(place, "celery", count=6) as relations:
         (last,) = relations.find("celery_id", told["chain"][-1]).messages
         trace = relations.trace(last)
         ids = {message.id: message.headers["id"] for message in trace.messages}
@@ -56,25 +59,24 @@ def test_what_belongs_to_a_task_of_celery(amqp_url: str, engine: sa.Engine, stre
         causes = [(ids[edge.cause], ids[edge.effect]) for edge in trace.edges if edge.cause is not None]
         assert causes == list(zip(told["chain"][:-1], told["chain"][1:], strict=True))
         assert [m.headers["id"] for m in relations.find("celery_root", told["chain"][0])] == told["chain"]
-        (group,) = {relations.read(stream_name, offset).headers["group"] for offset in (3, 4, 5)}
+        (group,) = {relations.read(place.stream, offset).headers["group"] for offset in (3, 4, 5)}
         assert [m.offset for m in relations.find("celery_group", group)] == [3, 4, 5]
 
 
-def test_the_answer_of_a_task_names_it(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+def test_the_answer_of_a_task_names_it(place: Place) -> None:
     """Results that Celery's backend `rpc://` sends are bodies of JSON with the task's id."""
-    publish_plain(amqp_url, stream_name, [(b"[[1,2],{},{}]", {"id": "t-1", "task": "add"})])
-    run("answer", amqp_url, stream_name)
-    recorded(amqp_url, engine, stream_name, "celery", count=2)
-    with Relations(amqp_url, engine.url) as relations:
-        (edge,) = relations.trace(relations.read(stream_name, 0)).edges
+    place.put((b"[[1,2],{},{}]", {"id": "t-1", "task": "add"}))
+    run("answer", place.amqp, place.stream)
+    with recorded(place, "celery", count=2) as relations:
+        (edge,) = relations.trace(relations.read(place.stream, 0)).edges
         assert (edge.cause and edge.cause.offset, edge.effect.offset, edge.key) == (0, 1, "celery_result")
 
 
-def test_the_messages_of_dramatiq(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+def test_the_messages_of_dramatiq(place: Place) -> None:
     """They say nothing in headers: the id of each, and that of the next of a pipeline, are read out of bodies."""
     queue, taken = unique_name("dramatiq"), []
-    told = run("dramatiq", amqp_url, queue)
-    with broker_connection(amqp_url) as connection:
+    told = run("dramatiq", place.amqp, queue)
+    with broker_connection(place.amqp) as connection:
         channel = connection.channel()
         # dramatiq publishes to the default exchange: what it wrote is put into the stream as it is.
         wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == 2, what="both messages")
@@ -83,43 +85,39 @@ def test_the_messages_of_dramatiq(amqp_url: str, engine: sa.Engine, stream_name:
             taken.append((body, pika.BasicProperties(**vars(properties))))
         for name in (queue, f"{queue}.DQ", f"{queue}.XQ"):
             channel.queue_delete(name)
-    publish_plain(amqp_url, stream_name, taken)
-    recorded(amqp_url, engine, stream_name, "dramatiq", count=2)
-    with Relations(amqp_url, engine.url) as relations:
+    place.put(*taken)
+    with recorded(place, "dramatiq", count=2) as relations:
         assert [m.offset for m in relations.find("dramatiq_id", told["alone"])] == [0]
         assert [m.offset for m in relations.find("dramatiq_next", told["following"])] == [1]
 
 
-def test_the_messages_of_faststream(amqp_url: str, engine: sa.Engine, stream_name: str, exchange: str) -> None:
+def test_the_messages_of_faststream(place: Place, exchange: str) -> None:
     """A request, and what its handler gave back, share the correlation."""
-    told = run("faststream", amqp_url, exchange)
-    recorded(amqp_url, engine, stream_name, "faststream", count=2)
-    with Relations(amqp_url, engine.url) as relations:
+    told = run("faststream", place.amqp, exchange)
+    with recorded(place, "faststream", count=2) as relations:
         found = relations.find("faststream_correlation", told["correlation"]).messages
         assert [message.offset for message in found] == [0, 1]
         assert [m.offset for m in relations.find("faststream_id", found[1].properties.message_id)] == [1]
 
 
-def test_what_a_consumer_of_masstransit_sent(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+def test_what_a_consumer_of_masstransit_sent(place: Place) -> None:
     """A request without a correlation is what its response came from: the initiator is then the request's id."""
     envelopes = [
         {"messageId": "m-1", "requestId": "r", "conversationId": "c"},
         {"messageId": "m-2", "requestId": "r", "conversationId": "c", "initiatorId": "r"},
     ]
     properties = pika.BasicProperties(content_type="application/vnd.masstransit+json")
-    publish_plain(amqp_url, stream_name, [(json.dumps(each).encode(), properties) for each in envelopes])
-    record(amqp_url, engine, stream_name, keys=preset("masstransit"))
-    with Relations(amqp_url, engine.url) as relations:
-        (edge,) = relations.trace(relations.read(stream_name, 1)).edges
+    place.put(*[(json.dumps(each).encode(), properties) for each in envelopes])
+    with recorded(place, "masstransit", count=2) as relations:
+        (edge,) = relations.trace(relations.read(place.stream, 1)).edges
         assert (edge.cause and edge.cause.offset, edge.effect.offset) == (0, 1)
 
 
-def test_the_reply_of_a_listener_of_spring(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+def test_the_reply_of_a_listener_of_spring(place: Place) -> None:
     """It belongs to its request by the correlation, and where that has none, by the request's id."""
     sent = [{"message_id": "m-1"}, {"correlation_id": "c-2"}, {"correlation_id": "m-1"}, {"correlation_id": "c-2"}]
-    publish_plain(amqp_url, stream_name, [(b"{}", pika.BasicProperties(**each)) for each in sent])
-    record(amqp_url, engine, stream_name, keys=preset("spring"))
-    with Relations(amqp_url, engine.url) as relations:
+    place.put(*[(b"{}", pika.BasicProperties(**each)) for each in sent])
+    with recorded(place, "spring", count=4) as relations:
         for request, reply in ((0, 2), (1, 3)):
-            found = relations.related(relations.read(stream_name, request), stream_name)
+            found = relations.related(relations.read(place.stream, request), place.stream)
             assert [message.offset for message in found] == [reply]

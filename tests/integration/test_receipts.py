@@ -1,5 +1,6 @@
 """Receipts: publish with a confirm, wait for the offsets."""
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -9,28 +10,29 @@ from typing import Any
 import aio_pika
 import pika
 import pytest
+from faststream.rabbit import Channel, RabbitBroker, RabbitQueue
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 import relatum
-from relatum.errors import (
-    ConfigurationError,
-    InvalidInput,
-    NotRecordedInTime,
-    PublishOutcomeUnknown,
-    PublishUnroutable,
-)
-from relatum.reading import StreamReader
-from tests.support import broker_connection, unique_name
+from relatum.errors import ConfigurationError, InvalidInput, NotRecordedInTime, PublishOutcomeUnknown, PublishUnroutable
+from tests.support import all_plain, broker_connection, unique_name
 from tests.support.callbacks import open_channel, running
+from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.threads import Threads
 
 
 @pytest.fixture
-def channel(amqp_url: str, stream_url: str, database_url: str) -> Iterator[BlockingChannel]:
+def recorded(place: Place) -> dict[str, Any]:
+    """Options of an interception whose process records, too."""
+    return {"database": place.database, "stream_url": place.stream_url}
+
+
+@pytest.fixture
+def channel(place: Place, recorded: dict[str, Any]) -> Iterator[BlockingChannel]:
     """A channel of a connection whose process records too."""
-    with broker_connection(amqp_url) as connection:
-        relatum.intercept(connection, database=database_url, keys=["order_id"], stream_url=stream_url)
+    with broker_connection(place.amqp) as connection:
+        relatum.intercept(connection, keys=["order_id"], **recorded)
         yield connection.channel()
         relatum.release(connection)
 
@@ -48,19 +50,18 @@ def fanout(amqp_url: str, stream_name: str, other_stream: str) -> Iterator[str]:
         bare.exchange_delete(name)
 
 
-def body_at(stream_url: str, place: relatum.MessageId) -> bytes:
+def body_at(place: Place, at: relatum.MessageId) -> bytes:
     """What lies there."""
-    with StreamReader.open(stream_url) as reader:
-        return reader.read(place.stream, place.offset).body
+    return place.messages(at.stream)[at.offset].body
 
 
 def test_a_receipt_gives_one_place_for_each_stream(
-    channel: BlockingChannel, stream_url: str, stream_name: str, other_stream: str, fanout: str
+    channel: BlockingChannel, place: Place, other_stream: str, fanout: str
 ) -> None:
     """An exchange that leads to two streams: two places, by the streams' names, each with the message."""
     places = relatum.publish(channel, fanout, "", b"both").wait()
-    assert [place.stream for place in places] == sorted([stream_name, other_stream])
-    assert all(body_at(stream_url, place) == b"both" for place in places)
+    assert [each.stream for each in places] == sorted([place.stream, other_stream])
+    assert all(body_at(place, each) == b"both" for each in places)
 
 
 def test_a_message_id_may_be_used_again(channel: BlockingChannel, stream_name: str) -> None:
@@ -72,19 +73,15 @@ def test_a_message_id_may_be_used_again(channel: BlockingChannel, stream_name: s
     assert [place.offset for place in places] == sorted(place.offset for place in places)
 
 
-@pytest.mark.parametrize(
-    "body", [None, memoryview(b"x"), bytearray(b"x"), 5, ["x"]], ids=lambda body: type(body).__name__
-)
-def test_a_body_that_is_none_is_refused_before_it_is_sent(
-    channel: BlockingChannel, stream_name: str, body: Any
-) -> None:
+def test_a_body_that_is_none_is_refused_before_it_is_sent(channel: BlockingChannel, stream_name: str) -> None:
     """With a receipt that is one clear error; pika's own publish says what it said before."""
-    with pytest.raises(InvalidInput, match="body= takes bytes or text"):
-        relatum.publish(channel, "", stream_name, body)
-    with pytest.raises(AttributeError):
-        channel.basic_publish("", stream_name, body)
-    (place,) = relatum.publish(channel, "", stream_name, "text").wait()
-    assert place.offset == 0
+    for body in (None, memoryview(b"x"), bytearray(b"x"), 5, ["x"]):
+        with pytest.raises(InvalidInput, match="body= takes bytes or text"):
+            relatum.publish(channel, "", stream_name, body)  # type: ignore[arg-type]
+        with pytest.raises(AttributeError):
+            channel.basic_publish("", stream_name, body)  # type: ignore[arg-type]
+    (at,) = relatum.publish(channel, "", stream_name, "text").wait()
+    assert at.offset == 0
 
 
 def test_a_queue_that_is_no_stream_has_no_places_and_is_named_once(
@@ -99,108 +96,110 @@ def test_a_queue_that_is_no_stream_has_no_places_and_is_named_once(
     assert f"{name!r} is no stream" in said
 
 
-def test_not_recorded_in_time_says_where_the_message_is(
-    amqp_url: str, stream_url: str, database_url: str, stream_name: str
-) -> None:
-    """Without a recorder the message is confirmed and in the stream, and the wait ends in time."""
-    with broker_connection(amqp_url) as connection:
-        relatum.intercept(connection, database=database_url, recorder="external", stream_url=stream_url)
-        receipt = relatum.publish(connection.channel(), "", stream_name, b"alone")
+@pytest.mark.parametrize("is_away", [False, True])
+def test_not_recorded_in_time_says_where_the_message_is(place: Place, recorded: dict[str, Any], is_away: bool) -> None:
+    """Without a recorder, or its database, a message is confirmed and in the stream, and the wait ends in time."""
+    recorded["recorder"] = "external"
+    if is_away:
+        recorded |= {"recorder": "embedded", "database": "postgresql://nobody@127.0.0.1:9/none"}
+    with broker_connection(place.amqp) as connection:
+        relatum.intercept(connection, **recorded)
+        receipt = relatum.publish(connection.channel(), "", place.stream, b"alone")
+        assert receipt.is_confirmed
         with pytest.raises(NotRecordedInTime) as caught:
             receipt.wait(0.2)
-        assert caught.value.in_stream is True
-        assert caught.value.found == ()
-        (place,) = receipt.settle()
-        assert body_at(stream_url, place) == b"alone"
+        assert (caught.value.in_stream, caught.value.found) == (True, ())
+        (at,) = receipt.settle()
+        assert body_at(place, at) == b"alone"
         relatum.release(connection)
 
 
-def test_with_the_database_away_publishing_goes_on(amqp_url: str, stream_url: str, stream_name: str) -> None:
-    """PostgreSQL that was never there: messages are published and confirmed, only receipts do not come."""
-    with broker_connection(amqp_url) as connection:
-        relatum.intercept(connection, database="postgresql://nobody@127.0.0.1:9/none", stream_url=stream_url)
-        receipt = relatum.publish(connection.channel(), "", stream_name, b"")
-        assert receipt.is_confirmed
-        with pytest.raises(NotRecordedInTime):
-            receipt.wait(0.2)
-        relatum.release(connection)
+# --- callback connections --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("confirming_already", [False, True])
-def test_a_callback_connection_gives_receipts(
-    amqp_url: str, stream_url: str, database_url: str, stream_name: str, confirming_already: bool
-) -> None:
+def test_a_callback_connection_gives_receipts(place: Place, recorded: dict[str, Any], confirming_already: bool) -> None:
     """Receipts among ordinary publishes: each is decided by its own confirm; the caller's confirms come too."""
     confirms: list[Any] = []
-    with running(amqp_url, database=database_url, stream_url=stream_url) as (connection, on_thread):
+    with running(place.amqp, **recorded) as (connection, on_thread):
         channel = open_channel(connection, on_thread)
         if confirming_already:
             on_thread(channel.confirm_delivery, confirms.append)
         else:
-            on_thread(relatum.publish, channel, "", stream_name, b"first")
+            on_thread(relatum.publish, channel, "", place.stream, b"first")
         receipts = []
         for number in range(50):
-            on_thread(channel.basic_publish, "", stream_name, b"plain")
-            receipts.append(on_thread(relatum.publish, channel, "", stream_name, b"%d" % number))
-        for number, receipt in enumerate(receipts):
-            (place,) = receipt.wait()
-            assert body_at(stream_url, place) == b"%d" % number
+            on_thread(channel.basic_publish, "", place.stream, b"plain")
+            receipts.append(on_thread(relatum.publish, channel, "", place.stream, b"%d" % number))
+        found = [receipt.wait() for receipt in receipts]
+        bodies = [message.body for message in place.messages()]
+        assert [bodies[at.offset] for (at,) in found] == [b"%d" % number for number in range(50)]
         assert bool(confirms) == confirming_already
 
 
-def test_callbacks_are_called_once_the_broker_has_answered(amqp_url: str, stream_url: str, database_url: str) -> None:
-    """With a callback connection that is after publishing; the receipt has the error then."""
-    with running(amqp_url, database=database_url, stream_url=stream_url) as (connection, on_thread):
+def test_a_receipt_is_decided_when_the_broker_has_answered(place: Place, recorded: dict[str, Any]) -> None:
+    """Its callbacks are called then; the thread that must receive the confirm is told so, instead of waiting."""
+    with running(place.amqp, **recorded) as (connection, on_thread):
         channel, decided = open_channel(connection, on_thread), threading.Event()
         unroutable = on_thread(relatum.publish, channel, "", unique_name(), b"")
         unroutable.add_done_callback(lambda _: decided.set())
         assert decided.wait(90)
         assert isinstance(unroutable.error, PublishUnroutable)
-
-
-def test_waiting_on_the_thread_of_confirms_is_an_error(
-    amqp_url: str, stream_url: str, database_url: str, stream_name: str
-) -> None:
-    """The thread that must receive the confirm is told so, instead of waiting for itself."""
-    with running(amqp_url, database=database_url, stream_url=stream_url) as (connection, on_thread):
-        channel = open_channel(connection, on_thread)
         with pytest.raises(ConfigurationError, match="thread"):
-            on_thread(lambda: relatum.publish(channel, "", stream_name, b"").wait())
+            on_thread(lambda: relatum.publish(channel, "", place.stream, b"").wait())
 
 
-def test_a_lost_callback_connection_leaves_the_outcome_unknown(
-    amqp_url: str, stream_url: str, database_url: str, stream_name: str
-) -> None:
+def test_a_lost_callback_connection_leaves_the_outcome_unknown(place: Place, recorded: dict[str, Any]) -> None:
     """The connection ends before the confirm: the receipt says so, and settles it from the stream."""
-    with Proxy.to(amqp_url) as proxy:
-        options = {"database": database_url, "broker_url": amqp_url, "stream_url": stream_url}
-        with running(proxy.url(amqp_url), **options) as (connection, on_thread):
-            channel = open_channel(connection, on_thread)
-            on_thread(relatum.publish, channel, "", stream_name, b"first").wait()
-            proxy.mode = "blackhole_replies"
-            receipt = on_thread(relatum.publish, channel, "", stream_name, b"second")
-            with pytest.raises(PublishOutcomeUnknown):
-                receipt.wait(0.1)
-            (place,) = receipt.settle()
-            proxy.reset()
-            with pytest.raises(PublishOutcomeUnknown) as caught:
-                receipt.wait()
-            assert caught.value.in_stream is None
-            assert caught.value.settle() == (place,)
-            assert body_at(stream_url, place) == b"second"
-
-
-def test_confirm_mode_from_before_cannot_be_counted(
-    amqp_url: str, stream_url: str, database_url: str, stream_name: str
-) -> None:
-    """Delivery tags of a channel that was confirming before us are not known: an error says what to do."""
-    with running(amqp_url, database=database_url, stream_url=stream_url) as (connection, on_thread):
-        relatum.release(connection)
+    with (
+        Proxy.to(place.amqp) as proxy,
+        running(proxy.url(place.amqp), broker_url=place.amqp, **recorded) as (connection, on_thread),
+    ):
         channel = open_channel(connection, on_thread)
-        on_thread(channel.confirm_delivery, lambda _: None)
-        relatum.intercept(connection, database=database_url, stream_url=stream_url)
+        on_thread(relatum.publish, channel, "", place.stream, b"first").wait()
+        proxy.mode = "blackhole_replies"
+        receipt = on_thread(relatum.publish, channel, "", place.stream, b"second")
+        with pytest.raises(PublishOutcomeUnknown):
+            receipt.wait(0.1)
+        (at,) = receipt.settle()
+        proxy.reset()
+        with pytest.raises(PublishOutcomeUnknown) as caught:
+            receipt.wait()
+        assert caught.value.in_stream is None
+        assert caught.value.settle() == (at,)
+        assert body_at(place, at) == b"second"
+
+
+def test_delivery_tags_are_counted_while_a_connection_is_released(place: Place, recorded: dict[str, Any]) -> None:
+    """Released and intercepted again, with messages in between: each receipt is confirmed by its own confirm.
+
+    Those of a channel that was confirming before us are not known: an error says what to do.
+    """
+    with running(place.amqp, **recorded) as (connection, on_thread):
+        channel = open_channel(connection, on_thread)
+        for again in range(3):
+            receipt = on_thread(relatum.publish, channel, "", place.stream, b"%d" % again)
+            (at,) = receipt.wait(90)
+            assert body_at(place, at) == b"%d" % again
+            relatum.release(connection)
+            for _ in range(5):
+                on_thread(channel.basic_publish, "", place.stream, b"between")
+            on_thread(relatum.intercept, connection, **recorded)
+        names = (place.stream, "nobody", place.stream)
+        receipts = [on_thread(relatum.publish, channel, "", name, b"") for name in names]
+        for receipt in (receipts[0], receipts[2]):
+            assert receipt.wait(90)
+        with pytest.raises(PublishUnroutable):
+            receipts[1].wait(90)
+        relatum.release(connection)
+        earlier = open_channel(connection, on_thread)
+        on_thread(earlier.confirm_delivery, lambda _: None)
+        on_thread(relatum.intercept, connection, **recorded)
         with pytest.raises(ConfigurationError, match="intercept first"):
-            on_thread(relatum.publish, channel, "", stream_name, b"")
+            on_thread(relatum.publish, earlier, "", place.stream, b"")
+
+
+# --- what a process shares -------------------------------------------------------------------------------------
 
 
 async def test_an_awaited_receipt_needs_confirms(amqp_url: str, database_url: str) -> None:
@@ -217,16 +216,14 @@ def test_what_need_not_be_routed_is_confirmed(channel: BlockingChannel) -> None:
     assert relatum.publish(channel, "", unique_name(), b"", mandatory=False).is_confirmed
 
 
-def test_connections_share_one_recorder(
-    amqp_url: str, stream_url: str, database_url: str, stream_name: str, earlier: Threads
-) -> None:
+def test_connections_share_one_recorder(place: Place, recorded: dict[str, Any], earlier: Threads) -> None:
     """Two connections of one process to the same servers have one recorder, which goes with the last of them."""
-    connections = [BlockingConnection(pika.URLParameters(amqp_url)) for _ in range(2)]
+    connections = [BlockingConnection(pika.URLParameters(place.amqp)) for _ in range(2)]
     for connection in connections:
-        relatum.intercept(connection, database=database_url, stream_url=stream_url)
+        relatum.intercept(connection, **recorded)
     assert sum(thread.name == "relatum-embedded" for thread in earlier.begun()) == 1
     relatum.release(connections[0])
-    assert relatum.publish(connections[1].channel(), "", stream_name, b"").wait()
+    assert relatum.publish(connections[1].channel(), "", place.stream, b"").wait()
     relatum.release(connections[1])
     for connection in connections:
         connection.close()
@@ -235,9 +232,7 @@ def test_connections_share_one_recorder(
     assert not [name for name in left if name.startswith("relatum-")]
 
 
-def test_a_connection_may_be_dropped_while_a_lock_is_held(
-    amqp_url: str, stream_url: str, database_url: str, stream_name: str
-) -> None:
+def test_a_connection_may_be_dropped_while_a_lock_is_held(place: Place) -> None:
     """The garbage collector takes away what was not released, in any thread, in the midst of anything."""
     program = """
 import gc, sys
@@ -254,28 +249,57 @@ with _reporting._registry._lock:
     gc.collect()
 print("dropped")
 """
-    command = [sys.executable, "-c", program, amqp_url, stream_url, database_url, stream_name]
+    command = [sys.executable, "-c", program, place.amqp, place.stream_url, place.database, place.stream]
     dropped = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
     assert (dropped.stdout, dropped.stderr) == ("dropped\n", "")
 
 
-def test_delivery_tags_are_counted_while_a_connection_is_released(
-    amqp_url: str, stream_url: str, database_url: str, stream_name: str
-) -> None:
-    """Released and intercepted again, with messages in between: each receipt is confirmed by its own confirm."""
-    options: dict[str, Any] = {"database": database_url, "stream_url": stream_url}
-    with running(amqp_url, **options) as (connection, on_thread):
-        channel = open_channel(connection, on_thread)
-        for again in range(3):
-            receipt = on_thread(relatum.publish, channel, "", stream_name, b"%d" % again)
-            (place,) = receipt.wait(90)
-            assert body_at(stream_url, place) == b"%d" % again
-            relatum.release(connection)
-            for _ in range(5):
-                on_thread(channel.basic_publish, "", stream_name, b"between")
-            on_thread(relatum.intercept, connection, **options)
-        receipts = [on_thread(relatum.publish, channel, "", name, b"") for name in (stream_name, "nobody", stream_name)]
-        for receipt in (receipts[0], receipts[2]):
-            assert receipt.wait(90)
+# --- FastStream, whose brokers make their messages themselves -------------------------------------------------------
+
+
+async def test_a_broker_of_faststream_gives_the_offset(place: Place, recorded: dict[str, Any]) -> None:
+    """What it encodes, what was made before, by a name or its own queue, many at once: each receipt its own place."""
+    made = aio_pika.Message(b"made", headers={"order_id": "o3"}, message_id="mine")
+    broker = RabbitBroker(place.amqp, logger=None)
+    relatum.intercept(broker, keys=["order_id"], **recorded)
+    with pytest.raises(ConfigurationError, match="start"):
+        await relatum.publish_async(broker, "early", place.stream)
+    async with broker:
+        await broker.start()
+        await broker.publish("unasked", place.stream)
+        receipts = await asyncio.gather(
+            relatum.publish_async(broker, {"id": 1}, place.stream, headers={"order_id": "o1"}, persist=True),
+            relatum.publish_async(broker, "text", RabbitQueue(place.stream, declare=False), message_id="mine"),
+            relatum.publish_async(broker, made, place.stream),
+        )
+        places = [await receipt.wait(120) for receipt in receipts]
+        for receipt, found in zip(receipts, places, strict=True):
+            assert await receipt.settle(120) == found
+        await asyncio.to_thread(relatum.release, broker)
+    messages = [place.messages()[at.offset] for (at,) in places]
+    assert {at.offset for (at,) in places} == {1, 2, 3}
+    assert [message.body for message in messages] == [b'{"id":1}', b"text", b"made"]
+    assert [message.properties.message_id for message in messages] == [receipt.message_id for receipt in receipts]
+    assert (made.headers, made.message_id) == ({"order_id": "o3"}, "mine")
+
+
+async def test_faststream_says_what_a_receipt_needs(place: Place) -> None:
+    """A stream there is, confirms, an interception, the asyncio function: errors that say so."""
+    async with RabbitBroker(place.amqp, logger=None) as broker:
+        await broker.start()
+        with pytest.raises(ConfigurationError, match="intercept"):
+            await relatum.publish_async(broker, "", place.stream)
+        relatum.intercept(broker, database=place.database)
+        with pytest.raises(ConfigurationError, match="await relatum"):
+            relatum.publish(broker, "", place.stream, "")
         with pytest.raises(PublishUnroutable):
-            receipts[1].wait(90)
+            await relatum.publish_async(broker, "lost", unique_name())
+        await asyncio.to_thread(relatum.release, broker)
+    unconfirmed = RabbitBroker(place.amqp, logger=None, default_channel=Channel(publisher_confirms=False))
+    relatum.intercept(unconfirmed, database=place.database)
+    async with unconfirmed:
+        await unconfirmed.start()
+        with pytest.raises(ConfigurationError, match="publisher_confirms"):
+            await relatum.publish_async(unconfirmed, "", place.stream)
+        await asyncio.to_thread(relatum.release, unconfirmed)
+    assert all_plain(place.amqp, place.stream) == []

@@ -3,18 +3,18 @@
 import struct
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import psycopg
 import pytest
-import sqlalchemy as sa
 
 import relatum_migrations
 from relatum.store import make_engine
 from relatum_consumer import Relations, Status
 from tests.integration.test_foreign import headed, in_batch, text, zipped
-from tests.support import recording, rows_of, wait_until
+from tests.support import wait_until
 from tests.support._raw_publisher import RawPublisher
-from tests.support.relations import FACES, open_relations
+from tests.support.place import Place
 from tests.support.release_0_4 import make_release_0_4
 
 TOLD = """
@@ -32,59 +32,40 @@ both as seen with 0.4 and RabbitMQ 4."""
 
 
 @pytest.fixture
-def recorded_url(empty_database_url: str, stream_url: str, stream_name: str) -> Iterator[str]:
+def old(empty_database_url: str, place: Place) -> Iterator[Place]:
     """A database of 0.4, with a stream that it recorded over AMQP 0.9.1, migrated."""
     number = b"\x82" + struct.pack(">d", 42.7)
-    with RawPublisher(stream_url, stream_name) as publisher:
+    with RawPublisher(place.stream_url, place.stream) as publisher:
         publisher.publish(headed(number), headed(text("seen")), zipped(in_batch(["b", "c"])), headed(text("last")))
     make_release_0_4(empty_database_url)
     fingerprint = zlib.crc32(b"body", zlib.crc32(b"\0"))
     with psycopg.connect(empty_database_url) as connection:
-        connection.execute(TOLD.replace("NAME", stream_name).replace("FINGERPRINT", str(fingerprint)))  # type: ignore[arg-type]
+        connection.execute(TOLD.replace("NAME", place.stream).replace("FINGERPRINT", str(fingerprint)).encode())
     relatum_migrations.upgrade(empty_database_url)
-    return empty_database_url
-
-
-@pytest.fixture
-def old_engine(recorded_url: str) -> Iterator[sa.Engine]:
-    """The same database."""
-    engine = make_engine(recorded_url)
-    yield engine
+    engine = make_engine(empty_database_url)
+    yield replace(place, database=empty_database_url, engine=engine)
     engine.dispose()
 
 
-@pytest.fixture(params=FACES)
-def of_old(request: pytest.FixtureRequest, amqp_url: str, recorded_url: str) -> Iterator[Relations]:
-    """Look-ups in it, through each face."""
-    with open_relations(request.param, amqp_url, recorded_url) as relations:
-        yield relations
-
-
-def test_it_is_unproven_and_later_right(
-    amqp_url: str, old_engine: sa.Engine, of_old: Relations, stream_name: str
-) -> None:
+def test_it_is_unproven_and_later_right(old: Place) -> None:
     """Nothing wrong is found, nothing is absent, and no stream is called another; a recorder puts all right."""
-    assert of_old.find("order_id", "seen").ids == ((stream_name, 1),)
-    wrong = of_old.find("order_id", "42")
-    assert (wrong.status, wrong.ids, wrong.unread) == (Status.NOT_RECORDED_YET, (), ((stream_name, 0),))
-    assert of_old.find("order_id", "42", complete=True).status is Status.UNPROVEN
-    assert of_old.find("order_id", "42", limit=1).status is Status.NOT_RECORDED_YET
-    assert of_old.find("order_id", "b").status is Status.NOT_RECORDED_YET
-    assert of_old.find("order_id", "b", complete=True).ids == ((stream_name, 2),)
-    assert of_old.before(of_old.read(stream_name, 4), stream_name, by="order_id").status is Status.NOT_RECORDED_YET
-    trace = of_old.trace(("order_id", "42"))
-    assert (trace.status, trace.messages, trace.unread) == (Status.NOT_RECORDED_YET, (), ((stream_name, 0),))
+    stream, not_yet = old.stream, Status.NOT_RECORDED_YET
+    with Relations(old.amqp, old.database) as relations:
+        assert relations.find("order_id", "seen").ids == ((stream, 1),)
+        wrong = relations.find("order_id", "42")
+        assert (wrong.status, wrong.ids, wrong.unread) == (not_yet, (), ((stream, 0),))
+        assert relations.find("order_id", "42", complete=True).status is Status.UNPROVEN
+        assert relations.find("order_id", "42", limit=1).status is not_yet
+        assert relations.find("order_id", "b").status is not_yet
+        assert relations.find("order_id", "b", complete=True).ids == ((stream, 2),)
+        assert relations.before(relations.read(stream, 4), stream, by="order_id").status is not_yet
+        trace = relations.trace(("order_id", "42"))
+        assert (trace.status, trace.messages, trace.unread) == (not_yet, (), ((stream, 0),))
 
-    with recording(amqp_url, old_engine, stream_name):
-        wait_until(lambda: not over_amqp(old_engine), what="all by the stream protocol")
-    assert [row[1:] for row in rows_of(old_engine, stream_name)] == [("seen", 1), ("b", 2), ("c", 3), ("last", 4)]
-    assert of_old.find("order_id", "42").status is Status.ABSENT
-    assert of_old.find("order_id", "c").ids == ((stream_name, 3),)
-    assert of_old.trace(("order_id", "42")).status is Status.ABSENT
-
-
-def over_amqp(engine: sa.Engine) -> bool:
-    """Whether a range is left that was recorded so."""
-    with engine.connect() as connection:
-        query = "SELECT EXISTS (SELECT FROM relatum.coverage WHERE over_amqp AND from_offset < to_offset)"
-        return bool(connection.execute(sa.text(query)).scalar_one())
+        over_amqp = "SELECT FROM relatum.coverage WHERE over_amqp AND from_offset < to_offset"
+        with old.recording():
+            wait_until(lambda: not old.sql(over_amqp), what="all by the stream protocol")
+        assert [row[1:] for row in old.rows()] == [("seen", 1), ("b", 2), ("c", 3), ("last", 4)]
+        assert relations.find("order_id", "42").status is Status.ABSENT
+        assert relations.find("order_id", "c").ids == ((stream, 3),)
+        assert relations.trace(("order_id", "42")).status is Status.ABSENT

@@ -1,8 +1,8 @@
 """One transaction for many streams: who loses a race, or is refused, loses nothing for the others."""
 
-import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import psycopg
 import pytest
@@ -12,16 +12,9 @@ from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch
 from relatum.recording import Extractor
 from relatum.store import CoverageRow, NewTail, _tails, add_keys, close_tails, coverage_of, ensure_stream, open_tail
-from tests.support import (
-    new_streams,
-    publish_plain,
-    recorded_to,
-    recording,
-    rows_of,
-    wait_recorded,
-    wait_until,
-)
+from tests.support import new_streams, recorded_to, rows_of, wait_until
 from tests.support._recording import Batch, Share, commit_shares
+from tests.support.place import Place
 
 COUNT = 5
 RECORD = b"\0\x53\x74\xc1\x0c\x02\xa1\x05order\xa1\x02o1\0\x53\x75\xa0\0"
@@ -73,29 +66,6 @@ def test_who_lost_its_race_loses_only_its_own_rows(
         assert (found.to_offset, found.position) == (share.row.to_offset, share.row.position), "as they are left"
 
 
-@pytest.mark.parametrize("has_moved", [False, True])
-def test_a_tail_that_took_the_id_of_another_is_not_moved(
-    engine: sa.Engine, tails: dict[str, CoverageRow], definitions: list[KeyDefinition], has_moved: bool
-) -> None:
-    """A standby that lacks the last commits gives their ids anew: to other streams, and to tails that end alike."""
-    shares = shares_of([tails["s2"]], definitions)
-    if has_moved:
-        commit_shares(engine, shares)
-        shares = shares_of([shares[0].row], definitions)
-    with engine.begin() as connection:
-        # What another one says in its place.
-        again = (
-            "UPDATE relatum.coverage SET recorded_at = clock_timestamp(), "
-            "last_fingerprint = last_fingerprint + 1 WHERE coverage_id = :id"
-        )
-        connection.execute(sa.text(again), {"id": tails["s2"].coverage_id})
-    with engine.connect() as connection:
-        assert not close_tails(connection, [shares[0].row])
-    commit_shares(engine, shares)
-    assert [(share.is_committed, share.is_held_up) for share in shares] == [(False, False)]
-    assert len(rows_of(engine, "s2")) == (3 if has_moved else 0)
-
-
 def test_a_stream_that_somebody_has_locked_holds_up_no_other(
     engine: sa.Engine, database_url: str, tails: dict[str, CoverageRow], definitions: list[KeyDefinition]
 ) -> None:
@@ -117,56 +87,44 @@ def test_two_that_commit_the_same_streams_at_once_write_each_row_once(
 ) -> None:
     """In whatever order they name the streams, neither waits for the other for ever."""
     both = [shares_of(list(tails.values()), definitions), shares_of(list(tails.values())[::-1], definitions)]
-    threads = [threading.Thread(target=commit_shares, args=[engine, shares]) for shares in both]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(partial(commit_shares, engine), both))
     won = [share.row.stream_id for shares in both for share in shares if share.is_committed]
     assert len(won) == len(set(won))
     assert sum(len(rows_of(engine, name)) for name in tails) == 3 * len(won)
 
 
-@pytest.fixture
-def three_streams(amqp_url: str) -> Iterator[list[str]]:
-    """Three streams of one message each."""
-    with new_streams(amqp_url, 3) as names:
-        for name in names:
-            publish_plain(amqp_url, name, [(b"", {"order": "good"})])
-        yield names
-
-
 def test_a_row_that_postgresql_refuses_holds_up_its_own_stream_alone(
-    amqp_url: str, engine: sa.Engine, three_streams: list[str], caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The others are recorded on and on; the one that is refused is named, and goes on once it is mended."""
-    refused, *others = three_streams
 
     def told(name: str) -> list[str]:
-        lines = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-        return [line for line in lines if name in line]
+        return [line for each in caplog.records if name in (line := each.getMessage()) and each.levelname == "WARNING"]
 
-    with recording(amqp_url, engine, *three_streams, keys=["order"]):
-        for name in three_streams:
-            wait_recorded(amqp_url, engine, name)
-        _execute(engine, "ALTER TABLE relatum.relationships ADD CONSTRAINT refusal CHECK (value <> 'refused')")
-        publish_plain(amqp_url, refused, [(b"", {"order": "refused"})])
-        for _ in range(5):
-            for name in others:
-                publish_plain(amqp_url, name, [(b"", {"order": "good"})])
-                wait_recorded(amqp_url, engine, name)
-        assert recorded_to(engine, refused) == 1
-        wait_until(lambda: told(refused), what="the refusal is told")
-        _execute(engine, "ALTER TABLE relatum.relationships DROP CONSTRAINT refusal")
-        wait_recorded(amqp_url, engine, refused)
-    assert [len(rows_of(engine, name)) for name in three_streams] == [2, 6, 6]
-    assert len(told(refused)) == 1, caplog.text
-    assert not [name for name in others if told(name)], caplog.text
+    def publish(value: str, *names: str) -> None:
+        for name in names:
+            place.put((b"", {"order": value}), to=name)
 
-
-def _execute(engine: sa.Engine, statement: str, **parameters: Any) -> None:
-    with engine.begin() as connection:
-        connection.execute(sa.text(statement), parameters)
+    with new_streams(place.amqp, 3) as streams:
+        refused, *others = streams
+        publish("good", *streams)
+        with place.recording(*streams, keys=["order"]):
+            for name in streams:
+                place.wait_recorded(name)
+            place.sql("ALTER TABLE relatum.relationships ADD CONSTRAINT refusal CHECK (value <> 'refused')")
+            publish("refused", refused)
+            for _ in range(3):
+                publish("good", *others)
+                for name in others:
+                    place.wait_recorded(name)
+            assert place.recorded_to(refused) == 1
+            wait_until(lambda: told(refused), what="the refusal is told")
+            place.sql("ALTER TABLE relatum.relationships DROP CONSTRAINT refusal")
+            place.wait_recorded(refused)
+        assert [len(place.rows(name)) for name in streams] == [2, 4, 4]
+        assert len(told(refused)) == 1, caplog.text
+        assert not [name for name in others if told(name)], caplog.text
 
 
 def test_what_moves_is_read_once_and_not_for_each_row(engine: sa.Engine) -> None:
@@ -177,3 +135,30 @@ def test_what_moves_is_read_once_and_not_for_each_row(engine: sa.Engine) -> None
         plan = "\n".join(connection.exec_driver_sql(statement, given).scalars())
     assert "coverage_id = ANY" in plan
     assert "cstring" not in plan
+
+
+@pytest.mark.parametrize("has_moved", [False, True])
+@pytest.mark.parametrize("how", ["another's id", "closed"])
+def test_a_tail_that_is_another_one_by_now_is_not_moved(
+    engine: sa.Engine, tails: dict[str, CoverageRow], definitions: list[KeyDefinition], has_moved: bool, how: str
+) -> None:
+    """A standby that lacks the last commits gives ids anew; and who slept finds a tail closed that ends alike."""
+    shares = shares_of([tails["s2"]], definitions)
+    if has_moved:
+        commit_shares(engine, shares)
+        shares = shares_of([shares[0].row], definitions)
+    with engine.begin() as connection:
+        if how == "closed":
+            assert close_tails(connection, [shares[0].row])
+        else:
+            # What another one says in its place.
+            again = (
+                "UPDATE relatum.coverage SET recorded_at = clock_timestamp(), "
+                "last_fingerprint = last_fingerprint + 1 WHERE coverage_id = :id"
+            )
+            connection.execute(sa.text(again), {"id": tails["s2"].coverage_id})
+    with engine.connect() as connection:
+        assert not close_tails(connection, [shares[0].row])
+    commit_shares(engine, shares)
+    assert [(share.is_committed, share.is_held_up) for share in shares] == [(False, False)]
+    assert len(rows_of(engine, "s2")) == (3 if has_moved else 0)

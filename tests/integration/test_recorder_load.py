@@ -2,11 +2,10 @@
 
 import gc
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,58 +16,51 @@ import sqlalchemy as sa
 
 from relatum.errors import ConfigurationError
 from relatum.limits import RECORDER_CONNECTIONS_MAX
-from relatum.local import LocalServers
 from relatum.recording import Recorder
-from relatum.store import Database, make_engine
-from relatum_migrations import upgrade
-from tests.support import (
-    broker_connection,
-    declare_stream,
-    delete_stream,
-    publish_plain,
-    recorded_to,
-    recording,
-    stream_available,
-    unique_name,
-    wait_recorded,
-    wait_until,
-)
+from relatum.store import Database
+from tests.support import broker_connection, delete_stream, new_streams, recording, unique_name, wait_until
+from tests.support._recording import running
+from tests.support.place import Place
+from tests.support.proxy import Proxy
 from tests.support.threads import Threads
 
-STREAMS = 60
-MANY_STREAMS = 300
+MANY = 120
+SOME = 30
 THREADS_MAX = 12
 BROKER_CONNECTIONS_MAX = 8
 REST_S = 8.0
 
 
-@pytest.fixture
-def many_streams(request: pytest.FixtureRequest, amqp_url: str) -> Iterator[list[str]]:
-    """The names of many streams, each with one message."""
+@dataclass
+class Streams:
+    """Many streams, and how many messages each of them has."""
+
+    amqp: str
+    names: list[str]
+    messages: int = 0
+
+    def publish(self) -> None:
+        """One more message to each."""
+        with broker_connection(self.amqp) as connection:
+            channel = connection.channel()
+            for name in self.names:
+                channel.basic_publish("", name, b"m")
+        self.messages += 1
+
+
+@pytest.fixture(scope="module")
+def streams(amqp_url: str) -> Iterator[Streams]:
+    """Streams of all tests here: it is the databases that are new."""
     prefix = unique_name()
-    names = [f"{prefix}-{n}" for n in range(getattr(request, "param", STREAMS))]
+    made = Streams(amqp_url, [f"{prefix}-{n}" for n in range(MANY)])
     with broker_connection(amqp_url) as connection:
         channel = connection.channel()
-        for name in names:
+        for name in made.names:
             channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
-            channel.basic_publish("", name, b"m")
-    yield names
-    for name in names:
+    made.publish()
+    yield made
+    for name in made.names:
         delete_stream(amqp_url, name)
-
-
-@contextmanager
-def running(recorder: Recorder) -> Iterator[None]:
-    """Run a recorder in a thread."""
-    stop = threading.Event()
-    thread = threading.Thread(target=recorder.run, args=[stop])
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(90)
-    assert not thread.is_alive()
 
 
 def rest(seconds: float) -> float:
@@ -77,71 +69,61 @@ def rest(seconds: float) -> float:
     return wait_until(lambda: (took := time.monotonic() - began) >= seconds and took, what="rest")
 
 
-@pytest.mark.parametrize("connections_max", [1, RECORDER_CONNECTIONS_MAX])
-def test_many_streams_need_few_connections(
-    amqp_url: str, database_url: str, engine: sa.Engine, many_streams: list[str], connections_max: int, earlier: Threads
-) -> None:
-    """Whatever the number of streams, a recorder opens as many connections as it may and waits for a free one."""
-    role = unique_name("few").replace("-", "_")
-    with psycopg.connect(database_url, autocommit=True) as administrator:
-        administrator.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'p' CONNECTION LIMIT {connections_max}")
-        administrator.execute(f"GRANT relatum_recorder TO {role}")
-    parts = urlsplit(database_url)
-    url = parts._replace(netloc=f"{role}:p@{parts.netloc.rpartition('@')[2]}").geturl()
-    options = {} if connections_max == RECORDER_CONNECTIONS_MAX else {"database_connections_max": connections_max}
-    recorder = Recorder(amqp_url, url, many_streams, **options)  # type: ignore[arg-type]
-    try:
-        with running(recorder):
-            wait_until(
-                lambda: all(recorded_to(engine, name) == 1 for name in many_streams), limit_s=120, what="all recorded"
-            )
-            assert len(earlier.begun()) <= THREADS_MAX
-        reconnects = [recorder.statistics().streams[name].reconnects for name in many_streams]
-        assert not any(reconnects), "nobody failed for want of a connection"
-    finally:
-        with psycopg.connect(database_url, autocommit=True) as administrator:
-            administrator.execute(f"DROP ROLE {role}")
-
-
-@pytest.mark.parametrize("many_streams", [MANY_STREAMS], indirect=True)
-def test_hundreds_of_streams_take_a_dozen_threads_and_a_handful_of_connections(
-    amqp_url: str, database_url: str, engine: sa.Engine, many_streams: list[str], earlier: Threads
-) -> None:
-    """Threads, and connections to both servers, at work and at rest; all is recorded, and nothing failed."""
-    recorder = Recorder(amqp_url, database_url, many_streams, keys=["k"])
-    with running(recorder):
-        wait_until(lambda: recorded(engine, many_streams) == MANY_STREAMS, what="all recorded")
-        with broker_connection(amqp_url) as connection:
-            channel = connection.channel()
-            for name in many_streams:
-                channel.basic_publish("", name, b"m")
-        wait_until(lambda: recorded(engine, many_streams) == 2 * MANY_STREAMS, what="all recorded again")
-        assert len(earlier.begun()) <= THREADS_MAX
-        pool: Any = recorder._engine.pool
-        assert pool.checkedin() + pool.checkedout() <= RECORDER_CONNECTIONS_MAX
-        follower, reader = recorder._group.follower.statistics(), recorder._group.reader().statistics()
-        assert (follower.followed, follower.attached) == (MANY_STREAMS, MANY_STREAMS)
-        assert follower.connections + reader.idle + reader.in_use <= BROKER_CONNECTIONS_MAX
-        told = recorder.statistics()
-    assert all(each.messages == 2 and not each.reconnects for each in told.streams.values())
-
-
-def recorded(engine: sa.Engine, names: list[str]) -> int:
-    """How many messages of these streams are recorded."""
+def wait_all_recorded(engine: sa.Engine, streams: Streams, count: int) -> None:
+    """Wait until all messages of so many streams are recorded."""
     query = sa.text(
         "SELECT coalesce(sum(to_offset), 0) FROM relatum.coverage JOIN relatum.streams USING (stream_id) "
         "WHERE is_tail AND name = ANY(:names)"
     )
-    with engine.begin() as connection:
-        return int(connection.execute(query, {"names": names}).scalar_one())
+
+    def are_recorded() -> bool:
+        with engine.begin() as connection:
+            sum_ = connection.execute(query, {"names": streams.names[:count]}).scalar_one()
+        return bool(sum_ == count * streams.messages)
+
+    wait_until(are_recorded, limit_s=120, what="all recorded")
 
 
-def test_one_that_ends_as_it_begins_leaves_nothing_open(
-    amqp_url: str, database_url: str, engine: sa.Engine, many_streams: list[str]
+@pytest.fixture
+def limited_url(request: pytest.FixtureRequest, database_url: str) -> Iterator[str]:
+    """The database's URL of a recorder that PostgreSQL gives so many connections and no more."""
+    role, parts = unique_name("few").replace("-", "_"), urlsplit(database_url)
+    with psycopg.connect(database_url, autocommit=True) as administrator:
+        administrator.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'p' CONNECTION LIMIT {request.param}")
+        administrator.execute(f"GRANT relatum_recorder TO {role}")
+        yield parts._replace(netloc=f"{role}:p@{parts.netloc.rpartition('@')[2]}").geturl()
+        administrator.execute(f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "limited_url"),
+    [(SOME, {"database_connections_max": 1}, 1), (MANY, {}, RECORDER_CONNECTIONS_MAX)],
+    indirect=["limited_url"],
+    ids=["one connection", "as many as by default"],
+)
+def test_a_hundred_streams_take_a_dozen_threads_and_a_handful_of_connections(
+    engine: sa.Engine, limited_url: str, streams: Streams, count: int, options: dict[str, int], earlier: Threads
 ) -> None:
+    """Threads, and connections to both servers, at work and at rest; all is recorded, and nothing failed."""
+    recorder = Recorder(streams.amqp, limited_url, streams.names[:count], **options)  # type: ignore[arg-type]
+    with running(recorder):
+        wait_all_recorded(engine, streams, count)
+        streams.publish()
+        wait_all_recorded(engine, streams, count)
+        assert len(earlier.begun()) <= THREADS_MAX
+        pool: Any = recorder._engine.pool
+        assert pool.checkedin() + pool.checkedout() <= options.get("database_connections_max", RECORDER_CONNECTIONS_MAX)
+        follower, reader = recorder._group.follower.statistics(), recorder._group.reader().statistics()
+        assert (follower.followed, follower.attached) == (count, count)
+        assert follower.connections + reader.idle + reader.in_use <= BROKER_CONNECTIONS_MAX
+        told = recorder.statistics()
+    assert all(each.messages == streams.messages and not each.reconnects for each in told.streams.values())
+
+
+def test_one_that_ends_as_it_begins_leaves_nothing_open(streams: Streams, database_url: str) -> None:
     """Whatever was being opened at that moment is closed: a connection left to the garbage collector is a warning."""
-    for _ in range(10):
-        recorder = Recorder(amqp_url, database_url, many_streams[:5])
+    for _ in range(5):
+        recorder = Recorder(streams.amqp, database_url, streams.names[:5])
         with running(recorder):
             wait_until(lambda recorder=recorder: recorder._group._has_begun, what="its begin")  # type: ignore[misc]
         gc.collect()
@@ -155,26 +137,19 @@ def test_no_connection_at_all_is_a_clear_error() -> None:
 
 @pytest.mark.parametrize("is_standby", [False, True], ids=["holder", "standby"])
 def test_at_rest_a_process_asks_little_whatever_the_number_of_streams(
-    amqp_url: str, database_url: str, engine: sa.Engine, many_streams: list[str], is_standby: bool
+    engine: sa.Engine, database_url: str, streams: Streams, is_standby: bool
 ) -> None:
     """At most two transactions a second, and none that ends in a rollback: not that of a read either."""
-    with running(Recorder(amqp_url, database_url, many_streams, keys=["k"])):
-        wait_until(
-            lambda: all(recorded_to(engine, name) == 1 for name in many_streams), limit_s=120, what="all recorded"
-        )
+    with running(Recorder(streams.amqp, database_url, streams.names[:SOME], keys=["k"])):
+        wait_all_recorded(engine, streams, SOME)
         counted = Database(database_url, refusing=None)
         ends: Counter[str] = Counter()
         for kind in ("commit", "rollback"):
             sa.event.listen(counted.engine, kind, partial(count, ends, kind))
-        names = many_streams
-        if not is_standby:
-            # The other one has its streams to itself, so this one needs its own.
-            names = [f"{name}-b" for name in many_streams]
-            with broker_connection(amqp_url) as connection:
-                for name in names:
-                    connection.channel().queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+        # The other one has its streams to itself, so this one needs its own, if it is no standby.
+        names = streams.names[:SOME] if is_standby else streams.names[SOME : 2 * SOME]
         try:
-            with running(Recorder(amqp_url, counted, names)):
+            with running(Recorder(streams.amqp, counted, names)):
                 wait_until(lambda: all_known(engine, names), what="all opened")
                 rest(2.0)
                 before = Counter(ends)
@@ -183,8 +158,6 @@ def test_at_rest_a_process_asks_little_whatever_the_number_of_streams(
                 assert ends["rollback"] == 0
         finally:
             counted.close()
-            for name in set(names) - set(many_streams):
-                delete_stream(amqp_url, name)
 
 
 def count(ends: Counter[str], kind: str, _connection: sa.Connection) -> None:
@@ -199,34 +172,30 @@ def all_known(engine: sa.Engine, names: list[str]) -> bool:
         return bool(connection.execute(query, {"names": names}).scalar_one() == len(names))
 
 
-def test_what_is_away_is_said_once_and_said_to_be_back(
-    private_servers: LocalServers, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_away_is_said_once_and_said_to_be_back(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """One line when the broker goes away and one when it is back, of many streams and through many tries."""
-    upgrade(private_servers.database_url)
-    engine = make_engine(private_servers.database_url)
-    names = [f"s{n}" for n in range(5)]
-    for name in names:
-        declare_stream(private_servers.broker_url, name)
-        publish_plain(private_servers.broker_url, name, [b"1"])
-    with caplog.at_level(logging.INFO, "relatum.recorder"), recording(private_servers.broker_url, engine, *names):
-        for name in names:
-            wait_recorded(private_servers.broker_url, engine, name)
-        private_servers.rabbitmq.kill()
-        wait_until(lambda: said(caplog, "RabbitMQ"), what="the outage in the log")
-        rest(3.0)
-        private_servers.rabbitmq.start()
-        for name in names:
-            wait_until(partial(stream_available, private_servers.broker_url, name), what="the stream back")
-            publish_plain(private_servers.broker_url, name, [b"2"])
-            wait_recorded(private_servers.broker_url, engine, name)
-        wait_until(lambda: said(caplog, "back,"), what="its end in the log")
-        lines = said(caplog, "")
-    engine.dispose()
-    assert len(lines) <= 4, lines  # A broker that boots may come and go once more.
 
+    def said() -> list[str]:
+        lines = [record.getMessage() for record in caplog.records if record.name == "relatum.recorder"]
+        return [line for line in lines if line.startswith("RabbitMQ")]
 
-def said(caplog: pytest.LogCaptureFixture, part: str) -> list[str]:
-    """The recorder's lines about servers that hold so much."""
-    lines = [record.getMessage() for record in caplog.records if record.name == "relatum.recorder"]
-    return [line for line in lines if line.startswith("RabbitMQ") and part in line]
+    def publish(*names: str) -> None:
+        for name in names:
+            place.put(b"", to=name)
+
+    caplog.set_level(logging.INFO, "relatum.recorder")
+    with new_streams(place.amqp, 5) as names, Proxy.to(place.stream_url) as line:
+        publish(*names)
+        with recording(line.url(place.stream_url), place.engine, *names):
+            for name in names:
+                place.wait_recorded(name)
+            line.accepts = False
+            line.cut()
+            wait_until(said, what="the outage in the log")
+            rest(3.0)
+            publish(*names)
+            line.accepts = True
+            for name in names:
+                place.wait_recorded(name)
+            wait_until(lambda: "back," in said()[-1], what="its end in the log")
+    assert len(said()) == 2, said()

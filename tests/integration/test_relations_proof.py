@@ -1,27 +1,34 @@
 """What it takes to say `absent`: streams that prove it, named in the answer; and what is said where nothing can."""
 
 import json
-from functools import partial
+import random
+from collections import Counter
+from contextlib import closing
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from click.testing import Result
+from typer.testing import CliRunner
 
-from relatum.errors import BrokerUnavailable, ConfigurationError, KeyNotDefined, NothingRecorded, RelatumError
+from relatum.command import complete_app
+from relatum.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    KeyNotDefined,
+    NothingRecorded,
+    RelatumError,
+    Transient,
+)
 from relatum.local import LocalServers
 from relatum.store import add_keys
 from relatum_consumer import Answer, Relations, Status
-from tests import support
-from tests.acceptance._command import Relatum
-from tests.support import declare_stream, delete_stream, publish_plain
+from tests.support import declare_stream, delete_stream, publish_plain, record, wait_until
+from tests.support.place import FailingPlace, Place
 from tests.support.relations import FACES, open_relations
-from tests.support.super_streams import super_stream
 
-NOBODY_LISTENS = "amqp://guest:guest@127.0.0.1:129/"
-
-
-record = partial(support.record, keys=["order_id"])
-"""Records all that is in some streams."""
+KEYS = ["order_id"]
+STREAMS = ("orders", "payments", "parcels", "letters")
 
 
 def order(number: Any) -> tuple[bytes, dict[str, Any]]:
@@ -29,16 +36,11 @@ def order(number: Any) -> tuple[bytes, dict[str, Any]]:
     return b"order", {"order_id": number, "relatum_time": 1_000_000}
 
 
-# --- nothing recorded -------------------------------------------------------------------------------------
-
-
-def test_where_nothing_is_recorded_nothing_is_absent(
-    amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str
-) -> None:
+def test_where_nothing_is_recorded_nothing_is_absent(place: Place, relations: Relations) -> None:
     """Keys are defined and no recorder ever ran: an error that says what to do, `complete` or not."""
-    add_keys(engine, ["order_id"])
-    publish_plain(amqp_url, stream_name, [order("a"), (b"", {})])
-    message, without_key = relations.read(stream_name, 0), relations.read(stream_name, 1)
+    add_keys(place.engine, KEYS)
+    place.put(order("a"), (b"", {}))
+    message, without_key = relations.read(place.stream, 0), relations.read(place.stream, 1)
     for ask in (
         lambda: relations.find("order_id", "a"),
         lambda: relations.find("order_id", "a", complete=True),
@@ -52,76 +54,48 @@ def test_where_nothing_is_recorded_nothing_is_absent(
         assert caught.value.vhost == "/"
 
 
-def test_where_no_key_is_defined_nothing_is_absent(
-    amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str
-) -> None:
+def test_where_no_key_is_defined_nothing_is_absent(place: Place, relations: Relations) -> None:
     """By every key defined, of which there is none, nobody can look anything up."""
-    publish_plain(amqp_url, stream_name, [order("a")])
-    message = relations.read(stream_name, 0)
+    place.put(order("a"))
+    message = relations.read(place.stream, 0)
     for ask in (relations.related, lambda each: relations.wait_related(each, timeout_s=0)):
         with pytest.raises(KeyNotDefined, match="relatum keys add"):
             ask(message)
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_virtual_host_without_records_is_an_error_that_names_those_with(
-    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, face: str, stream_name: str
-) -> None:
+def test_a_virtual_host_without_records_is_an_error_that_names_those_with(place: Place, face: str) -> None:
     """The one forgotten in the URL, or mistyped: recorded streams of others are told; a missing one is refused."""
-    publish_plain(amqp_url, stream_name, [order("a")])
-    record(amqp_url, engine, stream_name)
-    with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE relatum.streams SET vhost = 'shop'"))
-    with open_relations(face, amqp_url, database_url) as relations, pytest.raises(NothingRecorded, match="'shop'"):
+    place.put(order("a"))
+    place.record()
+    place.sql("UPDATE relatum.streams SET vhost = 'shop'")
+    with open_relations(face, place.amqp, place.database) as relations, pytest.raises(NothingRecorded, match="'shop'"):
         relations.find("order_id", "a")
-    missing = amqp_url.rstrip("/") + "/no-such-host"
-    with open_relations(face, missing, database_url) as relations:
+    missing = place.amqp.rstrip("/") + "/no-such-host"
+    with open_relations(face, missing, place.database) as relations:
         with pytest.raises(RelatumError) as caught:
             relations.find("order_id", "a")
         assert not isinstance(caught.value, NothingRecorded), "the broker itself refuses it"
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_broker_that_is_down_is_said_to_be_down(
-    amqp_url: str, engine: sa.Engine, database_url: str, face: str, stream_name: str
-) -> None:
-    """Whether something is recorded or not: there is no proof without the broker."""
-    add_keys(engine, ["order_id"])
-    with open_relations(face, NOBODY_LISTENS, database_url, timeout_s=5) as relations:
-        for complete in (False, True):
-            with pytest.raises(BrokerUnavailable):
-                relations.find("order_id", "a", complete=complete)
-        record(amqp_url, engine, stream_name)
-        for complete in (False, True):
-            with pytest.raises(BrokerUnavailable):
-                relations.find("order_id", "a", complete=complete)
-
-
-def test_streams_that_are_all_gone_prove_nothing(
-    amqp_url: str, engine: sa.Engine, relations: Relations, other_stream: str
-) -> None:
+def test_streams_that_are_all_gone_prove_nothing(place: Place, relations: Relations, other_stream: str) -> None:
     """What lay there was deleted; of the rest nobody can say anything, for no stream is left."""
-    publish_plain(amqp_url, other_stream, [order("a")])
-    record(amqp_url, engine, other_stream)
-    delete_stream(amqp_url, other_stream)
+    place.put(order("a"), to=other_stream)
+    place.record(other_stream)
+    delete_stream(place.amqp, other_stream)
     answer = relations.find("order_id", "a")
     assert (answer.status, answer.streams) == (Status.DELETED, (other_stream,))
     with pytest.raises(NothingRecorded):
         relations.find("order_id", "b")
 
 
-# --- over which streams -----------------------------------------------------------------------------------
-
-
-def test_every_answer_names_the_streams_it_holds_over(
-    amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, other_stream: str
-) -> None:
+def test_every_answer_names_the_streams_it_holds_over(place: Place, relations: Relations, other_stream: str) -> None:
     """Found, absent and not recorded; of one stream, several, or all; by key and by time."""
-    publish_plain(amqp_url, stream_name, [order("a"), order("a"), (b"", {})])
-    publish_plain(amqp_url, other_stream, [order("b")])
-    record(amqp_url, engine, stream_name, other_stream)
-    both, one = tuple(sorted([stream_name, other_stream])), (stream_name,)
-    message, without_key = relations.read(stream_name, 0), relations.read(stream_name, 2)
+    place.put(order("a"), order("a"), (b"", {}))
+    place.put(order("b"), to=other_stream)
+    place.record(place.stream, other_stream)
+    both, one = tuple(sorted([place.stream, other_stream])), (place.stream,)
+    message, without_key = relations.read(place.stream, 0), relations.read(place.stream, 2)
 
     def told(answer: Answer) -> tuple[Status, tuple[str, ...]]:
         return answer.status, answer.streams
@@ -131,85 +105,101 @@ def test_every_answer_names_the_streams_it_holds_over(
     assert told(relations.find("order_id", "a", streams=both[::-1])) == (Status.FOUND, both)
     assert told(relations.find("order_id", "a", complete=True)) == (Status.FOUND, both)
     assert told(relations.find("order_id", "z")) == (Status.ABSENT, both)
-    assert told(relations.find("order_id", "z", streams=stream_name)) == (Status.ABSENT, one)
+    assert told(relations.find("order_id", "z", streams=place.stream)) == (Status.ABSENT, one)
     assert told(relations.related(message)) == (Status.FOUND, both)
     assert told(relations.related(without_key)) == (Status.ABSENT, both)
-    assert told(relations.related(without_key, to=stream_name)) == (Status.ABSENT, one)
+    assert told(relations.related(without_key, to=place.stream)) == (Status.ABSENT, one)
     assert told(relations.wait_related(message, timeout_s=90)) == (Status.FOUND, both)
-    assert told(relations.after(message, stream_name)) == (Status.FOUND, one)
-    assert told(relations.before(message, stream_name)) == (Status.ABSENT, one)
-    assert told(relations.before(without_key, stream_name, by="order_id")) == (Status.ABSENT, one)
+    assert told(relations.after(message, place.stream)) == (Status.FOUND, one)
+    assert told(relations.before(message, place.stream)) == (Status.ABSENT, one)
+    assert told(relations.before(without_key, place.stream, by="order_id")) == (Status.ABSENT, one)
     assert told(relations.nearest(message, other_stream)) == (Status.FOUND, (other_stream,))
-    assert told(relations.window(message, stream_name, after_s=60)) == (Status.FOUND, one)
-    publish_plain(amqp_url, stream_name, [order("c")])
+    assert told(relations.window(message, place.stream, after_s=60)) == (Status.FOUND, one)
+    place.put(order("c"))
     assert told(relations.find("order_id", "c")) == (Status.NOT_RECORDED_YET, both)
 
 
-def test_a_super_stream_is_named_by_its_partitions(
-    amqp_url: str, stream_url: str, engine: sa.Engine, relations: Relations
-) -> None:
-    """One that is not recorded is named where the answer holds for it, too: not by what is found in the table."""
-    with super_stream(amqp_url, stream_url, partitions=3) as layout:
-        name, partitions = layout.super_stream, [each.stream for each in layout]
-        publish_plain(amqp_url, partitions[0], [order("a")])
-        record(amqp_url, engine, *partitions[:2])
-        with engine.begin() as connection:
-            connection.execute(sa.text("UPDATE relatum.streams SET super_stream = :name"), {"name": name})
-        assert relations.find("order_id", "a", streams=name).streams == tuple(partitions[:2])
-        assert relations.find("order_id", "b", streams=name).streams == tuple(partitions)
-
-
-# --- what AMQP 0.9.1 could not prove -----------------------------------------------------------------------
-
-
 @pytest.mark.differs
-def test_what_was_recorded_over_amqp_proves_nothing(
-    amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str
-) -> None:
+def test_what_was_recorded_over_amqp_proves_nothing(place: Place, relations: Relations) -> None:
     """Compressed batches are not seen over it: what is found counts, what is not may be there until it is read."""
-    publish_plain(amqp_url, stream_name, [order("a")])
-    record(amqp_url, engine, stream_name)
-    with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE relatum.coverage SET over_amqp = true"))
+    place.put(order("a"))
+    place.record()
+    place.sql("UPDATE relatum.coverage SET over_amqp = true")
     assert relations.find("order_id", "a").status is Status.FOUND
     assert relations.find("order_id", "b").status is Status.NOT_RECORDED_YET
     assert relations.find("order_id", "b", complete=True).status is Status.ABSENT
-    assert relations.before(relations.read(stream_name, 0), stream_name).status is Status.NOT_RECORDED_YET
+    assert relations.before(relations.read(place.stream, 0), place.stream).status is Status.NOT_RECORDED_YET
 
 
-# --- the command ------------------------------------------------------------------------------------------
-
-
-def test_the_command_says_what_a_new_user_has_to_do(
-    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str
-) -> None:
+def test_the_command_says_what_a_new_user_has_to_do(place: Place) -> None:
     """`migrate`, `keys add`, `find`: one line that says to record, and the code of configuration."""
-    relatum = Relatum(amqp_url, stream_url, database_url)
-    relatum.ok("keys", "add", "order_id")
+    environment = {"RELATUM_DATABASE_URL": place.database, "RELATUM_BROKER_URL": place.amqp, "COLUMNS": "200"}
+
+    def run(*arguments: str, ends: int) -> Result:
+        ended = CliRunner().invoke(complete_app(), [*arguments, "--stream-url", place.stream_url], env=environment)
+        assert ended.exit_code == ends, ended.output
+        return ended
+
+    add_keys(place.engine, KEYS)
     for more in ([], ["--complete"], ["--json"]):
-        ended = relatum.run("find", "order_id", "4711", *more)
-        assert (ended.returncode, ended.stdout) == (3, ""), ended.stderr
+        ended = run("find", "order_id", "4711", *more, ends=3)
+        assert ended.stdout == ""
         assert "relatum record" in ended.stderr
-    publish_plain(amqp_url, stream_name, [order("a")])
-    record(amqp_url, engine, stream_name)
+    place.put(order("a"))
+    place.record()
     for value, code in (("a", 0), ("b", 6)):
-        ended = relatum.run("find", "order_id", value, "--json")
-        assert ended.returncode == code, ended.stderr
-        document = json.loads(ended.stdout)
-        assert (document["streams"], document["streams_count"]) == ([stream_name], 1)
-        assert stream_name in relatum.run("find", "order_id", value).stdout.splitlines()[-1]
+        document = json.loads(run("find", "order_id", value, "--json", ends=code).stdout)
+        assert (document["streams"], document["streams_count"]) == ([place.stream], 1)
+        assert place.stream in run("find", "order_id", value, ends=code).stdout.splitlines()[-1]
 
 
-def test_a_broker_that_goes_away_is_noticed_by_the_next_question(
-    private_servers: LocalServers, database_url: str, engine: sa.Engine
+@pytest.mark.parametrize("face", FACES)
+def test_a_broker_that_goes_away_is_said_to_be_away_by_the_next_question(place: Place, face: str) -> None:
+    """Recorded or not, and where the connection is open already: nothing is absent by one that was asked before."""
+    add_keys(place.engine, KEYS)
+    place.put(order("a"))
+    with closing(FailingPlace(place, face)) as failing:
+        relations = failing.enter(open_relations(face, failing.broker, place.database, timeout_s=20))
+        for is_recorded in (False, True):
+            if is_recorded:
+                place.record()
+                assert relations.find("order_id", "b").status is Status.ABSENT
+            for complete in (False, True):
+                with failing.fault("broker refused", BrokerUnavailable):
+                    relations.find("order_id", "b", complete=complete)
+
+
+def test_while_a_broker_boots_no_answer_is_a_part(
+    private_servers: LocalServers, engine: sa.Engine, is_long: bool
 ) -> None:
-    """Also where the connection is open already: nothing is absent by a broker that was asked before."""
-    url = private_servers.broker_url
-    declare_stream(url, "s")
-    with Relations(url, database_url, timeout_s=20) as relations:
-        publish_plain(url, "s", [order("a")])
-        record(url, engine, "s")
-        assert relations.find("order_id", "b").status is Status.ABSENT
-        private_servers.rabbitmq.stop()
-        with pytest.raises(BrokerUnavailable):
-            relations.find("order_id", "b")
+    """One message in each of four streams: all four are found, or the answer is an error that says to repeat it."""
+    chance, server = random.Random(14), private_servers.rabbitmq
+    for stream in STREAMS:
+        declare_stream(server.broker_url, stream)
+        publish_plain(server.broker_url, stream, [order("a")])
+    record(server.broker_url, engine, *STREAMS, keys=KEYS)
+    told: Counter[str] = Counter()
+
+    def ask() -> bool:
+        names = chance.choice([None, STREAMS])
+        try:
+            with Relations(server.broker_url, engine.url, timeout_s=5) as relations:
+                answer = relations.find("order_id", "a", streams=names, complete=chance.random() < 0.3)
+        except Transient:
+            told["to be repeated"] += 1
+            return False
+        except RelatumError as error:
+            told[type(error).__name__] += 1
+            return False
+        told[f"{answer.status} {len(answer) + len(answer.unread)} of {len(STREAMS)}"] += 1
+        return answer.status is Status.FOUND
+
+    for _ in range(50 if is_long else 2):
+        server.kill()
+        assert not ask()
+        server.launch()
+        wait_until(ask, limit_s=120, every_s=0.0, what="an answer")
+        server.await_answer()
+    print(f"\n{dict(told)}")
+    wrong = set(told) - {"to be repeated", "found 4 of 4", "unproven 4 of 4"}
+    assert not wrong, told

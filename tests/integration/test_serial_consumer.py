@@ -5,7 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import aclosing, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +14,6 @@ import sqlalchemy as sa
 
 from relatum import errors
 from relatum.contexts import (
-    AsyncSerialBatch,
     AsyncSerialConsumer,
     SerialBatch,
     SerialConsumer,
@@ -25,17 +24,10 @@ from relatum.reading import StreamReader
 from relatum.store import NOW, serial_members, serial_positions, super_streams
 from relatum.superstreams import add_partition
 from tests.support import broker_connection, declare_stream, wait_until
+from tests.support.commits import written
 from tests.support.leases import LEASE_S, let_lapse
 from tests.support.proxy import Proxy
 from tests.support.serial_consuming import Stage, bodies, consume, serial_bed
-
-written = sa.Table(
-    "consumed",
-    sa.MetaData(),
-    sa.Column("id", sa.BigInteger, sa.Identity(), primary_key=True),
-    sa.Column("body", sa.Text),
-)
-
 
 KEEPS_ALL = """
 CREATE FUNCTION keep_all() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'nothing is given back'; END $$;
@@ -52,19 +44,6 @@ def stage(amqp_url: str, database_url: str, engine: sa.Engine) -> Iterator[Stage
     """A super stream of two partitions."""
     with serial_bed(amqp_url, engine) as bed:
         yield Stage(bed, database_url, amqp_url, engine)
-
-
-@pytest.fixture
-def three(amqp_url: str, database_url: str, engine: sa.Engine) -> Iterator[Stage]:
-    """A super stream of three partitions."""
-    with serial_bed(amqp_url, engine, 3) as bed:
-        yield Stage(bed, database_url, amqp_url, engine)
-
-
-@pytest.fixture(params=["blocking", "asyncio"])
-def each(request: pytest.FixtureRequest, stage: Stage) -> Stage:
-    """The same for consumers of each face."""
-    return replace(stage, face=request.param)
 
 
 def batch_of(consumer: Any, stream: str) -> Any:
@@ -95,10 +74,10 @@ def test_a_consumer_goes_on_where_its_name_was(stage: Stage) -> None:
             unacknowledged.acknowledge()
 
 
-def test_a_moved_context_waits_for_its_source_and_no_other_does(each: Stage) -> None:
+def test_a_moved_context_waits_for_its_source_and_no_other_does(stage: Stage) -> None:
     """What a context has in its target is held until its source is consumed up to the fence; others go on."""
-    bed = each.bed
-    with each.consumer(batch_s=0) as member:
+    bed = stage.bed
+    with stage.consumer(batch_s=0) as member:
         bed.publish(0, "a", "a1")
         source = batch_of(member, bed.streams[0])
         bed.publish(0, "a", "a2")
@@ -107,97 +86,20 @@ def test_a_moved_context_waits_for_its_source_and_no_other_does(each: Stage) -> 
         bed.publish(1, "b", "b1")
         bed.publish(1, "a", "a4")
         assert consume(member, 1) == ["b1"]
-        wait_until(lambda: each.holds() == 1, what="the hold is stored")
+        wait_until(lambda: stage.holds() == 1, what="the hold is stored")
         assert member.next_batch(0.3) is None
         source.acknowledge()
         assert consume(member, 1) == ["a2"]
         assert consume(member, 2) == ["a3", "a4"]
         bed.publish(1, "a", "a5")
         assert consume(member, 1) == ["a5"]
-        wait_until(lambda: each.holds() == 0, what="the hold is gone")
+        wait_until(lambda: stage.holds() == 0, what="the hold is gone")
         assert sum(member.statistics().pause_s.counts) == 1
 
 
-def test_a_stray_counts_where_it_is_adopted(stage: Stage) -> None:
-    """A message behind its context's fence is passed over where it lies, and handed out where it was adopted."""
-    bed = stage.bed
-    bed.publish(0, "a", "a1")
-    stale = bed._epochs["a"]
-    move = bed.begin(["a"], 0, 1)
-    move.fence()
-    bed.publish(0, "a", "a2", epoch=stale)
-    stray = bed.end(0)
-    move.mark()
-    move.adopt("a", stray)
-    bed.publish(1, "a", "a3")
-    with stage.consumer() as member:
-        assert consume(member, 3) == ["a1", "a2", "a3"]
-        assert member.next_batch(0.2) is None
-
-
-def test_what_is_held_outlives_the_member(stage: Stage) -> None:
-    """A member that takes over reads again what is held, and hands out each message once."""
-    bed = stage.bed
-    bed.publish(0, "a", "a1")
-    with stage.consumer() as first:
-        batch_of(first, bed.streams[0])
-        bed.move(["a"], 0, 1)
-        bed.publish(1, "a", "a2")
-        bed.publish(1, "b", "b1")
-        assert consume(first, 1) == ["b1"]
-        bed.publish(1, "a", "a3")
-        wait_until(lambda: stage.position(1) == bed.end(1) + 1, what="the position is behind what is held")
-    with stage.consumer() as second:
-        assert consume(second, 3) == ["a1", "a2", "a3"]
-        wait_until(lambda: sum(second.statistics().pause_s.counts), what="the pause was measured")
-        assert second.statistics().pause_s.sum < 60
-
-
-def test_a_hold_is_handed_out_in_parts(stage: Stage) -> None:
-    """A hold of more messages than a batch has is handed out batch by batch; a restart in between repeats none."""
-    bed = stage.bed
-    bed.publish(0, "a", "a0")
-    bed.move(["a"], 0, 1)
-    expected = [f"a{number}" for number in range(1, 11)]
-    bed.publish(1, "a", *expected)
-    with stage.consumer(batch_messages=3) as first:
-        assert consume(first, 4) == ["a0", *expected[:3]]
-    with stage.consumer(batch_messages=3) as second:
-        assert consume(second, 7) == expected[3:]
-
-
-def test_a_context_that_moves_on_waits_for_all_before(three: Stage) -> None:
-    """A context that moves twice before the first move's source is consumed comes in order all the same."""
-    bed = three.bed
-    bed.publish(0, "a", "a1")
-    bed.move(["a"], 0, 1)
-    bed.publish(1, "a", "a2")
-    bed.move(["a"], 1, 2)
-    bed.publish(2, "a", "a3")
-    bed.move(["a"], 2, 0)
-    bed.publish(0, "a", "a4")
-    with three.consumer() as member:
-        assert consume(member, 4) == ["a1", "a2", "a3", "a4"]
-        assert sum(member.statistics().pause_s.counts) == 3
-
-
-def test_an_aborted_move_goes_on_in_its_source(stage: Stage) -> None:
-    """Behind a fence, a marker in the same partition lets the context go on there; what is between them is stray."""
-    bed = stage.bed
-    bed.publish(0, "a", "a1")
-    stale = bed._epochs["a"]
-    move = bed.begin(["a"], 0, 1)
-    move.fence()
-    bed.publish(0, "a", "stray", epoch=stale)
-    move.target, move.epoch = 0, bed.epoch()
-    move.mark()
-    bed.publish(0, "a", "a2")
-    with stage.consumer() as member:
-        assert consume(member, 2) == ["a1", "a2"]
-
-
-def test_a_fence_that_is_not_noted_yet_is_read_again(stage: Stage) -> None:
-    """A member that takes over behind a fence nobody has noted yet knows it from the stream."""
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_floors_outlive_what_made_them(stage: Stage, is_noted: bool) -> None:
+    """A member that begins behind a fence passes over a stray: known from the database, or read again in the stream."""
     bed = stage.bed
     bed.publish(0, "a", "a1")
     stale = bed._epochs["a"]
@@ -206,46 +108,21 @@ def test_a_fence_that_is_not_noted_yet_is_read_again(stage: Stage) -> None:
         consume(first, 1)
         move.publish_fence()
         wait_until(lambda: stage.position(0) == bed.end(0) + 1, what="the fence is passed")
+    if is_noted:
+        move.fence()
+        move.mark()
     bed.publish(0, "a", "stray", epoch=stale)
     bed.publish_plain(0, "plain")
     with stage.consumer() as second:
         assert consume(second, 1) == ["plain"]
 
 
-def test_floors_outlive_what_made_them(stage: Stage) -> None:
-    """A member that begins behind fences knows them from the database: a stray that comes later is passed over."""
-    bed = stage.bed
-    bed.publish(0, "a", "a1")
-    stale = bed._epochs["a"]
-    bed.move(["a"], 0, 1)
-    with stage.consumer() as first:
-        consume(first, 1)
-    bed.publish(0, "a", "stray", epoch=stale)
-    bed.publish_plain(0, "plain")
-    with stage.consumer() as second:
-        assert consume(second, 1) == ["plain"]
-
-
-def test_held_messages_are_bounded(stage: Stage) -> None:
-    """A partition in which as much is held as may be waits; it loses nothing and goes on afterwards."""
-    bed = stage.bed
-    bed.publish(0, "a", "a0")
-    with stage.consumer(held_messages_max=3, batch_s=0) as member:
-        source = batch_of(member, bed.streams[0])
-        bed.move(["a"], 0, 1)
-        bed.publish(1, "a", "a1", "a2", "a3")
-        bed.publish(1, "b", "b1")
-        assert member.next_batch(0.3) is None
-        source.acknowledge()
-        assert sorted(consume(member, 4)) == ["a1", "a2", "a3", "b1"]
-
-
-def test_what_is_written_in_the_transaction_is_written_once(each: Stage) -> None:
+def test_what_is_written_in_the_transaction_is_written_once(stage: Stage) -> None:
     """The application's rows and the position are committed together, or neither is."""
-    bed = each.bed
-    written.create(each.engine)
+    bed = stage.bed
+    written.create(stage.engine)
     bed.publish(0, "a", "a1", "a2")
-    with each.consumer() as member:
+    with stage.consumer() as member:
         batch = batch_of(member, bed.streams[0])
 
         def fail() -> None:
@@ -263,9 +140,9 @@ def test_what_is_written_in_the_transaction_is_written_once(each: Stage) -> None
         assert again.is_acknowledged
         with pytest.raises(errors.InvalidInput), again.transaction():
             pass
-    with each.engine.connect() as connection:
+    with stage.engine.connect() as connection:
         assert list(connection.scalars(sa.select(written.c.body))) == ["a1", "a2"]
-    assert each.position(0) == 2
+    assert stage.position(0) == 2
 
 
 def test_a_block_must_not_end_the_transaction(stage: Stage) -> None:
@@ -278,14 +155,14 @@ def test_a_block_must_not_end_the_transaction(stage: Stage) -> None:
             connection.commit()
 
 
-def test_a_member_that_lost_its_partition_writes_nothing(each: Stage) -> None:
+def test_a_member_that_lost_its_partition_writes_nothing(stage: Stage) -> None:
     """What a stale member writes with a batch is rolled back; the other member gets the batch."""
-    bed = each.bed
-    written.create(each.engine)
+    bed = stage.bed
+    written.create(stage.engine)
     bed.publish(0, "a", "a1")
-    with each.consumer() as stale:
+    with stage.consumer() as stale:
         batch = batch_of(stale, bed.streams[0])
-        with each.engine.begin() as connection:
+        with stage.engine.begin() as connection:
             # As another member does that finds the lease lapsed.
             connection.execute(
                 sa.update(serial_positions).values(holder="another", version=serial_positions.c.version + 1)
@@ -295,78 +172,8 @@ def test_a_member_that_lost_its_partition_writes_nothing(each: Stage) -> None:
         assert lost.value.stream == bed.streams[0]
         with pytest.raises(errors.PartitionLost):
             batch.acknowledge()
-    with each.engine.connect() as connection:
-        assert connection.scalar(sa.select(sa.func.count()).select_from(written)) == 0
-
-
-AT_COMMIT = """
-CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM {}; RETURN NULL; END $$;
-CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON consumed DEFERRABLE INITIALLY DEFERRED
-    FOR EACH ROW EXECUTE FUNCTION at_commit()
-"""
-"""Has PostgreSQL do something during the commit of rows of the application."""
-
-
-def test_a_commit_whose_answer_was_lost_counts(stage: Stage) -> None:
-    """Where the connection ends during a commit that came through, the batch is acknowledged."""
-    bed = stage.bed
-    written.create(stage.engine)
-    with stage.engine.begin() as connection:
-        connection.execute(sa.text(AT_COMMIT.format("pg_sleep(0.3)")))
-    bed.publish(0, "a", "a1", "a2")
-
-    def rows() -> int:
-        with stage.engine.connect() as connection:
-            return int(connection.scalar(sa.select(sa.func.count()).select_from(written)) or 0)
-
-    def lose_the_answer() -> None:
-        committing = sa.text(
-            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
-        )
-        with stage.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            wait_until(lambda: connection.execute(committing).first() is not None and not rows(), every_s=0.001)
-        proxy.mode = "blackhole_replies"
-        wait_until(rows)
-        proxy.mode = "pass"
-        proxy.reset()
-
-    with (
-        Proxy.to(stage.database_url) as proxy,
-        stage.consumer(database_url=proxy.url(stage.database_url), batch_messages=1) as member,
-    ):
-        batch = batch_of(member, bed.streams[0])
-        thread = threading.Thread(target=lose_the_answer)
-        with batch.transaction() as connection:
-            connection.execute(sa.insert(written), {"body": "a1"})
-            thread.start()
-        thread.join()
-        assert batch.is_acknowledged
-        assert bodies(batch_of(member, bed.streams[0])) == ["a2"]
-    assert rows() == 1
-
-
-def test_a_commit_that_did_not_come_through_is_told(stage: Stage) -> None:
-    """Where the connection ends during a commit that failed, nothing counts, and the batch can be consumed again."""
-    bed = stage.bed
-    written.create(stage.engine)
-    with stage.engine.begin() as connection:
-        connection.execute(sa.text(AT_COMMIT.format("pg_terminate_backend(pg_backend_pid())")))
-    bed.publish(0, "a", "a1")
-    with stage.consumer() as member:
-        batch = batch_of(member, bed.streams[0])
-
-        def consume_once() -> None:
-            with batch.transaction() as connection:
-                connection.execute(sa.insert(written), {"body": "a1"})
-
-        with pytest.raises(errors.DatabaseUnavailable, match="nothing was committed"):
-            consume_once()
-        with stage.engine.begin() as connection:
-            connection.execute(sa.text("DROP TRIGGER at_commit ON consumed"))
-        consume_once()
-        assert batch.is_acknowledged
     with stage.engine.connect() as connection:
-        assert list(connection.scalars(sa.select(written.c.body))) == ["a1"]
+        assert connection.scalar(sa.select(sa.func.count()).select_from(written)) == 0
 
 
 def test_members_share_and_take_over(stage: Stage) -> None:
@@ -450,16 +257,6 @@ def test_what_fails_of_giving_a_partition_back_is_tried_again(stage: Stage, capl
             assert consume(first, 1) + consume(second, 1) in (["a2", "b2"], ["b2", "a2"])
 
 
-def test_a_new_name_may_begin_with_what_comes_next(stage: Stage) -> None:
-    """With "next", a new name begins with what is published from then on."""
-    bed = stage.bed
-    bed.publish(0, "a", "a1")
-    bed.publish(1, "b", "b1")
-    with stage.consumer(start="next") as member:
-        bed.publish(0, "a", "a2")
-        assert consume(member, 1) == ["a2"]
-
-
 def test_a_new_partition_is_noticed(stage: Stage) -> None:
     """A partition that is added is read from its beginning, and contexts that move there come in order."""
     bed = stage.bed
@@ -471,23 +268,6 @@ def test_a_new_partition_is_noticed(stage: Stage) -> None:
         bed.publish(2, "a", "a2")
         assert consume(member, 1) == ["a2"]
         assert len(member.partitions) == 3
-
-
-def test_a_partition_that_was_retired_and_deleted_is_drained(stage: Stage) -> None:
-    """Nobody waits for a retired partition whose stream is gone, nor reads it."""
-    bed = stage.bed
-    bed.publish(0, "a", "a1")
-    with stage.consumer() as member:
-        consume(member, 1)
-    bed.move(["a"], 0, 1)
-    bed.publish(1, "a", "a2")
-    bed.retire(0)
-    with broker_connection(stage.amqp_url) as connection:
-        connection.channel().queue_delete(bed.streams[0])
-    with stage.consumer() as member:
-        assert consume(member, 1) == ["a2"]
-        wait_until(lambda: member.partitions == (bed.streams[1],), what="it is not read any more")
-        assert [each.position for each in member.status().partitions] == [None, 2]
 
 
 def test_a_stream_that_was_declared_again_begins_anew(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
@@ -535,15 +315,15 @@ def test_a_stream_that_lost_its_end_is_read_again_from_two_minutes_before(
     assert re.search(r"stream '[^']+' (lost its end|replaced)", caplog.text)
 
 
-def test_messages_are_acknowledged_as_the_next_are_asked_for(each: Stage) -> None:
+def test_messages_are_acknowledged_as_the_next_are_asked_for(stage: Stage) -> None:
     """Iterating acknowledges a batch when it is done with; one left in the middle is handed out again."""
-    bed = each.bed
+    bed = stage.bed
     bed.publish(0, "a", "a1", "a2")
-    with each.consumer() as member:
+    with stage.consumer() as member:
         messages = iter(member.messages(timeout_s=90))
         assert next(messages).body == b"a1"
         messages.close()  # type: ignore[attr-defined]
-        assert each.position(0) == 0
+        assert stage.position(0) == 0
         given: list[bytes] = []
 
         def are_both() -> bool:
@@ -552,7 +332,7 @@ def test_messages_are_acknowledged_as_the_next_are_asked_for(each: Stage) -> Non
 
         wait_until(are_both, what="both")
         assert given == [b"a1", b"a2"]
-        assert each.position(0) == 2
+        assert stage.position(0) == 2
 
 
 def test_run_hands_batches_to_a_function(stage: Stage) -> None:
@@ -635,14 +415,7 @@ def test_a_super_stream_that_is_not_there_is_not_found(database_url: str, amqp_u
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"start": "last"},
-        {"batch_messages": 0},
-        {"batch_s": -1},
-        {"lease_s": 0.5},
-        {"held_messages_max": True},
-        {"header": ""},
-    ],
+    [{"start": "last"}, {"batch_messages": 0}, {"batch_s": -1}, {"lease_s": 0.5}, {"held_messages_max": True}],
 )
 def test_wrong_options_are_refused_by_name(options: dict[str, Any]) -> None:
     """An option that cannot be one is named at once, before anything is connected to."""
@@ -674,6 +447,35 @@ def task_consumer(stage: Stage, **options: Any) -> AsyncSerialConsumer:
     return AsyncSerialConsumer(stage.bed.name, "test", chosen, database=stage.database_url, broker=stage.amqp_url)
 
 
+async def test_tasks_consume_as_threads_do(stage: Stage) -> None:
+    """A transaction that fails leaves the batch to be consumed again; iterating acknowledges what is done with."""
+    written.create(stage.engine)
+    stage.bed.publish(0, "a", "a1", "a2")
+    async with task_consumer(stage, batch_messages=1) as member:
+        batch = await member.next_batch(90.0)
+        assert batch is not None
+        for fails in (True, False):
+            with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+                async with batch.transaction() as connection:
+                    connection.execute(sa.insert(written), {"body": bodies(batch)[0]})
+                    assert 1 / (not fails)
+        assert batch.is_acknowledged
+        with pytest.raises(errors.InvalidInput):
+            await batch.acknowledge()
+        async with aclosing(member.messages(90.0)) as messages:
+            assert (await anext(messages)).body == b"a2"
+        assert stage.position(0) == 1
+        async for message in member.messages(90.0):
+            assert message.body == b"a2"
+            await asyncio.to_thread(stage.bed.publish, 0, "a", "a3")
+            break
+        async with aclosing(member.messages(90.0)) as messages:
+            assert [(await anext(messages)).body for _ in range(2)] == [b"a2", b"a3"]
+        assert stage.position(0) == 2
+    with stage.engine.connect() as connection:
+        assert list(connection.scalars(sa.select(written.c.body))) == ["a1"]
+
+
 async def test_a_cancelled_transaction_is_rolled_back(stage: Stage) -> None:
     """A task that is cancelled inside the block leaves nothing behind; the batch can be consumed again."""
     written.create(stage.engine)
@@ -697,20 +499,6 @@ async def test_a_cancelled_transaction_is_rolled_back(stage: Stage) -> None:
         await batch.acknowledge()
     with stage.engine.connect() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(written)) == 0
-
-
-async def test_run_hands_batches_to_a_coroutine_function(stage: Stage) -> None:
-    """`run` acknowledges what its function did, and ends when it is told to."""
-    stage.bed.publish(0, "a", "a1")
-    stop, seen = asyncio.Event(), []
-
-    async def handler(batch: AsyncSerialBatch) -> None:
-        seen.extend(message.body for message in batch)
-        stop.set()
-
-    async with task_consumer(stage) as member:
-        await member.run(handler, stop)
-    assert seen == [b"a1"]
 
 
 async def test_tasks_share_a_consumer(stage: Stage) -> None:

@@ -1,6 +1,8 @@
-"""Look-ups in a web service: how many at once, what is refused, whether they are well, and how they are closed."""
+"""Look-ups in a web service: how many at once, what is refused, whether they are well, and when waits end."""
 
+import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,10 +11,24 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relatum.errors import BrokerUnavailable, DatabaseUnavailable, InvalidInput, UsedAfterClose
-from relatum_consumer import Health, Relations, Status
-from tests.support import in_a_try, publish_plain, record, wait_until
+from relatum.errors import (
+    BrokerUnavailable,
+    DatabaseUnavailable,
+    InvalidInput,
+    OffsetNotFound,
+    ReadTimeout,
+    UsedAfterClose,
+)
+from relatum.reading import BrokerAddress, Message, ReaderStatistics
+from relatum.waiting import within
+from relatum_consumer import AsyncRelations, Health, Relations, Status
+from tests.contract._faces import FACES as READERS
+from tests.contract._faces import open_face
+from tests.support import LIMIT_S, in_a_try, wait_until
+from tests.support.place import Place
+from tests.support.proxy import Proxy
 from tests.support.relations import FACES, open_relations
+from tests.support.standstill import in_time
 
 AT_ONCE = 30
 LONG_S = 80.0
@@ -20,20 +36,18 @@ NOBODY_LISTENS = "amqp://guest:guest@127.0.0.1:129/"
 NO_DATABASE = "postgresql://127.0.0.1:9/nobody"
 
 
-@pytest.fixture
-def recorded(amqp_url: str, engine: sa.Engine, stream_name: str) -> str:
-    """A stream with one message that is recorded."""
-    publish_plain(amqp_url, stream_name, [(b"", {"order_id": "a"})])
-    record(amqp_url, engine, stream_name, keys=["order_id"])
-    return stream_name
+VALUES = 10
+LOOKUPS = 200
+LATE = 8
 
 
 @pytest.fixture
-def lock(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A session that has the index locked until it commits: look-ups are under way for as long."""
-    with psycopg.connect(database_url) as connection:
-        connection.execute("LOCK TABLE relatum.relationships IN ACCESS EXCLUSIVE MODE")
-        yield connection
+def recorded(place: Place) -> str:
+    """A stream with messages of ten values in turn, the first of them "a", and one without relata, that is recorded."""
+    values = [chr(ord("a") + n % VALUES) for n in range(6 * VALUES)]
+    place.put(*[(b"", {"order_id": value}) for value in (*values, "alone")])
+    place.record(keys=["order_id"])
+    return place.stream
 
 
 def find(relations: Relations) -> Status:
@@ -41,10 +55,10 @@ def find(relations: Relations) -> Status:
     return relations.find("order_id", "a").status
 
 
-def test_no_more_connections_than_allowed_and_each_is_kept(amqp_url: str, database_url: str, recorded: str) -> None:
+def test_no_more_connections_than_allowed_and_each_is_kept(place: Place, recorded: str) -> None:
     """Thirty threads, three sessions: what is opened once is used until the end."""
     opened: list[Any] = []
-    with Relations(amqp_url, database_url, max_connections=3) as relations, ThreadPoolExecutor(AT_ONCE) as threads:
+    with Relations(place.amqp, place.database, max_connections=3) as relations, ThreadPoolExecutor(AT_ONCE) as threads:
         sa.event.listen(relations._database.engine, "connect", lambda *_: opened.append(1))
         together = threading.Barrier(AT_ONCE)
 
@@ -57,13 +71,47 @@ def test_no_more_connections_than_allowed_and_each_is_kept(amqp_url: str, databa
     assert len(opened) <= 3
 
 
-def test_who_waits_for_a_message_takes_nobodys_place(amqp_url: str, database_url: str, recorded: str) -> None:
+@pytest.mark.parametrize("face", FACES)
+def test_each_of_many_at_once_has_its_own_answer_and_the_broker_few_connections(
+    place: Place, recorded: str, face: str
+) -> None:
+    """On the settings users have: 200 at once are all answered, over 16 connections at most."""
+    with Proxy.to(place.stream_url) as proxy:
+        address = BrokerAddress.parse(place.amqp, proxy.url(place.stream_url))
+        ask = _in_threads if face == "blocking" else lambda *urls: asyncio.run(_in_tasks(*urls))
+        offsets, statistics = ask(address, place.database)
+        assert offsets == [list(range(n % VALUES, 6 * VALUES, VALUES)) for n in range(LOOKUPS)]
+        # Where some are closed, the proxy may see these end a moment after others have begun.
+        assert proxy.most <= statistics.limit + LATE
+        assert statistics.limit == 16
+        assert (statistics.in_use, statistics.waiting, statistics.following) == (0, 0, 0)
+        assert 1 <= statistics.idle <= statistics.limit
+        assert statistics.opened == proxy.opened
+
+
+def _in_threads(address: BrokerAddress, database_url: str) -> tuple[list[list[int]], ReaderStatistics]:
+    together = threading.Barrier(LOOKUPS)
+    with Relations(address, database_url, timeout_s=240) as relations, ThreadPoolExecutor(LOOKUPS) as threads:
+        assert relations.statistics().opened == 0
+
+        def look(number: int) -> list[int]:
+            together.wait(LONG_S)
+            return [each.offset for each in relations.find("order_id", chr(ord("a") + number % VALUES))]
+
+        return list(threads.map(look, range(LOOKUPS))), relations.statistics()
+
+
+async def _in_tasks(address: BrokerAddress, database_url: str) -> tuple[list[list[int]], ReaderStatistics]:
+    async with AsyncRelations(address, database_url, timeout_s=240) as relations:
+        values = [chr(ord("a") + number % VALUES) for number in range(LOOKUPS)]
+        answers = await asyncio.gather(*(relations.find("order_id", value) for value in values))
+        return [[each.offset for each in answer] for answer in answers], relations.statistics()
+
+
+def test_who_waits_for_a_message_takes_nobodys_place(place: Place, recorded: str) -> None:
     """A wait asks now and then, and holds no connection."""
-    with (
-        ThreadPoolExecutor(1) as threads,
-        Relations(amqp_url, database_url, max_connections=1) as relations,
-    ):
-        message = relations.read(recorded, 0)
+    with ThreadPoolExecutor(1) as threads, Relations(place.amqp, place.database, max_connections=1) as relations:
+        message = relations.read(recorded, 6 * VALUES)
         wait = threads.submit(relations.wait_related, message, timeout_s=LONG_S)
         wait_until(lambda: relations.statistics().awaiting == 1, what="the wait")
         assert find(relations) is Status.FOUND
@@ -74,28 +122,26 @@ def test_who_waits_for_a_message_takes_nobodys_place(amqp_url: str, database_url
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_health_names_what_does_not_answer(face: str, amqp_url: str, database_url: str, engine: sa.Engine) -> None:
+def test_health_names_what_does_not_answer(place: Place, face: str) -> None:
     """Each server by itself, and in time; it raises nothing."""
-    with open_relations(face, amqp_url, database_url) as relations:
+    with open_relations(face, place.amqp, place.database) as relations:
         assert relations.health(timeout_s=LONG_S) == Health()
         assert relations.health(timeout_s=LONG_S).is_well
-    with open_relations(face, NOBODY_LISTENS, database_url) as relations:
+    with open_relations(face, NOBODY_LISTENS, place.database) as relations:
         health = relations.health(timeout_s=LONG_S)
         assert health.database == ""
         assert health.broker.startswith("BrokerUnavailable")
         assert not health.is_well
-    with open_relations(face, amqp_url, NO_DATABASE) as relations:
+    with open_relations(face, place.amqp, NO_DATABASE) as relations:
         health = relations.health(timeout_s=LONG_S)
         assert health.database.startswith("DatabaseUnavailable")
         assert health.broker == ""
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_database_that_does_not_answer_takes_half_of_a_health_check(
-    face: str, amqp_url: str, database_url: str, recorded: str
-) -> None:
+def test_a_database_that_does_not_answer_takes_half_of_a_health_check(place: Place, face: str, recorded: str) -> None:
     """A locked table: the broker is asked all the same."""
-    with open_relations(face, amqp_url, database_url) as relations, psycopg.connect(database_url) as connection:
+    with open_relations(face, place.amqp, place.database) as relations, psycopg.connect(place.database) as connection:
         connection.execute("LOCK TABLE relatum.keys IN ACCESS EXCLUSIVE MODE")
 
         def is_told_apart() -> bool:
@@ -106,13 +152,122 @@ def test_a_database_that_does_not_answer_takes_half_of_a_health_check(
         in_a_try(is_told_apart, what="the broker's answer")
 
 
-def test_opening_shows_what_is_wrong_at_once(amqp_url: str, database_url: str, engine: sa.Engine) -> None:
+def test_opening_shows_what_is_wrong_at_once(place: Place) -> None:
     """Before a service takes its first request."""
-    with Relations.open(amqp_url, database_url, max_connections=2, timeout_s=LONG_S) as relations:
+    with Relations.open(place.amqp, place.database, max_connections=2, timeout_s=LONG_S) as relations:
         assert relations.statistics().opened == 1
     with pytest.raises(BrokerUnavailable):
-        Relations.open(NOBODY_LISTENS, database_url)
+        Relations.open(NOBODY_LISTENS, place.database)
     with pytest.raises(DatabaseUnavailable):
-        Relations.open(amqp_url, NO_DATABASE)
+        Relations.open(place.amqp, NO_DATABASE)
     with pytest.raises(InvalidInput, match="max_connections"):
-        Relations.open(amqp_url, database_url, max_connections=0)
+        Relations.open(place.amqp, place.database, max_connections=0)
+
+
+# --- waits: they end when they were asked to, with what is known, and never more than that ---------------
+
+
+LARGE = 300_000
+SLOW = 60_000
+WAIT_S = 1.0
+AT_MOST_S = 1.6
+"""What is asked for, a quarter of a second for the last look, and some for a busy machine."""
+
+
+@pytest.fixture
+def proxy(stream_url: str) -> Iterator[Proxy]:
+    """The line to the broker."""
+    with Proxy.to(stream_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture(params=FACES)
+def relations(place: Place, request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[Relations]:
+    """Look-ups by way of the proxy, through each face."""
+    address = BrokerAddress.parse(place.amqp, proxy.url(place.stream_url))
+    with open_relations(request.param, address, place.database) as relations:
+        yield relations
+
+
+@pytest.fixture
+def message(place: Place, relations: Relations) -> Message:
+    """A message without relata, in a stream of large bodies that is recorded."""
+    for number in range(3):
+        place.put((b"x" * LARGE, {"order_id": str(number)}))
+    place.record(keys=["order_id"])
+    return relations.read(place.stream, 0)
+
+
+def waited(relations: Relations, message: Message, timeout_s: float = WAIT_S) -> tuple[Any, float]:
+    """The answer of a wait, and how long it took."""
+    began = time.monotonic()
+    answer = relations.wait_related(message, timeout_s=timeout_s)
+    return answer, time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_there", "is_recorded"),
+    [
+        ("slow", False, False),  # the proof would take 15 s
+        ("frozen", True, False),  # what was not recorded is never denied
+        ("slow", True, True),  # the index names it, its body does not come
+    ],
+)
+def test_what_cannot_be_proven_or_read_in_time_is_no_error_and_no_absence(
+    relations: Relations, message: Message, proxy: Proxy, place: Place, fault: str, is_there: bool, is_recorded: bool
+) -> None:
+    """Large bodies on a slow line, or a silent broker: unproven, and what was found and not read is named."""
+    if is_there:
+        place.put((b"x" * LARGE, {"order_id": "0"}))
+    if is_recorded:
+        place.record(keys=["order_id"])
+    if fault == "slow":
+        proxy.bytes_per_s = SLOW
+    else:
+        proxy.mode = "frozen"
+
+    def is_in_time() -> bool:
+        answer, took_s = waited(relations, message)
+        assert (answer.status, answer.unread) == (Status.UNPROVEN, ((place.stream, 3),) if is_recorded else ())
+        assert fault == "frozen" or answer.streams == (place.stream,)
+        assert took_s >= WAIT_S
+        return took_s < AT_MOST_S
+
+    try:
+        in_a_try(is_in_time, what="an answer in time")
+    finally:
+        proxy.mode = "pass"
+
+
+def test_a_proof_begins_earlier_where_the_last_one_took_long(
+    relations: Relations, message: Message, proxy: Proxy
+) -> None:
+    """On a line on which it takes half a second, a wait is told the absence in the end, and ends in time each time."""
+    proxy.bytes_per_s = 30 * SLOW
+    found: list[tuple[Any, float]] = []
+
+    def is_proven() -> bool:
+        found.append(waited(relations, message, 1.5))
+        return found[-1][0].status is Status.ABSENT
+
+    wait_until(is_proven, what="the proof")
+    assert {answer.status for answer, _ in found} <= {Status.UNPROVEN, Status.ABSENT}
+    assert all(took_s >= 1.5 for _, took_s in found)
+    in_a_try(lambda: waited(relations, message, 1.5)[1] < 1.5 + AT_MOST_S - WAIT_S, what="an answer in time")
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_readers_keep_the_deadline_of_the_call_around_them(place: Place, name: str) -> None:
+    """A silent broker ends each question in time; and what was cut short is never taken for the end of a stream."""
+    place.put(b"0")
+    with Proxy.to(place.stream_url) as line:
+        address = BrokerAddress.parse(place.amqp, line.url(place.stream_url))
+        with open_face(name, address, timeout_s=LIMIT_S) as face:
+            assert face.read(place.stream, 0).body == b"0"
+            line.mode = "blackhole_replies"
+            for ask in (lambda: face.read(place.stream, 1), lambda: face.iterate(place.stream)):
+                with in_time(0.3), within(0.3), pytest.raises((ReadTimeout, BrokerUnavailable)):
+                    ask()
+            line.mode = "pass"
+            with pytest.raises(OffsetNotFound):
+                face.read(place.stream, 1)

@@ -20,6 +20,7 @@ from relatum.errors import BrokerUnavailable, PublishOutcomeUnknown
 from relatum.local import LocalServers
 from relatum.waiting import LEAST_S
 from tests.support import broker_connection, declare_stream, delete_stream, publish_plain, unique_name, wait_until
+from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
 
@@ -33,15 +34,17 @@ LATE_S = 130.0
 """Seconds after which pika notices a silent link with RabbitMQ's default heartbeat of 60."""
 
 
-def lost(amqp_url: str, stream: str, *, mode: str, exchange: str = "", **where: Any) -> tuple[Any, float]:
+def lost(place: Place, to: str | None = None, *, mode: str = "blackhole_replies", **where: Any) -> tuple[Any, float]:
     """A message whose connection ended before its confirm, and when that was; with the heartbeat brokers ask for.
 
     It arrived where the proxy's `mode` is "blackhole_replies", and did not where it is "blackhole".
     """
     ended: list[float] = []
-    with Proxy.to(amqp_url) as proxy:
-        connection = BlockingConnection(pika.URLParameters(proxy.url(amqp_url)))
-        channel = relatum.intercept(connection, broker_url=where.pop("broker_url", amqp_url), **where).channel()
+    options = {"broker_url": place.amqp, "stream_url": place.stream_url} | where
+    exchange, stream = options.pop("exchange", ""), to or place.stream
+    with Proxy.to(place.amqp) as proxy:
+        connection = BlockingConnection(pika.URLParameters(proxy.url(place.amqp)))
+        channel = relatum.intercept(connection, **options).channel()
         channel.confirm_delivery()
         channel.basic_publish("", stream, b"first")
         proxy.mode = mode
@@ -54,8 +57,12 @@ def lost(amqp_url: str, stream: str, *, mode: str, exchange: str = "", **where: 
         with pytest.raises(PublishOutcomeUnknown) as caught:
             channel.basic_publish(exchange, stream, b"second", pika.BasicProperties(message_id=unique_name()))
     settle: Any = caught.value.settle
-    unsettled = settle.__self__
-    return unsettled, ended[0]
+    return settle.__self__, ended[0]
+
+
+def streams_of(places: tuple[MessageId, ...]) -> list[str]:
+    """The streams that a message was found in."""
+    return [each.stream for each in places]
 
 
 def sure(unsettled: Any, **changed: Any) -> Any:
@@ -63,57 +70,50 @@ def sure(unsettled: Any, **changed: Any) -> Any:
     return replace(unsettled, sent=replace(unsettled.sent, **changed), final_at=time.monotonic() - 1)
 
 
-def test_the_search_begins_before_the_send(amqp_url: str, stream_url: str, stream_name: str) -> None:
+def test_the_search_begins_before_the_send(place: Place) -> None:
     """The moment a message was sent is taken before that, not when its connection was found lost."""
-    unsettled, ended = lost(amqp_url, stream_name, mode="blackhole_replies", stream_url=stream_url)
+    unsettled, ended = lost(place)
     assert unsettled.sent.monotonic_s < ended - 0.3
-    (place,) = unsettled.settle()
-    assert place.stream == stream_name
+    assert streams_of(unsettled.settle()) == [place.stream]
 
 
-async def test_with_aio_pika_the_search_begins_before_the_send(
-    amqp_url: str, stream_url: str, stream_name: str
-) -> None:
+async def test_with_aio_pika_the_search_begins_before_the_send(place: Place) -> None:
     """As with pika: after a time-out, too, the moment is that of the send."""
-    with Proxy.to(amqp_url) as proxy:
-        connection = await aio_pika.connect(proxy.url(amqp_url))
-        relatum.intercept(connection, broker_url=amqp_url, stream_url=stream_url)
+    with Proxy.to(place.amqp) as proxy:
+        connection = await aio_pika.connect(proxy.url(place.amqp))
+        relatum.intercept(connection, broker_url=place.amqp, stream_url=place.stream_url)
         channel = await connection.channel()
-        await channel.default_exchange.publish(aio_pika.Message(b"first"), stream_name)
+        await channel.default_exchange.publish(aio_pika.Message(b"first"), place.stream)
         proxy.mode = "blackhole_replies"
         with pytest.raises(PublishOutcomeUnknown) as caught:
-            await channel.default_exchange.publish(aio_pika.Message(b"second"), stream_name, timeout=0.5)
+            await channel.default_exchange.publish(aio_pika.Message(b"second"), place.stream, timeout=0.5)
         ended = time.monotonic()
         settle: Any = caught.value.settle
         unsettled = settle.__self__
         assert unsettled.sent.monotonic_s <= ended - 0.5
-        (place,) = await settle()
-        assert place.stream == stream_name
+        assert streams_of(await settle()) == [place.stream]
         proxy.mode = "pass"
         await connection.close()
 
 
 @pytest.mark.parametrize("ahead_s", [0, LATE_S, 3600, -3600])
-def test_a_stored_message_is_found_however_wrong_the_clock_is(
-    amqp_url: str, stream_url: str, stream_name: str, ahead_s: float
-) -> None:
+def test_a_stored_message_is_found_however_wrong_the_clock_is(place: Place, ahead_s: float) -> None:
     """The begin of the search is told by the broker's chunks: a client's clock may be minutes or hours ahead."""
-    unsettled, _ = lost(amqp_url, stream_name, mode="blackhole_replies", stream_url=stream_url)
+    unsettled, _ = lost(place)
     ahead = unsettled.sent.sent_at + timedelta(seconds=ahead_s)
-    (place,) = sure(unsettled, sent_at=ahead).settle(90)
-    assert place.stream == stream_name
+    assert streams_of(sure(unsettled, sent_at=ahead).settle(90)) == [place.stream]
 
 
-def test_what_retention_has_dropped_is_not_known_to_be_nowhere(amqp_url: str, stream_url: str) -> None:
+def test_what_retention_has_dropped_is_not_known_to_be_nowhere(place: Place) -> None:
     """A message may have been stored and dropped since: that it is not there now does not make it safe to repeat."""
     stream = unique_name()
-    declare_stream(amqp_url, stream, x_max_length_bytes=400_000, x_stream_max_segment_size_bytes=100_000)
+    declare_stream(place.amqp, stream, x_max_length_bytes=400_000, x_stream_max_segment_size_bytes=100_000)
     try:
-        unsettled, _ = lost(amqp_url, stream, mode="blackhole", stream_url=stream_url)
-        with relatum.reading.StreamReader.open(stream_url) as reader:
+        unsettled, _ = lost(place, stream, mode="blackhole")
+        with relatum.reading.StreamReader.open(place.stream_url) as reader:
 
             def dropped() -> bool:
-                publish_plain(amqp_url, stream, [b"x" * 20_000] * 50)
+                publish_plain(place.amqp, stream, [b"x" * 20_000] * 50)
                 return bool(reader.bounds(stream).first)
 
             wait_until(dropped)
@@ -121,17 +121,17 @@ def test_what_retention_has_dropped_is_not_known_to_be_nowhere(amqp_url: str, st
         with pytest.raises(PublishOutcomeUnknown, match="retention"):
             long_ago.settle(5.0)
     finally:
-        delete_stream(amqp_url, stream)
+        delete_stream(place.amqp, stream)
 
 
 @pytest.fixture
-def fanout(amqp_url: str, stream_name: str) -> Iterator[str]:
+def fanout(place: Place) -> Iterator[str]:
     """An exchange that leads to the stream."""
     name = unique_name()
-    with broker_connection(amqp_url) as connection:
+    with broker_connection(place.amqp) as connection:
         channel = connection.channel()
         channel.exchange_declare(name, "fanout")
-        channel.queue_bind(stream_name, name)
+        channel.queue_bind(place.stream, name)
         yield name
         channel.exchange_delete(name)
 
@@ -139,13 +139,13 @@ def fanout(amqp_url: str, stream_name: str) -> Iterator[str]:
 @pytest.mark.parametrize("by_default_exchange", [True, False])
 @pytest.mark.parametrize("is_silent", [False, True])
 def test_while_the_broker_is_away_it_is_said_so_in_time(
-    amqp_url: str, stream_url: str, stream_name: str, fanout: str, by_default_exchange: bool, is_silent: bool
+    place: Place, fanout: str, by_default_exchange: bool, is_silent: bool
 ) -> None:
     """A broker that refuses or says nothing is `BrokerUnavailable`, whatever the exchange; the time-out is kept."""
     exchange = "" if by_default_exchange else fanout
-    with Proxy.to(amqp_url) as amqp, Proxy.to(stream_url) as streams:
-        where = {"broker_url": amqp.url(amqp_url), "stream_url": streams.url(stream_url)}
-        unsettled, _ = lost(amqp_url, stream_name, mode="blackhole_replies", exchange=exchange, **where)
+    with Proxy.to(place.amqp) as amqp, Proxy.to(place.stream_url) as streams:
+        where = {"broker_url": amqp.url(place.amqp), "stream_url": streams.url(place.stream_url)}
+        unsettled, _ = lost(place, exchange=exchange, **where)
         for proxy in (amqp, streams):
             proxy.mode, proxy.accepts = ("blackhole", True) if is_silent else ("pass", False)
             proxy.reset()
@@ -155,91 +155,80 @@ def test_while_the_broker_is_away_it_is_said_so_in_time(
         assert time.monotonic() - began > 1.9
         for proxy in (amqp, streams):
             proxy.mode, proxy.accepts = "pass", True
-        (place,) = unsettled.settle()
-        assert place.stream == stream_name
+        assert streams_of(unsettled.settle()) == [place.stream]
 
 
 @pytest.mark.parametrize("face", ["blocking", "asyncio"])
-def test_many_at_once_share_few_connections(face: str, amqp_url: str, stream_url: str, stream_name: str) -> None:
+def test_many_at_once_share_few_connections(place: Place, face: str) -> None:
     """After an outage hundreds are settled at once: each is found, over a handful of connections to the broker."""
-    with Proxy.to(stream_url) as line:
-        where = {"broker_url": amqp_url, "stream_url": line.url(stream_url)}
-        unsettled, _ = lost(amqp_url, stream_name, mode="blackhole_replies", **where)
+    with Proxy.to(place.stream_url) as line:
+        where = {"stream_url": line.url(place.stream_url)}
+        unsettled, _ = lost(place, **where)
         line.most = 0
-        settle_all = _in_threads if face == "blocking" else _in_tasks
-        found = settle_all(unsettled, AT_ONCE)
-        assert {place.stream for (place,) in found} == {stream_name}
+        found = settle_all(face, unsettled, AT_ONCE, 240)
+        assert {at.stream for (at,) in found} == {place.stream}
         assert len(found) == AT_ONCE
         assert 1 <= line.most <= CONNECTIONS_MAX
         assert line.opened <= 2 * CONNECTIONS_MAX
 
 
-def _in_threads(unsettled: Any, at_once: int) -> list[tuple[MessageId, ...]]:
+def settle_all(face: str, unsettled: Any, at_once: int, timeout_s: float) -> list[Any]:
+    """What settling a message so many times at once gives, or raises, in threads or in tasks."""
     together = threading.Barrier(at_once)
 
-    def settle(_: int) -> tuple[MessageId, ...]:
+    def settle(_: int) -> Any:
         together.wait(90)
-        return unsettled.settle(240)
+        try:
+            return unsettled.settle(timeout_s)
+        except BrokerUnavailable as error:
+            return error
 
+    async def settle_in_tasks() -> list[Any]:
+        # With asyncio's default there are as few threads as the machine has processors, and as few connections.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(at_once))
+        settling = [unsettled.settle_async(timeout_s) for _ in range(at_once)]
+        return await asyncio.gather(*settling, return_exceptions=True)
+
+    if face == "asyncio":
+        return asyncio.run(settle_in_tasks())
     with ThreadPoolExecutor(at_once) as threads:
         return list(threads.map(settle, range(at_once)))
 
 
-def _in_tasks(unsettled: Any, at_once: int) -> list[tuple[MessageId, ...]]:
-    async def settle_all() -> list[tuple[MessageId, ...]]:
-        # With asyncio's default there are as few threads as the machine has processors, and as few connections.
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(at_once))
-        return await asyncio.gather(*(unsettled.settle_async(240) for _ in range(at_once)))
-
-    return asyncio.run(settle_all())
-
-
 @pytest.mark.parametrize("face", ["blocking", "asyncio"])
-def test_many_at_once_end_in_time_where_the_broker_is_silent(
-    face: str, amqp_url: str, stream_url: str, stream_name: str
-) -> None:
+def test_many_at_once_end_in_time_where_the_broker_is_silent(place: Place, face: str) -> None:
     """None waits for those before it, and those that are told so in asyncio settle again in asyncio."""
-    with Proxy.to(amqp_url) as amqp, Proxy.to(stream_url) as streams:
-        where = {"broker_url": amqp.url(amqp_url), "stream_url": streams.url(stream_url)}
-        unsettled, _ = lost(amqp_url, stream_name, mode="blackhole_replies", **where)
+    with Proxy.to(place.amqp) as amqp, Proxy.to(place.stream_url) as streams:
+        where = {"broker_url": amqp.url(place.amqp), "stream_url": streams.url(place.stream_url)}
+        unsettled, _ = lost(place, **where)
         amqp.mode = streams.mode = "frozen"
-
-        async def in_tasks() -> list[Any]:
-            settling = [unsettled.settle_async(1.0) for _ in range(40)]
-            return await asyncio.gather(*settling, return_exceptions=True)
-
         with in_time(1.0 + LEAST_S):
-            if face == "asyncio":
-                ended = asyncio.run(in_tasks())
-            else:
-                with ThreadPoolExecutor(40) as threads:
-                    ended = [each.exception() for each in [threads.submit(unsettled.settle, 1.0) for _ in range(40)]]
+            ended = settle_all(face, unsettled, 40, 1.0)
         assert {type(error) for error in ended} == {BrokerUnavailable}
 
 
-def test_what_is_released_keeps_no_connection(amqp_url: str, stream_url: str, stream_name: str) -> None:
+def test_what_is_released_keeps_no_connection(place: Place) -> None:
     """What is settled after the connection was released leaves no connection open."""
-    with Proxy.to(stream_url) as line:
-        unsettled, _ = lost(amqp_url, stream_name, mode="blackhole_replies", stream_url=line.url(stream_url))
+    with Proxy.to(place.stream_url) as line:
+        unsettled, _ = lost(place, stream_url=line.url(place.stream_url))
         unsettled.locator.close()
         for _ in range(2):
-            (place,) = unsettled.settle()
-            assert place.stream == stream_name
+            assert streams_of(unsettled.settle()) == [place.stream]
         wait_until(lambda: not line._peers, what="the connections are closed")
 
 
-def test_a_broker_that_starts_is_waited_for(private_servers: LocalServers) -> None:
+def test_a_broker_that_starts_is_waited_for(place: Place, private_servers: LocalServers) -> None:
     """Just after its boot a broker says of a stream that there is none: that is no answer."""
     rabbitmq = private_servers.rabbitmq
     stream = unique_name()
     declare_stream(rabbitmq.broker_url, stream)
-    unsettled, _ = lost(rabbitmq.broker_url, stream, mode="blackhole_replies")
+    there = replace(place, amqp=rabbitmq.broker_url, stream_url=rabbitmq.stream_url, stream=stream)
+    unsettled, _ = lost(there)
     unsettled.settle(90)
     rabbitmq.kill()
     starting = threading.Thread(target=rabbitmq.start)
     starting.start()
     try:
-        (place,) = sure(unsettled).settle(120)
-        assert place.stream == stream
+        assert streams_of(sure(unsettled).settle(120)) == [stream]
     finally:
         starting.join()

@@ -29,7 +29,7 @@ from relatum.superstreams import (
     describe_super_stream,
     unbind_partition,
 )
-from tests.support import broker_connection, declare_stream, delete_stream, unique_name
+from tests.support import broker_connection, declare_stream, unique_name
 from tests.support._raw_publisher import RawConnection
 from tests.support.proxy import Proxy
 from tests.support.super_streams import declare_by_hand, delete_by_hand, super_stream
@@ -76,20 +76,14 @@ def exists(amqp_url: str, name: str, *, exchange: bool = False) -> bool:
     return True
 
 
-@pytest.mark.parametrize("keys", [None, ["emea", "apac", "10"]])
-def test_what_is_declared_is_described(made: Made, amqp_url: str, stream_url: str, keys: list[str] | None) -> None:
-    """The broker tells the partitions in the order in which they were asked for, with their binding keys."""
+@pytest.mark.parametrize("keys", [[str(number) for number in range(12)], ["emea", "apac", "10"]])
+def test_what_is_declared_is_described(made: Made, amqp_url: str, stream_url: str, keys: list[str]) -> None:
+    """The broker tells the partitions in the order in which they were asked for, not of the alphabet."""
     with made(binding_keys=keys) as layout:
-        assert [partition.binding_key for partition in layout] == (keys or ["0", "1", "2"])
+        assert [partition.binding_key for partition in layout] == keys
         assert describe_super_stream(amqp_url, layout.super_stream, stream_url=stream_url) == layout
         with StreamReader.open(stream_url) as reader:
             assert reader.partitions(layout.super_stream) == [partition.stream for partition in layout]
-
-
-def test_partitions_beyond_ten_stay_in_their_order(made: Made, amqp_url: str, stream_url: str) -> None:
-    """The order is that of places, not of the alphabet: clients hash over it."""
-    with made(12) as layout:
-        assert describe_super_stream(amqp_url, layout.super_stream, stream_url=stream_url) == layout
 
 
 @pytest.mark.parametrize(("keys", "added"), [(["0", "2"], "3"), (["a", "b"], "2"), (["20260101"], "1"), (["²"], "1")])
@@ -213,7 +207,7 @@ def test_deleting_leaves_nothing(made: Made, amqp_url: str, stream_url: str) -> 
 
 
 def test_a_partition_is_added_and_taken_out(made: Made, amqp_url: str, stream_url: str) -> None:
-    """Others keep their order; a number is not used again while its stream is there, so nothing old comes back."""
+    """Others keep their order; a number is not used again while its stream is there; the last partition stays."""
 
     def keys() -> list[str]:
         return [each.binding_key for each in describe_super_stream(amqp_url, name, stream_url=stream_url)]
@@ -238,13 +232,10 @@ def test_a_partition_is_added_and_taken_out(made: Made, amqp_url: str, stream_ur
             add_partition(amqp_url, name, binding_key="a\nb", stream_url=stream_url)
         with pytest.raises(NotFound, match="no partition"):
             unbind_partition(amqp_url, name, f"{name}-7", stream_url=stream_url)
-        delete_stream(amqp_url, f"{name}-1")
-
-
-def test_the_last_partition_stays(made: Made, amqp_url: str, stream_url: str) -> None:
-    """A super stream without partitions would be none."""
-    with made(1) as layout, pytest.raises(SuperStreamConflict, match="last partition"):
-        unbind_partition(amqp_url, layout.super_stream, layout.partitions[0].stream, stream_url=stream_url)
+        for place in "12":
+            unbind_partition(amqp_url, name, f"{name}-{place}", stream_url=stream_url, delete=True)
+        with pytest.raises(SuperStreamConflict, match="last partition"):
+            unbind_partition(amqp_url, name, f"{name}-0", stream_url=stream_url)
 
 
 def test_one_made_by_hand_is_understood(
@@ -343,12 +334,6 @@ def test_amqp_alone_does(alone: str) -> None:
         delete_by_hand(alone, name, *(f"{name}-{place}" for place in range(3)))
 
 
-def test_amqp_alone_says_what_it_cannot_see(made: Made, alone: str) -> None:
-    """Other binding keys than numbers are told by the stream protocol only."""
-    with made(binding_keys=["a"]) as layout, pytest.raises(SuperStreamNotFound, match="stream protocol"):
-        describe_super_stream(alone, layout.super_stream)
-
-
 def test_amqp_is_not_asked_where_the_stream_protocol_was_named(made: Made, amqp_url: str, stream_url: str) -> None:
     """It may tell other partitions: while the port that was named does not answer, nobody goes by those."""
     with made(2) as layout:
@@ -358,27 +343,19 @@ def test_amqp_is_not_asked_where_the_stream_protocol_was_named(made: Made, amqp_
         assert describe_super_stream(amqp_url, layout.super_stream, stream_url=stream_url) == layout
 
 
-def test_connections_stay_open(made: Made, connection: BlockingConnection, stream_url: str) -> None:
-    """What is asked through a channel costs neither it nor its connection, whatever the answer is."""
-    channel = connection.channel()
-    with made(1) as layout:
-        assert describe_super_stream(channel, layout.super_stream, stream_url=stream_url) == layout
-        with pytest.raises(SuperStreamNotFound):
-            describe_super_stream(channel, unique_name(), stream_url=stream_url)
-    assert channel.is_open
-
-
 def test_a_stream_alone_is_no_super_stream(amqp_url: str, stream_url: str) -> None:
-    """A stream of that name, and an exchange that leads to no stream, are none."""
+    """A stream of that name, and an exchange that leads to no stream, are none; asking costs no channel."""
     name = unique_name()
     try:
         declare_stream(amqp_url, name)
         with broker_connection(amqp_url) as connection:
             with pytest.raises(SuperStreamNotFound):
                 describe_super_stream(connection, name, stream_url=stream_url)
-            connection.channel().exchange_declare(name, "direct", durable=True)
+            channel = connection.channel()
+            channel.exchange_declare(name, "direct", durable=True)
             with pytest.raises(SuperStreamNotFound):
-                describe_super_stream(connection, name, stream_url=stream_url)
+                describe_super_stream(channel, name, stream_url=stream_url)
+            assert channel.is_open
     finally:
         delete_by_hand(amqp_url, name, name)
 

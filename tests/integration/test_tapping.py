@@ -1,7 +1,8 @@
 """Exchanges of others are tapped: their publishers, queues and bindings notice nothing, and each message is found."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pika
@@ -16,15 +17,87 @@ from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader
 from relatum.recording import verify
 from relatum.superstreams import StreamOptions, declare_super_stream, describe_super_stream
-from relatum.tapping import defined_taps, tap, untap
+from relatum.tapping import Tap, defined_taps, tap, untap
 from relatum_consumer import Relations, Status
-from tests.support import broker_connection, recording, unique_name, wait_recorded, wait_until
+from tests.support import broker_connection, record, unique_name, wait_until
 from tests.support.rabbitmq_tools import run_tool
 from tests.support.tapped import add_users, as_user
 
 SMALL = StreamOptions(max_length_bytes=10_000_000)
 TYPES = {"topic": (), "fanout": (), "headers": (), "direct": ("a.b",)}
 """Types of exchanges, and the keys that one needs to be tapped."""
+
+
+USERS = {
+    "tapper": (r"^tap\..*$", r"^tap\..*$", r"^(.*permitted.*|tap\..*)$"),
+    "no-configure": (r"^$", r"^tap\..*$", r"^(.*permitted.*|tap\..*)$"),
+    "no-write": (r"^tap\..*$", r"^$", r"^(.*permitted.*|tap\..*)$"),
+    "no-read": (r"^tap\..*$", r"^tap\..*$", r"^tap\..*$"),
+    "knower": (r"^.*permitted.*$", r"^tap\..*$", r"^.*permitted.*$"),
+}
+"""What users may configure, write and read: the first just what a tap needs; the others lack one of it; the last may
+declare the exchange, too."""
+
+
+@dataclass(frozen=True)
+class Bed:
+    """A broker of this module, somebody who publishes there and knows nothing of taps, and a database."""
+
+    server: LocalRabbitMQ
+    database: str
+    engine: sa.Engine
+    connection: BlockingConnection
+    channel: BlockingChannel
+
+    @property
+    def url(self) -> str:
+        """The broker's URL, of its owner."""
+        return self.server.broker_url
+
+    def tap(self, exchanges: Any, user: str | None = None, **options: Any) -> Sequence[Tap]:
+        """Tap as its owner, or as one of the users."""
+        url = as_user(self.url, user) if user else self.url
+        return tap(url, self.database, exchanges, **({"options": SMALL} | options))
+
+    def untap(self, exchanges: Any, **options: Any) -> Sequence[Tap]:
+        """Untap as its owner."""
+        return untap(self.url, self.database, exchanges, **options)
+
+    def exchange(self, kind: str) -> str:
+        """A new exchange with a queue of its own, as others have it."""
+        name = unique_name(kind)
+        self.channel.exchange_declare(name, kind, durable=True)
+        self.channel.queue_declare(name, durable=True)
+        self.channel.queue_bind(name, name, {"topic": "#", "direct": "a.b"}.get(kind, "1"))
+        return name
+
+    def publish(self, exchange: str, body: bytes, key: str = "a.b", **headers: Any) -> None:
+        """Publish as somebody does who knows nothing of taps."""
+        self.channel.basic_publish(exchange, key, body, BasicProperties(headers=headers))
+
+    def bodies(self, stream: str, count: int) -> list[bytes]:
+        """What lies in a stream once so many messages do."""
+        with StreamReader.open(self.server.stream_url) as reader:
+
+            def all_there() -> list[bytes]:
+                return [message.body for message in reader.iterate(stream)]
+
+            wait_until(lambda: len(all_there()) >= count, what=f"{count} messages in {stream}")
+            return all_there()
+
+    def record(self, stream: str, *keys: str) -> None:
+        """Record all that is in a stream now."""
+        record(self.url, self.engine, stream, keys=keys)
+
+    def is_queue(self, name: str) -> bool:
+        """Whether there is a queue or stream of that name."""
+        channel = self.connection.channel()
+        try:
+            channel.queue_declare(name, passive=True)
+        except ChannelClosedByBroker:
+            return False
+        channel.close()
+        return True
 
 
 @pytest.fixture(scope="module")
@@ -35,181 +108,117 @@ def server(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
 
 
 @pytest.fixture
-def url(server: LocalRabbitMQ) -> str:
-    """The broker's URL, of its owner."""
-    return server.broker_url
-
-
-@pytest.fixture
-def connection(url: str) -> Iterator[BlockingConnection]:
-    """A connection of somebody who knows nothing of taps."""
-    with broker_connection(url) as connection:
-        yield connection
-
-
-@pytest.fixture
-def channel(connection: BlockingConnection) -> BlockingChannel:
-    """A channel with confirms."""
-    channel = connection.channel()
-    channel.confirm_delivery()
-    return channel
-
-
-def exchange_of(channel: BlockingChannel, kind: str, **options: Any) -> str:
-    """A new exchange with a queue of its own, as others have it."""
-    name = unique_name(kind)
-    channel.exchange_declare(name, kind, durable=True, **options)
-    channel.queue_declare(name, durable=True)
-    channel.queue_bind(name, name, {"topic": "#", "direct": "a.b"}.get(kind, "1"))
-    return name
-
-
-def publish(channel: BlockingChannel, exchange: str, body: bytes, key: str = "a.b", **headers: Any) -> None:
-    """Publish as somebody does who knows nothing of taps."""
-    channel.basic_publish(exchange, key, body, BasicProperties(headers=headers))
-
-
-def bodies(server: LocalRabbitMQ, stream: str, count: int) -> list[bytes]:
-    """What lies in a stream once so many messages do."""
-    with StreamReader.open(server.stream_url) as reader:
-
-        def all_there() -> list[bytes]:
-            return [message.body for message in reader.iterate(stream)]
-
-        wait_until(lambda: len(all_there()) >= count, what=f"{count} messages in {stream}")
-        return all_there()
+def bed(server: LocalRabbitMQ, database_url: str, engine: sa.Engine) -> Iterator[Bed]:
+    """A publisher with confirms, and a new database."""
+    with broker_connection(server.broker_url) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        yield Bed(server, database_url, engine, connection, channel)
 
 
 @pytest.mark.parametrize("has_stream", [True, False])
-def test_the_name_of_a_tapped_exchange(
-    server: LocalRabbitMQ, url: str, channel: BlockingChannel, database_url: str, engine: sa.Engine, has_stream: bool
-) -> None:
+def test_the_name_of_a_tapped_exchange(bed: Bed, has_stream: bool) -> None:
     """A stream of the very name is what it means; else the tap's stream, which is no partition of a super stream."""
     name = unique_name("orders")
-    channel.exchange_declare(name, "topic", durable=True)
-    tap(url, database_url, name, options=SMALL)
-    publish(channel, name, b"copy", order="7")
+    bed.channel.exchange_declare(name, "topic", durable=True)
+    bed.tap(name)
+    bed.publish(name, b"copy", order="7")
     if has_stream:
-        channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
-        publish(channel, "", b"own", key=name, order="7")
+        bed.channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+        bed.publish("", b"own", key=name, order="7")
     meant = name if has_stream else f"tap.{name}"
-    with recording(url, engine, meant, keys=["order"]):
-        wait_recorded(url, engine, meant)
-    report = verify(url, engine.url, [name])
+    bed.record(meant, "order")
+    report = verify(bed.url, bed.database, [name])
     assert [(each.stream, each.differences) for each in report.streams] == [(meant, [])]
     if has_stream:
-        publish(channel, "", b"more", key=name, order="7")
-        with recording(url, engine, name):
-            wait_recorded(url, engine, name)
-        with Relations(url, database_url) as relations:
+        bed.publish("", b"more", key=name, order="7")
+        bed.record(name)
+        with Relations(bed.url, bed.database) as relations:
             assert [message.body for message in relations.find("order", "7", streams=name)] == [b"own", b"more"]
 
 
-def is_queue(connection: BlockingConnection, name: str) -> bool:
-    """Whether there is a queue or stream of that name."""
-    channel = connection.channel()
-    try:
-        channel.queue_declare(name, passive=True)
-    except ChannelClosedByBroker:
-        return False
-    channel.close()
-    return True
-
-
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_tapped_exchange_has_its_messages_found(
-    server: LocalRabbitMQ, url: str, channel: BlockingChannel, database_url: str, engine: sa.Engine, kind: str
-) -> None:
+def test_a_tapped_exchange_has_its_messages_found(bed: Bed, kind: str) -> None:
     """Each type of exchange: what its publishers send is found by its headers, and their queue has it as before."""
-    exchange = exchange_of(channel, kind)
-    made = tap(url, database_url, exchange, binding_keys=TYPES[kind], options=SMALL)
+    exchange = bed.exchange(kind)
+    made = bed.tap(exchange, binding_keys=TYPES[kind])
     assert [(each.exchange, each.kind, each.stream) for each in made] == [(exchange, kind, f"tap.{exchange}")]
-    assert defined_taps(database_url) == made
-    publish(channel, exchange, b"one", order="7", format="pdf")
-    publish(channel, exchange, b"other", order="8")
-    with recording(url, engine, f"tap.{exchange}", keys=["order"]):
-        wait_recorded(url, engine, f"tap.{exchange}")
-        with Relations(url, database_url) as relations:
-            assert [message.body for message in relations.find("order", "7")] == [b"one"]
-            none = relations.find("order", "9", complete=True)
-            assert none.status is Status.ABSENT
-    assert channel.queue_declare(exchange, passive=True).method.message_count == 2
+    assert defined_taps(bed.database) == made
+    bed.publish(exchange, b"one", order="7", format="pdf")
+    bed.publish(exchange, b"other", order="8")
+    bed.record(f"tap.{exchange}", "order")
+    with Relations(bed.url, bed.database) as relations:
+        assert [message.body for message in relations.find("order", "7")] == [b"one"]
+        assert relations.find("order", "9", complete=True).status is Status.ABSENT
+    assert bed.channel.queue_declare(exchange, passive=True).method.message_count == 2
 
 
-def test_what_is_copied_of_headers_exchanges_is_chosen_by_arguments(
-    server: LocalRabbitMQ, url: str, channel: BlockingChannel, database_url: str
-) -> None:
+def test_what_is_copied_of_headers_exchanges_is_chosen_by_arguments(bed: Bed) -> None:
     """`x-match` of a tap is that of RabbitMQ: any, all, and those that look at `x-` headers, too."""
-    exchange = exchange_of(channel, "headers")
+    exchange = bed.exchange("headers")
     for number, match in enumerate(("any", "all", "any-with-x", "all-with-x")):
         arguments = {"x-match": match, "format": "pdf", "pages": 4}
-        tap(url, database_url, exchange, stream=f"{exchange}-{number}", arguments=arguments, options=SMALL)
-    publish(channel, exchange, b"pdf", format="pdf")
-    publish(channel, exchange, b"both", format="pdf", pages=4)
-    publish(channel, exchange, b"none", format="txt")
-    found = [bodies(server, f"{exchange}-{number}", count) for number, count in enumerate((2, 1, 2, 1))]
+        bed.tap(exchange, stream=f"{exchange}-{number}", arguments=arguments)
+    bed.publish(exchange, b"pdf", format="pdf")
+    bed.publish(exchange, b"both", format="pdf", pages=4)
+    bed.publish(exchange, b"none", format="txt")
+    found = [bed.bodies(f"{exchange}-{number}", count) for number, count in enumerate((2, 1, 2, 1))]
     assert found == [[b"pdf", b"both"], [b"both"]] * 2
-    untap(url, database_url, exchange)
-    publish(channel, exchange, b"both", format="pdf", pages=4)
-    assert [len(bodies(server, f"{exchange}-{number}", 1)) for number in range(4)] == [2, 1, 2, 1]
+    bed.untap(exchange)
+    bed.publish(exchange, b"both", format="pdf", pages=4)
+    assert [len(bed.bodies(f"{exchange}-{number}", 1)) for number in range(4)] == [2, 1, 2, 1]
 
 
-def test_taps_and_bindings_of_others_are_left_alone(
-    server: LocalRabbitMQ, url: str, channel: BlockingChannel, database_url: str
-) -> None:
+def test_taps_and_bindings_of_others_are_left_alone(bed: Bed) -> None:
     """Two taps of one exchange have a copy each; the same once more changes nothing; a binding of another's stays."""
-    exchange = exchange_of(channel, "topic")
+    exchange = bed.exchange("topic")
     stream = f"tap.{exchange}"
-    tap(url, database_url, exchange, options=SMALL)
-    tap(url, database_url, exchange, options=StreamOptions(max_length_bytes=20_000_000))
-    tap(url, database_url, exchange, stream=f"{exchange}-b", binding_keys=["a.*", "#.b"], options=SMALL)
-    channel.queue_bind(stream, exchange, "#")
-    publish(channel, exchange, b"one")
-    assert bodies(server, stream, 1) == bodies(server, f"{exchange}-b", 1) == [b"one"]
-    assert len(defined_taps(database_url)) == 3
-    assert [each.stream for each in untap(url, database_url, exchange, stream=stream)] == [stream]
-    publish(channel, exchange, b"two")
-    assert bodies(server, stream, 2) == bodies(server, f"{exchange}-b", 2) == [b"one", b"two"]
-    untap(url, database_url, exchange, delete=True)
-    publish(channel, exchange, b"three")
-    assert bodies(server, stream, 3) == [b"one", b"two", b"three"]
-    assert defined_taps(database_url) == []
+    bed.tap(exchange)
+    bed.tap(exchange, options=StreamOptions(max_length_bytes=20_000_000))
+    bed.tap(exchange, stream=f"{exchange}-b", binding_keys=["a.*", "#.b"])
+    bed.channel.queue_bind(stream, exchange, "#")
+    bed.publish(exchange, b"one")
+    assert bed.bodies(stream, 1) == bed.bodies(f"{exchange}-b", 1) == [b"one"]
+    assert len(defined_taps(bed.database)) == 3
+    assert [each.stream for each in bed.untap(exchange, stream=stream)] == [stream]
+    bed.publish(exchange, b"two")
+    assert bed.bodies(stream, 2) == bed.bodies(f"{exchange}-b", 2) == [b"one", b"two"]
+    bed.untap(exchange, delete=True)
+    bed.publish(exchange, b"three")
+    assert bed.bodies(stream, 3) == [b"one", b"two", b"three"]
+    assert defined_taps(bed.database) == []
     with pytest.raises(NotFound, match="is not tapped"):
-        untap(url, database_url, exchange)
+        bed.untap(exchange)
 
 
-def test_many_exchanges_go_into_one_stream(
-    server: LocalRabbitMQ, url: str, connection: BlockingConnection, channel: BlockingChannel, database_url: str
-) -> None:
+def test_many_exchanges_go_into_one_stream(bed: Bed) -> None:
     """One stream for several; it is deleted with the last tap, and never one that was there before."""
-    first, second = exchange_of(channel, "fanout"), exchange_of(channel, "topic")
+    first, second = bed.exchange("fanout"), bed.exchange("topic")
     stream = unique_name()
-    tap(url, database_url, [first, second], stream=stream, options=SMALL)
-    publish(channel, first, b"1")
-    publish(channel, second, b"2")
-    assert bodies(server, stream, 2) == [b"1", b"2"]
+    bed.tap([first, second], stream=stream)
+    bed.publish(first, b"1")
+    bed.publish(second, b"2")
+    assert bed.bodies(stream, 2) == [b"1", b"2"]
     with pytest.raises(Conflict, match="is tapped into it, too"):
-        untap(url, database_url, first, delete=True)
-    untap(url, database_url, [first, second], delete=True)
-    assert not is_queue(connection, stream)
-    channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
-    tap(url, database_url, first, stream=stream)
+        bed.untap(first, delete=True)
+    bed.untap([first, second], delete=True)
+    assert not bed.is_queue(stream)
+    bed.channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+    tap(bed.url, bed.database, first, stream=stream)
     with pytest.raises(Conflict, match="was there before"):
-        untap(url, database_url, first, delete=True)
-    channel.exchange_delete(first)
-    untap(url, database_url, first)
-    assert is_queue(connection, stream)
-    assert defined_taps(database_url) == []
+        bed.untap(first, delete=True)
+    bed.channel.exchange_delete(first)
+    bed.untap(first)
+    assert bed.is_queue(stream)
+    assert defined_taps(bed.database) == []
 
 
-def test_what_cannot_be_tapped_is_one_error_and_makes_nothing(
-    url: str, connection: BlockingConnection, channel: BlockingChannel, database_url: str
-) -> None:
+def test_what_cannot_be_tapped_is_one_error_and_makes_nothing(bed: Bed) -> None:
     """No such exchange, one that shares messages out, a super stream's, a direct one without keys, a queue's name."""
-    there, direct, headers = (exchange_of(channel, kind) for kind in ("topic", "direct", "headers"))
-    hashing = exchange_of(channel, "x-consistent-hash")
+    there, direct, headers = (bed.exchange(kind) for kind in ("topic", "direct", "headers"))
+    hashing = bed.exchange("x-consistent-hash")
     stream, partitioned = unique_name(), unique_name()
-    declare_super_stream(url, partitioned, 2)
+    declare_super_stream(bed.url, partitioned, 2)
     cases: list[tuple[Any, dict[str, Any], type[RelatumError], str]] = [
         ([there, "nowhere"], {}, NotFound, "no exchange 'nowhere'"),
         ([there, hashing], {"binding_keys": ["1"]}, InvalidInput, "would take messages from the others"),
@@ -227,109 +236,89 @@ def test_what_cannot_be_tapped_is_one_error_and_makes_nothing(
     ]
     for exchanges, options, error, words in cases:
         with pytest.raises(error, match=words):
-            tap(url, database_url, exchanges, stream=stream, **options)
+            bed.tap(exchanges, stream=stream, **options)
     with pytest.raises(NotAStream):
-        tap(url, database_url, there, stream=there)
+        bed.tap(there, stream=there)
     long = f"{unique_name()}-{'x' * 227}"
-    channel.exchange_declare(long, "topic", auto_delete=True)
+    bed.channel.exchange_declare(long, "topic", auto_delete=True)
     with pytest.raises(InvalidInput, match="to be given by --stream"):
-        tap(url, database_url, long)
-    assert not is_queue(connection, stream)
-    assert defined_taps(database_url) == []
-    assert len(describe_super_stream(url, partitioned)) == 2
+        bed.tap(long)
+    assert not bed.is_queue(stream)
+    assert defined_taps(bed.database) == []
+    assert len(describe_super_stream(bed.url, partitioned)) == 2
 
 
-def test_messages_without_a_routing_key_can_be_named(
-    server: LocalRabbitMQ, url: str, channel: BlockingChannel, database_url: str
-) -> None:
+def test_messages_without_a_routing_key_can_be_named(bed: Bed) -> None:
     """An empty key is one, of a direct exchange, too."""
-    exchange = exchange_of(channel, "direct")
-    made = tap(url, database_url, exchange, binding_keys=["", "other", ""], options=SMALL)
+    exchange = bed.exchange("direct")
+    made = bed.tap(exchange, binding_keys=["", "other", ""])
     assert [each.binding_key for each in made] == ["", "other"]
-    publish(channel, exchange, b"none", key="")
-    publish(channel, exchange, b"other", key="other")
-    publish(channel, exchange, b"left out", key="more")
-    assert bodies(server, f"tap.{exchange}", 2) == [b"none", b"other"]
+    bed.publish(exchange, b"none", key="")
+    bed.publish(exchange, b"other", key="other")
+    bed.publish(exchange, b"left out", key="more")
+    assert bed.bodies(f"tap.{exchange}", 2) == [b"none", b"other"]
 
 
-def test_a_policy_of_the_stream_holds(
-    server: LocalRabbitMQ, url: str, channel: BlockingChannel, database_url: str
-) -> None:
+def test_a_policy_of_the_stream_holds(bed: Bed) -> None:
     """A policy that an operator has made for streams is neither changed nor in the way; the smaller limit holds."""
-    exchange = exchange_of(channel, "fanout")
+    exchange = bed.exchange("fanout")
     definition = json.dumps({"max-length-bytes": 2_000_000})
-    run_tool(server, "rabbitmqctl", "set_policy", "kept-small", f"^{exchange}", definition, "--apply-to", "queues")
-    tap(url, database_url, exchange, stream=f"{exchange}-s", options=StreamOptions(max_length_bytes=10_000_000))
-    publish(channel, exchange, b"one")
-    assert bodies(server, f"{exchange}-s", 1) == [b"one"]
-    assert "kept-small" in run_tool(server, "rabbitmqctl", "list_policies")
-    listed = run_tool(server, "rabbitmqctl", "list_queues", "name", "policy", "arguments")
+    run_tool(bed.server, "rabbitmqctl", "set_policy", "kept-small", f"^{exchange}", definition, "--apply-to", "queues")
+    bed.tap(exchange, stream=f"{exchange}-s", options=StreamOptions(max_length_bytes=10_000_000))
+    bed.publish(exchange, b"one")
+    assert bed.bodies(f"{exchange}-s", 1) == [b"one"]
+    assert "kept-small" in run_tool(bed.server, "rabbitmqctl", "list_policies")
+    listed = run_tool(bed.server, "rabbitmqctl", "list_queues", "name", "policy", "arguments")
     assert any(f"{exchange}-s" in line and "kept-small" in line for line in listed.splitlines())
 
 
-def test_dead_letters_are_found_by_where_they_died(
-    server: LocalRabbitMQ, url: str, channel: BlockingChannel, database_url: str, engine: sa.Engine
-) -> None:
+def test_dead_letters_are_found_by_where_they_died(bed: Bed) -> None:
     """A dead-letter exchange is tapped like any; the queue and the reason of the first death are keys."""
-    exchange = exchange_of(channel, "fanout")
+    exchange = bed.exchange("fanout")
     queue = unique_name("work")
     # At least once: RabbitMQ before 3.12 gives streams no other dead letters.
     least_once = {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-    channel.queue_declare(queue, durable=True, arguments={"x-dead-letter-exchange": exchange, **least_once})
-    tap(url, database_url, exchange, options=SMALL)
-    publish(channel, "", b"poison", key=queue, order="7")
-    delivered = wait_until(lambda: channel.basic_get(queue)[0], what="the message")
-    channel.basic_nack(delivered.delivery_tag, requeue=False)
+    bed.channel.queue_declare(queue, durable=True, arguments={"x-dead-letter-exchange": exchange, **least_once})
+    bed.tap(exchange)
+    bed.publish("", b"poison", key=queue, order="7")
+    delivered = wait_until(lambda: bed.channel.basic_get(queue)[0], what="the message")
+    bed.channel.basic_nack(delivered.delivery_tag, requeue=False)
     keys = ["order", "x-first-death-queue", "x-first-death-reason"]
-    with recording(url, engine, f"tap.{exchange}", keys=keys):
-        bodies(server, f"tap.{exchange}", 1)
-        wait_recorded(url, engine, f"tap.{exchange}")
-        with Relations(url, database_url) as relations:
-            for key, value in zip(keys, ("7", queue, "rejected"), strict=True):
-                assert [message.body for message in relations.find(key, value)] == [b"poison"]
+    bed.bodies(f"tap.{exchange}", 1)
+    bed.record(f"tap.{exchange}", *keys)
+    with Relations(bed.url, bed.database) as relations:
+        for key, value in zip(keys, ("7", queue, "rejected"), strict=True):
+            assert [message.body for message in relations.find(key, value)] == [b"poison"]
 
 
-USERS = {
-    "tapper": (r"^tap\..*$", r"^tap\..*$", r"^(.*permitted.*|tap\..*)$"),
-    "no-configure": (r"^$", r"^tap\..*$", r"^(.*permitted.*|tap\..*)$"),
-    "no-write": (r"^tap\..*$", r"^$", r"^(.*permitted.*|tap\..*)$"),
-    "no-read": (r"^tap\..*$", r"^tap\..*$", r"^tap\..*$"),
-    "knower": (r"^.*permitted.*$", r"^tap\..*$", r"^.*permitted.*$"),
-}
-"""What users may configure, write and read: the first just what a tap needs; the others lack one of it; the last may
-declare the exchange, too."""
-
-
-def test_the_permissions_that_are_needed(
-    server: LocalRabbitMQ, url: str, connection: BlockingConnection, channel: BlockingChannel, database_url: str
-) -> None:
+def test_the_permissions_that_are_needed(bed: Bed) -> None:
     """Configure and write on the stream, read on the exchange; without one of them nothing is left behind."""
     exchange = unique_name("permitted")
     stream = f"tap.{exchange}"
-    channel.exchange_declare(exchange, "topic", durable=True)
+    bed.channel.exchange_declare(exchange, "topic", durable=True)
     for name in ("no-configure", "no-write", "no-read"):
         with pytest.raises(AccessRefused, match="refuse"):
-            tap(as_user(url, name), database_url, exchange, options=SMALL)
-        assert not is_queue(connection, stream)
-        assert defined_taps(database_url) == []
-    (made,) = tap(as_user(url, "tapper"), database_url, exchange, options=SMALL)
+            bed.tap(exchange, name)
+        assert not bed.is_queue(stream)
+        assert defined_taps(bed.database) == []
+    (made,) = bed.tap(exchange, "tapper")
     assert (made.kind, made.binding_key) == (None, "#")
-    (known,) = tap(as_user(url, "knower"), database_url, exchange, stream=stream + "permitted", options=SMALL)
+    (known,) = bed.tap(exchange, "knower", stream=stream + "permitted")
     assert known.kind == "topic"
-    publish(channel, exchange, b"one")
-    assert bodies(server, stream, 1) == [b"one"]
-    untap(as_user(url, "tapper"), database_url, exchange, stream=stream, delete=True)
-    assert not is_queue(connection, stream)
+    bed.publish(exchange, b"one")
+    assert bed.bodies(stream, 1) == [b"one"]
+    untap(as_user(bed.url, "tapper"), bed.database, exchange, stream=stream, delete=True)
+    assert not bed.is_queue(stream)
 
 
-def test_publishers_get_their_confirms_and_returns(url: str, channel: BlockingChannel, database_url: str) -> None:
+def test_publishers_get_their_confirms_and_returns(bed: Bed) -> None:
     """With a tap a message that no key of others leads anywhere is returned no more: the tap's stream has it."""
     exchange = unique_name("topic")
-    channel.exchange_declare(exchange, "topic", durable=True)
+    bed.channel.exchange_declare(exchange, "topic", durable=True)
     with pytest.raises(pika.exceptions.UnroutableError):
-        channel.basic_publish(exchange, "a", b"", mandatory=True)
-    tap(url, database_url, exchange, options=SMALL)
-    channel.basic_publish(exchange, "a", b"", mandatory=True)
-    untap(url, database_url, exchange)
+        bed.channel.basic_publish(exchange, "a", b"", mandatory=True)
+    bed.tap(exchange)
+    bed.channel.basic_publish(exchange, "a", b"", mandatory=True)
+    bed.untap(exchange)
     with pytest.raises(pika.exceptions.UnroutableError):
-        channel.basic_publish(exchange, "a", b"", mandatory=True)
+        bed.channel.basic_publish(exchange, "a", b"", mandatory=True)

@@ -1,44 +1,34 @@
-"""Traces against real streams and a real database, through both faces; a walk over all says what is connected."""
+"""Traces against real streams and a real database; a walk over all says what is connected."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from random import Random
 from typing import Any
 
-import psycopg
 import pytest
-import sqlalchemy as sa
 
 from relatum import MessageId
 from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, NothingRecorded
 from relatum.keys import KeyDefinition, moment
-from relatum.reading import BrokerAddress, Message, StreamReader
+from relatum.reading import Message, StreamReader
 from relatum.store import add_keys
 from relatum_consumer import Relations, Status, Trace
 from relatum_consumer.lookups import LookupRequest, Select, Uncovered
-from relatum_consumer.traces import Stop, StopReason
-from tests.support import (
-    declare_stream,
-    delete_stream,
-    new_streams,
-    publish_plain,
-    record,
-    recording,
-    unique_name,
-    wait_recorded,
-)
+from relatum_consumer.traces import Edge, Stop, StopReason
+from tests.support import delete_stream, new_streams, recording, wait_recorded
+from tests.support.pages import blocks_of, run
+from tests.support.place import Place
 from tests.support.relations import questions
 
-KEYS = ["order_id", "host", "id", KeyDefinition("cause", names="id")]
-LEADS_TO = {"order_id": ["order_id"], "host": ["host"], "id": ["id", "cause"], "cause": ["cause", "id"]}
+KEYS = ["order_id", "host", "id", *[KeyDefinition(name, names="id") for name in ("cause", "reply")]]
+IDS = ["id", "cause", "reply"]
+LEADS_TO = {name: [name] for name in ("order_id", "host")} | dict.fromkeys(IDS, IDS)
 """By which keys messages are sought that a value leads to: another description of what `names=` means."""
 
 
 @pytest.fixture
-def streams(amqp_url: str) -> Iterator[list[str]]:
+def streams(place: Place) -> Iterator[list[str]]:
     """The names of three new streams."""
-    with new_streams(amqp_url, 3) as names:
+    with new_streams(place.amqp, 3) as names:
         yield names
 
 
@@ -47,11 +37,11 @@ def said(at_us: int, **values: Any) -> tuple[bytes, dict[str, Any]]:
     return b"x", values | {"relatum_time": at_us}
 
 
-def publish(amqp_url: str, engine: sa.Engine, held: Mapping[str, list[Any]]) -> None:
+def publish(place: Place, held: Mapping[str, list[Any]]) -> None:
     """Publish messages to streams, and record them."""
     for stream, messages in held.items():
-        publish_plain(amqp_url, stream, messages)
-    record(amqp_url, engine, *held, keys=KEYS)
+        place.put(*messages, to=stream)
+    place.record(*held)
 
 
 def reached(
@@ -73,9 +63,7 @@ def reached(
     return {where: hop for hop, _, where in ordered[:limit]}
 
 
-def test_a_trace_is_what_is_connected(
-    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str], chance: Random
-) -> None:
+def test_a_trace_is_what_is_connected(place: Place, relations: Relations, streams: list[str], chance: Random) -> None:
     """The same messages at the same distance, unbounded and by each bound; each arrow joins a cause and an effect."""
     held: dict[MessageId, tuple[int, dict[str, str]]] = {}
     messages: dict[str, list[Any]] = {stream: [] for stream in streams}
@@ -86,12 +74,13 @@ def test_a_trace_is_what_is_connected(
             "order_id": f"o{chance.randrange(80)}",
         }
         values = {key: value for key, value in values.items() if key == "id" or chance.random() < 0.6}
-        if chance.random() < 0.4:
-            values["cause"] = f"m{chance.randrange(160)}"
+        for key, share in (("cause", 0.4), ("reply", 0.1)):
+            if chance.random() < share:
+                values[key] = f"m{chance.randrange(160)}"
         stream = chance.choice(streams)
         held[MessageId(stream, len(messages[stream]))] = n, values
         messages[stream].append(said(n, **values))
-    publish(amqp_url, engine, messages)
+    publish(place, messages)
     variants = [
         {"hops": 100, "limit": 1_000, "fan_out": 200},
         {"hops": 100, "limit": 1_000, "fan_out": 3},
@@ -116,26 +105,21 @@ def test_a_trace_is_what_is_connected(
                 (cause, effect)
                 for cause in expected
                 for effect in expected
-                if cause != effect and held[effect][1].get("cause") == held[cause][1]["id"]
+                if cause != effect and held[cause][1]["id"] in {held[effect][1].get(key) for key in IDS[1:]}
             }
             all_there = len(reached(held, start, hops=100, limit=1_000, fan_out=bounds["fan_out"])) == len(expected)
             assert all_there or {"hops", "limit"} & {stop.reason for stop in trace.stopped}
 
 
-# --- directions -------------------------------------------------------------------------------------------
-
-
-def test_causes_and_effects_are_told(
-    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
-) -> None:
+def test_causes_and_effects_are_told(place: Place, relations: Relations, streams: list[str]) -> None:
     """From the middle of a chain to what it came from and all that came from it; a cause that is nowhere is named."""
-    orders, payments, _ = streams
+    orders, payments, letters = streams
     publish(
-        amqp_url,
-        engine,
+        place,
         {
             orders: [said(1, id="a", cause="nowhere"), said(2, id="b", cause="a"), said(3, id="z", cause="nowhere")],
             payments: [said(4, id="c", cause="b"), said(5, id="d", cause="b"), said(6, id="e", cause="d")],
+            letters: [said(7, id="itself", cause="itself")],
         },
     )
     a, b, z = (MessageId(orders, n) for n in range(3))
@@ -154,17 +138,16 @@ def test_causes_and_effects_are_told(
     # By a key that names another, that one is followed, too; by one that is named, no more than who shares it.
     assert len(relations.trace(("cause", "b"), by="cause")) == 6
     assert [each.id for each in relations.trace(("id", "b"), by="id")] == [b]
-
-
-# --- bounds -----------------------------------------------------------------------------------------------
+    itself = MessageId(letters, 0)
+    assert relations.trace(("id", "itself")).edges == (Edge(None, itself, "cause", "itself"),)
 
 
 def test_a_value_of_too_many_messages_is_named_and_not_followed(
-    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
+    place: Place, relations: Relations, streams: list[str]
 ) -> None:
     """Exactly as many as allowed are followed, one more is not; who shares it by other ways is there all the same."""
     messages = [said(n, host="hot", order_id="o" if n in (0, 1) else f"o{n}") for n in range(6)]
-    publish(amqp_url, engine, {streams[0]: messages})
+    publish(place, {streams[0]: messages})
     start = relations.read(streams[0], 0)
     assert len(relations.trace(start, fan_out=6)) == 6
     trace = relations.trace(start, fan_out=5)
@@ -177,57 +160,49 @@ def test_a_value_of_too_many_messages_is_named_and_not_followed(
     assert (len(alone), alone.status) == (1, "found")
 
 
-def test_rows_that_are_not_meant_do_not_count(
-    amqp_url: str, engine: sa.Engine, database_url: str, relations: Relations, streams: list[str]
-) -> None:
+def test_rows_that_are_not_meant_do_not_count(place: Place, relations: Relations, streams: list[str]) -> None:
     """Those of another virtual host, and of the stream before it was declared again, however many."""
-    publish(amqp_url, engine, {streams[0]: [said(1, host="hot"), said(2, host="hot")]})
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("INSERT INTO relatum.streams (vhost, name) VALUES ('elsewhere', 'a')")
-        connection.execute(
-            "INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, value) "
-            "SELECT n, n, (SELECT stream_id FROM relatum.streams WHERE vhost = 'elsewhere'), key_id, 'hot' "
-            "FROM relatum.keys, generate_series(1, 50) AS n WHERE name = 'host'"
-        )
+    publish(place, {streams[0]: [said(1, host="hot"), said(2, host="hot")]})
+    place.sql("INSERT INTO relatum.streams (vhost, name) VALUES ('elsewhere', 'a')")
+    place.sql(
+        "INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, value) "
+        "SELECT n, n, (SELECT stream_id FROM relatum.streams WHERE vhost = 'elsewhere'), key_id, 'hot' "
+        "FROM relatum.keys, generate_series(1, 50) AS n WHERE name = 'host'"
+    )
     for fan_out, found in ((10, 2), (2, 2), (1, 0)):
         trace = relations.trace(("host", "hot"), fan_out=fan_out)
         assert (fan_out, len(trace), len(trace.stopped)) == (fan_out, found, int(not found))
 
 
-def test_what_each_bound_left_out_is_told(
-    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
-) -> None:
+def test_what_each_bound_left_out_is_told(place: Place, relations: Relations, streams: list[str]) -> None:
     """Hops, messages and time: where it stopped, and how much of it is known."""
     messages = [said(n, id=f"m{n}", cause=f"m{n - 1}") for n in range(1, 9)]
-    publish(amqp_url, engine, {streams[0]: messages})
+    publish(place, {streams[0]: messages})
     start = relations.read(streams[0], 0)
 
     def told(trace: Trace) -> tuple[list[int], list[tuple[str, int]]]:
         return [each.offset for each in trace], [(str(stop.reason), stop.count) for stop in trace.stopped]
 
-    assert told(relations.trace(start, hops=2)) == ([0, 1, 2], [("hops", 2)])
+    assert told(relations.trace(start, hops=2)) == ([0, 1, 2], [("hops", 3)])
     assert told(relations.trace(start, limit=3)) == ([0, 1, 2], [("limit", 1)])
     assert told(relations.trace(start, limit=8)) == (list(range(8)), [])
     assert told(relations.trace(start, until=moment(4))) == ([0, 1, 2], [("time", 1)])
     later = relations.trace(relations.read(streams[0], 4), since=moment(4), until=moment(7))
     assert told(later) == ([3, 4, 5], [("time", 1)] * 2)
     # Of a value that more messages have than may be followed, those of the span may be few enough.
-    publish(amqp_url, engine, {streams[1]: [said(n, host="hot") for n in range(10, 20)]})
+    publish(place, {streams[1]: [said(n, host="hot") for n in range(10, 20)]})
     hot = relations.trace(("host", "hot"), fan_out=4, since=moment(12), until=moment(16))
     assert told(hot) == ([2, 3, 4, 5], [("time", 1)])
     hot = relations.trace(("host", "hot"), fan_out=3, since=moment(12), until=moment(16))
     assert told(hot) == ([], [("fan_out", 4)])
 
 
-# --- how sure ---------------------------------------------------------------------------------------------
-
-
 def test_what_is_not_recorded_is_said_and_read_where_asked(
-    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
+    place: Place, relations: Relations, streams: list[str]
 ) -> None:
     """The start itself need not be recorded; without `complete` nobody says that there is no more."""
-    publish(amqp_url, engine, {streams[0]: [said(1, id="a", order_id="o")]})
-    publish_plain(amqp_url, streams[0], [said(2, id="b", cause="a"), said(3, id="c", cause="b"), said(4, host="h")])
+    publish(place, {streams[0]: [said(1, id="a", order_id="o")]})
+    place.put(said(2, id="b", cause="a"), said(3, id="c", cause="b"), said(4, host="h"), to=streams[0])
     start = relations.read(streams[0], 1)
     trace = relations.trace(start)
     assert [each.offset for each in trace] == [0, 1]
@@ -241,12 +216,10 @@ def test_what_is_not_recorded_is_said_and_read_where_asked(
     assert [each.offset for each in relations.trace(start, complete=True, until=moment(3))] == [0, 1]
 
 
-def test_messages_that_are_gone_are_named(
-    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
-) -> None:
+def test_messages_that_are_gone_are_named(place: Place, relations: Relations, streams: list[str]) -> None:
     """What was recorded of a stream that was deleted is told to be; the others are found all the same."""
-    publish(amqp_url, engine, {streams[0]: [said(1, order_id="o")], streams[1]: [said(2, order_id="o")]})
-    delete_stream(amqp_url, streams[1])
+    publish(place, {streams[0]: [said(1, order_id="o")], streams[1]: [said(2, order_id="o")]})
+    delete_stream(place.amqp, streams[1])
     trace = relations.trace(("order_id", "o"))
     assert ([each.id for each in trace], trace.deleted) == ([(streams[0], 0)], ((streams[1], 0),))
     assert (trace.status, trace.expired) == (Status.FOUND, ())
@@ -267,38 +240,33 @@ class _Interrupted(Relations):
 
 @pytest.mark.parametrize("ask", ["trace", "find"])
 def test_a_stream_that_is_begun_anew_meanwhile_is_no_longer_answered_for(
-    amqp_url: str, database_url: str, engine: sa.Engine, streams: list[str], ask: str
+    place: Place, streams: list[str], ask: str
 ) -> None:
     """The index leaves out what was recorded of it, so the proof from before says nothing of it."""
-    publish(amqp_url, engine, {streams[0]: [said(0, order_id="17")], streams[1]: [said(1, order_id="18")]})
+    publish(place, {streams[0]: [said(0, order_id="17")], streams[1]: [said(1, order_id="18")]})
 
     def replace() -> None:
-        with psycopg.connect(database_url) as connection:
-            connection.execute("UPDATE relatum.streams SET replaced_at = now() WHERE name = %s", (streams[0],))
+        place.sql("UPDATE relatum.streams SET replaced_at = now() WHERE name = :name", name=streams[0])
 
-    with _Interrupted(amqp_url, database_url, replace) as relations:
+    with _Interrupted(place.amqp, place.database, replace) as relations:
         found = (
             relations.trace(("order_id", "17")) if ask == "trace" else relations.find("order_id", "17", complete=True)
         )
     assert (found.status, found.streams) == (Status.ABSENT, (streams[1],))
 
 
-def test_a_start_without_values_leads_nowhere(
-    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
-) -> None:
+def test_a_start_without_values_leads_nowhere(place: Place, relations: Relations, streams: list[str]) -> None:
     """Nothing is looked for, and each key is named with the reason."""
-    publish(amqp_url, engine, {streams[0]: [said(1, other="o")]})
+    publish(place, {streams[0]: [said(1, other="o")]})
     trace = relations.trace(relations.read(streams[0], 0))
     assert (len(trace), trace.status, trace.steps) == (1, Status.ABSENT, ())
-    assert {each.key for each in trace.lacking} == {"order_id", "host", "id", "cause"}
+    assert {each.key for each in trace.lacking} == LEADS_TO.keys()
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"hops": 0}, InvalidInput),
-        ({"limit": 0}, InvalidInput),
-        ({"fan_out": 10_001}, InvalidInput),
+def test_wrong_questions_are_refused(place: Place, relations: Relations) -> None:
+    """One clear error each, before anything is read."""
+    add_keys(place.engine, KEYS)
+    wrong: list[tuple[dict[str, Any], type[Exception]]] = [
         ({"since": moment(2), "until": moment(1)}, InvalidInput),
         ({"by": "nonsense"}, KeyNotDefined),
         ({"start": MessageId("s", 1)}, InvalidInput),
@@ -306,32 +274,25 @@ def test_a_start_without_values_leads_nowhere(
         ({"start": ("nonsense", 1)}, KeyNotDefined),
         ({"start": ("order_id", 1.5)}, InvalidRelationshipKey),
         ({}, NothingRecorded),
-    ],
-)
-def test_wrong_questions_are_refused(
-    engine: sa.Engine, relations: Relations, options: dict[str, Any], error: type[Exception]
-) -> None:
-    """One clear error each, before anything is read."""
-    add_keys(engine, KEYS)
-    with pytest.raises(error):
-        relations.trace(**{"start": ("order_id", "o")} | options)
+    ]
+    for options, error in wrong:
+        with pytest.raises(error):
+            relations.trace(**{"start": ("order_id", "o")} | options)
 
 
-def test_a_message_from_elsewhere_may_be_the_start(
-    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
-) -> None:
+def test_a_message_from_elsewhere_may_be_the_start(place: Place, relations: Relations, streams: list[str]) -> None:
     """One that a client received, of a stream that nobody records."""
-    publish(amqp_url, engine, {streams[0]: [said(1, order_id="o")]})
-    publish_plain(amqp_url, streams[2], [said(2, order_id="o")])
+    publish(place, {streams[0]: [said(1, order_id="o")]})
+    place.put(said(2, order_id="o"), to=streams[2])
     received = relations.read(streams[2], 0)
     assert isinstance(received, Message)
     assert [each.stream for each in relations.trace(received)] == [streams[0], streams[2]]
 
 
-def test_each_question_is_logged(amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]) -> None:
+def test_each_question_is_logged(place: Place, relations: Relations, streams: list[str]) -> None:
     """By either face: statements with rows, reads with messages, and what proves an absence."""
-    publish(amqp_url, engine, {stream: [said(n, order_id="o") for n in range(5)] for stream in streams})
-    publish_plain(amqp_url, streams[1], [said(9, order_id="late") for _ in range(5)])
+    publish(place, {stream: [said(n, order_id="o") for n in range(5)] for stream in streams})
+    place.put(*[said(9, order_id="late") for _ in range(5)], to=streams[1])
     with questions() as asked:
         assert len(relations.find("order_id", "o", streams=streams[0])) == 5
     statement, read = asked[-2:]
@@ -349,57 +310,49 @@ def test_each_question_is_logged(amqp_url: str, engine: sa.Engine, relations: Re
     assert scan["about"] == f"{streams[1]} from 5 to 9"
 
 
-@pytest.mark.parametrize("relations", ["blocking"], indirect=True)
+@pytest.mark.parametrize("one_face", ["blocking"])
 def test_where_a_stream_begins_is_asked_only_where_a_proof_needs_it(
-    amqp_url: str, stream_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
+    place: Place, relations: Relations, streams: list[str], short_stream: str
 ) -> None:
     """Of several streams: not where all is recorded, nor for a tail; what retention took is never called unrecorded."""
-    short = unique_name()
-    declare_stream(amqp_url, short, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
-    try:
-        held = [short, *streams[:2]]
-        for stream in held[1:]:
-            publish_plain(amqp_url, stream, [said(1, order_id="o")])
-        with recording(amqp_url, engine, *held, keys=KEYS):
-            publish_plain(amqp_url, short, [said(1, order_id="o")])
-            wait_recorded(amqp_url, engine, short)
-            publish_plain(amqp_url, short, [(b"x" * 10_000, {})] * 60)
-            for stream in held:
-                wait_recorded(amqp_url, engine, stream)
-        with StreamReader.open(BrokerAddress.parse(amqp_url, stream_url)) as reader:
-            first, last = reader.bounds(short)
-        assert first is not None
-        assert last is not None
-        assert first > 0
-        assert relations.find("order_id", "none").status is Status.ABSENT
-        with questions() as asked:
-            assert relations.find("order_id", "none", streams=streams[:2]).status is Status.ABSENT
-        assert [each["name"] for each in asked].count("allbounds") == 1
+    held = [short_stream, *streams[:2]]
+    for stream in held[1:]:
+        place.put(said(1, order_id="o"), to=stream)
+    with recording(place.amqp, place.engine, *held, keys=KEYS):
+        place.put(said(1, order_id="o"), to=short_stream)
+        wait_recorded(place.amqp, place.engine, short_stream)
+        place.put(*[b"x" * 10_000] * 60, to=short_stream)
+        for stream in held:
+            wait_recorded(place.amqp, place.engine, stream)
+    with StreamReader.open(place.stream_url) as reader:
+        first, last = reader.bounds(short_stream)
+    assert first is not None
+    assert last is not None
+    assert first > 0
+    assert relations.find("order_id", "none").status is Status.ABSENT
+    with questions() as asked:
+        assert relations.find("order_id", "none", streams=streams[:2]).status is Status.ABSENT
+    assert [each["name"] for each in asked].count("allbounds") == 1
 
-        publish_plain(amqp_url, streams[0], [said(2, order_id="late")])
-        with questions() as asked:
-            assert relations.find("order_id", "none", streams=streams[:2]).status is Status.NOT_RECORDED_YET
-        assert [each["name"] for each in asked].count("allbounds") == 1
+    place.put(said(2, order_id="late"), to=streams[0])
+    with questions() as asked:
+        assert relations.find("order_id", "none", streams=streams[:2]).status is Status.NOT_RECORDED_YET
+    assert [each["name"] for each in asked].count("allbounds") == 1
 
-        add_keys(engine, ["another"])
-        with questions() as asked:
-            found = relations.trace(("another", "a"))
-        ends = {short: (first, last + 1), streams[0]: (0, 2), streams[1]: (0, 1)}
-        assert set(found.uncovered) == {Uncovered(stream, *each) for stream, each in ends.items()}
-        assert [each["name"] for each in asked].count("allbounds") == 2
-    finally:
-        delete_stream(amqp_url, short)
+    add_keys(place.engine, ["another"])
+    with questions() as asked:
+        found = relations.trace(("another", "a"))
+    ends = {short_stream: (first, last + 1), streams[0]: (0, 2), streams[1]: (0, 1)}
+    assert set(found.uncovered) == {Uncovered(stream, *each) for stream, each in ends.items()}
+    assert [each["name"] for each in asked].count("allbounds") == 2
 
 
-def test_what_the_page_shows_works(
-    amqp_url: str, database_url: str, engine: sa.Engine, streams: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_page_shows_works(place: Place, streams: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Each block of docs/traces.md, as it stands there, with names of our own."""
-    publish(amqp_url, engine, {streams[0]: [said(1, id="a", order_id=17), said(2, order_id=17, cause="a")]})
-    add_keys(engine, ["payment_id"])
-    page = (Path(__file__).parents[2] / "docs" / "traces.md").read_text()
-    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names: dict[str, Any] = {"BROKER": amqp_url, "DATABASE": database_url}
-    exec(block.replace('"orders"', repr(streams[0])), names)
+    publish(place, {streams[0]: [said(1, id="a", order_id=17), said(2, order_id=17, cause="a")]})
+    add_keys(place.engine, ["payment_id"])
+    [block] = blocks_of("traces.md", renamed={"orders": streams[0]})
+    names: dict[str, Any] = {"BROKER": place.amqp, "DATABASE": place.database}
+    run("traces.md", block, names)
     assert "led to" in capsys.readouterr().out
     assert len(names["payments"]) == len(names["trace"]) == 2

@@ -1,37 +1,55 @@
-"""Answers that found nothing say why: the message has no value to look for, or nobody records."""
+"""Answers that found nothing say why: a message has no value to look for, nobody records, or a key is newer."""
 
 import json
 import logging
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
-from relatum.recording import status
+from relatum.reading import Message
 from relatum.store import add_keys
-from relatum_consumer import Relations, Status
+from relatum_consumer import Answer, NewKey, Relations, Status
 from tests.acceptance._command import Relatum
-from tests.support import publish_plain, record, recording, wait_recorded
+from tests.support import declare_stream, delete_stream, new_streams
 from tests.support.leases import record_as
+from tests.support.place import Place
+
+CURE = "relatum backfill --keys customer"
 
 
 @pytest.fixture
-def recorded(amqp_url: str, engine: sa.Engine, stream_name: str) -> str:
+def relatum(place: Place) -> Relatum:
+    """The command."""
+    return Relatum(place.amqp, place.stream_url, place.database)
+
+
+def waited(relations: Relations, message: Message, by: str) -> Answer:
+    """What a wait says that was long enough for a proof."""
+    tried = (relations.wait_related(message, by=by, timeout_s=0.2) for _ in range(100))
+    return next(each for each in tried if each.status is not Status.UNPROVEN)
+
+
+# --- nobody records, or there is no value -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded(place: Place) -> str:
     """A stream of an order, a message of nothing and an impossible order, all recorded; nobody records it now."""
-    publish_plain(
-        amqp_url, stream_name, [(b"", {"order_id": "a"}), (b"", {"ordr_id": "a"}), (b"", {"order_id": "x" * 2000})]
-    )
-    record(amqp_url, engine, stream_name, keys=["order_id"])
-    return stream_name
+    place.put((b"", {"order_id": "a"}), (b"", {"ordr_id": "a"}), (b"", {"order_id": "x" * 2000}))
+    place.record(keys=["order_id"])
+    return place.stream
 
 
 def test_a_message_without_the_key_is_told_from_one_without_relata(
-    engine: sa.Engine, relations: Relations, recorded: str
+    place: Place, relations: Relations, recorded: str
 ) -> None:
     """Each look-up that takes the value from a message names the keys that it lacks, and why; the status stays."""
-    add_keys(engine, [KeyDefinition("call", source="property:correlation_id")])
+    add_keys(place.engine, [KeyDefinition("call", source="property:correlation_id")])
     order, other, impossible = (relations.read(recorded, offset) for offset in range(3))
     for answer in (
         relations.related(other, by="order_id"),
@@ -52,69 +70,60 @@ def test_a_message_without_the_key_is_told_from_one_without_relata(
 
 
 def test_nobody_records_is_told_from_a_recorder_behind(
-    amqp_url: str, engine: sa.Engine, relations: Relations, recorded: str, caplog: pytest.LogCaptureFixture
+    place: Place, relations: Relations, recorded: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is not recorded yet and has no recorder is named; a wait for it says so once in the log."""
-    publish_plain(amqp_url, recorded, [(b"", {"order_id": "b"})])
+    place.put((b"", {"order_id": "b"}))
     order = relations.read(recorded, 0)
     for _ in range(2):
-        # A wait that is too short for a proof says so.
-        tried = (relations.wait_related(order, by="order_id", timeout_s=0.2) for _ in range(100))
-        answer = next(each for each in tried if each.status is not Status.UNPROVEN)
+        answer = waited(relations, order, "order_id")
         assert (answer.status, answer.unattended) == (Status.NOT_RECORDED_YET, (recorded,))
         assert answer.explanation == f"nobody records {recorded!r}: relatum record {recorded}"
     told = [each for each in caplog.records if each.name == "relatum.relations"]
     assert [(each.levelno, answer.explanation in each.getMessage()) for each in told] == [(logging.WARNING, True)]
     assert relations.find("order_id", "b").unattended == (recorded,)
-    record_as(engine, "somebody")
+    record_as(place.engine, "somebody")
     answer = relations.find("order_id", "b")
     assert (answer.status, answer.unattended, answer.explanation) == (Status.NOT_RECORDED_YET, (), "")
 
 
-def test_the_command_says_why_there_is_nothing(
-    amqp_url: str, stream_url: str, database_url: str, recorded: str
-) -> None:
+def test_the_command_says_why_there_is_nothing(place: Place, relatum: Relatum, recorded: str) -> None:
     """`related` of a message without the key, and `find` of what nobody records: as text and as JSON."""
-    relatum = Relatum(amqp_url, stream_url, database_url)
     ended = relatum.run("related", recorded, "1", "--by", "order_id")
     assert (ended.returncode, ended.stderr) == (6, "")
     assert ended.stdout.startswith("absent: this message has no value of order_id (no header:order_id): nothing was")
-    document = json.loads(relatum.run("related", recorded, "1", "--by", "order_id", "--json").stdout)
-    assert document["lacking"] == [{"key": "order_id", "reason": "no header:order_id"}]
-    publish_plain(amqp_url, recorded, [(b"", {"order_id": "b"})])
+    assert relatum.json("related", recorded, "1", "--by", "order_id")["lacking"] == [
+        {"key": "order_id", "reason": "no header:order_id"}
+    ]
+    place.put((b"", {"order_id": "b"}))
     ended = relatum.run("find", "order_id", "b")
     assert ended.returncode == 8
     assert f"nobody records {recorded!r}: relatum record {recorded}" in ended.stdout
-    assert json.loads(relatum.run("find", "order_id", "b", "--json").stdout)["unattended"] == [recorded]
+    assert relatum.json("find", "order_id", "b")["unattended"] == [recorded]
 
 
-def test_a_status_begins_with_who_records(
-    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, recorded: str
-) -> None:
+def test_a_status_begins_with_who_records(place: Place, relatum: Relatum, recorded: str) -> None:
     """`recording` is said while somebody does; else the first line says that nobody does."""
-    [found] = status(amqp_url, engine.url)
+    found = place.status()
     assert (found.state, found.recorder) == ("unattended", None)
-    shown = Relatum(amqp_url, stream_url, database_url).ok("status", recorded)
+    shown = relatum.ok("status", recorded)
     assert shown.startswith(f"{recorded}: unattended: nobody records it now; relatum record {recorded}"), shown
-    with recording(amqp_url, engine, recorded):
-        publish_plain(amqp_url, recorded, [(b"", {})])
-        wait_recorded(amqp_url, engine, recorded)
-        [found] = status(amqp_url, engine.url)
+    with place.recording():
+        place.put((b"", {}))
+        place.wait_recorded()
+        found = place.status()
     assert found.state == "recording"
     assert found.recorder is not None
 
 
-def test_keys_are_told_as_they_are_defined(
-    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keys_are_told_as_they_are_defined(place: Place, relatum: Relatum, caplog: pytest.LogCaptureFixture) -> None:
     """A new key is a line in the log; a header named like a property is hinted at; a conflict says how to go on."""
     with caplog.at_level(logging.INFO, "relatum.keys"):
         for _ in range(2):
-            add_keys(engine, ["orderid"])
+            add_keys(place.engine, ["orderid"])
     assert [each.getMessage() for each in caplog.records if each.name == "relatum.keys"] == [
         "defined key 'orderid' (new): header:orderid, text"
     ]
-    relatum = Relatum(amqp_url, stream_url, database_url)
     ended = relatum.run("keys", "add", "call", "--source", "correlation_id", "--json")
     assert (ended.returncode, json.loads(ended.stdout)[0]["source"]) == (0, ["header:correlation_id"])
     assert "--source property:correlation_id" in ended.stderr
@@ -130,32 +139,149 @@ broker, database, stream, ending = sys.argv[1:]
 connection = pika.BlockingConnection(pika.URLParameters(broker))
 relatum.intercept(connection, database=database)
 channel = connection.channel()
-if ending == "close":
-    channel.basic_publish("", stream, b"")
-elif ending == "wait":
+if ending == "wait":
     relatum.publish(channel, "", stream, b"").wait(timeout_s=90)
 else:
     channel.basic_publish("", stream, b"")
+if ending == "release":
     relatum.release(connection)
 connection.close()
 """
 
 
-def test_a_process_says_what_it_leaves_unrecorded(
-    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str
-) -> None:
+def test_a_process_says_what_it_leaves_unrecorded(place: Place) -> None:
     """A publisher that only closes its connection is told of `release`; one that releases, or has waited, is not."""
 
     def publish(ending: str) -> str:
-        command = [sys.executable, "-c", _PUBLISHER, amqp_url, database_url, stream_name, ending]
+        command = [sys.executable, "-c", _PUBLISHER, place.amqp, place.database, place.stream, ending]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=90).stderr
 
-    with engine.begin() as connection:
+    with place.engine.begin() as connection:
         # Nothing can be recorded meanwhile.
         connection.execute(sa.text("LOCK TABLE relatum.coverage"))
         told = publish("close")
     assert "the process ends with messages that are not recorded" in told
-    assert repr(stream_name) in told
+    assert repr(place.stream) in told
     assert "relatum.release(…)" in told
-    assert publish("wait") == ""
-    assert publish("release") == ""
+    assert publish("wait") == publish("release") == ""
+
+
+# --- a key is newer than what is recorded -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streams(place: Place) -> Iterator[list[str]]:
+    """Three streams recorded by `order_id`, in the order of their names; then the key `customer` is defined."""
+    with new_streams(place.amqp, 3) as made:
+        orders, payments, parcels = names = sorted(made)
+        place.put(*[(b"", {"order_id": n, "customer": "ann"}) for n in (1, 2)], to=orders)
+        place.put((b"", {"order_id": 3}), (b"", {"order_id": 4, "customer": "bob"}), to=orders)
+        place.put(*[(b"", {"order_id": n}) for n in (1, 3)], to=payments)
+        place.put((b"", {"customer": "ann"}), to=parcels)
+        for each in names:
+            place.record(each, keys=["order_id"])
+        add_keys(place.engine, ["customer"])
+        yield names
+
+
+def test_a_trace_by_older_keys_stays_complete(relations: Relations, streams: list[str]) -> None:
+    """It names the new key where a message has it; asked for by name, or for want of others, it counts."""
+    orders, payments, _ = streams
+    unseen = (NewKey("customer", tuple(streams)),)
+    trace = relations.trace(("order_id", 1))
+    assert [each.id for each in trace] == [(orders, 0), (payments, 0)]
+    assert (trace.status, trace.new_keys, trace.unattended) == (Status.FOUND, unseen, ())
+    assert trace.to_document()["new_keys"] == [{"key": "customer", "streams": streams}]
+    names = ", ".join(map(repr, streams))
+    told = f"'customer' is a new key: older messages of {names} were not looked at for it: {CURE}"
+    assert trace.explanation == told
+    # No message of it has the new key, or none that is meant: there is nothing to be named.
+    for untouched in (relations.trace(("order_id", 3)), relations.trace(("order_id", 1), by="order_id")):
+        assert (untouched.status, untouched.new_keys, untouched.explanation) == (Status.FOUND, (), "")
+    # That there is nothing else would have to be proven.
+    alone = relations.trace(relations.read(orders, 3))
+    assert (alone.status, alone.new_keys) == (Status.NOT_RECORDED_YET, unseen)
+    for asked in (relations.trace(("order_id", 1), by=["order_id", "customer"]), relations.trace(("customer", "ann"))):
+        assert (asked.status, asked.new_keys, asked.unattended) == (Status.NOT_RECORDED_YET, unseen, ())
+    whole = relations.trace(("order_id", 1), complete=True)
+    assert (len(whole), whole.status, whole.new_keys) == (4, Status.FOUND, ())
+
+
+def test_a_lookup_by_a_new_key_names_it(
+    place: Place, relations: Relations, streams: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody needs to record; where something is not recorded at all, both are said."""
+    orders = relations.read(streams[0], 0)
+    unseen = (NewKey("customer", tuple(streams)),)
+    for answer in (relations.find("customer", "ann"), relations.related(orders, by="customer")):
+        assert (answer.status, answer.new_keys, answer.unattended) == (Status.NOT_RECORDED_YET, unseen, ())
+        assert answer.words == f"not recorded yet: {answer.explanation}"
+        assert answer.explanation.endswith(CURE)
+    assert waited(relations, orders, "customer").new_keys == unseen
+    told = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert [each for each in told if each.endswith(CURE)] == [each for each in told if "waited in vain" in each] != []
+    place.put((b"", {"order_id": 9}), to=streams[1])
+    answer = relations.find("customer", "ann")
+    assert (answer.new_keys, answer.unattended) == (unseen, (streams[1],))
+    assert "nobody records" in answer.explanation
+    assert answer.explanation.endswith(CURE)
+    # By the older key nothing is new.
+    assert relations.find("order_id", 99).new_keys == ()
+
+
+def test_a_trace_that_found_something_does_not_say_that_this_is_all(
+    place: Place, relations: Relations, streams: list[str]
+) -> None:
+    """Where a stream is not recorded to its end there may be more, though the only hop found something."""
+    assert relations.trace(("order_id", 3)).status is Status.FOUND
+    place.put((b"", {"order_id": 3}), to=streams[2])
+    trace = relations.trace(("order_id", 3))
+    assert ([step.status for step in trace.steps], len(trace)) == ([Status.FOUND], 2)
+    assert (trace.status, trace.unattended) == (Status.NOT_RECORDED_YET, (streams[2],))
+    assert len(relations.trace(("order_id", 3), complete=True)) == 3
+
+
+def test_the_commands_name_one_cure_and_it_cures(place: Place, relatum: Relatum, streams: list[str]) -> None:
+    """`keys add`, `find` and `trace` end with the same command, which needs no stream's name."""
+    said = relatum.ok("keys", "add", "customer")
+    assert said.rstrip().endswith(CURE)
+    found = relatum.run("find", "customer", "ann")
+    assert (found.returncode, found.stdout.count(CURE)) == (8, 1)
+    assert "obody records" not in found.stdout
+    assert relatum.json("find", "customer", "ann")["new_keys"] == [{"key": "customer", "streams": streams}]
+    traced = relatum.run("trace", streams[0], "0")
+    assert (traced.returncode, traced.stdout.count("customer"), traced.stdout.count(CURE)) == (0, 2, 1)
+    assert "obody records" not in traced.stdout
+    by_new = relatum.run("trace", "customer", "ann")
+    assert (by_new.returncode, by_new.stdout.count(CURE)) == (8, 1)
+    relatum.ok(*shlex.split(traced.stdout.rsplit("relatum ", 1)[1]))
+    with Relations(place.amqp, place.database) as relations:
+        trace = relations.trace(("order_id", 1))
+    assert (len(trace), trace.status, trace.new_keys) == (4, Status.FOUND, ())
+    # Twice, it finds nothing to do.
+    assert all(each["rows"] == 0 for each in relatum.json("backfill", "--keys", "customer"))
+
+
+@pytest.mark.differs
+def test_a_back_fill_of_all_passes_over_what_is_gone(place: Place, relatum: Relatum, streams: list[str]) -> None:
+    """A deleted stream is named, and a replaced one ends it with an error once the others had their turn."""
+    orders, payments, _ = streams
+    delete_stream(place.amqp, payments)
+    assert "backfill" in relatum.ok("keys", "add", "customer")
+    ended = relatum.run("backfill", "--keys", "customer")
+    assert ended.returncode == 0
+    assert f"{payments}: the broker has no such stream any more" in ended.stderr
+    with Relations(place.amqp, place.database) as relations:
+        assert len(relations.find("customer", "ann")) == 3
+    delete_stream(place.amqp, orders)
+    declare_stream(place.amqp, orders)
+    place.put((b"other", {"customer": "ann"}), to=orders)
+    again = relatum.run("backfill")
+    assert again.returncode != 0
+    assert orders in again.stderr
+
+
+def test_a_back_fill_of_nothing_says_so(place: Place, relatum: Relatum) -> None:
+    """Where nothing is recorded there is nothing to look at again."""
+    relatum.ok("keys", "add", "customer")
+    assert "relatum record STREAM" in relatum.ok("backfill")

@@ -19,13 +19,13 @@ from tests.support import (
     delete_stream,
     in_a_try,
     publish_plain,
-    record,
     recorded_to,
     recording,
     unique_name,
     wait_until,
 )
 from tests.support.groups import group_id, whole_group
+from tests.support.place import Place
 from tests.support.relations import FACES, open_relations
 from tests.support.tapped import add_users
 
@@ -90,9 +90,7 @@ def test_a_publishers_recorder_that_is_closed_records_the_others_to_their_end(
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_look_ups_go_on_with_the_others_and_say_no_false_absent(
-    face: str, reader_url: str, owner_url: str, database_url: str
-) -> None:
+def test_look_ups_go_on_with_the_others_and_say_no_false_absent(face: str, reader_url: str, database_url: str) -> None:
     """What is found elsewhere is found; what may lie in the stream that is left out is unproven, and it is named."""
     with open_relations(face, reader_url, database_url) as relations:
         found = relations.find("order_id", f"only {OPEN}")
@@ -124,12 +122,11 @@ def test_look_ups_go_on_with_the_others_and_say_no_false_absent(
             relations.find("order_id", "both", streams=[OPEN, CLOSED])
 
 
-@pytest.mark.parametrize("face", FACES)
 def test_groups_go_on_with_the_others(
-    face: str, reader_url: str, owner_url: str, database_url: str, caplog: pytest.LogCaptureFixture
+    one_face: str, reader_url: str, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The groups of other streams are given whole; a position that leaves a stream out does not claim to be of all."""
-    with open_relations(face, reader_url, database_url) as relations:
+    with open_relations(one_face, reader_url, database_url) as relations:
         assert [group.group_id for group in relations.groups(follow=False)] == [group_id(1)]
         assert f"{CLOSED!r} is left out" in caplog.text
         position = relations.group_position(group_id(1))
@@ -149,28 +146,26 @@ def test_a_stream_that_this_user_may_not_read_is_not_written(
 
 
 @pytest.mark.differs
-def test_a_recorded_stream_that_is_a_queue_now_stops_no_other(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_a_recorded_stream_that_is_a_queue_now_stops_no_other(place: Place) -> None:
     """It is gone, as one that was deleted: shown with its reason, and no look-up among all streams fails."""
     name = unique_name("was-a-stream")
-    declare_stream(amqp_url, name)
-    for each in (name, stream_name):
-        publish_plain(amqp_url, each, [(b"", {"order_id": each})])
-    record(amqp_url, engine, name, stream_name, keys=["order_id"])
-    delete_stream(amqp_url, name)
-    with broker_connection(amqp_url) as connection:
+    declare_stream(place.amqp, name)
+    for each in (name, place.stream):
+        place.put((b"", {"order_id": each}), to=each)
+    place.record(name, place.stream, keys=["order_id"])
+    delete_stream(place.amqp, name)
+    with broker_connection(place.amqp) as connection:
         connection.channel().queue_declare(name, durable=True)
     try:
-        found = {each.stream: each for each in status(amqp_url, engine.url)}
-        assert (found[name].state, found[stream_name].state) == ("not_a_stream", "unattended")
+        found = {each.stream: each for each in status(place.amqp, place.database)}
+        assert (found[name].state, found[place.stream].state) == ("not_a_stream", "unattended")
         assert isinstance(found[name].error, NotAStream)
-        assert list(prune(amqp_url, engine.url).failed) == [name]
-        with Relations(amqp_url, database_url) as relations:
-            assert relations.find("order_id", stream_name).status is Status.FOUND
+        assert list(prune(place.amqp, place.database).failed) == [name]
+        with Relations(place.amqp, place.database) as relations:
+            assert relations.find("order_id", place.stream).status is Status.FOUND
             assert relations.find("order_id", name).status is Status.DELETED
-            assert relations.find("order_id", "nowhere").streams == (stream_name,)
+            assert relations.find("order_id", "nowhere").streams == (place.stream,)
             with pytest.raises((NotAStream, StreamNotFound), match=name):
                 relations.find("order_id", "nowhere", streams=name)
     finally:
-        delete_stream(amqp_url, name)
+        delete_stream(place.amqp, name)

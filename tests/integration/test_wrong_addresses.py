@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from relatum.errors import BrokerUnavailable, ConfigurationError, DatabaseUnavailable
+from relatum.errors import BrokerUnavailable, ConfigurationError
 from relatum.recording import Recorder
 from relatum_consumer import Relations
 from relatum_migrations import upgrade
@@ -75,12 +75,6 @@ def test_an_unknown_host_is_said_to_be_unknown(face: str, scheme: str) -> None:
     unknown = pytest.raises(BrokerUnavailable, match=f"'{NOBODY}' does not resolve")
     with unknown, open_face(face, f"{scheme}://{NOBODY}/", timeout_s=TIMEOUT_S):
         pass
-
-
-def test_an_unknown_host_of_the_database_is_said_to_be_unknown() -> None:
-    """A host name that does not resolve is named as such, for the database, too."""
-    with pytest.raises(DatabaseUnavailable, match=f"resolve host '{NOBODY}'"):
-        upgrade(f"postgresql://user@{NOBODY}/name")
 
 
 def test_a_recorder_of_a_wrong_port_ends_and_names_it(amqp_url: str, database_url: str) -> None:

@@ -3,7 +3,11 @@
 import os
 import re
 import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distribution
+from itertools import product
 from typing import Final
 
 import psycopg
@@ -59,12 +63,17 @@ INSERT INTO relatum.serial_holds VALUES (1, 5, 5, 1, 4, 1, now(), 1, 1, 2);
 """A row in each table, two in those that matter."""
 
 
+def fill_0_4(database_url: str) -> None:
+    """Make the schema of release 0.4.0, with rows."""
+    make_release_0_4(database_url)
+    with psycopg.connect(database_url) as connection:
+        connection.execute(ROWS_OF_0_4.encode())
+
+
 @pytest.fixture
 def released_url(empty_database_url: str) -> str:
     """A database of release 0.4.0, with rows."""
-    make_release_0_4(empty_database_url)
-    with psycopg.connect(empty_database_url) as connection:
-        connection.execute(ROWS_OF_0_4.encode())
+    fill_0_4(empty_database_url)
     return empty_database_url
 
 
@@ -77,18 +86,32 @@ def dump(database_url: str) -> list[str]:
     return [line for line in lines if not line.startswith(("GRANT", "--")) and line] + grants
 
 
-def test_a_new_schema_equals_that_of_release_0_4_upgraded(database_url: str, released_url: str) -> None:
-    """schema.sql and the revisions make one schema: columns and their order, constraints, indexes, owners, grants."""
-    assert relatum_migrations.current(released_url) == REVISION
-    relatum_migrations.upgrade(released_url)
-    assert relatum_migrations.current(released_url) == relatum_migrations.head()
-    assert dump(released_url) == dump(database_url)
+def upgrade_0_4(database_url: str) -> None:
+    """Upgrade a database of release 0.4.0."""
+    fill_0_4(database_url)
+    assert relatum_migrations.current(database_url) == REVISION
+    relatum_migrations.upgrade(database_url)
 
 
-def test_the_sql_for_review_makes_the_same_schema(database_url: str, empty_database_url: str) -> None:
-    """What a DBA runs by hand is what the command runs."""
-    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+def run_sql(database_url: str) -> None:
+    """What a DBA runs by hand, once it was reviewed."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(relatum_migrations.sql().encode())
+
+
+def upgrade_twice(database_url: str) -> None:
+    """Whoever starts may call it."""
+    assert relatum_migrations.current(database_url) is None
+    relatum_migrations.upgrade(database_url)
+    relatum_migrations.upgrade(database_url)
+
+
+@pytest.mark.parametrize("make", [upgrade_0_4, run_sql, upgrade_twice])
+def test_the_schema_is_the_same_however_it_was_made(
+    database_url: str, empty_database_url: str, make: Callable[[str], None]
+) -> None:
+    """schema.sql and the revisions make one schema: columns and their order, constraints, indexes, owners, grants."""
+    make(empty_database_url)
     assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
     assert dump(empty_database_url) == dump(database_url)
 
@@ -108,12 +131,6 @@ def test_rows_of_release_0_4_are_kept(released_url: str) -> None:
         assert [connection.execute(query.encode()).fetchall() for query in queries] == before
         marks = connection.execute("SELECT over_amqp FROM relatum.coverage ORDER BY coverage_id").fetchall()
         assert marks == [(True,), (False,), (False,)]
-        # Its recorders go on, and write into part 0.
-        connection.execute(
-            "INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, value) "
-            "VALUES (2, 6, 1, 1, 'c')"
-        )
-        assert connection.execute("SELECT count(*) FROM relatum.relationships_0").fetchone() == (3,)
     engine = make_engine(released_url)
     add_keys(engine, [KeyDefinition("cause", names="id")])
     with engine.connect() as connection:
@@ -134,16 +151,6 @@ def test_each_column_that_statements_name_is_there_with_its_type(database_url: s
     engine.dispose()
 
 
-def test_a_second_upgrade_changes_nothing(empty_database_url: str) -> None:
-    """Whoever starts may call it."""
-    assert relatum_migrations.current(empty_database_url) is None
-    relatum_migrations.upgrade(empty_database_url)
-    before = dump(empty_database_url)
-    relatum_migrations.upgrade(empty_database_url)
-    assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
-    assert dump(empty_database_url) == before
-
-
 @pytest.mark.parametrize("revision", ["0003", "0005", "0022", "9999"])
 def test_a_revision_that_is_not_known_is_refused(released_url: str, revision: str) -> None:
     """Releases before 0.4, what was never released, and later releases: the error says what to do, nothing changes."""
@@ -156,56 +163,45 @@ def test_a_revision_that_is_not_known_is_refused(released_url: str, revision: st
     assert relatum_migrations.current(released_url) == revision
 
 
+OF_COLLECTORS = "collectors collector_members collector_sources collected_messages"
+OF_ROUTERS = "super_streams super_stream_partitions placements context_moves moved_contexts"
+OF_SERIAL = "serial_consumers serial_members serial_positions serial_holds"
+OF_GROUPS = "group_consumers group_scans group_states"
+ALL_ROLES = "router consumer recorder collector"
+
+MAY = [
+    ("consumer", "relationships recorder_members " + OF_COLLECTORS + " " + OF_ROUTERS, "SELECT"),
+    ("recorder", "relationships recorder_members", "INSERT"),
+    ("collector", OF_COLLECTORS, "UPDATE"),
+    ("recorder", OF_COLLECTORS, "DELETE"),
+    ("router", OF_ROUTERS, "UPDATE"),
+    ("router consumer", OF_SERIAL, "DELETE"),
+    (ALL_ROLES, "settlements", "INSERT UPDATE DELETE"),
+    ("consumer recorder", OF_GROUPS, "SELECT INSERT UPDATE DELETE"),
+]
+MAY_NOT = [
+    ("consumer", "relationships", "INSERT"),
+    ("recorder", "relationships", "TRUNCATE"),
+    ("consumer", "recorder_members " + OF_ROUTERS, "INSERT UPDATE DELETE"),
+    ("recorder", "alembic_version " + OF_COLLECTORS, "UPDATE"),
+    ("consumer", OF_COLLECTORS, "DELETE"),
+    ("collector router", "relationships", "SELECT"),
+    ("recorder", OF_ROUTERS, "INSERT UPDATE"),
+    ("recorder", OF_SERIAL, "INSERT UPDATE DELETE"),
+]
+
+
 def test_the_roles_may_just_what_they_need(database_url: str) -> None:
     """A consumer reads, a recorder writes rows, neither changes the schema."""
-    engine = make_engine(database_url)
-    with engine.connect() as connection:
-
-        def may(role: str, table: str, what: str) -> bool:
-            query = sa.text("SELECT has_table_privilege(:role, :table, :what)")
-            return bool(
-                connection.execute(query, {"role": role, "table": f"relatum.{table}", "what": what}).scalar_one()
-            )
-
-        assert may("relatum_consumer", "relationships", "SELECT")
-        assert not may("relatum_consumer", "relationships", "INSERT")
-        assert may("relatum_recorder", "relationships", "INSERT")
-        assert not may("relatum_recorder", "relationships", "TRUNCATE")
-        assert may("relatum_recorder", "recorder_members", "INSERT")
-        assert may("relatum_consumer", "recorder_members", "SELECT")
-        assert not may("relatum_consumer", "recorder_members", "INSERT, UPDATE, DELETE")
-        assert not may("relatum_recorder", "alembic_version", "UPDATE")
-        for table in ("collectors", "collector_members", "collector_sources", "collected_messages"):
-            assert may("relatum_collector", table, "UPDATE")
-            assert may("relatum_consumer", table, "SELECT")
-            assert not may("relatum_consumer", table, "DELETE")
-            assert may("relatum_recorder", table, "DELETE")
-            assert not may("relatum_recorder", table, "UPDATE")
-        assert not may("relatum_collector", "relationships", "SELECT")
-        for table in ("super_streams", "super_stream_partitions", "placements", "context_moves", "moved_contexts"):
-            assert may("relatum_router", table, "UPDATE")
-            assert may("relatum_consumer", table, "SELECT")
-            assert not may("relatum_consumer", table, "INSERT, UPDATE, DELETE")
-            assert not may("relatum_recorder", table, "INSERT, UPDATE")
-        for table in ("serial_consumers", "serial_members", "serial_positions", "serial_holds"):
-            for role in ("relatum_router", "relatum_consumer"):
-                assert may(role, table, "DELETE"), (role, table)
-            assert not may("relatum_recorder", table, "INSERT, UPDATE, DELETE")
-        assert not may("relatum_router", "relationships", "SELECT")
-        for role in ("relatum_router", "relatum_consumer", "relatum_recorder", "relatum_collector"):
-            assert may(role, "settlements", "INSERT"), role
-            assert may(role, "settlements", "UPDATE"), role
-            assert may(role, "settlements", "DELETE"), role
-        for table in ("group_consumers", "group_scans", "group_states"):
-            for role in ("relatum_consumer", "relatum_recorder"):
-                assert may(role, table, "SELECT, INSERT, UPDATE, DELETE"), (role, table)
-    engine.dispose()
+    with psycopg.connect(database_url) as connection:
+        for allowed, rights in ((True, MAY), (False, MAY_NOT)):
+            for roles, tables, what in rights:
+                for asked in product(roles.split(), tables.split(), what.split()):
+                    query = "SELECT has_table_privilege('relatum_' || %s, 'relatum.' || %s, %s)"
+                    assert connection.execute(query, asked).fetchone() == (allowed,), asked
 
 
-@pytest.mark.parametrize(
-    ("state", "reason"),
-    [("failed", "NULL"), ("dead", "NULL"), ("succeeded", "'late'")],
-)
+@pytest.mark.parametrize(("state", "reason"), [("failed", "NULL"), ("dead", "NULL"), ("succeeded", "'late'")])
 def test_of_finished_messages_just_the_unsuccessful_have_a_reason(database_url: str, state: str, reason: str) -> None:
     """Those that failed are found by an index of reasons: nothing writes what it would not find, or find too much."""
     statement = (
@@ -218,27 +214,22 @@ def test_of_finished_messages_just_the_unsuccessful_have_a_reason(database_url: 
 
 def test_epochs_are_kept_back_for_nobody(database_url: str) -> None:
     """What one session takes later is higher than what another took before, which a cache would not keep."""
-    first, second = psycopg.connect(database_url, autocommit=True), psycopg.connect(database_url, autocommit=True)
-    with first, second:
-        taken = []
-        for connection in (first, second, first):
-            (epoch,) = connection.execute("SELECT nextval('relatum.placement_epochs')").fetchone() or (0,)
-            taken.append(epoch)
+    with psycopg.connect(database_url) as first, psycopg.connect(database_url) as second:
+        asked = [each.execute("SELECT nextval('relatum.placement_epochs')") for each in (first, second, first)]
+        taken = [each.fetchall()[0][0] for each in asked]
     assert taken == sorted(set(taken))
 
 
 def test_removing_a_super_stream_removes_what_is_known_of_its_consumers(database_url: str) -> None:
     """What belongs to a row that goes, goes with it; who is placed where is deleted by name."""
     with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("INSERT INTO relatum.super_streams (name, header) VALUES ('orders', 'h')")
-        connection.execute(
-            "INSERT INTO relatum.super_stream_partitions (super_stream_id, stream, binding_key, place) "
-            "VALUES (1, 'orders-0', '0', 0)"
-        )
-        connection.execute("INSERT INTO relatum.serial_consumers (super_stream_id, name) VALUES (1, 'billing')")
-        connection.execute(
-            "INSERT INTO relatum.serial_positions (consumer_id, partition_id, position) VALUES (1, 1, 0)"
-        )
+        for row in (
+            "super_streams (name, header) VALUES ('orders', 'h')",
+            "super_stream_partitions (super_stream_id, stream, binding_key, place) VALUES (1, 'orders-0', '0', 0)",
+            "serial_consumers (super_stream_id, name) VALUES (1, 'billing')",
+            "serial_positions (consumer_id, partition_id, position) VALUES (1, 1, 0)",
+        ):
+            connection.execute(f"INSERT INTO relatum.{row}".encode())
         connection.execute("DELETE FROM relatum.super_streams")
         assert connection.execute("SELECT count(*) FROM relatum.serial_positions").fetchone() == (0,)
 
@@ -259,3 +250,107 @@ def test_what_is_no_database_is_a_clear_error() -> None:
     with pytest.raises(DatabaseUnavailable) as absent:
         relatum_migrations.upgrade("postgresql://user:secret@127.0.0.1:1/name")
     assert "secret" not in str(absent.value)
+
+
+# --- a table with rows becomes one in parts while a recorder of the release before writes and lookups ask -------------
+
+COPY = "COPY relatum.relationships (stream_offset, time_us, stream_id, key_id, value) FROM STDIN"
+"""As the release before writes rows."""
+
+ROWS = 20_000
+
+
+def write(database_url: str, first: int, count: int) -> None:
+    """Rows of the release before, in one transaction."""
+    with psycopg.connect(database_url) as connection, connection.cursor().copy(COPY.encode()) as copy:
+        copy.write("".join(f"{n}\t{n}\t1\t1\tv{n}\n" for n in range(first, first + count)))
+
+
+@pytest.fixture
+def before(empty_database_url: str) -> str:
+    """A database of the release before, with rows."""
+    make_release_0_4(empty_database_url)
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute("INSERT INTO relatum.streams (name) VALUES ('s')")
+        connection.execute("INSERT INTO relatum.keys (name, sources, type) VALUES ('k', '{k}', 'text')")
+    write(empty_database_url, 0, ROWS)
+    return empty_database_url
+
+
+def counted(database_url: str, query: str) -> int:
+    """A number."""
+    with psycopg.connect(database_url) as connection:
+        (number,) = connection.execute(query.encode()).fetchone() or (-1,)
+    return int(number)
+
+
+def test_recorders_and_lookups_go_on(before: str) -> None:
+    """Nobody fails, no row is lost, given twice or rewritten; statements that were prepared answer as before."""
+    over = threading.Event()
+    of_table = "SELECT pg_relation_filenode('relatum.relationships{}')"
+    files = [counted(before, of_table.format(name)) for name in ("", "_lookup")]
+
+    def record() -> int:
+        written = 0
+        while not over.is_set():
+            write(before, ROWS + written, 100)
+            written += 100
+        return written
+
+    def look() -> int:
+        query = "SELECT count(*) FROM relatum.relationships WHERE key_id = %s AND value = %s AND stream_id = 1"
+        asked = 0
+        with psycopg.connect(before, autocommit=True, prepare_threshold=0) as connection:
+            while not over.is_set():
+                asked += 1
+                assert connection.execute(query, [1, f"v{asked % ROWS}"]).fetchone() == (1,)
+        return asked
+
+    with ThreadPoolExecutor(2) as pool:
+        recording, looking = pool.submit(record), pool.submit(look)
+        try:
+            relatum_migrations.upgrade(before)
+            write(before, 10 * ROWS, 1)
+        finally:
+            over.set()
+        written = recording.result()
+        assert looking.result()
+    for table in ("relationships", "relationships_0", "relations"):
+        assert counted(before, f"SELECT count(*) FROM relatum.{table}") == ROWS + written + 1
+    # The table that was there is part 0: the same file.
+    assert [counted(before, of_table.format(name)) for name in ("_0", "_0_lookup")] == files
+
+
+def test_a_long_reader_is_not_waited_for_longer_than_told(before: str) -> None:
+    """Whoever waits behind the migration waits as long as it does; it is repeated, and goes on where it was."""
+    with psycopg.connect(before) as reader:
+        reader.execute("SELECT count(*) FROM relatum.relationships")
+        with pytest.raises(DatabaseUnavailable, match="lock"):
+            relatum_migrations.upgrade(before, lock_timeout_s=0.1)
+    assert relatum_migrations.current(before) == REVISION
+    with psycopg.connect(before) as reader:
+        # The first step changes another table: it is through, and is not done again.
+        reader.execute("SELECT count(*) FROM relatum.coverage")
+        with pytest.raises(DatabaseUnavailable, match="lock"):
+            relatum_migrations.upgrade(before, lock_timeout_s=0.1)
+    assert relatum_migrations.current(before) not in (REVISION, relatum_migrations.head())
+    relatum_migrations.upgrade(before)
+    assert counted(before, "SELECT count(*) FROM relatum.relationships") == ROWS
+
+
+def test_rights_that_somebody_gave_are_those_of_the_parts(before: str) -> None:
+    """A user of its own, granted by name and not by a role, goes on."""
+    name = "relatum_test_granted"
+    with psycopg.connect(before, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {name}".encode())
+        try:
+            connection.execute(f"GRANT USAGE ON SCHEMA relatum TO {name}".encode())
+            connection.execute(f"GRANT SELECT, INSERT ON relatum.relationships TO {name}".encode())
+            relatum_migrations.upgrade(before)
+            connection.execute(f"SET ROLE {name}".encode())
+            connection.execute("INSERT INTO relatum.relationships_1 VALUES (1, 1, 1, 1, 'granted')")
+            assert connection.execute("SELECT count(*) FROM relatum.relationships").fetchone() == (ROWS + 1,)
+        finally:
+            connection.execute("RESET ROLE")
+            connection.execute(f"DROP OWNED BY {name}".encode())
+            connection.execute(f"DROP ROLE {name}".encode())

@@ -103,31 +103,6 @@ def _uses(server_url: str, url: str) -> None:
         engine.dispose()
 
 
-def test_the_block_of_the_page_is_all_that_a_server_needs(server_url: str) -> None:
-    """Roles, logins and database as shown; then the owner migrates without a warning, and each login reads its own."""
-    parts = urlsplit(server_url)
-
-    def url(user: str) -> str:
-        return urlunsplit(parts._replace(netloc=f"{user}:secret@{parts.hostname}:{parts.port}", path="/relatum"))
-
-    with psycopg.connect(server_url, autocommit=True) as administrator:
-        for statement in block("CREATE ROLE relatum_owner").split(";"):
-            if statement.strip():
-                administrator.execute(statement.encode())
-    assert migrate(url("relatum_owner")) == ""
-    with psycopg.connect(url("relatum_owner")) as owner:
-        owner.execute("SELECT nextval('relatum.placement_epochs')")
-        assert owner.execute(block("SELECT setval").encode()).fetchone() == (1,)
-    for user, table in {
-        "consumer": "relations",
-        "collector": "collectors",
-        "publisher": "placements",
-        "page": "keys",
-    }.items():
-        with psycopg.connect(url(f"{user}_user")) as connection:
-            assert connection.execute(f"SELECT count(*) FROM relatum.{table}".encode()).fetchone() == (0,)
-
-
 def block(first: str) -> str:
     """The block of SQL that begins so on the page about operations."""
     found = re.search(rf"```sql\n\s*({first}.*?)```", PAGE.read_text(), re.DOTALL)
@@ -143,3 +118,42 @@ def test_each_table_is_some_roles(database_url: str) -> None:
             "OR relname = 'placement_epochs') AND NOT relispartition"
         ).fetchall()
     assert {name for (name,) in rows} <= {name for name, _, role, _ in granted(database_url) if role in ROLES}
+
+
+def test_what_the_page_shows_is_all_that_a_server_needs(server_url: str) -> None:
+    """Roles, logins and database as shown; then the owner migrates without a warning, and each login reads its own.
+
+    The owner of a second database grants as shown once whoever made the roles has let that owner.
+    """
+
+    def url(user: str, database: str = "relatum") -> str:
+        return as_user(server_url, user, database).replace(f":{PASSWORD}@", ":secret@")
+
+    def count(user: str, table: str, database: str = "relatum") -> None:
+        with psycopg.connect(url(user, database)) as connection:
+            assert connection.execute(f"SELECT count(*) FROM relatum.{table}".encode()).fetchone() == (0,)
+
+    with psycopg.connect(server_url, autocommit=True) as administrator:
+        for statement in block("CREATE ROLE relatum_owner").split(";"):
+            if statement.strip():
+                administrator.execute(statement.encode())
+        assert migrate(url("relatum_owner")) == ""
+        with psycopg.connect(url("relatum_owner")) as owner:
+            owner.execute("SELECT nextval('relatum.placement_epochs')")
+            assert owner.execute(block("SELECT setval").encode()).fetchone() == (1,)
+        readers = {"consumer": "relations", "collector": "collectors", "publisher": "placements", "page": "keys"}
+        for user, table in readers.items():
+            count(f"{user}_user", table)
+        administrator.execute("CREATE ROLE second_owner LOGIN CREATEROLE PASSWORD 'secret'")
+        administrator.execute("CREATE DATABASE second OWNER second_owner")
+        administrator.execute("REVOKE relatum_consumer FROM consumer_user")
+        grants = block("GRANT relatum_recorder TO recorder_user").encode()
+        upgrade(url("second_owner", "second"))
+        with psycopg.connect(url("second_owner", "second"), autocommit=True) as second:
+            if second.info.server_version >= 160_000:
+                # Before, whoever has CREATEROLE may grant any.
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    second.execute(grants)
+            administrator.execute(block("GRANT relatum_recorder, relatum_consumer").encode())
+            second.execute(grants)
+        count("consumer_user", "relations", "second")

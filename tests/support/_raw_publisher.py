@@ -7,6 +7,8 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
+from tests.support.amqp import encode, section
+
 Batch = tuple[int, int, int, bytes]
 """A sub-entry batch: its codec, how many records it claims, how many bytes unpacked, and its content as packed."""
 
@@ -117,11 +119,4 @@ def uncompressed(records: Sequence[bytes]) -> Batch:
 
 def amqp_record(body: bytes, *, message_id: str | None = None, correlation_id: str | None = None) -> bytes:
     """A message as AMQP 1.0 encodes it; its texts may be of any length, as the stream protocol lets them be."""
-    fields = [message_id, None, None, None, None, correlation_id]
-    items = b"".join(b"\x40" if each is None else b"\xb1" + _long(each.encode()) for each in fields)
-    properties = b"\x00\x53\x73\xd0" + struct.pack(">II", 4 + len(items), len(fields)) + items
-    return properties + b"\x00\x53\x75\xb0" + _long(body)
-
-
-def _long(data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + data
+    return section(0x73, encode([message_id, *[None] * 4, correlation_id])) + section(0x75, encode(body))

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import sqlalchemy as sa
 
@@ -23,11 +23,8 @@ from tests.support._waiting import LIMIT_S, wait_until
 
 
 @contextmanager
-def recording(
-    broker_url: str, engine: sa.Engine, *streams: str, keys: Iterable[str | KeyDefinition] = ()
-) -> Iterator[Recorder]:
+def running(recorder: Recorder) -> Iterator[Recorder]:
     """Run a recorder in a thread; leaving finishes its batch and waits for its end."""
-    recorder = Recorder(broker_url, engine.url, streams, keys=keys)
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -47,6 +44,13 @@ def recording(
         thread.join(90)
     assert not thread.is_alive(), "the recorder stops when it is told to"
     assert not failures, failures
+
+
+def recording(
+    broker_url: str, engine: sa.Engine, *streams: str, keys: Iterable[str | KeyDefinition] = ()
+) -> AbstractContextManager[Recorder]:
+    """Run a recorder of streams."""
+    return running(Recorder(broker_url, engine.url, streams, keys=keys))
 
 
 def recorded_to(engine: sa.Engine, stream: str) -> int:

@@ -1,10 +1,10 @@
 """Routers behind one blocking interface, so that a test runs against both faces; and what lies in the partitions."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
 
 import aio_pika
 import pika
@@ -26,114 +26,78 @@ _KINDS: Final[dict[str, tuple[Any, Any, Any]]] = {
 """Blocking and asyncio router, and their options, by the header that names what they place."""
 
 
-class Face(Protocol):
-    """A router on a channel of its own."""
+class Face:
+    """A router on a channel of its own, in the blocking one's form.
 
-    router: Any
-    channel: Any
+    Args:
+        router: The router.
+        channel: The client's channel.
+        header: What names what it places.
+        run: Runs what an asyncio router's call gives; None for a blocking router.
+    """
+
+    def __init__(
+        self, router: Any, channel: Any, header: str = SETS, run: Callable[[Awaitable[Any]], Any] | None = None
+    ) -> None:
+        self.router = router
+        self.channel = channel
+        self._header = header
+        self._run = run
 
     def publish(self, body: bytes, name: Any = None, **more: Any) -> Any:
         """Publish a message of a set, or context; `more` are further headers, and the property `message_id`."""
+        message_id = more.pop("message_id", None)
+        headers = more if name is None else {**more, self._header: name}
+        if self._run is None:
+            return self.router.publish(self.channel, body, pika.BasicProperties(headers=headers, message_id=message_id))
+        message = aio_pika.Message(body, headers=headers, message_id=message_id)
+        return self._run(self.router.exchange(self.channel).publish(message))
 
-    def settle(self, error: relatum.errors.PublishOutcomeUnknown, timeout_s: float | None = None) -> Any:
+    def settle(self, error: relatum.errors.PublishOutcomeUnknown, *timeout_s: float) -> Any:
         """What the error's `settle` gives."""
+        found: Any = error.settle(*timeout_s)
+        return found if self._run is None else self._run(_awaited(found))
 
     def sleep_before_next(self, meanwhile: Callable[[], Any]) -> None:
         """Let something else happen just before the next message is sent."""
+        if self._run is None:
+            sleeping(self.channel, meanwhile)
+        else:
+            sleeping_task(self.channel, lambda: asyncio.to_thread(meanwhile))
 
     def close(self) -> None:
-        """Close the router; again: nothing."""
+        """Close the router. Idempotent."""
+        closed = self.router.close()
+        if self._run is not None:
+            self._run(_awaited(closed))
 
 
-def _parted(header: str, name: Any, more: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    headers = dict(more)
-    message_id = headers.pop("message_id", None)
-    if name is not None:
-        headers[header] = name
-    return headers, message_id
+Blocking = Face
+"""A blocking router, by its name elsewhere."""
 
 
-class Blocking:
-    """A router with pika."""
-
-    def __init__(self, router: Any, channel: Any, header: str = SETS) -> None:
-        self.router = router
-        self.channel = channel
-        self._header = header
-        self._is_open = True
-
-    def publish(self, body: bytes, name: Any = None, **more: Any) -> Any:
-        """See `Face`."""
-        headers, message_id = _parted(self._header, name, more)
-        return self.router.publish(self.channel, body, pika.BasicProperties(headers=headers, message_id=message_id))
-
-    def settle(self, error: relatum.errors.PublishOutcomeUnknown, timeout_s: float | None = None) -> Any:
-        """See `Face`."""
-        return error.settle() if timeout_s is None else error.settle(timeout_s)
-
-    def sleep_before_next(self, meanwhile: Callable[[], Any]) -> None:
-        """See `Face`."""
-        sleeping(self.channel, meanwhile)
-
-    def close(self) -> None:
-        """See `Face`."""
-        if self._is_open:
-            self._is_open = False
-            self.router.close()
-
-
-class Asyncio:
-    """An asyncio router with aio-pika, in a loop that runs while something is asked for."""
-
-    def __init__(self, runner: asyncio.Runner, router: Any, channel: Any, header: str) -> None:
-        self.runner = runner
-        self.router = router
-        self.channel = channel
-        self._header = header
-        self._is_open = True
-
-    def publish(self, body: bytes, name: Any = None, **more: Any) -> Any:
-        """See `Face`."""
-        headers, message_id = _parted(self._header, name, more)
-        message = aio_pika.Message(body, headers=headers, message_id=message_id)
-        return self.runner.run(self.router.exchange(self.channel).publish(message))
-
-    def settle(self, error: relatum.errors.PublishOutcomeUnknown, timeout_s: float | None = None) -> Any:
-        """See `Face`."""
-        return self.runner.run(_awaited(error.settle() if timeout_s is None else error.settle(timeout_s)))
-
-    def sleep_before_next(self, meanwhile: Callable[[], Any]) -> None:
-        """See `Face`."""
-        sleeping_task(self.channel, lambda: asyncio.to_thread(meanwhile))
-
-    def close(self) -> None:
-        """See `Face`."""
-        if self._is_open:
-            self._is_open = False
-            self.runner.run(self.router.close())
-
-
-async def _awaited(found: Any) -> Any:
-    return await found
-
-
+@dataclass(frozen=True)
 class Faces:
     """Makes routers of one face.
 
-    Args:
+    Attributes:
         face: "blocking" or "asyncio".
         amqp_url: The broker.
-        super_stream: Where they publish.
+        layout: Where they publish.
         database_url: Where placements are.
         header: What they place: `SETS` or `CONTEXTS`.
     """
 
-    def __init__(self, face: str, amqp_url: str, super_stream: str, database_url: str, header: str = SETS) -> None:
-        self.face = face
-        self._amqp_url = amqp_url
-        self._super_stream = super_stream
-        self._database_url = database_url
-        self._header = header
+    face: str
+    amqp_url: str
+    layout: Layout
+    database_url: str
+    header: str = SETS
+
+    @property
+    def partitions(self) -> "Partitions":
+        """What lies where they publish."""
+        return Partitions(self.amqp_url, self.layout, self.header)
 
     @contextmanager
     def opened(
@@ -154,45 +118,44 @@ class Faces:
             has_confirms: Whether the channel has publisher confirms.
             options: The router's.
         """
-        blocking, asynchronous, kind = _KINDS[self._header]
-        arguments = super_stream or self._super_stream, database_url or self._database_url, kind(**options)
-        broker = None if through is None else self._amqp_url
-        if self.face == "asyncio":
-            router = asynchronous(*arguments, broker=broker)
-            with asyncio.Runner() as runner:
-                yield from self._in_loop(runner, router, through, has_confirms=has_confirms)
-            return
-        with broker_connection(through or self._amqp_url) as connection:
+        blocking, asynchronous, kind = _KINDS[self.header]
+        arguments = super_stream or self.layout.super_stream, database_url or self.database_url, kind(**options)
+        broker = None if through is None else self.amqp_url
+        with ExitStack() as stack:
+            if self.face == "asyncio":
+                run = stack.enter_context(asyncio.Runner()).run
+                connection = run(aio_pika.connect(through or self.amqp_url))
+                stack.callback(run, _closed(connection))
+                router = asynchronous(*arguments, broker=broker)
+            else:
+                run = None
+                connection = stack.enter_context(broker_connection(through or self.amqp_url))
+                router = blocking(*arguments, broker=broker)
             if through is not None:
-                relatum.intercept(connection, broker_url=self._amqp_url)
-            channel = connection.channel()
-            if has_confirms:
-                channel.confirm_delivery()
-            face = Blocking(blocking(*arguments, broker=broker), channel, self._header)
-            try:
-                yield face
-            finally:
-                face.close()
-
-    def _in_loop(
-        self, runner: asyncio.Runner, router: Any, through: str | None, *, has_confirms: bool
-    ) -> Iterator[Face]:
-        async def begin() -> tuple[Any, Asyncio]:
-            connection = await aio_pika.connect(through or self._amqp_url)
-            if through is not None:
-                relatum.intercept(connection, broker_url=self._amqp_url)
-            channel = await connection.channel(publisher_confirms=has_confirms)
-            return connection, Asyncio(runner, router, channel, self._header)
-
-        connection, face = runner.run(begin())
-        try:
+                relatum.intercept(connection, broker_url=self.amqp_url)
+                stack.callback(relatum.release, connection)
+            if run is not None:
+                channel = run(_channel(connection, has_confirms))
+            else:
+                channel = connection.channel()
+                if has_confirms:
+                    channel.confirm_delivery()
+            face = Face(router, channel, self.header, run)
+            stack.callback(face.close)
             yield face
-        finally:
-            face.close()
-            if through is not None:
-                relatum.release(connection)
-            with contextlib.suppress(ConnectionError):
-                runner.run(connection.close())
+
+
+async def _channel(connection: Any, has_confirms: bool) -> Any:
+    return await connection.channel(publisher_confirms=has_confirms)
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
+
+
+async def _closed(connection: Any) -> None:
+    with suppress(ConnectionError):
+        await connection.close()
 
 
 class Partitions:

@@ -1,18 +1,56 @@
-"""The asyncio collector behind the names of the blocking one, so that each behaviour is written down once."""
+"""Collectors of both faces behind the names of the blocking one, and what they are tested with."""
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from inspect import iscoroutinefunction
 from typing import Any, Self, TypeVar
 
-from relatum.collecting import AsyncMessageCollector, Bulk, ExecutorOptions, Outcome
+import pika
+import sqlalchemy as sa
+
+from relatum.collecting import (
+    AsyncMessageCollector,
+    Bulk,
+    ExecutorOptions,
+    FlushReason,
+    MessageCollector,
+    Outcome,
+    OutcomeStatus,
+)
 
 # A member of a collector without its threads: tests have it from here alone.
 from relatum.collecting._collector_store import CollectorStore as CollectorStore
-from relatum.reading import Message
+from tests.support._waiting import wait_until
+from tests.support.place import Place
 
 T = TypeVar("T")
+
+
+class StoreMember:
+    """A member of a collector, as of a process of its own, without its threads: the store's methods, called as it."""
+
+    def __init__(
+        self,
+        database: Any,
+        name: str = "billing",
+        *,
+        types: Sequence[str] = ("order",),
+        lease_s: float = 60.0,
+        **of: Any,
+    ) -> None:
+        self.store = CollectorStore(name, database, **of)
+        self.member = self.store.open(types, lease_s)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(getattr(self.store, name), self.member)
+
+    def outcome(self, message_id: str) -> Outcome:
+        """What became of a message."""
+        return self.store.outcomes_of([message_id])[message_id]
 
 
 class Loop:
@@ -58,20 +96,14 @@ class AsyncCollectorFace:
     def __init__(self, loop: Loop, **options: Any) -> None:
         self._loop = loop
         self._collector = AsyncMessageCollector(**options)
-        self._shared = self._collector._shared
 
-    def register_executor(
-        self,
-        type: str,  # noqa: A002
-        executor: Callable[[Bulk], Any],
-        options: ExecutorOptions = ExecutorOptions(),
-    ) -> None:
+    def register_executor(self, type_: str, executor: Callable[[Bulk], Any], *options: ExecutorOptions) -> None:
         """Register a coroutine function that calls the executor."""
 
         async def execute(bulk: Bulk) -> Any:
             return await asyncio.to_thread(executor, bulk)
 
-        self._collector.register_executor(type, execute, options)
+        self._collector.register_executor(type_, execute, *options)
 
     def register_result_handler(self, handler: Callable[[Outcome], object], **options: Any) -> None:
         """Register a coroutine function that calls the handler."""
@@ -81,30 +113,6 @@ class AsyncCollectorFace:
 
         self._collector.register_result_handler(tell, **options)
 
-    def collect(self, message: Message, **options: Any) -> bool:
-        """See `MessageCollector.collect`."""
-        return self._loop.run(self._collector.collect(message, **options))
-
-    def collect_many(self, messages: Iterable[Message], **options: Any) -> list[bool]:
-        """See `MessageCollector.collect_many`."""
-        return self._loop.run(self._collector.collect_many(messages, **options))
-
-    def flush(self, type: str | None = None) -> None:  # noqa: A002
-        """See `MessageCollector.flush`."""
-        self._loop.run(self._collector.flush(type))
-
-    def outcome(self, message_id: str) -> Outcome:
-        """See `MessageCollector.outcome`."""
-        return self._loop.run(self._collector.outcome(message_id))
-
-    def start(self) -> None:
-        """See `MessageCollector.start`."""
-        self._loop.run(self._collector.start())
-
-    def close(self, timeout_s: float = 30.0) -> bool:
-        """See `MessageCollector.close`."""
-        return self._loop.run(self._collector.close(timeout_s))
-
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -113,5 +121,110 @@ class AsyncCollectorFace:
         self.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever does not wait is the collector's own."""
-        return getattr(self._collector, name)
+        """What waits is run to its end; whatever does not is the collector's own."""
+        found = getattr(self._collector, name)
+        if not iscoroutinefunction(found):
+            return found
+        return lambda *arguments, **options: self._loop.run(found(*arguments, **options))
+
+
+COLLECTOR_FACES = ["threads", "asyncio"]
+
+
+@contextmanager
+def collectors_of(face: str) -> Iterator[Callable[..., Any]]:
+    """What makes collectors: with threads, or with asyncio in a loop in which no task may be left behind."""
+    if face == "threads":
+        yield MessageCollector
+        return
+    with a_loop() as loop:
+        yield partial(AsyncCollectorFace, loop)
+
+
+FOREVER: dict[str, Any] = {"max_age_s": 600.0, "bulk_messages": 1000}
+"""Options of an executor whose bulks no limit closes."""
+
+_OF_EXECUTORS = {each.name for each in fields(ExecutorOptions)}
+
+
+class Consumer:
+    """An executor that notes its bulks, and answers as it is told."""
+
+    def __init__(self, answer: Callable[[Bulk], Any] = lambda bulk: None) -> None:
+        self.bulks: list[tuple[FlushReason, list[str]]] = []
+        self.answer = answer
+
+    def __call__(self, bulk: Bulk) -> Any:
+        """Note the bulk's reason and bodies."""
+        self.bulks.append((bulk.reason, [each.message.body.decode() for each in bulk.messages]))
+        return self.answer(bulk)
+
+    @property
+    def bodies(self) -> list[str]:
+        """All bodies, in the order they came."""
+        return [body for _, bodies in self.bulks for body in bodies]
+
+
+class Gate(Consumer):
+    """An executor that waits until it is let through."""
+
+    def __init__(self) -> None:
+        super().__init__(self.wait)
+        self.opened = threading.Event()
+
+    def wait(self, bulk: Bulk) -> None:
+        """Wait for the gate."""
+        assert self.opened.wait(90)
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Open the gate at the end, whatever happens: a closed gate would hold up the collector's end."""
+        try:
+            yield
+        finally:
+            self.opened.set()
+
+
+class Collecting:
+    """A place, and collectors of one face that follow its stream."""
+
+    def __init__(self, place: Place, make: Callable[..., Any] = MessageCollector) -> None:
+        self.place, self._make = place, make
+
+    def put(self, *bodies: str, type_: str | None = "order", to: str | None = None, **properties: Any) -> None:
+        """Publish messages whose `message_id` is their body."""
+        for_all = {"type": type_, "delivery_mode": 2} | properties
+        made = [(body.encode(), pika.BasicProperties(message_id=body[:200], **for_all)) for body in bodies]
+        self.place.put(*made, to=to)
+
+    def collector(self, executor: Callable[[Bulk], Any] | None = None, **options: Any) -> Any:
+        """A durable collector that follows the stream; with its options, and those of the executor of "order", if any.
+
+        Where nothing else is said, a bulk is closed as soon as it is begun.
+        """
+        of_executor = {"max_age_s": 0.01} | {name: options.pop(name) for name in _OF_EXECUTORS & options.keys()}
+        where = {"database": self.place.database, "broker": self.place.amqp, "streams": [self.place.stream]}
+        collector = self._make(**{"name": "billing"} | where | options)
+        if executor is not None:
+            collector.register_executor("order", executor, ExecutorOptions(**of_executor))
+        return collector
+
+
+def new_ledger(engine: sa.Engine) -> Callable[[], list[str]]:
+    """Make a table for executors to write to; gives what tells what it holds."""
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE ledger (body text)"))
+
+    def bodies() -> list[str]:
+        with engine.connect() as connection:
+            return list(connection.scalars(sa.text("SELECT body FROM ledger ORDER BY body")))
+
+    return bodies
+
+
+def wait_status(collector: Any, status: OutcomeStatus, *ids: str) -> list[Outcome]:
+    """Wait until messages have a status; gives their outcomes."""
+    wait_until(
+        lambda: {collector.outcome(message_id).status for message_id in ids} == {status}, what=f"{status} of {ids}"
+    )
+    return [collector.outcome(message_id) for message_id in ids]

@@ -6,17 +6,50 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from relatum.membership import Membership
+import sqlalchemy as sa
+
+from relatum.keys import KeyDefinition
+from relatum.membership import GROUP_KEY, Membership
 from tests.support._streams import broker_connection
 from tests.support._waiting import LIMIT_S
+from tests.support.place import Place
 
 Plain = tuple[bytes, dict[str, Any]]
-Place = tuple[str, int]
+At = tuple[str, int]
+
+
+class GroupPlace(Place):
+    """A place whose streams are recorded with the key of groups."""
+
+    def record(self, *streams: str, keys: Iterable[str | KeyDefinition] = (GROUP_KEY,)) -> None:
+        """Record all that is in the stream, or in others, now."""
+        super().record(*streams, keys=keys)
+
+    def put_recorded(self, *messages: Plain, to: str | None = None) -> None:
+        """Publish messages, and have them recorded."""
+        self.put(*messages, to=to)
+        self.record(to or self.stream)
+
+    def states(self) -> dict[int, str]:
+        """The state of each group a consumer has seen, by the group's number."""
+        with self.engine.connect() as connection:
+            rows = connection.execute(sa.text("SELECT group_id, state FROM relatum.group_states"))
+            return {int(id_, 16): state for id_, state in rows}
 
 
 def group_id(number: int) -> str:
     """A group id that says which one it is."""
     return f"{number:048x}"
+
+
+def ids(*numbers: int) -> list[str]:
+    """The ids of groups."""
+    return [group_id(number) for number in numbers]
+
+
+def ids_of(groups: Iterable[Any]) -> list[str]:
+    """The ids of groups, or of what is told of them."""
+    return [each.group_id for each in groups]
 
 
 def of_group(number: int, sequence: int, *, last: bool = False, time_us: int | None = None) -> Plain:
@@ -57,7 +90,7 @@ class Naive:
                     found = Found(*place, headers["group_sequence"], headers["group_last"])
                     self.groups[headers["group_id"]].append(found)
 
-    def complete(self, order: str) -> list[list[Place]]:
+    def complete(self, order: str) -> list[list[At]]:
         """Where the messages of each complete group lie, groups and messages in order."""
         whole = []
         for members in self.groups.values():
@@ -85,7 +118,7 @@ class Found(NamedTuple):
     last: bool
 
     @property
-    def place(self) -> Place:
+    def place(self) -> At:
         """Where it lies."""
         return self.stream, self.offset
 

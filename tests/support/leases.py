@@ -5,17 +5,11 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.store import (
-    NOW,
-    collector_members,
-    context_moves,
-    group_states,
-    recorder_members,
-    serial_members,
-    streams,
-)
+from relatum.store import NOW, context_moves, group_states, recorder_members, serial_members, streams
 
-_LEASED: Final = (recorder_members, serial_members, collector_members, context_moves, group_states)
+_COLUMNS: Final = sa.column("holder"), sa.column("lease_expires_at")
+_COLLECTORS: Final = sa.table("collector_members", *_COLUMNS, schema="relatum")
+_LEASED: Final = (recorder_members, serial_members, _COLLECTORS, context_moves, group_states)
 
 AGO: Final = NOW - timedelta(seconds=1)
 

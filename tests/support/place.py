@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import isasyncgen, isawaitable
 from typing import Any
@@ -13,8 +13,10 @@ import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, Message, StreamReader
-from tests.support._recording import record, rows_of, wait_recorded
-from tests.support._streams import Plain, publish_plain
+from relatum.recording import BackfillReport, Recorder, StreamStatus, VerifyReport, backfill, status, verify
+from relatum.superstreams import Layout
+from tests.support._recording import record, recorded_to, recording, rows_of, wait_recorded
+from tests.support._streams import Plain, declare_stream, delete_stream, publish_plain
 from tests.support.proxy import Proxy
 from tests.support.standstill import locked
 
@@ -28,22 +30,68 @@ class Place:
     database: str
     engine: sa.Engine
     stream: str
+    keys: Iterable[str | KeyDefinition] = ()
 
     def put(self, *messages: Plain, to: str | None = None) -> None:
         """Publish messages one by one, each confirmed."""
         publish_plain(self.amqp, to or self.stream, messages)
 
-    def record(self, *streams: str, keys: Iterable[str | KeyDefinition] = ()) -> None:
-        """Record all that is in the stream, or in others, now."""
-        record(self.amqp, self.engine, *(streams or (self.stream,)), keys=keys)
+    def record(self, *streams: str, keys: Iterable[str | KeyDefinition] | None = None) -> None:
+        """Record all that is in the stream, or in others, now: by the file's `KEYS`, or by others."""
+        record(self.amqp, self.engine, *(streams or (self.stream,)), keys=self.keys if keys is None else keys)
 
-    def wait_recorded(self) -> None:
+    def record_partitions(self, layout: Layout) -> None:
+        """Record a super stream by its name, all that is in its partitions now."""
+        with self.recording(layout.super_stream):
+            for each in layout:
+                wait_recorded(self.amqp, self.engine, each.stream)
+
+    def recording(
+        self, *streams: str, keys: Iterable[str | KeyDefinition] | None = None
+    ) -> AbstractContextManager[Recorder]:
+        """Record the stream, or others, until the block ends: by the file's `KEYS`, or by others."""
+        given = self.keys if keys is None else keys
+        return recording(self.amqp, self.engine, *(streams or (self.stream,)), keys=given)
+
+    def wait_recorded(self, stream: str | None = None) -> None:
         """Wait until a recorder has recorded all that is in the stream now."""
-        wait_recorded(self.amqp, self.engine, self.stream)
+        wait_recorded(self.amqp, self.engine, stream or self.stream)
+
+    def recorded_to(self, stream: str | None = None) -> int:
+        """The end of a stream's coverage."""
+        return recorded_to(self.engine, stream or self.stream)
+
+    def rows(self, stream: str | None = None) -> list[tuple[str, str, int]]:
+        """What is recorded of a stream: (key, value, offset), in order of offsets and keys."""
+        return rows_of(self.engine, stream or self.stream)
 
     def values(self) -> list[str]:
         """The values recorded of the stream, in the order of its messages."""
-        return [value for _, value, _ in rows_of(self.engine, self.stream)]
+        return [value for _, value, _ in self.rows()]
+
+    def backfill(self, **options: Any) -> BackfillReport:
+        """Back-fill the stream."""
+        return backfill(self.amqp, self.engine.url, self.stream, **options)
+
+    def status(self, stream: str | None = None) -> StreamStatus:
+        """The status of a stream."""
+        (seen,) = status(self.amqp, self.engine.url, [stream or self.stream])
+        return seen
+
+    def verify(self, **options: Any) -> VerifyReport:
+        """Compare the stream with the database."""
+        return verify(self.amqp, self.engine.url, [self.stream], **options)
+
+    def declare_again(self) -> None:
+        """Delete the stream and declare another one of its name."""
+        delete_stream(self.amqp, self.stream)
+        declare_stream(self.amqp, self.stream)
+
+    def sql(self, statement: str, **parameters: Any) -> list[Any]:
+        """Execute a statement in a transaction of its own; gives its rows, if it has any."""
+        with self.engine.begin() as connection:
+            result = connection.execute(sa.text(statement), parameters)
+            return list(result) if result.returns_rows else []
 
     def messages(self, stream: str | None = None) -> list[Message]:
         """All messages of a stream."""

@@ -78,7 +78,12 @@ def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes_of(inner)
 
 
+def pages_in(plan: dict[str, Any]) -> int:
+    """How many pages a plan has read."""
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
 def scanned_in(plan: dict[str, Any]) -> set[str]:
     """The tables of which a plan read all pages. A part that is empty has none."""
     scans = (node for node in nodes_of(plan) if node["Node Type"] == "Seq Scan")
-    return {node["Relation Name"] for node in scans if node["Shared Hit Blocks"] + node["Shared Read Blocks"]}
+    return {node["Relation Name"] for node in scans if pages_in(node)}

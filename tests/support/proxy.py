@@ -118,11 +118,14 @@ class Proxy:
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
-        if not self.accepts:
+        try:
+            server = socket.create_connection(self._target) if self.accepts else None
+        except OSError:
+            server = None  # The server is away, too.
+        if server is None:
             client.close()
             self.refused += 1
             return
-        server = socket.create_connection(self._target)
         with self._lock:
             self._peers[client], self._peers[server] = server, client
             self._from_server.add(server)

@@ -9,7 +9,6 @@ import pika
 import sqlalchemy as sa
 
 from relatum.contexts import MoveProgress, SerialConsumer, SerializationContexts
-from relatum.reading import Message, StreamReader
 from relatum.superstreams import Layout
 from tests.support import LIMIT_S
 from tests.support.leases import let_last
@@ -49,12 +48,6 @@ def sleeping_task(channel: Any, meanwhile: Callable[[], Awaitable[Any]]) -> None
         return exchange
 
     channel.get_exchange = get_sleeper
-
-
-def in_partitions(amqp_url: str, layout: Layout) -> dict[str, list[Message]]:
-    """The messages in each partition."""
-    with StreamReader.open(amqp_url) as reader:
-        return {each.stream: list(reader.iterate(each.stream)) for each in layout}
 
 
 def other_than(layout: Layout, stream: str) -> str:
@@ -108,14 +101,16 @@ class HeldMove:
         self.go()
 
 
-def consumed(super_stream: str, database_url: str, broker: str, count: int, **options: Any) -> dict[str, list[bytes]]:
-    """What a new serial consumer gets: the bodies of each context in their order, once it has `count` messages.
+def consumed(
+    super_stream: str, database_url: str, broker: str, count: int, *, name: str = "reader", **options: Any
+) -> dict[str, list[bytes]]:
+    """What a serial consumer of a name gets: the bodies of each context in their order, once it has `count` messages.
 
     Nothing more must come in the next half second.
     """
     found: dict[str, list[bytes]] = {}
     total = 0
-    with SerialConsumer(super_stream, "reader", database=database_url, broker=broker, **options) as consumer:
+    with SerialConsumer(super_stream, name, database=database_url, broker=broker, **options) as consumer:
         while (batch := consumer.next_batch(LIMIT_S if total < count else 0.5)) is not None:
             for message in batch.messages:
                 found.setdefault(batch.context_of(message) or "", []).append(message.body)

@@ -1,6 +1,5 @@
-"""Serial consumers of both faces behind one blocking interface, and a super stream whose contexts are moved by hand."""
+"""Serial consumers, and a super stream whose contexts are moved by hand."""
 
-import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any
 import pika
 import sqlalchemy as sa
 
-from relatum.contexts import AsyncSerialBatch, AsyncSerialConsumer, SerialConsumer, SerialOptions
+from relatum.contexts import SerialConsumer, SerialOptions
 from relatum.contexts.placement._entries import Adoption, Control, Fence, Marker, Placed, encode
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.reading import StreamReader
@@ -201,70 +200,6 @@ def serial_bed(amqp_url: str, engine: sa.Engine, partitions: int = 2) -> Iterato
         delete_super_stream(amqp_url, name)
 
 
-class LoopBatch:
-    """A batch of an asyncio consumer; what it awaits, its loop is run for."""
-
-    def __init__(self, runner: asyncio.Runner, batch: AsyncSerialBatch) -> None:
-        self._runner = runner
-        self._batch = batch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batch, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._batch)
-
-    def acknowledge(self) -> None:
-        """See `SerialBatch`."""
-        self._runner.run(self._batch.acknowledge())
-
-    @contextmanager
-    def transaction(self) -> Iterator[sa.Connection]:
-        """See `SerialBatch`."""
-        joined = self._batch.transaction()
-        connection = self._runner.run(_awaited(joined.__aenter__()))
-        try:
-            yield connection
-        except BaseException as error:
-            if not self._runner.run(_awaited(joined.__aexit__(type(error), error, error.__traceback__))):
-                raise
-        else:
-            self._runner.run(_awaited(joined.__aexit__(None, None, None)))
-
-
-class LoopConsumer:
-    """An asyncio consumer, in a loop that runs while something is asked for."""
-
-    def __init__(self, runner: asyncio.Runner, consumer: AsyncSerialConsumer) -> None:
-        self._runner = runner
-        self._consumer = consumer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._consumer, name)
-
-    def next_batch(self, timeout_s: float | None = None) -> LoopBatch | None:
-        """See `SerialConsumer`."""
-        batch = self._runner.run(self._consumer.next_batch(timeout_s))
-        return None if batch is None else LoopBatch(self._runner, batch)
-
-    def messages(self, timeout_s: float | None = None) -> Iterator[Any]:
-        """See `SerialConsumer`."""
-        found = self._consumer.messages(timeout_s)
-        try:
-            while (message := self._runner.run(_awaited(anext(found, None)))) is not None:
-                yield message
-        finally:
-            self._runner.run(_awaited(found.aclose()))  # type: ignore[attr-defined]
-
-    def status(self) -> Any:
-        """See `SerialConsumer`."""
-        return self._runner.run(self._consumer.status())
-
-
-async def _awaited(found: Any) -> Any:
-    return await found
-
-
 @dataclass(frozen=True)
 class Stage:
     """What a test of serial consumers takes place on.
@@ -274,31 +209,20 @@ class Stage:
         database_url: Where positions are.
         amqp_url: The broker.
         engine: Looks into the database.
-        face: "blocking" or "asyncio".
     """
 
     bed: SerialBed
     database_url: str
     amqp_url: str
     engine: sa.Engine
-    face: str = "blocking"
 
     @contextmanager
     def consumer(self, name: str = "test", *, database_url: str | None = None, **options: Any) -> Iterator[Any]:
-        """A consumer that runs, of this face, in the blocking one's form."""
+        """A consumer that runs."""
         chosen = SerialOptions(**{"lease_s": LEASE_S, **options})
         urls = {"database": database_url or self.database_url, "broker": self.amqp_url}
-        if self.face == "blocking":
-            with SerialConsumer(self.bed.name, name, chosen, **urls) as consumer:
-                yield consumer
-            return
-        with asyncio.Runner() as runner:
-            started = AsyncSerialConsumer(self.bed.name, name, chosen, **urls)
-            runner.run(started.start())
-            try:
-                yield LoopConsumer(runner, started)
-            finally:
-                runner.run(started.close())
+        with SerialConsumer(self.bed.name, name, chosen, **urls) as consumer:
+            yield consumer
 
     def position(self, partition: int) -> int:
         """A stored position."""

@@ -506,8 +506,6 @@ class World:
             and isinstance(entry, kind)
             and (entry.move_id, entry.epoch) == (request.move_id, request.epoch)
         ]
-        if "the first fence" in self.omit:
-            found.reverse()
         return found[0] if found else None
 
     def _switch(self, request: moving.Switch) -> MoveStep:
@@ -532,7 +530,7 @@ class World:
                 attempt=row.step.attempt + 1,
                 target=row.step.source,
                 target_scan_from=row.step.scan_from,
-                epoch=row.step.epoch if "epoch of an abort" in self.omit else self.next_epoch(),
+                epoch=self.next_epoch(),
             )
         return row.step
 
@@ -582,7 +580,7 @@ class World:
             step = row.step
             if step.source == partition and step.fence_offset is None and "rescan fences" not in self.omit:
                 bounds.append(step.scan_from)
-            if step.target == partition and not step.state.is_ended and "rescan markers" not in self.omit:
+            if step.target == partition and not step.state.is_ended:
                 bounds.append(step.target_scan_from)
         begin = min(bounds)
         return begin, self._floors(partition, begin)
@@ -803,11 +801,6 @@ class World:
                 if epoch >= floors[str(original.context)]:
                     found[str(original.context)].append((epoch, offset, original.placed))
         return defaultdict(list, {context: [placed for *_, placed in sorted(all_)] for context, all_ in found.items()})
-
-
-def _moved_before(move: MoveStep) -> MovedBefore:
-    begins = move.target_scan_from if move.marker_offset is None else move.marker_offset
-    return MovedBefore(move.source, move.target, move.fence_offset, begins)
 
 
 class Router:

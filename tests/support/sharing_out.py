@@ -16,11 +16,13 @@ def scope_of(node_id: str) -> str:
     """What a test is run together with: its file, for the fixtures of it, or those with which it shares a JVM.
 
     A session of Spark takes ten seconds of a processor to start, and a gigabyte: there are two, of which each has half
-    of what is to be done. So do three nodes, of which there is one cluster.
+    of what is to be done. So do three nodes, of which there is one cluster, and what the page shows.
     """
     path = PurePosixPath(node_id.partition("::")[0])
     if path.parent.name == "cluster":
         return "cluster"
+    if path.parent.name == "web" and path.stem != "test_browser":
+        return "web"
     if path.parent != SPARK or path.stem in OWN_JVM:
         return str(path)
     return "spark: streams" if path.stem in STREAMING else "spark: joins"
@@ -33,7 +35,7 @@ def longest_first(items: list[pytest.Item]) -> None:
     """
 
     def turn(item: pytest.Item) -> tuple[bool, bool]:
-        is_long = scope_of(item.nodeid).startswith(("spark: ", "cluster", "tests/packaging/"))
+        is_long = scope_of(item.nodeid).startswith(("spark: ", "cluster", "web", "tests/web/", "tests/packaging/"))
         return not is_long, item.nodeid.startswith("tests/unit/")
 
     items.sort(key=turn)

@@ -1,42 +1,45 @@
-"""Whatever is given for a number, a time or a name is one clear error, or can be used."""
+"""Whatever is given for a number, a time, a name or a URL is one clear error, or is read as it is meant."""
 
 import math
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
+import psycopg
 import pytest
+import typer
 
 from relatum.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds, seconds_text
-from relatum.errors import InvalidInput
+from relatum.errors import AccessRefused, ConfigurationError, InvalidInput
+from relatum.reading import BrokerAddress
+from relatum.store import parse_database, translated_errors
+from relatum.terminal import parse_moment, read_moment
 from relatum.waiting import Deadline
 from relatum.wire import _frames as frames
 
 COUNTS: list[Any] = [0, -1, True, 1.0, math.nan, math.inf, "1", None, 2**31, 2**63 - 1, 2**63, 10**5000]
 SECONDS: list[Any] = [-1, -0.001, True, math.nan, math.inf, -math.inf, "1", None, 1e300, 2**63, 10**5000]
-NAMES: list[Any] = ["", "a\0b", "\ud800", b"orders", 7, None, ["orders"]]
+NAMES: list[Any] = ["", "a\0b", "\ud800", b"orders", 7, None, ["orders"], "é" * 128]
 
 
-@pytest.mark.parametrize("value", COUNTS, ids=range(len(COUNTS)))
-def test_what_is_no_count(value: Any) -> None:
-    """It is refused by its argument's name, in a message of a line."""
-    with pytest.raises(InvalidInput, match=r"^limit= takes") as caught:
-        checked_count("limit", value)
-    assert len(str(caught.value)) < 200
-
-
-@pytest.mark.parametrize("value", SECONDS, ids=range(len(SECONDS)))
-def test_what_is_no_time(value: Any) -> None:
-    """It is refused by its argument's name; so is a time that no wait can take."""
-    with pytest.raises(InvalidInput, match=r"^timeout_s= takes seconds") as caught:
-        checked_seconds("timeout_s", value)
-    assert len(str(caught.value)) < 200
-
-
-@pytest.mark.parametrize("value", NAMES, ids=ascii)
-def test_what_is_no_name(value: Any) -> None:
-    """It is refused, and can be shown on any terminal."""
-    with pytest.raises(InvalidInput, match=r"^stream= takes a name") as caught:
-        checked_name("stream", value)
-    str(caught.value).encode()
+@pytest.mark.parametrize(
+    ("check", "argument", "said", "values"),
+    [
+        (checked_count, "limit", "^limit= takes", COUNTS),
+        (checked_seconds, "timeout_s", "^timeout_s= takes seconds", SECONDS),
+        (checked_name, "stream", "^stream= takes a name", NAMES),
+    ],
+)
+def test_what_is_no_count_no_time_and_no_name(
+    check: Callable[[str, Any], Any], argument: str, said: str, values: list[Any]
+) -> None:
+    """It is refused by its argument's name, in a line that any terminal can show, and never whole."""
+    for value in values:
+        with pytest.raises(InvalidInput, match=said) as caught:
+            check(argument, value)
+        assert len(str(caught.value).encode()) < 400, value
 
 
 def test_the_ends_of_what_can_be_given() -> None:
@@ -44,7 +47,8 @@ def test_the_ends_of_what_can_be_given() -> None:
     assert [checked_count("limit", each) for each in (1, COUNT_MAX)] == [1, COUNT_MAX]
     assert [checked_seconds("timeout_s", each) for each in (0, 0.5, SECONDS_MAX)] == [0, 0.5, SECONDS_MAX]
     assert checked_seconds("before_s", 1e300, most=math.inf) == 1e300
-    assert checked_name("stream", "bestellungen-ä\U0001f600") == "bestellungen-ä\U0001f600"
+    for name in ("bestellungen-ä\U0001f600", "é" * 127):
+        assert checked_name("stream", name) == name
 
 
 def test_a_name_of_half_a_character_is_no_name_to_the_broker() -> None:
@@ -53,25 +57,188 @@ def test_a_name_of_half_a_character_is_no_name_to_the_broker() -> None:
         frames.string("orders-\ud800")
 
 
+def test_errors_show_seconds_as_people_say_them() -> None:
+    """No more digits than anybody reads, no zeros behind a point; so does a call whose time is over."""
+    shown = {0: "0 s", 0.05: "0.05 s", 0.5: "0.5 s", 1: "1 s", 2.3791: "2.4 s", 10.0: "10 s", 12.6: "13 s"}
+    assert {seconds: seconds_text(seconds) for seconds in shown} == shown
+    assert seconds_text(86_400) == "86,400 s"
+    assert [str(Deadline(10.0)), str(Deadline(None, Deadline(2.3791)))] == ["10 s", "2.4 s"]
+
+
+# --- URLs -------------------------------------------------------------------------------------------------
+
+LONG = "h" * 64
+
+BROKERS = [
+    ("amqp://user:secret@host:99999", "port in the broker's URL is no number"),
+    ("amqp://user:secret@host:abc/", "port in the broker's URL is no number"),
+    ("amqp://user:secret", "port in the broker's URL is no number"),
+    ("amqp://user:secret@[::1:5672", r"written as \[::1\]:5672"),
+    ("amqp://user:sec[ret@host", "%5B"),
+    ("amqp://relatum:p@sec/ret@host", "%40"),
+    ("amqp://relatum:sec/ret@host", "%2F"),
+    ("amqp://relatum:sec?ret@host", "%3F"),
+    ("amqp://relatum:p@sec#ret@host", "%23"),
+    ("rabbitmq-stream://relatum:12/sec@host", "%2F"),
+    ("http://user:secret@host", "begins with one of"),
+    (f"amqp://user:secret@{LONG}/", "over 63 characters"),
+    ("amqp://user:secret@a..b/", "over 63 characters"),
+]
+
+DATABASES = [
+    ("postgresql://user:secret@db/name?connect_timeout=abc", "connect_timeout in the database's URL is a whole number"),
+    ("postgresql://user:secret@db/name?keepalives_idle=1.5", "keepalives_idle in the database's URL"),
+    ("postgresql://user:secret@db/name?tcp_user_timeout=", "tcp_user_timeout in the database's URL"),
+    ("postgresql://us\0er:secret@db/name", "NUL"),
+    ("postgresql://user:sec\0ret@db/name", "NUL"),
+    ("postgresql://user:secret@db/na\0me", "NUL"),
+    ("postgresql://user:sec%00ret@db/name", "NUL"),
+    ("postgresql://user:secret@db/name?application_name=%00", "NUL"),
+    ("postgresql://user:sec\ud800ret@db/name", "surrogate"),
+    (f"postgresql://user:secret@{LONG}/name", "over 63 characters"),
+    ("postgresql://user:secret@a..b/name", "over 63 characters"),
+]
+
+
 @pytest.mark.parametrize(
-    ("seconds", "shown"),
+    ("parse", "url", "said"),
+    [(BrokerAddress.parse, *each) for each in BROKERS] + [(parse_database, *each) for each in DATABASES],
+)
+def test_a_url_that_cannot_be_says_what_to_change(parse: Callable[[str], Any], url: str, said: str) -> None:
+    """The port, the brackets, the option or the characters are named before anything connects, and no password."""
+    with pytest.raises(ConfigurationError, match=said) as refused:
+        parse(url)
+    assert "sec" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "password", "vhost"),
     [
-        (0, "0 s"),
-        (0.05, "0.05 s"),
-        (0.5, "0.5 s"),
-        (1, "1 s"),
-        (2.3791, "2.4 s"),
-        (10.0, "10 s"),
-        (12.6, "13 s"),
-        (86_400, "86,400 s"),
+        ("amqp://u:p%40ss%2Fword@host", "host", "p@ss/word", "/"),
+        ("amqp://u:p@ss@host/a%40b", "host", "p@ss", "a@b"),
+        ("amqp://u:p@[::1]:5672/v", "::1", "p", "v"),
+        ("amqps://u:p@host/?certfile=/a/me@here.pem", "host", "p", "/"),
     ],
 )
-def test_errors_show_seconds_as_people_say_them(seconds: float, shown: str) -> None:
-    """No more digits than anybody reads, and no zeros behind a point."""
-    assert seconds_text(seconds) == shown
+def test_what_is_quoted_is_read(url: str, host: str, password: str, vhost: str) -> None:
+    """What a URL may hold is not taken for a mistake."""
+    address = BrokerAddress.parse(url)
+    assert (address.host, address.password, address.vhost) == (host, password, vhost)
 
 
-def test_a_call_whose_time_is_over_says_how_long_that_was_and_no_name_of_python() -> None:
-    """Who reads it may never have seen the argument: a command, or the page, has set it."""
-    assert str(Deadline(10.0)) == "10 s"
-    assert str(Deadline(None, Deadline(2.3791))) == "2.4 s"
+@pytest.mark.parametrize("number", ["7", "-1", "0", "+3"])
+def test_whole_numbers_are_taken(number: str) -> None:
+    """Each way in which libpq takes a whole number is taken."""
+    assert parse_database(f"postgresql://db/name?connect_timeout={number.replace('+', '%2B')}")
+
+
+def test_an_option_that_psycopg_refuses_is_configuration() -> None:
+    """Also where it is of the environment, or of a caller's own engine, and not of a URL."""
+    with pytest.raises(ConfigurationError, match="bad value for connect_timeout"), translated_errors():
+        psycopg.connect("host=127.0.0.1 port=1", connect_timeout="abc")
+
+
+@pytest.mark.parametrize("what", ["schema relatum", "table relationships", "sequence streams_stream_id_seq"])
+def test_a_missing_privilege_names_the_roles(what: str) -> None:
+    """PostgreSQL's words are followed by the roles that the migration made."""
+    with pytest.raises(AccessRefused, match=r"relatum_consumer.*relatum_recorder"), translated_errors():
+        raise psycopg.errors.InsufficientPrivilege(f"permission denied for {what}")
+
+
+# --- times as people write them --------------------------------------------------------------------------
+
+
+NOW = datetime(2026, 11, 22, 9, 30, 15, tzinfo=UTC)
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def at(day: int, hour: int = 0, minute: int = 0, second: int = 0, *, zone: timezone | ZoneInfo = UTC) -> datetime:
+    """A moment of that November."""
+    return datetime(2026, 11, day, hour, minute, second, tzinfo=zone)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("2026-11-22T12:03", at(22, 12, 3)),
+        ("2026-11-22 12:03:04", at(22, 12, 3, 4)),
+        ("2026-11-22T12:03:04.5", at(22, 12, 3, 4) + timedelta(milliseconds=500)),
+        ("2026-11-22T12:03:04Z", at(22, 12, 3, 4)),
+        ("2026-11-22T12:03+01:00", at(22, 11, 3)),
+        ("2026-11-22T12:03:04.123456-0530", at(22, 17, 33, 4) + timedelta(microseconds=123456)),
+        ("2026-11-20", at(20)),
+        ("2026-11-20 Europe/Berlin", at(20, zone=BERLIN)),
+        ("09:12", at(22, 9, 12)),
+        ("9:12:30", at(22, 9, 12, 30)),
+        # It has not been that late today.
+        ("12:03", at(21, 12, 3)),
+        ("10:12 Europe/Berlin", at(22, 9, 12)),
+        ("yesterday 14:00", at(21, 14)),
+        ("Today", at(22)),
+        ("today 23:00", at(22, 23)),
+        ("-5m", NOW - timedelta(minutes=5)),
+        ("-90", NOW - timedelta(seconds=90)),
+        ("2h ago", NOW - timedelta(hours=2)),
+        ("1d", NOW - timedelta(days=1)),
+        ("now", NOW),
+    ],
+)
+def test_a_time_is_read_as_it_is_meant(text: str, meant: datetime) -> None:
+    """Dates, times, spans back from now; UTC where no zone is given, as commands show times."""
+    assert read_moment(text, NOW).moment == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "hour", "offset"),
+    [
+        ("2026-07-01T12:00 local", 10, 2),
+        ("2026-12-01T12:00 local", 11, 1),
+        ("2026-11-22 09:30 local", 8, 1),
+        ("yesterday 12:00 local", 11, 1),
+        ("09:30 local", 8, 1),
+    ],
+)
+def test_local_time_has_the_offset_of_its_own_day(
+    text: str, hour: int, offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`local` in July is summer time, in whatever month it is asked."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+        time.tzset()
+        found = read_moment(text, NOW).moment
+    time.tzset()
+    assert found.utcoffset() == timedelta(hours=offset)
+    assert found.astimezone(UTC).hour == hour
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "tomorrow",
+        "12",
+        "25:00",
+        "2026-02-30",
+        "12:03 Nowhere/Else",
+        "12:03 ../../etc",
+        "-5y",
+        "-99999999999d",
+        "UTC",
+    ],
+)
+def test_what_is_no_time_is_refused_with_the_ways_to_write_one(text: str) -> None:
+    """One line, an error of use."""
+    with pytest.raises(typer.BadParameter, match=r"12:03|longer"):
+        read_moment(text, NOW)
+
+
+def test_how_a_time_was_read_is_said_where_something_was_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    """On stderr, by the day and the zone; not where all was written."""
+    parse_moment("2026-11-22T12:03")
+    assert capsys.readouterr().err == (
+        "'2026-11-22T12:03' is read as 2026-11-22T12:03:00+00:00 (UTC, since no zone was given)\n"
+    )
+    parse_moment("12:03 Europe/Berlin")
+    assert "(Europe/Berlin)" in capsys.readouterr().err
+    parse_moment("2026-11-22T12:03+01:00")
+    assert capsys.readouterr() == ("", "")

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,11 +12,9 @@ from relatum.ids import MessageId
 from relatum.steps import run
 from relatum.waiting import within
 from relatum_consumer._async_together import AsyncFlights
-from relatum_consumer._together import Flights
 from relatum_consumer.lookups import Breathe, Catalog, Read, Row, Together, Waits, Watch
 from relatum_consumer.lookups._limits import SLICE
 from relatum_consumer.lookups._related import verified
-from tests.support import wait_until
 
 OTHERS = 5
 LIMIT_S = 80.0
@@ -51,27 +48,11 @@ class Proof:
         await asyncio.to_thread(self.perform, request)
 
 
-def asked(proof: Proof) -> list[Any]:
-    """What one is told who asks first, and then what others are told who ask while that is under way, in threads."""
-    flights, request = Flights(), Together("it", proof)
-
-    def ask(_: int) -> Any:
-        try:
-            return flights.run(request, proof.perform, within_s=LIMIT_S)
-        except RelatumError as error:
-            return error
-
-    with ThreadPoolExecutor(1 + OTHERS) as threads:
-        first = threads.submit(ask, 0)
-        assert proof.is_under_way.wait(LIMIT_S)
-        entered = [threads.submit(ask, number) for number in range(OTHERS)]
-        wait_until(lambda: flights._next, what="one who waits for the next")
-        proof.go_on.set()
-        return [first.result(LIMIT_S), *(each.result(LIMIT_S) for each in entered)]
-
-
 async def asked_in_tasks(proof: Proof) -> list[Any]:
-    """The same in tasks."""
+    """What one is told who asks first, and then what others are told who ask while that is under way.
+
+    In tasks: threads share by code that is made of this.
+    """
     flights, request = AsyncFlights(), Together("it", proof)
     first = asyncio.create_task(flights.run(request, proof.perform_in_task, within_s=LIMIT_S))
     await asyncio.to_thread(proof.is_under_way.wait, LIMIT_S)
@@ -88,14 +69,6 @@ def test_who_comes_while_it_is_under_way_shares_the_next() -> None:
     proof = Proof()
     assert asyncio.run(asked_in_tasks(proof)) == [1] + [2] * OTHERS
     assert proof.begun == 2
-
-
-def test_threads_are_never_told_what_had_begun_before_they_asked() -> None:
-    """Each of the others is told by steps that began later; how many share them is up to the scheduler."""
-    proof = Proof()
-    first, *others = asked(proof)
-    assert first == 1
-    assert all(2 <= other <= proof.begun for other in others)
 
 
 def test_what_goes_wrong_is_told_to_all() -> None:

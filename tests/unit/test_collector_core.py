@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, FlushReason
 from relatum.collecting._collector_core import ENTRY_BYTES, CollectorLimits, Core, Entry, Result, Verdict
-from relatum.errors import InvalidInput
 from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message
 
@@ -205,13 +204,7 @@ class Model:
 TYPES = {
     "block": ExecutorOptions(bulk_bytes=60, bulk_messages=4, max_age_s=5, queue_bulks=2, workers=2),
     "idle": ExecutorOptions(bulk_bytes=50, bulk_messages=3, max_age_s=7, idle_s=2, queue_bulks=1),
-    "spill": ExecutorOptions(
-        bulk_bytes=2000,
-        bulk_messages=5,
-        max_age_s=4,
-        queue_bulks=1,
-        when_full="spill",
-    ),
+    "spill": ExecutorOptions(bulk_bytes=2000, bulk_messages=5, max_age_s=4, queue_bulks=1, when_full="spill"),
 }
 NAMES = st.sampled_from(sorted(TYPES))
 
@@ -445,21 +438,6 @@ def test_room_for_entries_ends_at_the_limit() -> None:
     assert (core.room_for_entries(1000), core.types_with_room()) == (1, [])
     core.stop()
     assert core.room_for_entries(1000) == 0
-
-
-def test_a_type_has_one_executor() -> None:
-    """A second executor of a type is refused, and the first one stays."""
-    core = core_of({"a": ExecutorOptions(bulk_messages=7)})
-    with pytest.raises(InvalidInput, match="already"):
-        core.register("a", ExecutorOptions())
-    assert core.options_of("a").bulk_messages == 7
-
-
-@pytest.mark.parametrize("limits", [{"bytes_max": 0}, {"bulks_max": 0}, {"bytes_max": "1"}])
-def test_wrong_limits_are_refused(limits: dict[str, int]) -> None:
-    """A limit that cannot be one is one clear error."""
-    with pytest.raises(InvalidInput, match=next(iter(limits))):
-        CollectorLimits(**limits)
 
 
 def test_back_off_doubles_up_to_an_hour() -> None:

@@ -16,48 +16,41 @@ from relatum.terminal import ExitCode
 POINTS = {point.name: point for point in entry_points(group="relatum.commands")}
 
 
-def test_the_list_names_all_commands() -> None:
-    """Each command that is installed with Relatum is in the list, and nothing else."""
-    assert set(HELP) == set(POINTS)
+def test_the_list_says_what_the_commands_say() -> None:
+    """Each command that is installed is in it, with the first paragraph of its own help, and nothing else is."""
+    said = {}
+    for name, point in POINTS.items():
+        command = point.load()
+        help_ = command.info.help if isinstance(command, typer.Typer) else command.__doc__
+        said[name] = " ".join(help_.strip().split("\n\n")[0].split())
+    assert said == HELP
 
 
-@pytest.mark.parametrize("name", HELP)
-def test_the_list_says_what_the_command_says(name: str) -> None:
-    """The line of a command in the list is the first paragraph of its own help."""
-    command = POINTS[name].load()
-    said = command.info.help if isinstance(command, typer.Typer) else command.__doc__
-    assert " ".join(said.strip().split("\n\n")[0].split()) == HELP[name]
+NEEDLESS = "sqlalchemy,pyspark,pandas,aio_pika,alembic"
+NAMED = "print(*(needless & set(sys.modules)), file=sys.stderr)"
+RUN = f"from relatum.command import main\ntry:\n    main()\nfinally:\n    {NAMED}"
+LOAD = (
+    "from importlib.metadata import entry_points\nfor point in entry_points(group='relatum.commands'):\n"
+    "    if point.name in ('backfill', 'forget', 'keys', 'record', 'verify'):\n        point.load()\n"
+    f"{NAMED}"
+)
 
 
-def test_a_command_imports_what_it_needs_and_no_more() -> None:
-    """The list, the version and `relatum read` start without SQLAlchemy or PySpark, the list even without a client."""
-    program = (
-        "import sys\nneedless = set(sys.argv.pop().split(','))\n"
-        "from relatum.command import main\ntry:\n    main()\nfinally:\n"
-        "    print(*(needless & set(sys.modules)), file=sys.stderr)"
-    )
-    needless = "sqlalchemy,pyspark,pandas,aio_pika,alembic"
-    for arguments in (
-        ("--help", f"{needless},pika,relatum.reading"),
-        ("--version", f"{needless},pika,relatum.reading"),
-        ("read", "--help", needless),
-    ):
-        ended = subprocess.run(
-            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=90, check=True
-        )
-        assert ended.stderr.strip() == "", arguments
-
-
-def test_commands_of_recording_show_their_help_without_a_driver() -> None:
-    """What they are made of is imported as they run."""
-    program = (
-        "import sys\nfrom importlib.metadata import entry_points\n"
-        "for point in entry_points(group='relatum.commands'):\n"
-        "    if point.name in ('backfill', 'forget', 'keys', 'record', 'verify'):\n        point.load()\n"
-        "print(*({'sqlalchemy', 'psycopg', 'pika', 'relatum.reading', 'relatum.store'} & set(sys.modules)))"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=True)
-    assert ended.stdout.strip() == ""
+@pytest.mark.parametrize(
+    ("program", "arguments", "needless"),
+    [
+        (RUN, ["--help"], f"{NEEDLESS},pika,relatum.reading"),
+        (RUN, ["--version"], f"{NEEDLESS},pika,relatum.reading"),
+        (RUN, ["read", "--help"], NEEDLESS),
+        (LOAD, [], "sqlalchemy,psycopg,pika,relatum.reading,relatum.store"),
+    ],
+    ids=["help", "version", "read", "commands of recording"],
+)
+def test_a_command_imports_what_it_needs_and_no_more(program: str, arguments: list[str], needless: str) -> None:
+    """Lists and helps start without a client of either server; what a command is made of is imported as it runs."""
+    words = [sys.executable, "-c", f"import sys\nneedless = set(sys.argv.pop().split(','))\n{program}"]
+    ended = subprocess.run([*words, *arguments, needless], capture_output=True, text=True, timeout=90, check=True)
+    assert ended.stderr.strip() == ""
 
 
 def test_a_name_that_is_misspelt_is_an_error_of_use() -> None:

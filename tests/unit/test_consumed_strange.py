@@ -45,6 +45,9 @@ STRANGE: dict[str, Any] = {
     "the body is a text": (METHOD, properties(), "card 4711"),
     "no body": (METHOD, properties(), None),
     "what a callback gets": (None, METHOD, properties(headers={"card": "4711"}), SECRET),
+    "a number": 7,
+    "bodies alone": (b"a", b"b", b"c"),
+    "properties alone": properties(),
     "a list": [METHOD, properties(), SECRET],
     "rstream: a number": (5, lying()),
     "rstream: numbers": ([1, 2], lying()),
@@ -75,6 +78,8 @@ def test_nothing_in_hand_asks_whether_anything_was_found() -> None:
     """`relations.find(…).first` is None where nothing was found: the error says where to look."""
     with pytest.raises(InvalidInput, match=r"did `find` find nothing.*status and explanation"):
         in_hand(None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="the queue was empty"):
+        in_hand((None, None, None))
 
 
 def is_same(one: Any, other: Any) -> bool:

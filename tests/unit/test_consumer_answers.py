@@ -1,7 +1,8 @@
-"""Answers and proofs, without servers."""
+"""Answers, proofs and traces, without servers."""
 
-import contextlib
+import json
 import pickle
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -9,40 +10,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pika import BasicProperties
 
 from relatum import MessageId
-from relatum.errors import (
-    InvalidInput,
-    KeyNotDefined,
-    OffsetExpired,
-    OffsetNotFound,
-    StreamNotFound,
-    StreamReplaced,
-    StreamUnavailable,
-)
+from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced, StreamUnavailable
 from relatum.reading import Agreement, KeptChunks, Message, Properties, StreamBounds, UnreadableRecord
 from relatum.steps import run
 from relatum.store import TIME, CoverageRow, Position, covered, last_position
 from relatum.wire._identity import fingerprint
-from relatum_consumer import Answer, Hit, Lacking, Status
-from relatum_consumer.lookups import (
-    Agree,
-    Bounds,
-    Catalog,
-    Evidence,
-    LookupRequest,
-    Lookups,
-    Partitions,
-    Pause,
-    Select,
-    Sift,
-    Uncovered,
-    check_identity,
-    first_retained,
-)
-from relatum_consumer.lookups import _lookup_statements as statements
+from relatum_consumer import Answer, Hit, Lacking, Status, Trace
+from relatum_consumer.lookups import Agree, Catalog, Evidence, Pause, Sift, Uncovered, check_identity, first_retained
 from relatum_consumer.lookups._proof import gaps
 from relatum_consumer.lookups._related import is_sure
+from relatum_consumer.traces import Edge, Shared, Step, Stop, StopReason
 
 
 def message(offset: int, body: bytes = b"", chunk_ms: int | None = None) -> Message:
@@ -56,8 +36,8 @@ def covers(start: int, stop: int, *keys: int, kind: str = "recorded", position: 
     return CoverageRow(1, 1, start, stop, keys, TIME in keys, kind, False, *last, datetime.now(UTC))
 
 
-def test_an_answer_is_a_sequence_of_messages() -> None:
-    """Length, order, index, slice, membership and truth."""
+def test_an_answer_is_a_sequence_of_messages_that_does_not_change() -> None:
+    """Length, order, index, slice, membership and truth; without messages it is false, and says why."""
     messages = [message(offset) for offset in (5, 3, 9)]
     answer = Answer(Status.FOUND, tuple(Hit(each, ("k",)) for each in messages), (MessageId("s", 1),))
     assert len(answer) == 3
@@ -68,21 +48,11 @@ def test_an_answer_is_a_sequence_of_messages() -> None:
     assert messages[1] in answer
     assert [hit.keys for hit in answer.hits] == [("k",)] * 3
     assert pickle.loads(pickle.dumps(answer)) == answer
-
-
-def test_an_answer_without_messages_is_false_and_has_no_first() -> None:
-    """It says why instead."""
-    answer = Answer(Status.ABSENT)
-    assert not answer
-    assert answer.first is None
-    assert (answer.messages, answer.ids, answer.expired) == ((), (), ())
-    assert str(answer.status) == "absent"
-
-
-def test_an_answer_does_not_change() -> None:
-    """Nobody can add to it."""
+    nothing = Answer(Status.ABSENT)
+    assert (bool(nothing), nothing.first, nothing.messages, nothing.ids, nothing.expired) == (False, None, (), (), ())
+    assert str(nothing.status) == "absent"
     with pytest.raises(AttributeError):
-        Answer(Status.ABSENT).status = Status.FOUND  # type: ignore[misc]
+        nothing.status = Status.FOUND  # type: ignore[misc]
 
 
 ranges = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(sorted)
@@ -114,6 +84,7 @@ def test_what_was_recorded_over_amqp_is_no_proof() -> None:
     rows = [replace(covers(0, 5, 1), over_amqp=True), covers(5, 8, 1)]
     assert gaps(StreamBounds(0, 9, is_proven=True), rows, [1]) == [(0, 5), (8, 10)]
     assert gaps(StreamBounds(0, 9, is_proven=True), rows, [1], recorded_as=covered) == [(8, 10)]
+    assert gaps(StreamBounds(None, None, is_proven=True), [], [1]) == [], "an empty stream retains nothing"
 
 
 GAP = [Uncovered("s", 3, 5)]
@@ -155,11 +126,6 @@ def test_a_batch_that_cannot_be_unpacked_proves_nothing() -> None:
     assert known.unproven == {"s"}
 
 
-def test_an_empty_stream_has_no_gap() -> None:
-    """It retains nothing."""
-    assert gaps(StreamBounds(None, None, is_proven=True), [], [1]) == []
-
-
 def test_a_stream_is_known_again_by_its_furthest_position() -> None:
     """A log grows at its end only."""
     body = fingerprint(None, b"body")
@@ -173,106 +139,63 @@ def test_a_stream_is_known_again_by_its_furthest_position() -> None:
     assert last_position([covers(9, 9)]) is None
 
 
-def test_a_row_without_its_message_has_expired_or_belongs_to_another_stream() -> None:
-    """Retention says where the stream begins; anything else is no retention."""
-    where = MessageId("s", 4)
-    assert first_retained(where, expired(is_proven=True), is_named=True) == 7
-    assert first_retained(where, StreamNotFound("", stream="s"), is_named=False) > 10**18
-    with pytest.raises(StreamNotFound):
-        first_retained(where, StreamNotFound("", stream="s"), is_named=True)
-    with pytest.raises(StreamReplaced):
-        first_retained(where, OffsetNotFound("", stream="s", offset=4, is_proven=True), is_named=False)
-
-
 def expired(*, is_proven: bool) -> OffsetExpired:
     """Retention took offset 4; the stream begins at 7."""
     return OffsetExpired("", stream="s", offset=4, first=7, is_proven=is_proven)
 
 
-def test_what_a_node_alone_says_of_a_row_is_no_proof() -> None:
-    """Its own retention is doubtful; that it does not have the offset yet is no answer at all."""
-    where = MessageId("s", 4)
+def test_a_row_without_its_message_has_expired_or_belongs_to_another_stream() -> None:
+    """Retention says where the stream begins; what a node alone says is no proof, or no answer at all."""
+    where, gone = MessageId("s", 4), StreamNotFound("", stream="s")
+    assert first_retained(where, expired(is_proven=True), is_named=True) == 7
     assert first_retained(where, expired(is_proven=False), is_named=True) == 7
-    assert not is_sure(expired(is_proven=False))
-    assert is_sure(expired(is_proven=True))
-    assert is_sure(StreamNotFound("", stream="s"))
-    with pytest.raises(StreamUnavailable):
-        first_retained(where, OffsetNotFound("", stream="s", offset=4, is_proven=False), is_named=False)
+    assert first_retained(where, gone, is_named=False) > 10**18
+    assert [is_sure(each) for each in (expired(is_proven=True), expired(is_proven=False), gone)] == [True, False, True]
+    never = {proven: OffsetNotFound("", stream="s", offset=4, is_proven=proven) for proven in (True, False)}
+    for error, is_named, said in (
+        (gone, True, StreamNotFound),
+        (never[True], False, StreamReplaced),
+        (never[False], False, StreamUnavailable),
+    ):
+        with pytest.raises(said):
+            first_retained(where, error, is_named=is_named)
 
 
-POSITION = Position(4, 1, None)
-KEPT = KeptChunks()
+@pytest.mark.parametrize(
+    ("is_proven", "agreements", "patience_s", "ends"),
+    [
+        # The same message, or an expired one, is the same stream; another one, or the leader's end, is another stream.
+        (True, [Agreement.SAME], 60, [Agree]),
+        (True, [Agreement.EXPIRED], 60, [Agree]),
+        (True, [Agreement.OTHER], 60, StreamReplaced),
+        (True, [Agreement.ENDS_BEFORE], 60, StreamReplaced),
+        # A leader that does not answer is waited for, and then the question is to be repeated.
+        (True, [*[Agreement.UNKNOWN] * 3, Agreement.SAME], 60, [*[Agree, Pause] * 3, Agree]),
+        (True, [Agreement.UNKNOWN], 0, StreamUnavailable),
+        # Over AMQP 0.9.1 nobody ever knows; the answer says `unproven`.
+        (False, [Agreement.UNKNOWN], 60, [Agree]),
+        (False, [Agreement.OTHER], 60, StreamReplaced),
+    ],
+)
+def test_a_stream_is_the_same_by_its_furthest_message(
+    is_proven: bool, agreements: list[Agreement], patience_s: float, ends: list[type] | type[Exception]
+) -> None:
+    """What may be concluded from what a broker says of the last message that was recorded."""
+    ways = iter(agreements)
+    of_stream = {"s": [covers(0, 5, 1, position=Position(4, 1, None))]}, {"s": StreamBounds(0, 9, is_proven=is_proven)}
+    asked: list[Any] = []
 
+    def carry_out(request: Any) -> Any:
+        asked.append(type(request))
+        return {"s": next(ways)} if isinstance(request, Agree) else None
 
-def identity(bounds: StreamBounds, *agreements: Agreement, patience_s: float = 60.0) -> list[Any]:
-    """The requests of a look at a stream's identity that gets these answers."""
-    steps = check_identity(Catalog("/", patience_s), {"s": [covers(0, 5, 1, position=POSITION)]}, {"s": bounds}, KEPT)
-    requests: list[Any] = []
-    given = iter(agreements)
-    answer: Any = None
-    with contextlib.suppress(StopIteration):
-        while True:
-            requests.append(steps.send(answer))
-            answer = {"s": next(given)} if isinstance(requests[-1], Agree) else None
-    return requests
-
-
-@pytest.mark.parametrize("agreement", [Agreement.OTHER, Agreement.ENDS_BEFORE])
-def test_only_another_message_or_the_leaders_end_is_another_stream(agreement: Agreement) -> None:
-    """Both are known for sure; the same message, or an expired one, is the same stream."""
-    with pytest.raises(StreamReplaced):
-        identity(StreamBounds(0, 9, is_proven=True), agreement)
-    for sound in (Agreement.SAME, Agreement.EXPIRED):
-        assert identity(StreamBounds(0, 9, is_proven=True), sound) == [Agree({"s": POSITION}, KEPT)]
-
-
-def test_while_nobody_knows_the_stream_it_is_waited_for_and_then_to_be_repeated() -> None:
-    """No conclusion is drawn from a leader that does not answer."""
-    unknown = [Agreement.UNKNOWN] * 3
-    kinds = [type(each) for each in identity(StreamBounds(0, 9, is_proven=True), *unknown, Agreement.SAME)]
-    assert kinds == [Agree, Pause, Agree, Pause, Agree, Pause, Agree]
-    with pytest.raises(StreamUnavailable):
-        identity(StreamBounds(0, 9, is_proven=True), Agreement.UNKNOWN, patience_s=0.0)
-
-
-def test_a_node_that_cannot_prove_anything_is_not_waited_for() -> None:
-    """Over AMQP 0.9.1 nobody ever knows; the answer says `unproven`."""
-    bounds = StreamBounds(0, 9, is_proven=False)
-    assert identity(bounds, Agreement.UNKNOWN) == [Agree({"s": POSITION}, KEPT)]
-    with pytest.raises(StreamReplaced):
-        identity(bounds, Agreement.OTHER)
-
-
-def test_what_is_no_message_is_told_how_to_make_one() -> None:
-    """The error of look-ups that are given a client's properties names both ways."""
-    with pytest.raises(InvalidInput, match=r"not Properties: .*relations\.read\(.*\(method, properties, body\)"):
-        next(Lookups("/").related(Properties(), None, None, None, "oldest", complete=False))  # type: ignore[arg-type]
-
-
-def test_misspelt_names_are_told_what_may_be_meant() -> None:
-    """Keys and streams that are known are at hand; a name like none of them gets no question."""
-
-    def carry_out(request: LookupRequest) -> Any:
-        if isinstance(request, Bounds):
-            raise StreamNotFound("no such stream", stream=request.stream)
-        if isinstance(request, Partitions):
-            return []
-        assert isinstance(request, Select)
-        is_of_keys = request.sql == statements.definitions()
-        return (
-            [(1, "order_id", ["header:order_id"], "text", None, None, False)]
-            if is_of_keys
-            else [(1, "payments", None, True)]
-        )
-
-    with pytest.raises(KeyNotDefined, match=r"'orderid' is defined \(did you mean 'order_id'\?\)"):
-        run(Catalog("/").definition("orderid"), carry_out)
-    with pytest.raises(KeyNotDefined) as caught:
-        run(Catalog("/").definition("zzz"), carry_out)
-    assert "did you mean" not in str(caught.value)
-    with pytest.raises(StreamNotFound, match=r"\(did you mean 'payments'\?\)") as missed:
-        run(Catalog("/").check_names(["payment"]), carry_out)
-    assert missed.value.stream == "payment"
+    steps = check_identity(Catalog("/", patience_s), *of_stream, KeptChunks())
+    if isinstance(ends, list):
+        run(steps, carry_out)
+        assert asked == ends
+    else:
+        with pytest.raises(ends):
+            run(steps, carry_out)
 
 
 def test_an_explanation_is_short_however_much_is_lacking() -> None:
@@ -283,3 +206,56 @@ def test_an_explanation_is_short_however_much_is_lacking() -> None:
     assert "k5" not in repr(answer)
     answer = Answer(Status.NOT_RECORDED_YET, streams=("s",), unattended=tuple("abcdef"))
     assert answer.explanation == "nobody records 'a', 'b', 'c', 'd', 'e' and 1 more: relatum record a b c d e"
+
+
+# --- traces: what is told of them, and graphs that hostile text cannot break out of ----------------------
+
+
+HOSTILE = [
+    '"] ; x -> y [label="',
+    "a\nb",
+    "<script>alert(1)</script>",
+    "\\",
+    'x"]\nclick m0 "javascript:x"',
+    "]",
+    "%%{init}%%",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_breaks_out_of_a_graph(text: str) -> None:
+    """Names of streams, keys and values stay labels: the lines are those of the graph of harmless ones."""
+
+    def drawn(text: str) -> Trace:
+        one = Message.from_amqp(text, 1, BasicProperties(), b"")
+        return Trace((one,), {one.id: 0}, (Edge(None, one.id, text, text),), (Shared(text, text, (one.id, one.id)),))
+
+    hostile, harmless = drawn(text).to_mermaid(), drawn("name").to_mermaid()
+    label = re.compile(r'"(?:[^"\\]|\\.)*"')
+    assert label.sub("L", hostile) == label.sub("L", harmless)
+    assert "<script" not in hostile
+
+
+def test_a_trace_is_as_sure_as_its_worst_step() -> None:
+    """Found where something was and each step is sure; what may lack is worse than that."""
+
+    def status(*steps: Status) -> Status:
+        return Trace((), {}, steps=tuple(Step(n, 1, 0, each) for n, each in enumerate(steps))).status
+
+    assert status() is Status.ABSENT
+    assert status(Status.FOUND, Status.ABSENT) is Status.FOUND
+    assert status(Status.FOUND, Status.EXPIRED) is Status.FOUND
+    assert status(Status.EXPIRED, Status.ABSENT) is Status.EXPIRED
+    assert status(Status.FOUND, Status.NOT_RECORDED_YET) is Status.NOT_RECORDED_YET
+    assert status(Status.NOT_RECORDED_YET, Status.UNPROVEN) is Status.UNPROVEN
+
+
+def test_a_trace_is_one_json_document() -> None:
+    """All but bodies, with names of fields as they are in Python."""
+    message = Message.from_amqp("s", 1, BasicProperties(), b"secret")
+    edge, stop = Edge(None, message.id, "cause", "x"), Stop(StopReason.HOPS, 2)
+    found = json.loads(Trace((message,), {message.id: 0}, (edge,), stopped=(stop,)).to_json())
+    assert found["messages"] == [{"stream": "s", "offset": 1, "time": None, "hop": 0}]
+    assert found["edges"] == [{"cause": None, "effect": {"stream": "s", "offset": 1}, "key": "cause", "value": "x"}]
+    assert found["stopped"] == [{"reason": "hops", "count": 2, "key": None, "value": None}]
+    assert "secret" not in json.dumps(found)

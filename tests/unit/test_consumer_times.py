@@ -3,20 +3,17 @@
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any
 
-import pika
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import InvalidInput, StreamReplaced
 from relatum.keys import moment as moment_of
-from relatum.limits import INTEGER_MAX
+from relatum.limits import TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, Properties, StreamBounds
 from relatum_consumer import Answer, Status
-from relatum_consumer.consumed import in_hand
 from relatum_consumer.lookups import (
     AllBounds,
     Bounds,
@@ -31,7 +28,6 @@ from relatum_consumer.lookups import (
 )
 from relatum_consumer.lookups import _limits as limits
 from relatum_consumer.lookups import _lookup_statements as statements
-from relatum_consumer.lookups import _time_search as blocks
 from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTHS_US
 from relatum_consumer.lookups._time_search import Block
 from tests.support import times as slow
@@ -156,7 +152,6 @@ some_without = disordered.map(lambda each: [None if time % 5 == 0 else time for 
 any_times = ordered | disordered | nearly | some_without
 
 
-@settings(max_examples=150, deadline=None)
 @given(any_times, any_times, st.sampled_from([1, 50, 128, 300, 1000]), st.data())
 def test_look_ups_by_time_give_what_looking_at_every_message_gives(
     own: list[int | None], other: list[int | None], batch: int, data: st.DataObject
@@ -194,7 +189,6 @@ def test_look_ups_by_time_give_what_looking_at_every_message_gives(
         assert offsets(look.window(at, stream, span, 2, None, complete=False)) == [place[2] for place in around]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 9), max_size=60), min_size=1, max_size=4), st.data())
 def test_going_on_through_a_super_stream_passes_every_message_once(parts: list[list[int]], data: st.DataObject) -> None:
     """Equal times are ordered by partition, `s-2` before `s-10`, then by offset; backwards likewise."""
@@ -206,20 +200,16 @@ def test_going_on_through_a_super_stream_passes_every_message_once(parts: list[l
         for number, times in zip(numbers, parts, strict=True)
         for offset, time in enumerate(times)
     )
-    seen: list[tuple[int, int, int]] = []
-    at: Any = moment_of(-1)
-    while (answer := world.run(look.beside("after", at, "s", None, complete=False))).hits:
-        at = answer[0]
-        seen.append((at.time_us, int(at.stream[2:]), at.offset))
-    assert seen == order
-    at, seen = moment_of(10), []
-    while (answer := world.run(look.beside("before", at, "s", None, complete=False))).hits:
-        at = answer[0]
-        seen.append((at.time_us, int(at.stream[2:]), at.offset))
-    assert seen == order[::-1]
+    ways: list[tuple[Any, int, list[tuple[int, int, int]]]] = [("after", -1, order), ("before", 10, order[::-1])]
+    for where, start, expected in ways:
+        seen: list[tuple[int, int, int]] = []
+        at: Any = moment_of(start)
+        while (answer := world.run(look.beside(where, at, "s", None, complete=False))).hits:
+            at = answer[0]
+            seen.append((at.time_us, int(at.stream[2:]), at.offset))
+        assert seen == expected
 
 
-@settings(max_examples=100, deadline=None)
 @given(any_times, st.integers(0, 400), st.integers(-1, 1001 * SECOND), st.sampled_from([1, BLOCK_PAGE]))
 def test_what_retention_dropped_is_passed_over_and_told(
     times: list[int | None], first: int, time: int, page: int
@@ -243,9 +233,8 @@ def test_equal_times_by_the_million_are_passed_by_offset() -> None:
     """The next of equal times is one block away however many there are."""
     world = World({"a": [5] * 20_000})
     at: Any = world.message("a", 12_345)
-    answer = world.run(Lookups("/").beside("after", at, "a", None, complete=False))
-    assert answer.ids == (("a", 12_346),)
-    assert world.run(Lookups("/").beside("before", at, "a", None, complete=False)).ids == (("a", 12_344),)
+    for where, next_to in (("after", 12_346), ("before", 12_344)):
+        assert world.run(Lookups("/").beside(where, at, "a", None, complete=False)).ids == (("a", next_to),)
     assert world.reads <= 4
 
 
@@ -265,40 +254,6 @@ def test_a_block_that_the_messages_do_not_confirm_is_another_streams() -> None:
     world.times["a"] = [offset * 1000 + 1 for offset in range(300)]
     with pytest.raises(StreamReplaced):
         world.run(Lookups("/").beside("after", moment_of(5000), "a", None, complete=False))
-
-
-@given(st.integers(0, 2**58), st.integers(0, 2**58))
-def test_every_block_is_in_reach_of_its_class(min_us: int, width: int) -> None:
-    """A block that holds a moment begins at most its class's width before it: the range that is probed."""
-    assert width <= WIDTHS_US[width_class(width)]
-    assert width_class(width) < len(WIDTHS_US)
-
-
-@given(
-    st.builds(lambda a, b, c, d: Block(min(a, b), max(a, b), min(c, d), max(c, d)), *[st.integers(0, 50)] * 4),
-    st.tuples(st.integers(-1, 51), st.sampled_from([-1, INTEGER_MAX]) | st.integers(0, 50)),
-)
-def test_a_blocks_promise_is_kept(block: Block, beyond: blocks.Place) -> None:
-    """No message a block can hold comes earlier after a place than it promises, nor in the mirror."""
-    for held, place in ((block, beyond), (block.mirrored(), blocks.mirrored(beyond))):
-        possible = [
-            (time, offset)
-            for time in range(held.min_us, held.max_us + 1)
-            for offset in range(held.first_offset, held.last_offset + 1)
-            if (time, offset) > place
-        ]
-        assert blocks.earliest(held, place) == min(possible, default=None)
-
-
-@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 200)), max_size=40), st.integers(1, 20))
-def test_runs_cover_every_block_and_do_not_overlap(spans: list[tuple[int, int]], most: int) -> None:
-    """Each block is in one run, and no offset is read twice."""
-    rows = [Block(0, 0, first, first + length) for first, length in spans]
-    runs = blocks.joined(rows, most)
-    assert sorted(block for _, _, members in runs for block in members) == sorted(rows)
-    for first, last, members in runs:
-        assert (first, last) == (min(b.first_offset for b in members), max(b.last_offset for b in members))
-    assert all(one[1] < other[0] for one, other in pairwise(runs))
 
 
 @pytest.mark.parametrize("complete", [False, True])
@@ -321,24 +276,46 @@ def test_a_window_counts_each_message_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(found) == 500
 
 
-@pytest.mark.parametrize("by", [None, "order_id"])
-def test_a_consumed_message_is_converted_once(by: str | None) -> None:
-    """Its time and its values are of one reading of it."""
-    read: list[str] = []
+# --- the index itself ------------------------------------------------------------------------------------
 
-    class Counted(pika.BasicProperties):
-        """Notes what is asked of it."""
+some_times = st.lists(st.integers(-(10**7), 10**7) | st.integers(0, 100), min_size=1, max_size=400)
 
-        def __getattribute__(self, name: str) -> Any:
-            if name == "timestamp":
-                read.append(name)
-            return super().__getattribute__(name)
 
-    method = pika.spec.Basic.GetOk(1, False, "", "orders", 0)
-    consumed = method, Counted(timestamp=1_700_000_000, headers={"order_id": 1}), b"x"
-    in_hand(consumed)
-    once = len(read)
-    assert once
-    next(Lookups("/").beside("after", consumed, "orders", by, complete=False))
-    next(Lookups("/").window(consumed, "orders", 1.0, 1.0, by, complete=False))
-    assert len(read) == 3 * once
+@given(some_times, st.none() | st.integers(-(10**7), 10**7))
+def test_every_message_lies_in_a_block_whose_ends_are_real(values: list[int], high: int | None) -> None:
+    """What a look-up by time relies on holds whatever the order of times is."""
+    offsets = [3 * place + 7 for place in range(len(values))]
+    blocks, after = time_blocks(offsets, values, high)
+    for offset, time_us in zip(offsets, values, strict=True):
+        holding = [b for b in blocks if b.min_us <= time_us <= b.max_us and b.first_offset <= offset <= b.last_offset]
+        assert holding
+    for block in blocks:
+        inside = {t for o, t in zip(offsets, values, strict=True) if block.first_offset <= o <= block.last_offset}
+        assert {block.min_us, block.max_us} <= inside
+        assert block.max_us - block.min_us <= 4**block.width_class
+    assert after == max(values if high is None else [*values, high])
+
+
+@given(some_times)
+def test_messages_in_order_take_one_block_for_each_full_count(values: list[int]) -> None:
+    """Order makes the index sparse, however far apart the times are."""
+    values = sorted(values)
+    blocks, _ = time_blocks(range(len(values)), values, None)
+    assert len(blocks) == -(-len(values) // TIME_BLOCK_MESSAGES_MAX)
+
+
+@given(some_times)
+def test_disorder_never_makes_wide_blocks(values: list[int]) -> None:
+    """A block that is not in order is at most a second wide, so a look-up reads few of them."""
+    offsets = range(len(values))
+    blocks, _ = time_blocks(offsets, values, 10**8)
+    assert all(block.max_us - block.min_us <= TIME_BLOCK_DISORDER_US_MAX for block in blocks)
+
+
+@given(st.integers(0, 2**62))
+def test_a_width_class_is_the_smallest_that_holds_the_width(width: int) -> None:
+    """The class bounds the width from above, and the next smaller one does not."""
+    found = width_class(width)
+    assert width <= 4**found or found == width == 0
+    assert found <= 1 or width > 4 ** (found - 1)
+    assert width >= 2**58 or width <= WIDTHS_US[found], "the range that is probed holds the block"

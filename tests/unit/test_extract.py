@@ -3,7 +3,6 @@
 import json
 import struct
 from datetime import UTC, datetime
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +11,7 @@ from relatum.keys import KeyDefinition, SkipReason, bases_of
 from relatum.reading import Message, TimeSource
 from relatum.recording import Extractor
 from relatum.uuid7 import uuid7
+from tests.support.amqp import encode, section, text
 
 DEFINITIONS = [
     KeyDefinition("order_id", key_id=1),
@@ -32,57 +32,14 @@ DEFINITIONS = [
     KeyDefinition("cloud", source="body:application/cloudevents+json:$.a", key_id=35),
     KeyDefinition("parts", source=("order_id", "body:$.a"), key_id=36),
 ]
-NAMES = [
-    "order_id",
-    "count",
-    "when",
-    "x-device",
-    "x-basic-type",
-    "x-basic-app-id",
-    "relatum_time",
-    "relatum_receipt",
-    "o",
-]
-
-
-def text(value: str) -> bytes:
-    """A string, short or long."""
-    data = value.encode()
-    return b"\xa1" + bytes([len(data)]) + data if len(data) < 256 else b"\xb1" + struct.pack(">I", len(data)) + data
+NAMES = ["order_id", "count", "when", "x-device", "o", *(f"x-basic-{each}" for each in ("type", "app-id"))]
+NAMES += ["relatum_time", "relatum_receipt"]
 
 
 def short_list(message_id: str, nulls: int) -> bytes:
     """Properties as RabbitMQ writes them: an id, and nothing else in more places or fewer."""
     content = text(message_id) + b"@" * nulls
     return bytes([0xC0, len(content) + 1, nulls + 1]) + content
-
-
-def encode(value: Any) -> bytes:
-    """AMQP 1.0's encoding of a value."""
-    if value is None or isinstance(value, bool):
-        return {None: b"\x40", True: b"\x41", False: b"\x42"}[value]
-    if isinstance(value, str):
-        return text(value)
-    if isinstance(value, int):
-        return b"\x81" + struct.pack(">q", value)
-    if isinstance(value, float):
-        return b"\x82" + struct.pack(">d", value)
-    if isinstance(value, datetime):
-        return b"\x83" + struct.pack(">q", int(value.timestamp() * 1000))
-    if isinstance(value, bytes):
-        is_short = len(value) < 256
-        return (b"\xa0" + bytes([len(value)]) if is_short else b"\xb0" + struct.pack(">I", len(value))) + value
-    if isinstance(value, list):
-        items = b"".join(map(encode, value))
-        return b"\xd0" + struct.pack(">II", len(items) + 4, len(value)) + items
-    assert isinstance(value, dict)
-    items = b"".join(encode(part) for pair in value.items() for part in pair)
-    return b"\xd1" + struct.pack(">II", len(items) + 4, 2 * len(value)) + items
-
-
-def section(code: int, value: bytes) -> bytes:
-    """A section of a message."""
-    return b"\x00\x53" + bytes([code]) + value
 
 
 scalars = (

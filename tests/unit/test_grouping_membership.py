@@ -1,5 +1,6 @@
-"""Which headers make a message one of a group, and what the key made of them says."""
+"""Which headers make a message one of a group, what the interceptor makes of them, and what the key says of them."""
 
+import copy
 import pickle
 from typing import Any
 
@@ -8,20 +9,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import relatum
-from relatum.errors import InvalidGroup
-from relatum.keys import bases
+from relatum.errors import ConfigurationError, InvalidGroup
+from relatum.keys import KeyDefinition, bases
 from relatum.limits import GROUP_SEQUENCE_MAX
 from relatum.membership import (
     GROUP_KEY,
     GroupStatus,
     Membership,
+    checked_group_id,
     checked_membership,
+    checked_sequence,
     group_status,
     membership,
     new_group_id,
     parse_value,
     value_bounds,
 )
+from relatum.publishing import Stamper
 from relatum.reading import Message
 
 ID = "0123456789abcdef" * 3
@@ -38,6 +42,32 @@ odd_values = st.one_of(
     ),
     st.text(max_size=4),
 )
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"group_sequence": 1}, "group_id_missing"),
+    ({"group_last": True}, "group_id_missing"),
+    ({"group_last": False}, "group_id_missing"),
+    ({"group_id": None, "group_sequence": 1}, "group_id_missing"),
+    ({"group_id": ID}, "group_sequence_missing"),
+    ({"group_id": ID, "group_last": True}, "group_sequence_missing"),
+    ({"group_id": ID[1:], "group_sequence": 1}, "group_id_not_48_hex_digits"),
+    ({"group_id": ID + "0", "group_sequence": 1}, "group_id_not_48_hex_digits"),
+    ({"group_id": ID.upper(), "group_sequence": 1}, "group_id_not_48_hex_digits"),
+    ({"group_id": ID + "\n", "group_sequence": 1}, "group_id_not_48_hex_digits"),
+    ({"group_id": "g" * 48, "group_sequence": 1}, "group_id_not_48_hex_digits"),
+    ({"group_id": "", "group_sequence": 1}, "group_id_not_48_hex_digits"),
+    ({"group_id": bytes(24), "group_sequence": 1}, "group_id_not_48_hex_digits"),
+    ({"group_id": 1, "group_sequence": 1}, "group_id_not_48_hex_digits"),
+    ({"group_id": ID, "group_sequence": True}, "group_sequence_not_an_integer"),
+    ({"group_id": ID, "group_sequence": "1"}, "group_sequence_not_an_integer"),
+    ({"group_id": ID, "group_sequence": 1.0}, "group_sequence_not_an_integer"),
+    ({"group_id": ID, "group_sequence": 0}, "group_sequence_out_of_range"),
+    ({"group_id": ID, "group_sequence": -1}, "group_sequence_out_of_range"),
+    ({"group_id": ID, "group_sequence": GROUP_SEQUENCE_MAX + 1}, "group_sequence_out_of_range"),
+    ({"group_id": ID, "group_sequence": 1, "group_last": 1}, "group_last_not_a_boolean"),
+    ({"group_id": ID, "group_sequence": 1, "group_last": "true"}, "group_last_not_a_boolean"),
+]
+"""Headers that cannot be those of a group, and the reason."""
+
 odd_headers = st.dictionaries(st.sampled_from(["group_id", "group_sequence", "group_last", "other"]), odd_values)
 
 
@@ -113,33 +143,7 @@ def test_other_values_tell_of_no_place(value: str) -> None:
     assert parse_value(value) is None
 
 
-@pytest.mark.parametrize(
-    ("headers", "reason"),
-    [
-        ({"group_sequence": 1}, "group_id_missing"),
-        ({"group_last": True}, "group_id_missing"),
-        ({"group_last": False}, "group_id_missing"),
-        ({"group_id": None, "group_sequence": 1}, "group_id_missing"),
-        ({"group_id": ID}, "group_sequence_missing"),
-        ({"group_id": ID, "group_last": True}, "group_sequence_missing"),
-        ({"group_id": ID[1:], "group_sequence": 1}, "group_id_not_48_hex_digits"),
-        ({"group_id": ID + "0", "group_sequence": 1}, "group_id_not_48_hex_digits"),
-        ({"group_id": ID.upper(), "group_sequence": 1}, "group_id_not_48_hex_digits"),
-        ({"group_id": ID + "\n", "group_sequence": 1}, "group_id_not_48_hex_digits"),
-        ({"group_id": "g" * 48, "group_sequence": 1}, "group_id_not_48_hex_digits"),
-        ({"group_id": "", "group_sequence": 1}, "group_id_not_48_hex_digits"),
-        ({"group_id": bytes(24), "group_sequence": 1}, "group_id_not_48_hex_digits"),
-        ({"group_id": 1, "group_sequence": 1}, "group_id_not_48_hex_digits"),
-        ({"group_id": ID, "group_sequence": True}, "group_sequence_not_an_integer"),
-        ({"group_id": ID, "group_sequence": "1"}, "group_sequence_not_an_integer"),
-        ({"group_id": ID, "group_sequence": 1.0}, "group_sequence_not_an_integer"),
-        ({"group_id": ID, "group_sequence": 0}, "group_sequence_out_of_range"),
-        ({"group_id": ID, "group_sequence": -1}, "group_sequence_out_of_range"),
-        ({"group_id": ID, "group_sequence": GROUP_SEQUENCE_MAX + 1}, "group_sequence_out_of_range"),
-        ({"group_id": ID, "group_sequence": 1, "group_last": 1}, "group_last_not_a_boolean"),
-        ({"group_id": ID, "group_sequence": 1, "group_last": "true"}, "group_last_not_a_boolean"),
-    ],
-)
+@pytest.mark.parametrize(("headers", "reason"), BAD)
 def test_bad_headers_are_refused_with_a_reason(headers: dict[str, Any], reason: str) -> None:
     """Each way in which the three headers cannot be what they are has a name of its own."""
     with pytest.raises(InvalidGroup) as caught:
@@ -147,14 +151,6 @@ def test_bad_headers_are_refused_with_a_reason(headers: dict[str, Any], reason: 
     assert caught.value.reason == reason
     assert type(caught.value.reason) is str
     assert pickle.loads(pickle.dumps(caught.value)).reason == reason
-
-
-@pytest.mark.parametrize("sequence", [1, 2, GROUP_SEQUENCE_MAX])
-@pytest.mark.parametrize("last", [True, False, None])
-def test_good_headers_pass(sequence: int, last: bool | None) -> None:
-    """Numbers from 1 to the limit pass; a flag that is not given is no last message."""
-    headers = {"group_id": ID, "group_sequence": sequence, "group_last": last}
-    assert checked_membership(headers) == Membership(ID, sequence, bool(last))
 
 
 def test_no_group_headers_are_no_group() -> None:
@@ -179,3 +175,92 @@ def test_new_ids_are_24_bytes_that_differ_and_sort_by_time() -> None:
     moments = [text[:12] for text in ids]
     assert moments == sorted(moments)
     assert relatum.new_group_id is new_group_id
+
+
+# --- what the interceptor makes of them ----------------------------------------------------------------------------
+
+KEYS: list[list[KeyDefinition]] = [[GROUP_KEY], [KeyDefinition("order_id"), relatum.GROUP_KEY]]
+
+
+def stamp(stamper: Stamper, headers: dict[str, Any]) -> Any:
+    """Stamp a message of these headers."""
+    return stamper.stamp(headers, None, 0, None, b"")
+
+
+@pytest.mark.parametrize("keys", KEYS)
+@given(st.integers(1, GROUP_SEQUENCE_MAX), st.booleans())
+def test_the_headers_of_a_place_go_out_as_they_are(keys: list[KeyDefinition], sequence: int, last: bool) -> None:
+    """All three given: nothing is added."""
+    headers = Membership(ID, sequence, last).headers
+    got = stamp(Stamper(keys), headers)
+    assert (got.headers, got.added) == (headers, ())
+
+
+@pytest.mark.parametrize("keys", KEYS)
+@pytest.mark.parametrize("missing", [{}, {"group_last": None}])
+def test_a_missing_flag_is_added_as_false(keys: list[KeyDefinition], missing: dict[str, Any]) -> None:
+    """The key has a value only where all three are there, so the flag is added, named as added, in a copy."""
+    headers = {"group_id": ID, "group_sequence": 3, **missing}
+    before = copy.deepcopy(headers)
+    got = stamp(Stamper(keys), headers)
+    assert got.headers["group_last"] is False
+    assert got.added == ("group_last",)
+    assert headers == before
+    assert membership(got.headers) == Membership(ID, 3, False)
+
+
+@pytest.mark.parametrize("keys", KEYS)
+def test_other_messages_get_no_headers_of_a_group(keys: list[KeyDefinition]) -> None:
+    """A message without them, or with None in their place, is sent without a flag."""
+    assert stamp(Stamper(keys), {"order_id": "1"}).headers == {"order_id": "1"}
+    nothing = {"group_id": None, "group_sequence": None}
+    assert stamp(Stamper(keys), nothing).headers == nothing
+
+
+@pytest.mark.parametrize(("headers", "reason"), BAD)
+def test_the_interceptor_refuses_them_only_where_groups_are_asked_for(headers: dict[str, Any], reason: str) -> None:
+    """An error with the reason; or let through untouched, and counted; without the key they are an application's."""
+    for keys in KEYS:
+        with pytest.raises(InvalidGroup) as caught:
+            stamp(Stamper(keys), headers)
+        assert caught.value.reason == reason
+    skipping = Stamper([GROUP_KEY], on_invalid="skip")
+    for stamper in (Stamper([KeyDefinition("order_id")]), skipping, skipping):
+        got = stamp(stamper, headers)
+        assert (got.headers, got.added) == (headers, ())
+    assert skipping.skipped == {("message_group", reason): 2}
+
+
+def test_a_flag_is_checked_where_the_id_comes_from_the_body() -> None:
+    """A header that is lifted out of the body takes part in the check."""
+    stamper = Stamper([KeyDefinition("group_id", lambda body: body.decode()), GROUP_KEY])
+    got = stamper.stamp({"group_sequence": 1}, None, 0, None, ID.encode())
+    assert got.added == ("group_id", "group_last")
+    with pytest.raises(InvalidGroup):
+        stamper.stamp({"group_sequence": 1}, None, 0, None, b"short")
+
+
+# --- wrong arguments -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [None, "orders", 5])
+def test_a_group_is_published_through_an_intercepted_channel(wrong: Any) -> None:
+    """What is no channel is refused before the group has an id."""
+    with pytest.raises(ConfigurationError, match=f"^channel is .*{type(wrong).__name__}"):
+        relatum.MessageGroup(wrong, "", "orders")
+    with pytest.raises(ConfigurationError, match=f"^target is .*{type(wrong).__name__}"):
+        relatum.AsyncMessageGroup(wrong, "orders")
+    with pytest.raises(ConfigurationError, match=r"^channel is"):
+        relatum.publish(wrong, "", "orders", b"body")
+
+
+def test_only_what_was_to_be_sent_was_not_sent() -> None:
+    """A reader that gives a wrong id or number sends nothing anyway; a publisher wants to know."""
+    for check, wrong in ((checked_group_id, "x"), (checked_sequence, 0), (checked_sequence, "1")):
+        with pytest.raises(InvalidGroup) as caught:
+            check(wrong)
+        assert "sent" not in str(caught.value)
+    group_id = relatum.new_group_id()
+    for headers in ({"group_id": "x"}, {"group_id": group_id, "group_sequence": 0}, {"group_sequence": 1}):
+        with pytest.raises(InvalidGroup, match="nothing was sent"):
+            checked_membership(headers)

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from relatum.collecting import ExecutorOptions
 from relatum.keys import as_definitions
 from relatum.reading import AsyncStreamReader, BrokerAddress, Message, Properties, ReaderStatistics, StreamReader
 from relatum.reading._plan import Window
-from relatum_consumer import AsyncRelations, GroupConsumer, Relations
+from relatum_consumer import AsyncRelations, Expectation, GroupConsumer, Relations
 
 BROKER = "amqp://127.0.0.1:1"
 DATABASE = "postgresql://127.0.0.1:1/x"
@@ -36,6 +37,9 @@ LISTS: list[Any] = ["orders", True, 1.5, -1, b"x", "", HALF, object(), *([each] 
 WEIGHTS: list[Any] = ["1", True, 1.5, b"x", object(), *({"s-0": each} for each in ("1", True, math.nan, math.inf, -1))]
 OTHERS: list[Any] = ["1", True, 1.5, -1, b"x", "", HALF, object()]
 CHOICES: list[Any] = ["1", True, 1.5, math.nan, -1, b"x", "", NUL, HALF, "x" * 10_000, [], object()]
+
+TAKES = {"moment": ["message"], "since": ["moment"], "until": ["moment"]}
+"""What errors say that an argument takes, where they do not name it."""
 
 Call = Callable[[Any], Any]
 CASES: dict[str, tuple[Call, list[Any]]] = {}
@@ -136,6 +140,7 @@ def recorders(directory: Path) -> None:
     take("set_record_time", recording.set_record_time, times, broker=URLS, database=URLS, name=NAMES)
     take("as_definitions", as_definitions, {}, keys=LISTS)
     sources = [True, 1.5, b"x", "", HALF, [], object()]
+    take("KeyDefinition", relatum.KeyDefinition, {"name": "k"}, names=[7, "", "k"])
     take("KeyDefinition", relatum.KeyDefinition, {"name": "k"}, name=NAMES, type=CHOICES, since=OTHERS, source=sources)
     app = {"connection": celery.Celery(set_as_current=False)}
     lists = [each for each in LISTS if each != "orders"]
@@ -273,23 +278,35 @@ def lookups() -> None:
         take(name, kind, given, connections_max=COUNTS, pool_size=COUNTS, max_connections=COUNTS)
         relations: Any = kind(**given)
         of_message, by_key = {"message": message}, {"key": "k", "value": 1}
-        take(f"{name}.related", relations.related, of_message, limit=[*COUNTS, 0, 2**63], to=several)
-        take(f"{name}.find", relations.find, by_key, limit=[*COUNTS, 0, 2**63], streams=several)
-        take(
-            f"{name}.wait_related",
-            relations.wait_related,
-            of_message | {"timeout_s": 1},
-            limit=[*COUNTS, 0],
-            timeout_s=[*SECONDS, 1e300],
-        )
-        take(f"{name}.after", relations.after, {"moment": message, "stream": "s"}, stream=several)
-        take(f"{name}.around", relations.around, {"moment": message}, streams=several, before_s=[*SECONDS[:5]])
+        limits, times = [*COUNTS, 0, 2**63], [each for each in OTHERS if each not in ("1", 1.5, -1)]
+        for method, more in (("related", {}), ("wait_related", {"timeout_s": 1})):
+            call, needed = getattr(relations, method), of_message | more
+            take(f"{name}.{method}", call, needed, message=[None, *OTHERS], to=NAMES, limit=limits, order=CHOICES)
+        take(f"{name}.find", relations.find, by_key, streams=NAMES, limit=limits, order=CHOICES)
+        take(f"{name}.find", relations.find, by_key, since=times, until=times)
+        take(f"{name}.wait_related", relations.wait_related, of_message, timeout_s=[*SECONDS, 1e300])
+        for method in ("after", "before", "nearest", "window"):
+            call, near = getattr(relations, method), {"moment": message, "stream": "s"}
+            take(f"{name}.{method}", call, near, moment=[None, *OTHERS], stream=several)
+        take(f"{name}.after", relations.after, {"moment": datetime.now(UTC), "stream": "s"}, by=["host"])
+        take(f"{name}.window", relations.window, near, before_s=SECONDS[:5], after_s=SECONDS[:5])
+        take(f"{name}.around", relations.around, {"moment": message}, streams=NAMES, before_s=SECONDS[:5])
+        take(f"{name}.around", relations.around, {"moment": message}, limit=limits)
+        trace = {"start": ("k", 1)}
+        take(f"{name}.trace", relations.trace, trace, hops=limits, limit=limits, fan_out=[*limits, 10_001])
+        prefixes = [None, "a\0", "\udc80", "é" * 513]
+        take(f"{name}.values", relations.values, {"key": "k"}, prefix=prefixes, limit=[*limits, 1_001])
+        take(f"{name}.times", relations.times, by_key, spans=limits)
+        missing = {"expectation": Expectation("x", "a", "b", "c", 1)}
+        take(f"{name}.missing", relations.missing, missing, limit=limits, since=times, until=times)
         take(f"{name}.groups", relations.groups, {}, idle_timeout_s=[*SECONDS, 1e300])
         take(f"{name}.incomplete_groups", relations.incomplete_groups, {}, older_than=[*SECONDS, 1e300])
         take(f"{name}.group", relations.group, {"group_id": "0" * 48}, streams=several)
         take(f"{name}.group_position", relations.group_position, {"group_id": "0" * 48}, streams=several)
     take("GroupConsumer", GroupConsumer, {"name": "c"}, prefetch=[*COUNTS, 0], deliveries_max=[*COUNTS, 0])
     take("GroupConsumer", GroupConsumer, {"name": "c"}, lease_s=[*SECONDS, 1e300])
+    expected = {"name": "x", "of": "a", "by": "b", "follows": "c", "within_s": 1}
+    take("Expectation", Expectation, expected, within_s=[0, *SECONDS], grace_s=[None, 86_401, *SECONDS])
 
 
 readers()
@@ -315,7 +332,8 @@ def finished(result: Any) -> Any:
 def test_what_cannot_be_meant_is_refused_by_its_name(case: str) -> None:
     """It is an error of ours, of one line that names the argument, and nothing was asked of any server."""
     call, values = CASES[case]
-    words = case.partition(":")[2].split("_")
+    argument = case.partition(":")[2]
+    words = [*argument.split("_"), *TAKES.get(argument, [])]
     for value in values:
         with pytest.raises((errors.InvalidInput, errors.ConfigurationError)) as caught:
             finished(call(value))

@@ -8,7 +8,6 @@ import pytest
 from relatum.contexts.placement import _looks
 from relatum.contexts.placement._looks import Looks
 from relatum.errors import DatabaseUnavailable
-from tests.support import wait_until
 
 
 def test_each_message_is_followed_by_a_look() -> None:
@@ -20,21 +19,6 @@ def test_each_message_is_followed_by_a_look() -> None:
         assert looked.get(timeout=90) == 1
     looks.close()
     assert looked.empty()
-
-
-def test_looks_go_on_while_a_session_is_kept() -> None:
-    """Though no further message is published, until that is over."""
-    looked: queue.Queue[int] = queue.Queue()
-
-    def keep(published: int) -> bool:
-        looked.put(published)
-        return looked.qsize() < 3
-
-    looks = Looks(keep, 0.002)
-    looks.want()
-    wait_until(lambda: looked.qsize() == 3)
-    looks.close()
-    assert [looked.get_nowait() for _ in range(3)] == [1, 0, 0]
 
 
 def test_looks_go_on_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,25 @@
-"""One registry of what all components count: monotonous counters, honest merges, Prometheus' text."""
+"""One registry of all that components count: monotonous counters, honest merges, Prometheus and OpenTelemetry."""
 
 import gc
-import os
 import threading
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricsData
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from relatum import metrics
+from relatum import metrics, otel
 from relatum.metrics import Counter, Distribution, Each, Gauge, Greatest, Histogram, Least, Observed
+from tests.support import wait_until
+from tests.support.forking import in_child
+from tests.support.spans import collected_metrics, collected_spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class ThingStatistics:
     """What is told of a thing."""
 
     done: Annotated[int, Counter("relatum_tried_done_total", "Done")]
-    open: Annotated[int, Gauge("relatum_tried_open", "Open")]
+    open: Annotated[int, Gauge("relatum_tried_open_bytes", "Open")]
     is_up: Annotated[bool, Least("relatum_tried_up", "Up")]
     spent: Annotated[Observed, Distribution("relatum_tried_spent_seconds", "Spent")]
     parts: Annotated[Mapping[str, PartStatistics], Each("part")]
@@ -36,27 +44,32 @@ class ThingStatistics:
 
 
 class Thing:
-    """A component."""
+    """A component that is asked under a lock of its own."""
 
     def __init__(self) -> None:
-        self.done = self.open = 0
+        self.done = self.open = self.asked = 0
         self.is_up = True
         self.spent = Histogram((0.1, 1.0))
         self.parts: dict[str, PartStatistics] = {}
+        self.lock = threading.Lock()
 
     def statistics(self) -> ThingStatistics:
         """What it has counted."""
-        return ThingStatistics(self.done, self.open, self.is_up, self.spent.observed(), self.parts)
+        with self.lock:
+            self.asked += 1
+            return ThingStatistics(self.done, self.open, self.is_up, self.spent.observed(), self.parts)
 
 
-def page() -> dict[str, float]:
-    """What is told of things, by series as Prometheus writes them."""
-    return {
-        f"{sample.name}{{{','.join(f'{name}={value}' for name, value in sorted(sample.labels.items()))}}}": sample.value
-        for family in text_string_to_metric_families(metrics.exposition())
-        for sample in family.samples
-        if sample.name.startswith("relatum_tried")
-    }
+def page(name: str) -> dict[str, float]:
+    """What is told of things of a name, as Prometheus writes it: values by series, and by their other labels."""
+    told = {}
+    for family in text_string_to_metric_families(metrics.exposition()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            if sample.name.startswith("relatum_tried_") and labels.pop("name", None) == name:
+                of = ",".join(f"{label}={value}" for label, value in sorted(labels.items()))
+                told[sample.name.removeprefix("relatum_tried_") + (of and f"{{{of}}}")] = sample.value
+    return told
 
 
 @pytest.fixture
@@ -83,19 +96,13 @@ def test_components_of_one_name_are_told_together(things: list[Thing], name: str
     first.parts["a"] = PartStatistics(5.0, {"old": 2})
     second.parts["a"] = PartStatistics(7.0, {"old": 1, "new": 1})
     second.parts["b"] = PartStatistics(None, {})
-    assert (
-        page()
-        | {
-            f"relatum_tried_done_total{{name={name}}}": 7.0,
-            f"relatum_tried_open{{name={name}}}": 2.0,
-            f"relatum_tried_up{{name={name}}}": 0.0,
-            f"relatum_tried_age_seconds{{name={name},part=a}}": 7.0,
-            f"relatum_tried_taken_total{{name={name},part=a,reason=old}}": 3.0,
-            f"relatum_tried_taken_total{{name={name},part=a,reason=new}}": 1.0,
-        }
-        == page()
-    )
-    assert not [series for series in page() if "part=b" in series], "what is not known is not told"
+    told = {series: value for series, value in page(name).items() if "spent" not in series}
+    of_parts = {
+        "age_seconds{part=a}": 7.0,
+        "taken_total{part=a,reason=old}": 3.0,
+        "taken_total{part=a,reason=new}": 1.0,
+    }
+    assert told == {"done_total": 7.0, "open_bytes": 2.0, "up": 0.0} | of_parts, "what is not known is not told"
 
 
 def test_a_histogram_is_told_cumulatively(things: list[Thing], name: str) -> None:
@@ -103,11 +110,11 @@ def test_a_histogram_is_told_cumulatively(things: list[Thing], name: str) -> Non
     for value in (0.05, 0.1, 0.5, 7.0):
         things[0].spent.observe(value)
     things[1].spent.observe(0.01)
-    told = page()
-    buckets = [told[f"relatum_tried_spent_seconds_bucket{{le={le},name={name}}}"] for le in ("0.1", "1.0", "+Inf")]
+    told = page(name)
+    buckets = [told[f"spent_seconds_bucket{{le={le}}}"] for le in ("0.1", "1.0", "+Inf")]
     assert buckets == [3.0, 4.0, 5.0]
-    assert told[f"relatum_tried_spent_seconds_count{{name={name}}}"] == 5.0
-    assert told[f"relatum_tried_spent_seconds_sum{{name={name}}}"] == pytest.approx(7.66)
+    assert told["spent_seconds_count"] == 5.0
+    assert told["spent_seconds_sum"] == pytest.approx(7.66)
 
 
 def test_counters_never_fall(things: list[Thing], name: str) -> None:
@@ -116,12 +123,12 @@ def test_counters_never_fall(things: list[Thing], name: str) -> None:
     metrics.retire(things[0])
     metrics.retire(things[0])
     things[1].done = 1
-    told = page()
-    assert told[f"relatum_tried_done_total{{name={name}}}"] == 4.0
-    assert told[f"relatum_tried_open{{name={name}}}"] == 0.0
+    told = page(name)
+    assert told["done_total"] == 4.0
+    assert told["open_bytes"] == 0.0
     metrics.retire(things[1])
-    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 4.0
-    assert f"relatum_tried_open{{name={name}}}" not in page()
+    assert page(name)["done_total"] == 4.0
+    assert "open_bytes" not in page(name)
 
 
 def test_what_is_dropped_without_being_closed_had_counted_what_it_told_last(name: str) -> None:
@@ -129,50 +136,32 @@ def test_what_is_dropped_without_being_closed_had_counted_what_it_told_last(name
     thing = Thing()
     metrics.report(thing, name=name)
     thing.done = 5
-    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 5.0
+    assert page(name)["done_total"] == 5.0
     del thing
     gc.collect()
-    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 5.0
-    assert f"relatum_tried_open{{name={name}}}" not in page()
+    assert page(name)["done_total"] == 5.0
+    assert "open_bytes" not in page(name)
 
 
 def test_what_belongs_to_an_owner_tells_all_it_has_counted(name: str) -> None:
     """A connection that lived for a moment between two scrapes is counted in full."""
-
-    class Owner:
-        pass
-
-    owner, thing = Owner(), Thing()
+    owner, thing = type("Owner", (), {})(), Thing()
     metrics.report(thing, owner=owner, name=name)
     thing.done = 9
     del owner, thing
     gc.collect()
-    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 9.0
+    assert page(name)["done_total"] == 9.0
 
 
 def test_a_scrape_in_a_child_tells_nothing_of_the_parents(things: list[Thing], name: str) -> None:
     """A pre-fork server's workers each tell their own: added up, nothing is told twice."""
     things[0].done = 2
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.write(write, b"told" if f"relatum_tried_done_total{{name={name}}}" in page() else b"none")
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(write)
-    with os.fdopen(read, "rb") as answer:
-        assert answer.read() == b"none"
-    assert os.waitpid(child, 0)[1] == 0
-    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 2.0
+    assert in_child(lambda: page(name)) == {}
+    assert page(name)["done_total"] == 2.0
 
 
 def test_a_component_may_be_told_of_in_the_applications_own_registry(things: list[Thing], name: str) -> None:
     """The collector stands beside what the application counts itself."""
-    from prometheus_client import CollectorRegistry, generate_latest
-
     registry: Any = CollectorRegistry()
     registry.register(metrics.collector())
     things[0].done = 1
@@ -190,8 +179,7 @@ def test_one_that_cannot_answer_silences_no_other(caplog: pytest.LogCaptureFixtu
     metrics.report(broken, name="broken")
     metrics.report(thing, name="whole")
     thing.open = 7
-    assert 7 in page().values()
-    page()
+    assert [page("whole")["open_bytes"] for _ in range(2)] == [7, 7]
     metrics.retire(broken)
     metrics.retire(thing)
     assert [record.message for record in caplog.records] == ["the metrics of a Broken are left out: a defect"]
@@ -239,10 +227,10 @@ def test_what_ends_while_others_are_told_waits_for_nobody(things: list[Thing], n
     metrics.report(last, name=name)
     metrics.retire(first)
     metrics.retire(last)
-    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 7.0
+    assert page(name)["done_total"] == 7.0
     assert ended == [True]
-    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 7.0
-    assert f"relatum_tried_open{{name={name}}}" not in page()
+    assert page(name)["done_total"] == 7.0
+    assert "open_bytes" not in page(name)
 
 
 class Ending(Thing):
@@ -265,7 +253,7 @@ def test_what_ends_while_it_is_asked_is_told_to_the_last(name: str) -> None:
     thing = Ending()
     metrics.report(thing, name=name)
     thing.done = 3
-    assert [page()[f"relatum_tried_done_total{{name={name}}}"] for _ in range(3)] == [3.0, 4.0, 4.0]
+    assert [page(name)["done_total"] for _ in range(3)] == [3.0, 4.0, 4.0]
 
 
 def test_a_child_forked_while_the_registry_is_busy_tells_its_own(things: list[Thing], name: str) -> None:
@@ -279,17 +267,132 @@ def test_a_child_forked_while_the_registry_is_busy_tells_its_own(things: list[Th
     for thing in things:
         thing.spent = Counted(stay)
         metrics.retire(thing)
-    asking = threading.Thread(target=page)
+    asking = threading.Thread(target=page, args=[name])
     asking.start()
     assert busy.wait(90)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            metrics.report(Thing(), name=name)
-            status = 0
-        finally:
-            os._exit(status)
+    in_child(lambda: metrics.report(Thing(), name=name))
     let_go.set()
     asking.join(90)
-    assert os.waitpid(child, 0)[1] == 0
+
+
+# --- told to OpenTelemetry --------------------------------------------------------------------------------------------
+
+Series = dict[tuple[str, tuple[tuple[str, Any], ...]], float]
+
+
+@pytest.fixture
+def readers() -> Iterator[list[InMemoryMetricReader]]:
+    """Two that collect what is reported to their provider."""
+    made = [InMemoryMetricReader(), InMemoryMetricReader()]
+    provider = MeterProvider(made)
+    for _ in range(2):
+        otel.report_metrics(provider)
+    yield made
+    provider.shutdown()
+
+
+def collected(reader: InMemoryMetricReader) -> tuple[Series, dict[str, tuple[str, str]]]:
+    """What is collected: values by name and attributes; type and unit by name."""
+    data: MetricsData | None = reader.get_metrics_data()
+    values: Series = {}
+    kinds: dict[str, tuple[str, str]] = {}
+    for resource in [] if data is None else data.resource_metrics:
+        for scope in resource.scope_metrics:
+            assert scope.scope.name == "relatum"
+            for metric in scope.metrics:
+                kinds[metric.name] = type(metric.data).__name__, metric.unit
+                for point in metric.data.data_points:
+                    values[metric.name, tuple(sorted(point.attributes.items()))] = point.value
+    return values, kinds
+
+
+def test_names_values_and_units_are_those_of_prometheus(
+    readers: list[InMemoryMetricReader], things: list[Thing], name: str
+) -> None:
+    """Counters are monotonous sums, gauges are gauges; of a histogram each bucket, the sum and the count are sums."""
+    thing = things[0]
+    thing.done, thing.open, thing.parts["a"] = 3, 4096, PartStatistics(5.0, {"old": 2})
+    thing.spent.observe(0.5)
+    thing.spent.observe(7)
+    values, kinds = collected(readers[0])
+    of = ("name", name)
+    assert {key: value for key, value in values.items() if of in key[1]} == {
+        ("relatum_tried_done_total", (of,)): 3,
+        ("relatum_tried_open_bytes", (of,)): 4096,
+        ("relatum_tried_up", (of,)): 1,
+        ("relatum_tried_age_seconds", (of, ("part", "a"))): 5,
+        ("relatum_tried_taken_total", (of, ("part", "a"), ("reason", "old"))): 2,
+        ("relatum_tried_spent_seconds_bucket", (("le", "0.1"), of)): 0,
+        ("relatum_tried_spent_seconds_bucket", (("le", "1.0"), of)): 1,
+        ("relatum_tried_spent_seconds_bucket", (("le", "+Inf"), of)): 2,
+        ("relatum_tried_spent_seconds_count", (of,)): 2,
+        ("relatum_tried_spent_seconds_sum", (of,)): 7.5,
+    }
+    assert kinds["relatum_tried_done_total"] == ("Sum", "")
+    assert kinds["relatum_tried_open_bytes"] == ("Gauge", "By")
+    assert kinds["relatum_tried_spent_seconds_sum"] == ("Sum", "s")
+    assert kinds["relatum_tried_spent_seconds_count"] == ("Sum", "")
+
+
+def test_all_that_prometheus_shows_is_collected(readers: list[InMemoryMetricReader], things: list[Thing]) -> None:
+    """One list of metrics: no series is known to one of the two alone."""
+    shown = {line.split("{")[0].split(" ")[0] for line in metrics.exposition().splitlines() if line[0] != "#"}
+    assert shown == {name for name, _ in collected(readers[0])[0]}
+
+
+def test_each_collection_asks_each_component_once(readers: list[InMemoryMetricReader], things: list[Thing]) -> None:
+    """However many metrics there are, and whoever collects: two readers are told the same."""
+    one, other, _ = (collected(reader)[0] for reader in (*readers, readers[0]))
+    # Lags of what other tests record here go on between the two.
+    assert one.keys() == other.keys()
+    tried = {key for key in one if key[0].startswith("relatum_tried_")}
+    assert {key: one[key] for key in tried} == {key: other[key] for key in tried}
+    assert [thing.asked for thing in things] == [3, 3]
+
+
+def test_what_comes_later_is_collected(readers: list[InMemoryMetricReader]) -> None:
+    """Of rooms imported after the call, and also where who reports holds the lock by which it answers."""
+    reader = readers[0]
+
+    @metrics.reported("late thing")
+    @dataclass(frozen=True, slots=True)
+    class LateStatistics:
+        done: Annotated[int, Counter("relatum_tried_late_total", "Done")]
+
+    class Late:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+            with self.lock:
+                metrics.report(self)
+
+        def statistics(self) -> LateStatistics:
+            with self.lock:
+                return LateStatistics(1)
+
+    # Resolved by name in the module, as those of rooms are.
+    globals()["LateStatistics"] = LateStatistics
+    late = Late()
+    wait_until(lambda: ("relatum_tried_late_total", ()) in collected(reader)[0], what="a metric that came later")
+    metrics.retire(late)
+    assert collected(reader)[0]["relatum_tried_late_total", ()] == 1
+
+
+def test_opentelemetry_instrument_finds_it(things: list[Thing], name: str) -> None:
+    """By the entry point, with the arguments it gives; told to go, there are no spans any more.
+
+    Called before the application has set up OpenTelemetry, or twice, metrics are collected once it has.
+    """
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    module, _, made = project["entry-points"]["opentelemetry_instrumentor"]["relatum"].partition(":")
+    instrumentor = getattr(import_module(module), made)()
+    instrumentor.instrument(skip_dep_check=True)
+    things[0].done = 3
+    with collected_metrics() as reader:
+        instrumentor.instrument()
+        assert collected(reader)[0]["relatum_tried_done_total", (("name", name),)] == 3
+    instrumentor.uninstrument()
+    try:
+        with collected_spans():
+            assert not any(map(otel.is_on, otel.Part))
+    finally:
+        otel.configure()

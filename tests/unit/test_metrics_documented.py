@@ -82,16 +82,3 @@ def test_the_alerts_of_the_pages_ask_for_what_there_is(metrics: list[Metric]) ->
         chosen = re.findall(r"[{,]\s*(\w+)=~?\"", expression) + re.findall(r"\$labels\.(\w+)", rule)
         assert chosen, rule
         assert set(chosen) <= OF_PROMETHEUS.union(by_series[name].labels), rule
-
-
-def test_the_boards_panels_do_not_overlap() -> None:
-    """It is shown as it is laid out: ids are unique, rows are full."""
-    panels = BOARD["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    taken: set[tuple[int, int]] = set()
-    for panel in panels:
-        place = panel["gridPos"]
-        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
-        assert not cells & taken, panel["title"]
-        assert place["x"] + place["w"] <= 24, panel["title"]
-        taken |= cells

@@ -197,31 +197,38 @@ def publish(world: _World, publications: Publications, name: str = "x") -> _Run:
     return _Run(world, publications.publish(name)).end()
 
 
+def started(world: _World, **options: Any) -> Publications:
+    """The publications of a router that has published the first message of "x"."""
+    publications = routed(world, **options)
+    publish(world, publications)
+    return publications
+
+
+def under_way(world: _World, publications: Publications) -> _Run:
+    """A second message of a name, about to be sent."""
+    publish(world, publications)
+    return _Run(world, publications.publish("x")).until(Send)
+
+
 def data_in(world: _World, stream: str) -> list[int]:
     """The numbers of the messages in a stream."""
     return [each.placed.number for each in world.streams[stream] if isinstance(each, Data) and each.placed]
 
 
 def test_a_first_message_is_placed_sent_and_checked(world: _World) -> None:
-    """The first message of a name asks for its placement, and is told only after a look that follows the confirm."""
-    run = publish(world, routed(world))
+    """The first message of a name asks for its placement; each is told only after a look that follows its confirm."""
+    publications = routed(world)
+    run = publish(world, publications)
     assert run.asked == [ReadGeneration, Place, Send, ReadGeneration]
     assert run.result.result == "confirmed"
     assert world.streams["a"] == [Data("x", run.result.placed)]
-
-
-def test_a_known_placement_costs_one_look(world: _World) -> None:
-    """Further messages of a name ask the database once each, after the confirm."""
-    publications = routed(world)
-    publish(world, publications)
     assert publish(world, publications).asked == [Send, ReadGeneration]
     assert not len(publications.unchecked)
 
 
 def test_an_older_look_is_repeated_before_the_message(world: _World) -> None:
     """A router that stood still looks before it sends, so that a move it missed makes no stray."""
-    publications = routed(world)
-    publish(world, publications)
+    publications = started(world)
     world.move("x", "b")
     world.now += 1.0
     run = publish(world, publications)
@@ -229,92 +236,9 @@ def test_an_older_look_is_repeated_before_the_message(world: _World) -> None:
     assert data_in(world, "b") == [2]
 
 
-def test_numbers_ascend_and_the_epoch_is_the_placements(world: _World) -> None:
-    """The header that is sent names the placement's epoch, the router's session, and ascending numbers."""
-    publications = routed(world)
-    first, second = publish(world, publications), publish(world, publications)
-    assert first.result.placed == Placed(1, publications.name, 1)
-    assert second.result.placed == Placed(1, publications.name, 2)
-
-
-def test_a_message_before_the_fence_is_told_without_waiting_for_the_move(world: _World) -> None:
-    """Where the message comes before the fence it counts, and the move need not go on for its caller to be told."""
-    publications = routed(world)
-    run = _Run(world, publications.publish("x")).until(Send)
-    run.step()
-    world.begin("x", "b")
-    run.end()
-    assert FindMove in run.asked
-    assert Sleep not in run.asked
-    assert Adopt not in run.asked
-
-
-def test_a_message_before_the_reach_of_the_search_is_told(world: _World) -> None:
-    """A message that lies before all that the move wrote is not met by the search, and counts."""
-    publications = routed(world)
-    run = _Run(world, publications.publish("x")).until(Send)
-    run.step()
-    world.move("x", "b")
-    run.end()
-    assert Search in run.asked
-    assert Adopt not in run.asked
-
-
-def test_a_stray_is_adopted_before_the_caller_is_told(world: _World) -> None:
-    """A router that slept between placement and send is told of its message only when an adoption stands for it."""
-    publications = routed(world)
-    publish(world, publications)
-    run = _Run(world, publications.publish("x")).until(Send)
-    world.move("x", "b")
-    run.end()
-    assert world.streams["b"][1] == Adoption("x", 2, "a", 2)
-    assert run.asked[-2:] == [Adopt, ReadGeneration]
-    publish(world, publications)
-    assert data_in(world, "b") == [3]
-
-
-def test_an_adoption_that_came_too_late_is_repeated(world: _World) -> None:
-    """An adoption behind the next fence is itself a stray: the message is adopted again, where the context is then."""
-    publications = routed(world)
-    publish(world, publications)
-    run = _Run(world, publications.publish("x")).until(Send)
-    world.move("x", "b")
-    run.until(Adopt)
-    world.move("x", "c")
-    run.end()
-    assert world.streams["b"][-1] == Adoption("x", 2, "a", 2)
-    assert world.streams["c"][-1] == Adoption("x", 3, "a", 2)
-
-
-def test_a_marker_of_a_later_placement_makes_strays_too(world: _World) -> None:
-    """A name that was released, placed elsewhere and moved back has only a marker: what slept is a stray behind it."""
-    publications = routed(world)
-    publish(world, publications)
-    run = _Run(world, publications.publish("x")).until(Send)
-    world.generation += 1
-    world.put("x", "b")
-    world.move("x", "a")
-    run.end()
-    assert world.streams["a"][-1] == Adoption("x", 3, "a", 2)
-
-
-def test_a_moving_context_is_waited_for(world: _World) -> None:
-    """Nothing is sent while the context moves; the message goes to the target once it is there."""
-    publications = routed(world)
-    publish(world, publications)
-    move = world.begin("x", "b")
-    world.now += 1.0
-    run = _Run(world, publications.publish("x")).until(Sleep)
-    world.fence("x", move)
-    world.switch("x", move)
-    run.end()
-    assert data_in(world, "b") == [2]
-
-
 def test_a_router_takes_over_a_move_that_its_message_waits_for(world: _World) -> None:
     """After a second, and then once a second: the move may be abandoned."""
-    publications = routed(world)
-    publish(world, publications)
+    publications = started(world)
     move = world.begin("x", "b")
     world.now += 1.0
     world.takes_over = lambda: world.switch("x", move) if world.now > 2.5 else None
@@ -326,8 +250,7 @@ def test_a_router_takes_over_a_move_that_its_message_waits_for(world: _World) ->
 
 def test_a_move_that_does_not_end_fails_with_nothing_sent(world: _World) -> None:
     """After `timeout_s` the error names the context and the move, and the message is in no stream."""
-    publications = routed(world, timeout_s=1.0)
-    publish(world, publications)
+    publications = started(world, timeout_s=1.0)
     world.begin("x", "b")
     world.now += 1.0
     with pytest.raises(ContextMoving) as caught:
@@ -337,57 +260,10 @@ def test_a_move_that_does_not_end_fails_with_nothing_sent(world: _World) -> None
     assert world.now == pytest.approx(2.0, abs=0.01)
 
 
-def test_a_stray_of_a_move_that_hangs_is_unsettled_and_adopted_before_the_next(world: _World) -> None:
-    """A stray whose context still moves is not told; the router adopts it before it sends anything else of the name."""
-    publications = routed(world, timeout_s=1.0)
-    publish(world, publications)
-    run = _Run(world, publications.publish("x")).until(Send)
-    move = world.begin("x", "b")
-    world.fence("x", move)
-    with pytest.raises(Unsettled) as caught:
-        run.end()
-    assert isinstance(caught.value.__cause__, ContextMoving)
-    with pytest.raises(ContextMoving):
-        publish(world, publications)
-    world.switch("x", move)
-    publish(world, publications)
-    assert world.streams["b"][1:] == [Adoption("x", 2, "a", 2), Data("x", Placed(2, publications.name, 3))]
-
-
-def test_settling_goes_on_with_what_was_unsettled(world: _World) -> None:
-    """`settle` adopts the stray once its context is open again, and then nothing is left to do."""
-    publications = routed(world, timeout_s=1.0)
-    publish(world, publications)
-    run = _Run(world, publications.publish("x")).until(Send)
-    move = world.begin("x", "b")
-    world.fence("x", move)
-    with pytest.raises(Unsettled):
-        run.end()
-    world.switch("x", move)
-    _Run(world, publications.settle("x")).end()
-    assert world.streams["b"][1:] == [Adoption("x", 2, "a", 2)]
-    assert publications.unchecked.names() == []
-
-
-@pytest.mark.parametrize("how", ["arrives", "is lost"])
-def test_an_adoption_without_a_confirm_is_looked_for_before_it_is_repeated(world: _World, how: str) -> None:
-    """Whether the connection ended before or after the broker had the adoption, one adoption counts in the end."""
-    publications = routed(world)
-    publish(world, publications)
-    run = _Run(world, publications.publish("x")).until(Send)
-    world.move("x", "b")
-    world.refuses.append(BrokerUnavailable(how))
-    with pytest.raises(Unsettled):
-        run.end()
-    _Run(world, publications.settle("x")).end()
-    assert world.streams["b"][1:] == [Adoption("x", 2, "a", 2)]
-
-
 def test_an_adoption_whose_confirm_was_lost_may_be_a_stray_by_then(world: _World) -> None:
     """An adoption that arrived unconfirmed, behind the next fence, is repeated where the context is."""
     publications = routed(world)
-    publish(world, publications)
-    run = _Run(world, publications.publish("x")).until(Send)
+    run = under_way(world, publications)
     world.move("x", "b")
     run.until(Adopt)
     world.move("x", "c")
@@ -416,8 +292,7 @@ def test_a_message_of_unknown_outcome_counts_only_before_the_fence(world: _World
 def slept(world: _World, **facts: Any) -> _Run:
     """A publication whose context moved between placement and confirm, up to its search; what is known of the move."""
     publications = routed(world)
-    publish(world, publications)
-    run = _Run(world, publications.publish("x")).until(Send)
+    run = under_way(world, publications)
     world.move("x", "b")
     name, move = world.moves[0]
     world.moves[0] = name, replace(move, **facts)
@@ -459,10 +334,16 @@ def keep(world: _World, publications: Publications, published: int = 2) -> _Run:
     return _Run(world, publications.keep(published)).end()
 
 
+def kept(world: _World, *, session_s: float = 2.0) -> Publications:
+    """Publications whose session is kept."""
+    publications = started(world, session_s=session_s)
+    keep(world, publications)
+    return publications
+
+
 def test_while_a_session_holds_nobody_is_asked(world: _World) -> None:
     """Neither before a message nor behind its confirm; when it has lapsed, the database is asked again."""
-    publications = routed(world, session_s=2.0)
-    publish(world, publications)
+    publications = started(world, session_s=2.0)
     assert keep(world, publications).asked == [ReadGeneration, RenewSession, ReadGeneration]
     assert publish(world, publications).asked == [Send]
     world.now += 1.97
@@ -473,23 +354,9 @@ def test_while_a_session_holds_nobody_is_asked(world: _World) -> None:
     assert publications.asked == 2
 
 
-def test_a_publisher_that_slept_longer_than_its_session_asks(world: _World) -> None:
-    """Whether it slept before its message or between that and its clock: nobody has waited for it."""
-    publications = routed(world, session_s=2.0)
-    publish(world, publications)
-    keep(world, publications)
-    run = _Run(world, publications.publish("x")).until(Send)
-    world.move("x", "b")
-    world.now += 1.98
-    run.end()
-    assert world.streams["b"][1:] == [Adoption("x", 2, "a", 2)]
-
-
 def test_a_session_speaks_for_no_placement_that_is_over(world: _World) -> None:
     """What was sent before its publisher learned of a move is looked at, however well its session holds."""
-    publications = routed(world, session_s=2.0)
-    publish(world, publications)
-    keep(world, publications)
+    publications = kept(world, session_s=2.0)
     run = _Run(world, publications.publish("x")).until(Send)
     world.begin("x", "b")
     assert keep(world, publications).asked == [
@@ -503,9 +370,7 @@ def test_a_session_speaks_for_no_placement_that_is_over(world: _World) -> None:
 @pytest.mark.parametrize("how", ["cancelled", "arrives", "is lost"])
 def test_nothing_overtakes_an_adoption_whose_confirm_did_not_come(world: _World, how: str, session_s: float) -> None:
     """Also where the next message need not look, just after a look or in a session, it comes behind the adoption."""
-    publications = routed(world, session_s=session_s)
-    publish(world, publications)
-    keep(world, publications)
+    publications = kept(world, session_s=session_s)
     run = _Run(world, publications.publish("x")).until(Send)
     world.move("x", "b")
     keep(world, publications)
@@ -525,8 +390,7 @@ def test_nothing_overtakes_an_adoption_whose_confirm_did_not_come(world: _World,
 def test_nothing_overtakes_a_stray_that_was_not_looked_for(world: _World, how: str) -> None:
     """A look that began before its confirm brings the new placement to the router, and says nothing of the stray."""
     publications = routed(world, when_away="fail")
-    publish(world, publications)
-    run = _Run(world, publications.publish("x")).until(Send)
+    run = under_way(world, publications)
     world.move("x", "b")
     look = _Run(world, publications.look())
     run.until(ReadGeneration)
@@ -546,8 +410,7 @@ def test_nothing_overtakes_a_stray_that_was_not_looked_for(world: _World, how: s
 def test_nothing_overtakes_what_went_unchecked_while_the_database_was_away(world: _World) -> None:
     """With "known", too: a look that began before its confirm says nothing of it."""
     publications = routed(world, when_away="known")
-    publish(world, publications)
-    run = _Run(world, publications.publish("x")).until(Send)
+    run = under_way(world, publications)
     world.move("x", "b")
     look = _Run(world, publications.look())
     run.until(ReadGeneration)
@@ -561,9 +424,7 @@ def test_nothing_overtakes_what_went_unchecked_while_the_database_was_away(world
 
 def test_movers_are_told_at_once(world: _World) -> None:
     """A session that is not due is renewed where somebody may wait for it, also where the first try fails."""
-    publications = routed(world, session_s=2.0)
-    publish(world, publications)
-    keep(world, publications)
+    publications = kept(world, session_s=2.0)
     assert keep(world, publications).asked == [ReadGeneration]
     world.begin("x", "b")
     run = _Run(world, publications.keep(1)).until(RenewSession)
@@ -576,8 +437,7 @@ def test_movers_are_told_at_once(world: _World) -> None:
 
 def test_who_publishes_little_has_no_session(world: _World) -> None:
     """A session begins with the second message between two looks, and ends a moment after the last one."""
-    publications = routed(world, session_s=2.0)
-    publish(world, publications)
+    publications = started(world, session_s=2.0)
     assert keep(world, publications, 1).asked == []
     assert keep(world, publications, 2).result is True
     world.now += 0.5
@@ -590,8 +450,7 @@ def test_who_publishes_little_has_no_session(world: _World) -> None:
 
 def test_a_renewal_brings_no_session_back_that_was_ended(world: _World) -> None:
     """Closing the router ends it for good, whatever its thread does just then."""
-    publications = routed(world, session_s=2.0)
-    publish(world, publications)
+    publications = started(world, session_s=2.0)
     run = _Run(world, publications.keep(2)).until(RenewSession)
     assert _Run(world, publications.end_session(for_good=True)).end().asked == [EndSession]
     run.end()
@@ -601,9 +460,7 @@ def test_a_renewal_brings_no_session_back_that_was_ended(world: _World) -> None:
 
 def test_a_child_has_no_session(world: _World) -> None:
     """In a process that was forked off nobody renews it, and the row is the parent's."""
-    publications = routed(world, session_s=2.0)
-    publish(world, publications)
-    keep(world, publications)
+    publications = kept(world, session_s=2.0)
     assert publications.session.holds()
     child = os.fork()
     if not child:
@@ -615,15 +472,18 @@ def test_a_child_has_no_session(world: _World) -> None:
 
 
 def test_known_placements_go_on_without_the_database(world: _World) -> None:
-    """With "known", messages of known names go out unchecked, and are checked when the database is back."""
-    publications = routed(world, when_away="known")
-    publish(world, publications)
+    """With "known", so many messages of known names go out unchecked; they are checked when the database is back."""
+    publications = started(world, when_away="known", unchecked_max=2)
     world.is_away = True
     world.now += 1.0
     publish(world, publications)
     assert len(publications.unchecked) == 1
     world.now += 0.5
     assert publish(world, publications).asked == [Send]
+    for name in ("x", "unknown"):
+        with pytest.raises(DatabaseUnavailable):
+            publish(world, publications, name)
+    assert data_in(world, "a") == [1, 2, 3]
     world.is_away = False
     world.move("x", "b")
     world.now += 1.0
@@ -632,34 +492,10 @@ def test_known_placements_go_on_without_the_database(world: _World) -> None:
     assert not len(publications.unchecked)
 
 
-def test_unknown_names_fail_without_the_database(world: _World) -> None:
-    """With "known", a name that is not known is refused and nothing is sent."""
-    publications = routed(world, when_away="known")
-    publish(world, publications)
-    world.is_away = True
-    with pytest.raises(DatabaseUnavailable):
-        publish(world, publications, "unknown")
-    assert data_in(world, "a") == [1]
-
-
-def test_only_so_many_messages_wait_for_the_database(world: _World) -> None:
-    """Once `unchecked_max` messages wait for a check, the next is refused before it is sent."""
-    publications = routed(world, when_away="known", unchecked_max=3)
-    publish(world, publications)
-    world.is_away = True
-    world.now += 1.0
-    for _ in range(3):
-        publish(world, publications)
-    with pytest.raises(DatabaseUnavailable):
-        publish(world, publications)
-    assert data_in(world, "a") == [1, 2, 3, 4]
-
-
 def test_a_suspected_stray_waits_for_the_database(world: _World) -> None:
     """Once a message is known to be of a placement that is over, nothing of its name is sent before it is settled."""
     publications = routed(world, when_away="known", timeout_s=0.0)
-    publish(world, publications)
-    run = _Run(world, publications.publish("x")).until(Send)
+    run = under_way(world, publications)
     world.move("x", "b")
     world.is_away = True
     run.end()
@@ -674,8 +510,7 @@ def test_a_suspected_stray_waits_for_the_database(world: _World) -> None:
 
 def test_a_router_that_waits_goes_on_when_the_database_is_back(world: _World) -> None:
     """With "wait", a look that found no database is repeated until there is one."""
-    publications = routed(world)
-    publish(world, publications)
+    publications = started(world)
     world.is_away = True
     world.now += 1.0
     run = _Run(world, publications.publish("x")).until(Sleep)
@@ -705,15 +540,6 @@ def placed(name: str, epoch: int, state: PlacementState = PlacementState.OPEN) -
     return Placement(name, 1, "a", "a", epoch, state)
 
 
-def test_a_placement_read_before_the_cache_went_on_is_not_kept() -> None:
-    """What was read as of an earlier generation may be wrong already, with the change behind the cache."""
-    cache = PlacementCache(10)
-    cache.begin(1)
-    cache.advance(2, [placed("x", 5)])
-    cache.add(placed("x", 4), 1)
-    assert cache.get("x") is None
-
-
 def test_a_placement_is_kept_where_others_changed_meanwhile() -> None:
     """Changes of other names alone do not make a placement wrong that was under way; unknown ones may."""
     cache = PlacementCache(10)
@@ -740,18 +566,6 @@ def test_the_cache_drops_what_was_not_used_longest() -> None:
     cache.get("x")
     cache.add(placed("z", 1), 1)
     assert [cache.get(name) is not None for name in "xyz"] == [True, False, True]
-
-
-def test_the_cache_drops_everything_where_changes_are_not_known() -> None:
-    """None for the changes means that any placement may be wrong; released ones go by themselves."""
-    cache = PlacementCache(10)
-    cache.begin(1)
-    for name in "xy":
-        cache.add(placed(name, 1), 1)
-    cache.advance(2, [placed("x", 1, PlacementState.RELEASED)])
-    assert (cache.get("x"), len(cache)) == (None, 1)
-    cache.advance(3, None)
-    assert (len(cache), cache.generation) == (0, 3)
 
 
 @given(st.data())

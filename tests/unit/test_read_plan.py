@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from relatum import MessageId
 from relatum.errors import OffsetNotFound
-from relatum.reading import ATTACHES_MAX, Message
+from relatum.reading import ATTACHES_MAX, KeptChunks, Message
 from relatum.reading._operations import StreamOperations
 from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, Density, PlannedAttach, StreamPlan, Window
-from relatum.wire import Login, StreamSession
+from relatum.wire import Chunk, Login, StreamSession
 from relatum.wire import _frames as frames
 from relatum.wire._frames import FIRST, Code, Command
 
@@ -224,3 +224,44 @@ def test_numbers_that_are_no_offsets_are_answered_at_once() -> None:
     assert window.valid(window.open()) == {"s": [5]}
     (first,) = window.ready()
     assert isinstance(first, OffsetNotFound)
+
+
+# --- chunks that are kept, found by the offsets they hold ---------------------------------------------------
+
+
+def chunk(first: int, records: int, size: int = 100) -> Chunk:
+    """A chunk with records from an offset on."""
+    return Chunk(0, first, records, records, 0, 1, bytes(size), 0, size)
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 3)), min_size=1, max_size=30),
+    offsets=st.sets(st.integers(0, 400)),
+    chance=st.randoms(use_true_random=False),
+)
+def test_each_offset_is_found_in_its_chunk(
+    lengths: list[tuple[int, int]], offsets: set[int], chance: random.Random
+) -> None:
+    """Whatever order the chunks came in, with gaps between them, and some more than once."""
+    chunks, first = [], 0
+    for records, gap in lengths:
+        chunks.append(chunk(first, records))
+        first += records + gap
+    held = [each for each in chunks if chance.random() < 0.7]
+    kept = KeptChunks()
+    for each in sorted([*held, *held[:3]], key=lambda _: chance.random()):
+        kept.keep("s", each)
+    expected = {each: [n for n in sorted(offsets) if each.first_offset <= n <= each.last_offset] for each in held}
+    assert dict(kept.holding("s", sorted(offsets))) == {each: inside for each, inside in expected.items() if inside}
+    assert list(kept.holding("other", sorted(offsets))) == []
+
+
+def test_the_oldest_go_where_there_are_too_many() -> None:
+    """Bytes are counted over all streams; one that came twice is one."""
+    kept = KeptChunks(bytes_max=350)
+    for n in (3, 1, 1, 2, 0):
+        kept.keep(f"s{n % 2}", chunk(10 * n, 10))
+    found = [n for n in range(4) if list(kept.holding(f"s{n % 2}", [10 * n]))]
+    assert found == [0, 1, 2]
+    kept.keep("s0", chunk(100, 1, size=1000))
+    assert not any(list(kept.holding(f"s{n % 2}", [10 * n])) for n in (0, 1, 2, 10))

@@ -94,13 +94,6 @@ def test_one_batch_is_out_at_a_time() -> None:
     assert bodies(partition.take(0.0)) == ["a2"]
 
 
-def test_large_messages_make_small_batches() -> None:
-    """A batch ends with the message by which it has so many bytes."""
-    partition = following(batch_bytes=1000)
-    put(partition, *[data("a", 1, "x" * 700) for _ in range(5)])
-    assert [len(commit(partition).messages) for _ in range(3)] == [2, 2, 1]
-
-
 def test_a_fence_is_stored_at_once_with_what_is_before_it() -> None:
     """A step ends behind a fence and is due at once: a target waits for it."""
     partition = following()

@@ -1,4 +1,4 @@
-"""What a serial consumer does with each message of a partition."""
+"""What a serial consumer does with each message of a partition, beside what the model of moves proves of it."""
 
 import pytest
 
@@ -40,12 +40,14 @@ def test_what_is_behind_a_fence_is_a_stray() -> None:
     assert not log.is_plain
 
 
-def test_a_late_fence_says_nothing_new() -> None:
-    """A floor only rises: the fence of an earlier move lets nothing count again."""
-    log = PartitionLog()
-    log.judge(0, Fence(2, 9, A))
-    log.judge(1, Fence(1, 5, A))
-    assert log.judge(2, data("a", 8)) is Verdict.STRAY
+def test_late_fences_and_markers_say_nothing_new() -> None:
+    """A floor only rises: what an earlier move writes again lets nothing count, and holds nothing it is no news for."""
+    log = PartitionLog({"a": 9})
+    log.judge(0, Fence(1, 5, A))
+    assert log.judge(1, data("a", 8)) is Verdict.STRAY
+    log.judge(2, marker(5, AB))
+    assert log.holds[5].contexts == {"b"}
+    assert log.judge(3, data("a", 9)) is Verdict.DELIVER
 
 
 def test_what_follows_a_marker_is_held_until_its_hold_ends() -> None:
@@ -66,63 +68,6 @@ def test_what_follows_a_marker_is_held_until_its_hold_ends() -> None:
     assert log.judge(4, data("a", 5)) is Verdict.DELIVER
 
 
-def test_a_repeated_marker_begins_nothing() -> None:
-    """The first marker of a move counts, also when its hold has ended."""
-    log = PartitionLog()
-    log.judge(0, marker(5))
-    log.judge(1, marker(5))
-    assert log.holds[5].marker_offset == 0
-    log.end(5)
-    log.judge(2, marker(5))
-    assert not log.holds
-
-
-def test_a_later_marker_takes_its_contexts_over() -> None:
-    """A context that comes again waits in the new hold; the others of the old one stay in it."""
-    log = PartitionLog()
-    log.judge(0, marker(5, AB))
-    log.judge(1, data("a", 5))
-    log.judge(2, Fence(6, 6, A))
-    log.judge(3, marker(7))
-    log.judge(4, data("a", 7))
-    log.judge(5, data("b", 5))
-    assert list(log.holds[5].held) == [1, 5]
-    assert list(log.holds[7].held) == [4]
-
-
-def test_a_late_marker_holds_only_what_it_is_news_for() -> None:
-    """A marker of an earlier epoch than a context's floor says nothing of that context."""
-    log = PartitionLog({"a": 9})
-    log.judge(0, marker(5, AB))
-    assert log.holds[5].contexts == {"b"}
-    assert log.judge(1, data("a", 9)) is Verdict.DELIVER
-
-
-def test_a_reopened_partition_holds_what_was_held() -> None:
-    """What was delivered is not again; what was held and not delivered is held again."""
-    log = PartitionLog(open_holds={5: 3}, position=5)
-    log.judge(0, marker(5))
-    assert log.judge(1, data("b", 1)) is None
-    assert log.judge(2, data("a", 5)) is None
-    assert log.judge(3, data("a", 5)) is Verdict.HOLD
-    assert log.judge(4, data("b", 1)) is None
-    assert log.judge(5, data("b", 1)) is Verdict.DELIVER
-    assert list(log.holds[5].held) == [3]
-
-
-def test_a_hold_does_not_end_before_all_was_read_again() -> None:
-    """Until the position is reached a hold may be empty, and have entries all the same."""
-    log = PartitionLog(open_holds={5: 1}, position=3)
-    log.judge(0, marker(5))
-    assert not log.is_caught_up
-    with pytest.raises(ValueError, match="below 3"):
-        log.end(5)
-    log.judge(1, data("b", 1))
-    log.judge(2, data("a", 5))
-    assert log.is_caught_up
-    assert list(log.holds[5].held) == [2]
-
-
 def test_what_is_lost_is_not_waited_for() -> None:
     """Where retention has dropped what was to be read again, a hold may end."""
     log = PartitionLog(open_holds={5: 1}, position=3)
@@ -130,26 +75,6 @@ def test_what_is_lost_is_not_waited_for() -> None:
     log.lost_to(3)
     log.end(5)
     assert log.judge(3, data("a", 5)) is Verdict.DELIVER
-
-
-def test_a_hold_that_has_ended_does_not_begin_again() -> None:
-    """Below the position, a marker whose hold is not open raises floors, and nothing more."""
-    log = PartitionLog(position=3)
-    log.judge(0, marker(5))
-    assert not log.holds
-    assert log.judge(1, data("a", 5)) is None
-    assert log.judge(2, data("a", 4)) is Verdict.STRAY
-    assert log.judge(3, data("a", 5)) is Verdict.DELIVER
-
-
-def test_a_hold_that_has_ended_keeps_its_contexts_from_an_older_one() -> None:
-    """An older hold that is still open gets nothing of what came behind a later marker, also after a restart."""
-    log = PartitionLog(open_holds={5: 1}, position=3)
-    log.judge(0, marker(5))
-    log.judge(1, marker(7))
-    assert log.judge(2, data("a", 7)) is None
-    assert log.judge(3, data("a", 7)) is Verdict.DELIVER
-    assert not log.holds[5].held
 
 
 def test_a_partition_with_a_position_is_looked_at_until_that() -> None:

@@ -19,7 +19,6 @@ STOPPED = MoveStep(7, "s", "t", 1, 2, *STATE, names=C)
 BEGUN = replace(STOPPED, fence_epoch=40, epoch=40)
 FENCED = replace(BEGUN, state=MoveState.FENCED, fence_offset=12)
 SWITCHED = replace(FENCED, state=MoveState.SWITCHED)
-TURNED = replace(FENCED, attempt=2, aborting=True, target="s", epoch=41, target_scan_from=10)
 
 
 def asked(steps: moving.Steps, answers: list[Any]) -> tuple[list[moving.MoveRequest], MoveStep]:
@@ -93,37 +92,11 @@ def test_a_fence_waits_no_longer_than_a_session_holds() -> None:
     assert sum(isinstance(each, moving.FindSessions) for each in requests) == 6
 
 
-def test_what_is_in_the_streams_is_not_published_again() -> None:
-    """Whoever goes on with a move looks first."""
-    requests, _ = asked(moving.go_on(7), [BEGUN, 12, FENCED, 21, SWITCHED])
-    assert not any(isinstance(request, moving.PublishControl) for request in requests)
-
-
 @pytest.mark.parametrize("state", [MoveState.SWITCHED, MoveState.ABORTED])
 def test_a_move_that_has_ended_stays(state: MoveState) -> None:
     """Nothing is done with it but to look."""
     ended = replace(FENCED, state=state)
     assert asked(moving.go_on(7), [ended]) == ([moving.Look(7)], ended)
-
-
-def test_a_move_that_is_turned_back_meanwhile_is_gone_on_with_backwards() -> None:
-    """A mover that is told that its step was refused does what the database says."""
-    requests, ended = asked(
-        moving.go_on(7), [FENCED, 21, TURNED, None, None, 14, replace(TURNED, state=MoveState.ABORTED)]
-    )
-    assert requests[2:5] == [
-        moving.Switch(7, 1, 21),
-        moving.FindControl("s", "marker", 7, 41, 10),
-        moving.PublishControl("s", Marker(7, 41, C, "s", 12)),
-    ]
-    assert ended.state is MoveState.ABORTED
-
-
-def test_an_abort_fences_too() -> None:
-    """A fence may be on its way: what the contexts have in the source counts again behind a marker alone."""
-    turned = replace(TURNED, state=MoveState.FENCING, fence_offset=None)
-    requests, _ = asked(moving.abort(7), [turned, None, None, 12, TURNED, 14, replace(TURNED, state=MoveState.ABORTED)])
-    assert requests[2] == moving.PublishControl("s", Fence(7, 40, C))
 
 
 def test_a_move_that_was_completed_cannot_be_aborted() -> None:

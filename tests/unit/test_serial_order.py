@@ -19,6 +19,7 @@ from relatum.ids import MessageId
 
 A, B = "a" * 16, "b" * 16
 Partitions = Mapping[str, Sequence[Entry]]
+DISORDER, FALSE = FindingKind.DISORDER, FindingKind.FALSE_ADOPTION
 
 
 def data(epoch: int, number: int, *, context: str = "c", session: str = A) -> Data:
@@ -94,91 +95,60 @@ def test_a_stray_that_was_adopted_counts_where_its_adoption_lies() -> None:
     assert counted[1].at == MessageId("s-1", 1)
 
 
-def test_a_later_message_before_an_adoption_is_disorder() -> None:
-    """The router must adopt before it publishes anything else of the context."""
-    partitions: Partitions = {
-        "s-0": [data(1, 1), fence(7, 2), data(1, 2)],
-        "s-1": [marker(7, 2, "s-0", 1), data(2, 3), Adoption("c", 2, "s-0", 2)],
-    }
-    assert kinds(partitions) == [FindingKind.DISORDER]
+FENCED = [data(1, 1), fence(7, 2), data(1, 2), Data("c", None)]
+"""A partition with a stray that can be adopted, and a message of no router."""
+
+MARKER = marker(7, 2, "s-0", 1)
+ADOPTED = Adoption("c", 2, "s-0", 2)
+
+FOUND: dict[str, tuple[Partitions, set[FindingKind]]] = {
+    "routers and contexts each for itself": (
+        {"s-0": [data(1, 5), data(1, 1, session=B), data(1, 2, context="d"), data(1, 6)]},
+        set(),
+    ),
+    "repeated and late controls": (
+        {
+            "s-0": [data(1, 1), fence(7, 2), fence(7, 2)],
+            "s-1": [MARKER, data(2, 2), MARKER, data(2, 3)],
+        },
+        set(),
+    ),
+    "a later message before an adoption": ({"s-0": FENCED[:3], "s-1": [MARKER, data(2, 3), ADOPTED]}, {DISORDER}),
+    "twice in a partition": ({"s-0": [data(1, 1), data(1, 1)]}, {DISORDER}),
+    "turned in a partition": ({"s-0": [data(1, 2), data(1, 1)]}, {DISORDER}),
+    "twice in two partitions": ({"s-0": [data(1, 1)], "s-1": [data(2, 1)]}, {DISORDER}),
+    "turned in two partitions": ({"s-0": [data(2, 1)], "s-1": [data(1, 2)]}, {DISORDER}),
+    "across an epoch": (
+        {"s-0": [data(3, 1)], "s-1": [data(1, 2)], "s-2": [data(2, 1, session=B)]},
+        {DISORDER},
+    ),
+    "adopted twice": ({"s-0": FENCED[:3], "s-1": [MARKER, ADOPTED, ADOPTED]}, {DISORDER}),
+    "an epoch in two partitions": ({"s-0": [data(1, 1)], "s-1": [data(1, 2)]}, {FindingKind.SPLIT}),
+    "before its marker": ({"s-0": [fence(7, 2)], "s-1": [data(2, 1), marker(7, 2, "s-0", 0)]}, {FindingKind.EARLY}),
+    "before its fence": ({"s-0": [data(2, 1), fence(7, 2)], "s-1": [MARKER]}, {FindingKind.EARLY}),
+    **{
+        f"an adoption of {what}": ({"s-0": FENCED, "s-1": [MARKER, ADOPTED, adoption]}, {FALSE})
+        for what, adoption in {
+            "no message": Adoption("c", 2, "s-0", 99),
+            "a fence": Adoption("c", 2, "s-0", 1),
+            "another context's": Adoption("d", 2, "s-0", 2),
+            "one of no router": Adoption("c", 2, "s-0", 3),
+        }.items()
+    },
+    "an adoption of what counts": (
+        {"s-0": FENCED[:2], "s-1": [MARKER, Adoption("c", 2, "s-0", 0)]},
+        {DISORDER, FALSE},
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "partitions",
-    [
-        pytest.param({"s-0": [data(1, 1), data(1, 1)]}, id="twice in a partition"),
-        pytest.param({"s-0": [data(1, 2), data(1, 1)]}, id="turned in a partition"),
-        pytest.param({"s-0": [data(1, 1)], "s-1": [data(2, 1)]}, id="twice in two partitions"),
-        pytest.param({"s-0": [data(2, 1)], "s-1": [data(1, 2)]}, id="turned in two partitions"),
-        pytest.param({"s-0": [data(3, 1)], "s-1": [data(1, 2)], "s-2": [data(2, 1, session=B)]}, id="across an epoch"),
-        pytest.param(
-            {
-                "s-0": [fence(7, 2), data(1, 1)],
-                "s-1": [marker(7, 2, "s-0", 0), Adoption("c", 2, "s-0", 1), Adoption("c", 2, "s-0", 1)],
-            },
-            id="adopted twice",
-        ),
-    ],
-)
-def test_what_does_not_ascend_is_disorder(partitions: Partitions) -> None:
-    """A router's numbers ascend in each context's order, whatever partitions that runs over."""
-    assert kinds(partitions) == [FindingKind.DISORDER]
-
-
-def test_routers_and_contexts_are_ordered_each_for_itself() -> None:
-    """Nothing is promised between different contexts or different routers."""
-    assert kinds({"s-0": [data(1, 5), data(1, 1, session=B), data(1, 2, context="d"), data(1, 6)]}) == []
-
-
-def test_an_epoch_in_two_partitions_is_found() -> None:
-    """One placement is in one partition."""
-    assert kinds({"s-0": [data(1, 1)], "s-1": [data(1, 2)]}) == [FindingKind.SPLIT]
-
-
-@pytest.mark.parametrize(
-    "partitions",
-    [
-        pytest.param({"s-0": [fence(7, 2)], "s-1": [data(2, 1), marker(7, 2, "s-0", 0)]}, id="marker"),
-        pytest.param({"s-0": [data(2, 1), fence(7, 2)], "s-1": [marker(7, 2, "s-0", 1)]}, id="fence"),
-    ],
-)
-def test_a_message_before_the_beginning_of_its_epoch_is_found(partitions: Partitions) -> None:
-    """A consumer would not hold it."""
-    assert kinds(partitions) == [FindingKind.EARLY]
-
-
-def test_repeated_and_late_controls_change_nothing() -> None:
-    """Whoever goes on with a move may publish its fence and its marker again."""
-    partitions: Partitions = {
-        "s-0": [data(1, 1), fence(7, 2), fence(7, 2)],
-        "s-1": [marker(7, 2, "s-0", 1), data(2, 2), marker(7, 2, "s-0", 1), data(2, 3)],
-    }
-    assert kinds(partitions) == []
-
-
-@pytest.mark.parametrize(
-    "adoption",
-    [
-        pytest.param(Adoption("c", 2, "s-0", 99), id="no message"),
-        pytest.param(Adoption("c", 2, "s-0", 1), id="a fence"),
-        pytest.param(Adoption("d", 2, "s-0", 2), id="another context's"),
-        pytest.param(Adoption("c", 2, "s-0", 3), id="of no router"),
-    ],
-)
-def test_an_adoption_of_no_message_of_the_context_is_false(adoption: Adoption) -> None:
-    """It would have a consumer deliver something else, or wait for ever."""
-    partitions: Partitions = {
-        "s-0": [data(1, 1), fence(7, 2), data(1, 2), Data("c", None)],
-        "s-1": [marker(7, 2, "s-0", 1), Adoption("c", 2, "s-0", 2), adoption],
-    }
-    assert kinds(partitions) == [FindingKind.FALSE_ADOPTION]
-
-
-def test_an_adoption_of_what_counts_is_false() -> None:
-    """The message would be delivered twice."""
-    adoption = Adoption("c", 2, "s-0", 1)
-    partitions: Partitions = {"s-0": [data(1, 1), data(1, 2), fence(7, 2)], "s-1": [marker(7, 2, "s-0", 2), adoption]}
-    assert set(kinds(partitions)) == {FindingKind.DISORDER, FindingKind.FALSE_ADOPTION}
+@pytest.mark.parametrize("what", FOUND)
+def test_what_is_wrong_is_found_and_nothing_else(what: str) -> None:
+    """A router's numbers ascend in each context's order, whatever partitions that runs over; an epoch is in one."""
+    partitions, expected = FOUND[what]
+    found = kinds(partitions)
+    assert set(found) == expected
+    assert len(found) == len(expected)
 
 
 def test_strays_are_notices() -> None:

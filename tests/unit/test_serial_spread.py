@@ -1,4 +1,4 @@
-"""Spreading contexts over partitions: evenly, by weight, and with as few moves as there can be."""
+"""Spreading contexts over partitions, evenly, by weight, with as few moves as there can be; partitions over members."""
 
 import math
 
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from relatum.contexts.serial.moving._spread import spread
 from relatum.errors import InvalidInput
+from relatum.store._members import target
 
 counts = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 40))
 
@@ -20,10 +21,10 @@ def named(sizes: dict[str, int]) -> dict[str, list[str]]:
 def after(placed: dict[str, list[str]], moves: dict[str, tuple[str, ...]]) -> dict[str, set[str]]:
     """Where contexts are after moves."""
     result = {stream: set(names) for stream, names in placed.items()}
-    for target, names in moves.items():
+    for stream, names in moves.items():
         for name in names:
             next(there for there in result.values() if name in there).remove(name)
-        result.setdefault(target, set()).update(names)
+        result.setdefault(stream, set()).update(names)
     return result
 
 
@@ -67,3 +68,27 @@ def test_weights_that_cannot_be_are_refused(weights: dict[str, float]) -> None:
     """Contexts must have somewhere to go."""
     with pytest.raises(InvalidInput, match="weights"):
         spread({"a": ["x"]}, weights)
+
+
+# --- partitions over members ---
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(0, 9), min_size=1, max_size=9), st.integers(0, 40))
+def test_shares_add_up_and_differ_by_one_at_most(held: dict[str, int], partitions: int) -> None:
+    """All partitions are somebody's, and nobody should have more than one above another."""
+    targets = [target(held, member, partitions) for member in held]
+    assert sum(targets) == partitions
+    assert max(targets) - min(targets) <= 1
+
+
+@given(st.integers(1, 9), st.integers(0, 40))
+def test_fair_shares_stay_as_they_are(members: int, partitions: int) -> None:
+    """Where shares are fair, nobody gives or takes."""
+    share, extra = divmod(partitions, members)
+    held = {f"m{number}": share + (number < extra) for number in range(members)}
+    assert {member: target(held, member, partitions) for member in held} == held
+
+
+def test_who_has_most_gives() -> None:
+    """A member that joins gets from the one that has most."""
+    assert [target({"a": 3, "b": 1, "c": 0}, member, 4) for member in "abc"] == [2, 1, 1]

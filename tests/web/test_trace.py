@@ -3,7 +3,6 @@
 import csv
 import html
 import io
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +11,8 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import pytest
 
 from tests.support.web import Asking, asking, at
-from tests.web.conftest import HOSTILE
-from tests.web.conversations import COMMON, FORMULA, SECRET, Talks
-from tests.web.test_api import harmless, hostile_names, links
+from tests.web.conftest import COMMON, FORMULA, HOSTILE, Talks
+from tests.web.test_api import harmless, links
 
 WEIGHT_MAX = 200_000
 """Bytes of the page of a conversation of 200 messages, with all that it loads."""
@@ -105,44 +103,6 @@ def test_nothing_connected_is_said_with_what_is_known(talk: Asking, talks: Talks
         harmless(shown.text)
 
 
-@pytest.mark.parametrize(
-    ("query", "status", "code"),
-    [
-        ("offset=1", 400, "invalid_input"),
-        ("key=order_id", 400, "invalid_input"),
-        ("value=1", 400, "invalid_input"),
-        ("stream=orders", 400, "invalid_input"),
-        ("stream=no-such-stream&offset=1", 404, "stream_not_found"),
-        ("stream=orders&offset=1&key=order_id&value=1", 400, "invalid_input"),
-        ("key=nope&value=1", 404, "key_not_defined"),
-        ("key=order_id&value=1&by=nope", 404, "key_not_defined"),
-        ("key=order_id&value=1&limit=1001", 400, "invalid_input"),
-        ("key=order_id&value=1&since=2026-01-02&until=2026-01-01", 400, "invalid_input"),
-        ("key=order_id&value=" + "x" * 3000, 400, "invalid_relationship_key"),
-    ],
-)
-def test_what_cannot_be_followed_says_why(talk: Asking, query: str, status: int, code: str) -> None:
-    """The document with a code, the page with the form as it was filled in; a file with the page of the problem."""
-    response = talk.get(f"/api/trace?{query}")
-    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
-    shown = talk.get(f"/trace?{query}")
-    assert shown.status_code == status
-    assert f'data-problem="{code}"' in shown.text
-    assert 'action="/trace"' in shown.text
-    harmless(shown.text)
-    assert talk.get(f"/trace/csv?{query}").status_code == status
-
-
-def test_hostile_starts_are_text(talk: Asking) -> None:
-    """What is typed comes back in the form as it was typed, and as nothing else."""
-    for text in hostile_names(30):
-        for query in ({"stream": text, "offset": "1"}, {"key": text, "value": text, "by": text}):
-            response = talk.get(f"/trace?{urlencode(query)}")
-            assert response.status_code in (400, 404)
-            values = [attributes.get("value") for tag, attributes in harmless(response.text).elements if tag == "input"]
-            assert values.count(text) == list(query.values()).count(text)
-
-
 def test_each_message_is_a_link_of_the_timeline_with_a_name(talk: Asking, talks: Talks) -> None:
     """So the keyboard comes to each, and a reader of screens says which it is."""
     query = f"stream={talks.orders}&offset=0"
@@ -174,27 +134,6 @@ def test_files_have_all_of_it_and_run_nowhere(talk: Asking, talks: Talks) -> Non
     assert {f"/api/trace?{query}", f"/trace/csv?{query}"} <= set(links(talk, f"/trace?{query}"))
 
 
-def test_a_masked_value_is_in_no_form_of_a_conversation(talks: Talks) -> None:
-    """Neither in edges nor in values, tables and titles; its digest still leads to all that share it."""
-    masked = ("card", "order_id", "cause", "id", "place")
-    with asking(talks.page(masked_keys=masked)) as page:
-        query = f"stream={talks.orders}&offset=0"
-        answer = page.get(f"/api/trace?{query}").json()
-        forms = [json.dumps(answer, ensure_ascii=False), page.get(f"/trace?{query}").text]
-        forms.append(page.get(f"/trace/csv?{query}").text)
-        secrets = [SECRET, "onerror=hacked", "HYPERLINK", "nobody"]
-        assert [text for text in secrets for form in forms if text in form] == []
-        shared = next(each["key"] for each in answer["shared"] if each["key"]["key"] == "card")
-        assert (shared["is_masked"], shared["value"][0]) == (True, "~")
-        assert shared["value"] in forms[2]
-        hrefs = links(page, f"/trace?{query}")
-        link = next(each for each in hrefs if each.startswith("/?key=card&of_stream="))
-        assert len(page.get(f"/api/search{link[1:]}").json()["results"]) >= 1
-        stopped = page.get("/api/trace?key=order_id&value=talk-200&fan_out=7").json()["stopped"]
-        assert stopped
-        assert all(each["key"]["value"].startswith("~") for each in stopped if each["key"])
-
-
 # --- how much ---------------------------------------------------------------------------------------------
 
 
@@ -221,10 +160,7 @@ def test_the_way_to_a_conversation_is_on_messages_and_searches(talk: Asking, tal
     for path, target in [
         (f"/message?stream={talks.orders}&offset=0", f"/trace?stream={talks.orders}&offset=0"),
         ("/?key=order_id&value=talk-200", "/trace?key=order_id&value=talk-200"),
-        (
-            f"/?key=place&of_stream={talks.orders}&of_offset=0",
-            f"/trace?stream={talks.orders}&offset=0&by=place",
-        ),
+        (f"/?key=place&of_stream={talks.orders}&of_offset=0", f"/trace?stream={talks.orders}&offset=0&by=place"),
     ]:
         hrefs = [attributes.get("href") for _, attributes in harmless(talk.get(path).text).elements]
         assert target in hrefs

@@ -4,7 +4,6 @@ import html
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import quote
 
 import anyio
 import pytest
@@ -15,7 +14,7 @@ from tests.support import wait_until
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, silent_database
 from tests.support.web import Asking, asking
-from tests.web.conftest import MANY, World
+from tests.web.conftest import MANY, World, views
 from tests.web.test_api import harmless
 
 ANSWER_S = 2.0
@@ -33,31 +32,19 @@ NAMES = re.compile(
 """Words of the code, and figures that nobody needs."""
 
 
-def views(world: World) -> dict[str, str]:
-    """A page of each kind."""
-    return {
-        "/": "",
-        "search": "/?key=host&value=busy",
-        "streams": "/streams",
-        "stream": f"/stream?stream={world.orders}",
-        "message": f"/message?stream={world.orders}&offset=0",
-        "missing": "/missing",
-        "expectation": "/missing/expectation?name=paid&span=all",
-        "groups": "/groups",
-        "collectors": "/collectors",
-        "collector": "/collectors/collector?name=books",
-        "contexts": "/contexts",
-        "super stream": f"/contexts/super-stream?name={quote(world.placed)}",
-        "conversation": "/trace?key=host&value=busy",
-    }
+SEEN = (
+    "search-empty", "search-many", "streams", "stream", "message-json", "missing", "missing-swift", "groups",
+    "collectors", "collector", "contexts", "super-stream", "conversation-stopped",
+)  # fmt: skip
+"""Views of each kind."""
 
 
 def shown(page: Asking, world: World, away: str) -> dict[str, str]:
     """Each view's text, while a server is away: it says so, names both, and calls nothing empty that it did not ask."""
     texts = {}
-    for name, path in views(world).items():
+    for name in SEEN:
         with in_time(3 * ANSWER_S + 3):
-            text = page.get(path or "/").text
+            text = page.get(views(world)[name]).text
         harmless(text)
         assert f'data-away="{away}"' in text, name
         assert text.count("has not answered since") == 1, name
@@ -87,10 +74,15 @@ def test_a_page_without_its_database_says_so_in_each_view(
     """Also in the first one; what the broker knows is shown, and the log says at the start what is wrong."""
     with database_away(world, how) as url, asking(world.page(database=url)) as page:
         texts = shown(page, world, "PostgreSQL")
-        assert "The keys cannot be listed now" in texts["/"]
+        assert "The keys cannot be listed now" in texts["search-empty"]
         assert f"messages 0 to {MANY + 12:,}" in texts["stream"]
-        assert "RabbitMQ has the message" in texts["message"]
+        assert "RabbitMQ has the message" in texts["message-json"]
+        assert page.get("/").status_code == 200
         assert page.get("/api/latest").status_code >= 400
+        assert page.get("/api/health").json()["error"]["code"] == "not_well"
+        for path in () if how == "refusing" else ("/streams", "/?key=host&value=busy"):
+            given = page.get(path)
+            assert (given.status_code, given.headers["Retry-After"]) == (503, "1")
     assert "PostgreSQL at " in caplog.text
 
 
@@ -110,16 +102,18 @@ def test_a_page_without_its_broker_shows_what_the_database_knows(
                 proxy.cut()
             wait_until(lambda: "data-away" in page.get("/collectors").text)
             texts = shown(page, world, "RabbitMQ")
-            assert "The newest message could not be read of" in texts["/"]
-            assert 'class="key hue' in texts["/"]
+            assert page.get("/api/search?key=host&value=busy").status_code == 503
+            assert page.get(f"/message?stream={world.orders}&offset=0").status_code == 503
+            assert "The newest message could not be read of" in texts["search-empty"]
+            assert 'class="key hue' in texts["search-empty"]
             assert f"recorded up to {MANY + 11:,}" in texts["streams"]
             assert f"recorded: 0–{MANY + 11:,}" in texts["stream"]
-            assert "recorded by " in texts["message"]
-            assert f"PostgreSQL has recorded {MANY:,}" in texts["search"]
+            assert "recorded by " in texts["message-json"]
+            assert f"PostgreSQL has recorded {MANY:,}" in texts["search-many"]
             assert "not counted: RabbitMQ does not answer" in texts["missing"]
             assert "books" in texts["collectors"]
             assert world.placed in texts["contexts"]
-            assert "not known: RabbitMQ does not answer" in texts["super stream"]
+            assert "not known: RabbitMQ does not answer" in texts["super-stream"]
             assert len(page.get("/api/latest").json()["unread"]) == 2
             proxy.mode, proxy.accepts = "pass", True
             wait_until(lambda: "data-away" not in page.get("/streams").text)
@@ -130,8 +124,8 @@ def test_a_page_without_its_broker_shows_what_the_database_knows(
 
 def test_each_view_names_its_servers(page: Asking, world: World) -> None:
     """The broker by its cluster's name."""
-    for path in views(world).values():
-        text = page.get(path or "/").text
+    for path in (views(world)[name] for name in SEEN):
+        text = page.get(path).text
         assert re.search(r"RabbitMQ <b>[^<]+</b> at ", text), path
         assert "PostgreSQL at " in text, path
         assert "data-away" not in text, path

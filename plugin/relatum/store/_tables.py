@@ -136,36 +136,6 @@ group_states = _table(
     moment="opened_at touched_at lease_expires_at done_at",
 )
 
-collectors = _table("collectors", integer="collector_id keep_s", text="vhost", sorted="name", moment="created_at")
-
-collector_members = _table(
-    "collector_members",
-    big="member_id",
-    integer="collector_id",
-    double="lease_s",
-    text="holder",
-    texts="types",
-    moment="joined_at lease_expires_at",
-)
-
-collector_sources = _table(
-    "collector_sources",
-    integer="source_id collector_id",
-    sorted="stream",
-    big="position last_offset last_fingerprint last_chunk_ms passed_over member_id",
-    moment="moved_at replaced_at",
-)
-
-collected_messages = _table(
-    "collected_messages",
-    integer="source_id size",
-    big="stream_offset member_id bulk_id",
-    small="attempts",
-    text="state reason",
-    sorted="message_id type",
-    moment="collected_at forwarded_at finished_at next_attempt_at",
-)
-
 placement_epochs: Final = sa.Sequence("placement_epochs", schema=SCHEMA)
 
 super_streams = _table(

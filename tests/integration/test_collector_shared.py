@@ -1,0 +1,472 @@
+"""What is the same behind both faces of the collector: limits of memory, streams, members, positions, threads."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+import sqlalchemy as sa
+
+from relatum import MessageId
+from relatum.collecting import Bulk, ExecutorOptions, FlushReason, MessageCollector, Outcome, OutcomeStatus
+from relatum.collecting._collector_core import Advance, Entry
+from relatum.errors import ConfigurationError, InvalidInput, NotAStream, StreamNotFound
+from relatum.reading import StreamReader
+from tests.support import declare_stream, delete_stream, new_streams, unique_name, wait_until
+from tests.support.collectors import FOREVER, Collecting, CollectorStore, Consumer, Gate, wait_status
+from tests.support.leases import LEASE_S, let_lapse
+from tests.support.place import Place
+from tests.support.threads import Threads
+
+UNKNOWN, COLLECTED, FORWARDED = OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED
+SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
+
+
+@pytest.fixture
+def collecting(place: Place) -> Collecting:
+    """Collectors with threads."""
+    return Collecting(place)
+
+
+# --- limits over all types --------------------------------------------------------------------------------------
+
+
+def test_too_many_active_bulks_flush_the_oldest(collecting: Collecting) -> None:
+    """When a second bulk is begun where two are too many, the first is handed on; the second stays."""
+    collecting.put("a")
+    collecting.put("b", type_="parcel")
+    orders, parcels = Consumer(), Consumer()
+    collector = collecting.collector(orders, bulks_max=2, **FOREVER)
+    collector.register_executor("parcel", parcels, ExecutorOptions(**FOREVER))
+    with collector:
+        wait_status(collector, SUCCEEDED, "a")
+        assert collector.outcome("b").status is COLLECTED
+    assert orders.bulks == [(FlushReason.ACTIVE_BULKS, ["a"])]
+    assert parcels.bulks == [(FlushReason.STOP, ["b"])]
+
+
+def test_spill_leaves_bodies_in_their_stream(collecting: Collecting) -> None:
+    """With "spill", all is taken; what waits behind a full queue has no body in memory, and is read again in order."""
+    bodies = [f"{n:03}" + "x" * 20_000 for n in range(40)]
+    collecting.put(*bodies)
+    gate = Gate()
+    options: dict[str, Any] = {"bulk_messages": 4, "queue_bulks": 1, "when_full": "spill", "max_age_s": 1.0}
+    with collecting.collector(gate, **options) as collector, gate.closed():
+        wait_until(lambda: collector.held_messages == 40, what="all messages taken")
+        wait_until(lambda: collector.held_bytes < 12 * 20_000, what="bodies left in the stream")
+        gate.opened.set()
+        wait_until(lambda: len(gate.bodies) == 40, what="all messages consumed")
+    assert gate.bodies == bodies
+
+
+def test_memory_ends_at_its_limit(collecting: Collecting) -> None:
+    """However much lies in the stream, no more is held than the limit and the message that reached it."""
+    bodies = [f"{n:03}" + "x" * 50_000 for n in range(60)]
+    collecting.put(*bodies)
+    gate = Gate()
+    options: dict[str, Any] = {"bulk_messages": 2, "queue_bulks": 100, "max_age_s": 1.0}
+    with collecting.collector(gate, bytes_max=500_000, **options) as collector, gate.closed():
+        wait_until(lambda: collector.held_bytes >= 500_000, what="the limit reached")
+        assert collector.held_bytes < 500_000 + 52_000
+        gate.opened.set()
+        wait_until(lambda: len(gate.bodies) == 60, what="all messages consumed")
+    assert gate.bodies == bodies
+
+
+# --- failures ---------------------------------------------------------------------------------------------------
+
+
+def test_a_message_that_waits_for_its_retry_says_so(collecting: Collecting) -> None:
+    """Between two attempts a message is collected, with its attempts and the reason; the next start goes on with it."""
+    collecting.put("a")
+    with collecting.collector(lambda bulk: [ValueError("not yet")], backoff_s=1.0) as collector:
+        wait_until(lambda: collector.outcome("a").reason, what="a failed attempt")
+        outcome = collector.outcome("a")
+    assert (outcome.status, outcome.attempts, outcome.reason) == (COLLECTED, 1, "ValueError: not yet")
+    with collecting.collector(Consumer()) as successor:
+        [outcome] = wait_status(successor, SUCCEEDED, "a")
+    assert outcome.attempts == 2
+
+
+def test_given_up_messages_go_to_the_dead_letter_stream(collecting: Collecting, dead_stream: str) -> None:
+    """After its last attempt a message lies in the dead-letter stream as it was, with the reason, and is dead."""
+    collecting.put("a", headers={"order_id": 4711})
+    options: dict[str, Any] = {"attempts": 2, "backoff_s": 0.01, "dead_letter_stream": dead_stream}
+    with collecting.collector(lambda bulk: [ValueError("bad")], **options) as collector:
+        [outcome] = wait_status(collector, DEAD, "a")
+    [letter] = collecting.place.messages(dead_stream)
+    assert (outcome.attempts, outcome.reason) == (2, "ValueError: bad")
+    assert (letter.body, letter.properties.message_id, letter.properties.type) == (b"a", "a", "order")
+    assert dict(letter.headers) == {
+        "order_id": 4711,
+        "relatum_dead_reason": "ValueError: bad",
+        "relatum_dead_stream": collecting.place.stream,
+        "relatum_dead_offset": 0,
+    }
+
+
+# --- positions and streams ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("start", "expected"), [("first", "abcd"), ("next", "d"), (2, "cd")])
+def test_a_stream_is_followed_from_where_it_is_told(collecting: Collecting, start: Any, expected: str) -> None:
+    """A stream that was never followed is followed from its first message, from now on, or from an offset."""
+    collecting.put(*"abc")
+    consumer = Consumer()
+    with collecting.collector(consumer, start=start) as collector:
+        wait_until(lambda: collector._shared.intake.is_followed(collecting.place.stream), what="the stream followed")
+        collecting.put("d")
+        wait_status(collector, SUCCEEDED, "d")
+    assert consumer.bodies == list(expected)
+
+
+BEGIN_ANEW = """
+UPDATE relatum.collector_sources SET replaced_at = now(), member_id = NULL
+WHERE stream = :stream AND replaced_at IS NULL
+  AND collector_id IN (SELECT collector_id FROM relatum.collectors WHERE name = :collector)
+"""
+"""What the page of the collector says."""
+
+
+def test_it_is_said_that_start_does_not_count(
+    collecting: Collecting, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream that has a position goes on there, which is logged; without its position it is begun anew."""
+    collecting.put("a", "b")
+    stream = collecting.place.stream
+
+    def consume() -> tuple[int, list[str]]:
+        caplog.clear()
+        consumer = Consumer()
+        with caplog.at_level("INFO", "relatum.collector"), collecting.collector(consumer, start=1) as collector:
+            wait_until(lambda: collector._shared.intake.is_followed(stream), what="the stream followed")
+            wait_status(collector, SUCCEEDED, "b")
+        return sum("start is for" in record.message for record in caplog.records), consumer.bodies
+
+    assert consume() == (0, ["b"])
+    assert consume() == (1, [])
+    with engine.begin() as connection:
+        connection.execute(sa.text(BEGIN_ANEW), {"collector": "billing", "stream": stream})
+    assert consume() == (0, ["b"])
+
+
+def declare_again(collecting: Collecting, **arguments: Any) -> None:
+    """Delete the stream, and declare it again."""
+    delete_stream(collecting.place.amqp, collecting.place.stream)
+    declare_stream(collecting.place.amqp, collecting.place.stream, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "consumed"),
+    [(["a", "b"], ["c", "d", "e"], "abcde"), ([*"abcdef"], [*"abcd", "g"], "abcdefg")],
+    ids=["another", "lost its end"],
+)
+def test_a_stream_declared_again_is_collected_from_where_both_agree(
+    collecting: Collecting, before: list[str], after: list[str], consumed: str
+) -> None:
+    """What lies there as it was is not consumed again; other messages at the same offsets are, and none is missed."""
+    consumer = Consumer()
+    collecting.put(*before)
+    with collecting.collector(consumer) as collector:
+        wait_status(collector, SUCCEEDED, *before)
+    declare_again(collecting)
+    collecting.put(*after)
+    with collecting.collector(consumer) as again:
+        wait_status(again, SUCCEEDED, *after)
+        wait_status(again, SUCCEEDED, *before)
+    assert consumer.bodies == list(consumed)
+
+
+def test_retention_that_was_faster_is_noticed(collecting: Collecting, caplog: pytest.LogCaptureFixture) -> None:
+    """Messages that were dropped before they were collected are missing, and it is said which."""
+    place = collecting.place
+    declare_again(collecting, x_max_length_bytes=2000, x_stream_max_segment_size_bytes=1000)
+    store = CollectorStore("billing", place.database)
+    member = store.open(["order"], 0.2)
+    store.follow(member, place.stream, 0)
+    store.close(member)
+    store.dispose()
+    numbers = count()
+
+    def first_offset() -> int:
+        collecting.put(f"{next(numbers):03}" + "x" * 500)
+        with StreamReader.open(place.amqp) as reader:
+            return reader.bounds(place.stream).first or 0
+
+    wait_until(lambda: first_offset() > 0, what="messages dropped by retention")
+    newest, consumer = f"{next(numbers) - 1:03}", Consumer()
+    with caplog.at_level("WARNING", "relatum.collector"), collecting.collector(consumer) as collector:
+        wait_until(lambda: consumer.bodies and consumer.bodies[-1].startswith(newest))
+        first = collector.outcome(consumer.bodies[0][:200]).offset
+    [record] = [record for record in caplog.records if "retention" in record.message]
+    assert (vars(record)["from"], vars(record)["to"]) == (0, first)
+
+
+def test_a_queue_is_not_followed(collecting: Collecting, caplog: pytest.LogCaptureFixture) -> None:
+    """It never becomes a stream; a stream that is missing may, so it is waited for, which is logged with its name."""
+    place, queue, missing = collecting.place, unique_name("queue"), unique_name("missing")
+    with pika.BlockingConnection(pika.URLParameters(place.amqp)) as connection:
+        connection.channel().queue_declare(queue, exclusive=False, auto_delete=True, durable=True)
+        with pytest.raises(NotAStream, match=queue):
+            collecting.collector(Consumer(), streams=[place.stream, queue]).start()
+        connection.channel().queue_delete(queue)
+
+    def warnings() -> list[str]:
+        records = [record.message for record in caplog.records if record.name == "relatum.collector"]
+        return [message for message in records if f"There is no stream {missing!r}" in message]
+
+    with caplog.at_level("WARNING", "relatum.collector"):
+        collector = collecting.collector(Consumer(), streams=[missing])
+        collector.start()
+        try:
+            wait_until(warnings, what="a warning")
+            declare_stream(place.amqp, missing)
+            collecting.put("a", to=missing)
+            wait_status(collector, SUCCEEDED, "a")
+        finally:
+            collector.close()
+            delete_stream(place.amqp, missing)
+    assert len(warnings()) == 1
+
+
+def test_what_cannot_work_is_refused(collecting: Collecting) -> None:
+    """Without a broker, an executor or its dead-letter stream; a second executor of a type; what is no function."""
+    for options in ({"streams": ["orders"]}, {"dead_letter_stream": "dead"}):
+        with pytest.raises(ConfigurationError, match="broker"):
+            MessageCollector("billing", database=NOWHERE, **options)  # type: ignore[arg-type]
+    alone = MessageCollector("billing", database=NOWHERE)
+    with pytest.raises(ConfigurationError, match="broker"):
+        alone.register_executor("order", Consumer(), ExecutorOptions(when_full="spill"))
+    with pytest.raises(InvalidInput, match="called"):
+        alone.register_executor("order", "no executor")  # type: ignore[arg-type]
+    alone.register_executor("order", Consumer())
+    with pytest.raises(InvalidInput, match="already"):
+        alone.register_executor("order", Consumer())
+    with pytest.raises(ConfigurationError, match="executor"):
+        collecting.collector().start()
+    with pytest.raises(StreamNotFound):
+        collecting.collector(Consumer(), dead_letter_stream=unique_name("missing")).start()
+
+
+def test_dead_letters_are_not_collected_again(collecting: Collecting) -> None:
+    """Where dead letters would go to a stream that is followed, also as a partition, the collector is refused."""
+    stream, name = collecting.place.stream, unique_name("super")
+    with pytest.raises(ConfigurationError, match="for ever"):
+        collecting.collector(dead_letter_stream=stream)
+    with pika.BlockingConnection(pika.URLParameters(collecting.place.amqp)) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
+        try:
+            channel.queue_bind(stream, name, "0", {"x-stream-partition-order": 0})
+            collector = collecting.collector(Consumer(), streams=[name], dead_letter_stream=stream)
+            with pytest.raises(ConfigurationError, match="for ever"):
+                collector.start()
+        finally:
+            channel.exchange_delete(name)
+
+
+# --- members ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick_rhythm")
+def test_a_member_with_more_types_takes_over(collecting: Collecting) -> None:
+    """A new version that knows another type follows from the first such message on; none is passed over, or doubled."""
+    consumer = Consumer()
+    first, second = (collecting.collector(consumer, lease_s=LEASE_S) for _ in range(2))
+    second.register_executor("mail", consumer, ExecutorOptions(max_age_s=0.01))
+    with first:
+        collecting.put("nobody's", type_="mail")
+        collecting.put("a")
+        wait_status(first, SUCCEEDED, "a")
+        with second:
+            collecting.put(*"bc", type_="mail")
+            collecting.put(*"de")
+            wait_status(first, SUCCEEDED, *"bcde")
+        collecting.put("late", type_="mail")
+        collecting.put("f")
+        wait_status(first, SUCCEEDED, "f")
+        assert {first.outcome(each).status for each in ("nobody's", "late")} == {UNKNOWN}
+    assert sorted(consumer.bodies) == list("abcdef")
+
+
+@pytest.mark.usefixtures("quick_rhythm")
+def test_messages_of_a_dead_member_are_taken_over(collecting: Collecting, engine: sa.Engine) -> None:
+    """What a member that died had collected or handed on is read again and consumed; what retention took failed."""
+    collecting.put(*"abc")
+    stream, dead = collecting.place.stream, CollectorStore("billing", collecting.place.database)
+    member = dead.open(["order"], LEASE_S)
+    places = [MessageId(stream, offset) for offset in (0, 1, 2, 99)]
+    entries = [Entry(each, body, "order", 1) for each, body in zip(places, "abcd", strict=True)]
+    assert dead.follow(member, stream, 0) is not None
+    dead.add(member, entries, Advance(stream, 0, 100))
+    dead.forward(member, 7, places[:2])
+    let_lapse(engine)
+    dead.dispose()
+    consumer = Consumer()
+    with collecting.collector(consumer, streams=[]) as collector:
+        outcomes = wait_status(collector, SUCCEEDED, *"abc")
+        [gone] = wait_status(collector, FAILED, "d")
+    assert sorted(consumer.bodies) == ["a", "b", "c"]
+    assert [outcome.attempts for outcome in outcomes] == [2, 2, 1]
+    assert (gone.reason or "").startswith("expired: ")
+
+
+# --- threads ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["executor", "collected", "succeeded"])
+def test_it_may_be_closed_from_inside(collecting: Collecting, where: str) -> None:
+    """It cannot wait for itself: it says so, and is closed in the background, with the message consumed."""
+    collecting.put("a")
+    answers: list[bool] = []
+
+    def close_at(place: str) -> None:
+        if place == where:
+            answers.append(collector.close(timeout_s=90))
+
+    collector = collecting.collector(lambda bulk: close_at("executor"), max_age_s=0.05)
+    collector.register_result_handler(lambda outcome: close_at(outcome.status.value))
+    collector.start()
+    wait_until(lambda: answers == [False], what="closed from inside")
+    assert collector.close(timeout_s=90)
+    store = CollectorStore("billing", collecting.place.database)
+    assert store.outcomes_of(["a"])["a"].status is SUCCEEDED
+    store.dispose()
+
+
+def test_a_handler_of_collected_does_not_wait_for_what_comes_after_it(collecting: Collecting) -> None:
+    """Storing goes on after the handler only: flushing there, and giving messages to a full type, must not wait."""
+    collecting.put(*"abcdef")
+    first, *others = collecting.place.messages()
+    given: list[bool] = []
+
+    def give(outcome: Outcome) -> None:
+        if outcome.status is COLLECTED and not given:
+            given.extend(collector.collect(message) for message in others)
+            collector.flush()
+
+    collector = collecting.collector(lambda bulk: None, streams=[], bulk_messages=1, queue_bulks=2, max_age_s=1.0)
+    collector.register_result_handler(give)
+    with collector:
+        assert collector.collect(first)
+        wait_until(lambda: len(given) == 5, what="all messages offered")
+        wait_until(lambda: collector.held_messages == 0, what="what was taken is consumed")
+        assert given == [True, False, False, False, False]
+
+
+def test_a_handler_that_exits_ends_no_thread(collecting: Collecting) -> None:
+    """`SystemExit` would end the thread that stores, and nobody would notice."""
+    told: list[str] = []
+
+    def leave(outcome: Outcome) -> None:
+        told.append(f"{outcome.message_id} {outcome.status.value}")
+        sys.exit(3)
+
+    collector = collecting.collector(lambda bulk: None, max_age_s=0.05)
+    collector.register_result_handler(leave)
+    with collector:
+        for body in "ab":
+            collecting.put(body)
+            wait_until(lambda each=body: f"{each} succeeded" in told, what="the message consumed")
+
+
+RUN_UNTIL_INTERRUPTED = """
+import signal, sys, threading
+from relatum import MessageCollector
+from relatum.collecting import ExecutorOptions
+# A shell has what it starts in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+collector = MessageCollector("billing", database=sys.argv[1], broker=sys.argv[2], streams=[sys.argv[3]])
+collector.register_executor("order", lambda bulk: None, ExecutorOptions(max_age_s=600.0))
+collector.register_result_handler(lambda outcome: print(outcome.status.value, flush=True))
+try:
+    collector.run(threading.Event())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_running_until_interrupted_closes(collecting: Collecting) -> None:
+    """Ctrl-C is an orderly stop: what is in a bulk is consumed before."""
+    collecting.put("a")
+    place = collecting.place
+    arguments = [sys.executable, "-c", RUN_UNTIL_INTERRUPTED, place.database, place.amqp, place.stream]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "collected\n"
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=90)[0].split() == ["succeeded", "interrupted"]
+        finally:
+            process.kill()
+
+
+def test_joined_executors_do_not_keep_the_lease_from_being_renewed(collecting: Collecting) -> None:
+    """Each holds a connection for as long as it runs, however many there are."""
+    workers = 24
+    collecting.put(*map(str, range(workers)))
+    gate, begun = threading.Event(), []
+
+    def wait(bulk: Bulk) -> None:
+        assert bulk.connection is not None
+        bulk.connection.execute(sa.text("SELECT 1"))
+        begun.append(bulk)
+        assert gate.wait(90)
+
+    options = {"bulk_messages": 1, "workers": workers, "queue_bulks": workers, "joins_transaction": True}
+    with collecting.collector(wait, **options) as collector:
+        try:
+            wait_until(lambda: len(begun) == workers, what="all executors at once")
+            assert collector.outcome("0").status is FORWARDED
+        finally:
+            gate.set()
+
+
+def test_streams_have_no_threads_of_their_own(collecting: Collecting) -> None:
+    """Twelve streams are followed by as many threads as one is, and each is collected."""
+    told: list[str] = []
+
+    def threads(streams: list[str], what: str) -> int:
+        collector = collecting.collector(lambda bulk: None, name=what, streams=streams, max_age_s=0.05)
+        collector.register_result_handler(lambda outcome: told.append(f"{outcome.message_id} {outcome.status.value}"))
+        before = Threads()
+        with collector:
+            wait_until(lambda: {f"{name} succeeded" for name in streams} <= set(told), what="all consumed")
+            # Those who ask end when there is nothing to ask; the one for readers' idle connections is the process's.
+            asking = [each for each in before.begun() if each.name.endswith("-asks")]
+            wait_until(lambda: not any(each.is_alive() for each in asking), what="nothing asked any more")
+            return sum(each.name != "relatum-heartbeats" for each in before.begun())
+
+    with new_streams(collecting.place.amqp, 12) as names:
+        for name in names:
+            collecting.put(name, to=name)
+        assert threads(names[:1], "few") == threads(names, "many")
+
+
+@pytest.mark.usefixtures("quick_rhythm")
+def test_a_broker_that_hangs_costs_no_lease(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partitions are looked for beside what renews the lease."""
+    looked, gate, renewed = threading.Event(), threading.Event(), []
+
+    def look(collector: MessageCollector) -> None:
+        looked.set()
+        assert gate.wait(90)
+
+    monkeypatch.setattr("relatum.collecting._collector_life.PARTITIONS_S", 0.05)
+    monkeypatch.setattr(MessageCollector, "_look", look)
+    collector = collecting.collector(lambda bulk: None, lease_s=LEASE_S)
+    renew: Callable[[int], bool] = collector._shared.store.renew
+    monkeypatch.setattr(collector._shared.store, "renew", lambda member: renewed.append(member) or renew(member))
+    with collector:
+        assert looked.wait(90)
+        before = len(renewed)
+        wait_until(lambda: len(renewed) > before + 2, what="the lease renewed")
+        gate.set()
+    assert len(set(renewed)) == 1
