@@ -52,13 +52,6 @@ def read(spark: SparkSession, stream: str, **options: Any) -> list[Any]:
     return numbers(frame.select("offset", number_of("value")))
 
 
-def resolve(spark: SparkSession, stream: str, stop: int, every: int) -> list[Any]:
-    """Every so manieth message: its offset, status and number."""
-    places = spark.range(0, stop, every).select(F.lit(stream).alias("stream"), F.col("id").alias("offset"))
-    found = relatum_spark.resolve(places, partitions=16)
-    return numbers(found.select("offset", "status", number_of("value")))
-
-
 def backfill(spark: SparkSession, streams: list[str]) -> list[Any]:
     """Record streams."""
     return [report.stream for report in relatum_spark.backfill(spark, streams, slice_offsets=4_000)]
@@ -82,7 +75,7 @@ def copy(spark: SparkSession, source: str, target: str, checkpoint: str, each: i
 
 
 STEPS: dict[str, Callable[..., list[Any]]] = {
-    step.__name__: step for step in (whereabouts, read, resolve, backfill, pairs, copy)
+    step.__name__: step for step in (whereabouts, read, backfill, pairs, copy)
 }
 
 

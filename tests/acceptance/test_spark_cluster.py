@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
-import psycopg
 import pytest
-from psycopg import sql
 
-from relatum.store import add_keys, make_engine
+from relatum.store import add_keys, as_engine
+from tests.acceptance._command import Relatum
 from tests.acceptance._spark_application import write
-from tests.support import all_plain, declare_stream, delete_stream, publish_plain, rows_of, unique_name, wait_until
+from tests.support import all_plain, new_streams, publish_plain, rows_of, wait_until
+from tests.support.databases import named
+from tests.support.plans import filled_database
 from tests.support.spark_cluster import SparkCluster, build_wheel_zip, zip_dependencies
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.own_jvms]
@@ -39,12 +39,10 @@ FRESH_NS = 300_000_000
 
 
 @dataclass(frozen=True)
-class Servers:
-    """Where the streams and the table of this module are."""
+class Pair:
+    """Where the two streams of this module are, and the table."""
 
-    broker_url: str
-    stream_url: str
-    database_url: str
+    relatum: Relatum
     left: str
     right: str
 
@@ -116,31 +114,20 @@ def order_of_right(number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def module_database_url(database_server_url: str, _migrated_template: str) -> Iterator[str]:
-    """The URL of a new database with the newest schema, for all tests of the module."""
-    name = unique_name("relatum_cluster").replace("-", "_")
-    create = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(_migrated_template))
-    drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
-    with psycopg.connect(database_server_url, autocommit=True) as connection:
-        connection.execute(create)
-        yield urlunsplit(urlsplit(database_server_url)._replace(path=f"/{name}"))
-        connection.execute(drop)
-
-
-@pytest.fixture(scope="module")
-def servers(amqp_url: str, stream_url: str, module_database_url: str) -> Iterator[Servers]:
-    """Two streams that are not recorded yet."""
-    left, right = unique_name("left"), unique_name("right")
-    for name, size, order in ((left, LEFT, order_of_left), (right, RIGHT, order_of_right)):
-        declare_stream(amqp_url, name)
-        messages = ((b"%d" % number, {"order_id": order(number)}) for number in range(size))
-        publish_plain(amqp_url, name, messages, confirm=False)
-    engine = make_engine(module_database_url)
-    add_keys(engine, ["order_id"])
-    engine.dispose()
-    yield Servers(amqp_url, stream_url, module_database_url, left, right)
-    for name in (left, right):
-        delete_stream(amqp_url, name)
+def pair(amqp_url: str, stream_url: str, database_server_url: str, _migrated_template: str) -> Iterator[Pair]:
+    """Two streams that are not recorded yet, and a new database."""
+    nothing = "SELECT"
+    with (
+        new_streams(amqp_url, 2) as (left, right),
+        filled_database(database_server_url, _migrated_template, nothing, then=nothing) as connection,
+    ):
+        for name, size, order in ((left, LEFT, order_of_left), (right, RIGHT, order_of_right)):
+            messages = ((b"%d" % number, {"order_id": order(number)}) for number in range(size))
+            publish_plain(amqp_url, name, messages, confirm=False)
+        relatum = Relatum(amqp_url, stream_url, named(database_server_url, connection.info.dbname))
+        with as_engine(relatum.database_url) as engine:
+            add_keys(engine, ["order_id"])
+        yield Pair(relatum, left, right)
 
 
 @pytest.fixture(scope="module")
@@ -152,23 +139,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 
 @pytest.fixture(scope="module")
 def application(
-    cluster: SparkCluster, servers: Servers, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+    cluster: SparkCluster, pair: Pair, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Application]:
     """The application, with all its tasks need shipped to them."""
     directory = tmp_path_factory.mktemp("application")
-    variables = {
-        "RELATUM_BROKER_URL": servers.broker_url,
-        "RELATUM_STREAM_URL": servers.stream_url,
-        "RELATUM_DATABASE_URL": servers.database_url,
-    }
-    dependencies = zip_dependencies(directory / "dependencies.zip")
     process = cluster.submit(
         APPLICATION,
         str(directory),
         str(EXECUTORS),
         py_files=build_wheel_zip(pytestconfig.rootpath, directory),
-        archive=dependencies,
-        environment=variables,
+        archive=zip_dependencies(directory / "dependencies.zip"),
+        environment={name: value for name, value in pair.relatum.environment.items() if name.startswith("RELATUM_")},
     )
     running = Application(cluster, process, directory)
     yield running
@@ -185,42 +166,31 @@ def test_nodes_without_relatum_run_what_was_shipped(cluster: SparkCluster, appli
         assert Path(dependency).relative_to(cluster.directory).parts[0].startswith("work")
 
 
-def test_a_batch_read_has_every_message_once(application: Application, servers: Servers) -> None:
+def test_a_batch_read_has_every_message_once(application: Application, pair: Pair) -> None:
     """An executor killed: still each message, once."""
-    found = application.run("read", stream=servers.left, maxRecordsPerPartition=2_000)
+    found = application.run("read", stream=pair.left, maxRecordsPerPartition=2_000)
     assert sorted(found) == [[number, number] for number in range(LEFT)]
 
 
-def test_a_back_fill_writes_every_row_once(application: Application, servers: Servers) -> None:
+def test_a_back_fill_writes_every_row_once(application: Application, pair: Pair) -> None:
     """An executor killed: the table has the rows of all messages, once."""
-    application.run("backfill", streams=[servers.left, servers.right])
-    engine = make_engine(servers.database_url)
-    for stream, size, order in ((servers.left, LEFT, order_of_left), (servers.right, RIGHT, order_of_right)):
-        assert rows_of(engine, stream) == [("order_id", order(number), number) for number in range(size)]
-    engine.dispose()
+    application.run("backfill", streams=[pair.left, pair.right])
+    with as_engine(pair.relatum.database_url) as engine:
+        for stream, size, order in ((pair.left, LEFT, order_of_left), (pair.right, RIGHT, order_of_right)):
+            assert rows_of(engine, stream) == [("order_id", order(number), number) for number in range(size)]
 
 
-def test_resolve_gets_every_message_asked_for(application: Application, servers: Servers) -> None:
-    """An executor killed: every row is there once, with its message."""
-    found = application.run("resolve", kill_after=0, stream=servers.left, stop=LEFT, every=2)
-    assert sorted(found) == [[number, "found", number] for number in range(0, LEFT, 2)]
-
-
-def test_pairs_are_complete_and_come_once(application: Application, servers: Servers) -> None:
-    """An executor killed: all pairs, each once, with both messages."""
-    found = application.run("pairs", kill_after=0, left=servers.left, right=servers.right, on="order_id")
+def test_pairs_are_complete_and_come_once(application: Application, pair: Pair) -> None:
+    """An executor killed: all pairs, each once, with both messages, which are resolved in other tasks."""
+    found = application.run("pairs", kill_after=0, left=pair.left, right=pair.right, on="order_id")
     assert sorted(found) == sorted([4 * n + k, n] for n in range(LEFT // 4) for k in (0, 1))
 
 
-def test_a_streaming_query_publishes_every_message_once(
-    application: Application, servers: Servers, tmp_path: Path
-) -> None:
+def test_a_streaming_query_publishes_every_message_once(application: Application, pair: Pair, tmp_path: Path) -> None:
     """An executor killed: the target stream has each message once."""
-    target = unique_name("target")
-    declare_stream(servers.broker_url, target)
     checkpoint = str(tmp_path / "checkpoint")
-    batches = application.run("copy", source=servers.left, target=target, checkpoint=checkpoint, each=10_000)
-    assert sum(batches) == LEFT
-    bodies = [body for _, _, body in all_plain(servers.broker_url, target)]
-    delete_stream(servers.broker_url, target)
+    with new_streams(pair.relatum.broker_url, 1) as (target,):
+        batches = application.run("copy", source=pair.left, target=target, checkpoint=checkpoint, each=10_000)
+        assert sum(batches) == LEFT
+        bodies = [body for _, _, body in all_plain(pair.relatum.broker_url, target)]
     assert sorted(map(int, bodies)) == list(range(LEFT))

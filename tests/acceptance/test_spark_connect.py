@@ -10,18 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from relatum.store import add_keys, make_engine
+from relatum.store import add_keys, as_engine
 from tests.acceptance._command import Relatum
-from tests.support import (
-    SPARK_START,
-    START_S,
-    all_plain,
-    declare_stream,
-    delete_stream,
-    publish_plain,
-    unique_name,
-    wait_until,
-)
+from tests.support import SPARK_START, START_S, all_plain, new_streams, publish_plain, wait_until
 from tests.support.ports import free_port
 from tests.support.spark import JDBC_JAR
 from tests.support.spark_cluster import HOST, SPARK_HOME
@@ -71,17 +62,15 @@ def _listens(port: int, server: "subprocess.Popen[bytes]") -> bool:
 
 def test_all_but_enrichment_works_over_connect(remote: str, amqp_url: str, stream_url: str, database_url: str) -> None:
     """All functions give over Connect what they give elsewhere; enrichment says clearly that it cannot."""
-    left, right, target = (unique_name(name) for name in ("left", "right", "target"))
-    for name, count in ((left, LEFT), (right, RIGHT), (target, 0)):
-        declare_stream(amqp_url, name)
-        publish_plain(amqp_url, name, [(b"%d" % number, {"order_id": f"o{number}"}) for number in range(count)])
-    engine = make_engine(database_url)
-    add_keys(engine, ["order_id"])
-    engine.dispose()
-    relatum = Relatum(amqp_url, stream_url, database_url)
-    client = [sys.executable, str(CLIENT), remote, amqp_url, left, right, target]
-    ended = subprocess.run(client, env=relatum.environment, capture_output=True, text=True, timeout=840, check=False)
-    assert ended.returncode == 0, ended.stderr
+    with new_streams(amqp_url, 3) as (left, right, target), as_engine(database_url) as engine:
+        for name, count in ((left, LEFT), (right, RIGHT)):
+            publish_plain(amqp_url, name, [(b"%d" % number, {"order_id": f"o{number}"}) for number in range(count)])
+        add_keys(engine, ["order_id"])
+        environment = Relatum(amqp_url, stream_url, database_url).environment
+        client = [sys.executable, str(CLIENT), remote, amqp_url, left, right, target]
+        ended = subprocess.run(client, env=environment, capture_output=True, text=True, timeout=840, check=False)
+        assert ended.returncode == 0, ended.stderr
+        bodies = [body for _, _, body in all_plain(amqp_url, target)]
     found = json.loads(ended.stdout.splitlines()[-1])
     refused = found.pop("Enrichment")
     assert found == {
@@ -101,7 +90,4 @@ def test_all_but_enrichment_works_over_connect(remote: str, amqp_url: str, strea
     }
     assert "ConfigurationError" in refused
     assert "Spark Connect" in refused
-    bodies = [body for _, _, body in all_plain(amqp_url, target)]
     assert sorted(map(int, bodies)) == sorted([*range(LEFT)] * 2)
-    for name in (left, right, target):
-        delete_stream(amqp_url, name)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
@@ -19,18 +20,27 @@ OF_EXTRAS = (
 
 
 def _run(*command: str | Path, cwd: Path | None = None) -> str:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, cwd=cwd)
-    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    done = subprocess.run(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        cwd=cwd,
+    )
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def wheel(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the checkout without a C compiler."""
+    """The wheel, built from the checkout without a C compiler: pure Python, and the reason is said."""
     directory = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", directory]
-    _run("env", "CC=no-such-compiler", *pip, pytestconfig.rootpath)
+    pip = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps", "--wheel-dir", directory]
+    said = _run("env", "CC=no-such-compiler", *pip, pytestconfig.rootpath)
     (built,) = directory.glob("*.whl")
+    assert "there is no compiler no-such-compiler" in said
+    assert built.name.endswith("-py3-none-any.whl"), "it runs anywhere"
     return built
 
 
@@ -44,24 +54,39 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python.parent
 
 
+@pytest.mark.release
 def test_the_wheel_holds_the_four_packages_typed(wheel: Path) -> None:
-    """Four packages with their py.typed, the licence and the migrations are in it; tests and docs are not."""
-    assert wheel.name.endswith("-py3-none-any.whl"), "it needs no compiler, and runs anywhere"
-    names = zipfile.ZipFile(wheel).namelist()
+    """With their py.typed, the licence, the migrations, the page's files and two weeks of flights; no tests or docs."""
+    names = set(zipfile.ZipFile(wheel).namelist())
     tops = {name.split("/")[0] for name in names}
     assert tops == {*PACKAGES, "pyspark_relatum", f"relatum-{version('relatum')}.dist-info"}
-    for package in PACKAGES:
-        assert f"{package}/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert {f"relatum_migrations/{name}" for name in MIGRATIONS} <= set(names)
+    web, data = "relatum_consumer/web", "relatum_consumer/demo/data"
+    assert names.issuperset(
+        {
+            *(f"{package}/py.typed" for package in PACKAGES),
+            *(f"relatum_migrations/{name}" for name in MIGRATIONS),
+            *(f"{web}/{name}" for name in ("templates/base.html", "static/page.css", "static/shared.js")),
+            *(f"{data}/{name}.csv.gz" for name in ("flights", "planes", "weather")),
+        }
+    )
 
 
+def test_each_module_that_is_named_is_there(pytestconfig: pytest.Config) -> None:
+    """What the build reads and compiles is named in pyproject.toml."""
+    hook = tomllib.loads((pytestconfig.rootpath / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    named = [*hook["wheel"]["hooks"]["custom"]["compiled"], *hook["wheel"]["hooks"]["custom"]["read"]]
+    assert [name for name in named if not (pytestconfig.rootpath / name).is_file()] == []
+
+
+@pytest.mark.release
 def test_every_package_imports_without_extras(installed: Path, tmp_path: Path) -> None:
     """All four import with the required dependencies alone, and bring in no module of an extra."""
     code = f"""
 import importlib, sys
 for name in {PACKAGES}:
     importlib.import_module(name)
+    assert name != "relatum" or not sys.modules.keys() & set({PACKAGES[1:]}), "the kernel imports nothing above it"
 for name in {OF_EXTRAS}:
     assert name not in sys.modules, name
     assert importlib.util.find_spec(name) is None, name
@@ -69,16 +94,7 @@ for name in {OF_EXTRAS}:
     _run(installed / "python", "-I", "-c", code, cwd=tmp_path)
 
 
-def test_the_kernel_imports_nothing_above_it(installed: Path, tmp_path: Path) -> None:
-    """Importing `relatum` brings in none of the three packages above it, nor PostgreSQL's private server."""
-    code = f"""
-import sys, relatum
-for name in {PACKAGES[1:]}:
-    assert name not in sys.modules, name
-"""
-    _run(installed / "python", "-I", "-c", code, cwd=tmp_path)
-
-
+@pytest.mark.release
 def test_every_public_name_exists(installed: Path, tmp_path: Path) -> None:
     """What a package lists in `__all__` can be imported from it; Spark's names say which extra they need."""
     code = f"""
@@ -96,28 +112,15 @@ for name in {PACKAGES}:
     _run(installed / "python", "-I", "-c", code, cwd=tmp_path)
 
 
+@pytest.mark.release
 def test_the_command_lists_all_commands(installed: Path, tmp_path: Path) -> None:
     """`relatum --help` works without extras and lists the commands of all packages."""
     shown = _run(installed / "relatum", "--help", cwd=tmp_path)
-    for command in (
-        "up",
-        "demo",
-        "migrate",
-        "keys",
-        "record",
-        "find",
-        "related",
-        "groups",
-        "read",
-        "status",
-        "backfill",
-        "web",
-    ):
-        assert command in shown
-    for command in ("verify", "prune"):
-        assert command in shown
+    commands = "up demo migrate keys record find related groups read status backfill web verify prune"
+    assert [each for each in commands.split() if each not in shown] == []
 
 
+@pytest.mark.release
 def test_a_command_that_needs_an_extra_says_which(installed: Path, tmp_path: Path) -> None:
     """Its help is there without it; run, it ends with the code of a missing installation, and names the extra."""
     assert "--host-name" in _run(installed / "relatum", "web", "--help", cwd=tmp_path)
@@ -126,12 +129,3 @@ def test_a_command_that_needs_an_extra_says_which(installed: Path, tmp_path: Pat
         ended = subprocess.run([installed / "relatum", extra, *servers], capture_output=True, text=True, check=False)
         assert ended.returncode == 3, ended.stderr
         assert f"pip install 'relatum[{extra}]'" in ended.stderr
-
-
-def test_the_files_of_the_page_and_of_the_demo_are_in_the_wheel(wheel: Path) -> None:
-    """Templates, styles and scripts come with it, and two weeks of flights."""
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-    room = "relatum_consumer/web"
-    assert names.issuperset({f"{room}/templates/base.html", f"{room}/static/page.css", f"{room}/static/shared.js"})
-    assert names.issuperset({f"relatum_consumer/demo/data/{name}.csv.gz" for name in ("flights", "planes", "weather")})

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from httpx2 import AsyncClient
 from mcp import Client, StdioServerParameters
@@ -39,18 +38,8 @@ class Agent:
 
     def together(self, calls: list[tuple[str, dict[str, Any]]]) -> list[CallToolResult]:
         """Call several at once."""
-        results: list[Any] = [None] * len(calls)
-
-        async def one(place: int) -> None:
-            results[place] = await self.client.call_tool(*calls[place])
-
-        async def run() -> None:
-            async with anyio.create_task_group() as group:
-                for place in range(len(calls)):
-                    group.start_soon(one, place)
-
-        self.run(run)
-        return results
+        called = [self._portal.start_task_soon(self.client.call_tool, *each) for each in calls]
+        return [each.result() for each in called]
 
     def result(self, tool: str, **arguments: Any) -> dict[str, Any]:
         """What a tool gives: the same as text and as JSON, which the client has compared with its schema."""

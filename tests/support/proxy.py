@@ -30,6 +30,7 @@ class Proxy:
     Attributes:
         opened: Connections made through it so far.
         most: How many there were at once at most.
+        refused: How many were ended at once, while it did not accept any.
         bytes_per_s: How fast the server's answers come through; None (default) as fast as they do.
     """
 
@@ -47,7 +48,7 @@ class Proxy:
         self._closing = False
         self.mode = "pass"
         self.accepts = True
-        self.opened = self.most = 0
+        self.opened = self.most = self.refused = 0
         self.bytes_per_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
@@ -122,6 +123,7 @@ class Proxy:
             server = None  # The server is away, too.
         if server is None:
             client.close()
+            self.refused += 1
             return
         with self._lock:
             self._peers[client], self._peers[server] = server, client

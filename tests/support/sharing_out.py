@@ -7,7 +7,6 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 SPARK: Final = PurePosixPath("tests/integration/spark")
-STREAMING: Final = ("test_hints", "test_sink", "test_source", "test_stream_planner", "test_stream_source")
 OWN_JVM: Final = ("test_page",)
 """Files that start what they need by themselves."""
 
@@ -15,8 +14,8 @@ OWN_JVM: Final = ("test_page",)
 def scope_of(node_id: str) -> str:
     """What a test is run together with: its file, for the fixtures of it, or those with which it shares a JVM.
 
-    A session of Spark takes ten seconds of a processor to start, and a gigabyte: there are two, of which each has half
-    of what is to be done. So do three nodes, of which there is one cluster, and what the page shows.
+    A session of Spark takes ten seconds of a processor to start, and a gigabyte; three nodes, and what the page shows,
+    take as long.
     """
     path = PurePosixPath(node_id.partition("::")[0])
     if path.parent.name == "cluster":
@@ -25,7 +24,7 @@ def scope_of(node_id: str) -> str:
         return "web"
     if path.parent != SPARK or path.stem in OWN_JVM:
         return str(path)
-    return "spark: streams" if path.stem in STREAMING else "spark: joins"
+    return "spark"
 
 
 def longest_first(items: list[pytest.Item]) -> None:
@@ -35,7 +34,7 @@ def longest_first(items: list[pytest.Item]) -> None:
     """
 
     def turn(item: pytest.Item) -> tuple[bool, bool]:
-        is_long = scope_of(item.nodeid).startswith(("spark: ", "cluster", "web", "tests/web/", "tests/packaging/"))
+        is_long = scope_of(item.nodeid).startswith(("spark", "cluster", "web", "tests/web/", "tests/packaging/"))
         return not is_long, item.nodeid.startswith("tests/unit/")
 
     items.sort(key=turn)

@@ -1,9 +1,14 @@
-"""A Spark session for tests, on this machine."""
+"""A Spark session for tests, on this machine; and what stands for one where a test needs no job."""
 
 import os
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Self
 
-from pyspark.sql import SparkSession
+import pyarrow as pa
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from tests.support._jvm import SPARK_START
 from tests.support.spark_python import spark_python
@@ -40,3 +45,54 @@ def make_session(directory: Path, master: str = "local[2]", **settings: str) -> 
     for name, value in (fixed_settings(directory) | own).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+class Frame:
+    """A DataFrame of Arrow batches, whose `mapInArrow` runs in this process, by what a task has: pickled and back."""
+
+    def __init__(self, kinds: Mapping[str, pa.DataType], rows: Sequence[Sequence[Any]] = ()) -> None:
+        columns = zip(*rows, strict=True) if rows else [()] * len(kinds)
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds.values(), strict=True)]
+        self._show(pa.schema(list(kinds.items())), [pa.record_batch(arrays, names=list(kinds))])
+
+    def _show(self, schema: pa.Schema, batches: list[pa.RecordBatch]) -> Self:
+        self.schema, self.columns, self.batches = from_arrow_schema(schema), schema.names, batches
+        return self
+
+    def toDF(self, *names: str) -> "Frame":  # noqa: N802
+        """The same with other names."""
+        renamed = [batch.rename_columns(list(names)) for batch in self.batches]
+        return Frame({})._show(renamed[0].schema, renamed)
+
+    def mapInArrow(self, function: Callable[[Iterable[pa.RecordBatch]], Any], schema: Any) -> "Frame":  # noqa: N802
+        """What the function makes of the rows; its columns are those that the schema names."""
+        made = list(pickle.loads(pickle.dumps(function))(iter(self.batches)))
+        names = [part.split()[0] for part in schema.split(",")] if isinstance(schema, str) else schema.names
+        assert all(batch.num_columns == len(names) for batch in made)
+        named = [batch.rename_columns(names) for batch in made]
+        return Frame({})._show(named[0].schema if named else pa.schema([]), named)
+
+    def collect(self) -> list[Row]:
+        """All rows."""
+        return [Row(**row) for batch in self.batches for row in batch.to_pylist()]
+
+
+class Here:
+    """Stands for a session whose two tasks at once run in this process, one after the other."""
+
+    defaultParallelism = 2  # noqa: N815
+
+    @property
+    def sparkContext(self) -> "Here":  # noqa: N802
+        """What says how many tasks run at once."""
+        return self
+
+    def setJobDescription(self, text: str) -> None:  # noqa: N802
+        """Nobody looks."""
+
+    def setLocalProperty(self, name: str, value: str | None) -> None:  # noqa: N802
+        """Nobody looks."""
+
+    def range(self, start: int, end: int, step: int, partitions: int) -> Frame:
+        """Numbers."""
+        return Frame({"id": pa.int64()}, [(number,) for number in range(start, end, step)])

@@ -73,9 +73,12 @@ def zip_dependencies(target: Path) -> Path:
 
 
 def build_wheel_zip(project: Path, directory: Path) -> Path:
-    """Build the wheel, and give it the name `--py-files` takes: Spark refuses .whl."""
+    """Build the wheel, and give it the name `--py-files` takes: Spark refuses .whl.
+
+    Without a compiler: what is compiled cannot be imported from a zip.
+    """
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(directory), str(project)]
-    subprocess.run(pip, check=True, capture_output=True)
+    subprocess.run(pip, check=True, capture_output=True, env=os.environ | {"CC": "no-such-compiler"})
     (wheel,) = directory.glob("*.whl")
     return wheel.rename(wheel.with_suffix(".zip"))
 
@@ -99,15 +102,11 @@ class SparkCluster:
 
     Attributes:
         directory: Where logs, work directories and the interpreter are.
-        workers: How many worker processes; each offers `cores` cores and runs one executor of an application.
-        cores: Cores a worker offers.
-        worker_memory_mb: Memory a worker offers.
+        workers: How many worker processes; each offers one core and runs one executor of an application.
     """
 
     directory: Path
-    workers: int = 2
-    cores: int = 1
-    worker_memory_mb: int = 1024
+    workers: int
     python: Path = field(init=False)
     master_url: str = field(init=False)
     _processes: "list[subprocess.Popen[bytes]]" = field(init=False, default_factory=list)
@@ -136,7 +135,7 @@ class SparkCluster:
             lambda: self._workers_alive() is not None, START_S, what=f"the master of {self.directory}", every_s=0.2
         )
         for number in range(self.workers):
-            offer = ["--cores", str(self.cores), "--memory", f"{self.worker_memory_mb}m"]
+            offer = ["--cores", "1", "--memory", "1024m"]
             where = ["--host", HOST, "--webui-port", "0", "--work-dir", str(self.directory / f"work{number}")]
             worker = "org.apache.spark.deploy.worker.Worker"
             self._launch(f"worker{number}", worker, *offer, *where, self.master_url)
@@ -172,43 +171,24 @@ class SparkCluster:
         return sum(worker["state"] == "ALIVE" for worker in state["workers"])
 
     def submit(
-        self,
-        script: Path,
-        *arguments: str,
-        py_files: Path | None = None,
-        archive: Path | None = None,
-        settings: Mapping[str, str] | None = None,
-        environment: Mapping[str, str] | None = None,
-        log: str = "driver",
+        self, script: Path, *arguments: str, py_files: Path, archive: Path, environment: Mapping[str, str]
     ) -> "subprocess.Popen[bytes]":
         """Start `spark-submit` of a script whose driver runs in this environment, and the executors in the bare one.
 
-        Args:
-            script: The application.
-            arguments: Its arguments.
-            py_files: The wheel's zip.
-            archive: The zip of its dependencies.
-            settings: Spark's settings, before the cluster's own.
-            environment: Further variables of the driver.
-            log: The name of the file of its output.
+        `py_files` is the wheel's zip, `archive` that of its dependencies; `environment` is added to the driver's.
         """
         command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", self.master_url, "--jars", str(JDBC_JAR)]
-        if py_files is not None:
-            command += ["--py-files", str(py_files)]
-        if archive is not None:
-            command += ["--archives", f"{archive}#{DEPENDENCIES}"]
-            command += ["--conf", f"spark.executorEnv.PYTHONPATH={DEPENDENCIES}"]
-        for name, value in (self._settings() | dict(settings or {})).items():
+        command += ["--py-files", str(py_files), "--archives", f"{archive}#{DEPENDENCIES}"]
+        for name, value in (self._settings() | {"spark.executorEnv.PYTHONPATH": DEPENDENCIES}).items():
             command += ["--conf", f"{name}={value}"]
-        driver = self.environment | {"PYSPARK_DRIVER_PYTHON": sys.executable} | dict(environment or {})
-        if py_files is not None and archive is not None:
-            # The driver's machine plans data sources with the nodes' interpreter, which gets no archives there, and
-            # for a streaming query no --py-files either.
-            unpacked = self.directory / "driver" / DEPENDENCIES
-            with zipfile.ZipFile(archive) as packed:
-                packed.extractall(unpacked)
-            driver["PYTHONPATH"] = f"{py_files}:{unpacked}"
-        with (self.directory / f"{log}.log").open("ab") as output:
+        # The driver's machine plans data sources with the nodes' interpreter, which gets no archives there, and for a
+        # streaming query no --py-files either.
+        unpacked = self.directory / "driver" / DEPENDENCIES
+        with zipfile.ZipFile(archive) as packed:
+            packed.extractall(unpacked)
+        own = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONPATH": f"{py_files}:{unpacked}"}
+        with (self.directory / "driver.log").open("ab") as output:
+            driver = self.environment | own | dict(environment)
             return subprocess.Popen([*command, str(script), *arguments], env=driver, stdout=output, stderr=output)
 
     def _settings(self) -> dict[str, str]:

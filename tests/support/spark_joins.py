@@ -1,18 +1,18 @@
 """Relations for the tests of joins: put into the table by hand, or recorded from streams."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-import sqlalchemy as sa
+from pyspark.sql import DataFrame, SparkSession
 
-from relatum.store import streams_named
-from tests.support._recording import recording, wait_recorded
 from tests.support._streams import publish_plain
-from tests.support._waiting import wait_until
+from tests.support.place import Place
 
 SECOND_US = 1_000_000
+
+Headers = Mapping[str, Any]
 
 Relation = tuple[str, str, str, int, int | None]
 """A key, its value, a stream, an offset, a time in microseconds."""
@@ -42,20 +42,32 @@ def fill(database: str, relations: Iterable[Relation]) -> None:
                 lines.write_row((offset, time_us, ids[1][stream], ids[0][key], value))
 
 
-def record(
-    amqp_url: str, engine: sa.Engine, streams: Mapping[str, Sequence[Mapping[str, Any]]], keys: Sequence[str]
-) -> None:
-    """Publish one message for each of the headers to each stream, and record them for the keys."""
-    for stream, headers in streams.items():
-        messages = ((f"{stream} {number}".encode(), each) for number, each in enumerate(headers))
-        publish_plain(amqp_url, stream, messages, confirm=False)
-    with recording(amqp_url, engine, *streams, keys=keys):
-        for stream in streams:
-            wait_until(partial(_is_known, engine, stream), what=f"the stream {stream} in the table")
-            wait_recorded(amqp_url, engine, stream)
+def orders(*numbers: int, time: float = 0, **more: str) -> list[Headers]:
+    """Headers of orders, each so many seconds after `time`."""
+    return [{"order_id": f"o{n}", "relatum_time": round((time + n) * SECOND_US)} | more for n in numbers]
 
 
-def _is_known(engine: sa.Engine, stream: str) -> bool:
-    """Whether the recorder has begun with the stream: an empty one shows nothing else."""
-    with engine.connect() as connection:
-        return bool(streams_named(connection, "/", [stream]))
+@dataclass(frozen=True)
+class Sides:
+    """Two streams to be joined, and a session."""
+
+    spark: SparkSession
+    place: Place
+    left: str
+    right: str
+
+    @property
+    def servers(self) -> dict[str, Any]:
+        """The arguments that name them."""
+        return {"database": self.place.database, "broker": self.place.amqp}
+
+    def record(self, left: Sequence[Headers] = (), right: Sequence[Headers] = (), keys: Sequence[str] = ()) -> None:
+        """Publish one message for each of the headers to each stream, and record both."""
+        for stream, listed in ((self.left, left), (self.right, right)):
+            messages = ((f"{stream} {number}".encode(), headers) for number, headers in enumerate(listed))
+            publish_plain(self.place.amqp, stream, messages, confirm=False)
+        self.place.record(self.left, self.right, keys=keys or ["order_id"])
+
+    def frame(self, rows: Sequence[tuple[Any, ...]], more: str = "") -> DataFrame:
+        """A frame of places."""
+        return self.spark.createDataFrame(rows, f"stream string, offset long{more}")

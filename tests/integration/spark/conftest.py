@@ -6,7 +6,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import relatum_spark
+from tests.support.place import Place
 from tests.support.spark import make_session
+from tests.support.spark_joins import Sides
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +18,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     relatum_spark.register(session)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def sides(spark: SparkSession, place: Place, other_stream: str) -> Sides:
+    """Two new streams."""
+    return Sides(spark, place, place.stream, other_stream)

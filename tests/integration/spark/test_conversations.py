@@ -7,12 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
 from relatum.errors import InvalidInput, KeyNotDefined, StreamNotFound
 from relatum_spark import conversations
-from tests.support.spark_joins import SECOND_US, fill, record
+from tests.support.spark_joins import SECOND_US, Headers, Sides, fill
 
 Row = tuple[str, str, str, int]
 """A key, a value, a stream and an offset."""
@@ -50,93 +49,79 @@ def _union_find(rows: Iterable[Row], max_value_size: int | None = None) -> dict[
     return {place: "{}@{}".format(*root(place)) for place in parents}
 
 
+LAST = 2**62
+
+
 def _random_rows(chance: random.Random, messages: int, values: int) -> list[Row]:
-    """Messages with up to three keys, in three streams, offsets with gaps."""
+    """Messages with up to three keys, in three streams, offsets with gaps.
+
+    Values of one key are no values of another; streams come in the order of names, and offset 9 before 10.
+    """
     places = [(f"s{chance.randrange(3)}", offset) for offset in chance.sample(range(10 * messages), messages)]
     rows = [
         (f"k{key}", f"v{chance.randrange(values)}", *place)
         for place in places
         for key in chance.sample(range(3), chance.randint(1, 3))
     ]
+    rows += [("k0", "x", "s2", 10**6), ("k0", "x", "s1", 10**6 + 10), ("k0", "x", "s1", 10**6 + 9)]
+    rows += [("k1", "x", "s2", LAST), ("k1", "x", "s2", LAST + 1)]
     chance.shuffle(rows)
     return rows
 
 
-@pytest.mark.parametrize(
-    ("values", "max_value_size"),
-    [(1200, None), (400, 3)],
-    ids=["one large and many small or alone", "popular values left out"],
-)
-def test_conversations_are_those_of_a_union_find(
-    spark: SparkSession, database_url: str, values: int, max_value_size: int | None
-) -> None:
-    """From values everybody shares to values nobody does; with a limit, popular values connect nothing."""
-    rows = _random_rows(random.Random(values), 1000, values)
-    assert _found(spark, database_url, rows, max_value_size=max_value_size) == _union_find(rows, max_value_size)
-
-
 def _chain(offsets: Sequence[int]) -> list[Row]:
     """Messages that share a value with the one before and the one after alone."""
-    return [(f"k{n % 2}", f"v{n}", "s", offset) for n, pair in enumerate(pairwise(offsets)) for offset in pair]
+    return [(f"k{n % 2}", f"c{n}", "s", offset) for n, pair in enumerate(pairwise(offsets)) for offset in pair]
 
 
-def test_long_chains_settle_in_few_rounds(
+def test_conversations_are_those_of_a_union_find(
     spark: SparkSession, database_url: str, monkeypatch: pytest.MonkeyPatch, is_long: bool
 ) -> None:
-    """Hundreds of messages in a row, in random order; what needs more rounds than are allowed is an error."""
-    offsets = list(range(1000 if is_long else 200))
-    random.Random(3).shuffle(offsets)
+    """From values everybody shares to values nobody does, and a hundred messages in a row, in few rounds.
+
+    What needs more rounds than are allowed is an error.
+    """
+    messages = 1000 if is_long else 100
+    chance = random.Random(3)
+    chain = chance.sample(range(messages), messages)
+    rows = _random_rows(chance, messages, messages * 6 // 5) + _chain(chain)
     monkeypatch.setattr("relatum_spark._conversations.ROUNDS_MAX", 14)
-    assert set(_found(spark, database_url, _chain(offsets)).values()) == {"s@0"}
+    assert _found(spark, database_url, rows) == _union_find(rows)
     monkeypatch.setattr("relatum_spark._conversations.ROUNDS_MAX", 1)
     with pytest.raises(InvalidInput, match="1 rounds"):
         conversations(spark, ["k0", "k1"], database=database_url)
 
 
-def test_messages_are_connected_by_a_value_of_one_key(spark: SparkSession, database_url: str) -> None:
-    """The order 7 and the customer 7 have nothing to do with each other.
-
-    An id is the first member's: `a` before `b`, and offset 9 before 10, as far as offsets reach.
-    """
-    last = 2**62
-    rows = [("order", "7", "s", 0), ("customer", "7", "s", 1), ("customer", "7", "s", 2)]
-    rows += [("k", "v", "b", 3), ("k", "v", "a", 10), ("k", "v", "a", 9), ("k", "w", "a", last)]
-    expected = {("s", 0): "s@0", ("s", 1): "s@1", ("s", 2): "s@1"}
-    expected |= {("b", 3): "a@9", ("a", 10): "a@9", ("a", 9): "a@9", ("a", last): f"a@{last}"}
-    assert _found(spark, database_url, rows) == expected
+def test_popular_values_can_be_left_out(spark: SparkSession, database_url: str) -> None:
+    """With a limit, those that more messages carry connect nothing."""
+    rows = _random_rows(random.Random(4), 100, 40)
+    assert _union_find(rows, 3) != _union_find(rows)
+    assert _found(spark, database_url, rows, max_value_size=3) == _union_find(rows, 3)
 
 
-def test_recorded_conversations(
-    spark: SparkSession, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, other_stream: str
-) -> None:
+def test_recorded_conversations(sides: Sides) -> None:
     """Real streams: an order leads to an invoice, that to a payment; sizes, streams, first and last times."""
-    orders: list[dict[str, Any]] = [{"order_id": "o1"}, {"order_id": "o2"}, {"other": "x"}]
-    invoices: list[dict[str, Any]] = [{"order_id": "o1", "invoice_id": "i1"}, {"invoice_id": "i1"}]
-    for number, headers in enumerate([*orders, *invoices]):
-        headers["relatum_time"] = number * SECOND_US
-    record(amqp_url, engine, {stream_name: orders, other_stream: invoices}, ["order_id", "invoice_id"])
-    first, second = sorted([stream_name, other_stream])
-    found = conversations(spark, ["order_id", "invoice_id"], database=database_url)
-    assert found.columns == ["id", "size", "streams", "first", "last"]
-    rows = {row.size: row for row in found.collect()}
+    listed: list[dict[str, Any]] = [{"order_id": "o1"}, {"order_id": "o2"}, {"other": "x"}]
+    listed += [{"order_id": "o1", "invoice_id": "i1"}, {"invoice_id": "i1"}]
+    timed: list[Headers] = [headers | {"relatum_time": n * SECOND_US} for n, headers in enumerate(listed)]
+    keys = ["order_id", "invoice_id"]
+    sides.record(timed[:3], timed[3:], keys)
+    first, second = sorted([sides.left, sides.right])
+    options: dict[str, Any] = {"database": sides.place.database}
+    all_of_them = conversations(sides.spark, keys, **options)
+    assert all_of_them.columns == ["id", "size", "streams", "first", "last"]
+    rows = {row.size: row for row in all_of_them.collect()}
     assert (rows[3].id, rows[3].streams) == (f"{first}@0", [first, second])
     assert (rows[3].first.timestamp(), rows[3].last.timestamp()) == (0, 4)
-    assert (rows[1].id, rows[1].streams) == (f"{stream_name}@1", [stream_name])
+    assert (rows[1].id, rows[1].streams) == (f"{sides.left}@1", [sides.left])
     assert set(rows) == {1, 3}
-    members = conversations(spark, ["order_id", "invoice_id"], members=True, database=database_url)
+    members = conversations(sides.spark, "invoice_id", streams=sides.right, members=True, **options)
     assert members.columns == ["id", "stream", "offset", "timestamp"]
-    assert members.where(members.id == rows[3].id).count() == 3
-    one = conversations(spark, "invoice_id", streams=other_stream, database=database_url)
-    assert [(row.size, row.streams) for row in one.collect()] == [(2, [other_stream])]
-
-
-def test_what_is_not_there_is_named(
-    spark: SparkSession, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
-    """A stream that was never recorded, a key that is not defined."""
-    record(amqp_url, engine, {stream_name: []}, ["order_id"])
+    found = {(row.id, row.stream, row.offset) for row in members.collect()}
+    assert found == {(f"{sides.right}@0", sides.right, n) for n in range(2)}
+    # What is not there is named; a recorded stream without the key gives none.
+    assert conversations(sides.spark, "invoice_id", streams=sides.left, **options).count() == 0
     with pytest.raises(StreamNotFound):
-        conversations(spark, "order_id", streams="no-such-stream", database=database_url)
+        conversations(sides.spark, "order_id", streams="no-such-stream", **options)
     with pytest.raises(KeyNotDefined):
-        conversations(spark, ["order_id", "no-such-key"], database=database_url)
-    assert conversations(spark, "order_id", streams=stream_name, database=database_url).count() == 0
+        conversations(sides.spark, ["order_id", "no-such-key"], **options)

@@ -1,54 +1,64 @@
-"""Pairs of messages that share a value, and the nearest in time: against each with each, and pandas."""
+"""Pairs that share a value, the nearest in time, and messages without one: against each with each, and pandas."""
 
 import random
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pandas as pd
 import pytest
-import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
 
-from relatum.errors import KeyNotDefined, StreamNotFound
-from relatum_spark import as_of, related_pairs, snapshot
-from tests.support.spark_joins import SECOND_US, Relation, fill, record
+from relatum.errors import ConfigurationError, KeyNotDefined, StreamNotFound, StreamReplaced
+from relatum.recording import set_record_time
+from relatum_spark import as_of, related_pairs, snapshot, unmatched
+from tests.support import declare_stream, delete_stream, publish_plain
+from tests.support.place import Place
+from tests.support.spark_joins import SECOND_US, Headers, Relation, Sides, fill, orders
 
-CASES = 60
+CASES = 40
 """Small cases of one job: values are of one case alone."""
 
 Message = tuple[str, int]
 Span = tuple[int, int] | None
 
 
-def _cases(seed: int) -> tuple[list[Relation], list[Message], list[Message]]:
+class Cases:
     """Relations of many cases, and the messages of either side: ties, times before 1970 and none, empty sides.
 
     A message has several values at times, and may be on both sides.
     """
-    chance = random.Random(seed)
-    relations: list[Relation] = []
-    sides: tuple[list[Message], list[Message]] = ([], [])
-    for case in range(CASES):
-        for place in range(chance.randrange(16)):
-            message = (chance.choice(["s-2", "s-10", "t"]), 100 * case + place)
-            time_us = chance.choice([None, *range(-3, 12)])
-            values = chance.sample("abc", chance.choice([1, 1, 2]))
-            relations += [("k", f"{case} {value}", *message, time_us) for value in values]
-            for side in chance.choice([(0,), (1,), (0, 1)]):
-                sides[side].append(message)
-    return relations, *sides
+
+    def __init__(self, spark: SparkSession, database: str, prefix: str) -> None:
+        chance = random.Random(7)
+        self.streams = [f"{prefix}-2", f"{prefix}-10", f"{prefix}t"]
+        relations: list[Relation] = []
+        sides: tuple[list[Message], list[Message]] = ([], [])
+        for case in range(CASES):
+            for place in range(chance.randrange(16)):
+                message = (chance.choice(self.streams), 16 * case + place)
+                time_us = chance.choice([None, *range(-3, 12)])
+                values = chance.sample("abc", chance.choice([1, 1, 2]))
+                relations += [("k", f"{case} {value}", *message, time_us) for value in values]
+                for side in chance.choice([(0,), (1,), (0, 1)]):
+                    sides[side].append(message)
+        fill(database, relations)
+        self.end = max(row[3] for row in relations) + 1
+        self.frames = [spark.createDataFrame(side, "stream string, offset long") for side in sides]
+        self.left, self.right = ([row for row in relations if row[2:4] in set(side)] for side in sides)
+        self.options: dict[str, Any] = {"on": "k", "database": database, "partitions": 2}
 
 
 @pytest.fixture
-def cases(database_url: str) -> tuple[list[Relation], list[Message], list[Message]]:
-    """The cases, in the table."""
-    made = _cases(7)
-    fill(database_url, made[0])
-    return made
-
-
-def _frame(spark: SparkSession, messages: list[Message]) -> DataFrame:
-    return spark.createDataFrame(messages, "stream string, offset long")
+def cases(spark: SparkSession, place: Place) -> Iterator[Cases]:
+    """The cases, in the table, and their streams, as yet empty."""
+    made = Cases(spark, place.database, place.stream)
+    for stream in made.streams:
+        declare_stream(place.amqp, stream)
+    yield made
+    for stream in made.streams:
+        delete_stream(place.amqp, stream)
 
 
 def _near(left: Relation, right: Relation, span: Span) -> bool:
@@ -59,21 +69,40 @@ def _near(left: Relation, right: Relation, span: Span) -> bool:
     return left[4] is not None and right[4] is not None and -span[0] <= right[4] - left[4] <= span[1]
 
 
-def test_pairs_are_those_of_each_with_each(
-    spark: SparkSession, database_url: str, cases: tuple[list[Relation], list[Message], list[Message]]
-) -> None:
+SPANS: list[Span] = [None, (3, 1), (0, 0), (10**18, 7)]
+
+
+def _arguments(span: Span) -> dict[str, timedelta]:
+    lengths = () if span is None else (timedelta(microseconds=each) for each in span)
+    return dict(zip(("before", "after"), lengths, strict=False))
+
+
+@pytest.mark.differs
+def test_pairs_are_those_of_each_with_each(spark: SparkSession, cases: Cases) -> None:
     """Every pair that is near enough once, and no other, whatever the span."""
-    relations, left, right = cases
-    lefts, rights = ([row for row in relations if row[2:4] in set(side)] for side in (left, right))
-    spans: list[Span] = [None, (0, 0), (3, 1), (0, 7), (10**18, 7)]
-    for span in spans:
-        options: dict[str, Any] = {}
-        if span is not None:
-            options = dict(zip(("before", "after"), (timedelta(microseconds=each) for each in span), strict=True))
-        sides = _frame(spark, left), _frame(spark, right)
-        pairs = related_pairs(spark, *sides, on="k", database=database_url, partitions=2, **options).collect()
+    for span in SPANS:
+        pairs = related_pairs(spark, *cases.frames, **_arguments(span), **cases.options).collect()
         found = [(row.value, row.left_stream, row.left_offset, row.right_stream, row.right_offset) for row in pairs]
-        assert sorted(found) == sorted((*a[1:4], *b[2:4]) for a in lefts for b in rights if _near(a, b, span)), span
+        expected = [(*a[1:4], *b[2:4]) for a in cases.left for b in cases.right if _near(a, b, span)]
+        assert sorted(found) == sorted(expected), span
+
+
+@pytest.mark.differs
+def test_the_rest_is_what_has_no_pair(spark: SparkSession, cases: Cases, place: Place) -> None:
+    """Every left message for each of its values that no right one near enough has, once, whatever the span.
+
+    An empty right frame leaves all.
+    """
+    for stream in cases.streams:
+        publish_plain(place.amqp, stream, [b"x"] * cases.end, confirm=False)
+    left, right = cases.frames
+    for span in SPANS[:2]:
+        alone = unmatched(spark, left, right, broker=place.amqp, **_arguments(span), **cases.options).collect()
+        found = [(row.value, row.left_stream, row.left_offset) for row in alone]
+        rest = [a[1:4] for a in cases.left if not any(_near(a, b, span) for b in cases.right)]
+        assert sorted(found) == sorted(rest), span
+        assert {row.status for row in alone} == {"absent"}
+    assert unmatched(spark, left, right.limit(0), broker=place.amqp, **cases.options).count() == len(cases.left)
 
 
 def _pandas(left: list[Relation], right: list[Relation], tolerance: int | None, **options: Any) -> dict[Any, Any]:
@@ -94,37 +123,25 @@ def _pandas(left: list[Relation], right: list[Relation], tolerance: int | None, 
     return found
 
 
-def test_the_nearest_is_that_of_pandas(
-    spark: SparkSession, database_url: str, cases: tuple[list[Relation], list[Message], list[Message]]
-) -> None:
+@pytest.mark.differs
+def test_the_nearest_is_that_of_pandas(spark: SparkSession, cases: Cases) -> None:
     """Ties, duplicates, empty sides, values on one side only, times before 1970: many cases in one job.
 
     A message without a time is kept without a match on the left, and is no match for anything on the right.
     """
-    relations, left, right = cases
-    lefts, rights = ([row for row in relations if row[2:4] in set(side)] for side in (left, right))
     wanted: list[tuple[Any, int | None, bool]] = [
-        *((direction, None, True) for direction in ("backward", "forward", "nearest")),
+        *(("backward", None, True), ("nearest", None, True)),
         *(("backward", 1, False), ("forward", 3, False), ("nearest", 1, False), ("nearest", 0, True)),
     ]
     for direction, tolerance, exact in wanted:
-        joined = as_of(
-            spark,
-            _frame(spark, left),
-            _frame(spark, right),
-            on="k",
-            direction=direction,
-            tolerance=None if tolerance is None else timedelta(microseconds=tolerance),
-            allow_exact_matches=exact,
-            database=database_url,
-            partitions=2,
-        )
+        options = {"direction": direction, "allow_exact_matches": exact}
+        distance = None if tolerance is None else timedelta(microseconds=tolerance)
+        joined = as_of(spark, *cases.frames, tolerance=distance, **options, **cases.options)
         found = {
             (row.value, row.left_stream, row.left_offset): row.right_stream and (row.right_stream, row.right_offset)
             for row in joined.collect()
         }
-        expected = _pandas(lefts, rights, tolerance, direction=direction, allow_exact_matches=exact)
-        assert found == expected, (direction, tolerance, exact)
+        assert found == _pandas(cases.left, cases.right, tolerance, **options), (direction, tolerance, exact)
 
 
 def test_a_value_that_all_messages_carry_costs_no_products(spark: SparkSession, database_url: str) -> None:
@@ -138,25 +155,18 @@ def test_a_value_that_all_messages_carry_costs_no_products(spark: SparkSession, 
     assert joined.where("right_offset = left_offset").count() == count
 
 
-def _times(*seconds: float, **keys: str) -> list[dict[str, Any]]:
-    return [{"relatum_time": round(second * SECOND_US)} | keys for second in seconds]
+# --- recorded streams -------------------------------------------------------------------------------------
 
 
-def _orders(*numbers: int, time: float = 0, **more: str) -> list[dict[str, Any]]:
-    return [{"order_id": f"o{n}", "relatum_time": round((time + n) * SECOND_US)} | more for n in numbers]
-
-
-def test_recorded_messages_are_paired(
-    spark: SparkSession, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, other_stream: str
-) -> None:
+def test_recorded_messages_are_paired(sides: Sides) -> None:
     """Two real streams: by one key near in time, with payloads; by two keys; and a stream with itself."""
-    streams = {
-        stream_name: [*_orders(1, 2, 3, shop="x"), *_orders(2, shop="y")],
-        other_stream: [*_orders(2, 4, time=10, shop="y"), *_orders(3, time=60)],
-    }
-    record(amqp_url, engine, streams, ["order_id", "shop"])
-    options: dict[str, Any] = {"database": database_url, "broker": amqp_url}
-    joined = related_pairs(spark, [stream_name], other_stream, on="order_id", after=10, payloads=True, **options)
+    left = [*orders(1, 2, 3, shop="x"), *orders(2, shop="y")]
+    sides.record(left, [*orders(2, 4, time=10, shop="y"), *orders(3, time=60)], ["order_id", "shop"])
+
+    def paired(left: Any, right: Any, on: Any = "order_id", **options: Any) -> DataFrame:
+        return related_pairs(sides.spark, left, right, on=on, **options, **sides.servers)
+
+    joined = paired([sides.left], sides.right, after=10, payloads=True)
     assert joined.columns == [
         *("value", "left_stream", "left_offset", "left_time", "right_stream", "right_offset", "right_time"),
         *("left_value", "left_headers", "left_properties", "left_status"),
@@ -164,71 +174,142 @@ def test_recorded_messages_are_paired(
     ]
     rows = joined.collect()
     assert sorted((row.value, row.left_offset, bytes(row.right_value)) for row in rows) == [
-        ("o2", 1, f"{other_stream} 0".encode()),
-        ("o2", 3, f"{other_stream} 0".encode()),
+        ("o2", 1, f"{sides.right} 0".encode()),
+        ("o2", 3, f"{sides.right} 0".encode()),
     ]
     assert {row.left_status for row in rows} == {row.right_status for row in rows} == {"found"}
     # A list of keys gives an array of values; a message that lacks one of them takes no part.
-    both = related_pairs(spark, stream_name, other_stream, on=["shop", "order_id"], payloads=True, **options).collect()
+    both = paired(sides.left, sides.right, ["shop", "order_id"], payloads=True).collect()
     assert [(row.value, row.left_offset, row.right_offset, row.left_status) for row in both] == [
         (["y", "o2"], 3, 0, "found")
     ]
-    places = [(stream_name, 1, "x"), (stream_name, 1, "y"), (None, 1, "z"), (stream_name, 99, "z")]
-    frame = spark.createDataFrame(places, "stream string, stream_offset int, note string")
-    rows = related_pairs(spark, frame, stream_name, on="order_id", **options).collect()
+    frame = sides.frame(
+        [(sides.left, 1, "x"), (sides.left, 1, "y"), (None, 1, "z"), (sides.left, 99, "z")], ", note string"
+    )
+    rows = paired(frame.withColumnRenamed("offset", "stream_offset"), sides.left).collect()
     assert [(row.left_offset, row.right_offset) for row in rows] == [(1, 3)]
 
 
-def test_both_sides_are_of_one_state(
-    spark: SparkSession, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, other_stream: str
-) -> None:
+def test_both_sides_are_of_one_state(sides: Sides) -> None:
     """What is recorded after the call is not in the result, whenever that is used; nor after a snapshot's beginning."""
-    options: dict[str, Any] = {"on": "order_id", "broker": amqp_url}
-    record(amqp_url, engine, {stream_name: _orders(1, 2), other_stream: _orders(1)}, ["order_id"])
-    with snapshot(database_url) as state:
-        early = related_pairs(spark, stream_name, other_stream, database=database_url, **options)
-        record(amqp_url, engine, {stream_name: _orders(1), other_stream: _orders(1, 2)}, ["order_id"])
-        assert early.count() == 1
-        assert related_pairs(spark, stream_name, other_stream, snapshot=state, **options).count() == 1
-    assert related_pairs(spark, stream_name, other_stream, database=database_url, **options).count() == 5
+
+    def paired(**state: Any) -> DataFrame:
+        options = sides.servers | ({"database": None} if state else {}) | state
+        return related_pairs(sides.spark, sides.left, sides.right, on="order_id", **options)
+
+    sides.record(orders(1, 2), orders(1))
+    with snapshot(sides.place.database) as state:
+        early = paired()
+        sides.record(orders(1), orders(1, 2))
+        assert early.count() == paired(snapshot=state).count() == 1
+    assert paired().count() == 5
 
 
-def test_recorded_messages_meet_the_weather_before_them(
-    spark: SparkSession, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, other_stream: str
-) -> None:
+def test_recorded_messages_meet_the_weather_before_them(sides: Sides) -> None:
     """Two real streams, with payloads: each flight with the last observation of its airport, at most so old."""
-    flights = [*_times(100, 200, 300, origin="EWR"), *_times(150, origin="JFK"), *_times(50, origin="LGA")]
-    weather = [*_times(90, 190, 200, 201, origin="EWR"), *_times(20, 160, origin="JFK")]
-    record(amqp_url, engine, {stream_name: flights, other_stream: weather}, ["origin"])
-    options: dict[str, Any] = {"database": database_url, "broker": amqp_url}
-    joined = as_of(spark, stream_name, other_stream, on="origin", tolerance=100, payloads=True, **options)
-    assert joined.columns[:4] == ["value", "left_stream", "left_offset", "left_time"]
-    rows = {row.left_offset: row for row in joined.collect()}
+
+    def at(origin: str, *seconds: float) -> list[Headers]:
+        return [{"relatum_time": round(second * SECOND_US), "origin": origin} for second in seconds]
+
+    def joined(right: Any, **options: Any) -> DataFrame:
+        return as_of(sides.spark, sides.left, right, **options, **sides.servers)
+
+    flights = [*at("EWR", 100, 200, 300), *at("JFK", 150), *at("LGA", 50)]
+    sides.record(flights, [*at("EWR", 90, 190, 200, 201), *at("JFK", 20, 160)], ["origin"])
+    found = joined(sides.right, on="origin", tolerance=100, payloads=True)
+    assert found.columns[:4] == ["value", "left_stream", "left_offset", "left_time"]
+    rows = {row.left_offset: row for row in found.collect()}
     assert {n: row.right_offset for n, row in rows.items()} == {0: 0, 1: 2, 2: 3, 3: None, 4: None}
     assert all(row.left_status == "found" for row in rows.values())
-    assert bytes(rows[2].right_value) == f"{other_stream} 3".encode()
+    assert bytes(rows[2].right_value) == f"{sides.right} 3".encode()
     assert rows[2].right_headers["origin"] == rows[2].value == "EWR"
     assert (rows[2].left_time.timestamp(), rows[2].right_time.timestamp()) == (300, 201)
     assert (rows[4].right_time, rows[4].right_value, rows[4].right_status) == (None, None, None)
     # Without a key all messages count, of streams as of frames; and a message can be its own match.
-    frame = spark.createDataFrame([(other_stream, n) for n in (0, 5, 77)], "stream string, offset long")
-    by_time = as_of(spark, stream_name, frame, on=None, direction="forward", **options)
+    by_time = joined(sides.frame([(sides.right, n) for n in (0, 5, 77)]), on=None, direction="forward")
     assert by_time.columns[0] == "left_stream"
     assert {row.left_offset: row.right_offset for row in by_time.collect()} == {0: 5, 1: None, 2: None, 3: 5, 4: 0}
-    itself = as_of(spark, stream_name, stream_name, on=None, allow_exact_matches=False, **options)
+    itself = joined(sides.left, on=None, allow_exact_matches=False)
     assert {row.left_offset: row.right_offset for row in itself.collect()} == {0: 4, 1: 3, 2: 1, 3: 0, 4: None}
 
 
-def test_what_is_not_there_is_named(
-    spark: SparkSession, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, other_stream: str
-) -> None:
+JOINS: list[Callable[..., DataFrame]] = [related_pairs, as_of, unmatched]
+
+
+def test_what_is_not_there_is_named(sides: Sides) -> None:
     """A stream that was never recorded and a key that is not defined; a recorded stream without rows gives none."""
-    record(amqp_url, engine, {stream_name: _orders(1), other_stream: []}, ["order_id"])
-    options: dict[str, Any] = {"database": database_url, "broker": amqp_url}
-    assert related_pairs(spark, stream_name, other_stream, on="order_id", **options).count() == 0
-    for join in (related_pairs, as_of):
+    sides.record(orders(1))
+    assert related_pairs(sides.spark, sides.left, sides.right, on="order_id", **sides.servers).count() == 0
+    for join in JOINS:
         for on in ("order_id", *([None] if join is as_of else [])):
             with pytest.raises(StreamNotFound):
-                join(spark, stream_name, "no-such-stream", on=on, **options)
+                join(sides.spark, sides.left, "no-such-stream", on=on, **sides.servers)
         with pytest.raises(KeyNotDefined):
-            join(spark, stream_name, stream_name, on="no-such-key", **options)
+            join(sides.spark, sides.left, sides.left, on="no-such-key", **sides.servers)
+    with pytest.raises(ConfigurationError):
+        unmatched(sides.spark, sides.left, sides.right, on="order_id", database=sides.place.database)
+
+
+# --- without a counterpart, and whether that is known ------------------------------------------------------
+
+
+def _alone(sides: Sides, **options: Any) -> DataFrame:
+    return unmatched(sides.spark, sides.left, sides.right, on="order_id", **(sides.servers | options))
+
+
+def _found(frame: DataFrame) -> list[tuple[str, int, str]]:
+    return sorted((row.value, row.left_offset, row.status) for row in frame.collect())
+
+
+def test_what_has_no_counterpart_is_absent_once_all_is_recorded(sides: Sides) -> None:
+    """Both streams recorded to their ends: absent; a message more on the right, and it is not known any more.
+
+    Rows and coverage of a snapshot are of it, the ends of the streams of now.
+    """
+    sides.record(orders(1, 2, 3), orders(2))
+    alone = _alone(sides, payloads=True)
+    assert alone.columns[:5] == ["value", "left_stream", "left_offset", "left_time", "status"]
+    assert _found(alone) == [("o1", 0, "absent"), ("o3", 2, "absent")]
+    assert {bytes(row.left_value) for row in alone.collect()} == {f"{sides.left} {n}".encode() for n in (0, 2)}
+    with snapshot(sides.place.database) as state:
+        publish_plain(sides.place.amqp, sides.right, [(b"", {"order_id": "o3"})])
+        later, unknown = _alone(sides), [("o1", 0, "not_recorded_yet"), ("o3", 2, "not_recorded_yet")]
+        assert _found(later) == unknown
+        sides.record()
+        assert _found(_alone(sides)) == [("o1", 0, "absent")]
+        # The frame of before still says what held then.
+        assert _found(later) == _found(_alone(sides, database=None, snapshot=state)) == unknown
+
+
+def test_a_right_stream_that_was_never_recorded_proves_nothing(sides: Sides) -> None:
+    """Not recorded yet where it holds messages, absent where it is empty, an error on the left."""
+    sides.place.put(*((b"", headers) for headers in orders(1)))
+    sides.place.record(keys=["order_id"])
+    assert _found(_alone(sides)) == [("o1", 0, "absent")]
+    publish_plain(sides.place.amqp, sides.right, [b"no key"])
+    assert _found(_alone(sides)) == [("o1", 0, "not_recorded_yet")]
+    with pytest.raises(StreamNotFound):
+        unmatched(sides.spark, sides.right, sides.left, on="order_id", **sides.servers)
+
+
+def test_times_prove_nothing_where_they_are_not_recorded(sides: Sides) -> None:
+    """Neither with a span; nor are messages named that may be too young."""
+    now = time.time()
+    sides.record(orders(1, time=now - 10_000) + orders(2, time=now - 50), orders(1, time=now - 9_995))
+    assert _found(_alone(sides, within=5)) == [("o2", 1, "absent")]
+    assert _found(_alone(sides, within=4, older_than=5_000)) == [("o1", 0, "absent")]
+    set_record_time(sides.place.amqp, sides.place.engine.url, sides.right, on=False)
+    sides.record(right=orders(7))
+    assert _found(_alone(sides, within=5, older_than=0)) == [("o2", 1, "not_recorded_yet")]
+    assert _found(_alone(sides)) == [("o2", 1, "absent")]
+
+
+@pytest.mark.differs
+def test_a_replaced_stream_is_named(sides: Sides) -> None:
+    """A right stream that was deleted and declared again proves nothing."""
+    sides.record(orders(1), orders(2))
+    delete_stream(sides.place.amqp, sides.right)
+    declare_stream(sides.place.amqp, sides.right)
+    publish_plain(sides.place.amqp, sides.right, [b"another"])
+    with pytest.raises(StreamReplaced):
+        _alone(sides)

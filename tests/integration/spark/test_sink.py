@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,7 @@ from urllib.parse import urlsplit
 import pika
 import pyarrow as pa
 import pytest
-import sqlalchemy as sa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -33,39 +32,58 @@ from relatum.store import add_keys
 from relatum.superstreams import Layout, partition_of
 from tests.support import (
     declare_stream,
-    delete_stream,
+    new_streams,
     publish_plain,
     recording,
     rows_of,
     stream_available,
     unique_name,
-    wait_recorded,
     wait_until,
 )
+from tests.support.place import Place
 from tests.support.proxy import SLOW_PART, Proxy
 from tests.support.standstill import in_time
 
 ROWS = 500
 VALUE = StructType().add("value", "binary")
 MOMENT = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
+TEXTS = pa.map_(pa.string(), pa.string())
+TIMES = pa.timestamp("us", "UTC")
+
+
+class Sink:
+    """Writes to one stream as the only task of a job does, in this process."""
+
+    def __init__(self, amqp_url: str, stream_url: str, stream: str) -> None:
+        self.amqp, self.stream = amqp_url, stream
+        self.options = {"broker": amqp_url, "streamUrl": stream_url, "stream": stream}
+
+    def write(self, columns: dict[str, Any], *, epoch: int = 0, **options: str | None) -> tuple[int, int]:
+        """Write rows: how many messages were sent, and how many found. None takes an option away."""
+        batch = pa.record_batch(columns)
+        given = self.options | {"writeId": "w", "batchId": str(epoch)} | options
+        source = DefaultSource({name: value for name, value in given.items() if value is not None})
+        done = source.writer(from_arrow_schema(batch.schema), False).write(iter([batch]))
+        return done.sent, done.found
+
+    def write_bodies(self, values: list[bytes], **options: Any) -> tuple[int, int]:
+        """The same of rows that have a body alone."""
+        return self.write({"value": pa.array(values, pa.binary())}, **options)
+
+    def messages(self, stream: str | None = None) -> list[Message]:
+        """All messages of the stream, or of another."""
+        with StreamReader.open(self.amqp) as reader:
+            return list(reader.iterate(stream or self.stream))
+
+    def bodies(self, stream: str | None = None) -> list[bytes]:
+        """Their bodies."""
+        return [message.body for message in self.messages(stream)]
 
 
 @pytest.fixture
-def sink(amqp_url: str, stream_url: str) -> dict[str, str]:
-    """The options that name the broker."""
-    return {"broker": amqp_url, "streamUrl": stream_url}
-
-
-def messages(url: str, stream: str) -> list[Message]:
-    """All messages of a stream."""
-    with StreamReader.open(url) as reader:
-        found = reader.iterate(stream, "first", follow=False)
-        return list(found)
-
-
-def bodies(url: str, stream: str) -> list[bytes]:
-    """The bodies of all messages of a stream."""
-    return [message.body for message in messages(url, stream)]
+def sink(amqp_url: str, stream_url: str, stream_name: str) -> Sink:
+    """The sink, of a new stream."""
+    return Sink(amqp_url, stream_url, stream_name)
 
 
 def rows(count: int) -> list[bytes]:
@@ -73,133 +91,119 @@ def rows(count: int) -> list[bytes]:
     return [b"row %d" % number for number in range(count)]
 
 
-def write(options: dict[str, str], columns: dict[str, Any], *, epoch: int = 0) -> tuple[int, int]:
-    """Do what the only task of a write does: how many messages were sent, and how many found."""
-    batch = pa.record_batch(columns)
-    writer = DefaultSource(options | {"writeId": "w", "batchId": str(epoch)}).writer(
-        from_arrow_schema(batch.schema), False
-    )
-    done = writer.write(iter([batch]))
-    return done.sent, done.found
+# --- with a session ---------------------------------------------------------------------------------------
 
 
-def write_bodies(options: dict[str, str], values: list[bytes], *, epoch: int = 0) -> tuple[int, int]:
-    """The same of rows that have a body alone."""
-    return write(options, {"value": pa.array(values, pa.binary())}, epoch=epoch)
+def test_a_stream_can_be_copied_any_number_of_times(spark: SparkSession, sink: Sink, replays: int) -> None:
+    """What the source reads can be written again: bodies, headers as text, properties and times are those read.
+
+    Again and again under one `writeId` it is there once; under another, or none, once more.
+    """
+    sent = [(b"%d" % n, {"order_id": f"o{n}", "relatum_time": 1_700_000_000_000_000 + n}) for n in range(50)]
+    publish_plain(sink.amqp, sink.stream, sent)
+    options = sink.options | {"maxRecordsPerPartition": "17"}
+    df = spark.read.format("rabbitmq_streams").options(**options).load().drop("stream", "offset")
+    with new_streams(sink.amqp, 1) as (copy,):
+        writer = df.write.format("rabbitmq_streams").options(**(sink.options | {"stream": copy})).mode("append")
+        for _ in range(1 + replays):
+            writer.option("writeId", "one").save()
+        found = sink.messages(copy)
+        assert sorted((each.body, dict(each.headers)) for each in found) == sorted(sent)
+        assert len({each.properties.message_id for each in found}) == 50
+        writer.option("writeId", "two").save()
+        df.write.format("rabbitmq_streams").options(**(sink.options | {"stream": copy})).mode("append").save()
+        assert len(sink.messages(copy)) == 150
+
+
+def _streamed(spark: SparkSession, sink: Sink, source: Path, checkpoint: Path) -> None:
+    """Run a streaming query over what is there of files, one file a micro-batch."""
+    df = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(source))
+    writer = df.writeStream.format("rabbitmq_streams").options(**sink.options, checkpointLocation=str(checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def test_a_micro_batch_replayed_publishes_nothing_twice(
+    spark: SparkSession, sink: Sink, tmp_path: Path, replays: int
+) -> None:
+    """A query whose last commit is lost several times publishes each row once, and goes on with the next batch."""
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    source.mkdir()
+    for number in range(2):
+        (source / f"{number}.txt").write_text("".join(f"{number}-{line}\n" for line in range(100)))
+    _streamed(spark, sink, source, checkpoint)
+    for _ in range(replays):
+        (checkpoint / "commits" / "1").unlink()
+        (checkpoint / "commits" / ".1.crc").unlink()
+        _streamed(spark, sink, source, checkpoint)
+    (source / "2.txt").write_text("2-0\n")
+    _streamed(spark, sink, source, checkpoint)
+    expected = [f"{number}-{line}".encode() for number in range(2) for line in range(100)] + [b"2-0"]
+    found = sink.bodies()
+    assert sorted(found) == sorted(expected)
+    assert found[-1] == b"2-0"
+    # With another checkpoint it is another write, whose micro-batch 0 is not that of the first.
+    _streamed(spark, sink, source, tmp_path / "another")
+    assert sorted(sink.bodies()) == sorted(expected * 2)
 
 
 # --- what is written is what is read ----------------------------------------------------------------------
 
 
-def test_what_is_written_is_what_is_read(
-    spark: SparkSession, sink: dict[str, str], amqp_url: str, stream_name: str
-) -> None:
+def test_what_is_written_is_what_is_read(sink: Sink) -> None:
     """A message written by Spark equals one published by pika, property by property."""
-    moment = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
     properties = {
         "content_type": "a/b", "content_encoding": "gzip", "delivery_mode": 2, "priority": 4, "correlation_id": "c",
-        "reply_to": "a queue", "expiration": "60000", "message_id": "m", "timestamp": moment, "type": "t",
-        "user_id": urlsplit(amqp_url).username, "app_id": "app",
+        "reply_to": "a queue", "expiration": "60000", "message_id": "m", "timestamp": MOMENT, "type": "t",
+        "user_id": urlsplit(sink.amqp).username, "app_id": "app",
     }  # fmt: skip
     headers = {"text": "tëxt", "long": "x" * 5000, "x-own": "y", "none": None}
-    plain = properties | {"timestamp": int(moment.timestamp())}
-    publish_plain(amqp_url, stream_name, [(b"body", pika.BasicProperties(headers=headers | {"id": 7}, **plain))])
-    columns = spark.read.format("rabbitmq_streams").options(**sink, stream=stream_name).load().schema
-    schema = StructType([columns[name] for name in ("value", "headers", "properties")]).add("id", "integer")
-    df = spark.createDataFrame([(b"body", headers, tuple(properties.values()), 7)], schema)
-    df.write.format("rabbitmq_streams").options(**sink, stream=stream_name, keyColumns="id").mode("append").save()
-    published, written = messages(amqp_url, stream_name)
-    assert written.headers == published.headers
-    assert written.properties == published.properties
-    assert (written.body, written.time_us) == (published.body, published.time_us)
+    plain = properties | {"timestamp": int(MOMENT.timestamp())}
+    publish_plain(sink.amqp, sink.stream, [(b"body", pika.BasicProperties(headers=headers | {"id": 7}, **plain))])
+    kinds = {"delivery_mode": pa.int32(), "priority": pa.int32(), "timestamp": TIMES}
+    struct = pa.struct([(name, kinds.get(name, pa.string())) for name in properties])
+    written = {"value": [b"body"], "headers": pa.array([list(headers.items())], TEXTS)}
+    ids, described = pa.array([7], pa.int32()), pa.array([properties], struct)
+    sink.write(written | {"properties": described, "id": ids}, keyColumns="id")
+    one, other = sink.messages()
+    assert (other.headers, other.properties) == (one.headers, one.properties)
+    assert (other.body, other.time_us) == (one.body, one.time_us)
 
 
-def test_a_stream_can_be_copied(spark: SparkSession, sink: dict[str, str], amqp_url: str, stream_name: str) -> None:
-    """What the source reads can be written again: bodies, headers as text, properties and times are those read."""
-    sent = [(b"%d" % n, {"order_id": f"o{n}", "relatum_time": 1_700_000_000_000_000 + n}) for n in range(50)]
-    publish_plain(amqp_url, stream_name, sent)
-    copy = unique_name()
-    declare_stream(amqp_url, copy)
-    try:
-        df = spark.read.format("rabbitmq_streams").options(**sink, stream=stream_name).load().drop("stream", "offset")
-        df.write.format("rabbitmq_streams").options(**sink, stream=copy).mode("append").save()
-        found = messages(amqp_url, copy)
-        assert [(each.body, dict(each.headers)) for each in found] == sent
-        assert len({each.properties.message_id for each in found}) == 50
-    finally:
-        delete_stream(amqp_url, copy)
-
-
-def test_the_recorder_sees_lifted_keys(
-    spark: SparkSession, sink: dict[str, str], amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
+def test_the_recorder_sees_lifted_keys(sink: Sink, place: Place) -> None:
     """Columns named as keys are recorded: under the definition's header, with their own types."""
-    add_keys(
-        engine,
-        [
-            KeyDefinition("order_id"),
-            KeyDefinition("number", "header:no", "integer"),
-            KeyDefinition("at", type="timestamp"),
-        ],
-    )
-    df = spark.range(20, numPartitions=1).select(
-        F.col("id").cast("string").alias("value"),
-        F.concat(F.lit("o"), F.col("id")).alias("order_id"),
-        F.col("id").alias("number"),
-        F.timestamp_seconds(F.col("id")).alias("at"),
-    )
-    more = {"stream": stream_name, "keyColumns": "order_id,number,at", "database": database_url}
-    with recording(amqp_url, engine, stream_name):
-        df.write.format("rabbitmq_streams").options(**sink, **more).mode("append").save()
-        wait_recorded(amqp_url, engine, stream_name)
-    expected = [
-        row
-        for n in range(20)
-        for row in (("at", str(n * 1_000_000), n), ("number", str(n), n), ("order_id", f"o{n}", n))
+    keys = [KeyDefinition("order_id"), KeyDefinition("number", "header:no", "integer")]
+    add_keys(place.engine, [*keys, KeyDefinition("at", type="timestamp")])
+    numbers = list(range(20))
+    columns = {
+        "value": [b"%d" % n for n in numbers],
+        "order_id": [f"o{n}" for n in numbers],
+        "number": numbers,
+        "at": pa.array([n * 1_000_000 for n in numbers], TIMES),
+    }
+    with recording(place.amqp, place.engine, place.stream):
+        sink.write(columns, keyColumns="order_id,number,at", database=place.database)
+        place.wait_recorded()
+    assert rows_of(place.engine, place.stream) == [
+        row for n in numbers for row in (("at", str(n * 1_000_000), n), ("number", str(n), n), ("order_id", f"o{n}", n))
     ]
-    assert rows_of(engine, stream_name) == expected
 
 
-def test_a_bad_row_is_refused_before_anything_is_sent(
-    sink: dict[str, str], amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
-) -> None:
-    """One value that cannot be recorded, in the last row of many, a row without a body, or too large a header."""
-    add_keys(engine, [KeyDefinition("number", type="integer")])
-    options = sink | {"stream": stream_name}
-    keyed = options | {"keyColumns": "number", "database": database_url}
-    with pytest.raises(InvalidRelationshipKey, match="nothing was sent") as caught:
-        write(keyed, {"value": ["v"] * 20_000, "number": ["1"] * 19_999 + ["x"]})
-    assert (caught.value.key, caught.value.reason) == ("number", "not_integer")
-    with pytest.raises(InvalidRelationshipKey, match="nothing was sent") as caught:
-        write(options | {"keyColumns": "id"}, {"value": ["a", "b"], "id": ["ok", "bad\0"]})
-    assert (caught.value.key, caught.value.reason) == ("id", "nul_character")
-    with pytest.raises(InvalidInput, match="no value"):
-        write(options, {"value": ["v", None]})
-    with pytest.raises(InvalidInput, match="the broker takes"):
-        write_bodies(options, [b"x" * (2 << 20)])
-    headers = pa.array([[("a", "x" * 200_000)]], pa.map_(pa.string(), pa.string()))
-    with pytest.raises(HeadersRefused):
-        write(options, {"value": ["v"], "headers": headers})
-    assert bodies(amqp_url, stream_name) == []
-
-
-def test_keys_and_times_keep_their_types(sink: dict[str, str], amqp_url: str, stream_name: str) -> None:
+def test_keys_and_times_keep_their_types(sink: Sink) -> None:
     """Numbers stay numbers, moments are microseconds, null is no header.
 
     A message's time is the column `timestamp`, else what the headers say, as text too, else the time of writing.
     """
-    kind, moment = pa.map_(pa.string(), pa.string()), pa.timestamp("us", "UTC")
     given = [{"relatum_time": "5"}, {"relatum_time": "-6"}, {"relatum_receipt": "r"}]
     columns = {
         "value": [b"a", b"b", b"c"],
         "id": ["x", None, "z"],
         "n": [1, 2, 3],
-        "at": pa.array([MOMENT] * 3, moment),
-        "timestamp": pa.array([datetime.fromtimestamp(7, UTC), None, None], moment),
-        "headers": pa.array([list(each.items()) for each in given], kind),
+        "at": pa.array([MOMENT] * 3, TIMES),
+        "timestamp": pa.array([datetime.fromtimestamp(7, UTC), None, None], TIMES),
+        "headers": pa.array([list(each.items()) for each in given], TEXTS),
     }
-    write(sink | {"stream": stream_name, "keyColumns": "id,n,at"}, columns)
-    first, second, third = messages(amqp_url, stream_name)
+    sink.write(columns, keyColumns="id,n,at")
+    first, second, third = sink.messages()
     at = int(MOMENT.timestamp()) * 1_000_000
     assert {name: first.headers[name] for name in ("id", "n", "at")} == {"id": "x", "n": 1, "at": at}
     assert "id" not in second.headers
@@ -209,140 +213,83 @@ def test_keys_and_times_keep_their_types(sink: dict[str, str], amqp_url: str, st
     assert "relatum_receipt" not in third.headers
 
 
-def test_super_streams_are_routed_as_by_other_clients(
-    spark: SparkSession, sink: dict[str, str], amqp_url: str, layout: Layout
-) -> None:
+def test_super_streams_are_routed_as_by_other_clients(sink: Sink, layout: Layout) -> None:
     """Each row is in the stream its routing key belongs to, in order, and once, however often it is written."""
-    name, streams = layout.super_stream, [each.stream for each in layout]
-    df = spark.range(300, numPartitions=1).select(F.col("id").cast("string").alias("value"), F.col("id").alias("key"))
-    more = {"superStream": name, "routingKey": "key", "writeId": "w"}
+    values = [b"%d" % n for n in range(300)]
     for _ in range(2):
-        df.write.format("rabbitmq_streams").options(**sink, **more).mode("append").save()
-    for place, stream in enumerate(streams):
+        options = {"stream": None, "superStream": layout.super_stream, "routingKey": "key"}
+        sink.write({"value": values, "key": list(range(300))}, **options)
+    for place, each in enumerate(layout):
         expected = [b"%d" % n for n in range(300) if partition_of(str(n), 3) == place]
         assert expected
-        assert bodies(amqp_url, stream) == expected
+        assert sink.bodies(each.stream) == expected
 
 
 # --- nothing is there twice -------------------------------------------------------------------------------
 
 
-def test_a_write_repeated_publishes_nothing_twice(
-    spark: SparkSession, sink: dict[str, str], amqp_url: str, stream_name: str, replays: int
-) -> None:
-    """A batch written again and again under one `writeId` is there once; under another, or none, once more."""
-    df = spark.range(ROWS, numPartitions=3).select(F.col("id").cast("string").alias("value"))
-    writer = df.write.format("rabbitmq_streams").options(**sink, stream=stream_name).mode("append")
-    for _ in range(1 + replays):
-        writer.option("writeId", "one").save()
-    assert sorted(map(int, bodies(amqp_url, stream_name))) == list(range(ROWS))
-    writer.option("writeId", "two").save()
-    df.write.format("rabbitmq_streams").options(**sink, stream=stream_name).mode("append").save()
-    assert len(bodies(amqp_url, stream_name)) == 3 * ROWS
-
-
-def _streamed(spark: SparkSession, sink: dict[str, str], stream: str, source: Path, checkpoint: Path) -> None:
-    """Run a streaming query over what is there of files, one file a micro-batch."""
-    df = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(source))
-    query = (
-        df.writeStream.format("rabbitmq_streams")
-        .options(**sink, stream=stream, checkpointLocation=str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-
-
-def test_a_micro_batch_replayed_publishes_nothing_twice(
-    spark: SparkSession, sink: dict[str, str], amqp_url: str, stream_name: str, tmp_path: Path, replays: int
-) -> None:
-    """A query whose last commit is lost several times publishes each row once, and goes on with the next batch."""
-    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
-    source.mkdir()
-    for number in range(2):
-        (source / f"{number}.txt").write_text("".join(f"{number}-{line}\n" for line in range(100)))
-    _streamed(spark, sink, stream_name, source, checkpoint)
-    for _ in range(replays):
-        (checkpoint / "commits" / "1").unlink()
-        (checkpoint / "commits" / ".1.crc").unlink()
-        _streamed(spark, sink, stream_name, source, checkpoint)
-    (source / "2.txt").write_text("2-0\n")
-    _streamed(spark, sink, stream_name, source, checkpoint)
-    expected = [f"{number}-{line}".encode() for number in range(2) for line in range(100)] + [b"2-0"]
-    found = bodies(amqp_url, stream_name)
-    assert sorted(found) == sorted(expected)
-    assert found[-1] == b"2-0"
-    # With another checkpoint it is another write, whose micro-batch 0 is not that of the first.
-    _streamed(spark, sink, stream_name, source, tmp_path / "another")
-    assert sorted(bodies(amqp_url, stream_name)) == sorted(expected * 2)
-
-
-def test_foreach_batch_with_ids(
-    spark: SparkSession, sink: dict[str, str], amqp_url: str, stream_name: str, tmp_path: Path
-) -> None:
-    """`writeId` and `batchId` make a write inside `foreachBatch` safe to repeat."""
-    source = tmp_path / "source"
-    source.mkdir()
-    for number in range(3):
-        (source / f"{number}.txt").write_text(f"{number}\n")
-
-    def write(batch: DataFrame, batch_id: int) -> None:
-        for _ in range(2):
-            batch.write.format("rabbitmq_streams").options(
-                **sink, stream=stream_name, writeId="query", batchId=batch_id
-            ).mode("append").save()
-
-    df = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(source))
-    query = df.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "c"))
-    query.trigger(availableNow=True).start().awaitTermination()
-    assert sorted(bodies(amqp_url, stream_name)) == [b"0", b"1", b"2"]
-
-
-def test_a_task_that_ended_half_way_goes_on(sink: dict[str, str], amqp_url: str, stream_name: str) -> None:
+def test_a_task_that_ended_half_way_goes_on(sink: Sink) -> None:
     """What an attempt had sent when it died is found by the next, which sends the rest: none twice, none missing."""
-    options = sink | {"stream": stream_name}
-    assert write_bodies(options, rows(200)) == (200, 0)
-    assert write_bodies(options, rows(ROWS)) == (ROWS - 200, 200)
-    assert write_bodies(options, rows(ROWS)) == (0, ROWS)
-    assert bodies(amqp_url, stream_name) == rows(ROWS)
+    assert sink.write_bodies(rows(200)) == (200, 0)
+    assert sink.write_bodies(rows(ROWS)) == (ROWS - 200, 200)
+    assert sink.write_bodies(rows(ROWS)) == (0, ROWS)
+    assert sink.bodies() == rows(ROWS)
 
 
-def test_a_line_that_broke_while_publishing(
-    sink: dict[str, str], amqp_url: str, stream_url: str, stream_name: str
-) -> None:
-    """A connection that falls silent while publishing is an error in bounded time; the retry leaves none out."""
+def test_another_order_is_an_error(sink: Sink) -> None:
+    """A task whose rows come back in another order, fewer, or changed, is refused, and has sent nothing.
+
+    The next batch of the write, by `batchId`, is written; then the one before is refused.
+    """
+    sink.write_bodies(rows(100))
+    good = rows(200)
+    for bad in (good[::-1], good[:50], [b"other", *good[1:]], []):
+        with pytest.raises(Conflict, match="sortWithinPartitions"):
+            sink.write_bodies(bad)
+    assert sink.bodies() == rows(100)
+    for found in (0, 100):
+        assert sink.write_bodies(rows(100), epoch=1) == (100 - found, found)
+    with pytest.raises(Conflict, match="set back"):
+        sink.write_bodies(rows(200))
+    assert sink.bodies() == rows(100) * 2
+
+
+def test_a_line_that_broke_while_publishing(sink: Sink, stream_url: str) -> None:
+    """A line that falls silent, or a broker that freezes, is an error in bounded time; a retry leaves none out."""
     values = [b"%d" % n + b"x" * 1000 for n in range(5000)]
-    given = sink | {"stream": stream_name, "maxInFlight": "100", "confirmTimeoutMs": "3000", "writeId": "w"}
     with Proxy.to(stream_url) as proxy:
+        given = sink.options | {"maxInFlight": "100", "confirmTimeoutMs": "3000", "writeId": "w"}
         writer = DefaultSource(given | {"streamUrl": proxy.url(stream_url)}).writer(VALUE, False)
-        proxy.bytes_per_s = SLOW_PART / 0.01
-        for number, mode in enumerate(("blackhole_replies", "blackhole")):
-            there = len(bodies(amqp_url, stream_name))
-            breaking = threading.Thread(target=_break_after, args=[proxy, mode, amqp_url, stream_name, there])
+        batch = pa.record_batch({"value": pa.array(values, pa.binary())})
+        proxy.mode = "frozen"
+        with in_time(3.0), pytest.raises(BrokerUnavailable):
+            writer.write(iter([batch]))
+        proxy.mode, proxy.bytes_per_s = "pass", SLOW_PART / 0.01
+        for mode in ("blackhole_replies", "blackhole"):
+            there = len(sink.bodies())
+            breaking = threading.Thread(target=_break_after, args=[proxy, mode, sink, there])
             breaking.start()
             with in_time(3.0), pytest.raises((PublishOutcomeUnknown, BrokerUnavailable)):
-                writer.write(iter([pa.record_batch({"value": pa.array(values, pa.binary())})]))
+                writer.write(iter([batch]))
             breaking.join()
             proxy.mode = "pass"
-            assert there < len(bodies(amqp_url, stream_name)) < 5000, number
-    write_bodies(sink | {"stream": stream_name}, values)
-    assert bodies(amqp_url, stream_name) == values
+            assert there < len(sink.bodies()) < 5000, mode
+    sink.write_bodies(values)
+    assert sink.bodies() == values
 
 
-def _break_after(proxy: Proxy, mode: str, amqp_url: str, stream: str, there: int) -> None:
+def _break_after(proxy: Proxy, mode: str, sink: Sink, there: int) -> None:
     """Change the proxy's mode as soon as a message more is in the stream."""
-    with StreamReader.open(amqp_url) as reader:
-        wait_until(lambda: reader.bounds(stream).end > there, what="a first message")
+    with StreamReader.open(sink.amqp) as reader:
+        wait_until(lambda: reader.bounds(sink.stream).end > there, what="a first message")
     proxy.mode = mode
 
 
-def test_a_streaming_query_waits_for_a_broker_that_is_away(
-    sink: dict[str, str], stream_url: str, stream_name: str
-) -> None:
+def test_a_streaming_query_waits_for_a_broker_that_is_away(sink: Sink, stream_url: str) -> None:
     """Before a batch the broker is asked again, but not for ever; a batch write is refused at once."""
     with Proxy.to(stream_url) as proxy:
         proxy.accepts = False
-        options = sink | {"streamUrl": proxy.url(stream_url), "stream": stream_name, "pollTimeoutMs": "90000"}
+        options = sink.options | {"streamUrl": proxy.url(stream_url), "pollTimeoutMs": "90000"}
         with pytest.raises(BrokerUnavailable):
             DefaultSource(options).writer(VALUE, False)
         with pytest.raises(BrokerUnavailable):
@@ -355,61 +302,55 @@ def test_a_streaming_query_waits_for_a_broker_that_is_away(
         comes_back.join()
 
 
-def test_another_order_is_an_error(sink: dict[str, str], amqp_url: str, stream_name: str) -> None:
-    """A task whose rows come back in another order, fewer, or changed, is refused, and has sent nothing."""
-    options = sink | {"stream": stream_name}
-    write_bodies(options, rows(100))
-    good = rows(200)
-    for bad in (good[::-1], good[:50], [b"other", *good[1:]], []):
-        with pytest.raises(Conflict, match="sortWithinPartitions"):
-            write_bodies(options, bad)
-    assert bodies(amqp_url, stream_name) == rows(100)
-    write_bodies(options, rows(100), epoch=1)
-    with pytest.raises(Conflict, match="set back"):
-        write_bodies(options, rows(200))
-    assert len(bodies(amqp_url, stream_name)) == 200
-
-
 def test_deduplication_outlives_the_broker(private_servers: LocalServers) -> None:
     """A broker that was stopped and started again still knows what was published."""
     server = private_servers.rabbitmq
-    name = unique_name()
-    declare_stream(server.broker_url, name)
-    options = {"broker": server.broker_url, "streamUrl": server.stream_url, "stream": name}
-    assert write_bodies(options, rows(ROWS)) == (ROWS, 0)
+    sink = Sink(server.broker_url, server.stream_url, unique_name())
+    declare_stream(server.broker_url, sink.stream)
+    assert sink.write_bodies(rows(ROWS)) == (ROWS, 0)
     server.restart()
-    wait_until(lambda: stream_available(server.broker_url, name), what="the stream after the restart")
-    assert write_bodies(options, rows(ROWS)) == (0, ROWS)
-    assert write_bodies(options, rows(ROWS + 5)) == (5, ROWS)
-    assert bodies(server.broker_url, name) == rows(ROWS + 5)
+    wait_until(lambda: stream_available(server.broker_url, sink.stream), what="the stream after the restart")
+    assert sink.write_bodies(rows(ROWS)) == (0, ROWS)
+    assert sink.write_bodies(rows(ROWS + 5)) == (5, ROWS)
+    assert sink.bodies() == rows(ROWS + 5)
 
 
-def test_a_frozen_broker_is_noticed_in_time(private_servers: LocalServers) -> None:
-    """A broker that answers nothing any more ends the task soon; once it goes on, a retry publishes all."""
-    server = private_servers.rabbitmq
-    name = unique_name()
-    declare_stream(server.broker_url, name)
-    options = {"broker": server.broker_url, "streamUrl": server.stream_url, "stream": name, "confirmTimeoutMs": "2000"}
-    writer = DefaultSource(options | {"writeId": "w"}).writer(VALUE, False)
-    server.freeze()
-    try:
-        with in_time(2.0), pytest.raises(BrokerUnavailable):
-            writer.write(iter([pa.record_batch({"value": rows(ROWS)})]))
-    finally:
-        server.thaw()
-    assert write_bodies(options, rows(ROWS)) == (ROWS, 0)
-    assert bodies(server.broker_url, name) == rows(ROWS)
+# --- refused ----------------------------------------------------------------------------------------------
 
 
-# --- refused on the driver --------------------------------------------------------------------------------
+def test_a_bad_row_is_refused_before_anything_is_sent(sink: Sink, place: Place) -> None:
+    """One value that cannot be recorded, in the last row of many, a row without a body, or too large a header."""
+    add_keys(place.engine, [KeyDefinition("number", type="integer")])
+    headers = pa.array([[("a", "x" * 200_000)]], TEXTS)
+    many = {"value": ["v"] * 20_000, "number": ["1"] * 19_999 + ["x"]}
+    bad: list[tuple[Callable[[], object], type[Exception], dict[str, str]]] = [
+        (
+            lambda: sink.write(many, keyColumns="number", database=place.database),
+            InvalidRelationshipKey,
+            {"key": "number", "reason": "not_integer"},
+        ),
+        (
+            lambda: sink.write({"value": ["a", "b"], "id": ["ok", "bad\0"]}, keyColumns="id"),
+            InvalidRelationshipKey,
+            {"key": "id", "reason": "nul_character"},
+        ),
+        (lambda: sink.write({"value": ["v", None]}), InvalidInput, {}),
+        (lambda: sink.write_bodies([b"x" * (2 << 20)]), InvalidInput, {}),
+        (lambda: sink.write({"value": ["v"], "headers": headers}), HeadersRefused, {}),
+    ]
+    for call, error, fields in bad:
+        with pytest.raises(error) as caught:
+            call()
+        assert {name: getattr(caught.value, name) for name in fields} == fields
+    assert sink.bodies() == []
 
 
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"stream": "relatum-no-such-stream"}, StreamNotFound, "no stream"),
-        ({"superStream": "relatum-no-such-stream", "routingKey": "value"}, StreamNotFound, "no super stream"),
-        ({"keyColumns": "nothing"}, InvalidInput, "no column 'nothing'"),
+        ({"stream": "relatum-no-such-stream"}, StreamNotFound, "relatum-no-such-stream"),
+        ({"superStream": "no-such-super", "routingKey": "value", "stream": None}, StreamNotFound, "no-such-super"),
+        ({"keyColumns": "nothing"}, InvalidInput, "'nothing'"),
         ({"confirmTimeout": "1"}, InvalidInput, "confirmTimeoutMs"),
         (
             {"broker": "amqp://guest:sesame@127.0.0.1:1/", "streamUrl": "rabbitmq-stream://guest:sesame@127.0.0.1:1/"},
@@ -419,10 +360,10 @@ def test_a_frozen_broker_is_noticed_in_time(private_servers: LocalServers) -> No
     ],
 )
 def test_bad_options_are_refused_before_a_job_runs(
-    sink: dict[str, str], stream_name: str, options: dict[str, str], error: type[Exception], words: str
+    sink: Sink, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     """A write that cannot be is refused with the reason, without credentials."""
-    given = sink | ({} if "superStream" in options else {"stream": stream_name}) | options
+    given = {name: value for name, value in (sink.options | options).items() if value is not None}
     with pytest.raises(error, match=words) as caught:
         DefaultSource(given).writer(VALUE, False)
     assert "sesame" not in str(caught.value)

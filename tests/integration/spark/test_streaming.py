@@ -1,0 +1,454 @@
+"""Streaming queries over RabbitMQ streams: each message once, whatever is replayed, limited, deleted or restarted.
+
+Where micro-batches begin and end is planned without Spark; what Spark makes of it is seen by two queries.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyspark
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_relatum import DefaultSource
+from relatum.errors import BrokerUnavailable, InvalidInput, OffsetExpired, StreamNotFound, StreamReplaced
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.store import add_keys
+from relatum.superstreams import Layout
+from tests.support import (
+    broker_connection,
+    declare_stream,
+    delete_stream,
+    new_streams,
+    publish_plain,
+    unique_name,
+    wait_until,
+)
+from tests.support._raw_publisher import RawPublisher
+from tests.support.place import Place
+from tests.support.proxy import Proxy
+
+LIMIT_S = 240
+FAST = {"processingTime": "100 milliseconds"}
+NOW = {"availableNow": True}
+
+HAS_ADMISSION = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
+
+
+def bodies(begin: int, end: int) -> list[bytes]:
+    """Bodies that say their number."""
+    return [b"%d" % number for number in range(begin, end)]
+
+
+def expected(stream: str, begin: int, end: int) -> list[tuple[str, int, str]]:
+    """The rows of messages published by `bodies` to an empty stream."""
+    return sorted((stream, number, str(number)) for number in range(begin, end))
+
+
+# --- queries ----------------------------------------------------------------------------------------------
+
+
+class Run:
+    """One streaming query after another with one checkpoint, and what each wrote."""
+
+    def __init__(self, spark: SparkSession, directory: Path, **options: Any) -> None:
+        self._spark, self._options = spark, options
+        self.checkpoint = directory / "checkpoint"
+        self.written: list[tuple[int, list[tuple[str, int, str]]]] = []
+        self.then: Callable[[int], None] = lambda batch: None
+        """What is done once a batch was written."""
+
+    def start(self, trigger: dict[str, Any], **options: Any) -> StreamingQuery:
+        """Start a query that writes stream, offset and value."""
+        stream = self._spark.readStream.format("rabbitmq_streams").options(**(self._options | options)).load()
+        writer = stream.select("stream", "offset", "value").writeStream.foreachBatch(self._write)
+        return writer.option("checkpointLocation", str(self.checkpoint)).trigger(**trigger).start()
+
+    def _write(self, frame: Any, batch: int) -> None:
+        rows = sorted((row.stream, row.offset, bytes(row.value).decode()) for row in frame.collect())
+        self.written.append((batch, rows))
+        self.then(batch)
+
+    def to_end(self, **options: Any) -> list[dict[str, Any]]:
+        """Run a query that ends by itself, and return its progress."""
+        query = self.start(NOW, **options)
+        assert query.awaitTermination(LIMIT_S), "the query did not end"
+        return [json.loads(progress.json) for progress in query.recentProgress]
+
+    def rows(self) -> list[tuple[str, int, str]]:
+        """The rows of all batches, of the last try of each."""
+        return sorted(row for rows in dict(self.written).values() for row in rows)
+
+    def forget_commit(self) -> int:
+        """Make the last batch one that was not committed; return its number."""
+        last = self.written[-1][0]
+        for name in (f"{last}", f".{last}.crc"):
+            (self.checkpoint / "commits" / name).unlink(missing_ok=True)
+        return last
+
+
+@pytest.fixture
+def run(spark: SparkSession, tmp_path: Path, amqp_url: str, stream_url: str, stream_name: str) -> Iterator[Run]:
+    """Queries of this test; those that still run are stopped."""
+    options = {"broker": amqp_url, "streamUrl": stream_url, "stream": stream_name, "startingOffsets": "earliest"}
+    yield Run(spark, tmp_path, **options)
+    for query in spark.streams.active:
+        query.stop()
+
+
+@pytest.mark.skipif(not HAS_ADMISSION, reason="Spark before 4.2 tells a source nothing of triggers")
+def test_a_run_reads_what_is_there_in_batches_within_the_limit(run: Run, amqp_url: str, stream_name: str) -> None:
+    """1,000 offsets by 100 are ten batches, every message comes once; what is published meanwhile is the next run's.
+
+    Progress holds the end of what was read and the end of the stream: their difference is the lag.
+    """
+    publish_plain(amqp_url, stream_name, bodies(0, 1000), confirm=False)
+
+    def publish_more(batch: int) -> None:
+        if batch == 0:
+            publish_plain(amqp_url, stream_name, bodies(1000, 1050))
+
+    run.then = publish_more
+    progress = [each for each in run.to_end(maxOffsetsPerTrigger=100) if each["numInputRows"]]
+    assert [each["numInputRows"] for each in progress] == [100] * 10
+    source = progress[1]["sources"][0]
+    assert (source["endOffset"], source["latestOffset"]) == ({stream_name: 200}, {stream_name: 1050})
+    assert run.rows() == expected(stream_name, 0, 1000)
+    run.to_end(maxOffsetsPerTrigger=100)
+    assert run.rows() == expected(stream_name, 0, 1050)
+
+
+def test_a_batch_that_was_not_committed_is_read_again_the_same(run: Run, amqp_url: str, stream_name: str) -> None:
+    """The last commit is lost, more is published, and the same range comes again, then what is new.
+
+    So does the first one of a query that begins at the end: what came in between is read all the same. Rows follow from
+    offsets alone, so a replay by other tasks gives the same; the checkpoint, not the option, says where a run begins.
+    """
+    publish_plain(amqp_url, stream_name, bodies(0, 50))
+    begin = {"startingOffsets": "latest", "maxOffsetsPerTrigger": 40}
+    query = run.start(FAST, **begin)
+    wait_until(lambda: run.written, LIMIT_S)
+    query.stop()
+    assert (run.forget_commit(), run.rows()) == (0, [])
+    count = 50
+    for attempt in range(3):
+        publish_plain(amqp_url, stream_name, bodies(count, count + 30))
+        count += 30
+        tried = len(run.written)
+        run.to_end(**begin, maxRecordsPerPartition=9 + attempt)
+        if run.rows() != expected(stream_name, 50, count):
+            run.to_end(**begin)  # Spark 4.1 may end after the replayed batch
+        assert run.rows() == expected(stream_name, 50, count)
+        assert run.written[tried] == run.written[tried - 1], f"replay {attempt}"
+        assert all(len(rows) <= 40 for _, rows in run.written)
+        run.forget_commit()
+
+
+def test_a_query_goes_on_when_the_broker_was_away(run: Run, amqp_url: str, stream_url: str, stream_name: str) -> None:
+    """It reads on without having ended. Where the broker stays away it ends with an error, and a later run goes on.
+
+    That comes after pollTimeoutMs, and names no credentials. While nothing is published there are no batches.
+    """
+    with Proxy.to(amqp_url) as amqp, Proxy.to(stream_url) as streams:
+
+        def go(is_there: bool) -> None:
+            for line in (amqp, streams):
+                line.accepts = is_there
+                line.cut()
+
+        publish_plain(amqp_url, stream_name, bodies(0, 10))
+        lines = {"broker": amqp.url(amqp_url), "streamUrl": streams.url(stream_url)}
+        query = run.start(FAST, **lines, pollTimeoutMs=5000)
+        wait_until(lambda: run.rows() == expected(stream_name, 0, 10), LIMIT_S)
+        wait_until(lambda: not query.status["isDataAvailable"], LIMIT_S)
+        go(False)
+        publish_plain(amqp_url, stream_name, bodies(10, 20))
+        wait_until(lambda: amqp.refused + streams.refused > 1, LIMIT_S)
+        go(True)
+        wait_until(lambda: run.rows() == expected(stream_name, 0, 20), LIMIT_S)
+        assert query.isActive
+        assert [batch for batch, rows in run.written if not rows] in ([], [0])
+        go(False)
+        with pytest.raises(StreamingQueryException, match=r"BrokerUnavailable|ConnectionLost") as raised:
+            query.awaitTermination(LIMIT_S)
+        assert urlsplit(amqp_url).netloc.rpartition("@")[0] not in str(raised.value)
+        publish_plain(amqp_url, stream_name, bodies(20, 30))
+        go(True)
+        run.to_end(**lines)
+        assert run.rows() == expected(stream_name, 0, 30)
+
+
+# --- planning ---------------------------------------------------------------------------------------------
+
+
+class Planner:
+    """The planning side of a streaming query, asked as Spark asks it."""
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+        self.initial: Callable[[], dict[str, int]] = reader.initialOffset
+        self.freeze: Callable[[], None] = reader.prepareForTriggerAvailableNow
+        self.reported: Callable[[], dict[str, int] | None] = reader.reportLatestOffset
+
+    def latest(self, start: dict[str, int] | None, limit: int | None = None) -> Any:
+        """Where a batch ends that begins there."""
+        return self.reader.latestOffset(start, ReadAllAvailable() if limit is None else ReadMaxRows(limit))
+
+    def slices(self, start: dict[str, int], end: dict[str, int]) -> list[tuple[str, int, int]]:
+        """What the tasks of a batch read: stream, first offset, and the one to end before."""
+        wanted = [partition.value.wanted for partition in self.reader.partitions(start, end)]
+        return [(each.stream, each.start, each.stop) for each in wanted]
+
+    def read(self, start: dict[str, int], end: dict[str, int]) -> list[dict[str, Any]]:
+        """The rows that the tasks of a batch read."""
+        batches = [batch for partition in self.reader.partitions(start, end) for batch in self.reader.read(partition)]
+        return [row for batch in batches for row in batch.to_pylist()]
+
+
+Make = Callable[..., Planner]
+
+
+@pytest.fixture
+def make(amqp_url: str, stream_url: str) -> Iterator[Make]:
+    """Make planners by the options of a streaming query."""
+    made: list[DataSourceStreamReader] = []
+
+    def planner(**options: Any) -> Planner:
+        given = {"broker": amqp_url, "streamUrl": stream_url, "startingOffsets": "earliest"} | options
+        source = DefaultSource({name: str(value) for name, value in given.items()})
+        made.append(source.streamReader(source.schema()))
+        return Planner(made[-1])
+
+    yield planner
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture
+def pair(amqp_url: str) -> Iterator[tuple[str, str]]:
+    """Two streams with ten messages each."""
+    with new_streams(amqp_url, 2) as (first, second):
+        for name in (first, second):
+            publish_plain(amqp_url, name, [b"x"] * 10)
+        yield first, second
+
+
+def test_a_stream_no_longer_named_keeps_its_place(make: Make, pair: tuple[str, str]) -> None:
+    """It is not read, and goes on from there when it is named again."""
+    first, second = pair
+    end = make(stream=first).latest({first: 2, second: 4})
+    assert end == {first: 10, second: 4}
+    assert make(streams=",".join(pair)).latest(end) == {first: 10, second: 10}
+
+
+def test_a_new_stream_enters_with_nothing_to_read(make: Make, pair: tuple[str, str]) -> None:
+    """So the batch it enters by reads the same when it is replayed; the next one reads it from its first offset."""
+    first, second = pair
+    planner = make(streams=",".join(pair))
+    entered = planner.latest({first: 10})
+    assert entered == {first: 10, second: 0}
+    assert planner.slices({first: 10}, entered) == []
+    assert planner.slices(entered, planner.latest(entered)) == [(second, 0, 10)]
+
+
+def test_a_partition_added_later_is_read_from_its_start(make: Make, amqp_url: str, layout: Layout) -> None:
+    """A running query takes up what a new partition of the super stream already holds."""
+    planner = make(superStream=layout.super_stream)
+    start = planner.initial()
+    assert planner.latest(start) == start == {each.stream: 0 for each in layout}
+    added = unique_name()
+    declare_stream(amqp_url, added)
+    publish_plain(amqp_url, added, [b"x"] * 20)
+    with broker_connection(amqp_url) as connection:
+        order = {"x-stream-partition-order": len(layout)}
+        connection.channel().queue_bind(added, layout.super_stream, added, arguments=order)
+    entered = planner.latest(start)
+    assert len(planner.read(entered, planner.latest(entered))) == 20
+    delete_stream(amqp_url, added)
+
+
+def test_keys_become_columns(place: Place, make: Make) -> None:
+    """The option keys works as in a batch."""
+    add_keys(place.engine, ["order_id"])
+    place.put((b"a", {"order_id": "o1"}), (b"b", {}))
+    planner = make(stream=place.stream, keys="order_id", database=place.database, includeHeaders="false")
+    rows = planner.read({place.stream: 0}, {place.stream: 2})
+    assert [list(row) for row in rows] == [["stream", "offset", "timestamp", "value", "order_id"]] * 2
+    assert [row["order_id"] for row in rows] == ["o1", None]
+
+
+def test_the_end_is_frozen(make: Make, amqp_url: str, pair: tuple[str, str]) -> None:
+    """What is published after the freeze waits, also where a query begins at the end; reported is the end as it is."""
+    stream = pair[0]
+    planner, at_end = make(stream=stream), make(stream=stream, startingOffsets="latest")
+    planner.freeze()
+    at_end.freeze()
+    publish_plain(amqp_url, stream, [b"x"] * 5)
+    assert planner.latest(planner.initial(), 7) == {stream: 7}
+    assert planner.latest({stream: 7}, 7) == planner.latest({stream: 10}, 7) == {stream: 10}
+    assert planner.reported() == {stream: 15}
+    assert at_end.initial() == at_end.latest({stream: 10}) == {stream: 10}
+
+
+def test_where_spark_gives_no_start_planning_goes_on_where_it_was(make: Make, pair: tuple[str, str]) -> None:
+    """From the beginning, from the last end, or from what Spark planned with last, as 4.1 does after a restart."""
+    stream = pair[0]
+    planner = make(stream=stream)
+    assert [planner.latest(None, 4), planner.latest(None, 4)] == [{stream: 4}, {stream: 8}]
+    restarted = make(stream=stream)
+    assert restarted.slices({stream: 5}, {stream: 5}) == []
+    assert restarted.latest(None, 4) == {stream: 9}
+
+
+def test_the_beginning_does_not_move(make: Make, amqp_url: str, pair: tuple[str, str]) -> None:
+    """Spark asks for it more than once; the first batch reads nothing of a stream that begins at its end."""
+    stream = pair[0]
+    planner = make(stream=stream, startingOffsets="latest")
+    begin = planner.initial()
+    publish_plain(amqp_url, stream, [b"x"] * 5)
+    assert planner.initial() == planner.latest(begin) == begin == {stream: 10}
+    assert planner.latest(begin) == {stream: 15}
+    # Replayed with a later beginning, a range goes backwards, and is empty.
+    both = make(streams=",".join(pair))
+    assert both.slices({stream: 15, pair[1]: 3}, {stream: 10, pair[1]: 4}) == [(pair[1], 3, 4)]
+
+
+def test_where_a_query_begins(make: Make, pair: tuple[str, str]) -> None:
+    """JSON gives each stream its beginning; one that is missing or too many is refused.
+
+    A moment before all messages begins with the first; one ahead is refused, or the end of the stream.
+    """
+    first, second = pair
+    both = {"streams": ",".join(pair)}
+    assert make(**both, startingOffsets=f'{{"{first}": 3, "{second}": -1}}').initial() == {first: 3, second: 10}
+    assert make(**both, startingOffsets=f'{{"{first}": -2, "{second}": 4}}').initial() == {first: 0, second: 4}
+    with pytest.raises(InvalidInput, match=second):
+        make(**both, startingOffsets=f'{{"{first}": 3}}').initial()
+    with pytest.raises(InvalidInput, match=second):
+        make(stream=first, startingOffsets=f'{{"{first}": 3, "{second}": 4}}').initial()
+    assert make(stream=first, startingTimestamp=0).initial() == {first: 0}
+    ahead = {"stream": first, "startingTimestamp": 4_000_000_000_000}
+    with pytest.raises(InvalidInput, match="startingOffsetsByTimestampStrategy"):
+        make(**ahead).initial()
+    assert make(**ahead, startingOffsetsByTimestampStrategy="latest").initial() == {first: 10}
+
+
+def test_a_named_stream_that_was_deleted_is_left_out_on_request(
+    make: Make, amqp_url: str, pair: tuple[str, str]
+) -> None:
+    """It is no longer in the checkpoint, nothing is planned for it, and the others are read on."""
+    first, second = pair
+    start = {first: 5, second: 5}
+    delete_stream(amqp_url, second)
+    with pytest.raises(StreamNotFound, match=second):
+        make(streams=",".join(pair)).latest(start)
+    planner = make(streams=",".join(pair), failOnDataLoss="false")
+    planner.freeze()
+    end = planner.latest(start)
+    assert end == planner.latest(end) == {first: 10}
+    replayed = make(streams=",".join(pair), failOnDataLoss="false")
+    assert replayed.slices(start, {first: 10, second: 10}) == [(first, 5, 10)]
+
+
+def test_a_stream_that_is_missing_for_a_moment_is_waited_for(make: Make, amqp_url: str, pair: tuple[str, str]) -> None:
+    """A broker that has just started does not know all streams, or not to their ends: none of them was lost."""
+    stream = pair[0]
+    delete_stream(amqp_url, stream)
+
+    def come_back() -> None:
+        declare_stream(amqp_url, stream)
+        publish_plain(amqp_url, stream, [b"x"] * 12)
+
+    coming = threading.Timer(0.3, come_back)
+    coming.start()
+    assert make(stream=stream).latest({stream: 10}) == {stream: 12}
+    coming.join()
+
+
+def test_a_stream_declared_again_begins_with_its_first_message(
+    make: Make, amqp_url: str, pair: tuple[str, str]
+) -> None:
+    """On request: the batch that notices reads nothing of it."""
+    stream = pair[0]
+    delete_stream(amqp_url, stream)
+    declare_stream(amqp_url, stream)
+    publish_plain(amqp_url, stream, [b"x"] * 3)
+    with pytest.raises(StreamReplaced, match=stream):
+        make(stream=stream).latest({stream: 10})
+    planner = make(stream=stream, failOnDataLoss="false")
+    assert planner.latest({stream: 10}) == {stream: 0}
+    assert planner.slices({stream: 10}, {stream: 0}) == []
+    assert planner.latest({stream: 0}) == {stream: 3}
+
+
+def test_a_stream_seen_empty_is_known_to_begin_anew(make: Make, amqp_url: str, pair: tuple[str, str]) -> None:
+    """However many messages it has when it is looked at next: more than were read of the old one, too."""
+    stream = pair[0]
+    strict, lenient = make(stream=stream), make(stream=stream, failOnDataLoss="false")
+    delete_stream(amqp_url, stream)
+    declare_stream(amqp_url, stream)
+    assert strict.latest({stream: 10}) == lenient.latest({stream: 10}) == {stream: 10}
+    publish_plain(amqp_url, stream, [b"x"] * 15)
+    with pytest.raises(StreamReplaced, match=stream):
+        strict.latest({stream: 10})
+    assert lenient.latest({stream: 10}) == {stream: 0}
+    assert lenient.latest({stream: 0}) == {stream: 15}
+
+
+def test_what_is_not_there_is_an_error(make: Make, layout: Layout) -> None:
+    """Not a query that reads nothing for ever. A broker is asked for pollTimeoutMs; its error names no credentials."""
+    with pytest.raises(StreamNotFound, match="super stream 'relatum-test-none'"):
+        make(superStream="relatum-test-none").initial()
+    with pytest.raises(StreamNotFound, match="'relatum-test-none'"):
+        make(stream="relatum-test-none").initial()
+    with pytest.raises(StreamNotFound, match="superStream"):
+        make(stream=layout.super_stream).initial()
+    away = "amqp://guest:secret@127.0.0.1:1/"
+    planner = make(broker=away, streamUrl="rabbitmq-stream://guest:secret@127.0.0.1:1/", stream="s", pollTimeoutMs=300)
+    with pytest.raises(BrokerUnavailable) as raised:
+        planner.initial()
+    assert "secret" not in str(raised.value)
+
+
+def test_retention_that_overtakes_a_query_is_noticed(make: Make, amqp_url: str) -> None:
+    """What was dropped before it was read is an error with the first offset available, or is passed over."""
+    stream = unique_name()
+    declare_stream(amqp_url, stream, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
+    try:
+        publish_plain(amqp_url, stream, [b"%-10000d" % number for number in range(200)])
+        with pytest.raises(OffsetExpired) as expired:
+            wait_until(lambda: make(stream=stream).latest({stream: 1}) is None, what="retention")
+        planner = make(stream=stream, failOnDataLoss="false")
+        read = planner.read({stream: 1}, planner.latest({stream: 1}))
+        numbers = [int(row["value"]) for row in read]
+        assert numbers == list(range(numbers[0], 200))
+        assert read[0]["offset"] >= expired.value.first > 1
+    finally:
+        delete_stream(amqp_url, stream)
+
+
+def test_offsets_without_messages_are_passed_over(make: Make, amqp_url: str, stream_url: str, stream_name: str) -> None:
+    """The broker uses offsets for itself: batches may end in such a gap, or lie in it."""
+    with RawPublisher(stream_url, stream_name) as publisher:
+        for number in range(4):
+            publish_plain(amqp_url, stream_name, [b"x"] * 5)
+            for offset in range(6):
+                publisher.store_offset("a-consumer", number * 6 + offset)
+    with StreamReader.open(BrokerAddress.parse(amqp_url, stream_url)) as reader:
+        wait_until(lambda: reader.bounds(stream_name).end > 20, what="offsets of the broker's own")
+        offsets = [message.offset for message in reader.iterate(stream_name)]
+    assert len(offsets) == 20
+    planner, at = make(stream=stream_name, maxRecordsPerPartition=2), {stream_name: 0}
+    read: list[int] = []
+    while (end := planner.latest(at, 4)) != at:
+        read += [row["offset"] for row in planner.read(at, end)]
+        at = end
+    assert read == offsets

@@ -1,0 +1,245 @@
+"""How work is cut for Spark's tasks and micro-batches: ranges of offsets, back-fills, and pages of the table."""
+
+import pickle
+import re
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relatum.keys import KeyDefinition
+from relatum.recording import Plan, Segment
+from relatum.store import StreamRow
+
+pytest.importorskip("pyspark")
+
+from relatum_spark import Broker
+from relatum_spark._backfill import Filling, cut
+from relatum_spark._cuts import block_ranges, page_cuts, place_cuts, place_ranges, spread
+from relatum_spark._offsets import Slice, plan_end, slices
+
+# --- offsets ----------------------------------------------------------------------------------------------
+
+RANGES = st.dictionaries(
+    st.sampled_from("abc"), st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(lambda pair: tuple(sorted(pair)))
+)
+LAST = 2**63 - 1
+
+
+@given(RANGES, st.none() | st.integers(1, 20), st.none() | st.integers(1, 300))
+def test_slices_cover_each_offset_once(ranges: dict[str, tuple[int, int]], least: int | None, most: int | None) -> None:
+    """Every offset of the ranges is in one slice, in order; no slice is empty or too long; there are enough."""
+    whole = [Slice(stream, *bounds) for stream, bounds in ranges.items()]
+    found = slices(whole, min_partitions=least, max_records=most)
+    wanted = [(stream, offset) for stream, bounds in ranges.items() for offset in range(*bounds)]
+    assert [(each.stream, offset) for each in found for offset in range(each.start, each.stop)] == wanted
+    assert all(len(each) >= 1 and (most is None or len(each) <= most) for each in found)
+    assert len(found) >= min(least or 0, len(wanted)) or len(found) == len(wanted)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "most", "cuts"),
+    [
+        (0, 201, 100, [0, 67, 134, 201]),  # not two of a hundred and one of a single offset
+        (LAST - 2, LAST, 1, [LAST - 2, LAST - 1, LAST]),
+        (5, 4, None, []),
+    ],
+    ids=["even", "the last offset there can be", "backwards"],
+)
+def test_slices_of_one_range(start: int, stop: int, most: int | None, cuts: list[int]) -> None:
+    """They are of nearly the same length, up to the largest offset; a range that ends before it begins has none."""
+    assert slices([Slice("a", start, stop)], max_records=most) == [Slice("a", *pair) for pair in pairwise(cuts)]
+
+
+# --- how one micro-batch is shared out over streams -------------------------------------------------------
+
+OFFSETS = st.integers(0, LAST)
+LAGS = st.one_of(st.integers(0, 5), st.integers(0, 2**40))
+STREAMS = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.tuples(OFFSETS, LAGS), max_size=12)
+LIMITS = st.one_of(st.integers(1, 20), st.integers(1, 2**42))
+
+
+def of(streams: dict[str, tuple[int, int]]) -> tuple[dict[str, int], dict[str, int]]:
+    """Starts and ends out of starts and lags."""
+    start = {stream: offset for stream, (offset, _) in streams.items()}
+    return start, {stream: offset + lag for stream, (offset, lag) in streams.items()}
+
+
+@given(STREAMS, LIMITS)
+def test_a_batch_takes_as_much_as_the_limit_allows_and_nothing_that_is_not_there(
+    streams: dict[str, tuple[int, int]], limit: int
+) -> None:
+    """A batch ends between its start and the streams' ends, and its size is the smaller of limit and lag."""
+    start, ends = of(streams)
+    end = plan_end(start, ends, limit)
+    assert end.keys() == start.keys()
+    assert all(start[stream] <= end[stream] <= ends[stream] for stream in start)
+    assert sum(end[stream] - start[stream] for stream in start) == min(limit, sum(lag for _, lag in streams.values()))
+    assert plan_end(start, ends, None) == ends
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=2), st.tuples(OFFSETS, st.integers(0, 60)), max_size=6))
+def test_batches_one_after_the_other_read_each_offset_once(streams: dict[str, tuple[int, int]]) -> None:
+    """Batches lie end to end, and the last ends at the ends."""
+    start, ends = of(streams)
+    batches = 0
+    while start != ends:
+        end = plan_end(start, ends, 7)
+        assert any(end[stream] > start[stream] for stream in start)
+        start, batches = end, batches + 1
+    assert batches == -(-sum(lag for _, lag in streams.values()) // 7)
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.integers(0, 10**9), max_size=12), LIMITS)
+def test_a_stream_gets_its_part_in_proportion_to_its_lag(lags: dict[str, int], limit: int) -> None:
+    """Beside the one offset each stream gets first, no stream gets an offset more or less than its proportion."""
+    lagging = {stream: lag for stream, lag in lags.items() if lag}
+    if len(lagging) > limit or sum(lagging.values()) <= limit:
+        return
+    end = plan_end(dict.fromkeys(lags, 0), lags, limit)
+    rest, lag_rest = limit - len(lagging), sum(lagging.values()) - len(lagging)
+    for stream, lag in lagging.items():
+        # Whole numbers: |end - 1 - rest * (lag - 1) / lag_rest| <= 1
+        assert abs((end[stream] - 1) * lag_rest - rest * (lag - 1)) <= lag_rest
+
+
+@given(st.integers(1, 9), st.integers(1, 9), OFFSETS)
+def test_no_stream_starves_where_the_limit_is_below_the_number_of_streams(count: int, limit: int, begin: int) -> None:
+    """While all streams lag far, each gets something within as many batches as there are streams."""
+    start = {str(number): begin for number in range(count)}
+    reached = start
+    for _ in range(count):
+        reached = plan_end(reached, dict.fromkeys(start, 2**64), limit)
+    assert all(reached[stream] > start[stream] for stream in start)
+
+
+def test_a_stream_that_ends_before_its_start_stays_where_it_is() -> None:
+    """A replica that lags takes nothing back."""
+    assert plan_end({"a": 10, "b": 5}, {"a": 7, "b": 9}, 3) == {"a": 10, "b": 8}
+
+
+# --- back-fills -------------------------------------------------------------------------------------------
+
+
+def plan_of(name: str, *segments: Segment) -> Plan:
+    """What a stream lacks."""
+    row = StreamRow(1, "/", name, None, 1, "recording", True, 0, datetime(2026, 1, 1, tzinfo=UTC), None)
+    return Plan(row, (KeyDefinition("a"),), segments)
+
+
+SEGMENTS = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 500), st.integers(1, 3)), max_size=5)
+
+
+@given(st.lists(SEGMENTS, max_size=3), st.integers(1, 20), st.integers(1, 700))
+def test_a_back_fill_is_cut_into_enough_small_parts(
+    found: list[list[tuple[int, int, int]]], at_once: int, slice_offsets: int
+) -> None:
+    """Every offset that lacks a key is in one part with the same keys, in order; there are parts for all slots."""
+    plans = [
+        plan_of(f"s{number}", *(Segment(at, at + size, frozenset([key])) for at, size, key in parts))
+        for number, parts in enumerate(found)
+    ]
+
+    def each(parts: list[tuple[str, Segment]]) -> list[tuple[str, int, frozenset[int]]]:
+        return [(name, at, part.key_ids) for name, part in parts for at in range(part.from_offset, part.to_offset)]
+
+    parts = cut(plans, at_once=at_once, slice_offsets=slice_offsets)
+    wanted = each([(plan.stream.name, segment) for plan in plans for segment in plan.segments])
+    assert each(parts) == wanted
+    assert all(segment.to_offset - segment.from_offset <= slice_offsets for _, segment in parts)
+    assert len(parts) >= min(at_once, len(wanted))
+
+
+def test_the_work_of_the_tasks_can_be_pickled_and_shows_no_credentials() -> None:
+    """It travels to executors; nobody prints a password with it."""
+    plan = plan_of("s", Segment(0, 5, frozenset([1])))
+    tasks = [[part] for part in cut([plan], at_once=2, slice_offsets=1)]
+    work = Filling(Broker.of("amqp://me:secret@broker/"), "postgresql://me:secret@db/x", {"s": plan}, tasks, 50.0)
+    assert pickle.loads(pickle.dumps(work)) == work
+    assert "secret" not in repr(work)
+
+
+# --- the table --------------------------------------------------------------------------------------------
+
+
+def met(conditions: list[str], **names: int) -> int:
+    """How many conditions of SQL hold for a row."""
+    plain = [re.sub(r"'\((\d+),0\)'::tid", r"\1", text).replace(" = ", " == ") for text in conditions]
+    return sum(eval(text.replace("AND", "and").replace("OR", "or"), {"true": True} | names) for text in plain)
+
+
+@given(
+    rows=st.lists(st.integers(0, 200), min_size=1, max_size=60),
+    parts=st.integers(1, 20),
+    pages_each=st.integers(1, 50),
+)
+def test_cuts_of_pages_are_in_order_and_inside(rows: list[int], parts: int, pages_each: int) -> None:
+    """Whatever the sample shows, even nothing, there are at most as many parts as asked for, and none is empty."""
+    pages = len(rows) * pages_each
+    cuts = page_cuts(pages, [(at * pages_each, count) for at, count in enumerate(rows)], parts)
+    assert len(cuts) < parts
+    assert all(low < high for low, high in pairwise([0, *cuts, pages]))
+
+
+def test_cuts_of_pages_follow_the_rows() -> None:
+    """An empty half of the table is no part's whole work."""
+    sample = [(page, 0) for page in range(0, 500, 10)] + [(page, 100) for page in range(500, 1000, 10)]
+    assert page_cuts(1000, sample, 4) == [625, 750, 875]
+
+
+@given(
+    places=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 50)), max_size=60),
+    looked_for=st.tuples(st.integers(1, 5), st.integers(0, 60)),
+    parts=st.integers(1, 8),
+)
+def test_each_place_is_in_exactly_one_range(
+    places: list[tuple[int, int]], looked_for: tuple[int, int], parts: int
+) -> None:
+    """Also places that nobody saw when the cuts were made."""
+    conditions = place_ranges(place_cuts(sorted(places), parts))
+    assert met(conditions, stream_id=looked_for[0], stream_offset=looked_for[1]) == 1
+    assert len(conditions) <= parts
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    numbers=st.sets(st.integers(0, 40), max_size=8),
+    looked_for=st.tuples(st.integers(0, 4), st.integers(0, 20)),
+)
+def test_each_page_is_in_exactly_one_range(sizes: list[int], numbers: set[int], looked_for: tuple[int, int]) -> None:
+    """Also those behind the last one that a part had when the cuts were made."""
+    extents = [(2 * at, size) for at, size in enumerate(sizes)]
+    conditions = block_ranges(extents, sorted(number for number in numbers if 0 < number < sum(sizes)))
+    assert met(conditions, part=2 * (looked_for[0] % len(sizes)), place=looked_for[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("extents", "cuts", "ranges"),
+    [
+        ([], [], ["true"]),
+        (
+            [(0, 4), (1, 4), (5, 4)],
+            [2, 8, 10],
+            [
+                "part = 0 AND place < '(2,0)'::tid",
+                "part = 0 AND place >= '(2,0)'::tid OR part = 1",
+                "part = 5 AND place < '(2,0)'::tid",
+                "part = 5 AND place >= '(2,0)'::tid",
+            ],
+        ),
+    ],
+)
+def test_ranges_of_blocks_are_of_one_part_where_they_can_be(
+    extents: list[tuple[int, int]], cuts: list[int], ranges: list[str]
+) -> None:
+    """Pages that are added to a part while tasks run belong to its last range."""
+    assert block_ranges(extents, cuts) == ranges
+
+
+def test_places_are_spread_over_what_is_recorded() -> None:
+    """A hot stream gets the most of them, and a hole none."""
+    places = spread([(1, 1, 0, 900), (2, 1, 5000, 5100)], 10)
+    assert places == [(1, offset) for offset in range(0, 900, 100)] + [(2, 5000)]
+    assert spread([], 10) == []
