@@ -25,9 +25,10 @@ import sqlalchemy as sa
 from pika import BlockingConnection
 
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
+from relatum.reading import StreamReader
 from relatum.store import make_engine
 from relatum_migrations import upgrade
-from tests.support import START_S, in_a_loop, make_streams_survive, server_version, unique_name
+from tests.support import READERS, START_S, in_a_loop, make_streams_survive, server_version, unique_name
 from tests.support.clock import Clock
 from tests.support.cluster import Cluster, newer_server
 from tests.support.databases import NEW, Databases, administer, clear, database_name, named
@@ -237,7 +238,10 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
             f"rabbitmq-stream://{credentials}@{host}:{stream}/",
         )
     else:
-        with LocalRabbitMQ(request.getfixturevalue("_broker_directory"), start_timeout_s=START_S) as server:
+        with (
+            LocalRabbitMQ(request.getfixturevalue("_broker_directory"), start_timeout_s=START_S) as server,
+            StreamReader.open(server.broker_url) as READERS[server.broker_url],
+        ):
             yield Broker(server.broker_url, server.stream_url)
 
 

@@ -16,6 +16,8 @@ import pytest
 from tests.acceptance._command import LIMIT_S, Relatum
 from tests.support import broker_connection, delete_stream, unique_name, wait_until
 
+pytestmark = pytest.mark.rare
+
 PLAIN, LINE = "tests.acceptance._celery_shop", "tests.acceptance._celery_shop_line"
 JAVA = Path(__file__).parents[1] / "support" / "java" / "Publisher.java"
 CLIENT = os.environ.get("RELATUM_AMQP_CLIENT_JAR", "/usr/share/java/amqp-client.jar")

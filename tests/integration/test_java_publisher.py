@@ -20,10 +20,13 @@ CLIENT = os.environ.get("RELATUM_AMQP_CLIENT_JAR", "/usr/share/java/amqp-client.
 JARS = [Path(CLIENT), Path("/usr/share/java/slf4j-api.jar")]
 ORDERS = 20
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("java") and shutil.which("javac") and all(jar.exists() for jar in JARS)),
-    reason="there is no JDK or no RabbitMQ client for Java: tools/install java-client installs them",
-)
+pytestmark = [
+    pytest.mark.rare,
+    pytest.mark.skipif(
+        not (shutil.which("java") and shutil.which("javac") and all(jar.exists() for jar in JARS)),
+        reason="there is no JDK or no RabbitMQ client for Java: tools/install java-client installs them",
+    ),
+]
 
 
 def publish(url: str, exchange: str, routing_key: str) -> None:

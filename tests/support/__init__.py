@@ -2,7 +2,7 @@
 
 from tests.support._jvm import JVM_VARIABLES, QUICK_START, SPARK_START
 from tests.support._processes import processes_naming
-from tests.support._recording import record, recorded_to, recording, rows_of, wait_recorded
+from tests.support._recording import READERS, record, recorded_to, recording, rows_of, wait_recorded
 from tests.support._streams import (
     all_plain,
     broker_connection,
@@ -22,6 +22,7 @@ __all__ = [
     "JVM_VARIABLES",
     "LIMIT_S",
     "QUICK_START",
+    "READERS",
     "SPARK_START",
     "START_S",
     "all_plain",

@@ -139,6 +139,7 @@ def kept(page: Page, name: str, *, whole: bool = True) -> None:
     page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=whole)
 
 
+@pytest.mark.rare
 @windows(
     ("light", 1280),
     ("dark", 320),
