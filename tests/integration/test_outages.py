@@ -55,6 +55,8 @@ class Components:
         stack.callback(embedded.close)
         for stream in ("groups", *self.partitions):
             embedded.record(stream)
+        # It defines the key by which groups are found.
+        wait_until(lambda: any(each.is_recording for each in embedded.statistics().streams.values()), what="a recorder")
         self._consume(stack, AsyncSerialConsumer("serial", "asyncio", **urls))
         self._give_groups(stack, Relations(servers.broker_url, servers.database_url))
         outcomes = stack.enter_context(Outcomes(servers.database_url))
