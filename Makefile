@@ -2,7 +2,7 @@
 # packages of the system that are missing, by apt-get. Outside the checkout only the latter are written.
 #
 #   make demo          publish, record and look up real data   (WEB=1: then in a browser; DEMO="--help" for its options)
-#   make test          the tests of all that it does, by seven processes with servers of their own (PROCESSES=3;
+#   make test          the tests of all that it does, by five processes with servers of their own (PROCESSES=3;
 #                      TEST="tests/unit": in one); .venv/suite.csv has what each file took
 #   make test-all      what `make test` leaves out: test-spark, test-release, and what breaks rarely
 #   make test-spark    Spark in Java processes of its own: a cluster, Spark Connect, programs
@@ -24,10 +24,10 @@ DEMO ?=
 WEB ?=
 TEST ?=
 OPTIONS ?=
-PROCESSES ?= 7
+PROCESSES ?= 5
 BENCH ?=
 
-# Two thirds of a test is waiting: seven at once keep two cores busy. What is run together, and first:
+# Two thirds of a test is waiting: five at once keep two cores busy. What is run together, and first:
 # tests/support/sharing_out.py.
 SIDE_BY_SIDE := --numprocesses $(PROCESSES) --no-loadscope-reorder
 
