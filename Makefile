@@ -2,7 +2,7 @@
 # packages of the system that are missing, by apt-get. Outside the checkout only the latter are written.
 #
 #   make demo          publish, record and look up real data   (WEB=1: then in a browser; DEMO="--help" for its options)
-#   make test          the tests of all that it does, by five processes with servers of their own (PROCESSES=3;
+#   make test          tests every capability, by five processes with servers of their own (PROCESSES=3;
 #                      TEST="tests/unit": in one); .venv/suite.csv has what each file took
 #   make test-all      what `make test` leaves out: test-spark, test-release, and what breaks rarely
 #   make test-spark    Spark in Java processes of its own: a cluster, Spark Connect, programs

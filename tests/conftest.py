@@ -28,12 +28,23 @@ from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 from relatum.reading import StreamReader
 from relatum.store import make_engine
 from relatum_migrations import upgrade
-from tests.support import READERS, START_S, in_a_loop, make_streams_survive, server_version, unique_name
+from tests.support import (
+    READERS,
+    START_S,
+    declare_stream,
+    delete_stream,
+    in_a_loop,
+    make_streams_survive,
+    server_version,
+    unique_name,
+)
 from tests.support.clock import Clock
 from tests.support.cluster import Cluster, newer_server
 from tests.support.databases import NEW, Databases, administer, clear, database_name, named
 from tests.support.leases import LEASE_S
+from tests.support.place import Place
 from tests.support.ports import STREAM_OFFSET, free_port
+from tests.support.proxy import Proxy
 from tests.support.rabbitmq_tools import renew
 from tests.support.sharing_out import BySharedFixtures, longest_first
 from tests.support.threads import Threads
@@ -363,6 +374,45 @@ def stream_name(_stream_maker: BlockingConnection) -> Iterator[str]:
     yield name
     channel.queue_delete(name)
     channel.close()
+
+
+@pytest.fixture
+def other_stream(amqp_url: str) -> Iterator[str]:
+    """The name of a second new stream."""
+    name = unique_name()
+    declare_stream(amqp_url, name)
+    yield name
+    delete_stream(amqp_url, name)
+
+
+@pytest.fixture
+def short_stream(amqp_url: str) -> Iterator[str]:
+    """The name of a new stream that retains about 100 kB."""
+    name = unique_name("short")
+    declare_stream(amqp_url, name, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
+    yield name
+    delete_stream(amqp_url, name)
+
+
+@pytest.fixture
+def place(
+    request: pytest.FixtureRequest,
+    amqp_url: str,
+    stream_url: str,
+    database_url: str,
+    engine: sa.Engine,
+    stream_name: str,
+) -> Place:
+    """A broker with a new stream, and a database; recorded by the file's `KEYS`, if it has them."""
+    keys = getattr(request.module, "KEYS", ())
+    return Place(amqp_url, stream_url, database_url, engine, stream_name, keys)
+
+
+@pytest.fixture
+def proxy(stream_url: str) -> Iterator[Proxy]:
+    """The line to the broker."""
+    with Proxy.to(stream_url) as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,6 @@ from relatum.terminal import ExitCode
 from tests.acceptance._command import LIMIT_S, Relatum, run, run_installed
 from tests.support import (
     broker_connection,
-    declare_stream,
-    delete_stream,
     publish_plain,
     record,
     unique_name,
@@ -365,17 +363,8 @@ def test_two_commands_and_an_exchange_is_looked_up(own_broker: LocalRabbitMQ, da
 # --- expect and missing -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def payments(amqp_url: str) -> Iterator[str]:
-    """A second stream."""
-    name = unique_name("payments")
-    declare_stream(amqp_url, name)
-    yield name
-    delete_stream(amqp_url, name)
-
-
 def test_what_is_expected_is_defined_and_what_is_missing_is_told(
-    relatum: Relatum, amqp_url: str, engine: sa.Engine, stream_name: str, payments: str
+    relatum: Relatum, amqp_url: str, engine: sa.Engine, stream_name: str, other_stream: str
 ) -> None:
     """Nothing is missing, a recorder is behind, something is missing: 0, 8 and 10; a follower gives JSON lines."""
     two_hours_ago_us = (time.time_ns() // 1_000_000_000 - 7_200) * 1_000_000
@@ -384,15 +373,15 @@ def test_what_is_expected_is_defined_and_what_is_missing_is_told(
         publish_plain(amqp_url, stream, [(b"", {"order_id": value, "relatum_time": two_hours_ago_us})])
 
     publish(stream_name, "a")
-    publish(payments, "a")
-    record(amqp_url, engine, stream_name, payments, keys=["order_id"])
+    publish(other_stream, "a")
+    record(amqp_url, engine, stream_name, other_stream, keys=["order_id"])
     assert "Nothing is expected" in relatum.ok("missing")
-    words = f"--of {stream_name} --by order_id --follows {payments}"
+    words = f"--of {stream_name} --by order_id --follows {other_stream}"
     relatum.ok(*f"expect add paid {words} --within 0.001s --grace 0.5s".split())
     ends(relatum, ExitCode.USAGE, f"expect add paid {words} --within 2h")
     # A follower has one expectation and no end; metrics are a follower's.
     ends(relatum, ExitCode.USAGE, "missing --follow", "missing x --follow --until now", "missing x --metrics-port 9")
-    wanted = {"name": "paid", "of": stream_name, "by": "order_id", "follows": payments, "within_s": 0.001}
+    wanted = {"name": "paid", "of": stream_name, "by": "order_id", "follows": other_stream, "within_s": 0.001}
     wanted["grace_s"] = 0.5
     assert relatum.json("expect", "list") == [wanted]
     assert "nothing is missing" in relatum.ok("missing", "paid")

@@ -28,13 +28,6 @@ from tests.support.standstill import in_time
 
 
 @pytest.fixture
-def proxy(stream_url: str) -> Iterator[Proxy]:
-    """Counts the connections to the broker."""
-    with Proxy.to(stream_url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def address(amqp_url: str, stream_url: str, proxy: Proxy) -> BrokerAddress:
     """The broker by way of the proxy."""
     return BrokerAddress.parse(amqp_url, proxy.url(stream_url))

@@ -27,13 +27,6 @@ LAST = 2
 
 
 @pytest.fixture
-def proxy(stream_url: str) -> Iterator[Proxy]:
-    """A proxy before the broker."""
-    with Proxy.to(stream_url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def face(face_name: str, stream_url: str, proxy: Proxy) -> Iterator[Face]:
     """A reader that goes through the proxy."""
     address = BrokerAddress.parse(proxy.url(stream_url))

@@ -14,7 +14,6 @@ from tests.contract._faces import Face, open_face
 from tests.support import (
     LIMIT_S,
     broker_connection,
-    declare_stream,
     delete_stream,
     new_streams,
     publish_plain,
@@ -52,15 +51,6 @@ def streams(amqp_url: str) -> Iterator[list[str]]:
         for count, name in enumerate(names, 1):
             fill(amqp_url, name, count)
         yield names
-
-
-@pytest.fixture
-def short(amqp_url: str) -> Iterator[str]:
-    """A stream that retains little."""
-    name = unique_name("short")
-    declare_stream(amqp_url, name, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
-    yield name
-    delete_stream(amqp_url, name)
 
 
 @pytest.fixture
@@ -139,16 +129,16 @@ def test_a_queue_is_not_a_stream(face: Face, amqp_url: str, classic: str) -> Non
     assert (body, method.redelivered) == (b"mine", False)
 
 
-def test_what_retention_dropped_has_expired(face: Face, amqp_url: str, short: str) -> None:
+def test_what_retention_dropped_has_expired(face: Face, amqp_url: str, short_stream: str) -> None:
     """An offset below the first one retained has expired; the error says where the stream begins now."""
-    publish_plain(amqp_url, short, [b"x" * 1000 for _ in range(600)], confirm=True)
-    first = wait_until(lambda: face.bounds(short).first, what="retention")
+    publish_plain(amqp_url, short_stream, [b"x" * 1000 for _ in range(600)], confirm=True)
+    first = wait_until(lambda: face.bounds(short_stream).first, what="retention")
     with pytest.raises(OffsetExpired) as caught:
-        face.read(short, 0)
+        face.read(short_stream, 0)
     assert caught.value.first >= first > 0
-    results = face.read_many([MessageId(short, 0), MessageId(short, 599)])
+    results = face.read_many([MessageId(short_stream, 0), MessageId(short_stream, 599)])
     assert isinstance(results[0], OffsetExpired)
-    assert face.iterate(short, 0)[0].offset >= first
+    assert face.iterate(short_stream, 0)[0].offset >= first
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
@@ -160,15 +150,15 @@ def test_bounds_are_the_first_and_the_last_message(face: Face, numbered: str, st
     assert face.bounds(stream_name) == StreamBounds(None, None)
 
 
-def test_the_bounds_of_a_stream_that_retention_emptied(amqp_url: str, stream_url: str, short: str) -> None:
+def test_the_bounds_of_a_stream_that_retention_emptied(amqp_url: str, stream_url: str, short_stream: str) -> None:
     """What the broker wrote for itself is counted there, and is no message."""
-    with RawPublisher(stream_url, short) as publisher:
+    with RawPublisher(stream_url, short_stream) as publisher:
         publisher.publish(uncompressed([b"\0\x53\x75\xb0" + (200_000).to_bytes(4) + bytes(200_000)]))
         publisher.store_offset("somebody", 0)
     with StreamReader.open(stream_url) as reader:
-        wait_until(lambda: reader.bounds(short) == StreamBounds(None, None), what="retention")
-        publish_plain(amqp_url, short, [b"more"])
-        assert reader.bounds(short) == StreamBounds(2, 2)
+        wait_until(lambda: reader.bounds(short_stream) == StreamBounds(None, None), what="retention")
+        publish_plain(amqp_url, short_stream, [b"more"])
+        assert reader.bounds(short_stream) == StreamBounds(2, 2)
 
 
 def test_the_bounds_of_many_streams(face: Face, streams: list[str], stream_name: str, classic: str) -> None:

@@ -7,7 +7,6 @@ from zlib import crc32
 
 import psycopg
 import pytest
-import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
 from relatum.errors import StreamNotFound
@@ -39,20 +38,6 @@ def channel(amqp_url: str) -> Iterator[BlockingChannel]:
 
 
 @pytest.fixture
-def place(
-    request: pytest.FixtureRequest,
-    amqp_url: str,
-    stream_url: str,
-    database_url: str,
-    engine: sa.Engine,
-    stream_name: str,
-) -> Place:
-    """A broker with a new stream, and a database; recorded by the file's `KEYS`, if it has them."""
-    keys = getattr(request.module, "KEYS", ())
-    return Place(amqp_url, stream_url, database_url, engine, stream_name, keys)
-
-
-@pytest.fixture
 def fleeting(place: Place) -> Iterator[Place]:
     """The same with a new stream that retains four segments of 50 kB, and so loses what is older."""
     name = unique_name("fleeting")
@@ -68,24 +53,6 @@ def failing(face: str, place: Place) -> Iterator[FailingPlace]:
     made = FailingPlace(place, face)
     yield made
     made.close()
-
-
-@pytest.fixture
-def other_stream(amqp_url: str) -> Iterator[str]:
-    """The name of a second new stream."""
-    name = unique_name()
-    declare_stream(amqp_url, name)
-    yield name
-    delete_stream(amqp_url, name)
-
-
-@pytest.fixture
-def short_stream(amqp_url: str) -> Iterator[str]:
-    """The name of a new stream that retains about 100 kB."""
-    name = unique_name("short")
-    declare_stream(amqp_url, name, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
-    yield name
-    delete_stream(amqp_url, name)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from relatum.recording import EmbeddedRecorder, Recorder, prune, status
 from relatum.store import Database, make_engine
 from relatum_consumer import AsyncRelations, Relations
 from tests.support import broker_connection, in_a_try, unique_name, until_answered, wait_until
-from tests.support.affinity import Blocking
+from tests.support.affinity import Face
 from tests.support.leases import LEASE_S
 from tests.support.place import FailingPlace, Place
 from tests.support.ports import STREAM_OFFSET, free_port
@@ -303,7 +303,7 @@ def _affinity_goes_on(at: FailingPlace) -> None:
     """With the options users have, a message of a known set waits for a look of a second, and is published."""
     name = at.enter(super_stream(at.place.amqp, at.place.stream_url, 2)).super_stream
     router = at.enter(relatum.AffinityRouter(name, at.database))
-    publisher = Blocking(router, _channel(at))
+    publisher = Face(router, _channel(at))
     publisher.publish(b"1", "known")
     with at.fault("database frozen"):
         for _ in range(3):

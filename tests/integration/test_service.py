@@ -174,13 +174,6 @@ AT_MOST_S = 1.6
 """What is asked for, a quarter of a second for the last look, and some for a busy machine."""
 
 
-@pytest.fixture
-def proxy(stream_url: str) -> Iterator[Proxy]:
-    """The line to the broker."""
-    with Proxy.to(stream_url) as proxy:
-        yield proxy
-
-
 @pytest.fixture(params=FACES)
 def relations(place: Place, request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[Relations]:
     """Look-ups by way of the proxy, through each face."""

@@ -72,10 +72,6 @@ class Face:
             self._run(_awaited(closed))
 
 
-Blocking = Face
-"""A blocking router, by its name elsewhere."""
-
-
 @dataclass(frozen=True)
 class Faces:
     """Makes routers of one face.

@@ -12,7 +12,6 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import psycopg
 import pytest
-import sqlalchemy as sa
 from psycopg import sql
 
 import relatum
@@ -252,21 +251,6 @@ def page(world: World) -> Iterator[Asking]:
     """The page on it, with its defaults."""
     with asking(world.page()) as page:
         yield page
-
-
-@pytest.fixture
-def place(amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str) -> Place:
-    """A broker with a new stream, and a database."""
-    return Place(amqp_url, stream_url, database_url, engine, stream_name)
-
-
-@pytest.fixture
-def other_stream(amqp_url: str) -> Iterator[str]:
-    """The name of a second new stream."""
-    name = unique_name("other")
-    declare_stream(amqp_url, name)
-    yield name
-    delete_stream(amqp_url, name)
 
 
 def page_of(place: Place, **options: Any) -> WebOptions:
