@@ -1,8 +1,9 @@
 """Members that reach PostgreSQL and not the broker leave their share to those that reach both, and come back."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pika
@@ -142,6 +143,62 @@ def test_a_batch_in_hand_is_acknowledged_before_others_have_its_partition(
             batch.acknowledge()
             wait_until(lambda: len(second.partitions) == PARTITIONS, what="all are taken over")
             consumed.wait()
+
+
+@contextmanager
+def late(consumer: SerialConsumer) -> Iterator[threading.Event]:
+    """Its next word of what is its own does not come before the end, unless it is cut off; set once it asks."""
+    member, asks, goes_on = consumer._member, threading.Event(), threading.Event()
+    share = member.store.share
+
+    def held_up(reach: Any, *, is_busy: bool) -> Any:
+        if not reach.is_cut_off:
+            asks.set()
+            assert goes_on.wait(90)
+        return share(reach, is_busy=is_busy)
+
+    member.store.share = held_up  # type: ignore[method-assign]
+    try:
+        yield asks
+    finally:
+        goes_on.set()
+
+
+def hands_nothing_out(consumer: SerialConsumer) -> bool:
+    """Though messages of each partition are read."""
+    are_read = [following.due_at for following in consumer._member.shared.followings]
+    wait_until(lambda: all(due_at() is not None for due_at in are_read), what="all are read")
+    return consumer.next_batch(1.0) is None
+
+
+def test_who_is_back_hands_nothing_out_before_it_is_known_whose_it_is(
+    place: Place, bed: SerialBed, lines: list[FailingPlace]
+) -> None:
+    """Another may have taken the partitions meanwhile, and consumed what the one that was cut off reads then."""
+    consumed = Consumed(bed, place.database)
+    with consumed.consumer(lines[0].broker) as consumer:
+        wait_until(lambda: len(consumer.partitions) == PARTITIONS, what="all partitions")
+        with ExitStack() as stack:
+            with lines[0].fault(CUT):
+                wait_until(lambda: consumer._member._reach.is_cut_off, what="it is cut off")
+                asks = stack.enter_context(late(consumer))
+                consumed.publish()
+            assert asks.wait(90)
+            assert hands_nothing_out(consumer)
+        assert consumer.next_batch(90) is not None
+
+
+def test_nothing_is_handed_out_behind_the_end_of_a_lease(place: Place, bed: SerialBed) -> None:
+    """As of a process that stood still, or has no answer of PostgreSQL: others may have the partitions."""
+    consumed, options = Consumed(bed, place.database), SerialOptions(lease_s=1.0)
+    with SerialConsumer(bed.name, "test", options, database=place.database, broker=place.amqp) as consumer:
+        wait_until(lambda: len(consumer.partitions) == PARTITIONS, what="all partitions")
+        with late(consumer) as asks:
+            assert asks.wait(90)
+            time.sleep(1.0)  # the lease, and no deadline: it is over then
+            consumed.publish()
+            assert hands_nothing_out(consumer)
+        assert consumer.next_batch(90) is not None
 
 
 Execute = Callable[[Bulk], list[Failure | None] | None]

@@ -182,9 +182,10 @@ class Member:
 
     def _tick(self) -> None:
         """Renew the lease; begin with partitions that were gained, and end those that were lost."""
-        reach = self._reach
+        reach, began = self._reach, time.monotonic()
         reach.look()
-        share, partitions = self.store.share(reach, is_busy=self.shared.halt(reach.is_cut_off))
+        is_busy = reach.is_cut_off and self.shared.halt()
+        share, partitions = self.store.share(reach, is_busy=is_busy)
         if share.holder != self._holder:
             self._holder = share.holder
             self._begin_anew()
@@ -199,6 +200,9 @@ class Member:
                 self._begin(partition_id, stream)
         self._surplus = share.surplus
         self._choose_surplus()
+        if not reach.is_cut_off:
+            # Not before: while it was cut off, others may have taken what it had, and consumed what lies there.
+            self.shared.go_on(began + self._options.lease_s)
 
     def _any_partition(self) -> str:
         return min(self.store.partitions())

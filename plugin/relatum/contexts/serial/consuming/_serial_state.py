@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class Shared:
         self.stopping = threading.Event()
         self.listeners: list[Callable[[], None]] = []
         self.holds_changed = False
-        self._is_halted = False
+        self._leased_until = -math.inf
         self._delivered = self._acknowledged = 0
         self._pause_s = Histogram()
         self._followings: dict[int, Following] = {}
@@ -115,14 +116,22 @@ class Shared:
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def halt(self, is_halted: bool) -> bool:
-        """Hand out nothing for now, or again; whether the application has a batch in hand."""
+    def halt(self) -> bool:
+        """Hand out nothing for now; whether the application has a batch in hand."""
         with self.changed:
-            if self._is_halted and not is_halted:
-                self.notify()
-            self._is_halted = is_halted
+            self._leased_until = -math.inf
             steps = [following.outstanding for following in self._followings.values()]
             return any(step is not None and step.count for step in steps)
+
+    def go_on(self, leased_until: float) -> None:
+        """Hand out until the lease ends: behind that, others may have the partitions, and consume what lies there.
+
+        `leased_until`: As of `time.monotonic`, which goes on while the process stands still.
+        """
+        with self.changed:
+            was_leased, self._leased_until = time.monotonic() < self._leased_until, leased_until
+            if not was_leased:
+                self.notify()
 
     def take(self, now: float) -> tuple[Following, Step] | float | None:
         """A partition with the step to be handed out of it; else when to look again, None for when notified.
@@ -133,7 +142,7 @@ class Shared:
         with self.changed:
             earliest: float | None = None
             for following in self._followings.values():
-                due_at = None if self._is_halted else following.due_at()
+                due_at = following.due_at() if now < self._leased_until else None
                 if due_at is not None and due_at <= now:
                     # Behind the others, so that each has its turn.
                     self._followings[following.partition_id] = self._followings.pop(following.partition_id)
