@@ -78,6 +78,8 @@ def test_a_reader_goes_on_at_the_next_and_stays(
         assert (nodes[0].opened, told(caplog)) == (asked, 1)
         for node in nodes:
             cut(node)
+        with pytest.raises(BrokerUnavailable):
+            face.read(stream, 1)  # What it says is the lost line's, where a byte of that was still to be read.
         with pytest.raises(BrokerUnavailable, match="No address answers"):
             face.read(stream, 1)
         nodes[1].accepts = True

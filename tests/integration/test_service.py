@@ -110,7 +110,10 @@ async def _in_tasks(address: BrokerAddress, database_url: str) -> tuple[list[lis
 
 def test_who_waits_for_a_message_takes_nobodys_place(place: Place, recorded: str) -> None:
     """A wait asks now and then, and holds no connection."""
-    with ThreadPoolExecutor(1) as threads, Relations(place.amqp, place.database, max_connections=1) as relations:
+    with (
+        ThreadPoolExecutor(1) as threads,
+        Relations(place.amqp, place.database, max_connections=1, timeout_s=LONG_S) as relations,
+    ):
         message = relations.read(recorded, 6 * VALUES)
         wait = threads.submit(relations.wait_related, message, timeout_s=LONG_S)
         wait_until(lambda: relations.statistics().awaiting == 1, what="the wait")

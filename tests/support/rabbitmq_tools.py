@@ -35,7 +35,9 @@ def evaluate(server: LocalRabbitMQ, expression: str) -> str:
 
 def erl_call(address: str, home: Path, expression: str) -> str:
     """The same at an address of Erlang's distribution, by the cookie in a directory."""
-    command = ["erl_call", "-address", address, "-c", (home / ".erlang.cookie").read_text(), "-timeout", "90", "-e"]
+    # By a name of chance: a node refuses a name that it holds for connected, as one that has just left may be.
+    cookie = (home / ".erlang.cookie").read_text()
+    command = ["erl_call", "-r", "-address", address, "-c", cookie, "-timeout", "90", "-e"]
     ended = subprocess.run(command, input=f"{expression}.\n", capture_output=True, text=True, timeout=120, check=False)
     assert ended.stdout.startswith("{ok, "), (expression, ended.stdout, ended.stderr)
     return ended.stdout.removeprefix("{ok, ").rstrip()[:-1]
