@@ -1,8 +1,9 @@
 """The one way to run SQL: statements by themselves, transactions, and what is repeated."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime
 from threading import Barrier
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import DatabaseUnavailable, RowRefused, UsedAfterClose
-from relatum.store import AsyncDatabase, Database, compiled, keys, make_engine
+from relatum.store import AsyncDatabase, Database, as_engine, compiled, keys, make_engine
 from tests.support import wait_until
 
 ADD = (
@@ -48,6 +49,33 @@ def test_a_statement_by_itself_is_kept_or_rolled_back(database: Database) -> Non
     ((_, name),) = database.rows(ADD, {"named": "b"}, accept=lambda rows: rows[0].name == "b")
     assert [row.name for row in database.rows(NAMES, {})] == [name] == ["b"]
     assert database.rows(compiled(NAMES), {}) == [("b",)]
+
+
+def test_no_way_to_a_connection_leaves_a_row_of_a_transaction_that_was_rolled_back(database_url: str) -> None:
+    """Though the connection carried a statement out by itself before, which is kept at once."""
+    database = Database(database_url, pool_size=1)
+    ways: list[Callable[[Callable[[sa.Connection], None]], None]] = [
+        database.run,
+        lambda work: _within(database.transaction(), work),
+        lambda work: _within(database.engine.begin(), work),
+        lambda work: _within(opened.begin(), work),
+    ]
+
+    def write(connection: sa.Connection) -> None:
+        connection.execute(ADD, {"named": "lost"})
+        raise KeyError("of the caller")
+
+    with closing(database), as_engine(database) as opened:
+        for number, way in enumerate(ways):
+            database.rows(ADD, {"named": f"kept {number}"})
+            with pytest.raises(KeyError):
+                way(write)
+        assert [row.name for row in database.rows(NAMES, {})] == [f"kept {number}" for number in range(len(ways))]
+
+
+def _within(transaction: AbstractContextManager[sa.Connection], work: Callable[[sa.Connection], None]) -> None:
+    with transaction as connection:
+        work(connection)
 
 
 def test_what_was_dead_in_the_pool_is_replaced(database: Database, database_url: str) -> None:

@@ -1,6 +1,7 @@
 """Forks: what was made before one works in the child, or says at once that it does not; the parent notices nothing."""
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import signal
@@ -25,7 +26,7 @@ from relatum.recording import Recorder
 from relatum.store import Database
 from relatum.superstreams import Layout
 from relatum_consumer import Expectation, Relations
-from tests.support import wait_until
+from tests.support import publish_plain, wait_until
 from tests.support.forking import in_child, publish_in_child, publishing, put
 from tests.support.leases import LEASE_S
 from tests.support.place import Place
@@ -156,6 +157,38 @@ def test_what_has_an_identity_says_that_it_is_the_parents(place: Place, layout: 
         group.put(b"last", last=True)
         router.publish(channel, b"2", of_context)
         assert consume(consumer, 2) == ["1", "2"]
+
+
+def test_nothing_that_a_child_closes_or_drops_is_the_parents(place: Place, layout: Layout) -> None:
+    """What runs on in the parent's threads goes on, whatever a child does with its copies of them."""
+    address = BrokerAddress.parse(place.amqp, place.stream_url)
+    collector = relatum.MessageCollector("c", database=place.database, broker=address, streams=[place.stream])
+    collected: list[str] = []
+    collector.register_executor("order", lambda bulk: collected.extend(each.message_id for each in bulk.messages))
+    with ExitStack() as stack:
+        recorder = stack.enter_context(place.recording(keys=["order_id"]))
+        stack.enter_context(collector)
+        consumer = relatum.SerialConsumer(layout.super_stream, "c", database=place.database, broker=address)
+        stack.enter_context(consumer)
+        channel = stack.enter_context(publishing(place.amqp, place.stream_url, place.database))
+        mine: list[Any] = [collector, consumer, channel, recorder, Relations(address, place.database)]
+
+        def drop() -> None:
+            for each in mine:
+                if each is not channel and hasattr(each, "close"):
+                    each.close()
+            mine.clear()
+            gc.collect()
+
+        in_child(drop)
+        in_child(mine.clear)
+        order = pika.BasicProperties(type="order", message_id="m", headers={"order_id": "after"})
+        channel.basic_publish("", place.stream, b"after", order)
+        publish_plain(place.amqp, layout.partitions[0].stream, [b"context"])
+        wait_for(place, "after")
+        wait_until(lambda: collected == ["m"], what="the collector goes on")
+        assert consume(consumer, 1) == ["context"]
+        mine.pop().close()
 
 
 async def _opened(stream_url: str) -> AsyncStreamReader:

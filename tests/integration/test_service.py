@@ -124,6 +124,19 @@ def test_who_waits_for_a_message_takes_nobodys_place(place: Place, recorded: str
             wait.result(LONG_S)
 
 
+async def test_one_connection_is_enough_for_many_at_once_that_ask_several_times(place: Place, recorded: str) -> None:
+    """What needs several answers of either server waits for none while it holds the connection that this one needs."""
+    async with AsyncRelations(place.amqp, place.database, max_connections=1, timeout_s=LONG_S) as relations:
+        message = await relations.read(recorded, 0)
+        asked = [
+            *[relations.trace(("order_id", "a")) for _ in range(64)],
+            *[relations.related(message, by="order_id", complete=True) for _ in range(16)],
+            *[relations.around(message.time, recorded, after_s=60) for _ in range(16)],
+        ]
+        answers = await asyncio.gather(*asked)
+    assert [len(answer) for answer in answers] == [6] * 64 + [5] * 16 + [6 * VALUES + 1] * 16
+
+
 @pytest.mark.parametrize("face", FACES)
 def test_health_names_what_does_not_answer(place: Place, face: str) -> None:
     """Each server by itself, and in time; it raises nothing."""
