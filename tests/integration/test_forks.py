@@ -130,7 +130,9 @@ def test_what_has_an_identity_says_that_it_is_the_parents(place: Place, layout: 
         group = relatum.MessageGroup(channel, "", place.stream)
         group.put(b"first")
         recorder = Recorder(address, place.database, [place.stream])
-        loop_reader = asyncio.run(_opened(place.stream_url))
+        runner = stack.enter_context(asyncio.Runner())
+        loop_reader = runner.run(AsyncStreamReader.open(place.stream_url))
+        runner.run(loop_reader.close())
         uses = (
             lambda: put(channel, place.stream, ["never"]),
             lambda: relatum.publish(channel, "", place.stream, b"never"),
@@ -156,12 +158,6 @@ def test_what_has_an_identity_says_that_it_is_the_parents(place: Place, layout: 
         group.put(b"last", last=True)
         router.publish(channel, b"2", of_context)
         assert consume(consumer, 2) == ["1", "2"]
-
-
-async def _opened(stream_url: str) -> AsyncStreamReader:
-    reader = await AsyncStreamReader.open(stream_url)
-    await reader.close()
-    return reader
 
 
 def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
@@ -211,17 +207,15 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
 def test_a_child_that_ends_in_order_leaves_the_parents_connections(place: Place) -> None:
     """At a child's end its interpreter runs finalisers and exit handlers: none of them closes what is the parent's."""
     script = """
-import os, sys, pika, relatum
+import os, sys, relatum
 from relatum.reading import StreamReader
 from relatum_consumer import Relations
+from tests.support.forking import opened
 amqp, streams, database, stream = sys.argv[1:]
-connection = pika.BlockingConnection(pika.URLParameters(amqp))
-relatum.intercept(connection, database=database, keys=["order_id"], stream_url=streams)
-channel = connection.channel()
+channel = opened(amqp, streams, database)
 place, = relatum.publish(channel, "", stream, b"before").wait(90)
-reader = StreamReader.open(streams)
+reader, relations = StreamReader.open(streams), Relations(streams, database)
 reader.read(stream, place.offset)
-relations = Relations(streams, database)
 relations.find("order_id", "x")
 idle = reader._streams._connections.idle
 child = os.fork()
@@ -233,8 +227,7 @@ assert reader.read(stream, place.offset).body == b"after"
 relations.find("order_id", "x")
 assert reader._streams._connections.idle == idle, "the parent had to connect again"
 """
-    arguments = [place.amqp, place.stream_url, place.database, place.stream]
-    command = [sys.executable, "-c", script, *arguments]
+    command = [sys.executable, "-c", script, place.amqp, place.stream_url, place.database, place.stream]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
@@ -251,13 +244,10 @@ def test_all_workers_of_a_pre_fork_server_record(place: Place) -> None:
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     command = [sys.executable, "-m", "gunicorn", "--preload", "--workers", "3", "--bind", f"127.0.0.1:{port}"]
-    command += ["--no-control-socket"] if "control-socket" in _help() else []
-    server = subprocess.Popen(
-        [*command, "--log-level", "warning", "tests.support.prefork_app:app"],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    helped = subprocess.run([*command[:3], "--help"], capture_output=True, text=True, check=False).stdout
+    command += ["--no-control-socket"] if "control-socket" in helped else []
+    command += ["--log-level", "warning", "tests.support.prefork_app:app"]
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         workers: set[str] = set()
         published = ["master"]
@@ -278,9 +268,3 @@ def test_all_workers_of_a_pre_fork_server_record(place: Place) -> None:
         server.send_signal(signal.SIGTERM)
         output = server.communicate(timeout=90)[0]
     assert b"Traceback" not in output, output.decode()
-
-
-def _help() -> str:
-    return subprocess.run(
-        [sys.executable, "-m", "gunicorn", "--help"], capture_output=True, text=True, check=False
-    ).stdout
