@@ -14,7 +14,7 @@ import relatum_spark
 from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput, KeyNotDefined
 from relatum.reading import StreamReader
 from relatum.store import add_keys
-from tests.support import declare_stream, delete_stream, publish_plain, unique_name
+from tests.support import publish_plain
 from tests.support.place import Place
 from tests.support.spark import Frame
 
@@ -101,19 +101,13 @@ def test_a_row_without_a_message_says_why(place: Place, at: dict[str, str]) -> N
     assert [(row.status, row.value is not None) for row in found] == [(each[2], each[2] == "found") for each in rows]
 
 
-def test_what_retention_dropped_is_expired(amqp_url: str, stream_url: str) -> None:
+def test_what_retention_dropped_is_expired(amqp_url: str, stream_url: str, short_stream: str) -> None:
     """An offset below the first retained one has the status `expired`."""
-    name = unique_name()
-    declare_stream(amqp_url, name, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
-    try:
-        publish_plain(amqp_url, name, (b"x" * 10_000 for _ in range(60)))
-        publish_plain(amqp_url, name, [b"the last"])
-        with StreamReader.open(amqp_url) as reader:
-            last = reader.bounds(name).last
-        rows = resolve(Frame(PLACE, [(name, 0), (name, last)]), broker=amqp_url, stream_url=stream_url)
-        assert [row.status for row in rows] == ["expired", "found"]
-    finally:
-        delete_stream(amqp_url, name)
+    publish_plain(amqp_url, short_stream, [*(b"x" * 10_000 for _ in range(60)), b"the last"])
+    with StreamReader.open(amqp_url) as reader:
+        last = reader.bounds(short_stream).last
+    rows = resolve(Frame(PLACE, [(short_stream, 0), (short_stream, last)]), broker=amqp_url, stream_url=stream_url)
+    assert [row.status for row in rows] == ["expired", "found"]
 
 
 def test_large_payloads_come_in_several_batches(amqp_url: str, stream_url: str, stream_name: str) -> None:

@@ -38,7 +38,6 @@ from relatum.store import add_keys
 from relatum.superstreams import Layout
 from relatum_spark import Broker
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name, wait_until
-from tests.support._raw_publisher import RawPublisher
 from tests.support._streams import Plain
 from tests.support.place import Place
 from tests.support.proxy import Proxy
@@ -128,7 +127,9 @@ def test_rows_are_the_messages(
     """All columns, of all messages, each once, whatever the number of partitions.
 
     A package of somebody else's that Spark cannot import does not matter once `register` was called.
+    Without that, Spark finds the shim's class by its name.
     """
+    assert DefaultSource.name() == "rabbitmq_streams"
     (tmp_path / "pyspark_broken.py").write_text("raise RuntimeError('broken')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     source.put(orders(100))
@@ -254,25 +255,6 @@ def test_ranges_of_offsets(source: Source) -> None:
     assert between(5, 5) == between(6, 5) == between(10, 10) == between(-1, -1) == []
 
 
-def test_offsets_with_gaps(source: Source) -> None:
-    """Offsets the broker uses for itself are no messages and no losses, in the middle as at the end of a slice."""
-    source.put(orders(3))
-    publisher = RawPublisher(source.options["streamUrl"], source.stream)
-    with publisher:
-        for number in range(3):
-            publisher.store_offset(f"reader-{number}", number)
-            publisher.publish(b"\0Su\xa0\1x")
-    with StreamReader.open(source.options["streamUrl"]) as reader:
-        last = reader.bounds(source.stream).last
-    assert last is not None
-    assert last > 5, "the tracking chunks took offsets"
-    found = source.offsets()
-    assert len(found) == 6
-    assert found[-1] == last
-    for size in (1, 2):
-        assert source.offsets(maxRecordsPerPartition=size) == found
-
-
 def test_what_is_not_there_is_named(source: Source, caplog: pytest.LogCaptureFixture) -> None:
     """A missing stream and offsets beyond the end are errors which name them; or no rows, on request.
 
@@ -366,12 +348,9 @@ def test_a_stream_that_is_deleted_or_declared_again_ends_the_task(source: Source
 
 
 @pytest.fixture
-def short(amqp_url: str, stream_url: str) -> Iterator[Source]:
+def short(fleeting: Place) -> Source:
     """The source of a stream that keeps about 200 kB."""
-    name = unique_name()
-    declare_stream(amqp_url, name, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
-    yield Source(amqp_url, stream_url, name)
-    delete_stream(amqp_url, name)
+    return Source(fleeting.amqp, fleeting.stream_url, fleeting.stream)
 
 
 def overtake(source: Source, offset: int = 0) -> int:
@@ -444,8 +423,3 @@ def test_a_frozen_broker_ends_the_task_in_time(source: Source) -> None:
                 source.offsets(pollTimeoutMs=2000, **lines)
             amqp.mode = streams.mode = "pass"
         assert source.offsets(pollTimeoutMs=90_000, **lines) == list(range(300))
-
-
-def test_spark_finds_the_source_by_itself() -> None:
-    """The shim's class has the name by which `register` makes it known."""
-    assert DefaultSource.name() == "rabbitmq_streams"
