@@ -167,32 +167,6 @@ def test_what_is_there_and_is_another_is_a_conflict(connection: BlockingConnecti
         declare_super_stream(connection, name, stream_url=stream_url)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"name": ""},
-        {"name": "x" * 254},
-        {"partitions": 0},
-        {"partitions": 1001},
-        {"partitions": 2, "binding_keys": ["a"]},
-        {"binding_keys": []},
-        {"binding_keys": "ab"},
-        {"binding_keys": ["a", "a"]},
-        {"binding_keys": ["a", ""]},
-        {"binding_keys": ["a\rb"]},
-        {"partitions": "3"},
-        {"name": None},
-        {"name": 7},
-        {"name": "two\nlines"},
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_sent(wrong: dict[str, object]) -> None:
-    """No broker is asked: the one named here does not exist."""
-    wrong = {"name": "orders", **wrong}
-    with pytest.raises(InvalidInput):
-        declare_super_stream(NOWHERE, stream_url=NO_STREAMS, **wrong)  # type: ignore[arg-type]
-
-
 def test_deleting_leaves_nothing(hands: Hands, amqp_url: str) -> None:
     """Exchange and streams are gone; what is not there is not found, to be described or deleted."""
     with hands.made(binding_keys=["a", "b"]) as layout:

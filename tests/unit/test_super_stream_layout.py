@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import relatum
 from relatum.errors import ConfigurationError, InvalidInput, NotFound
-from relatum.superstreams import Candidate, Layout, Outgoing, Partition, StreamOptions, balance_of, partition_of
+from relatum.superstreams import Candidate, Layout, Outgoing, Partition, balance_of, partition_of
 
 
 def candidates(*weights: float, loads: tuple[float, ...] = ()) -> list[Candidate]:
@@ -173,21 +173,3 @@ def test_wrong_options_are_named_at_once(options: dict[str, Any]) -> None:
     """A super stream to publish to that cannot work is not made."""
     with pytest.raises(ConfigurationError):
         relatum.SuperStream("orders", **options)
-
-
-@pytest.mark.parametrize("name", [None, 7, "", "x" * 256, "two\nlines", "\r"])
-def test_a_name_that_none_can_have_is_refused(name: Any) -> None:
-    """RabbitMQ drops ends of lines from names without a word, so what was asked for is never answered."""
-    with pytest.raises(InvalidInput, match="A super stream's name"):
-        relatum.SuperStream(name)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"max_length_bytes": 0}, {"segment_bytes_max": True}, {"initial_cluster_size": -1}, {"max_age": 3600}],
-)
-def test_wrong_stream_options_are_named_at_once(options: dict[str, Any]) -> None:
-    """What no stream can be declared with is found before a broker is asked."""
-    (name,) = options
-    with pytest.raises(InvalidInput, match=name):
-        StreamOptions(**options)
