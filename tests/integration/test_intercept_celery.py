@@ -89,25 +89,12 @@ def test_an_app_is_intercepted_before_it_has_settings(amqp_url: str, queue: str,
     assert "message_id" not in taken(amqp_url, queue).properties
 
 
-def test_a_producer_that_is_held_is_bare_once_the_app_is_released(amqp_url: str, database_url: str, queue: str) -> None:
-    """What is published by it goes as it is, and starts no recorder that nobody would end."""
-    app = new_app(queue, amqp_url)
-    before = {thread.name for thread in threading.enumerate()}
-    with app.producer_or_acquire() as bare:
-        bare.channel.queue_declare(queue)
-    relatum.intercept(app, database=database_url)
-    with app.producer_or_acquire() as producer:
-        producer.publish(b"", routing_key=queue)
-        assert "message_id" in taken(amqp_url, queue).properties
-        relatum.release(app)
-        producer.publish(b"", routing_key=queue)
-        assert "message_id" not in taken(amqp_url, queue).properties
-    assert {thread.name for thread in threading.enumerate()} <= before
-    assert relatum.statistics(app).published == 1
+def test_other_apps_and_released_ones_publish_bare(amqp_url: str, database_url: str, queue: str) -> None:
+    """Equal settings have one pool in Celery; the other app's tasks are sent as they are.
 
-
-def test_another_app_of_the_process_publishes_bare(amqp_url: str, queue: str) -> None:
-    """Equal settings have one pool in Celery; the other app's tasks are sent as they are."""
+    What is published by a producer that is held goes as it is once the app is released, and starts no recorder that
+    nobody would end. A broker in memory is left alone: an app's own tests go on as they were.
+    """
     ours, others = new_app(queue, amqp_url), new_app(queue, amqp_url)
 
     def are_stamped() -> list[bool]:
@@ -125,14 +112,19 @@ def test_another_app_of_the_process_publishes_bare(amqp_url: str, queue: str) ->
     assert set(vars(ours)) == before
     assert are_stamped() == [False, False, False]
     assert ours.pool is others.pool
-
-
-def test_a_broker_in_memory_is_left_alone(queue: str) -> None:
-    """An app's own tests go on as they were."""
-    app = relatum.intercept(new_app(queue, "memory://"), copy_to="celery.tasks")
-    app.conf.broker_transport_options = {}
-    assert send(app)
-    relatum.release(app)
+    threads = {thread.name for thread in threading.enumerate()}
+    relatum.intercept(ours, database=database_url)
+    with ours.producer_or_acquire() as producer:
+        for is_stamped in (True, False):
+            producer.publish(b"", routing_key=queue)
+            assert ("message_id" in taken(amqp_url, queue).properties) == is_stamped
+            relatum.release(ours)
+    assert {thread.name for thread in threading.enumerate()} <= threads
+    assert relatum.statistics(ours).published == 1
+    in_memory = relatum.intercept(new_app(queue, "memory://"), copy_to="celery.tasks")
+    in_memory.conf.broker_transport_options = {}
+    assert send(in_memory)
+    relatum.release(in_memory)
 
 
 def test_other_definitions_in_the_database_are_told_before_a_task_is_sent(

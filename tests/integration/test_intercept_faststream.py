@@ -134,17 +134,16 @@ async def test_what_it_publishes_is_recorded(
         assert relations.find("order_id", "o1").ids == ((stream_name, 0),)
 
 
-async def test_its_own_test_broker_goes_on(amqp_url: str) -> None:
-    """FastStream's tests connect nowhere: handlers run as they do bare."""
+async def test_its_own_test_broker_goes_on_and_copies_are_refused(amqp_url: str) -> None:
+    """FastStream's tests connect nowhere: handlers run as they do bare.
+
+    It publishes as mandatory: a copy would hide that a queue is gone.
+    """
+    with pytest.raises(ConfigurationError, match="tap"):
+        relatum.intercept(RabbitBroker(amqp_url), copy_to="copies")
     broker = relatum.intercept(RabbitBroker(amqp_url, logger=None))
     came = talking(broker, "orders")
     async with TestRabbitBroker(broker):
         await broker.publish({"id": 1}, "orders")
         assert not is_stamped(await came.get())
     relatum.release(broker)
-
-
-def test_copies_are_refused(amqp_url: str) -> None:
-    """FastStream publishes as mandatory: a copy would hide that a queue is gone."""
-    with pytest.raises(ConfigurationError, match="tap"):
-        relatum.intercept(RabbitBroker(amqp_url), copy_to="copies")
