@@ -35,14 +35,6 @@ def test_urls_are_parted_by_either_character(between: str) -> None:
     assert (alone, alone.each) == (BrokerAddress.parse("amqp://u:p@a/v"), (alone,))
 
 
-def test_stream_urls_belong_to_urls_in_their_order() -> None:
-    """As many of them, or it is an error."""
-    address = BrokerAddress.parse("amqp://a;amqp://b", "rabbitmq-stream://a:1;rabbitmq-stream://b:2")
-    assert [each.stream_port for each in address.each] == [1, 2]
-    with pytest.raises(ConfigurationError, match="as many stream URLs"):
-        BrokerAddress.parse("amqp://a;amqp://b", "rabbitmq-stream://a:1")
-
-
 @pytest.mark.parametrize(
     ("urls", "said"),
     [
@@ -58,8 +50,12 @@ def test_urls_that_cannot_be_together(urls: str, said: str) -> None:
     assert "secret" not in str(refused.value)
 
 
-def test_options_of_the_login_are_those_of_each() -> None:
-    """A URL with TLS is needed for each of them."""
+def test_stream_urls_and_options_of_the_login_belong_to_each() -> None:
+    """As many stream URLs, in the order of the others, or it is an error; options need TLS in each of them."""
+    address = BrokerAddress.parse("amqp://a;amqp://b", "rabbitmq-stream://a:1;rabbitmq-stream://b:2")
+    assert [each.stream_port for each in address.each] == [1, 2]
+    with pytest.raises(ConfigurationError, match="as many stream URLs"):
+        BrokerAddress.parse("amqp://a;amqp://b", "rabbitmq-stream://a:1")
     address = BrokerAddress.parse("amqps://a;amqps://b").logging_in(verifies=False)
     assert [each.login.verifies for each in address.each] == [False, False]
     with pytest.raises(ConfigurationError, match="need a URL with TLS"):

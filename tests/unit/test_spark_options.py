@@ -150,7 +150,10 @@ def test_servers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_options_hide_credentials_and_travel() -> None:
-    """Neither a representation nor an error shows a password; and options can be sent to a task."""
+    """Neither a representation nor an error shows a password; and options can be sent to a task.
+
+    Each write without `writeId` gets one of its own; a streaming query has one, and is given none.
+    """
     sink = parse_sink_options(SINK | {"DATABASE": DATABASE})
     for options in (parsed(database=DATABASE, keys="order_id"), sink):
         assert "secret" not in repr(options)
@@ -159,6 +162,9 @@ def test_options_hide_credentials_and_travel() -> None:
     with pytest.raises(ConfigurationError) as caught:
         parsed(broker="http://user:secret@host/")
     assert "secret" not in str(caught.value)
+    assert parse_sink_options(SINK).write_id != parse_sink_options(SINK).write_id
+    with pytest.raises(InvalidInput, match="writeId"):
+        parse_sink_options({**SINK, "writeId": "w"}, streaming=True)
 
 
 def test_broker_options() -> None:
@@ -195,10 +201,3 @@ def test_bad_options_of_a_write(options: dict[str, str], named: str) -> None:
     """Each is one error that names it."""
     with pytest.raises(InvalidInput, match=named):
         parse_sink_options(SINK | options)
-
-
-def test_a_write_has_an_id() -> None:
-    """Each without `writeId` gets one of its own; a streaming query has one, and is given none."""
-    assert parse_sink_options(SINK).write_id != parse_sink_options(SINK).write_id
-    with pytest.raises(InvalidInput, match="writeId"):
-        parse_sink_options({**SINK, "writeId": "w"}, streaming=True)
