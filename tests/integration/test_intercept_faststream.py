@@ -12,7 +12,6 @@ from relatum.errors import ConfigurationError, InvalidRelationshipKey, PublishUn
 from relatum.uuid7 import time_us_of
 from relatum_consumer import Relations
 from tests.support import unique_name, wait_recorded
-from tests.support.proxy import Proxy
 
 
 def is_stamped(message: RabbitMessage) -> bool:
@@ -94,30 +93,6 @@ async def test_started_again_it_is_still_intercepted_and_released_it_is_bare(amq
     assert not is_stamped(await came.get())
     await broker.stop()
     await beside.stop()
-
-
-async def test_after_a_reconnect_it_is_still_intercepted(amqp_url: str) -> None:
-    """aio-pika connects again by itself, and publishes through us again."""
-    with Proxy.to(amqp_url) as proxy:
-        broker = relatum.intercept(RabbitBroker(proxy.url(amqp_url), logger=None, reconnect_interval=0.1))
-        reader = RabbitBroker(amqp_url, logger=None)
-        queue = unique_name()
-        came = talking(reader, queue)
-        await reader.start()
-        await broker.start()
-        await broker.publish({"id": 1}, queue)
-        assert is_stamped(await came.get())
-        proxy.cut()
-        while True:
-            try:
-                await broker.publish({"id": 2}, queue, timeout=5)
-                break
-            except Exception:
-                await asyncio.sleep(0)
-        assert is_stamped(await came.get())
-        relatum.release(broker)
-        await broker.stop()
-        await reader.stop()
 
 
 async def test_what_it_publishes_is_recorded(
