@@ -116,7 +116,10 @@ def test_no_secret_is_shown_or_goes_to_other_processes() -> None:
 
 
 def test_the_last_change_counts_and_outlives_its_connection() -> None:
-    """Several connections log in alike; one of them goes on."""
+    """Several connections log in alike; one of them goes on.
+
+    A new one takes over where the old one is gone, as after its token has expired; before, they may be two users.
+    """
     connection, other = Connection("first"), Connection("first")
     here = connection.address()
     assert here.secret() == "first"
@@ -129,10 +132,6 @@ def test_the_last_change_counts_and_outlives_its_connection() -> None:
     del connection, other
     gc.collect()
     assert here.secret() == "third"
-
-
-def test_a_new_connection_takes_over_where_the_old_one_is_gone() -> None:
-    """As one is after its token has expired. While both are there, they may be two users."""
     old, new = Connection("first"), Connection("second")
     here = old.address()
     assert not here.is_joined_by(new.address("second"))
@@ -140,8 +139,7 @@ def test_a_new_connection_takes_over_where_the_old_one_is_gone() -> None:
     old.is_closed = True
     assert here.is_joined_by(new.address("second"))
     assert here.secret() == "second"
-    elsewhere = BrokerAddress("other", "u", "second", amqp_port=1)
-    assert not here.is_joined_by(elsewhere)
+    assert not here.is_joined_by(BrokerAddress("other", "u", "second", amqp_port=1))
 
 
 def test_kombu_is_asked_by_who_logs_in_alone() -> None:

@@ -204,13 +204,12 @@ TEXT, BYTES = StringType(), BinaryType()
     ],
 )
 def test_bad_columns(schema: StructType, named: str) -> None:
-    """Columns that cannot be written, or of a type that no key has, are refused by name, before a job runs."""
+    """Columns that cannot be written, or of a type that no key has, are refused by name, before a job runs.
+
+    A stream is only appended to.
+    """
     keys = {"keyColumns": "k"} if "k" in schema.names else {}
     with pytest.raises((InvalidInput, InvalidRelationshipKey), match=named):
         DefaultSource(OPTIONS | keys).writer(schema, False)
-
-
-def test_a_stream_cannot_be_overwritten() -> None:
-    """Only appended to."""
     with pytest.raises(InvalidInput, match="append"):
         DefaultSource(OPTIONS).writer(table(value=BYTES), True)
