@@ -10,7 +10,6 @@ from typing import Any
 
 import billiard
 import pytest
-import sqlalchemy as sa
 from celery import Celery
 from celery.local import Proxy
 from kombu import Connection, pools
@@ -19,8 +18,9 @@ import relatum
 from relatum.errors import KeyDefinitionConflict
 from relatum.keys import preset
 from relatum_consumer import Relations
-from tests.support import delete_stream, recording, unique_name, wait_recorded
+from tests.support import unique_name
 from tests.support.forking import in_child
+from tests.support.place import Place
 
 
 @pytest.fixture
@@ -32,14 +32,6 @@ def queue(amqp_url: str) -> Iterator[str]:
         connection.default_channel.queue_delete(name)
         connection.default_channel.exchange_delete(name)
     pools.reset()
-
-
-@pytest.fixture
-def stream(amqp_url: str) -> Iterator[str]:
-    """The name of a stream that copies of tasks make."""
-    name = unique_name("tasks")
-    yield name
-    delete_stream(amqp_url, name)
 
 
 def new_app(queue: str, url: str | None) -> Celery:
@@ -127,21 +119,19 @@ def test_other_apps_and_released_ones_publish_bare(amqp_url: str, database_url: 
     relatum.release(in_memory)
 
 
-def test_other_definitions_in_the_database_are_told_before_a_task_is_sent(
-    amqp_url: str, database_url: str, engine: sa.Engine, queue: str
-) -> None:
+def test_other_definitions_in_the_database_are_told_before_a_task_is_sent(place: Place, queue: str) -> None:
     """Each publish says so, and the queue stays empty."""
-    first = relatum.intercept(new_app(queue, amqp_url), database=database_url, keys=["id"])
+    first = relatum.intercept(new_app(queue, place.amqp), database=place.database, keys=["id"])
     send(first)
     relatum.release(first)
-    taken(amqp_url, queue)
+    taken(place.amqp, queue)
     other = relatum.KeyDefinition("id", "property:correlation_id")
-    app = relatum.intercept(new_app(queue, amqp_url), database=database_url, keys=[other])
+    app = relatum.intercept(new_app(queue, place.amqp), database=place.database, keys=[other])
     for _ in range(2):
         with pytest.raises(KeyDefinitionConflict):
             send(app)
     relatum.release(app)
-    with Connection(amqp_url) as connection:
+    with Connection(place.amqp) as connection:
         assert connection.default_channel.basic_get(queue) is None
 
 
@@ -155,11 +145,9 @@ def test_a_process_that_may_fork_has_imported_what_its_children_need() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=90)
 
 
-def test_each_process_records_what_it_publishes(
-    amqp_url: str, database_url: str, engine: sa.Engine, queue: str, stream: str
-) -> None:
+def test_each_process_records_what_it_publishes(place: Place, queue: str, copies: str) -> None:
     """A child goes on with the app that its parent intercepted and used; both find all tasks."""
-    app = relatum.intercept(new_app(queue, amqp_url), database=database_url, keys=preset("celery"), copy_to=stream)
+    app = relatum.intercept(new_app(queue, place.amqp), database=place.database, keys=preset("celery"), copy_to=copies)
     tasks = [in_child(lambda: send(app)), send(app), unique_name("task")]
     # As a worker forks: Celery then drops its pools in the child.
     child = billiard.Process(target=app.tasks["add"].apply_async, args=((1, 2),), kwargs={"task_id": tasks[-1]})
@@ -169,30 +157,30 @@ def test_each_process_records_what_it_publishes(
     tasks.append(send(app))
     with pytest.raises(AssertionError, match="UsedAfterFork"):
         in_child(lambda: send(app))
-    wait_recorded(amqp_url, engine, stream)
-    with Relations(amqp_url, engine.url) as relations:
+    place.wait_recorded(copies)
+    with Relations(place.amqp, place.database) as relations:
         for offset, task in enumerate(tasks):
             assert [message.offset for message in relations.find("celery_id", task)] == [offset]
     relatum.release(app)
 
 
 def test_what_a_terminated_pool_process_published_a_recorder_of_its_own_has(
-    amqp_url: str, database_url: str, engine: sa.Engine, queue: str, stream: str
+    place: Place, queue: str, copies: str
 ) -> None:
     """As docs/celery.md says to do: such a process can neither record what it published last, nor say so."""
-    options: dict[str, Any] = {"database": database_url, "keys": preset("celery"), "copy_to": stream}
-    app = relatum.intercept(new_app(queue, amqp_url), recorder="external", **options)
+    options: dict[str, Any] = {"database": place.database, "keys": preset("celery"), "copy_to": copies}
+    app = relatum.intercept(new_app(queue, place.amqp), recorder="external", **options)
 
     def publish_and_die(task: str) -> None:
         app.tasks["add"].apply_async((1, 2), task_id=task)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with recording(amqp_url, engine, stream, keys=preset("celery")), Relations(amqp_url, engine.url) as relations:
+    with place.recording(copies, keys=preset("celery")), Relations(place.amqp, place.database) as relations:
         task = unique_name("task")
         child = billiard.Process(target=publish_and_die, args=(task,))
         child.start()
         child.join(90)
         assert child.exitcode == -signal.SIGKILL
-        wait_recorded(amqp_url, engine, stream)
-        assert [message.stream for message in relations.find("celery_id", task)] == [stream]
+        place.wait_recorded(copies)
+        assert [message.stream for message in relations.find("celery_id", task)] == [copies]
     relatum.release(app)

@@ -18,7 +18,7 @@ from relatum.errors import ConfigurationError, InvalidRelationshipKey
 from relatum.keys import KeyDefinition, preset
 from relatum_consumer import Relations
 from tests.contract._clients import Queue
-from tests.support import broker_connection, delete_stream, unique_name, wait_recorded, wait_until
+from tests.support import broker_connection, unique_name, wait_recorded, wait_until
 from tests.support.forking import in_child
 from tests.support.place import Place
 from tests.support.proxy import Proxy
@@ -32,14 +32,6 @@ def queue(amqp_url: str) -> Iterator[Queue]:
         yield Queue(connection.channel(), name)
         for each in (name, f"{name}.DQ", f"{name}.XQ"):
             connection.channel().queue_delete(each)
-
-
-@pytest.fixture
-def copies(amqp_url: str) -> Iterator[str]:
-    """The name of a stream of copies, which is declared by whoever makes some."""
-    name = unique_name("copies")
-    yield name
-    delete_stream(amqp_url, name)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ import asyncio
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from faststream.rabbit import Channel, RabbitBroker, RabbitMessage, RabbitQueue, TestRabbitBroker
 
 import relatum
 from relatum.errors import ConfigurationError, InvalidRelationshipKey, PublishUnroutable
 from relatum.uuid7 import time_us_of
 from relatum_consumer import Relations
-from tests.support import unique_name, wait_recorded
+from tests.support import unique_name
+from tests.support.place import Place
 
 
 def is_stamped(message: RabbitMessage) -> bool:
@@ -95,18 +95,16 @@ async def test_started_again_it_is_still_intercepted_and_released_it_is_bare(amq
     await beside.stop()
 
 
-async def test_what_it_publishes_is_recorded(
-    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str
-) -> None:
+async def test_what_it_publishes_is_recorded(place: Place) -> None:
     """The recorder is in its process, begins with the connection, and finds what is published to a stream."""
-    broker = relatum.intercept(RabbitBroker(amqp_url, logger=None), database=database_url, keys=["order_id"])
+    broker = relatum.intercept(RabbitBroker(place.amqp, logger=None), database=place.database, keys=["order_id"])
     async with broker:
         await broker.start()
-        await broker.publish({"id": 1}, stream_name, headers={"order_id": "o1"})
-        await asyncio.to_thread(wait_recorded, amqp_url, engine, stream_name)
+        await broker.publish({"id": 1}, place.stream, headers={"order_id": "o1"})
+        await asyncio.to_thread(place.wait_recorded)
         await asyncio.to_thread(relatum.release, broker)
-    with Relations(amqp_url, database_url) as relations:
-        assert relations.find("order_id", "o1").ids == ((stream_name, 0),)
+    with Relations(place.amqp, place.database) as relations:
+        assert relations.find("order_id", "o1").ids == ((place.stream, 0),)
 
 
 async def test_its_own_test_broker_goes_on_and_copies_are_refused(amqp_url: str) -> None:

@@ -12,16 +12,9 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 import relatum
 from relatum.errors import HeadersRefused, PublishOutcomeUnknown, PublishRejected
 from tests.contract._clients import Queue, new_queue
-from tests.support import broker_connection, unique_name
+from tests.support import unique_name
 from tests.support.proxy import Proxy
 from tests.support.spans import Spans, collected_spans
-
-
-@pytest.fixture
-def connection(amqp_url: str) -> Iterator[BlockingConnection]:
-    """A blocking connection, not intercepted yet."""
-    with broker_connection(amqp_url) as connection:
-        yield connection
 
 
 @pytest.fixture

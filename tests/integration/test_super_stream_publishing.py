@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -49,13 +49,6 @@ EXPECTED = [[b"hello2", b"hello5"], [b"hello1", b"hello3"], [b"hello4"]]
 def orders(layout: Layout, stream_url: str) -> relatum.SuperStream:
     """That one to publish to, by the header `tail`."""
     return relatum.SuperStream(layout.super_stream, route_by="tail", stream_url=stream_url)
-
-
-@pytest.fixture
-def connection(amqp_url: str) -> Iterator[BlockingConnection]:
-    """A blocking connection, not intercepted yet."""
-    with broker_connection(amqp_url) as connection:
-        yield connection
 
 
 @pytest.fixture
