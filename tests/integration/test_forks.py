@@ -126,9 +126,7 @@ def test_what_has_an_identity_says_that_it_is_the_parents(place: Place, layout: 
         group = relatum.MessageGroup(channel, "", place.stream)
         group.put(b"first")
         recorder = Recorder(address, place.database, [place.stream])
-        runner = stack.enter_context(asyncio.Runner())
-        loop_reader = runner.run(AsyncStreamReader.open(place.stream_url))
-        runner.run(loop_reader.close())
+        loop_reader = asyncio.run(_opened(place.stream_url))
         uses = (
             lambda: put(channel, place.stream, ["never"]),
             lambda: relatum.publish(channel, "", place.stream, b"never"),
@@ -154,6 +152,12 @@ def test_what_has_an_identity_says_that_it_is_the_parents(place: Place, layout: 
         group.put(b"last", last=True)
         router.publish(channel, b"2", of_context)
         assert consume(consumer, 2) == ["1", "2"]
+
+
+async def _opened(stream_url: str) -> AsyncStreamReader:
+    reader = await AsyncStreamReader.open(stream_url)
+    await reader.close()
+    return reader
 
 
 def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
