@@ -1,8 +1,7 @@
-"""Programs as users write them, with Celery, FastStream and Java, tapped or intercepted: what belongs to what."""
+"""A shop as users of Celery write it, tapped or intercepted: what belongs to what, and what is missing."""
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +18,6 @@ from tests.support import broker_connection, delete_stream, unique_name, wait_un
 pytestmark = pytest.mark.rare
 
 PLAIN, LINE = "tests.acceptance._celery_shop", "tests.acceptance._celery_shop_line"
-JAVA = Path(__file__).parents[1] / "support" / "java" / "Publisher.java"
-CLIENT = os.environ.get("RELATUM_AMQP_CLIENT_JAR", "/usr/share/java/amqp-client.jar")
-JARS = [Path(CLIENT), Path("/usr/share/java/slf4j-api.jar")]
 
 ORDERS: list[dict[str, Any]] = [
     {"id": "scarce", "items": ["chair", "table"], "is_scarce": True},
@@ -29,25 +25,6 @@ ORDERS: list[dict[str, Any]] = [
     {"id": "killing", "items": ["bed", "lamp"], "kills": True},
     {"id": "refused", "items": ["chair", "bed"], "is_refused": True},
 ]
-
-
-def printed(words: list[str], **environment: str) -> str:
-    """What a program prints."""
-    given = os.environ | environment
-    ended = subprocess.run(words, env=given, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
-
-
-@contextmanager
-def recorded(relatum: Relatum, *streams: str) -> Iterator[None]:
-    """`relatum record`, until the block ends; the streams are then deleted with the test's exchange."""
-    recorder = relatum.start("record", *streams)
-    try:
-        yield
-    finally:
-        recorder.kill()
-        recorder.communicate(timeout=LIMIT_S)
 
 
 @pytest.fixture
@@ -65,16 +42,8 @@ def exchange(relatum: Relatum) -> Iterator[str]:
         connection.channel().exchange_delete(name)
 
 
-def tapped(relatum: Relatum, exchange: str, *binding_keys: str) -> list[str]:
-    """Tap an exchange by each of these keys; gives the streams."""
-    streams = [f"{exchange}.{number}" for number in range(len(binding_keys))]
-    for stream, key in zip(streams, binding_keys, strict=True):
-        relatum.ok("tap", exchange, "--binding-key", key, "--stream", stream, "--max-length-bytes", "20000000")
-    return streams
-
-
-def missing(relatum: Relatum, of: str, by: str, follows: str) -> list[tuple[int, str]]:
-    """Offsets and values of what should have been followed within a second, once nothing else is due."""
+def missing(relatum: Relatum, of: str, by: str, follows: str) -> set[str]:
+    """Values of what should have been followed within a second, once nothing else is due."""
     words = f"--of {of} --by {by} --follows {follows} --within 1s --grace 0.5s"
     relatum.ok("expect", "add", "followed", *words.split())
 
@@ -84,51 +53,7 @@ def missing(relatum: Relatum, of: str, by: str, follows: str) -> list[tuple[int,
 
     report: dict[str, Any] = {}
     wait_until(is_known, LIMIT_S, what="all to be due")
-    return [(each["id"]["offset"], each["value"]) for each in report["missing"]]
-
-
-def places(messages: list[dict[str, Any]]) -> set[tuple[str, int]]:
-    """Where messages are."""
-    return {(each["stream"], each["offset"]) for each in messages}
-
-
-def test_requests_of_faststream_their_replies_and_what_is_missing(relatum: Relatum, exchange: str) -> None:
-    """Each request leads to its reply, and the one without is named."""
-    asked, answered = tapped(relatum, exchange, "asked.*", "answered.*")
-    relatum.ok("keys", "add", "--preset", "faststream")
-    with recorded(relatum, asked, answered):
-        command = [sys.executable, "-m", "tests.acceptance._faststream_shop"]
-        told = printed(command, SHOP_BROKER=relatum.broker_url, SHOP_EXCHANGE=exchange)
-        first, last = json.loads(told.splitlines()[-1])
-        assert (first["id"], last["id"], last["cents"]) == ("o0", "o2", 4900)
-        assert missing(relatum, asked, "faststream_correlation", answered) == [(1, "sofa-1")]
-    (reply,) = relatum.json("related", asked, "0")["messages"]
-    assert (reply["stream"], json.loads(reply["body"])["id"]) == (answered, "o0")
-    trace = relatum.json("trace", "faststream_correlation", last["correlation"])
-    assert places(trace["messages"]) == {(asked, 2), (answered, 1)}
-    assert relatum.json("related", asked, "1")["status"] == "absent"
-
-
-@pytest.mark.skipif(
-    not (shutil.which("java") and shutil.which("javac") and all(jar.exists() for jar in JARS)),
-    reason="there is no JDK or no RabbitMQ client for Java: tools/install java-client installs them",
-)
-def test_orders_of_a_java_program_their_shipments_and_what_is_missing(relatum: Relatum, exchange: str) -> None:
-    """Five orders, three of them shipped: what belongs to an order, and which two were not."""
-    ordered, shipped = tapped(relatum, exchange, "order.new", "order.shipped")
-    relatum.ok("keys", "add", "order_id", "--type", "integer")
-    with recorded(relatum, ordered, shipped):
-        for key, count in (("order.new", 5), ("order.shipped", 3)):
-            words = ["java", "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(map(str, JARS)), str(JAVA)]
-            printed([*words, relatum.broker_url + "%2f", exchange, key, str(count)])
-        assert missing(relatum, ordered, "order_id", shipped) == [(3, "3"), (4, "4")]
-    (shipment,) = relatum.json("related", ordered, "2", "--by", "order_id")["messages"]
-    assert (shipment["stream"], shipment["offset"], shipment["body"]) == (shipped, 2, "order 2")
-    trace = relatum.json("trace", ordered, "1", "--by", "order_id")
-    assert places(trace["messages"]) == {(ordered, 1), (shipped, 1)}
-
-
-# --- Celery -----------------------------------------------------------------------------------------------
+    return {each["value"] for each in report["missing"]}
 
 
 class Shop:
@@ -158,8 +83,10 @@ class Shop:
 
     def place(self, orders: list[dict[str, Any]]) -> dict[str, Any]:
         """Place orders in a process of their own, and wait until they are done."""
-        command = [sys.executable, "-m", self.module, json.dumps(orders)]
-        return dict(json.loads(printed(command, **self.environment)))
+        command, given = [sys.executable, "-m", self.module, json.dumps(orders)], os.environ | self.environment
+        ended = subprocess.run(command, env=given, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        assert ended.returncode == 0, ended.stderr
+        return dict(json.loads(ended.stdout))
 
     def tree(self, root: str) -> set[tuple[str, str]]:
         """The pairs of task and child under a first task, as Celery's own results have them."""
@@ -219,11 +146,18 @@ def test_what_is_missing(relatum: Relatum, exchange: str, tmp_path: Path) -> Non
     """With an exchange of its own, nothing is changed at all: each charge should be followed by its shipping."""
     shop = Shop(relatum, tmp_path, PLAIN, SHOP_EXCHANGE=exchange)
     relatum.ok("keys", "add", "--preset", "celery")
-    till, dock = tapped(relatum, exchange, "till", "dock")
-    with shop.worker(), recorded(relatum, till, dock):
-        told = shop.place(ORDERS)["orders"]
-        for stream in (till, dock):
-            relatum.await_recorded(stream)
-    assert {value for _, value in missing(relatum, till, "celery_root", dock)} == {told["refused"]}
+    till, dock = (f"{exchange}.{number}" for number in range(2))
+    for stream, key in ((till, "till"), (dock, "dock")):
+        relatum.ok("tap", exchange, "--binding-key", key, "--stream", stream, "--max-length-bytes", "20000000")
+    recorder = relatum.start("record", till, dock)
+    try:
+        with shop.worker():
+            told = shop.place(ORDERS)["orders"]
+            for stream in (till, dock):
+                relatum.await_recorded(stream)
+    finally:
+        recorder.kill()
+        recorder.communicate(timeout=LIMIT_S)
+    assert missing(relatum, till, "celery_root", dock) == {told["refused"]}
     till_of = {each["headers"]["root_id"] for each in relatum.json("find", "celery_root", told["plain"])["messages"]}
     assert till_of == {told["plain"]}

@@ -1,6 +1,5 @@
 """`relatum super-stream`: make, describe and delete super streams, and tell where keys go."""
 
-import json
 import subprocess
 from collections.abc import Iterator
 
@@ -42,12 +41,19 @@ def test_a_super_stream_comes_and_goes(relatum: Relatum, name: str) -> None:
 
 
 def test_binding_keys_are_taken_in_their_order(relatum: Relatum, amqp_url: str, stream_url: str, name: str) -> None:
-    """Repeated keys name the partitions; a number they do not make is wrong usage, other partitions are a conflict."""
+    """Repeated keys name the partitions; a number they do not make is wrong usage, other partitions are a conflict.
+
+    With the number of partitions given, keys are routed without any server.
+    """
     keys = ("--binding-key", "emea", "--binding-key", "apac")
     relatum.ok("super-stream", "declare", name, *keys)
     assert describe_super_stream(amqp_url, name, stream_url=stream_url) == Layout.keyed(name, ["emea", "apac"])
     assert relatum.run("super-stream", "declare", name, "--partitions", "4").returncode == ExitCode.DIFFERENT
     assert relatum.run("super-stream", "declare", name, "--partitions", "4", *keys).returncode == ExitCode.USAGE
+    nowhere = Relatum("amqp://127.0.0.1:1/", "rabbitmq-stream://127.0.0.1:1", "")
+    routed = [{"key": "hello1", "place": 1, "stream": "orders-1", "binding_key": "1"}]
+    assert nowhere.json("super-stream", "route", "orders", "hello1", "--partitions", "3") == routed
+    assert nowhere.run("super-stream", "route", "orders", "hello1").returncode == ExitCode.BROKER
 
 
 def test_deleting_asks(relatum: Relatum, amqp_url: str, stream_url: str, name: str) -> None:
@@ -70,11 +76,3 @@ def test_deleting_asks(relatum: Relatum, amqp_url: str, stream_url: str, name: s
     assert answered("y\n").returncode == ExitCode.OK
     with pytest.raises(SuperStreamNotFound):
         describe_super_stream(amqp_url, name, stream_url=stream_url)
-
-
-def test_routing_by_a_number_needs_no_broker(name: str) -> None:
-    """With the number of partitions given, keys are routed without any server."""
-    relatum = Relatum("amqp://127.0.0.1:1/", "rabbitmq-stream://127.0.0.1:1", "")
-    ended = relatum.run("super-stream", "route", "orders", "hello1", "--partitions", "3", "--json")
-    assert json.loads(ended.stdout) == [{"key": "hello1", "place": 1, "stream": "orders-1", "binding_key": "1"}]
-    assert relatum.run("super-stream", "route", "orders", "hello1").returncode == ExitCode.BROKER

@@ -7,7 +7,7 @@ from zlib import crc32
 
 import psycopg
 import pytest
-from pika.adapters.blocking_connection import BlockingChannel
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 from relatum.errors import StreamNotFound
 from relatum.recording import verify
@@ -29,12 +29,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def channel(amqp_url: str) -> Iterator[BlockingChannel]:
-    """A channel in confirm mode."""
+def connection(amqp_url: str) -> Iterator[BlockingConnection]:
+    """A bare blocking connection."""
     with broker_connection(amqp_url) as connection:
-        opened = connection.channel()
-        opened.confirm_delivery()
-        yield opened
+        yield connection
+
+
+@pytest.fixture
+def channel(connection: BlockingConnection) -> BlockingChannel:
+    """A channel in confirm mode."""
+    opened = connection.channel()
+    opened.confirm_delivery()
+    return opened
+
+
+@pytest.fixture
+def copies(amqp_url: str) -> Iterator[str]:
+    """The name of a stream of copies, which is declared by whoever makes some."""
+    name = unique_name("copies")
+    yield name
+    delete_stream(amqp_url, name)
 
 
 @pytest.fixture

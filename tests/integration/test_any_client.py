@@ -26,13 +26,7 @@ def test_what_cannot_be_recorded_here_is_told_at_once(place: Place) -> None:
     """No stream named, and a key that the database defines otherwise."""
     place.record(keys=["order_id"])
     other = relatum.KeyDefinition("order_id", "property:correlation_id")
-    with (
-        pytest.raises(ConfigurationError, match="streams="),
-        relatum.recording_here(place.amqp, place.database, streams=[]),
-    ):
-        pass
-    with (
-        pytest.raises(KeyDefinitionConflict),
-        relatum.recording_here(place.amqp, place.database, keys=[other], streams=place.stream),
-    ):
-        pass
+    with pytest.raises(ConfigurationError, match="streams="):
+        relatum.recording_here(place.amqp, place.database, streams=[]).__enter__()
+    with pytest.raises(KeyDefinitionConflict):
+        relatum.recording_here(place.amqp, place.database, keys=[other], streams=place.stream).__enter__()

@@ -80,7 +80,10 @@ async def test_what_is_open_already_is_covered(amqp_url: str, connect: Any) -> N
 
 
 async def test_what_comes_back_is_no_error_where_the_channel_says_so(amqp_url: str) -> None:
-    """As with aio-pika alone, it is the result, and what callbacks of returns are given: the message as it was sent."""
+    """As with aio-pika alone, it is the result, and what callbacks of returns are given: the message as it was sent.
+
+    aio-pika alone confirms one of two in flight under one id; through us each comes back as what it is.
+    """
     async with open_way(amqp_url) as way:
         returned: list[Any] = []
         way.channel.return_callbacks.add(lambda _channel, message: returned.append(message.headers))
@@ -90,11 +93,6 @@ async def test_what_comes_back_is_no_error_where_the_channel_says_so(amqp_url: s
         await way.publish(unique_name(), message_id="mine")
         assert (returned[0], list(returned[1])) == ({"a": 1}, ["relatum_time"])
         assert relatum.statistics(way.connection).errors == {"unroutable": 2}
-
-
-async def test_two_unroutable_messages_of_one_id_are_both_reported(amqp_url: str) -> None:
-    """aio-pika alone confirms one of two in flight under one id; through us each comes back as what it is."""
-    async with open_way(amqp_url) as way:
         for _ in range(20):
             name = unique_name()
             results = await asyncio.gather(*(way.publish(name, message_id="same") for _ in range(3)))

@@ -10,7 +10,6 @@ from typing import Any
 
 import billiard
 import pytest
-import sqlalchemy as sa
 from celery import Celery
 from celery.local import Proxy
 from kombu import Connection, pools
@@ -19,8 +18,9 @@ import relatum
 from relatum.errors import KeyDefinitionConflict
 from relatum.keys import preset
 from relatum_consumer import Relations
-from tests.support import delete_stream, recording, unique_name, wait_recorded
+from tests.support import unique_name
 from tests.support.forking import in_child
+from tests.support.place import Place
 
 
 @pytest.fixture
@@ -32,14 +32,6 @@ def queue(amqp_url: str) -> Iterator[str]:
         connection.default_channel.queue_delete(name)
         connection.default_channel.exchange_delete(name)
     pools.reset()
-
-
-@pytest.fixture
-def stream(amqp_url: str) -> Iterator[str]:
-    """The name of a stream that copies of tasks make."""
-    name = unique_name("tasks")
-    yield name
-    delete_stream(amqp_url, name)
 
 
 def new_app(queue: str, url: str | None) -> Celery:
@@ -89,25 +81,12 @@ def test_an_app_is_intercepted_before_it_has_settings(amqp_url: str, queue: str,
     assert "message_id" not in taken(amqp_url, queue).properties
 
 
-def test_a_producer_that_is_held_is_bare_once_the_app_is_released(amqp_url: str, database_url: str, queue: str) -> None:
-    """What is published by it goes as it is, and starts no recorder that nobody would end."""
-    app = new_app(queue, amqp_url)
-    before = {thread.name for thread in threading.enumerate()}
-    with app.producer_or_acquire() as bare:
-        bare.channel.queue_declare(queue)
-    relatum.intercept(app, database=database_url)
-    with app.producer_or_acquire() as producer:
-        producer.publish(b"", routing_key=queue)
-        assert "message_id" in taken(amqp_url, queue).properties
-        relatum.release(app)
-        producer.publish(b"", routing_key=queue)
-        assert "message_id" not in taken(amqp_url, queue).properties
-    assert {thread.name for thread in threading.enumerate()} <= before
-    assert relatum.statistics(app).published == 1
+def test_other_apps_and_released_ones_publish_bare(amqp_url: str, database_url: str, queue: str) -> None:
+    """Equal settings have one pool in Celery; the other app's tasks are sent as they are.
 
-
-def test_another_app_of_the_process_publishes_bare(amqp_url: str, queue: str) -> None:
-    """Equal settings have one pool in Celery; the other app's tasks are sent as they are."""
+    What is published by a producer that is held goes as it is once the app is released, and starts no recorder that
+    nobody would end. A broker in memory is left alone: an app's own tests go on as they were.
+    """
     ours, others = new_app(queue, amqp_url), new_app(queue, amqp_url)
 
     def are_stamped() -> list[bool]:
@@ -125,31 +104,34 @@ def test_another_app_of_the_process_publishes_bare(amqp_url: str, queue: str) ->
     assert set(vars(ours)) == before
     assert are_stamped() == [False, False, False]
     assert ours.pool is others.pool
+    threads = {thread.name for thread in threading.enumerate()}
+    relatum.intercept(ours, database=database_url)
+    with ours.producer_or_acquire() as producer:
+        for is_stamped in (True, False):
+            producer.publish(b"", routing_key=queue)
+            assert ("message_id" in taken(amqp_url, queue).properties) == is_stamped
+            relatum.release(ours)
+    assert {thread.name for thread in threading.enumerate()} <= threads
+    assert relatum.statistics(ours).published == 1
+    in_memory = relatum.intercept(new_app(queue, "memory://"), copy_to="celery.tasks")
+    in_memory.conf.broker_transport_options = {}
+    assert send(in_memory)
+    relatum.release(in_memory)
 
 
-def test_a_broker_in_memory_is_left_alone(queue: str) -> None:
-    """An app's own tests go on as they were."""
-    app = relatum.intercept(new_app(queue, "memory://"), copy_to="celery.tasks")
-    app.conf.broker_transport_options = {}
-    assert send(app)
-    relatum.release(app)
-
-
-def test_other_definitions_in_the_database_are_told_before_a_task_is_sent(
-    amqp_url: str, database_url: str, engine: sa.Engine, queue: str
-) -> None:
+def test_other_definitions_in_the_database_are_told_before_a_task_is_sent(place: Place, queue: str) -> None:
     """Each publish says so, and the queue stays empty."""
-    first = relatum.intercept(new_app(queue, amqp_url), database=database_url, keys=["id"])
+    first = relatum.intercept(new_app(queue, place.amqp), database=place.database, keys=["id"])
     send(first)
     relatum.release(first)
-    taken(amqp_url, queue)
+    taken(place.amqp, queue)
     other = relatum.KeyDefinition("id", "property:correlation_id")
-    app = relatum.intercept(new_app(queue, amqp_url), database=database_url, keys=[other])
+    app = relatum.intercept(new_app(queue, place.amqp), database=place.database, keys=[other])
     for _ in range(2):
         with pytest.raises(KeyDefinitionConflict):
             send(app)
     relatum.release(app)
-    with Connection(amqp_url) as connection:
+    with Connection(place.amqp) as connection:
         assert connection.default_channel.basic_get(queue) is None
 
 
@@ -163,11 +145,9 @@ def test_a_process_that_may_fork_has_imported_what_its_children_need() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=90)
 
 
-def test_each_process_records_what_it_publishes(
-    amqp_url: str, database_url: str, engine: sa.Engine, queue: str, stream: str
-) -> None:
+def test_each_process_records_what_it_publishes(place: Place, queue: str, copies: str) -> None:
     """A child goes on with the app that its parent intercepted and used; both find all tasks."""
-    app = relatum.intercept(new_app(queue, amqp_url), database=database_url, keys=preset("celery"), copy_to=stream)
+    app = relatum.intercept(new_app(queue, place.amqp), database=place.database, keys=preset("celery"), copy_to=copies)
     tasks = [in_child(lambda: send(app)), send(app), unique_name("task")]
     # As a worker forks: Celery then drops its pools in the child.
     child = billiard.Process(target=app.tasks["add"].apply_async, args=((1, 2),), kwargs={"task_id": tasks[-1]})
@@ -177,30 +157,30 @@ def test_each_process_records_what_it_publishes(
     tasks.append(send(app))
     with pytest.raises(AssertionError, match="UsedAfterFork"):
         in_child(lambda: send(app))
-    wait_recorded(amqp_url, engine, stream)
-    with Relations(amqp_url, engine.url) as relations:
+    place.wait_recorded(copies)
+    with Relations(place.amqp, place.database) as relations:
         for offset, task in enumerate(tasks):
             assert [message.offset for message in relations.find("celery_id", task)] == [offset]
     relatum.release(app)
 
 
 def test_what_a_terminated_pool_process_published_a_recorder_of_its_own_has(
-    amqp_url: str, database_url: str, engine: sa.Engine, queue: str, stream: str
+    place: Place, queue: str, copies: str
 ) -> None:
     """As docs/celery.md says to do: such a process can neither record what it published last, nor say so."""
-    options: dict[str, Any] = {"database": database_url, "keys": preset("celery"), "copy_to": stream}
-    app = relatum.intercept(new_app(queue, amqp_url), recorder="external", **options)
+    options: dict[str, Any] = {"database": place.database, "keys": preset("celery"), "copy_to": copies}
+    app = relatum.intercept(new_app(queue, place.amqp), recorder="external", **options)
 
     def publish_and_die(task: str) -> None:
         app.tasks["add"].apply_async((1, 2), task_id=task)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with recording(amqp_url, engine, stream, keys=preset("celery")), Relations(amqp_url, engine.url) as relations:
+    with place.recording(copies, keys=preset("celery")), Relations(place.amqp, place.database) as relations:
         task = unique_name("task")
         child = billiard.Process(target=publish_and_die, args=(task,))
         child.start()
         child.join(90)
         assert child.exitcode == -signal.SIGKILL
-        wait_recorded(amqp_url, engine, stream)
-        assert [message.stream for message in relations.find("celery_id", task)] == [stream]
+        place.wait_recorded(copies)
+        assert [message.stream for message in relations.find("celery_id", task)] == [copies]
     relatum.release(app)

@@ -18,7 +18,7 @@ from relatum.errors import ConfigurationError, InvalidRelationshipKey
 from relatum.keys import KeyDefinition, preset
 from relatum_consumer import Relations
 from tests.contract._clients import Queue
-from tests.support import broker_connection, delete_stream, unique_name, wait_recorded, wait_until
+from tests.support import broker_connection, unique_name, wait_recorded, wait_until
 from tests.support.forking import in_child
 from tests.support.place import Place
 from tests.support.proxy import Proxy
@@ -32,14 +32,6 @@ def queue(amqp_url: str) -> Iterator[Queue]:
         yield Queue(connection.channel(), name)
         for each in (name, f"{name}.DQ", f"{name}.XQ"):
             connection.channel().queue_delete(each)
-
-
-@pytest.fixture
-def copies(amqp_url: str) -> Iterator[str]:
-    """The name of a stream of copies, which is declared by whoever makes some."""
-    name = unique_name("copies")
-    yield name
-    delete_stream(amqp_url, name)
 
 
 @dataclass(frozen=True)
@@ -56,10 +48,10 @@ class Bed:
         return self.queue.get()[0].message_id is not None
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "confirms"])
+@pytest.fixture
 def bed(request: pytest.FixtureRequest, amqp_url: str, queue: Queue) -> Iterator[Bed]:
-    """By a broker with confirms, and by one without."""
-    rabbitmq, done = RabbitmqBroker(url=amqp_url, confirm_delivery=request.param), list[str]()
+    """By a broker without confirms, which refuse copies, or by one with them."""
+    rabbitmq, done = RabbitmqBroker(url=amqp_url, confirm_delivery=getattr(request, "param", False)), list[str]()
 
     @dramatiq.actor(broker=rabbitmq, queue_name=queue.name, max_retries=0)
     def charge(order: str) -> None:
@@ -70,10 +62,10 @@ def bed(request: pytest.FixtureRequest, amqp_url: str, queue: Queue) -> Iterator
     rabbitmq.close()
 
 
-PLAIN = pytest.mark.parametrize("bed", [False], indirect=True, ids=["plain"])
-"""Without confirms alone: copies are refused with them."""
+BOTH = pytest.mark.parametrize("bed", [False, True], indirect=True, ids=["plain", "confirms"])
 
 
+@BOTH
 @pytest.mark.parametrize("is_intercepted", [False, True], ids=["bare", "intercepted"])
 def test_actors_work_as_ever(bed: Bed, *, is_intercepted: bool) -> None:
     """Messages, a delayed one and a pipeline are worked on, bare or intercepted, by a worker's own threads."""
@@ -91,8 +83,12 @@ def test_actors_work_as_ever(bed: Bed, *, is_intercepted: bool) -> None:
         worker.stop()
 
 
+@BOTH
 def test_each_thread_publishes_what_it_lacks(bed: Bed) -> None:
-    """Threads have connections of their own, from before and from later; released, they are bare again."""
+    """Threads have connections of their own, from before and from later; released, they are bare again.
+
+    Dramatiq replaces a connection that was lost by one that is intercepted, too.
+    """
     bed.charge.send("early")
     assert not bed.has_id()
     before = set(vars(bed.rabbitmq))
@@ -108,18 +104,11 @@ def test_each_thread_publishes_what_it_lacks(bed: Bed) -> None:
 
     assert sent() == [True, True]
     assert relatum.statistics(bed.rabbitmq).published == 2
+    bed.rabbitmq.connection.close()
+    assert sent() == [True, True]
     relatum.release(bed.rabbitmq)
     assert set(vars(bed.rabbitmq)) == before
     assert sent() == [False, False]
-
-
-def test_a_connection_that_was_lost_is_replaced_by_an_intercepted_one(bed: Bed) -> None:
-    """Dramatiq connects anew and sends again."""
-    relatum.intercept(bed.rabbitmq)
-    for order in ("o1", "o2"):
-        bed.charge.send(order)
-        assert bed.has_id()
-        bed.rabbitmq.connection.close()
 
 
 class TimeIsUp(BaseException):
@@ -128,7 +117,6 @@ class TimeIsUp(BaseException):
 
 # pika leaves open what it was connecting then.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@PLAIN
 def test_what_ends_the_first_message_leaves_no_bare_connection(amqp_url: str, copies: str, bed: Bed) -> None:
     """The connection that was being intercepted is not used by the next message."""
 
@@ -161,7 +149,6 @@ def test_what_ends_the_first_message_leaves_no_bare_connection(amqp_url: str, co
     gc.collect()
 
 
-@PLAIN
 def test_released_while_the_first_message_waits_it_is_bare(place: Place, copies: str, bed: Bed) -> None:
     """The message goes as it is; its connection is left alone, and no recorder begins."""
     held: list[Any] = []
@@ -185,32 +172,31 @@ def test_released_while_the_first_message_waits_it_is_bare(place: Place, copies:
         assert not {thread.name for thread in threading.enumerate() if thread.name == "relatum-embedded"} - before
 
 
+@BOTH
 def test_each_process_has_its_own(bed: Bed) -> None:
-    """A process forked off before anything was sent publishes through an interception of its own."""
-    relatum.intercept(bed.rabbitmq)
+    """A process forked off before anything was sent publishes through an interception of its own.
+
+    A value that cannot be recorded is an error where the message was to be sent.
+    """
+    order = KeyDefinition("order", lambda body: json.loads(body)["args"][0], type="integer")
+    relatum.intercept(bed.rabbitmq, keys=[order])
 
     def publish() -> int:
-        bed.charge.send("from the child")
+        bed.charge.send(7)
         return relatum.statistics(bed.rabbitmq).published
 
     assert in_child(publish) == 1
     assert bed.has_id()
-    bed.charge.send("from the parent")
-    assert relatum.statistics(bed.rabbitmq).published == 1
-
-
-def test_a_value_that_cannot_be_recorded_is_an_error_before_sending(bed: Bed) -> None:
-    """It is raised where the message was to be sent."""
-    order = KeyDefinition("order", lambda body: json.loads(body)["args"][0], type="integer")
-    relatum.intercept(bed.rabbitmq, keys=[order])
-    bed.charge.send(7)
+    assert publish() == 1
     with pytest.raises(InvalidRelationshipKey):
         bed.charge.send("no number")
 
 
-@PLAIN
 def test_copies_make_messages_found(place: Place, copies: str, bed: Bed) -> None:
-    """One line: each message to a queue has a copy in a stream, and what belongs to it is found."""
+    """One line: each message to a queue has a copy in a stream, and what belongs to it is found.
+
+    A list of more routing keys is kept; what goes to the stream itself lies there once.
+    """
     keys = [*preset("dramatiq"), KeyDefinition("order", "body:$.args[0]")]
     relatum.intercept(bed.rabbitmq, database=place.database, keys=keys, copy_to=copies)
     first, second = bed.charge.send("o1"), bed.charge.send("o1")
@@ -225,21 +211,15 @@ def test_copies_make_messages_found(place: Place, copies: str, bed: Bed) -> None
         (own,) = relations.find("dramatiq_id", first.message_id)
         assert relations.related(own, by="order").ids == answer.ids
         assert relations.find("dramatiq_id", second.message_id).ids == answer.ids
-
-
-@PLAIN
-def test_copies_of_the_callers_own_stay(place: Place, copies: str, bed: Bed) -> None:
-    """A list of more routing keys is kept; what goes to the stream itself lies there once."""
-    relatum.intercept(bed.rabbitmq, database=place.database, copy_to=copies)
     channel, another = bed.rabbitmq.connection.channel(), Queue(bed.queue.channel, unique_name("another"))
-    channel.queue_declare(bed.queue.name, durable=True)
     channel.queue_declare(another.name)
     properties = BasicProperties(headers={"BCC": [another.name]})
     channel.basic_publish("", bed.queue.name, b"to three", properties)
     assert properties.headers == {"BCC": [another.name]}
     channel.basic_publish("", copies, b"once")
-    assert [each.get()[1] for each in (bed.queue, another)] == [b"to three"] * 2
-    wait_until(lambda: [each.body for each in place.messages(copies)] == [b"to three", b"once"], what="both")
+    assert another.get()[1] == b"to three"
+    assert [bed.queue.get()[1] for _ in range(3)][-1] == b"to three"
+    wait_until(lambda: [each.body for each in place.messages(copies)[3:]] == [b"to three", b"once"], what="both")
     channel.queue_delete(another.name)
 
 

@@ -4,15 +4,14 @@ import asyncio
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from faststream.rabbit import Channel, RabbitBroker, RabbitMessage, RabbitQueue, TestRabbitBroker
 
 import relatum
 from relatum.errors import ConfigurationError, InvalidRelationshipKey, PublishUnroutable
 from relatum.uuid7 import time_us_of
 from relatum_consumer import Relations
-from tests.support import unique_name, wait_recorded
-from tests.support.proxy import Proxy
+from tests.support import unique_name
+from tests.support.place import Place
 
 
 def is_stamped(message: RabbitMessage) -> bool:
@@ -96,55 +95,28 @@ async def test_started_again_it_is_still_intercepted_and_released_it_is_bare(amq
     await beside.stop()
 
 
-async def test_after_a_reconnect_it_is_still_intercepted(amqp_url: str) -> None:
-    """aio-pika connects again by itself, and publishes through us again."""
-    with Proxy.to(amqp_url) as proxy:
-        broker = relatum.intercept(RabbitBroker(proxy.url(amqp_url), logger=None, reconnect_interval=0.1))
-        reader = RabbitBroker(amqp_url, logger=None)
-        queue = unique_name()
-        came = talking(reader, queue)
-        await reader.start()
-        await broker.start()
-        await broker.publish({"id": 1}, queue)
-        assert is_stamped(await came.get())
-        proxy.cut()
-        while True:
-            try:
-                await broker.publish({"id": 2}, queue, timeout=5)
-                break
-            except Exception:
-                await asyncio.sleep(0)
-        assert is_stamped(await came.get())
-        relatum.release(broker)
-        await broker.stop()
-        await reader.stop()
-
-
-async def test_what_it_publishes_is_recorded(
-    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str
-) -> None:
+async def test_what_it_publishes_is_recorded(place: Place) -> None:
     """The recorder is in its process, begins with the connection, and finds what is published to a stream."""
-    broker = relatum.intercept(RabbitBroker(amqp_url, logger=None), database=database_url, keys=["order_id"])
+    broker = relatum.intercept(RabbitBroker(place.amqp, logger=None), database=place.database, keys=["order_id"])
     async with broker:
         await broker.start()
-        await broker.publish({"id": 1}, stream_name, headers={"order_id": "o1"})
-        await asyncio.to_thread(wait_recorded, amqp_url, engine, stream_name)
+        await broker.publish({"id": 1}, place.stream, headers={"order_id": "o1"})
+        await asyncio.to_thread(place.wait_recorded)
         await asyncio.to_thread(relatum.release, broker)
-    with Relations(amqp_url, database_url) as relations:
-        assert relations.find("order_id", "o1").ids == ((stream_name, 0),)
+    with Relations(place.amqp, place.database) as relations:
+        assert relations.find("order_id", "o1").ids == ((place.stream, 0),)
 
 
-async def test_its_own_test_broker_goes_on(amqp_url: str) -> None:
-    """FastStream's tests connect nowhere: handlers run as they do bare."""
+async def test_its_own_test_broker_goes_on_and_copies_are_refused(amqp_url: str) -> None:
+    """FastStream's tests connect nowhere: handlers run as they do bare.
+
+    It publishes as mandatory: a copy would hide that a queue is gone.
+    """
+    with pytest.raises(ConfigurationError, match="tap"):
+        relatum.intercept(RabbitBroker(amqp_url), copy_to="copies")
     broker = relatum.intercept(RabbitBroker(amqp_url, logger=None))
     came = talking(broker, "orders")
     async with TestRabbitBroker(broker):
         await broker.publish({"id": 1}, "orders")
         assert not is_stamped(await came.get())
     relatum.release(broker)
-
-
-def test_copies_are_refused(amqp_url: str) -> None:
-    """FastStream publishes as mandatory: a copy would hide that a queue is gone."""
-    with pytest.raises(ConfigurationError, match="tap"):
-        relatum.intercept(RabbitBroker(amqp_url), copy_to="copies")

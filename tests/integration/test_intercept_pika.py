@@ -12,24 +12,9 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 import relatum
 from relatum.errors import HeadersRefused, PublishOutcomeUnknown, PublishRejected
 from tests.contract._clients import Queue, new_queue
-from tests.support import broker_connection, unique_name
+from tests.support import unique_name
 from tests.support.proxy import Proxy
 from tests.support.spans import Spans, collected_spans
-
-
-@pytest.fixture
-def connection(amqp_url: str) -> Iterator[BlockingConnection]:
-    """A blocking connection, not intercepted yet."""
-    with broker_connection(amqp_url) as connection:
-        yield connection
-
-
-@pytest.fixture
-def confirming(connection: BlockingConnection) -> BlockingChannel:
-    """An intercepted channel with confirms."""
-    channel = relatum.intercept(connection).channel()
-    channel.confirm_delivery()
-    return channel
 
 
 @pytest.fixture
@@ -78,23 +63,18 @@ def test_mistakes_raise_what_pika_raises(connection: BlockingConnection, queue: 
     assert [raised(call) for call in calls] == bare
 
 
-def test_properties_of_a_subclass_keep_their_class(connection: BlockingConnection, queue: Queue) -> None:
-    """A subclass that encodes in its own way goes on doing so."""
+def test_what_is_derived_or_copied_goes_on(connection: BlockingConnection, queue: Queue) -> None:
+    """Properties of a subclass encode in its own way; a copy of the channel, or of its method, is made as ever."""
 
     class Marked(pika.BasicProperties):
         def encode(self) -> Any:
             self.type = "marked"
             return super().encode()
 
-    given = Marked()
-    relatum.intercept(connection).channel().basic_publish("", queue.name, b"", given)
+    given, channel = Marked(), relatum.intercept(connection).channel()
+    channel.basic_publish("", queue.name, b"", given)
     assert queue.get()[0].type == "marked"
     assert given.type is None
-
-
-def test_a_channel_is_copied_with_what_stands_in(connection: BlockingConnection) -> None:
-    """A copy of the channel, or of its method, is made as ever."""
-    channel = relatum.intercept(connection).channel()
     for method in (copy.copy(channel).basic_publish, copy.copy(channel.basic_publish)):
         assert method.__name__ == "basic_publish"
 
@@ -133,21 +113,22 @@ def test_headers_beyond_a_small_frame_are_refused(amqp_url: str, queue: Queue) -
             channel.basic_publish("", queue.name, b"", pika.BasicProperties(headers={"a": "x" * 8100}))
 
 
-def test_a_406_is_a_rejection_where_it_is_about_the_message(confirming: BlockingChannel) -> None:
-    """Such as of an expiration that is none; on a channel that is closed by then, pika's own error is not ours."""
+def test_a_406_is_a_rejection_where_it_is_about_the_message(channel: BlockingChannel) -> None:
+    """Such as of an expiration that is none; on a channel that is closed by then, pika's own error is not ours.
+
+    An acknowledgement that the broker refuses says nothing of the message published behind it: its outcome is unknown.
+    """
+    another = relatum.intercept(channel.connection).channel()
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
-        confirming.basic_publish("", unique_name(), b"", pika.BasicProperties(expiration="soon"))
+        channel.basic_publish("", unique_name(), b"", pika.BasicProperties(expiration="soon"))
     assert isinstance(caught.value, PublishRejected)
     with pytest.raises(pika.exceptions.ChannelWrongStateError) as closed:
-        confirming.basic_publish("", "", b"")
+        channel.basic_publish("", "", b"")
     assert type(closed.value) is pika.exceptions.ChannelWrongStateError
-
-
-def test_a_406_that_is_about_no_message_leaves_the_outcome_unknown(confirming: BlockingChannel) -> None:
-    """An acknowledgement that the broker refuses says nothing of the message that was published behind it."""
-    confirming.basic_ack(77)
+    another.confirm_delivery()
+    another.basic_ack(77)
     with pytest.raises(PublishOutcomeUnknown):
-        confirming.basic_publish("", unique_name(), b"")
+        another.basic_publish("", unique_name(), b"")
 
 
 def test_a_reset_connection_leaves_the_outcome_unknown(amqp_url: str, stream_name: str) -> None:
@@ -177,7 +158,10 @@ def spans() -> Iterator[Spans]:
 def test_opentelemetry_composes_in_either_order(
     connection: BlockingConnection, queue: Queue, spans: Spans, ours_first: bool
 ) -> None:
-    """Instrumented before or after us, a message has a span and our id; either may go, the other stays."""
+    """Instrumented before or after us, a message has a span and our id; either may go, the other stays.
+
+    Instrumentation of the whole program, switched on after us, still sees the channels opened from then on.
+    """
     channel, other = connection.channel(), connection.channel()
 
     def publish(channel: BlockingChannel) -> tuple[bool, bool, int]:
@@ -198,20 +182,10 @@ def test_opentelemetry_composes_in_either_order(
     assert publish(channel) == (True, False, 0)
     relatum.release(connection)
     assert publish(other) == (False, True, 1)
-
-
-def test_opentelemetry_on_the_class_reaches_later_channels(
-    connection: BlockingConnection, queue: Queue, spans: Spans
-) -> None:
-    """Instrumentation of the whole program, switched on after us, still sees the channels opened from then on."""
     relatum.intercept(connection)
-    instrumentor = PikaInstrumentor()
-    instrumentor.instrument(tracer_provider=spans.provider)
+    PikaInstrumentor().instrument(tracer_provider=spans.provider)
     try:
-        connection.channel().basic_publish("", queue.name, b"")
+        assert publish(connection.channel())[:2] == (True, True)
+        assert spans.all
     finally:
-        instrumentor.uninstrument()
-    properties, _ = queue.get()
-    assert properties.message_id
-    assert "traceparent" in properties.headers
-    assert spans.all
+        PikaInstrumentor().uninstrument()

@@ -29,15 +29,6 @@ pytestmark = [
 ]
 
 
-def publish(url: str, exchange: str, routing_key: str) -> None:
-    """Run the publisher."""
-    classes = os.pathsep.join(map(str, JARS))
-    command = ["java", "-XX:TieredStopAtLevel=1", "-cp", classes, str(PROGRAM)]
-    command += [url.rstrip("/") + "/%2f", exchange, routing_key, str(ORDERS)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stderr
-
-
 def test_a_java_publisher_is_found_as_it_is(place: Place) -> None:
     """Its confirms come, its queue has its messages, and each is found by text, number, and what Java makes of both."""
     name = unique_name("java")
@@ -50,7 +41,10 @@ def test_a_java_publisher_is_found_as_it_is(place: Place) -> None:
         channel.exchange_declare(name, "topic", durable=True)
         channel.queue_bind(name, name, "order.#")
         tap(place.amqp, place.database, name, stream=stream, options=SMALL)
-        publish(place.amqp, name, "order.new")
+        command = ["java", "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(map(str, JARS)), str(PROGRAM)]
+        command += [place.amqp.rstrip("/") + "/%2f", name, "order.new", str(ORDERS)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert ended.returncode == 0, ended.stderr
         assert channel.queue_delete(name).method.message_count == ORDERS
         channel.exchange_delete(name)
     place.record(stream, keys=keys)
@@ -61,4 +55,5 @@ def test_a_java_publisher_is_found_as_it_is(place: Place) -> None:
         assert relations.find("cents", 1234567890123 + 7).first == order
         assert len(list(relations.find("customer", "Müller & Söhne"))) == ORDERS
         assert len(list(relations.related(order, by="paid"))) == ORDERS // 2 - 1
+        assert [message.id for message in relations.trace(order, by="order_id").messages] == [order.id]
     delete_stream(place.amqp, stream)

@@ -11,7 +11,7 @@ from typing import Any
 import pika
 import pytest
 import sqlalchemy as sa
-from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+from pika.adapters.blocking_connection import BlockingConnection
 
 import relatum
 from relatum import MessageId
@@ -20,6 +20,7 @@ from relatum.local import LocalRabbitMQ
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import EmbeddedRecorder
 from relatum.store import streams_named
+from tests.contract._clients import Queue
 from tests.support import (
     broker_connection,
     declare_stream,
@@ -92,26 +93,17 @@ def bystander(server: LocalRabbitMQ) -> Iterator[Callable[[], None]]:
         channel = connection.channel()
         channel.basic_consume(channel.queue_declare("", exclusive=True).method.queue, lambda *_: None, auto_ack=True)
         reader.bounds("PLAIN")
-        log = log_of(server)
+        log = Path(server.directory) / "server.log"
+        begin = log.stat().st_size
 
         def notices_nothing() -> None:
             connection.process_data_events(0)
             assert channel.is_open
             assert reader.bounds("PLAIN")
-            assert not [line for line in log_of(server)[len(log) :].splitlines() if CRASH.search(line)]
+            written = log.read_bytes()[begin:].decode(errors="replace")
+            assert not [line for line in written.splitlines() if CRASH.search(line)]
 
         yield notices_nothing
-
-
-def log_of(server: LocalRabbitMQ) -> str:
-    """All that the broker has written."""
-    return (Path(server.directory) / "server.log").read_text(errors="replace")
-
-
-def _gotten(channel: BlockingChannel, queue: str) -> Any:
-    """A message of the queue, None where there is none yet."""
-    got = channel.basic_get(queue, auto_ack=True)
-    return got if got[0] is not None else None
 
 
 def _outcome(connection: BlockingConnection, exchange: Any, key: Any) -> Any:
@@ -124,19 +116,6 @@ def _outcome(connection: BlockingConnection, exchange: Any, key: Any) -> Any:
     return None
 
 
-def publish_everywhere(channel: BlockingChannel) -> list[relatum.Receipt]:
-    """Publish with a receipt by each exchange, and by names and kinds of which nothing can be recorded."""
-    properties = pika.BasicProperties(headers={"order_id": "1"})
-    receipts = [relatum.publish(channel, name, "key", b"", properties, mandatory=False) for name in ROUTES]
-    receipts.append(relatum.publish(channel, "", "PLAIN", b"", properties))
-    receipts.append(relatum.publish(channel, "", "nobody", b"", properties, mandatory=False))
-    for name in ("missing", "internal"):
-        other = channel.connection.channel()
-        with pytest.raises(pika.exceptions.ChannelClosedByBroker):
-            relatum.publish(other, name, "key", b"")
-    return receipts
-
-
 @pytest.mark.parametrize("recorder", ["embedded", "external"])
 def test_every_kind_of_exchange_is_published_to_without_harm(
     server: LocalRabbitMQ,
@@ -145,11 +124,19 @@ def test_every_kind_of_exchange_is_published_to_without_harm(
     engine: sa.Engine,
     recorder: Any,
 ) -> None:
-    """A bare client notices nothing, nothing crashes, and what is bound is recorded: the receipts tell where."""
+    """A bare client notices nothing, nothing crashes, and what is bound is recorded: the receipts tell where.
+
+    Also by names and kinds of which nothing can be recorded.
+    """
     with recording(server.broker_url, engine, "PLAIN", "TOPIC"):
         connection = intercepted(keys=["order_id"], recorder=recorder)
-        receipts = publish_everywhere(connection.channel())
-        found = dict(zip([*ROUTES, "PLAIN", "nobody"], receipts, strict=True))
+        channel, properties = connection.channel(), pika.BasicProperties(headers={"order_id": "1"})
+        found = {name: relatum.publish(channel, name, "key", b"", properties, mandatory=False) for name in ROUTES}
+        for name in ("PLAIN", "nobody"):
+            found[name] = relatum.publish(channel, "", name, b"", properties, mandatory=name == "PLAIN")
+        for name in ("missing", "internal"):
+            with pytest.raises(pika.exceptions.ChannelClosedByBroker):
+                relatum.publish(connection.channel(), name, "key", b"")
         places = {name: found[name].wait(90) for name in ("PLAIN", "nobody", "topic")}
         assert [each.stream for each in places["PLAIN"]] == ["PLAIN"]
         assert [each.stream for each in places["topic"]] == ["TOPIC"]
@@ -179,7 +166,7 @@ def test_a_server_that_answers_over_direct_reply_to_harms_no_client(
         )
         client.basic_publish("", queue, b"ask", pika.BasicProperties(reply_to="amq.rabbitmq.reply-to"))
         channel = intercepted().channel()
-        _, asked, _ = wait_until(lambda: _gotten(channel, queue), what="the request")
+        asked, _ = Queue(channel, queue).get()
         channel.basic_publish("", asked.reply_to, b"answer", pika.BasicProperties(correlation_id="1"))
         receipt = relatum.publish(channel, "", asked.reply_to, b"answer again", mandatory=False)
         assert receipt.wait(90) == ()
@@ -278,20 +265,16 @@ def test_releasing_is_quick_though_the_broker_is_frozen(
         assert streams_named(database, "/", ["PLAIN"])
 
 
-def counters(server: LocalRabbitMQ) -> int:
-    """How many counters of streams a broker keeps."""
-    found = evaluate(server, "maps:size(osiris_counters:overview())")
-    number = re.search(r"\d+", found)
-    assert number is not None, found
-    return int(number.group())
-
-
 def test_reading_leaves_few_counters(server: LocalRabbitMQ, is_long: bool) -> None:
     """Thousands of reads leave a few counters for each connection: 3.10 keeps one for each subscription id of each."""
+
+    def counters() -> int:
+        return int(re.findall(r"\d+", evaluate(server, "maps:size(osiris_counters:overview())"))[0])
+
     stream, rounds = "read-often", 50_000 if is_long else 1_000
     declare_stream(server.broker_url, stream)
     publish_plain(server.broker_url, stream, [str(number).encode() for number in range(20)])
-    before = counters(server)
+    before = counters()
     with StreamReader.open(server.stream_url) as reader:
         for number in range(rounds):
             assert reader.read(stream, number % 20).body == str(number % 20).encode()
@@ -301,4 +284,4 @@ def test_reading_leaves_few_counters(server: LocalRabbitMQ, is_long: bool) -> No
                 assert [getattr(message, "offset", message) for message in found] == [19, 3, 11]
                 assert len(list(reader.iterate(stream))) == 20
     # Of 3.10, a connection is used for 500 attaches; each has used about ten ids at a time at most.
-    assert counters(server) - before <= 16 * (1 + 2 * rounds // 500)
+    assert counters() - before <= 16 * (1 + 2 * rounds // 500)

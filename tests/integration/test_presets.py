@@ -97,6 +97,7 @@ def test_the_messages_of_faststream(place: Place, exchange: str) -> None:
     with recorded(place, "faststream", count=2) as relations:
         found = relations.find("faststream_correlation", told["correlation"]).messages
         assert [message.offset for message in found] == [0, 1]
+        assert relations.related(found[0]).ids == (found[1].id,)
         assert [m.offset for m in relations.find("faststream_id", found[1].properties.message_id)] == [1]
 
 

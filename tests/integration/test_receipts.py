@@ -37,40 +37,27 @@ def channel(place: Place, recorded: dict[str, Any]) -> Iterator[BlockingChannel]
         relatum.release(connection)
 
 
-@pytest.fixture
-def fanout(amqp_url: str, stream_name: str, other_stream: str) -> Iterator[str]:
-    """An exchange that leads to both streams."""
-    name = unique_name()
-    with broker_connection(amqp_url) as connection:
-        bare = connection.channel()
-        bare.exchange_declare(name, "fanout")
-        for stream in (stream_name, other_stream):
-            bare.queue_bind(stream, name)
-        yield name
-        bare.exchange_delete(name)
-
-
 def body_at(place: Place, at: relatum.MessageId) -> bytes:
     """What lies there."""
     return place.messages(at.stream)[at.offset].body
 
 
-def test_a_receipt_gives_one_place_for_each_stream(
-    channel: BlockingChannel, place: Place, other_stream: str, fanout: str
-) -> None:
-    """An exchange that leads to two streams: two places, by the streams' names, each with the message."""
-    places = relatum.publish(channel, fanout, "", b"both").wait()
-    assert [each.stream for each in places] == sorted([place.stream, other_stream])
-    assert all(body_at(place, each) == b"both" for each in places)
+def test_a_receipt_gives_one_place_for_each_stream(channel: BlockingChannel, place: Place, other_stream: str) -> None:
+    """An exchange that leads to two streams: two places, by the streams' names, each with the message.
 
-
-def test_a_message_id_may_be_used_again(channel: BlockingChannel, stream_name: str) -> None:
-    """Two messages under one id of the caller's: each receipt gives the place of its own message."""
+    Also of messages under one id of the caller's: each receipt gives the places of its own.
+    """
+    fanout = unique_name()
+    channel.exchange_declare(fanout, "fanout")
+    for stream in (place.stream, other_stream):
+        channel.queue_bind(stream, fanout)
     properties = pika.BasicProperties(message_id="mine", timestamp=1_700_000_000)
-    receipts = [relatum.publish(channel, "", stream_name, b"same", properties) for _ in range(3)]
-    places = [place for receipt in receipts for place in receipt.wait()]
-    assert len(set(places)) == 3
-    assert [place.offset for place in places] == sorted(place.offset for place in places)
+    receipts = [relatum.publish(channel, fanout, "", b"both", properties) for _ in range(3)]
+    for number, receipt in enumerate(receipts):
+        places = receipt.wait()
+        assert places == tuple((stream, number) for stream in sorted([place.stream, other_stream]))
+        assert all(body_at(place, each) == b"both" for each in places)
+    channel.exchange_delete(fanout)
 
 
 def test_a_body_that_is_none_is_refused_before_it_is_sent(channel: BlockingChannel, stream_name: str) -> None:
@@ -84,16 +71,17 @@ def test_a_body_that_is_none_is_refused_before_it_is_sent(channel: BlockingChann
     assert at.offset == 0
 
 
-def test_a_queue_that_is_no_stream_has_no_places_and_is_named_once(
+def test_what_lies_in_no_stream_is_confirmed_without_places(
     channel: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A message to a classic queue by the default exchange is confirmed and lies in no stream; a warning says so."""
+    """Of a classic queue by the default exchange a warning says so, once; what need not be routed may be dropped."""
     name = unique_name()
     channel.queue_declare(name, exclusive=True)
     for _ in range(2):
         assert relatum.publish(channel, "", name, b"").wait() == ()
     (said,) = [record.getMessage() for record in caplog.records if record.name == "relatum.interception"]
     assert f"{name!r} is no stream" in said
+    assert relatum.publish(channel, "", unique_name(), b"", mandatory=False).is_confirmed
 
 
 @pytest.mark.parametrize("is_away", [False, True])
@@ -119,7 +107,10 @@ def test_not_recorded_in_time_says_where_the_message_is(place: Place, recorded: 
 
 @pytest.mark.parametrize("confirming_already", [False, True])
 def test_a_callback_connection_gives_receipts(place: Place, recorded: dict[str, Any], confirming_already: bool) -> None:
-    """Receipts among ordinary publishes: each is decided by its own confirm; the caller's confirms come too."""
+    """Receipts among ordinary publishes: each is decided by its own confirm; the caller's confirms come too.
+
+    Their callbacks are called then; the thread that must receive the confirm is told so, instead of waiting.
+    """
     confirms: list[Any] = []
     with running(place.amqp, **recorded) as (connection, on_thread):
         channel = open_channel(connection, on_thread)
@@ -135,13 +126,7 @@ def test_a_callback_connection_gives_receipts(place: Place, recorded: dict[str, 
         bodies = [message.body for message in place.messages()]
         assert [bodies[at.offset] for (at,) in found] == [b"%d" % number for number in range(50)]
         assert bool(confirms) == confirming_already
-
-
-def test_a_receipt_is_decided_when_the_broker_has_answered(place: Place, recorded: dict[str, Any]) -> None:
-    """Its callbacks are called then; the thread that must receive the confirm is told so, instead of waiting."""
-    with running(place.amqp, **recorded) as (connection, on_thread):
-        channel, decided = open_channel(connection, on_thread), threading.Event()
-        unroutable = on_thread(relatum.publish, channel, "", unique_name(), b"")
+        decided, unroutable = threading.Event(), on_thread(relatum.publish, channel, "", unique_name(), b"")
         unroutable.add_done_callback(lambda _: decided.set())
         assert decided.wait(90)
         assert isinstance(unroutable.error, PublishUnroutable)
@@ -200,20 +185,6 @@ def test_delivery_tags_are_counted_while_a_connection_is_released(place: Place, 
 
 
 # --- what a process shares -------------------------------------------------------------------------------------
-
-
-async def test_an_awaited_receipt_needs_confirms(amqp_url: str, database_url: str) -> None:
-    """Without them nothing is sent."""
-    async with await aio_pika.connect(amqp_url) as connection:
-        relatum.intercept(connection, database=database_url, recorder="external")
-        channel = await connection.channel(publisher_confirms=False)
-        with pytest.raises(ConfigurationError, match="confirms"):
-            await relatum.publish_async(channel, aio_pika.Message(b""), "x")
-
-
-def test_what_need_not_be_routed_is_confirmed(channel: BlockingChannel) -> None:
-    """The broker drops it, as the caller has said that it may."""
-    assert relatum.publish(channel, "", unique_name(), b"", mandatory=False).is_confirmed
 
 
 def test_connections_share_one_recorder(place: Place, recorded: dict[str, Any], earlier: Threads) -> None:
@@ -283,8 +254,13 @@ async def test_a_broker_of_faststream_gives_the_offset(place: Place, recorded: d
     assert (made.headers, made.message_id) == ({"order_id": "o3"}, "mine")
 
 
-async def test_faststream_says_what_a_receipt_needs(place: Place) -> None:
-    """A stream there is, confirms, an interception, the asyncio function: errors that say so."""
+async def test_an_awaited_receipt_says_what_it_needs(place: Place) -> None:
+    """A stream there is, confirms, an interception, the asyncio function: errors that say so, and nothing is sent."""
+    async with await aio_pika.connect(place.amqp) as connection:
+        relatum.intercept(connection, database=place.database, recorder="external")
+        channel = await connection.channel(publisher_confirms=False)
+        with pytest.raises(ConfigurationError, match="confirms"):
+            await relatum.publish_async(channel, aio_pika.Message(b""), place.stream)
     async with RabbitBroker(place.amqp, logger=None) as broker:
         await broker.start()
         with pytest.raises(ConfigurationError, match="intercept"):

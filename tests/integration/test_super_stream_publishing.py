@@ -2,15 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import aio_pika
 import pika
 import pytest
-import sqlalchemy as sa
-from pika.adapters.blocking_connection import BlockingConnection
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import UnroutableError
 
 import relatum
@@ -31,8 +30,9 @@ from relatum.superstreams import (
     unbind_partition,
 )
 from relatum_consumer import Relations
-from tests.support import broker_connection, recorded_to, unique_name, wait_until
+from tests.support import broker_connection, unique_name, wait_until
 from tests.support.callbacks import open_channel, running
+from tests.support.place import Place
 from tests.support.super_streams import bodies, tail
 
 KEYS = [f"hello{number}" for number in range(1, 6)]
@@ -52,16 +52,23 @@ def orders(layout: Layout, stream_url: str) -> relatum.SuperStream:
 
 
 @pytest.fixture
-def connection(amqp_url: str) -> Iterator[BlockingConnection]:
-    """A blocking connection, not intercepted yet."""
-    with broker_connection(amqp_url) as connection:
-        yield connection
-
-
-@pytest.fixture
 def placed(stream_url: str, layout: Layout) -> Placed:
     """Gives the bodies by partition."""
     return lambda: list(bodies(stream_url, layout).values())
+
+
+class Elsewhere(Target):
+    """A target that sends each message to the queue the caller named as the routing key."""
+
+    def publish(
+        self, channel: Any, body: bytes | str, properties: Any = None, *, routing_key: str = "", mandatory: bool = False
+    ) -> Any:
+        """Publish by the default exchange."""
+        return channel.basic_publish("", routing_key, body, properties, mandatory)
+
+    async def publish_async(self, channel: Any, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
+        """Publish by the default exchange."""
+        return await channel.default_exchange.publish(message, routing_key, **kwargs)
 
 
 @pytest.mark.parametrize("confirm", [False, True])
@@ -97,13 +104,14 @@ def test_an_intercepted_channel_publishes_to_a_super_stream(
 
 
 def test_it_publishes_without_interception(
-    connection: BlockingConnection, orders: relatum.SuperStream, stream_url: str, placed: Placed
+    channel: BlockingChannel, orders: relatum.SuperStream, stream_url: str, placed: Placed
 ) -> None:
-    """Called itself, it needs nothing but a channel; a function may name the key, or the caller."""
-    channel = connection.channel()
-    channel.confirm_delivery()
+    """Called itself, it needs nothing but a channel; a function may name the key, or the caller.
+
+    With the number of partitions named, nothing is asked: no stream protocol, no second connection.
+    """
     by_body = relatum.SuperStream(orders.name, route_by=lambda message: message.body, stream_url=stream_url)
-    by_key = relatum.SuperStream(orders.name, stream_url=stream_url)
+    by_key = relatum.SuperStream(orders.name, partitions=3, stream_url="rabbitmq-stream://127.0.0.1:1")
     orders.publish(channel, b"hello1", tail("hello1"))
     orders.publish(channel, b"hello2", tail("hello2"), mandatory=True)
     by_body.publish(channel, b"hello3")
@@ -112,89 +120,74 @@ def test_it_publishes_without_interception(
     assert placed() == EXPECTED
 
 
-def test_what_has_no_key_is_not_sent(
-    connection: BlockingConnection, orders: relatum.SuperStream, placed: Placed
+def test_what_has_no_key_or_is_given_wrongly_is_not_sent(
+    channel: BlockingChannel, orders: relatum.SuperStream, stream_url: str, placed: Placed
 ) -> None:
-    """A message without the header is an error of the caller's, and the channel stays usable."""
-    channel = relatum.intercept(connection).channel()
+    """Without a key or a channel, an argument given twice or too many: one error each, and the channel goes on."""
+    relatum.intercept(channel.connection)
+    publish: Any = channel.basic_publish
     for properties in (None, pika.BasicProperties(), pika.BasicProperties(headers={"tale": "hello1"})):
         with pytest.raises(InvalidInput, match="'tail'"):
-            channel.basic_publish(orders, "", b"lost", properties)
+            publish(orders, "", b"lost", properties)
+    by_key = relatum.SuperStream(orders.name, stream_url=stream_url)
     with pytest.raises(TypeError):
-        channel.basic_publish(orders, "")
-    channel.confirm_delivery()
-    channel.basic_publish(orders, "", b"hello2", tail("hello2"))
+        publish(orders, "")
+    with pytest.raises(TypeError, match="body"):
+        publish(by_key, "hello1", b"lost", body=b"lost")
+    with pytest.raises(TypeError, match="arguments"):
+        publish(by_key, "hello1", b"lost", None, False, "more")
+    for key in (None, 5):
+        with pytest.raises(InvalidInput, match="nothing was sent"):
+            publish(by_key, key, b"lost")
+    with pytest.raises(ConfigurationError, match="NoneType"):
+        by_key.publish(None, b"lost", routing_key="hello1")
+    publish(orders, "", b"hello2", tail("hello2"))
     assert placed() == [[b"hello2"], [], []]
 
 
-def test_what_is_given_wrongly_is_not_sent(
-    connection: BlockingConnection, layout: Layout, stream_url: str, placed: Placed
-) -> None:
-    """An argument given twice or too many, no key at all, or no channel is one error, and nothing is sent."""
-    orders = relatum.SuperStream(layout.super_stream, stream_url=stream_url)
-    publish: Any = relatum.intercept(connection).channel().basic_publish
-    with pytest.raises(TypeError, match="body"):
-        publish(orders, "hello1", b"lost", body=b"lost")
-    with pytest.raises(TypeError, match="arguments"):
-        publish(orders, "hello1", b"lost", None, False, "more")
-    for key in (None, 5):
-        with pytest.raises(InvalidInput, match="nothing was sent"):
-            publish(orders, key, b"lost")
-    with pytest.raises(ConfigurationError, match="NoneType"):
-        orders.publish(None, b"lost", routing_key="hello1")
-    assert placed() == [[], [], []]
+def test_a_super_stream_that_is_not_there(channel: BlockingChannel, stream_url: str) -> None:
+    """The first publish says so, sends nothing, and costs no channel; once it is declared, the next one works.
 
-
-def test_a_super_stream_that_is_not_there(connection: BlockingConnection, stream_url: str) -> None:
-    """The first publish says so, sends nothing, and costs no channel; once it is declared, the next one works."""
+    Where nobody answers, asking is an error, too.
+    """
     orders = relatum.SuperStream(unique_name("relatum-super"), stream_url=stream_url)
-    channel = relatum.intercept(connection).channel()
-    channel.confirm_delivery()
+    relatum.intercept(channel.connection)
     with pytest.raises(SuperStreamNotFound):
         channel.basic_publish(orders, "hello1", b"")
-    layout = declare_super_stream(connection, orders.name, 1, stream_url=stream_url)
+    layout = declare_super_stream(channel.connection, orders.name, 1, stream_url=stream_url)
     try:
         channel.basic_publish(orders, "hello1", b"now")
         assert list(bodies(stream_url, layout).values()) == [[b"now"]]
     finally:
-        delete_super_stream(connection, orders.name, stream_url=stream_url)
+        delete_super_stream(channel.connection, orders.name, stream_url=stream_url)
+    with pytest.raises(BrokerUnavailable):
+        relatum.SuperStream("orders").layout("amqp://127.0.0.1:1/")
 
 
-def test_the_broker_is_asked_once(
-    connection: BlockingConnection, layout: Layout, amqp_url: str, stream_url: str
-) -> None:
-    """Partitions that come and go are noticed when asked to be: until then what was known is used."""
-    orders = relatum.SuperStream(layout.super_stream, stream_url=stream_url)
+def test_the_broker_is_asked_once(channel: BlockingChannel, layout: Layout, amqp_url: str, stream_url: str) -> None:
+    """Partitions that come and go are noticed when asked to be: until then what was known is used.
+
+    To one that is gone nobody need ask for an error: no message is confirmed and dropped, intercepted or not, unless it
+    is published so.
+    """
+    connection, name = channel.connection, layout.super_stream
+    orders = relatum.SuperStream(name, stream_url=stream_url)
     assert orders.layout(connection) == layout
-    add_partition(connection, layout.super_stream, stream_url=stream_url)
+    add_partition(connection, name, stream_url=stream_url)
     with broker_connection(amqp_url) as another:
         assert orders.layout(another.channel()) is orders.layout(connection)
     orders.refresh()
     assert len(orders.layout(connection)) == 4
-    unbind_partition(connection, layout.super_stream, f"{layout.super_stream}-3", delete=True, stream_url=stream_url)
-    channel = relatum.intercept(connection).channel()
-    channel.confirm_delivery()
+    unbind_partition(connection, name, f"{name}-3", delete=True, stream_url=stream_url)
     lost = next(key for key in map(str, range(50)) if Layout.numbered("orders", 4).route(key).place == 3)
-    with pytest.raises(PublishUnroutable):
-        channel.basic_publish(orders, lost, b"", mandatory=True)
-
-
-def test_a_partition_that_is_gone_is_an_error(
-    connection: BlockingConnection, orders: relatum.SuperStream, layout: Layout, stream_url: str
-) -> None:
-    """Nobody need ask for it: no message is confirmed and dropped, intercepted or not, unless it is published so."""
-    bare = connection.channel()
-    bare.confirm_delivery()
-    assert orders.layout(connection) == layout
-    unbind_partition(connection, layout.super_stream, layout.route("hello4").stream, delete=True, stream_url=stream_url)
     with pytest.raises(UnroutableError):
-        orders.publish(bare, b"", tail("hello4"))
-    orders.publish(bare, b"", tail("hello4"), mandatory=False)
-    channel = relatum.intercept(connection).channel()
-    channel.confirm_delivery()
-    with pytest.raises(PublishUnroutable):
-        channel.basic_publish(orders, "", b"", tail("hello4"))
-    channel.basic_publish(orders, "", b"", tail("hello4"), False)
+        orders.publish(channel, b"", routing_key=lost)
+    orders.publish(channel, b"", routing_key=lost, mandatory=False)
+    relatum.intercept(connection)
+    for arguments in ((), (None, True)):
+        with pytest.raises(PublishUnroutable):
+            channel.basic_publish(orders, lost, b"", *arguments)
+    channel.basic_publish(orders, lost, b"", None, False)
 
 
 def test_threads_share_one(amqp_url: str, orders: relatum.SuperStream, placed: Placed) -> None:
@@ -214,21 +207,10 @@ def test_threads_share_one(amqp_url: str, orders: relatum.SuperStream, placed: P
     assert [sorted(found) for found in placed()] == [sorted(4 * found) for found in EXPECTED]
 
 
-def test_a_given_layout_needs_no_broker(connection: BlockingConnection, layout: Layout, placed: Placed) -> None:
-    """With the number of partitions named, nothing is asked: no stream protocol, no second connection."""
-    orders = relatum.SuperStream(layout.super_stream, partitions=3, stream_url="rabbitmq-stream://127.0.0.1:1")
-    channel = connection.channel()
-    channel.confirm_delivery()
-    for key in KEYS:
-        orders.publish(channel, key.encode(), routing_key=key)
-    assert placed() == EXPECTED
-
-
-def test_callback_channels_count_each_publish_once(
-    amqp_url: str, layout: Layout, orders: relatum.SuperStream, database_url: str, engine: sa.Engine, stream_url: str
-) -> None:
+def test_callback_channels_count_each_publish_once(place: Place, layout: Layout, orders: relatum.SuperStream) -> None:
     """Delivery tags stay those of the broker, so receipts of what is published by and by are the right ones."""
-    with running(amqp_url, database=database_url, keys=["tail"], stream_url=stream_url) as (connection, on_thread):
+    options = {"database": place.database, "keys": ["tail"], "stream_url": place.stream_url}
+    with running(place.amqp, **options) as (connection, on_thread):
         channel = open_channel(connection, on_thread)
         on_thread(channel.confirm_delivery, lambda _: None)
         for key in KEYS:
@@ -241,26 +223,26 @@ def test_callback_channels_count_each_publish_once(
 
 
 def test_all_partitions_are_recorded(
-    connection: BlockingConnection,
-    orders: relatum.SuperStream,
-    layout: Layout,
-    database_url: str,
-    engine: sa.Engine,
-    stream_url: str,
-    amqp_url: str,
+    channel: BlockingChannel, orders: relatum.SuperStream, layout: Layout, place: Place
 ) -> None:
-    """A receipt names the partition; a look-up finds what others published to partitions this process never sent to."""
-    relatum.intercept(connection, database=database_url, keys=["tail"], stream_url=stream_url)
-    try:
-        receipt = relatum.publish(connection.channel(), orders, "", b"", tail("hello1"))
-        assert [each.stream for each in receipt.wait(90)] == [layout.partitions[1].stream]
-        with broker_connection(amqp_url) as bare:
-            orders.publish(bare.channel(), b"", tail("hello4"))
-        wait_until(lambda: recorded_to(engine, layout.partitions[2].stream) == 1, what="another partition")
-    finally:
-        relatum.release(connection)
-    with Relations(amqp_url, database_url, stream_url=stream_url) as relations:
+    """A receipt names the partition; a look-up finds what others published to partitions this process never sent to.
+
+    What derives from `Target` decides where messages go; receipts are for those that can tell beforehand.
+    """
+    connection = channel.connection
+    relatum.intercept(connection, database=place.database, keys=["tail"], stream_url=place.stream_url)
+    receipt = relatum.publish(connection.channel(), orders, "", b"", tail("hello1"))
+    assert [each.stream for each in receipt.wait(90)] == [layout.partitions[1].stream]
+    with broker_connection(place.amqp) as bare:
+        orders.publish(bare.channel(), b"", tail("hello4"))
+    wait_until(lambda: place.recorded_to(layout.partitions[2].stream) == 1, what="another partition")
+    channel.basic_publish(Elsewhere(), place.stream, b"there")
+    with pytest.raises(ConfigurationError, match="Elsewhere"):
+        relatum.publish(channel, Elsewhere(), place.stream, b"not")
+    relatum.release(connection)
+    with Relations(place.amqp, place.database, stream_url=place.stream_url) as relations:
         assert relations.find("tail", "hello4", streams=orders.name).ids == ((layout.partitions[2].stream, 0),)
+    assert [message.body for message in place.messages()] == [b"there"]
 
 
 @pytest.mark.parametrize(("connect", "intercepted"), [(aio_pika.connect, False), (aio_pika.connect_robust, True)])
@@ -321,40 +303,3 @@ async def test_aio_pika_gives_receipts(
             (found,) = await receipt.wait(90)
             assert found.stream == layout.partitions[place].stream
         relatum.release(connection)
-
-
-class Elsewhere(Target):
-    """A target that sends each message to the queue the caller named as the routing key."""
-
-    def publish(
-        self, channel: Any, body: bytes | str, properties: Any = None, *, routing_key: str = "", mandatory: bool = False
-    ) -> Any:
-        """Publish by the default exchange."""
-        return channel.basic_publish("", routing_key, body, properties, mandatory)
-
-    async def publish_async(self, channel: Any, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
-        """Publish by the default exchange."""
-        return await channel.default_exchange.publish(message, routing_key, **kwargs)
-
-
-def test_any_target_can_be_published_to(
-    connection: BlockingConnection, amqp_url: str, stream_name: str, database_url: str, stream_url: str
-) -> None:
-    """What derives from `Target` decides where messages go; receipts are for those that can tell beforehand."""
-    relatum.intercept(connection, database=database_url, stream_url=stream_url)
-    try:
-        channel = connection.channel()
-        channel.confirm_delivery()
-        channel.basic_publish(Elsewhere(), stream_name, b"there")
-        with pytest.raises(ConfigurationError, match="Elsewhere"):
-            relatum.publish(channel, Elsewhere(), stream_name, b"not")
-    finally:
-        relatum.release(connection)
-    with StreamReader.open(amqp_url) as reader:
-        assert [message.body for message in reader.iterate(stream_name)] == [b"there"]
-
-
-def test_a_broker_that_cannot_be_asked() -> None:
-    """Where nobody answers, asking is an error."""
-    with pytest.raises(BrokerUnavailable):
-        relatum.SuperStream("orders").layout("amqp://127.0.0.1:1/")

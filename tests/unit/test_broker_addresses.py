@@ -35,31 +35,12 @@ def test_urls_are_parted_by_either_character(between: str) -> None:
     assert (alone, alone.each) == (BrokerAddress.parse("amqp://u:p@a/v"), (alone,))
 
 
-def test_stream_urls_belong_to_urls_in_their_order() -> None:
-    """As many of them, or it is an error."""
+def test_stream_urls_and_options_of_the_login_belong_to_each() -> None:
+    """As many stream URLs, in the order of the others, or it is an error; options need TLS in each of them."""
     address = BrokerAddress.parse("amqp://a;amqp://b", "rabbitmq-stream://a:1;rabbitmq-stream://b:2")
     assert [each.stream_port for each in address.each] == [1, 2]
     with pytest.raises(ConfigurationError, match="as many stream URLs"):
         BrokerAddress.parse("amqp://a;amqp://b", "rabbitmq-stream://a:1")
-
-
-@pytest.mark.parametrize(
-    ("urls", "said"),
-    [
-        ("amqp://u:secret@a/v;amqp://u:secret@b/w", "the same virtual host"),
-        ("amqp://u:secret@a;b", "each one is whole"),
-        ("amqp://u:secret@a,b:5672/v", "each one is whole"),
-    ],
-)
-def test_urls_that_cannot_be_together(urls: str, said: str) -> None:
-    """They would lead to other streams, or one is not whole; no password is shown."""
-    with pytest.raises(ConfigurationError, match=said) as refused:
-        BrokerAddress.parse(urls)
-    assert "secret" not in str(refused.value)
-
-
-def test_options_of_the_login_are_those_of_each() -> None:
-    """A URL with TLS is needed for each of them."""
     address = BrokerAddress.parse("amqps://a;amqps://b").logging_in(verifies=False)
     assert [each.login.verifies for each in address.each] == [False, False]
     with pytest.raises(ConfigurationError, match="need a URL with TLS"):
@@ -67,7 +48,10 @@ def test_options_of_the_login_are_those_of_each() -> None:
 
 
 def test_of_a_clients_connection() -> None:
-    """The one that kombu is at comes first; names of hosts are understood, and what leads elsewhere is left out."""
+    """The one that kombu is at comes first; names of hosts are understood, and what leads elsewhere is left out.
+
+    So are of pika's the nodes that dramatiq gives it: parameters of each.
+    """
     given = ["amqp://u:p@a//", "b", "pyamqp://u:p@c:5673//", "amqp://u:p@d/other", "redis://e", "amqp://u:p@f"]
     connection = kombu.Connection(given)
     assert where(address_of(connection)) == ["a:5672", "b:5672", "c:5673", "f:5672"]
@@ -75,14 +59,10 @@ def test_of_a_clients_connection() -> None:
     connection.maybe_switch_next()
     assert where(address_of(connection)) == ["b:5672", "a:5672", "c:5673", "f:5672"]
     assert where(address_of(connection, "rabbitmq-stream://b:1")) == ["b:5672"]
-
-
-def test_of_a_connection_of_pika_beside_other_nodes() -> None:
-    """What dramatiq gives pika: parameters of each node."""
     nodes = [pika.ConnectionParameters("a"), pika.ConnectionParameters("b"), pika.ConnectionParameters("c", 1, "other")]
-    connection = pika.BaseConnection.__new__(pika.SelectConnection)
-    connection.params = nodes[1]
-    assert where(address_of(connection, nodes=nodes)) == ["b:5672", "a:5672"]
+    of_pika = pika.BaseConnection.__new__(pika.SelectConnection)
+    of_pika.params = nodes[1]
+    assert where(address_of(of_pika, nodes=nodes)) == ["b:5672", "a:5672"]
 
 
 # --- how to log in ---------------------------------------------------------------------------------------------------
@@ -101,12 +81,17 @@ def test_of_a_connection_of_pika_beside_other_nodes() -> None:
         ("amqps://h/?cacertfile=/nowhere/ca.pem", "'/nowhere/ca.pem' cannot be read: No such file"),
         (f"amqps://h/?cacertfile={KEY}", "no certificate in PEM"),
         (f"amqps://h/?certfile={CERTIFICATE}", "no certificate with its key"),
+        # They would lead to other streams, or one is not whole.
+        ("amqp://u:secret@a/v;amqp://u:secret@b/w", "the same virtual host"),
+        ("amqp://u:secret@a;b", "each one is whole"),
+        ("amqp://u:secret@a,b:5672/v", "each one is whole"),
     ],
 )
 def test_what_cannot_be_is_one_error(url: str, words: str) -> None:
-    """The error names what is wrong, and comes before anything connects."""
-    with pytest.raises(ConfigurationError, match=words):
+    """The error names what is wrong, comes before anything connects, and shows no password."""
+    with pytest.raises(ConfigurationError, match=words) as refused:
         BrokerAddress.of(url)
+    assert "secret" not in str(refused.value)
 
 
 def test_a_key_of_another_certificate_is_named_and_not_shown() -> None:

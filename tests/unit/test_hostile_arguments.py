@@ -38,7 +38,7 @@ WEIGHTS: list[Any] = ["1", True, 1.5, b"x", object(), *({"s-0": each} for each i
 OTHERS: list[Any] = ["1", True, 1.5, -1, b"x", "", HALF, object()]
 CHOICES: list[Any] = ["1", True, 1.5, math.nan, -1, b"x", "", NUL, HALF, "x" * 10_000, [], object()]
 
-TAKES = {"moment": ["message"], "since": ["moment"], "until": ["moment"]}
+TAKES = {"moment": ["message"], "since": ["moment"], "until": ["moment"], "binding_keys": ["partition", "stream"]}
 """What errors say that an argument takes, where they do not name it."""
 
 Call = Callable[[Any], Any]
@@ -248,7 +248,8 @@ def super_streams() -> None:
     stream = relatum.SuperStream("s", partitions=2)
     routes = [True, 1.5, b"x", "", NUL, HALF, [], object()]
     counts = [*COUNTS, 2**63]
-    long = [*NAMES, "x" * 10_000, "a\nb"]
+    long = [*NAMES, None, "x" * 256, "a\nb", "\r"]
+    partitions, keys = [*counts, 0, 1_001], [*LISTS, [], ["a", "a"], ["a", ""], ["a\rb"]]
     take("SuperStream", relatum.SuperStream, {"name": "s"}, name=long, route_by=routes, partitions=counts)
     take("SuperStream", relatum.SuperStream, {"name": "s"}, stream_url=URLS)
     take("SuperStream.partition_of", stream.partition_of, {"broker": BROKER}, key=[None, True, 1.5, HALF, [], object()])
@@ -257,8 +258,11 @@ def super_streams() -> None:
     take("AffinityHandle", relatum.AffinityHandle, handle, super_stream=[None, *OTHERS], partition=OTHERS)
     take("from_token", relatum.AffinityHandle.from_token, {}, token=[None, *NAMES, "x" * 10_000])
     named = {"broker": BROKER, "name": "s"}
-    take("declare_super_stream", superstreams.declare_super_stream, named, name=long, partitions=counts)
-    take("declare_super_stream", superstreams.declare_super_stream, named, binding_keys=LISTS, options=OTHERS)
+    take("declare_super_stream", superstreams.declare_super_stream, named, name=[*long, "x" * 254])
+    take("declare_super_stream", superstreams.declare_super_stream, named, partitions=partitions, options=OTHERS)
+    take("declare_super_stream", superstreams.declare_super_stream, named, binding_keys=keys)
+    two = named | {"partitions": 2}
+    take("declare_super_stream of two", superstreams.declare_super_stream, two, binding_keys=[["a"], ["a", "b", "c"]])
     take("add_partition", superstreams.add_partition, named, name=long, binding_key=NAMES, options=OTHERS)
     take("describe_super_stream", superstreams.describe_super_stream, named, name=long)
     take("delete_super_stream", superstreams.delete_super_stream, named, name=long)

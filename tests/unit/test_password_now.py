@@ -65,16 +65,16 @@ def test_what_is_no_password_is_one_error(given: Any) -> None:
     """It says what has to change, and shows nothing."""
     with pytest.raises(ConfigurationError, match=f"returned {type(given).__name__}"):
         address(lambda: given).secret()
-    with pytest.raises(InvalidInput, match="password_now= takes a function"):
-        address("text")
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
 def test_what_it_raises_is_not_shown(kind: type[BaseException]) -> None:
-    """A message may hold the secret; it may pass, so it is tried again."""
+    """A message may hold the secret; it may pass, so it is tried again. What is no function is refused at once."""
     with pytest.raises(BrokerUnavailable, match=kind.__name__) as caught:
         address(raising(kind(f"of {SECRET}"))).secret()
     assert SECRET not in "".join(traceback.format_exception(caught.value))
+    with pytest.raises(InvalidInput, match="password_now= takes a function"):
+        address("text")
 
 
 def test_who_asks_waits_a_while_and_one_thread_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,31 +97,29 @@ def test_who_asks_waits_a_while_and_one_thread_hangs(monkeypatch: pytest.MonkeyP
     assert len(calls) in (1, 2)
 
 
-def test_no_secret_is_in_what_is_shown() -> None:
-    """Neither the function nor what it gives."""
+def test_no_secret_is_shown_or_goes_to_other_processes() -> None:
+    """Neither the function nor what it gives is shown; it is sent as such, and of a connection its password of then."""
     shown = address(of_the_module)
     assert SECRET not in repr(shown) + str(shown)
     assert "password" not in repr(shown)
     assert shown == address(None)
     assert hash(shown) == hash(address(None))
-
-
-def test_what_goes_to_other_processes() -> None:
-    """A function goes as such; of a connection, its password of then."""
-    sent = pickle.loads(pickle.dumps(address(of_the_module)))
-    assert sent.secret() == SECRET
-    assert sent.password == "guest"
+    assert SECRET.encode() not in pickle.dumps(shown)
+    sent = pickle.loads(pickle.dumps(shown))
+    assert (sent.secret(), sent.password) == (SECRET, "guest")
     connection = Connection("first")
     here = connection.address().beside([BrokerAddress("g", "u", "first", amqp_port=1)])
     connection.password = "second"
     for there in (pickle.loads(pickle.dumps(here)), copy.deepcopy(here)):
         assert [each.password for each in there.each] == ["second", "first"]
         assert there.password_now is None
-    assert SECRET.encode() not in pickle.dumps(address(of_the_module))
 
 
 def test_the_last_change_counts_and_outlives_its_connection() -> None:
-    """Several connections log in alike; one of them goes on."""
+    """Several connections log in alike; one of them goes on.
+
+    A new one takes over where the old one is gone, as after its token has expired; before, they may be two users.
+    """
     connection, other = Connection("first"), Connection("first")
     here = connection.address()
     assert here.secret() == "first"
@@ -134,10 +132,6 @@ def test_the_last_change_counts_and_outlives_its_connection() -> None:
     del connection, other
     gc.collect()
     assert here.secret() == "third"
-
-
-def test_a_new_connection_takes_over_where_the_old_one_is_gone() -> None:
-    """As one is after its token has expired. While both are there, they may be two users."""
     old, new = Connection("first"), Connection("second")
     here = old.address()
     assert not here.is_joined_by(new.address("second"))
@@ -145,8 +139,7 @@ def test_a_new_connection_takes_over_where_the_old_one_is_gone() -> None:
     old.is_closed = True
     assert here.is_joined_by(new.address("second"))
     assert here.secret() == "second"
-    elsewhere = BrokerAddress("other", "u", "second", amqp_port=1)
-    assert not here.is_joined_by(elsewhere)
+    assert not here.is_joined_by(BrokerAddress("other", "u", "second", amqp_port=1))
 
 
 def test_kombu_is_asked_by_who_logs_in_alone() -> None:

@@ -1,6 +1,7 @@
 """What Spark's JDBC reads are made of: URLs and jars."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,22 +13,15 @@ from relatum_spark import catalog, jdbc_jar
 class Session:
     """A session that has the driver, and keeps what is set."""
 
+    schema = None
+
     def __init__(self) -> None:
         self.settings: dict[str, str] = {}
-        self.conf = self
-        self.schema = None
+        self.conf = SimpleNamespace(get=self.settings.get, set=self.settings.__setitem__)
 
     def sql(self, _query: str) -> "Session":
         """Answer whether the driver is there."""
         return self
-
-    def get(self, name: str, default: Any) -> Any:
-        """A setting."""
-        return self.settings.get(name, default)
-
-    def set(self, name: str, value: str) -> None:
-        """Keep a setting."""
-        self.settings[name] = value
 
 
 def jdbc_options(url: str) -> dict[str, str]:

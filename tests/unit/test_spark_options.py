@@ -33,7 +33,10 @@ def test_defaults() -> None:
 
 MOMENT = Place("startingTimestamp", 5, is_moment=True)
 MOMENTS = Place("startingOffsetsByTimestamp", {"orders": 5}, is_moment=True)
+ENDS = Place("endingOffsetsByTimestamp", {"orders": 9}, is_moment=True)
 LAST = 2**63 - 1
+OFFSETS = Place("startingOffsets", {"a": LAST, "b": -2})
+PAIRS = {"database": DATABASE, "key": "pair", "keyValues": '["x", 5, ["a", "b"]]'}
 
 
 @pytest.mark.parametrize(
@@ -45,11 +48,7 @@ LAST = 2**63 - 1
         ({"superStream": "s"}, "super_stream", "s"),
         ({"startingOffsets": "Latest"}, "starting", Place("startingOffsets", LATEST)),
         ({"startingOffsets": '{"orders": 5}'}, "starting", Place("startingOffsets", {"orders": 5})),
-        (
-            {"startingOffsets": f'{{"b": -2, "a": {LAST}}}'},
-            "starting",
-            Place("startingOffsets", {"a": LAST, "b": -2}),
-        ),
+        ({"startingOffsets": f'{{"b": -2, "a": {LAST}}}'}, "starting", OFFSETS),
         ({"startingTimestamp": "5"}, "starting", MOMENT),
         ({"startingOffsetsByTimestamp": '{"orders": 5}'}, "starting", MOMENTS),
         # As in Kafka's: a moment for all overrules one a stream, which overrules offsets.
@@ -57,20 +56,12 @@ LAST = 2**63 - 1
         ({"startingOffsetsByTimestamp": '{"orders": 5}', "startingOffsets": "latest"}, "starting", MOMENTS),
         ({"endingOffsets": '{"orders": -1}'}, "ending", Place("endingOffsets", {"orders": -1})),
         ({"endingTimestamp": "9"}, "ending", Place("endingTimestamp", 9, is_moment=True)),
-        (
-            {"endingOffsetsByTimestamp": '{"orders": 9}'},
-            "ending",
-            Place("endingOffsetsByTimestamp", {"orders": 9}, is_moment=True),
-        ),
+        ({"endingOffsetsByTimestamp": '{"orders": 9}'}, "ending", ENDS),
         # Names may be separated by commas or come as JSON, in which a comma is a letter.
         ({"streams": "a, b"}, "streams", ("a", "b")),
         ({"streams": '["a,b", "c"]'}, "streams", ("a,b", "c")),
         ({"database": DATABASE, "keys": "order_id, host"}, "keys", ("order_id", "host")),
-        (
-            {"database": DATABASE, "key": "pair", "keyValues": '["x", 5, ["a", "b"]]'},
-            "key_values",
-            ("x", 5, ("a", "b")),
-        ),
+        (PAIRS, "key_values", ("x", 5, ("a", "b"))),
     ],
 )
 def test_forms(options: dict[str, str], field: str, value: Any) -> None:
@@ -150,7 +141,10 @@ def test_servers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_options_hide_credentials_and_travel() -> None:
-    """Neither a representation nor an error shows a password; and options can be sent to a task."""
+    """Neither a representation nor an error shows a password; and options can be sent to a task.
+
+    Each write without `writeId` gets one of its own; a streaming query has one, and is given none.
+    """
     sink = parse_sink_options(SINK | {"DATABASE": DATABASE})
     for options in (parsed(database=DATABASE, keys="order_id"), sink):
         assert "secret" not in repr(options)
@@ -159,6 +153,9 @@ def test_options_hide_credentials_and_travel() -> None:
     with pytest.raises(ConfigurationError) as caught:
         parsed(broker="http://user:secret@host/")
     assert "secret" not in str(caught.value)
+    assert parse_sink_options(SINK).write_id != parse_sink_options(SINK).write_id
+    with pytest.raises(InvalidInput, match="writeId"):
+        parse_sink_options({**SINK, "writeId": "w"}, streaming=True)
 
 
 def test_broker_options() -> None:
@@ -195,10 +192,3 @@ def test_bad_options_of_a_write(options: dict[str, str], named: str) -> None:
     """Each is one error that names it."""
     with pytest.raises(InvalidInput, match=named):
         parse_sink_options(SINK | options)
-
-
-def test_a_write_has_an_id() -> None:
-    """Each without `writeId` gets one of its own; a streaming query has one, and is given none."""
-    assert parse_sink_options(SINK).write_id != parse_sink_options(SINK).write_id
-    with pytest.raises(InvalidInput, match="writeId"):
-        parse_sink_options({**SINK, "writeId": "w"}, streaming=True)

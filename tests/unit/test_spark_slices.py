@@ -17,7 +17,7 @@ pytest.importorskip("pyspark")
 
 from relatum_spark import Broker
 from relatum_spark._backfill import Filling, cut
-from relatum_spark._cuts import block_ranges, page_cuts, place_cuts, place_ranges, spread
+from relatum_spark._cuts import block_ranges, page_cuts, place_cuts, place_ranges
 from relatum_spark._offsets import Slice, plan_end, slices
 
 # --- offsets ----------------------------------------------------------------------------------------------
@@ -78,18 +78,6 @@ def test_a_batch_takes_as_much_as_the_limit_allows_and_nothing_that_is_not_there
     assert all(start[stream] <= end[stream] <= ends[stream] for stream in start)
     assert sum(end[stream] - start[stream] for stream in start) == min(limit, sum(lag for _, lag in streams.values()))
     assert plan_end(start, ends, None) == ends
-
-
-@given(st.dictionaries(st.text("abc", min_size=1, max_size=2), st.tuples(OFFSETS, st.integers(0, 60)), max_size=6))
-def test_batches_one_after_the_other_read_each_offset_once(streams: dict[str, tuple[int, int]]) -> None:
-    """Batches lie end to end, and the last ends at the ends."""
-    start, ends = of(streams)
-    batches = 0
-    while start != ends:
-        end = plan_end(start, ends, 7)
-        assert any(end[stream] > start[stream] for stream in start)
-        start, batches = end, batches + 1
-    assert batches == -(-sum(lag for _, lag in streams.values()) // 7)
 
 
 @given(st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.integers(0, 10**9), max_size=12), LIMITS)
@@ -183,12 +171,6 @@ def test_cuts_of_pages_are_in_order_and_inside(rows: list[int], parts: int, page
     assert all(low < high for low, high in pairwise([0, *cuts, pages]))
 
 
-def test_cuts_of_pages_follow_the_rows() -> None:
-    """An empty half of the table is no part's whole work."""
-    sample = [(page, 0) for page in range(0, 500, 10)] + [(page, 100) for page in range(500, 1000, 10)]
-    assert page_cuts(1000, sample, 4) == [625, 750, 875]
-
-
 @given(
     places=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 50)), max_size=60),
     looked_for=st.tuples(st.integers(1, 5), st.integers(0, 60)),
@@ -236,10 +218,3 @@ def test_ranges_of_blocks_are_of_one_part_where_they_can_be(
 ) -> None:
     """Pages that are added to a part while tasks run belong to its last range."""
     assert block_ranges(extents, cuts) == ranges
-
-
-def test_places_are_spread_over_what_is_recorded() -> None:
-    """A hot stream gets the most of them, and a hole none."""
-    places = spread([(1, 1, 0, 900), (2, 1, 5000, 5100)], 10)
-    assert places == [(1, offset) for offset in range(0, 900, 100)] + [(2, 5000)]
-    assert spread([], 10) == []

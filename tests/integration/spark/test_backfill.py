@@ -5,35 +5,26 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
 import relatum_spark
 from relatum.errors import ConfigurationError, CoverageConflict, KeyNotDefined, StreamNotFound
 from relatum.recording import backfill as kernel_backfill
-from relatum.recording import status, verify
-from relatum.store import add_keys, make_engine, streams_named
+from relatum.store import add_keys, as_engine, streams_named
 from relatum.superstreams import Layout
-from relatum_migrations import upgrade
-from tests.support import (
-    declare_stream,
-    delete_stream,
-    publish_plain,
-    record,
-    recording,
-    rows_of,
-    unique_name,
-    wait_until,
-)
+from tests.support import publish_plain, unique_name, wait_until
+from tests.support.databases import Databases
 from tests.support.place import Place
 from tests.support.spark import Here
 
 KEYS = ["order_id", "host"]
 PARTITIONS = 2
+BEGAN_US = 1_700_000_000_000_000
 
 
 def publish(place: Place, count: int, start: int = 0, stream: str | None = None) -> None:
@@ -41,11 +32,7 @@ def publish(place: Place, count: int, start: int = 0, stream: str | None = None)
     orders = [
         (
             b"%d" % n,
-            {
-                "order_id": "x" * 2000 if n % 10 == 5 else f"o{n}",
-                "host": f"h{n % 3}",
-                "relatum_time": 1_700_000_000_000_000 + n * 1000,
-            },
+            {"order_id": "x" * 2000 if n % 10 == 5 else f"o{n}", "host": f"h{n % 3}", "relatum_time": BEGAN_US + n},
         )
         for n in range(start, start + count)
     ]
@@ -58,18 +45,6 @@ def fill(place: Place, *streams: str, spark: Any = None, **options: Any) -> list
     return relatum_spark.backfill(spark or Here(), list(streams) or place.stream, **given)
 
 
-def covered(place: Place) -> dict[str, Any]:
-    """What is covered of the stream, by key."""
-    (seen,) = status(place.amqp, place.engine.url, [place.stream])
-    return dict(seen.covered)
-
-
-def rows(engine: sa.Engine, query: str) -> list[tuple[Any, ...]]:
-    """What a query gives."""
-    with engine.connect() as connection:
-        return [tuple(row) for row in connection.execute(sa.text(query))]
-
-
 TABLE = (
     "SELECT s.name, stream_offset, k.name, value, time_us FROM relatum.relationships JOIN relatum.keys k USING (key_id)"
     " JOIN relatum.streams s USING (stream_id) ORDER BY 1, 2, 3"
@@ -79,34 +54,31 @@ CLOSED = "SELECT from_offset, to_offset, kind FROM relatum.coverage WHERE NOT is
 
 
 @pytest.fixture
-def other_engine(empty_database_url: str) -> Iterator[sa.Engine]:
-    """A second database with the schema, to compare with."""
-    upgrade(empty_database_url)
-    engine = make_engine(empty_database_url)
-    yield engine
-    engine.dispose()
+def other(place: Place, _databases: Databases) -> Iterator[Place]:
+    """The same stream with a second database, to compare with."""
+    with as_engine(url := _databases.take()) as engine:
+        yield replace(place, database=url, engine=engine)
+    _databases.give_back(url)
 
 
-def test_it_writes_what_the_recorder_would_have_written(
-    spark: SparkSession, place: Place, other_engine: sa.Engine
-) -> None:
+def test_it_writes_what_the_recorder_would_have_written(spark: SparkSession, place: Place, other: Place) -> None:
     """Rows, times and skips are the same; coverage is one range up to the tail; a second run finds nothing."""
     publish(place, 2000)
-    record(place.amqp, other_engine, place.stream, keys=KEYS)
+    other.record()
     add_keys(place.engine, KEYS)
     (report,) = fill(place, spark=spark, slice_offsets=170)
     assert (report.messages, report.rows, report.from_offset, report.to_offset) == (2000, 3800, 0, 2000)
     for query in (TABLE, SKIPS):
-        assert rows(place.engine, query) == rows(other_engine, query)
-    assert rows(place.engine, CLOSED) == [(0, 2000, "recorded")]
-    assert {name: covered(place)[name] for name in (*KEYS, "time")} == {key: [(0, 2000)] for key in (*KEYS, "time")}
+        assert place.sql(query) == other.sql(query)
+    assert place.sql(CLOSED) == [(0, 2000, "recorded")]
+    assert place.status().covered == {key: [(0, 2000)] for key in (*KEYS, "time")}
     assert fill(place)[0].messages == 0
 
 
 def test_live_recording_and_other_back_fills_go_on_beside_it(spark: SparkSession, place: Place) -> None:
     """A recorder, a kernel's back-fill and Spark's at once: no row twice, none missing, no hole at the hand-over."""
     publish(place, 2000)
-    with recording(place.amqp, place.engine, place.stream, keys=["order_id"]):
+    with place.recording(keys=["order_id"]):
         place.wait_recorded()
         add_keys(place.engine, ["host"])
         beside = [
@@ -120,30 +92,26 @@ def test_live_recording_and_other_back_fills_go_on_beside_it(spark: SparkSession
             thread.join(90)
         place.wait_recorded()
     fill(place)
-    hosts = [offset for key, _, offset in rows_of(place.engine, place.stream) if key == "host"]
+    hosts = [offset for key, _, offset in place.rows() if key == "host"]
     assert hosts == list(range(2500))
-    assert covered(place)["host"] == [(0, 2500)]
+    assert place.status().covered["host"] == [(0, 2500)]
 
 
-def test_only_the_named_keys_are_filled(place: Place) -> None:
-    """Of two new keys one is asked for; the other stays unrecorded, and coverage says so."""
-    publish(place, 30)
-    add_keys(place.engine, KEYS)
-    fill(place, keys=["host"])
-    assert {key for key, _, _ in rows_of(place.engine, place.stream)} == {"host"}
-    assert covered(place)["order_id"] == []
+def test_only_the_named_keys_are_filled_of_several_streams(place: Place, layout: Layout) -> None:
+    """In one job; a super stream stands for its partitions, which are known by its name afterwards.
 
-
-def test_several_streams_and_partitions_in_one_job(place: Place, layout: Layout) -> None:
-    """A super stream stands for its partitions, which are known by its name afterwards."""
+    Of two new keys one is asked for; the other stays unrecorded, and coverage says so.
+    """
     names = [place.stream, *(each.stream for each in layout)]
     for number, name in enumerate(names):
         publish(place, 20, 100 * number, name)
     add_keys(place.engine, KEYS)
-    reports = fill(place, place.stream, layout.super_stream)
+    reports = fill(place, place.stream, layout.super_stream, keys=["host"])
     assert [(report.stream, report.messages) for report in reports] == [(name, 20) for name in names]
     with place.engine.connect() as connection:
         assert [row.name for row in streams_named(connection, "/", [layout.super_stream])] == names[1:]
+    assert {key for key, _, _ in place.rows()} == {"host"}
+    assert place.status().covered["order_id"] == []
 
 
 @pytest.mark.differs
@@ -152,8 +120,7 @@ def test_a_replaced_stream_is_refused_as_the_kernel_does(place: Place) -> None:
     publish(place, 10)
     add_keys(place.engine, ["order_id"])
     fill(place)
-    delete_stream(place.amqp, place.stream)
-    declare_stream(place.amqp, place.stream)
+    place.declare_again()
     publish(place, 10, 50)
     add_keys(place.engine, ["host"])
     with pytest.raises(CoverageConflict):
@@ -190,7 +157,7 @@ def test_a_worker_killed_in_the_middle_leaves_the_table_equal_and_the_next_run_g
     killed = threading.Event()
 
     def kill() -> None:
-        wait_until(lambda: rows(place.engine, CLOSED) and workers(), what="a first slice covered")
+        wait_until(lambda: place.sql(CLOSED) and workers(), what="a first slice covered")
         for process in workers():
             os.kill(process, signal.SIGKILL)
         killed.set()
@@ -201,12 +168,12 @@ def test_a_worker_killed_in_the_middle_leaves_the_table_equal_and_the_next_run_g
         fill(place, spark=spark, slice_offsets=100, messages_per_s=600)
     thread.join(90)
     assert killed.is_set()
-    done = sum(end - start for start, end, _ in rows(place.engine, CLOSED))
+    done = sum(end - start for start, end, _ in place.sql(CLOSED))
     assert 0 < done < 3000
-    assert verify(place.amqp, place.engine.url, [place.stream]).ok
+    assert place.verify().ok
     (report,) = fill(place)
     assert report.messages == 3000 - done
-    assert len(rows_of(place.engine, place.stream)) == 5700
+    assert len(place.rows()) == 5700
 
 
 def workers() -> list[int]:

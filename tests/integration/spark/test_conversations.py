@@ -17,11 +17,8 @@ Row = tuple[str, str, str, int]
 """A key, a value, a stream and an offset."""
 
 
-def _found(spark: SparkSession, database: str, rows: Iterable[Row], **options: Any) -> dict[tuple[str, int], str]:
-    """By message the id of its conversation, of rows that are put into the table."""
-    listed = list(rows)
-    fill(database, ((*row, 0) for row in listed))
-    keys = sorted({row[0] for row in listed})
+def _found(spark: SparkSession, database: str, keys: Sequence[str], **options: Any) -> dict[tuple[str, int], str]:
+    """By message the id of its conversation."""
     found = conversations(spark, keys, members=True, database=database, partitions=2, **options).collect()
     ids = {(row.stream, row.offset): row.id for row in found}
     assert len(ids) == len(found), "each message once"
@@ -79,24 +76,21 @@ def test_conversations_are_those_of_a_union_find(
 ) -> None:
     """From values everybody shares to values nobody does, and a hundred messages in a row, in few rounds.
 
-    What needs more rounds than are allowed is an error.
+    With a limit, values that more messages carry connect nothing. What needs more rounds than are allowed is an error.
     """
     messages = 1000 if is_long else 100
     chance = random.Random(3)
     chain = chance.sample(range(messages), messages)
     rows = _random_rows(chance, messages, messages * 6 // 5) + _chain(chain)
+    fill(database_url, ((*row, 0) for row in rows))
+    keys = ["k0", "k1", "k2"]
+    assert _union_find(rows, 3) != _union_find(rows)
     monkeypatch.setattr("relatum_spark._conversations.ROUNDS_MAX", 14)
-    assert _found(spark, database_url, rows) == _union_find(rows)
+    assert _found(spark, database_url, keys) == _union_find(rows)
+    assert _found(spark, database_url, keys, max_value_size=3) == _union_find(rows, 3)
     monkeypatch.setattr("relatum_spark._conversations.ROUNDS_MAX", 1)
     with pytest.raises(InvalidInput, match="1 rounds"):
         conversations(spark, ["k0", "k1"], database=database_url)
-
-
-def test_popular_values_can_be_left_out(spark: SparkSession, database_url: str) -> None:
-    """With a limit, those that more messages carry connect nothing."""
-    rows = _random_rows(random.Random(4), 100, 40)
-    assert _union_find(rows, 3) != _union_find(rows)
-    assert _found(spark, database_url, rows, max_value_size=3) == _union_find(rows, 3)
 
 
 def test_recorded_conversations(sides: Sides) -> None:

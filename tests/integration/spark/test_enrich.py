@@ -86,24 +86,22 @@ def test_rows_come_with_their_relata_and_wait_for_those_to_come(job: Job) -> Non
 
 
 def test_a_row_is_given_up_when_it_was_tried_often_enough(job: Job) -> None:
-    """After its retries a row comes as absent where the coverage proves it; one without a value at once."""
+    """After its retries a row comes as absent where the coverage proves it; one without a value at once.
+
+    While a part of the stream is not recorded, a row without relata is not called absent.
+    """
     job.publish("a")
     batches = [job.batch(0, _order(1, "none"), _order(2, None), retries=2)]
     batches += [job.batch(number, _order(2 + number, "a"), retries=2) for number in range(1, 3)]
     missing = [[row for row in rows if row.status != "found"] for rows in batches]
     assert [_told(rows) for rows in missing] == [[(2, "absent", None)], [], [(1, "absent", None)]]
     assert missing[2][0].attempts == 3
-
-
-def test_absence_is_claimed_only_where_all_is_recorded(job: Job) -> None:
-    """While a part of the stream is not recorded, a row without relata is not called absent."""
-    job.publish("a")
     job.publish("b", is_recorded=False)
-    rows = job.batch(0, _order(1, "b"), _order(2, "a"), retries=0)
-    assert _told(rows) == [(1, "not_recorded_yet", None), (2, "found", "a")]
+    rows = job.batch(3, _order(5, "b"), _order(6, "a"), retries=0)
+    assert _told(rows) == [(5, "not_recorded_yet", None), (6, "found", "a")]
     job.publish("c")
-    rows = job.batch(1, _order(3, "b"), _order(4, "none"), retries=0)
-    assert _told(rows) == [(3, "found", "b"), (4, "absent", None)]
+    rows = job.batch(4, _order(7, "b"), _order(8, "none"), retries=0)
+    assert _told(rows) == [(7, "found", "b"), (8, "absent", None)]
 
 
 def test_a_query_run_again_gives_the_same_rows(job: Job) -> None:
@@ -149,7 +147,10 @@ def test_a_query_run_again_gives_the_same_rows(job: Job) -> None:
 
 
 def test_replays_lose_no_row_and_give_none_twice(job: Job, is_long: bool) -> None:
-    """Each batch gives the same rows whenever it is run, and all of them hold each row once."""
+    """Each batch gives the same rows whenever it is run, and all of them hold each row once.
+
+    Decisions without their mark, as a kill of the write leaves them, count for nothing: they are made again.
+    """
     replayed = 5 if is_long else 2
     job.publish("o0")
     kept: list[Row] = []
@@ -162,17 +163,12 @@ def test_replays_lose_no_row_and_give_none_twice(job: Job, is_long: bool) -> Non
         kept += first
     kept += job.batch(replayed, _order(replayed, "o0"))
     assert sorted(row.number for row in kept) == [*range(replayed + 1), *range(100, 100 + replayed)]
-
-
-def test_a_killed_write_of_decisions_is_begun_again(job: Job) -> None:
-    """Decisions without their mark, as a kill leaves them, count for nothing."""
-    orders = _order(1, "a"), _order(2, "late")
-    job.publish("a")
-    assert _told(job.batch(0, *orders)) == [(1, "found", "a")]
-    (mark,) = (job.directory / "pending").glob("*/batch-0/_DECIDED")
+    orders = _order(1000, "o0"), _order(1001, "late")
+    assert (1000, "found", "o0") in (before := _told(job.batch(replayed + 1, *orders)))
+    (mark,) = (job.directory / "pending").glob(f"*/batch-{replayed + 1}/_DECIDED")
     mark.unlink()
     job.publish("late")
-    assert _told(job.batch(0, *orders)) == [(1, "found", "a"), (2, "found", "late")]
+    assert _told(job.batch(replayed + 1, *orders)) == sorted([*before, (1001, "found", "late")])
 
 
 def test_relata_can_be_narrowed(job: Job) -> None:

@@ -78,30 +78,24 @@ def _arguments(span: Span) -> dict[str, timedelta]:
 
 
 @pytest.mark.differs
-def test_pairs_are_those_of_each_with_each(spark: SparkSession, cases: Cases) -> None:
-    """Every pair that is near enough once, and no other, whatever the span."""
-    for span in SPANS:
-        pairs = related_pairs(spark, *cases.frames, **_arguments(span), **cases.options).collect()
-        found = [(row.value, row.left_stream, row.left_offset, row.right_stream, row.right_offset) for row in pairs]
-        expected = [(*a[1:4], *b[2:4]) for a in cases.left for b in cases.right if _near(a, b, span)]
-        assert sorted(found) == sorted(expected), span
+def test_pairs_are_those_of_each_with_each(spark: SparkSession, cases: Cases, place: Place) -> None:
+    """Every pair that is near enough once, and no other, whatever the span.
 
-
-@pytest.mark.differs
-def test_the_rest_is_what_has_no_pair(spark: SparkSession, cases: Cases, place: Place) -> None:
-    """Every left message for each of its values that no right one near enough has, once, whatever the span.
-
-    An empty right frame leaves all.
+    The rest is every left message for each of its values that no right one near enough has; an empty right leaves all.
     """
     for stream in cases.streams:
         publish_plain(place.amqp, stream, [b"x"] * cases.end, confirm=False)
     left, right = cases.frames
-    for span in SPANS[:2]:
-        alone = unmatched(spark, left, right, broker=place.amqp, **_arguments(span), **cases.options).collect()
-        found = [(row.value, row.left_stream, row.left_offset) for row in alone]
-        rest = [a[1:4] for a in cases.left if not any(_near(a, b, span) for b in cases.right)]
-        assert sorted(found) == sorted(rest), span
-        assert {row.status for row in alone} == {"absent"}
+    for number, span in enumerate(SPANS):
+        pairs = related_pairs(spark, left, right, **_arguments(span), **cases.options).collect()
+        found = [(row.value, row.left_stream, row.left_offset, row.right_stream, row.right_offset) for row in pairs]
+        expected = [(*a[1:4], *b[2:4]) for a in cases.left for b in cases.right if _near(a, b, span)]
+        assert sorted(found) == sorted(expected), span
+        if number < 2:
+            alone = unmatched(spark, left, right, broker=place.amqp, **_arguments(span), **cases.options).collect()
+            rest = [a[1:4] for a in cases.left if not any(_near(a, b, span) for b in cases.right)]
+            assert sorted((row.value, row.left_stream, row.left_offset) for row in alone) == sorted(rest), span
+            assert {row.status for row in alone} == {"absent"}
     assert unmatched(spark, left, right.limit(0), broker=place.amqp, **cases.options).count() == len(cases.left)
 
 
@@ -159,12 +153,15 @@ def test_a_value_that_all_messages_carry_costs_no_products(spark: SparkSession, 
 
 
 def test_recorded_messages_are_paired(sides: Sides) -> None:
-    """Two real streams: by one key near in time, with payloads; by two keys; and a stream with itself."""
+    """Two real streams: by one key near in time, with payloads; by two keys; and a stream with itself.
+
+    What is recorded after the call is not in the result, whenever that is used; nor after a snapshot's beginning.
+    """
     left = [*orders(1, 2, 3, shop="x"), *orders(2, shop="y")]
     sides.record(left, [*orders(2, 4, time=10, shop="y"), *orders(3, time=60)], ["order_id", "shop"])
 
     def paired(left: Any, right: Any, on: Any = "order_id", **options: Any) -> DataFrame:
-        return related_pairs(sides.spark, left, right, on=on, **options, **sides.servers)
+        return related_pairs(sides.spark, left, right, on=on, **(sides.servers | options))
 
     joined = paired([sides.left], sides.right, after=10, payloads=True)
     assert joined.columns == [
@@ -188,21 +185,11 @@ def test_recorded_messages_are_paired(sides: Sides) -> None:
     )
     rows = paired(frame.withColumnRenamed("offset", "stream_offset"), sides.left).collect()
     assert [(row.left_offset, row.right_offset) for row in rows] == [(1, 3)]
-
-
-def test_both_sides_are_of_one_state(sides: Sides) -> None:
-    """What is recorded after the call is not in the result, whenever that is used; nor after a snapshot's beginning."""
-
-    def paired(**state: Any) -> DataFrame:
-        options = sides.servers | ({"database": None} if state else {}) | state
-        return related_pairs(sides.spark, sides.left, sides.right, on="order_id", **options)
-
-    sides.record(orders(1, 2), orders(1))
     with snapshot(sides.place.database) as state:
-        early = paired()
+        early = paired(sides.left, sides.right)
         sides.record(orders(1), orders(1, 2))
-        assert early.count() == paired(snapshot=state).count() == 1
-    assert paired().count() == 5
+        assert early.count() == paired(sides.left, sides.right, database=None, snapshot=state).count() == 3
+    assert paired(sides.left, sides.right).count() == 7
 
 
 def test_recorded_messages_meet_the_weather_before_them(sides: Sides) -> None:
@@ -237,9 +224,12 @@ JOINS: list[Callable[..., DataFrame]] = [related_pairs, as_of, unmatched]
 
 
 def test_what_is_not_there_is_named(sides: Sides) -> None:
-    """A stream that was never recorded and a key that is not defined; a recorded stream without rows gives none."""
-    sides.record(orders(1))
-    assert related_pairs(sides.spark, sides.left, sides.right, on="order_id", **sides.servers).count() == 0
+    """A stream that was never recorded and a key that is not defined.
+
+    On the right such a stream proves nothing: not recorded yet where it holds messages, absent where it is empty.
+    """
+    sides.place.put(*((b"", headers) for headers in orders(1)))
+    sides.place.record(keys=["order_id"])
     for join in JOINS:
         for on in ("order_id", *([None] if join is as_of else [])):
             with pytest.raises(StreamNotFound):
@@ -248,6 +238,14 @@ def test_what_is_not_there_is_named(sides: Sides) -> None:
             join(sides.spark, sides.left, sides.left, on="no-such-key", **sides.servers)
     with pytest.raises(ConfigurationError):
         unmatched(sides.spark, sides.left, sides.right, on="order_id", database=sides.place.database)
+    assert _found(_alone(sides)) == [("o1", 0, "absent")]
+    publish_plain(sides.place.amqp, sides.right, [b"no key"])
+    assert _found(_alone(sides)) == [("o1", 0, "not_recorded_yet")]
+    with pytest.raises(StreamNotFound):
+        unmatched(sides.spark, sides.right, sides.left, on="order_id", **sides.servers)
+    # A recorded stream without rows has no pairs.
+    sides.place.record(sides.right)
+    assert related_pairs(sides.spark, sides.left, sides.right, on="order_id", **sides.servers).count() == 0
 
 
 # --- without a counterpart, and whether that is known ------------------------------------------------------
@@ -279,17 +277,6 @@ def test_what_has_no_counterpart_is_absent_once_all_is_recorded(sides: Sides) ->
         assert _found(_alone(sides)) == [("o1", 0, "absent")]
         # The frame of before still says what held then.
         assert _found(later) == _found(_alone(sides, database=None, snapshot=state)) == unknown
-
-
-def test_a_right_stream_that_was_never_recorded_proves_nothing(sides: Sides) -> None:
-    """Not recorded yet where it holds messages, absent where it is empty, an error on the left."""
-    sides.place.put(*((b"", headers) for headers in orders(1)))
-    sides.place.record(keys=["order_id"])
-    assert _found(_alone(sides)) == [("o1", 0, "absent")]
-    publish_plain(sides.place.amqp, sides.right, [b"no key"])
-    assert _found(_alone(sides)) == [("o1", 0, "not_recorded_yet")]
-    with pytest.raises(StreamNotFound):
-        unmatched(sides.spark, sides.right, sides.left, on="order_id", **sides.servers)
 
 
 def test_times_prove_nothing_where_they_are_not_recorded(sides: Sides) -> None:

@@ -110,20 +110,28 @@ def test_partitions_are_balanced(spark: SparkSession, skewed: str, split: Any) -
     frame.unpersist()
 
 
-def test_streams_and_keys_are_chosen(spark: SparkSession, skewed: str) -> None:
-    """By name, a super stream by its own name too."""
+def test_streams_keys_and_times_are_chosen(spark: SparkSession, skewed: str) -> None:
+    """By name, a super stream by its own name too; a time means the same in whatever time zone the session has."""
     chosen: list[tuple[dict[str, Any], str]] = [
         ({"keys": "host"}, "key = 'host'"),
         ({"streams": "s", "split": "offsets"}, "stream LIKE 's-_'"),
         ({"streams": ["s-1", "hot"], "keys": ["order_id"]}, "stream IN ('s-1', 'hot') AND key = 'order_id'"),
         ({"streams": "empty"}, "false"),
+        ({"streams": "empty", "split": "offsets"}, "false"),
         ({"vhost": "/nowhere"}, "false"),
         ({"vhost": "/", "streams": "s-2", "partitions": 1, "keys": ["host", "order_id"]}, "stream = 's-2'"),
     ]
     for options, condition in chosen:
-        assert _rows(relatum_spark.relationships(spark, database=skewed, **options)) == _view(skewed, condition), (
-            options
-        )
+        frame = relatum_spark.relationships(spark, database=skewed, **options)
+        assert _rows(frame) == _view(skewed, condition), options
+    try:
+        for zone in ("America/New_York", "+05:30"):
+            spark.conf.set("spark.sql.session.timeZone", zone)
+            frame = relatum_spark.relationships(spark, database=skewed)
+            found = frame.where(F.col("time") < F.timestamp_micros(F.lit(1_357_016_400_123_456 + 100)))
+            assert _rows(found) == _view(skewed, "time < timestamptz '2013-01-01 05:00:00.123556Z'")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
 def _one_by_one(frame: DataFrame, then: Callable[[int], None]) -> Counter[tuple[str, int]]:
@@ -137,56 +145,46 @@ def _one_by_one(frame: DataFrame, then: Callable[[int], None]) -> Counter[tuple[
 
 
 @pytest.mark.parametrize("moves_at", [1, TASKS - 1])
-def test_rows_that_are_moved_between_tasks_are_read_once(
-    spark: SparkSession, database_url: str, engine: sa.Engine, moves_at: int
-) -> None:
+def test_rows_that_are_moved_between_tasks_are_read_once(spark: SparkSession, place: Place, moves_at: int) -> None:
     """Of a part that is marked as leaving, tasks before its rows are moved and tasks after it read each row once."""
-    with engine.begin() as connection:
-        connection.execute(sa.text(MOVING))
-    frame = relatum_spark.relationships(spark, database=database_url, partitions=TASKS)
+    place.sql(MOVING)
+    frame = relatum_spark.relationships(spark, database=place.database, partitions=TASKS)
     assert frame.rdd.getNumPartitions() == TASKS
 
     def move(task: int) -> None:
         if task == moves_at:
-            with engine.begin() as connection:
-                assert connection.execute(sa.text("SELECT relatum.empty_part(1)")).scalar_one()
+            assert place.sql("SELECT relatum.empty_part(1)") == [(True,)]
 
     read = _one_by_one(frame, move)
     # What retention has dropped may be missing, as ever: it was not moved.
-    assert set(_places(engine)) <= set(read)
+    assert set(_places(place)) <= set(read)
     assert max(read.values()) == 1
 
 
-def test_a_part_that_is_dropped_between_tasks_takes_its_own_rows_alone(
-    spark: SparkSession, database_url: str, engine: sa.Engine
-) -> None:
+def test_a_part_that_is_dropped_between_tasks_takes_its_own_rows_alone(spark: SparkSession, place: Place) -> None:
     """With a snapshot it is not dropped before that ends; without one the rest is read once, and nobody fails."""
-    with engine.begin() as connection:
-        connection.execute(sa.text(MOVING))
-        connection.execute(sa.text(GONE))
-    everything = Counter(_places(engine))
+    place.sql(MOVING)
+    place.sql(GONE)
+    everything = Counter(_places(place))
 
     def drop(expected: dict[int, int]) -> Callable[[int], None]:
         def then(task: int) -> None:
             if task == TASKS // 2:
-                assert drop_parts(engine) == expected
+                assert drop_parts(place.engine) == expected
 
         return then
 
-    with relatum_spark.snapshot(database_url) as state:
+    with relatum_spark.snapshot(place.database) as state:
         frame = relatum_spark.relationships(spark, snapshot=state, partitions=TASKS)
         assert _one_by_one(frame, drop({})) == everything
-    frame = relatum_spark.relationships(spark, database=database_url, partitions=TASKS)
+    frame = relatum_spark.relationships(spark, database=place.database, partitions=TASKS)
     read = _one_by_one(frame, drop({1: 2_401, 2: 266}))
-    assert set(_places(engine)) <= set(read) <= set(everything)
+    assert set(_places(place)) <= set(read) <= set(everything)
     assert max(read.values()) == 1
 
 
-def _places(engine: sa.Engine) -> list[tuple[str, int]]:
-    with engine.connect() as connection:
-        query = "SELECT name, stream_offset FROM relatum.relationships JOIN relatum.streams USING (stream_id)"
-        rows = connection.execute(sa.text(query))
-        return [(row.name, row.stream_offset) for row in rows]
+def _places(place: Place) -> list[Any]:
+    return place.sql("SELECT name, stream_offset FROM relatum.relationships JOIN relatum.streams USING (stream_id)")
 
 
 GONE = """
@@ -214,20 +212,8 @@ UPDATE relatum.table_parts SET closed_at = now(), leaving_at = now() - interval 
 """Three parts; of the first, which is leaving, a tenth is retained, and much of the rest."""
 
 
-def test_times_mean_the_same_in_any_time_zone(spark: SparkSession, skewed: str) -> None:
-    """A filter on the time takes the same rows, whatever the session's time zone is."""
-    try:
-        for zone in ("America/New_York", "+05:30"):
-            spark.conf.set("spark.sql.session.timeZone", zone)
-            frame = relatum_spark.relationships(spark, database=skewed)
-            found = frame.where(F.col("time") < F.timestamp_micros(F.lit(1_357_016_400_123_456 + 100)))
-            assert _rows(found) == _view(skewed, "time < timestamptz '2013-01-01 05:00:00.123556Z'")
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
-
-
-def test_what_is_not_there_is_named(spark: SparkSession, skewed: str) -> None:
-    """Before Spark is asked for anything."""
+def test_what_is_not_there_is_named(spark: SparkSession, skewed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Spark is asked for anything. Where the driver is missing, it is said in three ways what to do."""
     wrong: list[tuple[dict[str, Any], type[Exception]]] = [
         ({"streams": "x'; DROP SCHEMA relatum CASCADE; --"}, StreamNotFound),
         ({"streams": "old"}, StreamNotFound),
@@ -237,45 +223,41 @@ def test_what_is_not_there_is_named(spark: SparkSession, skewed: str) -> None:
     for options, error in wrong:
         with pytest.raises(error):
             relatum_spark.relationships(spark, database=skewed, **options)
+    monkeypatch.setattr("relatum_spark._jdbc.DRIVER", "com.example.NoDriver")
+    for call in (relatum_spark.relationships, relatum_spark.catalog):
+        with pytest.raises(ConfigurationError) as said:
+            call(spark, database="postgresql://u:s3cr3t@127.0.0.1:9/d")
+        for way in ("spark.jars.packages=org.postgresql:postgresql:", "spark.jars=", "folder jars"):
+            assert way in str(said.value)
 
 
-def _add(database: str, *statements: str) -> None:
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("; ".join(statements).encode())
+SMALL = """
+INSERT INTO relatum.keys (name, sources, type) VALUES ('a', '{a}', 'text'), ('b', '{b}', 'text');
+INSERT INTO relatum.streams (name) VALUES ('s');
+INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time, is_tail)
+  VALUES (1, 0, 50, '{1}', true, false), (1, 50, 100, '{1,2}', true, true);
+INSERT INTO relatum.relationships SELECT n, NULL, 1, 1, 'x' FROM generate_series(0, 99) n;
+INSERT INTO relatum.relationships SELECT n, NULL, 1, 2, 'y' FROM generate_series(50, 99) n;
+"""
+"""One stream: offsets below 100 recorded, those from 50 for two keys."""
+
+LATER = """
+INSERT INTO relatum.relationships SELECT n, NULL, 1, 1, 'later' FROM generate_series(100, 199) n;
+UPDATE relatum.coverage SET to_offset = 200 WHERE is_tail;
+INSERT INTO relatum.relationships SELECT n, NULL, 1, 2, 'back-filled' FROM generate_series(0, 49) n;
+INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time) VALUES (1, 0, 50, '{2}', true);
+"""
 
 
-@pytest.fixture
-def small(database_url: str) -> str:
-    """A database of one stream: offsets below 100 recorded, those from 50 for two keys."""
-    _add(
-        database_url,
-        "INSERT INTO relatum.keys (name, sources, type) VALUES ('a', '{a}', 'text'), ('b', '{b}', 'text')",
-        "INSERT INTO relatum.streams (name) VALUES ('s')",
-        "INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time, is_tail) "
-        "VALUES (1, 0, 50, '{1}', true, false), (1, 50, 100, '{1,2}', true, true)",
-        "INSERT INTO relatum.relationships SELECT n, NULL, 1, 1, 'x' FROM generate_series(0, 99) n",
-        "INSERT INTO relatum.relationships SELECT n, NULL, 1, 2, 'y' FROM generate_series(50, 99) n",
-    )
-    return database_url
-
-
-LATER = [
-    "INSERT INTO relatum.relationships SELECT n, NULL, 1, 1, 'later' FROM generate_series(100, 199) n",
-    "UPDATE relatum.coverage SET to_offset = 200 WHERE is_tail",
-    "INSERT INTO relatum.relationships SELECT n, NULL, 1, 2, 'back-filled' FROM generate_series(0, 49) n",
-    "INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time) "
-    "VALUES (1, 0, 50, '{2}', true)",
-]
-
-
-def test_a_data_frame_stays_as_it_was_made(spark: SparkSession, small: str) -> None:
+def test_a_data_frame_stays_as_it_was_made(spark: SparkSession, place: Place) -> None:
     """Rows recorded or back-filled later are in the next one, however often this one is used."""
-    frame = relatum_spark.relationships(spark, database=small)
-    before = _view(small)
+    place.sql(SMALL)
+    frame = relatum_spark.relationships(spark, database=place.database)
+    before = _view(place.database)
     assert _rows(frame) == before
-    _add(small, *LATER)
+    place.sql(LATER)
     assert _rows(frame) == before
-    assert _rows(relatum_spark.relationships(spark, database=small)) == _view(small)
+    assert _rows(relatum_spark.relationships(spark, database=place.database)) == _view(place.database)
 
 
 def test_a_snapshot_keeps_what_is_pruned(spark: SparkSession, place: Place) -> None:
@@ -301,8 +283,11 @@ def test_a_snapshot_keeps_what_is_pruned(spark: SparkSession, place: Place) -> N
         frame.collect()
 
 
-def test_a_snapshot_ends_by_its_limit(small: str) -> None:
-    """A driver that hangs holds back vacuum for that long only; leaving the block then is no error."""
+def test_a_snapshot_ends_by_its_limit(database_url: str) -> None:
+    """A driver that hangs holds back vacuum for that long only; leaving the block then is no error.
+
+    VACUUM FULL would give rows other ctids while tasks read by them: it waits. No other database is read by a snapshot.
+    """
 
     def is_over(state: relatum_spark.Snapshot) -> bool:
         try:
@@ -311,22 +296,18 @@ def test_a_snapshot_ends_by_its_limit(small: str) -> None:
         except InvalidInput:
             return True
 
-    with relatum_spark.snapshot(small, limit_s=1) as state:
-        wait_until(lambda: is_over(state), what="the end of the snapshot")
-    for limit_s in (0, 86_401):
-        with pytest.raises(InvalidInput, match="seconds"), relatum_spark.snapshot(small, limit_s=limit_s):
-            pass
-
-
-def test_rows_cannot_be_moved_while_a_snapshot_is_held(small: str) -> None:
-    """VACUUM FULL would give rows other ctids while tasks read by them: it waits. No other database is read by it."""
-    with relatum_spark.snapshot(small) as state, psycopg.connect(small, autocommit=True) as connection:
+    with relatum_spark.snapshot(database_url) as state, psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("SET lock_timeout = '50ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             connection.execute("VACUUM FULL relatum.relationships")
         session: Any = None
         with pytest.raises(InvalidInput, match="another database"):
             relatum_spark.relationships(session, database="postgresql://h/other", snapshot=state)
+    with relatum_spark.snapshot(database_url, limit_s=1) as state:
+        wait_until(lambda: is_over(state), what="the end of the snapshot")
+    for limit_s in (0, 86_401):
+        with pytest.raises(InvalidInput, match="seconds"), relatum_spark.snapshot(database_url, limit_s=limit_s):
+            pass
 
 
 def test_reads_are_exact_while_rows_come_and_go(spark: SparkSession, place: Place, is_long: bool) -> None:
@@ -397,51 +378,35 @@ def test_nothing_shows_the_password(spark: SparkSession, skewed: str, capsys: py
     assert "s3cr3t" not in f"{refused.value} {failed.value}"
 
 
-@pytest.fixture(scope="module")
-def view(spark: SparkSession, skewed: str) -> str:
-    """The view in a catalog of the session."""
-    return relatum_spark.catalog(spark, unique_name("c").replace("-", "_"), database=skewed)
-
-
-def _plan(spark: SparkSession, query: str, capsys: pytest.CaptureFixture[str]) -> str:
-    spark.sql(query).explain()
-    return capsys.readouterr().out
-
-
 def test_the_catalog_works_inside_postgresql(
-    spark: SparkSession, skewed: str, view: str, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, skewed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An aggregate is pushed down as a whole, with its filter; and so are an order and a limit."""
+    """An aggregate is pushed down as a whole, with its filter; and so are an order and a limit.
+
+    To make the catalog again changes nothing; for another database it would be ignored, and is refused.
+    """
+    name = unique_name("c").replace("-", "_")
+    view = relatum_spark.catalog(spark, name, database=skewed)
+
+    def plan(query: str) -> str:
+        spark.sql(query).explain()
+        return capsys.readouterr().out
+
     query = f"SELECT key, count(*) AS n FROM {view} WHERE stream = 's-1' GROUP BY key"
-    plan = _plan(spark, query, capsys)
-    assert "PushedAggregates: [COUNT(*)]" in plan
-    assert "stream = 's-1'" in plan
+    shown = plan(query)
+    assert "PushedAggregates: [COUNT(*)]" in shown
+    assert "stream = 's-1'" in shown
     counted = {row["key"]: row["n"] for row in spark.sql(query).collect()}
     assert counted == Counter(row[0] for row in _view(skewed, "stream = 's-1'"))
     query = f"SELECT stream_offset FROM {view} WHERE key = 'host' ORDER BY stream_offset DESC LIMIT 3"
-    assert "PushedTopN: ORDER BY [stream_offset DESC" in _plan(spark, query, capsys)
+    assert "PushedTopN: ORDER BY [stream_offset DESC" in plan(query)
     found = [row["stream_offset"] for row in spark.sql(query).collect()]
     assert found == sorted((row[4] for row in _view(skewed, "key = 'host'")), reverse=True)[:3]
-
-
-def test_a_catalog_is_made_once(spark: SparkSession, skewed: str, view: str) -> None:
-    """Again for the same database changes nothing; for another one it would be ignored, and is refused."""
-    name = view.partition(".")[0]
     assert relatum_spark.catalog(spark, name, database=skewed) == view
     with pytest.raises(ConfigurationError, match="another name"):
         relatum_spark.catalog(spark, name, database="postgresql://u@elsewhere/db")
     with pytest.raises(InvalidInput, match="name"):
         relatum_spark.catalog(spark, "x.y", database=skewed)
-
-
-def test_a_missing_driver_is_said_with_what_to_do(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three ways, before anything is read."""
-    monkeypatch.setattr("relatum_spark._jdbc.DRIVER", "com.example.NoDriver")
-    for call in (relatum_spark.relationships, relatum_spark.catalog):
-        with pytest.raises(ConfigurationError) as said:
-            call(spark, database="postgresql://u:s3cr3t@127.0.0.1:9/d")
-        for way in ("spark.jars.packages=org.postgresql:postgresql:", "spark.jars=", "folder jars"):
-            assert way in str(said.value)
 
 
 def test_what_the_page_shows_of_spark_runs(spark: SparkSession, skewed: str, monkeypatch: pytest.MonkeyPatch) -> None:

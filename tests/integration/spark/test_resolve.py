@@ -14,7 +14,7 @@ import relatum_spark
 from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput, KeyNotDefined
 from relatum.reading import StreamReader
 from relatum.store import add_keys
-from tests.support import declare_stream, delete_stream, publish_plain, unique_name
+from tests.support import publish_plain
 from tests.support.place import Place
 from tests.support.spark import Frame
 
@@ -38,7 +38,10 @@ def resolve(frame: Frame, **options: Any) -> list[Row]:
 
 
 def test_each_row_gets_its_message(spark: SparkSession, place: Place, at: dict[str, str]) -> None:
-    """Rows in any order, with duplicates, keep their columns of any type, and get the message at their offset."""
+    """Rows in any order, with duplicates, keep their columns of any type, and get the message at their offset.
+
+    With keep_order the rows come in the order they had, also across partitions.
+    """
     kinds = (
         "stream string, offset int, a array<int>, b map<string, double>, c struct<x: int, y: array<string>>, "
         "d decimal(20, 3), e date, f timestamp, g timestamp_ntz, h binary, i boolean, j float, `odd ``name.x` string"
@@ -65,10 +68,6 @@ def test_each_row_gets_its_message(spark: SparkSession, place: Place, at: dict[s
         assert row.timestamp.timestamp() == pytest.approx(1_700_000_000 + row.offset / 1e6, abs=1e-6)
         assert row.properties.delivery_mode == 1
     assert {row.offset: row.status for row in rows if row not in found} == {99: "not_found", 1: None}
-
-
-def test_order_is_kept_on_request(spark: SparkSession, place: Place, at: dict[str, str]) -> None:
-    """With keep_order the rows come in the order they had, also across partitions."""
     df = spark.range(0, 3 * MESSAGES, 1, 3).select(
         F.lit(place.stream).alias("stream"), (F.col("id") * 37 % MESSAGES).alias("offset"), "id"
     )
@@ -77,17 +76,11 @@ def test_order_is_kept_on_request(spark: SparkSession, place: Place, at: dict[st
     assert all(bytes(row.value) == b"body %d" % row.offset for row in rows)
 
 
-def test_no_plan_shows_the_password(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    """A plan names the function of a task, with what it holds."""
-    df = spark.createDataFrame([("s", 0)], "stream string, offset long")
-    relatum_spark.resolve(df, broker=AWAY).explain(extended=True)
-    shown = capsys.readouterr().out
-    assert "MapInArrow" in shown
-    assert "sesame" not in shown
-
-
 def test_a_row_without_a_message_says_why(place: Place, at: dict[str, str]) -> None:
-    """A row past the end, of no stream, or with a null is kept, with a status and without a payload."""
+    """A row past the end, of no stream, or with a null is kept, with a status and without a payload.
+
+    Without value and headers their columns are not there, and a prefix is put before the others.
+    """
     rows = [
         (place.stream, 2, "found"),
         (place.stream, MESSAGES, "not_found"),
@@ -99,21 +92,20 @@ def test_a_row_without_a_message_says_why(place: Place, at: dict[str, str]) -> N
     ]
     found = resolve(Frame(PLACE | {"expected": pa.string()}, rows), **at)
     assert [(row.status, row.value is not None) for row in found] == [(each[2], each[2] == "found") for each in rows]
+    kinds = {"s": pa.string(), "stream_offset": pa.int32(), "status": pa.string()}
+    options: dict[str, Any] = {"stream_column": "s", "value": False, "headers": False, "prefix": "its_"}
+    (row,) = resolve(Frame(kinds, [(place.stream, 0, "x")]), **options, **at)
+    assert list(row.asDict()) == ["s", "stream_offset", "status", "its_timestamp", "its_status"]
+    assert (row.status, row.its_status) == ("x", "found")
 
 
-def test_what_retention_dropped_is_expired(amqp_url: str, stream_url: str) -> None:
+def test_what_retention_dropped_is_expired(amqp_url: str, stream_url: str, short_stream: str) -> None:
     """An offset below the first retained one has the status `expired`."""
-    name = unique_name()
-    declare_stream(amqp_url, name, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
-    try:
-        publish_plain(amqp_url, name, (b"x" * 10_000 for _ in range(60)))
-        publish_plain(amqp_url, name, [b"the last"])
-        with StreamReader.open(amqp_url) as reader:
-            last = reader.bounds(name).last
-        rows = resolve(Frame(PLACE, [(name, 0), (name, last)]), broker=amqp_url, stream_url=stream_url)
-        assert [row.status for row in rows] == ["expired", "found"]
-    finally:
-        delete_stream(amqp_url, name)
+    publish_plain(amqp_url, short_stream, [*(b"x" * 10_000 for _ in range(60)), b"the last"])
+    with StreamReader.open(amqp_url) as reader:
+        last = reader.bounds(short_stream).last
+    rows = resolve(Frame(PLACE, [(short_stream, 0), (short_stream, last)]), broker=amqp_url, stream_url=stream_url)
+    assert [row.status for row in rows] == ["expired", "found"]
 
 
 def test_large_payloads_come_in_several_batches(amqp_url: str, stream_url: str, stream_name: str) -> None:
@@ -125,15 +117,6 @@ def test_large_payloads_come_in_several_batches(amqp_url: str, stream_url: str, 
     rows = resolved.collect()
     assert [(row.offset, row.status) for row in rows] == [*((n, "found") for n in range(12)), (50, "not_found")]
     assert [(len(row.value), int(row.value[-2:])) for row in rows[:12]] == [(1_000_000, n) for n in range(12)]
-
-
-def test_value_and_headers_can_be_left_out(place: Place, at: dict[str, str]) -> None:
-    """Without value and headers their columns are not there, and a prefix is put before the others."""
-    kinds = {"s": pa.string(), "stream_offset": pa.int32(), "status": pa.string()}
-    options: dict[str, Any] = {"stream_column": "s", "value": False, "headers": False, "prefix": "its_"}
-    (row,) = resolve(Frame(kinds, [(place.stream, 0, "x")]), **options, **at)
-    assert list(row.asDict()) == ["s", "stream_offset", "status", "its_timestamp", "its_status"]
-    assert (row.status, row.its_status) == ("x", "found")
 
 
 def test_a_message_that_does_not_carry_the_key_is_not_given(place: Place, at: dict[str, str]) -> None:
@@ -170,8 +153,18 @@ def test_wrong_arguments_are_refused(frame: Frame | None, options: Mapping[str, 
         relatum_spark.resolve(df, **{"broker": AWAY, "keep_order": True} | options)
 
 
-def test_a_broker_that_is_away_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its error shows no password. Rows without a place need no broker that answers, but one that is named."""
+def test_a_broker_that_is_away_fails_the_task(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither its error shows the password, nor a plan, which names the function of a task with what it holds.
+
+    Rows without a place need no broker that answers, but one that is named.
+    """
+    df = spark.createDataFrame([("s", 0)], "stream string, offset long")
+    relatum_spark.resolve(df, broker=AWAY).explain(extended=True)
+    shown = capsys.readouterr().out
+    assert "MapInArrow" in shown
+    assert "sesame" not in shown
     with pytest.raises(BrokerUnavailable) as raised:
         resolve(Frame(PLACE, [("s", 0)]), broker=AWAY, stream_url=AWAY.replace("amqp", "rabbitmq-stream"))
     assert "sesame" not in str(raised.value)

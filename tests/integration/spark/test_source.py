@@ -38,7 +38,6 @@ from relatum.store import add_keys
 from relatum.superstreams import Layout
 from relatum_spark import Broker
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name, wait_until
-from tests.support._raw_publisher import RawPublisher
 from tests.support._streams import Plain
 from tests.support.place import Place
 from tests.support.proxy import Proxy
@@ -110,12 +109,10 @@ def source(amqp_url: str, stream_url: str, stream_name: str) -> Source:
 
 def orders(count: int) -> list[tuple[bytes, pika.BasicProperties]]:
     """Messages with two headers and a `message_id`."""
+    headers = [{"order_id": f"o{number}", "n": number % 3} for number in range(count)]
     return [
-        (
-            b"body %d" % number,
-            pika.BasicProperties(headers={"order_id": f"o{number}", "n": number % 3}, message_id=f"m{number}"),
-        )
-        for number in range(count)
+        (b"body %d" % number, pika.BasicProperties(headers=each, message_id=f"m{number}"))
+        for number, each in enumerate(headers)
     ]
 
 
@@ -128,7 +125,9 @@ def test_rows_are_the_messages(
     """All columns, of all messages, each once, whatever the number of partitions.
 
     A package of somebody else's that Spark cannot import does not matter once `register` was called.
+    Without that, Spark finds the shim's class by its name.
     """
+    assert DefaultSource.name() == "rabbitmq_streams"
     (tmp_path / "pyspark_broken.py").write_text("raise RuntimeError('broken')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     source.put(orders(100))
@@ -239,8 +238,12 @@ def test_a_super_stream_and_a_list(source: Source, layout: Layout) -> None:
         source.offsets(stream=layout.super_stream)
 
 
-def test_ranges_of_offsets(source: Source) -> None:
-    """The start is in a range, the end is not; -2 and -1 stand for the ends of the stream."""
+def test_ranges_of_offsets(source: Source, caplog: pytest.LogCaptureFixture) -> None:
+    """The start is in a range, the end is not; -2 and -1 stand for the ends of the stream.
+
+    A missing stream and offsets beyond the end are errors which name them; or no rows, on request. Then the warning
+    names what is lost, and not the option that is set already.
+    """
     assert source.offsets() == source.offsets(startingOffsets="latest") == []
     source.put(orders(10))
 
@@ -252,37 +255,10 @@ def test_ranges_of_offsets(source: Source) -> None:
     assert between(8, -1) == [8, 9]
     assert between(9, 10) == [9]
     assert between(5, 5) == between(6, 5) == between(10, 10) == between(-1, -1) == []
-
-
-def test_offsets_with_gaps(source: Source) -> None:
-    """Offsets the broker uses for itself are no messages and no losses, in the middle as at the end of a slice."""
-    source.put(orders(3))
-    publisher = RawPublisher(source.options["streamUrl"], source.stream)
-    with publisher:
-        for number in range(3):
-            publisher.store_offset(f"reader-{number}", number)
-            publisher.publish(b"\0Su\xa0\1x")
-    with StreamReader.open(source.options["streamUrl"]) as reader:
-        last = reader.bounds(source.stream).last
-    assert last is not None
-    assert last > 5, "the tracking chunks took offsets"
-    found = source.offsets()
-    assert len(found) == 6
-    assert found[-1] == last
-    for size in (1, 2):
-        assert source.offsets(maxRecordsPerPartition=size) == found
-
-
-def test_what_is_not_there_is_named(source: Source, caplog: pytest.LogCaptureFixture) -> None:
-    """A missing stream and offsets beyond the end are errors which name them; or no rows, on request.
-
-    Then the warning names what is lost, and not the option that is set already.
-    """
-    source.put(orders(3))
     missing = unique_name()
     with pytest.raises(RelatumError, match=missing):
         source.offsets(stream=missing)
-    for beyond, rest in ((source.starting(9), []), (source.ending(9), [0, 1, 2])):
+    for beyond, rest in ((source.starting(19), []), (source.ending(19), [*range(10)])):
         with pytest.raises(OffsetNotFound, match="failOnDataLoss"):
             source.offsets(**beyond)
         with caplog.at_level(logging.WARNING, "relatum.spark"):
@@ -315,28 +291,28 @@ def test_moments(source: Source) -> None:
 # --- keys -------------------------------------------------------------------------------------------------
 
 
-def test_key_look_up(source: Source, recorded: Place) -> None:
-    """All messages with one of the values, those that the table does not know yet included."""
-    options = {"database": recorded.database, "key": "n", "keyValues": '["1", 2]'}
+def test_keys(source: Source, recorded: Place) -> None:
+    """All messages with one of the values, those that the table does not know yet included.
+
+    Each key is a column of its canonical value, with and without headers. What no key can be is refused.
+    """
+    of_table = {"database": recorded.database}
+    options = of_table | {"key": "n", "keyValues": '["1", 2]'}
     assert source.offsets(**options) == [offset for offset in range(30) if offset % 20 % 3 in (1, 2)]
-    one = options | {"key": "order_id", "keyValues": '["o7"]'}
+    one = of_table | {"key": "order_id", "keyValues": '["o7"]'}
     assert source.offsets(**one) == [7, 27]
     assert source.offsets(**source.ending(20), **one) == [7]
     assert source.offsets(**(one | {"keyValues": '["none"]'})) == []
     parts = [wanted(partition) for partition in source.reader(**one).partitions()]
     assert parts == [(recorded.stream, 0, 30, (7,)), (recorded.stream, 20, 30, None)]
-
-
-def test_key_columns(source: Source, recorded: Place) -> None:
-    """Each key is a column of its canonical value, with and without headers. What no key can be is refused."""
     for headers in ("true", "false"):
-        (rows,) = source.parts(database=recorded.database, keys="order_id,n", includeHeaders=headers)
+        (rows,) = source.parts(keys="order_id,n", includeHeaders=headers, **of_table)
         assert list(rows[8])[-2:] == ["order_id", "n"]
         assert (rows[8]["order_id"], rows[8]["n"]) == ("o8", "2")
     with pytest.raises(KeyNotDefined, match="nobody"):
-        source.reader(database=recorded.database, keys="nobody")
+        source.reader(keys="nobody", **of_table)
     with pytest.raises(InvalidRelationshipKey, match="keyValues"):
-        source.reader(database=recorded.database, key="n", keyValues="[1.5]")
+        source.reader(key="n", keyValues="[1.5]", **of_table)
 
 
 @pytest.mark.differs
@@ -366,12 +342,9 @@ def test_a_stream_that_is_deleted_or_declared_again_ends_the_task(source: Source
 
 
 @pytest.fixture
-def short(amqp_url: str, stream_url: str) -> Iterator[Source]:
+def short(fleeting: Place) -> Source:
     """The source of a stream that keeps about 200 kB."""
-    name = unique_name()
-    declare_stream(amqp_url, name, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
-    yield Source(amqp_url, stream_url, name)
-    delete_stream(amqp_url, name)
+    return Source(fleeting.amqp, fleeting.stream_url, fleeting.stream)
 
 
 def overtake(source: Source, offset: int = 0) -> int:
@@ -444,8 +417,3 @@ def test_a_frozen_broker_ends_the_task_in_time(source: Source) -> None:
                 source.offsets(pollTimeoutMs=2000, **lines)
             amqp.mode = streams.mode = "pass"
         assert source.offsets(pollTimeoutMs=90_000, **lines) == list(range(300))
-
-
-def test_spark_finds_the_source_by_itself() -> None:
-    """The shim's class has the name by which `register` makes it known."""
-    assert DefaultSource.name() == "rabbitmq_streams"
