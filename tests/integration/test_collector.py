@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.collecting import Bulk, ExecutorOptions, Failure, FlushReason, Outcome, OutcomeStatus
+from relatum.collecting._consuming import BulkConsumer
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading import Message, Properties
 from tests.support import wait_until
@@ -294,12 +295,20 @@ class Broken(dict[Any, Any]):
         raise RuntimeError("no such question")
 
 
-@pytest.mark.parametrize("joins", [False, True])
-def test_a_defect_in_a_worker_leaves_nothing_undecided(collecting: Collecting, joins: bool) -> None:
-    """An error where none is expected is the result of the bulk's messages, and the worker goes on."""
+@pytest.mark.parametrize("where", ["before it is handed on", "result", "joined result"])
+def test_a_defect_in_a_worker_leaves_nothing_undecided(
+    collecting: Collecting, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error where none is expected is the result of the bulk's messages, one attempt, and the worker goes on."""
     collecting.put(*"ab")
+
+    def load(_: object, bulk: Bulk) -> Any:
+        return {}, [] if bulk.messages[0].message_id == "b" else [None in Broken()]
+
+    if where.startswith("before"):
+        monkeypatch.setattr(BulkConsumer, "_load", load)
     answer = Consumer(lambda bulk: Broken() if bulk.messages[0].message_id == "a" else None)
-    options = {"bulk_messages": 1, "attempts": 2, "backoff_s": 0.01, "joins_transaction": joins}
+    options = {"bulk_messages": 1, "attempts": 2, "backoff_s": 0.01, "joins_transaction": where.startswith("joined")}
     with collecting.collector(answer, **options) as collector:
         [a] = wait_status(collector, FAILED, "a")
         wait_status(collector, SUCCEEDED, "b")
