@@ -20,7 +20,6 @@ from tests.support.collectors import (
     Consumer,
     Gate,
     collectors_of,
-    new_ledger,
     wait_status,
 )
 from tests.support.place import Place
@@ -165,11 +164,15 @@ def test_wrong_arguments_are_refused_while_it_runs(collecting: Collecting) -> No
 
 
 def fill(collector: Any, gate: Gate, messages: Iterable[Message]) -> list[Message]:
-    """Give a running and a waiting bulk of one message each; gives the messages that are left."""
+    """Give a running and a waiting bulk of one message each; gives the messages that are left.
+
+    There is room for the second as soon as a worker takes the first, not only when that was consumed.
+    """
     first, second, *rest = messages
     assert collector.collect(first)
-    wait_until(lambda: gate.bulks, what="the first bulk at the executor")
-    assert collector.collect(second)
+    collector.flush()
+    assert collector.collect(second, timeout_s=90)
+    assert not gate.opened.is_set()
     collector.flush()
     return rest
 
@@ -193,17 +196,6 @@ def test_who_has_no_room_waits_or_is_refused(collecting: Collecting) -> None:
         assert collector.outcome("c").status is UNKNOWN
         assert collector.collect(third, timeout_s=0)
         wait_status(collector, SUCCEEDED, "c")
-
-
-def test_there_is_room_as_soon_as_a_worker_takes_a_bulk(collecting: Collecting) -> None:
-    """Not only when it was consumed."""
-    collecting.put(*"ab")
-    gate = Gate()
-    with collecting.collector(gate, streams=[], **FULL) as collector, gate.closed():
-        first, second = collecting.place.messages()
-        assert collector.collect(first)
-        collector.flush()
-        assert collector.collect(second, timeout_s=90)
 
 
 def test_a_message_given_twice_is_consumed_once(collecting: Collecting) -> None:
@@ -319,12 +311,6 @@ def test_a_defect_in_a_worker_leaves_nothing_undecided(
 # --- exactly once, with the executor's own writes -----------------------------------------------------------------
 
 JOINED: dict[str, Any] = {"joins_transaction": True, "max_age_s": 1.0, "backoff_s": 0.01}
-
-
-@pytest.fixture
-def ledger(engine: sa.Engine) -> Callable[[], list[str]]:
-    """A table for executors to write to; gives what it holds."""
-    return new_ledger(engine)
 
 
 def execute(bulk: Bulk, statement: str, **parameters: str) -> None:

@@ -23,14 +23,6 @@ PLAIN = Properties(message_id="orders-0", type="order")
 
 
 @pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    """The database, which stores share."""
-    shared = Database(database_url)
-    yield shared
-    shared.close()
-
-
-@pytest.fixture
 def engine(database: Database) -> sa.Engine:
     """Its engine."""
     return database.engine

@@ -1,6 +1,5 @@
 """Recording real streams into a real database."""
 
-import logging
 import re
 import threading
 import time
@@ -57,14 +56,6 @@ def test_a_stop_commits_what_was_read_and_a_start_goes_on_there(place: Place) ->
             place.wait_recorded()
     assert [value for key, value, _ in place.rows() if key == "order_id"] == [f"o{n}" for n in range(30)]
     assert len(place.rows()) == 60
-
-
-def test_a_stop_right_after_the_start_is_no_outage(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is said to wait, or to be tried again: what was asked when the stop came is just left."""
-    for _ in range(5):
-        with place.recording():
-            wait_until(lambda: any(each.name == "relatum-keeper" for each in threading.enumerate()), what="its threads")
-    assert not [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 def test_what_is_derived_can_be_emptied_and_filled_again(place: Place) -> None:
@@ -129,17 +120,6 @@ def test_a_key_added_while_recording_is_recorded_from_then_on_and_back_filled(pl
         wait_until(lambda: tail_keys(place) == 1, what="the recorder drops the key")
     assert {key for key, _, _ in place.rows()} == {"order_id"}
     assert prune(place.amqp, place.database).rows[""] == 20
-
-
-def test_two_recorders_write_each_row_once(place: Place) -> None:
-    """One holds the lease; the other takes over when it is given back."""
-    with place.recording(keys=["order_id"]):
-        with place.recording():
-            place.put(*orders(50))
-            place.wait_recorded()
-        place.put(*orders(50, start=50))
-        place.wait_recorded()
-    assert len(place.rows()) == 100
 
 
 def test_a_stream_is_the_same_whatever_was_published_since_its_bounds_were_asked(place: Place) -> None:
