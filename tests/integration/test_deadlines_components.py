@@ -436,13 +436,17 @@ async def test_a_cancelled_publication_lets_go_of_the_database(place: Place) -> 
 def test_what_is_asked_for_rarely_does_not_hold_the_stop(
     is_away: bool, told: str, place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a broker that is away, or a name that is no stream, `run` ends at its stop, however long the pauses are."""
+    """With a broker that is away, or a name that is no stream, `run` ends at its stop, however long the pauses are.
+
+    Whether a name is a stream only the broker knows: nothing is written of it.
+    """
     monkeypatch.setattr("relatum.waiting._repeating.BACKOFF_S", (90.0, 90.0))
     broker = f"amqp://guest:guest@127.0.0.1:{free_port((0, STREAM_OFFSET))}" if is_away else place.amqp
     stop = threading.Event()
     thread = threading.Thread(target=Recorder(broker, place.database, [unique_name()]).run, args=[stop], daemon=True)
     thread.start()
     wait_until(lambda: told in caplog.text, what="what it waits for is told")
+    assert place.sql("SELECT FROM relatum.streams") == []
     with in_time(STOP_S):
         stop.set()
         thread.join(90)

@@ -35,7 +35,6 @@ from tests.support import (
 )
 from tests.support._raw_publisher import RawPublisher, uncompressed
 from tests.support.place import Place
-from tests.support.ports import free_port
 
 BIG = [(b"x" * 10_000, {"order_id": f"big{n}"}) for n in range(100)]
 """More than a stream that retains little keeps."""
@@ -161,14 +160,6 @@ def test_what_is_no_stream_is_waited_for_and_not_written(place: Place, caplog: p
     finally:
         delete_stream(place.amqp, missing)
         delete_stream(place.amqp, queue)
-
-
-def test_nothing_is_written_while_the_broker_is_away(engine: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
-    """Whether a name is a stream only the broker knows: it is waited for, and the table stays empty."""
-    with recording(f"amqp://guest:guest@127.0.0.1:{free_port((0, -120))}", engine, unique_name()):
-        wait_until(lambda: "RabbitMQ" in caplog.text and "is away" in caplog.text, what="the outage is told")
-        with engine.connect() as connection:
-            assert connection.execute(sa.text("SELECT count(*) FROM relatum.streams")).scalar_one() == 0
 
 
 def test_a_stream_declared_again_begins_a_new_generation(place: Place) -> None:
