@@ -9,7 +9,6 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.collecting import Bulk, ExecutorOptions, Failure, FlushReason, Outcome, OutcomeStatus
-from relatum.collecting._consuming import BulkConsumer
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading import Message, Properties
 from tests.support import wait_until
@@ -298,7 +297,7 @@ def test_a_defect_in_a_worker_leaves_nothing_undecided(
         return {}, [] if bulk.messages[0].message_id == "b" else [None in Broken()]
 
     if where.startswith("before"):
-        monkeypatch.setattr(BulkConsumer, "_load", load)
+        monkeypatch.setattr("relatum.collecting._consuming.BulkConsumer._load", load)
     answer = Consumer(lambda bulk: Broken() if bulk.messages[0].message_id == "a" else None)
     options = {"bulk_messages": 1, "attempts": 2, "backoff_s": 0.01, "joins_transaction": where.startswith("joined")}
     with collecting.collector(answer, **options) as collector:

@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from relatum import MessageId
 from relatum.collecting import Bulk, ExecutorOptions, FlushReason, MessageCollector, Outcome, OutcomeStatus
 from relatum.collecting._collector_core import Advance, Entry
-from relatum.collecting._collector_options import CRASHES_MAX
 from relatum.errors import ConfigurationError, InvalidInput, NotAStream, StreamNotFound
 from relatum.reading import StreamReader
 from tests.support import declare_stream, delete_stream, new_streams, unique_name, wait_until
@@ -28,6 +27,9 @@ from tests.support.threads import Threads
 UNKNOWN, COLLECTED, FORWARDED = OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED
 SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
+
+CRASHES_MAX = 10
+"""Times a message is handed on without any result, beyond its attempts, before it is given up."""
 
 
 @pytest.fixture
