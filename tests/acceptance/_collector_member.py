@@ -45,42 +45,17 @@ def book(bulk: Bulk) -> list[Failure | None]:
     return results
 
 
-async def book_in_thread(bulk: Bulk) -> list[Failure | None]:
-    """The same from a loop."""
-    return await asyncio.to_thread(book, bulk)
-
-
-def line_of(bulk: Bulk, results: list[Failure | None]) -> bytes:
-    """What the ledger is sent: the ids of the messages that succeed."""
-    ids = [each.message_id for each, result in zip(bulk.messages, results, strict=True) if result is None]
-    return " ".join(ids).encode() + b"\n"
-
-
 def note(port: int, bulk: Bulk) -> list[Failure | None]:
     """Have the ledger write down what succeeds; what it does not answer for failed."""
     results = [failure_of(each) for each in bulk.messages]
-    line = line_of(bulk, results)
+    ids = [each.message_id for each, result in zip(bulk.messages, results, strict=True) if result is None]
+    line = " ".join(ids).encode() + b"\n"
     time.sleep(WORK_S)
     with socket.create_connection(("127.0.0.1", port), 60) as connection, connection.makefile("rwb") as ledger:
         ledger.write(line)
         ledger.flush()
         if ledger.readline() != line:
             raise ConnectionError("the ledger ended")
-    return results
-
-
-async def note_from_loop(port: int, bulk: Bulk) -> list[Failure | None]:
-    """The same from a loop."""
-    results = [failure_of(each) for each in bulk.messages]
-    line = line_of(bulk, results)
-    await asyncio.sleep(WORK_S)
-    answers, ledger = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        ledger.write(line)
-        if await answers.readline() != line:
-            raise ConnectionError("the ledger ended")
-    finally:
-        ledger.close()
     return results
 
 
@@ -98,10 +73,13 @@ async def with_asyncio(port: int, options: dict[str, Any]) -> None:
     """Run `AsyncMessageCollector` until SIGTERM."""
     collector = AsyncMessageCollector("billing", **options)
 
-    async def send(bulk: Bulk) -> list[Failure | None]:
-        return await note_from_loop(port, bulk)
+    async def write(bulk: Bulk) -> list[Failure | None]:
+        return await asyncio.to_thread(book, bulk)
 
-    collector.register_executor("joined", book_in_thread, ExecutorOptions(joins_transaction=True, **BULKS))
+    async def send(bulk: Bulk) -> list[Failure | None]:
+        return await asyncio.to_thread(note, port, bulk)
+
+    collector.register_executor("joined", write, ExecutorOptions(joins_transaction=True, **BULKS))
     collector.register_executor("plain", send, ExecutorOptions(**BULKS))
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -11,9 +11,11 @@ from relatum.collecting._collector_core import Advance, Entry, Result
 from relatum.terminal import ExitCode
 from tests.acceptance._command import Relatum
 from tests.support import publish_plain
-from tests.support.collectors import CollectorStore
+from tests.support.collectors import StoreMember
 
 BULK = 7
+
+pytestmark = pytest.mark.usefixtures("collected")
 
 
 @pytest.fixture
@@ -24,27 +26,22 @@ def stream(amqp_url: str, stream_name: str) -> str:
 
 
 @pytest.fixture
-def collected(engine: sa.Engine, stream: str) -> Iterator[CollectorStore]:
+def collected(database_url: str, stream: str) -> Iterator[None]:
     """A collector that has read six of them: each in another state, one of no type, one of a type nobody runs."""
-    store = CollectorStore("billing", engine.url, keep_s=3600)
-    member = store.open(["order"], 60)
-    store.follow(member, stream, 0)
+    member = StoreMember(database_url, keep_s=3600)
+    member.follow(stream, 0)
     kinds = ("succeeded", "failed", "dead", "forwarded", "collected")
     entries = [Entry(MessageId(stream, offset), kind, "order", 1) for offset, kind in enumerate(kinds)]
-    store.add(member, [*entries, Entry(MessageId(stream, 9), "other", "invoice", 1)])
-    store.add(member, [], Advance(stream, 0, 6, passed_over=1))
-    store.forward(member, BULK, [entry.place for entry in entries[:4]])
-    reasons = (None, "no such customer", "took too long")
-    results = [
-        Result(entry.place, OutcomeStatus(entry.message_id), reason)
-        for entry, reason in zip(entries[:3], reasons, strict=True)
-    ]
-    store.finish(member, BULK, results)
-    yield store
-    store.dispose()
+    member.add([*entries, Entry(MessageId(stream, 9), "other", "invoice", 1)])
+    member.add([], Advance(stream, 0, 6, passed_over=1))
+    member.forward(BULK, [entry.place for entry in entries[:4]])
+    reasons = dict(zip(entries[:3], (None, "no such customer", "took too long"), strict=True))
+    member.finish(BULK, [Result(each.place, OutcomeStatus(each.message_id), why) for each, why in reasons.items()])
+    yield
+    member.store.dispose()
 
 
-def test_outcomes_are_shown_and_end_with_what_needs_doing(relatum: Relatum, collected: CollectorStore) -> None:
+def test_outcomes_are_shown_and_end_with_what_needs_doing(relatum: Relatum) -> None:
     """Each status is told apart; a failure counts before what is unknown, and that before what is not final."""
     succeeded = relatum.run("outcome", "succeeded")
     assert succeeded.returncode == ExitCode.OK, succeeded.stderr
@@ -70,7 +67,7 @@ def test_outcomes_are_shown_and_end_with_what_needs_doing(relatum: Relatum, coll
     assert "'biling'" in misspelt.stderr
 
 
-def test_status_shows_collectors(relatum: Relatum, collected: CollectorStore, stream: str) -> None:
+def test_status_shows_collectors(relatum: Relatum, stream: str) -> None:
     """Members, positions with their lag, messages by state, and what nobody runs an executor for."""
     [status] = relatum.json("status", "--collector")
     assert (status["collector"], status["keep_s"]) == ("billing", 3600)
@@ -90,9 +87,7 @@ def test_status_shows_collectors(relatum: Relatum, collected: CollectorStore, st
     assert relatum.run("status", "--collector", "nobody").returncode == ExitCode.NOT_THERE
 
 
-def test_prune_forgets_what_was_finished_long_ago(
-    relatum: Relatum, collected: CollectorStore, engine: sa.Engine
-) -> None:
+def test_prune_forgets_what_was_finished_long_ago(relatum: Relatum, engine: sa.Engine) -> None:
     """Only what was finished longer ago than it is kept; asked for afterwards it is unknown."""
     assert relatum.json("prune") == {}
     with engine.begin() as connection:

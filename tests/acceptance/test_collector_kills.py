@@ -223,63 +223,56 @@ def own(private_servers: LocalServers, tmp_path: Path) -> Servers:
     ).make()
 
 
-def test_members_and_what_executors_talk_to_killed_at_random_moments_lose_and_double_nothing(
+def test_members_and_what_executors_talk_to_killed_or_frozen_at_random_moments_lose_and_double_nothing(
     shared: Servers, kills: int, chance: random.Random
 ) -> None:
-    """The other member takes over what the dead one had; what the ledger did not answer for is sent again."""
-    working = 0
+    """The other member takes over what the dead one had; what the ledger did not answer for is sent again.
+
+    A member that was thought dead, and goes on, finds its messages another's, wherever it was stopped.
+    """
+    working = taken_over = 0
     with running(shared) as (members, ledgers), Load(shared) as load:
         wait_until(lambda: column(shared, "SELECT message_id FROM booked"), what="the first results")
         wait_until(lambda: shared.ledger.exists() and shared.ledger.read_text(), what="the ledger's first results")
+
+        def at_work(chance: random.Random, busy: list[str]) -> int:
+            """A member that has a bulk at its executor, if any has."""
+            return next((n for n, each in enumerate(members) if each.pid in map(int, busy)), chance.randrange(2))
 
         def kill_member(chance: random.Random) -> None:
             nonlocal working
             # Once at least one that has a bulk at its executor.
             busy = column(shared, CONSUMING) if working else wait_until(lambda: column(shared, CONSUMING))
-            index = next((n for n, each in enumerate(members) if each.pid in map(int, busy)), chance.randrange(2))
+            index = at_work(chance, busy)
             working += bool(busy)
             members[index] = replace_by(members[index], lambda: shared.start_member(FACES[index]))
 
         def kill_ledger(chance: random.Random) -> None:
             ledgers[0] = replace_by(ledgers[0], shared.start_ledger)
 
-        kill_at_random(chance, kills, 1.5, kill_member)
-        kill_at_random(chance, kills, 0.6, kill_ledger)
-        # It starts again so soon that now and then nobody has asked it meanwhile.
-        for _ in range(20):
-            if not column(shared, UNANSWERED):
-                kill_at_random(chance, 1, 0.6, kill_ledger)
-        load.stop()
-        assert assert_all_accounted_for(shared) == load.published
-    assert working >= kills // 4, "some died with a bulk at their executor"
-    assert column(shared, UNANSWERED), "some attempts failed because the process was away"
-
-
-def test_members_frozen_for_longer_than_their_lease_double_nothing(
-    shared: Servers, kills: int, chance: random.Random
-) -> None:
-    """A member that was thought dead, and goes on, finds its messages another's, wherever it was stopped."""
-    taken_over = 0
-    with running(shared) as (members, _), Load(shared) as load:
-        wait_until(lambda: column(shared, "SELECT message_id FROM booked"), what="the first results")
-
         def freeze(chance: random.Random) -> None:
             nonlocal taken_over
-            busy = [int(pid) for pid in column(shared, CONSUMING)]
-            frozen = next((each for each in members if each.pid in busy), members[chance.randrange(2)])
+            frozen = members[at_work(chance, column(shared, CONSUMING))]
             frozen.send_signal(signal.SIGSTOP)
             its_own = set(column(shared, BUSY_WITH.format(frozen.pid)))
             time.sleep(chance.uniform(2.0, 3.0))  # Its lease lapses after one, and is looked at every second.
             taken_over += bool(its_own - set(column(shared, BUSY_WITH.format(frozen.pid))))
             frozen.send_signal(signal.SIGCONT)
 
+        kill_at_random(chance, kills, 1.5, kill_member)
+        kill_at_random(chance, kills, 0.6, kill_ledger)
         kill_at_random(chance, kills, 0.5, freeze)
-        # Where it stands still in the transaction that it joined nobody has its messages, nor where all is slow.
+        # The ledger starts again so soon that now and then nobody has asked it meanwhile; and where a member stands
+        # still in the transaction that it joined nobody has its messages, nor where all is slow.
         for _ in range(20):
+            if not column(shared, UNANSWERED):
+                kill_at_random(chance, 1, 0.6, kill_ledger)
             if not taken_over:
                 kill_at_random(chance, 1, 0.5, freeze)
         load.stop()
         assert assert_all_accounted_for(shared) == load.published
+    assert working >= kills // 4, "some died with a bulk at their executor"
+    assert column(shared, UNANSWERED), "some attempts failed because the process was away"
     assert taken_over > 0, "some were frozen with a bulk at their executor"
 
 

@@ -7,22 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-import sqlalchemy as sa
-
 from relatum.recording import verify
 from tests.acceptance._command import Relatum
-from tests.support import new_streams, publish_plain, rows_of, wait_recorded, wait_until
+from tests.support import new_streams, wait_until
+from tests.support.place import Place
 
 STREAMS = 4
 KEY = "order_id"
 
-
-@pytest.fixture
-def names(amqp_url: str) -> Iterator[list[str]]:
-    """Some streams."""
-    with new_streams(amqp_url, STREAMS) as names:
-        yield names
+HOLDERS = """
+SELECT lease_holder FROM relatum.streams s JOIN relatum.recorder_members m ON m.holder = s.lease_holder
+WHERE m.lease_expires_at >= clock_timestamp()
+"""
+"""Who has a stream, for each whose lease holds."""
 
 
 @contextmanager
@@ -37,55 +34,48 @@ def member(relatum: Relatum, names: list[str], log: Path) -> "Iterator[subproces
         process.communicate(timeout=90)
 
 
-def shares(engine: sa.Engine) -> Counter[str]:
-    """How many streams each member has whose lease holds."""
-    query = sa.text(
-        "SELECT lease_holder FROM relatum.streams s JOIN relatum.recorder_members m ON m.holder = s.lease_holder "
-        "WHERE m.lease_expires_at >= clock_timestamp()"
-    )
-    with engine.connect() as connection:
-        return Counter(connection.execute(query).scalars())
-
-
 def test_members_that_are_frozen_or_killed_are_replaced_and_no_row_is_written_twice(
-    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, names: list[str], tmp_path: Path
+    place: Place, relatum: Relatum, tmp_path: Path
 ) -> None:
     """SIGSTOP for longer than a lease, SIGCONT, SIGKILL: what is published meanwhile is recorded by the others."""
-    relatum = Relatum(amqp_url, stream_url, database_url)
     published = 0
 
     def publish() -> None:
         nonlocal published
         for name in names:
-            publish_plain(amqp_url, name, [(b"", {KEY: f"o{published + n}"}) for n in range(5)])
+            place.put(*[(b"", {KEY: f"o{published + n}"}) for n in range(5)], to=name)
         published += 5
+
+    def share(**expected: int) -> None:
+        wait_until(
+            lambda: Counter(holder for (holder,) in place.sql(HOLDERS)) == Counter(expected),
+            what=f"shares of {expected}",
+        )
 
     def all_recorded() -> None:
         for name in names:
-            wait_recorded(amqp_url, engine, name)
+            place.wait_recorded(name)
 
-    def share(**expected: int) -> None:
-        wait_until(lambda: shares(engine) == Counter(expected), what=f"shares of {expected}")
-
-    with member(relatum, names, tmp_path / "a.log") as first, member(relatum, names, tmp_path / "b.log") as second:
-        share(a=2, b=2)
-        publish()
-        all_recorded()
-        first.send_signal(signal.SIGSTOP)
-        publish()
-        share(b=4)
-        all_recorded()
-        first.send_signal(signal.SIGCONT)
-        publish()
-        share(a=2, b=2)
-        all_recorded()
-        second.kill()
-        second.wait()
-        publish()
-        share(a=4)
-        all_recorded()
-        first.terminate()
-        assert first.wait(90) == 0
-    for name in names:
-        assert [value for _, value, _ in rows_of(engine, name)] == [f"o{n}" for n in range(published)]
-    assert verify(amqp_url, engine.url, names).ok
+    with new_streams(place.amqp, STREAMS) as names:
+        with member(relatum, names, tmp_path / "a.log") as first, member(relatum, names, tmp_path / "b.log") as second:
+            share(a=2, b=2)
+            publish()
+            all_recorded()
+            first.send_signal(signal.SIGSTOP)
+            publish()
+            share(b=4)
+            all_recorded()
+            first.send_signal(signal.SIGCONT)
+            publish()
+            share(a=2, b=2)
+            all_recorded()
+            second.kill()
+            second.wait()
+            publish()
+            share(a=4)
+            all_recorded()
+            first.terminate()
+            assert first.wait(90) == 0
+        for name in names:
+            assert [value for _, value, _ in place.rows(name)] == [f"o{n}" for n in range(published)]
+        assert verify(place.amqp, place.database, names).ok

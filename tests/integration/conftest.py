@@ -1,16 +1,19 @@
 """After every integration test, the table must equal the streams; and what several files of them use."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 from relatum.errors import StreamNotFound
 from relatum.recording import verify
+from relatum.store import Database
 from relatum.superstreams import Layout
 from relatum_consumer import Relations
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name
@@ -76,6 +79,26 @@ def dead_stream(amqp_url: str) -> Iterator[str]:
     declare_stream(amqp_url, name)
     yield name
     delete_stream(amqp_url, name)
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """The database, which stores share."""
+    with closing(Database(database_url)) as shared:
+        yield shared
+
+
+@pytest.fixture
+def ledger(engine: sa.Engine) -> Callable[[], list[str]]:
+    """A table `ledger` of bodies for executors to write to; gives what it holds."""
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE ledger (body text)"))
+
+    def bodies() -> list[str]:
+        with engine.connect() as connection:
+            return list(connection.scalars(sa.text("SELECT body FROM ledger ORDER BY body")))
+
+    return bodies
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from relatum.collecting import Bulk, ExecutorOptions
 from relatum.errors import ConfigurationError
 from relatum.reading import Message
 from tests.support import LIMIT_S, wait_until
-from tests.support.collectors import Collecting, new_ledger
+from tests.support.collectors import Collecting
 from tests.support.place import Place
 from tests.support.threads import Threads
 
@@ -38,12 +38,6 @@ Apart = Callable[..., AsyncMessageCollector]
 def apart(collecting: Collecting) -> Apart:
     """Makes collectors that follow no stream: messages are given to them."""
     return lambda executor, **options: collecting.collector(executor, streams=[], broker=None, **options)
-
-
-@pytest.fixture
-def ledger(engine: sa.Engine) -> Callable[[], list[str]]:
-    """A table for executors to write to; gives what it holds."""
-    return new_ledger(engine)
 
 
 async def write(bulk: Bulk) -> None:

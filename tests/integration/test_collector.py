@@ -19,7 +19,6 @@ from tests.support.collectors import (
     Consumer,
     Gate,
     collectors_of,
-    new_ledger,
     wait_status,
 )
 from tests.support.place import Place
@@ -164,11 +163,15 @@ def test_wrong_arguments_are_refused_while_it_runs(collecting: Collecting) -> No
 
 
 def fill(collector: Any, gate: Gate, messages: Iterable[Message]) -> list[Message]:
-    """Give a running and a waiting bulk of one message each; gives the messages that are left."""
+    """Give a running and a waiting bulk of one message each; gives the messages that are left.
+
+    There is room for the second as soon as a worker takes the first, not only when that was consumed.
+    """
     first, second, *rest = messages
     assert collector.collect(first)
-    wait_until(lambda: gate.bulks, what="the first bulk at the executor")
-    assert collector.collect(second)
+    collector.flush()
+    assert collector.collect(second, timeout_s=90)
+    assert not gate.opened.is_set()
     collector.flush()
     return rest
 
@@ -192,17 +195,6 @@ def test_who_has_no_room_waits_or_is_refused(collecting: Collecting) -> None:
         assert collector.outcome("c").status is UNKNOWN
         assert collector.collect(third, timeout_s=0)
         wait_status(collector, SUCCEEDED, "c")
-
-
-def test_there_is_room_as_soon_as_a_worker_takes_a_bulk(collecting: Collecting) -> None:
-    """Not only when it was consumed."""
-    collecting.put(*"ab")
-    gate = Gate()
-    with collecting.collector(gate, streams=[], **FULL) as collector, gate.closed():
-        first, second = collecting.place.messages()
-        assert collector.collect(first)
-        collector.flush()
-        assert collector.collect(second, timeout_s=90)
 
 
 def test_a_message_given_twice_is_consumed_once(collecting: Collecting) -> None:
@@ -294,12 +286,20 @@ class Broken(dict[Any, Any]):
         raise RuntimeError("no such question")
 
 
-@pytest.mark.parametrize("joins", [False, True])
-def test_a_defect_in_a_worker_leaves_nothing_undecided(collecting: Collecting, joins: bool) -> None:
-    """An error where none is expected is the result of the bulk's messages, and the worker goes on."""
+@pytest.mark.parametrize("where", ["before it is handed on", "result", "joined result"])
+def test_a_defect_in_a_worker_leaves_nothing_undecided(
+    collecting: Collecting, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error where none is expected is the result of the bulk's messages, one attempt, and the worker goes on."""
     collecting.put(*"ab")
+
+    def load(_: object, bulk: Bulk) -> Any:
+        return {}, [] if bulk.messages[0].message_id == "b" else [None in Broken()]
+
+    if where.startswith("before"):
+        monkeypatch.setattr("relatum.collecting._consuming.BulkConsumer._load", load)
     answer = Consumer(lambda bulk: Broken() if bulk.messages[0].message_id == "a" else None)
-    options = {"bulk_messages": 1, "attempts": 2, "backoff_s": 0.01, "joins_transaction": joins}
+    options = {"bulk_messages": 1, "attempts": 2, "backoff_s": 0.01, "joins_transaction": where.startswith("joined")}
     with collecting.collector(answer, **options) as collector:
         [a] = wait_status(collector, FAILED, "a")
         wait_status(collector, SUCCEEDED, "b")
@@ -310,12 +310,6 @@ def test_a_defect_in_a_worker_leaves_nothing_undecided(collecting: Collecting, j
 # --- exactly once, with the executor's own writes -----------------------------------------------------------------
 
 JOINED: dict[str, Any] = {"joins_transaction": True, "max_age_s": 1.0, "backoff_s": 0.01}
-
-
-@pytest.fixture
-def ledger(engine: sa.Engine) -> Callable[[], list[str]]:
-    """A table for executors to write to; gives what it holds."""
-    return new_ledger(engine)
 
 
 def execute(bulk: Bulk, statement: str, **parameters: str) -> None:

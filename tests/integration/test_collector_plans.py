@@ -13,7 +13,7 @@ from relatum.collecting import _collector_rows as statements
 from relatum.collecting import _collector_sources as member_statements
 from relatum.collecting import _collector_status as status_statements
 from relatum.outcomes._outcome_values import OUTCOMES_BY_ID
-from tests.support.plans import nodes_of, plan_of
+from tests.support.plans import nodes_of, plan_of_statement
 
 ROWS = 100_000
 WAITING = 20_000
@@ -76,17 +76,11 @@ INSERT INTO relatum.collected_messages
 """100,000 collected messages: all but the last 500 messages are finished."""
 
 
-def _plan(connection: psycopg.Connection[Any], mode: str, statement: Any, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The plan of a statement of SQLAlchemy's, with the parameters that it brings itself."""
-    compiled = statement.compile(dialect=dialect.dialect())
-    return plan_of(connection, mode, str(compiled), {**compiled.params, **parameters})
-
-
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_each_statement_finds_its_messages_by_an_index(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
     """The table of messages is never scanned, and the rows that are read are those that are meant."""
-    plan = _plan(filled, mode, *STATEMENTS[name])
+    plan = plan_of_statement(filled, mode, *STATEMENTS[name])
     of_messages = [node for node in nodes_of(plan) if node.get("Relation Name") == "collected_messages"]
     assert of_messages, plan
     assert not [node for node in of_messages if node["Node Type"] == "Seq Scan"], plan
@@ -120,7 +114,7 @@ def test_failures_are_found_among_successes_of_which_postgresql_knows_nothing(
       now() - make_interval(secs => n), CASE WHEN n % 1000 = 0 THEN 'why' END FROM generate_series(1, {ROWS}) AS n
     """
     with other_messages(filled, "state, finished_at, reason", select):
-        plan = _plan(filled, mode, status_statements.UNSUCCESSFUL_BEFORE, LISTED)
+        plan = plan_of_statement(filled, mode, status_statements.UNSUCCESSFUL_BEFORE, LISTED)
     of_messages = [node for node in nodes_of(plan) if node.get("Relation Name") == "collected_messages"]
     seen = ("Actual Rows", "Rows Removed by Filter")
     assert of_messages, plan
@@ -134,7 +128,7 @@ def test_what_waits_is_not_read_again_for_each_bulk(filled: psycopg.Connection[A
     select = f"SELECT 1, n, 'waiting-' || n, 'order', 1, {LIVE_MEMBER} FROM generate_series(0, {WAITING} - 1) AS n"
     with other_messages(filled, "member_id", select):
         wanted = {"source": 1, "offsets": list(range(500)), "of_member": LIVE_MEMBER, "into": 1}
-        plan = _plan(filled, mode, statements.FORWARD, wanted)
+        plan = plan_of_statement(filled, mode, statements.FORWARD, wanted)
     seen = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Join Filter")
     compared = max(sum(node.get(key, 0) for key in seen) * node["Actual Loops"] for node in nodes_of(plan))
     assert compared <= WAITING, plan

@@ -28,6 +28,9 @@ UNKNOWN, COLLECTED, FORWARDED = OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, 
 SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
 
+CRASHES_MAX = 10
+"""Times a message is handed on without any result, beyond its attempts, before it is given up."""
+
 
 @pytest.fixture
 def collecting(place: Place) -> Collecting:
@@ -184,6 +187,32 @@ def test_a_stream_declared_again_is_collected_from_where_both_agree(
     assert consumer.bodies == list(consumed)
 
 
+@pytest.mark.usefixtures("quick_rhythm")
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        None,
+        "UPDATE relatum.collector_sources SET member_id = NULL",
+        "UPDATE relatum.collector_sources SET member_id = NULL; DELETE FROM relatum.collector_members",
+    ],
+    ids=["declared again", "another's", "another's, and the member is gone"],
+)
+def test_a_stream_that_is_not_what_it_was_is_begun_anew_while_it_is_followed(
+    collecting: Collecting, tamper: str | None
+) -> None:
+    """What lies in it now, or behind the position that all share, is consumed once, by whoever has the stream."""
+    consumer = Consumer()
+    with collecting.collector(consumer, lease_s=LEASE_S) as collector:
+        for body in "ab":
+            collecting.put(body)
+            wait_status(collector, SUCCEEDED, body)
+        collecting.place.sql(tamper) if tamper else declare_again(collecting)
+        for body in "cd":
+            collecting.put(body)
+            wait_status(collector, SUCCEEDED, body)
+    assert consumer.bodies == list("abcd")
+
+
 def test_retention_that_was_faster_is_noticed(collecting: Collecting, caplog: pytest.LogCaptureFixture) -> None:
     """Messages that were dropped before they were collected are missing, and it is said which."""
     place = collecting.place
@@ -297,25 +326,36 @@ def test_a_member_with_more_types_takes_over(collecting: Collecting) -> None:
 
 
 @pytest.mark.usefixtures("quick_rhythm")
-def test_messages_of_a_dead_member_are_taken_over(collecting: Collecting, engine: sa.Engine) -> None:
-    """What a member that died had collected or handed on is read again and consumed; what retention took failed."""
-    collecting.put(*"abc")
+def test_messages_of_a_dead_member_are_taken_over(collecting: Collecting, engine: sa.Engine, dead_stream: str) -> None:
+    """What a member that died had collected or handed on is read again and consumed; what is not there failed.
+
+    What was handed on so often without a result that it must be what kills its collectors is given up.
+    """
+    collecting.put(*"abcde")
     stream, dead = collecting.place.stream, CollectorStore("billing", collecting.place.database)
     member = dead.open(["order"], LEASE_S)
-    places = [MessageId(stream, offset) for offset in (0, 1, 2, 99)]
-    entries = [Entry(each, body, "order", 1) for each, body in zip(places, "abcd", strict=True)]
+    places = [MessageId(stream, offset) for offset in (0, 1, 2, 3, 4, 99)]
+    names = ("a", "b", "c", "another", "e", "dropped")
+    entries = [Entry(each, name, "order", 1) for each, name in zip(places, names, strict=True)]
     assert dead.follow(member, stream, 0) is not None
     dead.add(member, entries, Advance(stream, 0, 100))
     dead.forward(member, 7, places[:2])
+    most = 3 + CRASHES_MAX
+    for name, attempts in (("b", most - 1), ("e", most)):
+        set_attempts = "UPDATE relatum.collected_messages SET attempts = :attempts WHERE message_id = :name"
+        collecting.place.sql(set_attempts, attempts=attempts, name=name)
     let_lapse(engine)
     dead.dispose()
     consumer = Consumer()
-    with collecting.collector(consumer, streams=[]) as collector:
+    with collecting.collector(consumer, streams=[], attempts=3, dead_letter_stream=dead_stream) as collector:
         outcomes = wait_status(collector, SUCCEEDED, *"abc")
-        [gone] = wait_status(collector, FAILED, "d")
+        failed = wait_status(collector, FAILED, "another", "dropped")
+        [given_up] = wait_status(collector, DEAD, "e")
     assert sorted(consumer.bodies) == ["a", "b", "c"]
-    assert [outcome.attempts for outcome in outcomes] == [2, 2, 1]
-    assert (gone.reason or "").startswith("expired: ")
+    assert [outcome.attempts for outcome in outcomes] == [2, most, 1]
+    assert (failed[0].reason, (failed[1].reason or "")[:9]) == ("expired: another message lies there now", "expired: ")
+    assert "died" in (given_up.reason or "")
+    assert [each.body for each in collecting.place.messages(dead_stream)] == [b"e"]
 
 
 # --- threads ------------------------------------------------------------------------------------------------------

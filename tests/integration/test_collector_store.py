@@ -23,14 +23,6 @@ PLAIN = Properties(message_id="orders-0", type="order")
 
 
 @pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    """The database, which stores share."""
-    shared = Database(database_url)
-    yield shared
-    shared.close()
-
-
-@pytest.fixture
 def engine(database: Database) -> sa.Engine:
     """Its engine."""
     return database.engine
@@ -98,20 +90,6 @@ def test_a_message_goes_from_collected_to_succeeded(member: StoreMember) -> None
     assert (outcome.collected_at, outcome.forwarded_at, outcome.finished_at) == (added.at, forwarded.at, finished.at)
     assert (outcome.attempts, outcome.reason, outcome.others) == (1, None, ())
     assert statuses(member, 1, 2) == ["forwarded", "unknown"]
-
-
-def test_every_call_may_be_repeated(member: StoreMember) -> None:
-    """A commit that nobody answered was made or not: the same call again changes nothing and answers the same."""
-    member.follow("orders", 0)
-    advance = Advance("orders", 0, 3)
-    first = member.add(entries(0, 2), advance)
-    assert member.add(entries(0, 2), advance).places == first.places == places(0, 2)
-    once = member.forward(BULK, places(0, 2))
-    assert member.forward(BULK, places(0, 2)) == once
-    failed = [*results(OutcomeStatus.FAILED, 0, reason="no"), *results(OutcomeStatus.COLLECTED, 2, retry_in_s=60.0)]
-    done = member.finish(BULK, failed)
-    assert member.finish(BULK, failed).places == done.places == places(0, 2)
-    assert [outcome.attempts for outcome in member.store.outcomes_of(["orders-0", "orders-2"]).values()] == [1, 1]
 
 
 def test_final_states_never_change(member: StoreMember) -> None:
@@ -203,12 +181,17 @@ def test_the_position_moves_with_the_rows_or_not_at_all(member: StoreMember) -> 
 
 
 def test_one_member_follows_a_stream(member: StoreMember, database: Database, engine: sa.Engine) -> None:
-    """The others stand by until its lease has lapsed; the one that was away too long is told so."""
+    """The others stand by until its lease has lapsed, and are told all such streams at once; then it is told so."""
     standby = StoreMember(database)
-    assert member.follow("orders", 0) is not None
+    for stream in ("orders", "mails"):
+        assert member.follow(stream, 0) is not None
     assert standby.follow("orders", 0) is None
+    assert standby.follow("parcels", 0) is not None
+    member.unfollow("mails")
+    assert (standby.held(), member.held()) == ({"orders"}, {"parcels"})
     member.add(entries(0), Advance("orders", 0, 1))
     lapse(engine, member)
+    assert standby.held() == frozenset()
     assert standby.follow("orders", 0).next_offset == 1
     with pytest.raises(Conflict):
         member.add(entries(1), Advance("orders", 1, 2))
@@ -286,25 +269,6 @@ def test_a_stale_member_cannot_store_results(member: StoreMember, database: Data
             call()
 
 
-def test_a_member_that_was_late_goes_on(member: StoreMember, engine: sa.Engine) -> None:
-    """A lease that lapsed while nobody minded is renewed, and results count."""
-    member.add(entries(0))
-    member.forward(BULK, places(0))
-    lapse(engine, member)
-    assert member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 0)).places == places(0)
-    assert member.renew()
-
-
-def test_leaving_hands_everything_over_at_once(member: StoreMember, database: Database) -> None:
-    """No lease is waited for after an orderly stop."""
-    member.follow("orders", 0)
-    member.add(entries(0), Advance("orders", 0, 1))
-    member.close()
-    heir = StoreMember(database)
-    assert heir.follow("orders", 0).next_offset == 1
-    assert taken_over(heir) == [0]
-
-
 def test_a_result_and_a_take_over_exclude_each_other(
     member: StoreMember, database: Database, engine: sa.Engine
 ) -> None:
@@ -318,27 +282,6 @@ def test_a_result_and_a_take_over_exclude_each_other(
         assert taken_over(heir) == [1]
     assert statuses(member, 0, 1) == ["succeeded", "collected"]
     assert taken_over(heir) == []
-
-
-def test_a_joined_transaction_keeps_results_and_writes_together(member: StoreMember, engine: sa.Engine) -> None:
-    """What raises inside passes as it is and takes both back; else both are there, and the times are of the end."""
-    with engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE paid (number integer)"))
-    member.add(entries(0))
-    member.forward(BULK, places(0))
-    with pytest.raises(ZeroDivisionError), member.store.transaction() as connection:  # noqa: PT012 - what a caller does
-        connection.execute(sa.text("INSERT INTO paid VALUES (0)"))
-        member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 0), connection=connection)
-        raise ZeroDivisionError
-    assert statuses(member, 0) == ["forwarded"]
-    with pytest.raises(sa.exc.DataError), member.store.transaction() as connection:
-        connection.execute(sa.text("SELECT 1 / 0"))
-    with member.store.transaction() as connection:
-        connection.execute(sa.text("INSERT INTO paid VALUES (0)"))
-        member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 0), connection=connection)
-    with engine.connect() as connection:
-        assert connection.execute(sa.text("SELECT count(*) FROM paid")).scalar_one() == 1
-    assert statuses(member, 0) == ["succeeded"]
 
 
 class _CutAtCommit:
@@ -375,7 +318,10 @@ class _CutAtCommit:
 def test_a_commit_whose_outcome_is_unknown_is_settled_by_repeating(
     member: StoreMember, database: Database, engine: sa.Engine, after: bool
 ) -> None:
-    """The connection is lost just before or just after each commit: repeated, each call answers as if nothing was."""
+    """The connection is lost just before or just after each commit: repeated, each call answers as if nothing was.
+
+    So it does where the first was answered; and what an orderly stop leaves is another's at once.
+    """
 
     def repeated(call: Callable[[], object]) -> object:
         with _CutAtCommit(engine, after=after) as cut:
@@ -388,10 +334,15 @@ def test_a_commit_whose_outcome_is_unknown_is_settled_by_repeating(
     assert repeated(lambda: member.add(entries(0, 1), Advance("orders", 0, 2))).places == places(0, 1)
     assert repeated(lambda: member.add(entries(5))).places == places(5)
     assert repeated(lambda: member.forward(BULK, places(0, 1))).places == places(0, 1)
-    done = results(OutcomeStatus.SUCCEEDED, 0)
-    assert repeated(lambda: member.finish(BULK, done)).places == places(0)
-    lapse(engine, member)
+    once = member.forward(BULK, places(0, 1))
+    assert member.forward(BULK, places(0, 1)) == once
+    done = [*results(OutcomeStatus.FAILED, 0), *results(OutcomeStatus.COLLECTED, 1, reason="no", retry_in_s=0.0)]
+    for _ in range(2):
+        assert repeated(lambda: member.finish(BULK, done)).places == places(0, 1)
+        assert [member.outcome(f"orders-{offset}").attempts for offset in (0, 1)] == [1, 1]
+    member.close()
     heir = StoreMember(database)
+    assert heir.follow("orders", 0).next_offset == 2
     found = repeated(lambda: heir.take_over(["order"], 10))
     assert [entry.place.offset for entry in found] == [1, 5]
     assert [entry.attempts for entry in found] == [1, 0]
@@ -422,18 +373,6 @@ def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
     assert statuses(member, 0) == [told.value]
     assert stored is not None
     assert stored.places == places(0)
-
-
-def test_others_streams_are_told_in_one_answer(member: StoreMember, database: Database, engine: sa.Engine) -> None:
-    """Those of members whose lease holds: neither one's own, nor what was left, nor what died with its member."""
-    another = StoreMember(database)
-    for stream in ("orders", "mails"):
-        assert member.follow(stream, 0) is not None
-    assert another.follow("parcels", 0) is not None
-    member.unfollow("mails")
-    assert (another.held(), member.held()) == ({"orders"}, {"parcels"})
-    lapse(engine, another)
-    assert member.held() == frozenset()
 
 
 def test_a_stream_declared_again_begins_anew(member: StoreMember) -> None:

@@ -5,13 +5,12 @@ from typing import Any
 
 import cramjam
 import pytest
-import sqlalchemy as sa
 
 from relatum.reading import StreamReader
-from relatum.recording import StreamStatus, backfill, plan_backfill, status
+from relatum.recording import plan_backfill
 from relatum.wire._unpacking import _cramjam
 from tests.integration.test_foreign import headed, in_batch, text
-from tests.support import publish_plain, record, recording, wait_until
+from tests.support import wait_until
 from tests.support._raw_publisher import RawPublisher
 from tests.support.place import Place
 
@@ -21,12 +20,6 @@ def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
     return [(b"%d" % n, {"order_id": f"o{n}"}) for n in range(start, start + count)]
 
 
-def seen(place: Place, stream: str | None = None) -> StreamStatus:
-    """What the status says of the stream, or of another."""
-    (found,) = status(place.amqp, place.database, [stream or place.stream])
-    return found
-
-
 def test_a_gap_that_an_interrupted_back_fill_left_is_shown_and_closed(place: Place) -> None:
     """Killed after it moved the tail to the stream's end: lag and status say so, and the next recorder closes it."""
     place.put(*orders(60))
@@ -34,11 +27,11 @@ def test_a_gap_that_an_interrupted_back_fill_left_is_shown_and_closed(place: Pla
     place.put(*orders(100, start=60))
     with StreamReader.open(place.amqp) as reader:
         plan_backfill(place.engine, reader, "/", place.stream, None)
-    assert (seen(place).gaps, seen(place).lag_offsets) == ([(60, 160)], 100)
-    assert (seen(place).lag_s or 0) > 0
-    with recording(place.amqp, place.engine, place.stream):
+    assert (place.status().gaps, place.status().lag_offsets) == ([(60, 160)], 100)
+    assert (place.status().lag_s or 0) > 0
+    with place.recording():
         place.put(*orders(5, start=160))
-        wait_until(lambda: not seen(place).lag_offsets, what="no gap")
+        wait_until(lambda: not place.status().lag_offsets, what="no gap")
     assert place.values() == [f"o{n}" for n in range(165)]
 
 
@@ -53,19 +46,19 @@ def test_a_batch_that_cannot_be_unpacked_is_not_covered_until_it_can(
     monkeypatch.setitem(sys.modules, "cramjam", None)
     _cramjam.cache_clear()
     try:
-        with recording(place.amqp, place.engine, place.stream, keys=["order_id"]):
+        with place.recording(keys=["order_id"]):
             place.wait_recorded()
             assert place.values() == ["a", "d"]
-            found = seen(place)
+            found = place.status()
             assert (found.gaps, found.covered["order_id"], found.lag_offsets) == ([(1, 3)], [(0, 1), (3, 4)], 2)
             (event,) = found.events
             assert (event.kind, event.from_offset, event.to_offset) == ("unreadable", 1, 3)
             assert "zstd" in event.detail
-            backfill(place.amqp, place.database, place.stream)
-            assert seen(place).gaps == [(1, 3)]
+            place.backfill()
+            assert place.status().gaps == [(1, 3)]
             monkeypatch.undo()
             _cramjam.cache_clear()
-            wait_until(lambda: not seen(place).gaps, what="the gap closed")
+            wait_until(lambda: not place.status().gaps, what="the gap closed")
     finally:
         monkeypatch.undo()
         _cramjam.cache_clear()
@@ -78,25 +71,22 @@ def test_a_broken_batch_stops_nobody(place: Place) -> None:
         publisher.publish(headed(text("a")), (1, 2, 10, b"no gzip"), headed(text("d")))
     place.record(keys=["order_id"])
     assert place.values() == ["a", "d"]
-    assert (seen(place).gaps, seen(place).skipped) == ([], {"": {"undecodable_message": 2}})
+    assert (place.status().gaps, place.status().skipped) == ([], {"": {"undecodable_message": 2}})
 
 
 def test_a_gap_that_cannot_be_closed_keeps_nobody_from_another_streams(place: Place, other_stream: str) -> None:
     """PostgreSQL refuses what was left of the first stream, again and again; the second one's gap is closed."""
     names = [place.stream, other_stream]
     for name in names:
-        publish_plain(place.amqp, name, orders(5))
-    record(place.amqp, place.engine, *names, keys=["order_id"])
+        place.put(*orders(5), to=name)
+    place.record(*names, keys=["order_id"])
     for name in names:
-        publish_plain(place.amqp, name, orders(5, start=5))
+        place.put(*orders(5, start=5), to=name)
     with StreamReader.open(place.amqp) as reader:
         for name in names:
             plan_backfill(place.engine, reader, "/", name, None)
-    with place.engine.begin() as connection:
-        find = sa.text("SELECT stream_id FROM relatum.streams WHERE name = :name")
-        stream_id = connection.execute(find, {"name": place.stream}).scalar_one()
-        refused = sa.text(f"ALTER TABLE relatum.coverage ADD CHECK (stream_id <> {stream_id} OR is_tail) NOT VALID")
-        connection.execute(refused)
-    with recording(place.amqp, place.engine, *names):
-        wait_until(lambda: not seen(place, other_stream).lag_offsets, what="no gap")
-    assert seen(place).gaps == [(5, 10)]
+    ((stream_id,),) = place.sql("SELECT stream_id FROM relatum.streams WHERE name = :name", name=place.stream)
+    place.sql(f"ALTER TABLE relatum.coverage ADD CHECK (stream_id <> {stream_id} OR is_tail) NOT VALID")
+    with place.recording(*names):
+        wait_until(lambda: not place.status(other_stream).lag_offsets, what="no gap")
+    assert place.status().gaps == [(5, 10)]

@@ -210,50 +210,35 @@ def names_of(engine: sa.Engine) -> dict[str, str | None]:
 
 
 def test_a_key_may_name_another_that_is_defined_with_it_or_before(engine: sa.Engine) -> None:
-    """What is stored says so; one that named none is told later, since no row depends on it."""
-    add_keys(engine, [KeyDefinition("cause", names="id"), "id", "reply"])
-    assert names_of(engine) == {"cause": "id", "id": None, "reply": None}
+    """What is stored says so, and goes for the key of that name that is in force; one that named none is told later.
+
+    Another name than before is a conflict: nothing is written, and the definition is told as it is written in code.
+    """
+    add_keys(engine, [KeyDefinition("cause", names="id"), "id", "reply", "other"])
+    assert names_of(engine) == {"cause": "id", "id": None, "reply": None, "other": None}
     (told,) = add_keys(engine, [KeyDefinition("reply", names="id")])
     assert told.names == "id"
     # Who says nothing of it, as the release before, agrees.
     assert [key.names for key in add_keys(engine, ["cause", "reply"])] == ["id", "id"]
     check_keys(engine, ["cause", "id"])
     check_keys(engine, [KeyDefinition("cause", names="id")])
-
-
-def test_a_key_that_names_another_one_than_before_is_a_conflict(engine: sa.Engine) -> None:
-    """Nothing is written, and the definition in force is told as it is written in code."""
-    add_keys(engine, ["id", "other", KeyDefinition("cause", names="id")])
     for ask in (add_keys, check_keys):
         with pytest.raises(KeyDefinitionConflict, match="names='id'"):
             ask(engine, [KeyDefinition("cause", names="other")])
+    remove_key(engine, "id")
+    assert names_of(engine) == {"cause": "id", "reply": "id", "other": None}
+    add_keys(engine, ["id"])
+    add_keys(engine, [KeyDefinition("cause", names="id")])
     assert names_of(engine)["cause"] == "id"
 
 
-@pytest.mark.parametrize(
-    ("named", "what"),
-    [
-        ("idd", "is no key; do you mean 'id'|is no key"),
-        ("number", "the same type"),
-        ("pair", "as many parts"),
-    ],
-)
-def test_a_key_names_only_one_that_can_have_its_values(engine: sa.Engine, named: str, what: str) -> None:
+def test_a_key_names_only_one_that_can_have_its_values(engine: sa.Engine) -> None:
     """Else nothing would ever be found by it; nothing is written."""
     add_keys(engine, ["id", KeyDefinition("number", type="integer"), KeyDefinition("pair", source=("a", "b"))])
-    with pytest.raises(InvalidKeyDefinition, match=what):
-        add_keys(engine, [KeyDefinition("cause", names=named)])
+    for named, what in {"idd": "is no key", "number": "the same type", "pair": "as many parts"}.items():
+        with pytest.raises(InvalidKeyDefinition, match=what):
+            add_keys(engine, [KeyDefinition("cause", names=named)])
     assert set(names_of(engine)) == {"id", "number", "pair"}
-
-
-def test_a_named_key_may_be_removed_and_defined_again(engine: sa.Engine) -> None:
-    """The name goes for the key of that name that is in force."""
-    add_keys(engine, ["id", KeyDefinition("cause", names="id")])
-    remove_key(engine, "id")
-    assert names_of(engine) == {"cause": "id"}
-    add_keys(engine, ["id"])
-    add_keys(engine, [KeyDefinition("cause", names="id")])
-    assert names_of(engine) == {"cause": "id", "id": None}
 
 
 def test_a_key_is_masked_by_who_says_so_and_shown_again_by_name_alone(engine: sa.Engine) -> None:

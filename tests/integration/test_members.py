@@ -7,11 +7,10 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import psycopg as dialect
 
 from relatum.store import RECORDERS, Member, Share, ensure_stream, holders_of, recorder_members, streams
 from tests.support.leases import let_lapse
-from tests.support.plans import nodes_of, plan_of
+from tests.support.plans import nodes_of, plan_of_statement
 
 FILL = """
 INSERT INTO relatum.streams (name, lease_holder) SELECT 's' || n, 'm' || n % 2000 FROM generate_series(1, 50000) n;
@@ -176,9 +175,7 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_each_statement_finds_its_rows_by_an_index(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
     """No large table is scanned."""
-    statement, parameters = STATEMENTS[name]
-    compiled = statement.compile(dialect=dialect.dialect())
-    plan = plan_of(filled, mode, str(compiled), {**compiled.params, **parameters})
+    plan = plan_of_statement(filled, mode, *STATEMENTS[name])
     of_tables = [node for node in nodes_of(plan) if node.get("Relation Name") in ("streams", "recorder_members")]
     assert of_tables, plan
     assert not [node for node in of_tables if node["Node Type"] == "Seq Scan"], plan

@@ -50,14 +50,6 @@ class Collecting(StoreMember):
 
 
 @pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    """The database, which stores share."""
-    shared = Database(database_url)
-    yield shared
-    shared.close()
-
-
-@pytest.fixture
 def collecting(database: Database) -> Collecting:
     """A collector."""
     return Collecting(database)

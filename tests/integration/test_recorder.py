@@ -1,6 +1,5 @@
 """Recording real streams into a real database."""
 
-import logging
 import re
 import threading
 import time
@@ -36,7 +35,6 @@ from tests.support import (
 )
 from tests.support._raw_publisher import RawPublisher, uncompressed
 from tests.support.place import Place
-from tests.support.ports import free_port
 
 BIG = [(b"x" * 10_000, {"order_id": f"big{n}"}) for n in range(100)]
 """More than a stream that retains little keeps."""
@@ -57,14 +55,6 @@ def test_a_stop_commits_what_was_read_and_a_start_goes_on_there(place: Place) ->
             place.wait_recorded()
     assert [value for key, value, _ in place.rows() if key == "order_id"] == [f"o{n}" for n in range(30)]
     assert len(place.rows()) == 60
-
-
-def test_a_stop_right_after_the_start_is_no_outage(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is said to wait, or to be tried again: what was asked when the stop came is just left."""
-    for _ in range(5):
-        with place.recording():
-            wait_until(lambda: any(each.name == "relatum-keeper" for each in threading.enumerate()), what="its threads")
-    assert not [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 def test_what_is_derived_can_be_emptied_and_filled_again(place: Place) -> None:
@@ -131,17 +121,6 @@ def test_a_key_added_while_recording_is_recorded_from_then_on_and_back_filled(pl
     assert prune(place.amqp, place.database).rows[""] == 20
 
 
-def test_two_recorders_write_each_row_once(place: Place) -> None:
-    """One holds the lease; the other takes over when it is given back."""
-    with place.recording(keys=["order_id"]):
-        with place.recording():
-            place.put(*orders(50))
-            place.wait_recorded()
-        place.put(*orders(50, start=50))
-        place.wait_recorded()
-    assert len(place.rows()) == 100
-
-
 def test_a_stream_is_the_same_whatever_was_published_since_its_bounds_were_asked(place: Place) -> None:
     """A position recorded meanwhile lies beyond bounds that were asked before; the stream itself tells."""
     place.put(*orders(3))
@@ -181,14 +160,6 @@ def test_what_is_no_stream_is_waited_for_and_not_written(place: Place, caplog: p
     finally:
         delete_stream(place.amqp, missing)
         delete_stream(place.amqp, queue)
-
-
-def test_nothing_is_written_while_the_broker_is_away(engine: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
-    """Whether a name is a stream only the broker knows: it is waited for, and the table stays empty."""
-    with recording(f"amqp://guest:guest@127.0.0.1:{free_port((0, -120))}", engine, unique_name()):
-        wait_until(lambda: "RabbitMQ" in caplog.text and "is away" in caplog.text, what="the outage is told")
-        with engine.connect() as connection:
-            assert connection.execute(sa.text("SELECT count(*) FROM relatum.streams")).scalar_one() == 0
 
 
 def test_a_stream_declared_again_begins_a_new_generation(place: Place) -> None:

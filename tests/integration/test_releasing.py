@@ -8,7 +8,7 @@ import pytest
 
 import relatum
 from tests.contract._clients import open_line
-from tests.support import declare_stream, delete_stream, recorded_to, rows_of, unique_name, wait_until
+from tests.support import declare_stream, delete_stream, unique_name, wait_until
 from tests.support.place import FailingPlace, Place
 from tests.support.standstill import in_time
 
@@ -47,7 +47,7 @@ def left_by(client: str, at: FailingPlace, *acts: str | Callable[[], object], **
 
 def wait_first(place: Place) -> None:
     """Wait until the first message is recorded."""
-    wait_until(lambda: recorded_to(place.engine, place.stream) == 1, what="the first message recorded")
+    wait_until(lambda: place.recorded_to() == 1, what="the first message recorded")
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -72,7 +72,7 @@ def test_what_is_left_is_said_and_recorded_next(
     [line] = said(caplog)
     assert f"2 of {place.stream!r}" in line
     place.record()
-    assert rows_of(place.engine, place.stream) == [("order_id", each, n) for n, each in enumerate("abc")]
+    assert place.rows() == [("order_id", each, n) for n, each in enumerate("abc")]
 
 
 @pytest.mark.parametrize(("client", "trouble"), list(zip((*CLIENTS, CLIENTS[0]), TROUBLES, strict=True)))
@@ -85,7 +85,7 @@ def test_what_was_never_looked_at_is_said(
     [line] = said(caplog)
     assert repr(place.stream) in line
     place.record(keys=["order_id"])
-    assert rows_of(place.engine, place.stream) == [("order_id", "a", 0), ("order_id", "b", 1)]
+    assert place.rows() == [("order_id", "a", 0), ("order_id", "b", 1)]
 
 
 @pytest.mark.parametrize("client", CLIENTS)

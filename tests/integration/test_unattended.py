@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
+from relatum.command import complete_app
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum.store import add_keys
@@ -22,15 +24,24 @@ from tests.support.place import Place
 CURE = "relatum backfill --keys customer"
 
 
+class InProcess(Relatum):
+    """The command, without a process of its own: what it says is the same."""
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        ended = CliRunner().invoke(complete_app(), arguments, env=self.environment)
+        return subprocess.CompletedProcess(arguments, ended.exit_code, ended.stdout, ended.stderr)
+
+
 @pytest.fixture
 def relatum(place: Place) -> Relatum:
     """The command."""
-    return Relatum(place.amqp, place.stream_url, place.database)
+    return InProcess(place.amqp, place.stream_url, place.database)
 
 
 def waited(relations: Relations, message: Message, by: str) -> Answer:
     """What a wait says that was long enough for a proof."""
-    tried = (relations.wait_related(message, by=by, timeout_s=0.2) for _ in range(100))
+    tried = (relations.wait_related(message, by=by, timeout_s=1.0) for _ in range(100))
     return next(each for each in tried if each.status is not Status.UNPROVEN)
 
 

@@ -10,7 +10,6 @@ from inspect import iscoroutinefunction
 from typing import Any, Self, TypeVar
 
 import pika
-import sqlalchemy as sa
 
 from relatum.collecting import (
     AsyncMessageCollector,
@@ -208,18 +207,6 @@ class Collecting:
         if executor is not None:
             collector.register_executor("order", executor, ExecutorOptions(**of_executor))
         return collector
-
-
-def new_ledger(engine: sa.Engine) -> Callable[[], list[str]]:
-    """Make a table for executors to write to; gives what tells what it holds."""
-    with engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE ledger (body text)"))
-
-    def bodies() -> list[str]:
-        with engine.connect() as connection:
-            return list(connection.scalars(sa.text("SELECT body FROM ledger ORDER BY body")))
-
-    return bodies
 
 
 def wait_status(collector: Any, status: OutcomeStatus, *ids: str) -> list[Outcome]:

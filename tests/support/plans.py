@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 from psycopg.sql import SQL, Literal
+from sqlalchemy.dialects.postgresql import psycopg as dialect
 
 from tests.support._streams import unique_name
 
@@ -54,6 +55,14 @@ def filled_database(
                 yield connection
         finally:
             administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def plan_of_statement(
+    connection: psycopg.Connection[Any], mode: str, statement: Any, parameters: dict[str, Any]
+) -> dict[str, Any]:
+    """The plan of a statement of SQLAlchemy's, with the parameters that it brings itself."""
+    compiled = statement.compile(dialect=dialect.dialect())
+    return plan_of(connection, mode, str(compiled), {**compiled.params, **parameters})
 
 
 def plan_of(connection: psycopg.Connection[Any], mode: str, sql: str, parameters: dict[str, Any]) -> dict[str, Any]:

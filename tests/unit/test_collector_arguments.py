@@ -116,7 +116,10 @@ def bulk_of(*offsets: int) -> Bulk:
 
 
 def test_results_are_noted_of_this_bulk_s_messages_alone() -> None:
-    """An id or None would be noted of nothing; another bulk's message is refused, and this bulk's results stay."""
+    """An id or None would be noted of nothing; another bulk's message is refused, and this bulk's results stay.
+
+    So is what is no reason, no exception and no Failure.
+    """
     bulk, other = bulk_of(1, 2), bulk_of(3)
     bulk.failed(bulk.messages[0], Failure("no such order"))
     place = MessageId("orders", 1)
@@ -124,16 +127,10 @@ def test_results_are_noted_of_this_bulk_s_messages_alone() -> None:
         for note in (bulk.succeeded, lambda message: bulk.failed(message, "x")):
             with pytest.raises(InvalidInput, match="m3" if wrong is other.messages[0] else r"bulk\.messages"):
                 note(wrong)
+    for error in (None, 5, ValueError):
+        with pytest.raises(InvalidInput, match="error is"):
+            bulk.failed(bulk.messages[1], error)  # type: ignore[arg-type]
     assert list(bulk.results.values()) == [Failure("no such order")]
-
-
-@pytest.mark.parametrize("error", [None, 5, ValueError])
-def test_a_failure_says_why(error: Any) -> None:
-    """What is no reason, no exception and no Failure is refused."""
-    bulk = bulk_of(1)
-    with pytest.raises(InvalidInput, match="error is"):
-        bulk.failed(bulk.messages[0], error)
-    assert bulk.results == {}
 
 
 class Coroutine:
@@ -155,7 +152,7 @@ def test_coroutine_functions_are_for_asyncio() -> None:
 
 
 def test_an_executor_is_tested_without_a_server() -> None:
-    """A bulk of messages that were made is what an executor is handed, and tells what it noted."""
+    """A bulk of messages that were made, and of them alone, is what an executor is handed, and tells what it noted."""
     made = [
         Message.from_amqp("orders", n, BasicProperties(type="order", message_id=f"m{n}"), b"%d" % n) for n in (1, 2)
     ]
@@ -170,9 +167,5 @@ def test_an_executor_is_tested_without_a_server() -> None:
     executor(bulk)
     assert list(bulk.results.values()) == [None, Failure("no such order", retry=False)]
     assert (len(bulk), bulk.type, bulk.bytes) == (2, "order", 2)
-
-
-def test_a_bulk_is_made_of_messages_alone() -> None:
-    """What is no message of a stream is refused."""
     with pytest.raises(InvalidInput, match="bytes"):
         Bulk.of("order", [b"body"])  # type: ignore[list-item]

@@ -1,12 +1,9 @@
-"""What a collector flushes when, and who has to wait: held against a model that is naive, and said in examples."""
+"""What a collector flushes when, and who has to wait: held against a model that is naive."""
 
 # ruff: noqa: D102 - the model and the machine say what they do by their names
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -334,71 +331,16 @@ TestCoreAndModel = CoreAndModel.TestCase
 TestCoreAndModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-# --- each condition, as an example ------------------------------------------------------------------------------
+# --- what chance does not find, or the model does not do -----------------------------------------------------------
 
 
-def at(time_s: float) -> Callable[[Core], object]:
-    """The time comes."""
-    return lambda core: core.tick(time_s)
-
-
-def of(*sizes: int, now: float = 0.0) -> Callable[[Core], object]:
-    """Messages come, of these sizes."""
-    return lambda core: [put(core, core.held_messages, size=size, now=now) for size in sizes]
-
-
-FULL = 3 * ENTRY_BYTES + 60
-CONDITIONS: list[tuple[FlushReason, dict[str, Any], list[Callable[[Core], object]]]] = [
-    (FlushReason.BYTES, {"bulk_bytes": 30}, [of(29), of(1)]),
-    (FlushReason.MESSAGES, {"bulk_messages": 2}, [of(10), of(10)]),
-    (FlushReason.AGE, {"max_age_s": 2.0}, [of(1, now=10.0), of(1, now=11.9), at(11.99), at(12.0)]),
-    (FlushReason.IDLE, {"idle_s": 1.0, "max_age_s": 60.0}, [of(1, now=10.0), of(1, now=10.9), at(11.8), at(11.9)]),
-    (FlushReason.TOTAL_BYTES, {}, [of(10), of(20), of(30)]),
-    (FlushReason.ACTIVE_BULKS, {}, [of(10), lambda core: put(core, 7, "b"), lambda core: put(core, 8, "c")]),
-    (FlushReason.EXPLICIT, {}, [of(10), lambda core: core.flush("b"), lambda core: core.flush("a")]),
-    (FlushReason.STOP, {}, [of(10), lambda core: core.stop()]),
-]
-
-
-@pytest.mark.parametrize(("reason", "options", "steps"), CONDITIONS, ids=[each[0].value for each in CONDITIONS])
-def test_each_condition_closes_a_bulk_and_not_before(
-    reason: FlushReason, options: dict[str, Any], steps: list[Callable[[Core], object]]
-) -> None:
-    """Of several bulks the largest, or the oldest: nothing is closed before the last step."""
-    core = core_of(
-        {"a": ExecutorOptions(**options)} | dict.fromkeys("bc", ExecutorOptions()), bytes_max=FULL, bulks_max=3
-    )
-    for step in steps:
-        assert core.take("a") is None
-        step(core)
-    assert (taken(core).reason, core.take("b"), core.take("c")) == (reason, None, None)
-
-
-def test_the_stop_waits_for_what_is_being_stored_and_for_no_retry() -> None:
-    """A message taken before it and stored after it is handed on; what waits, or fails later, is another member's."""
-    core = core_of({"a": ExecutorOptions(bulk_messages=1, workers=3)})
-    of(1, 1)(core)
-    first, second, late = taken(core), taken(core), message(7)
-    core.admit(late, 0.0)
-    core.settle(first, results(first, OutcomeStatus.COLLECTED, 4.0), 10.0)
-    assert (core.held_messages, core.deadline()) == (3, 14.0)
-    core.stop()
-    assert put(core, 9) is Verdict.REFUSED
-    core.settle(second, results(second, OutcomeStatus.COLLECTED, 4.0), 10.0)
-    core.add([late], 10.0)
-    assert offsets(taken(core)) == [7]
-    assert (core.held_messages, core.deadline()) == (1, None)
-
-
-def test_spilling_begins_at_the_end_of_the_queue() -> None:
-    """At the byte limit, and not before, bodies of the last bulk in the queue go; the next message is taken."""
-    options = ExecutorOptions(bulk_messages=1, workers=2, when_full="spill")
-    core = core_of({"a": options}, bytes_max=2 * ENTRY_BYTES + 2000)
-    of(1000, 1000)(core)
-    assert core.held_bytes == core.limits.bytes_max
-    assert core.admit(message(2), 0.0) is Verdict.TAKEN
-    assert core.held_bytes == 3 * ENTRY_BYTES + 1000 + 10
-    assert [taken(core).messages[0].body is None for _ in range(2)] == [False, True]
+def test_the_largest_bulk_is_closed_where_all_bytes_reach_their_limit() -> None:
+    """And not before."""
+    core = core_of(dict.fromkeys("abc", ExecutorOptions()), bytes_max=3 * ENTRY_BYTES + 60)
+    for offset, (type_, size) in enumerate({"a": 10, "b": 30, "c": 20}.items()):
+        assert core.take("b") is None
+        put(core, offset, type_, size)
+    assert (taken(core, "b").reason, core.take("a"), core.take("c")) == (FlushReason.TOTAL_BYTES, None, None)
 
 
 def test_adopted_messages_have_no_body_and_their_own_time() -> None:
