@@ -3,12 +3,15 @@
 import asyncio
 import gc
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import threading
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
+from urllib.request import urlopen
 
 import pika
 import pytest
@@ -27,6 +30,7 @@ from tests.support import publish_plain, wait_until
 from tests.support.forking import in_child, publish_in_child, publishing, put
 from tests.support.leases import LEASE_S
 from tests.support.place import Place
+from tests.support.ports import free_port
 from tests.support.serial_consuming import consume
 
 PARTITIONS = 2
@@ -264,3 +268,40 @@ assert reader._streams._connections.idle == idle, "the parent had to connect aga
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
+
+
+def test_all_workers_of_a_pre_fork_server_record(place: Place) -> None:
+    """Gunicorn with --preload: the master publishes before it forks, and each worker's messages are all recorded."""
+    port = free_port((0,))
+    environment = os.environ | {
+        "APP_AMQP": place.amqp,
+        "APP_STREAM": place.stream_url,
+        "APP_DATABASE": place.database,
+        "APP_NAME": place.stream,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, "-m", "gunicorn", "--preload", "--workers", "3", "--bind", f"127.0.0.1:{port}"]
+    helped = subprocess.run([*command[:3], "--help"], capture_output=True, text=True, check=False).stdout
+    command += ["--no-control-socket"] if "control-socket" in helped else []
+    command += ["--log-level", "warning", "tests.support.prefork_app:app"]
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        workers: set[str] = set()
+        published = ["master"]
+
+        def ask() -> bool:
+            assert server.poll() is None, server.stdout and server.stdout.read()
+            try:
+                with urlopen(f"http://127.0.0.1:{port}/?r{len(published)}", timeout=90) as answer:
+                    workers.add(answer.read().decode())
+            except OSError:
+                return False
+            published.append(f"r{len(published)}")
+            return len(workers) == 3 and len(published) > 30
+
+        wait_until(ask, 120, what="answers of three workers")
+        wait_for(place, *published)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        output = server.communicate(timeout=90)[0]
+    assert b"Traceback" not in output, output.decode()
