@@ -12,6 +12,7 @@ import random
 import secrets
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, LiteralString
@@ -214,6 +215,7 @@ def docker_setup(docker_command: str) -> list[str]:
     return ["up --detach --wait --wait-timeout 180 rabbitmq postgresql"]
 
 
+@contextmanager
 def _directory(factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
     directory = factory.mktemp(name)
     yield directory
@@ -221,17 +223,7 @@ def _directory(factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def _broker_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield from _directory(tmp_path_factory, "rabbitmq")
-
-
-@pytest.fixture(scope="session")
-def _database_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield from _directory(tmp_path_factory, "postgresql")
-
-
-@pytest.fixture(scope="session")
-def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """The broker of this run."""
     amqp_url = os.environ.get("RELATUM_TEST_AMQP_URL")
     stream_url = os.environ.get("RELATUM_TEST_STREAM_URL")
@@ -250,7 +242,8 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
         )
     else:
         with (
-            LocalRabbitMQ(request.getfixturevalue("_broker_directory"), start_timeout_s=START_S) as server,
+            _directory(tmp_path_factory, "rabbitmq") as directory,
+            LocalRabbitMQ(directory, start_timeout_s=START_S) as server,
             StreamReader.open(server.broker_url) as READERS[server.broker_url],
         ):
             yield Broker(server.broker_url, server.stream_url)
@@ -282,7 +275,7 @@ def broker_version(broker: Broker) -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="session")
-def database_server_url(request: pytest.FixtureRequest) -> Iterator[str]:
+def database_server_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A database of the PostgreSQL of this run, whose user may create others."""
     named = os.environ.get("RELATUM_TEST_DATABASE_URL")
     if named:
@@ -292,9 +285,10 @@ def database_server_url(request: pytest.FixtureRequest) -> Iterator[str]:
         host = request.getfixturevalue("docker_ip")
         yield f"postgresql://relatum:{DOCKER_PASSWORD}@{host}:{port}/relatum"
     else:
-        with LocalPostgreSQL(
-            request.getfixturevalue("_database_directory"), durable=False, start_timeout_s=START_S
-        ) as server:
+        with (
+            _directory(tmp_path_factory, "postgresql") as directory,
+            LocalPostgreSQL(directory, durable=False, start_timeout_s=START_S) as server,
+        ):
             yield server.database_url
 
 
@@ -455,7 +449,7 @@ def cluster(
 def _own_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServers]:
     kinds = ("consistent_hash", "recent_history", "random", "jms_topic")
     plugins = ("rabbitmq_stream", *(f"rabbitmq_{kind}_exchange" for kind in kinds))
-    for directory in _directory(tmp_path_factory, "own"):
+    with _directory(tmp_path_factory, "own") as directory:
         servers = LocalServers(directory, durable=False, start_timeout_s=START_S)
         servers.rabbitmq = LocalRabbitMQ(directory / "rabbitmq", plugins=plugins, start_timeout_s=START_S)
         with servers:

@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.local import LocalRabbitMQ
+from relatum.superstreams import Layout, describe_super_stream
 from relatum.terminal import ExitCode
 from tests.acceptance._command import LIMIT_S, Relatum, run, run_installed
 from tests.support import (
@@ -25,6 +26,7 @@ from tests.support import (
     wait_until,
 )
 from tests.support.ports import free_port
+from tests.support.super_streams import delete_by_hand
 
 CANARY = "canary-password"
 
@@ -70,6 +72,7 @@ def test_the_installed_command_lists_each_command() -> None:
         (["read", "s", "0", "--broker", f"http://user:{CANARY}@127.0.0.1/"], ExitCode.CONFIGURATION),
         (["read", "s", "0", "--broker", f"amqp://user:{CANARY}@127.0.0.1:400/"], ExitCode.BROKER),
         (["read", "s", "0", "--broker", f"rabbitmq-stream://user:{CANARY}@127.0.0.1:1/"], ExitCode.BROKER),
+        (["super-stream", "route", "s", "k", "--broker", f"amqp://user:{CANARY}@127.0.0.1:1/"], ExitCode.BROKER),
         (["read", "s", "--", "-1"], ExitCode.USAGE),
         (["keys", "add", "a", "b", "--source", "header:c"], ExitCode.USAGE),
         (["related", "s", "0", "--time", "before"], ExitCode.USAGE),
@@ -245,16 +248,10 @@ def test_trace_shows_what_is_connected(relatum: Relatum, amqp_url: str, engine: 
     publish_plain(amqp_url, stream_name, [(b"x", {"id": "c"})])
     ends(relatum, ExitCode.NOT_YET, f"trace {stream_name} 1")
     ends(relatum, ExitCode.OK, f"trace {stream_name} 1 --complete")
-
-
-def test_a_message_is_traced_whose_stream_is_called_as_a_key(
-    relatum: Relatum, amqp_url: str, engine: sa.Engine, stream_name: str
-) -> None:
-    """The name is the key's, unless it is said that a message is meant."""
-    relatum.ok("keys", "add", "order_id", stream_name)
-    publish_plain(amqp_url, stream_name, [(b"x", {"order_id": 7}), (b"x", {"order_id": 7})])
+    # A stream that is called as a key: the name is the key's, unless it is said that a message is meant.
     record(amqp_url, engine, stream_name)
-    ends(relatum, ExitCode.NOT_THERE, f"trace {stream_name} 1")
+    relatum.ok("keys", "add", stream_name)
+    ends(relatum, ExitCode.NOT_YET, f"trace {stream_name} 1")
     assert "order_id = 7" in relatum.ok("trace", stream_name, "1", "--message")
     ends(relatum, ExitCode.USAGE, f"trace {stream_name} x --message")
 
@@ -324,6 +321,36 @@ def test_rows_are_back_filled_compared_repaired_and_pruned(
     relatum.ok("keys", "remove", "order_id")
     assert relatum.json("prune") == {"": 3}
     assert "Nothing" in relatum.ok("prune")
+
+
+def test_a_super_stream_comes_and_goes(amqp_url: str, stream_url: str) -> None:
+    """What is declared is described, routed to and deleted, without a database; JSON says all of it.
+
+    Without `--yes` it asks before it deletes: the question names the streams, and nobody's answer is no. Repeated keys
+    name the partitions; a number they do not make is wrong usage, other partitions are a conflict.
+    """
+    relatum, name = Relatum(amqp_url, stream_url, ""), unique_name("relatum-super")
+    partitions = [{"place": place, "stream": f"{name}-{place}", "binding_key": str(place)} for place in range(3)]
+    document = {"super_stream": name, "partitions": partitions}
+    try:
+        assert relatum.json("super-stream", "declare", name, "--max-age", "7d") == document
+        assert f"{name}-2" in relatum.ok("super-stream", "describe", name)
+        assert relatum.ok("super-stream", "route", name, "hello1", "hello2") == f"hello1: {name}-1\nhello2: {name}-0\n"
+        refused = relatum.run("super-stream", "delete", name)
+        assert (refused.returncode, f"{name}-0" in refused.stderr) == (ExitCode.DECLINED, True)
+        assert refused.stderr.endswith("[y/N]: \nnothing was done\n")
+        ends(relatum, ExitCode.USAGE, f"super-stream delete {name} --json")
+        assert relatum.json("super-stream", "describe", name) == document
+        assert relatum.json("super-stream", "delete", name, "--yes") == document
+        ended = relatum.run("super-stream", "describe", name)
+        assert (ended.returncode, ended.stdout, name in ended.stderr) == (ExitCode.NOT_THERE, "", True)
+        keys = "--binding-key emea --binding-key apac"
+        ends(relatum, ExitCode.OK, f"super-stream declare {name} {keys}")
+        assert describe_super_stream(amqp_url, name, stream_url=stream_url) == Layout.keyed(name, ["emea", "apac"])
+        ends(relatum, ExitCode.DIFFERENT, f"super-stream declare {name} --partitions 4")
+        ends(relatum, ExitCode.USAGE, f"super-stream declare {name} --partitions 4 {keys}")
+    finally:
+        delete_by_hand(amqp_url, name, *(f"{name}-{end}" for end in ("0", "1", "2", "emea", "apac")))
 
 
 # --- tap and untap ----------------------------------------------------------------------------------------

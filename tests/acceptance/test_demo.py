@@ -146,7 +146,7 @@ def test_demo_looks_for_the_pages_port_first() -> None:
     assert "--port" in ended.stderr
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def data() -> Data:
     """A small part of the data, published in a second."""
     whole = load(600)

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 import relatum_migrations
-from relatum.errors import ConfigurationError, DatabaseUnavailable, SchemaMissing
+from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.keys import KeyDefinition
 from relatum.store import add_keys, key_definitions, make_engine, metadata
 from tests.support.release_0_4 import REVISION, make_release_0_4
@@ -232,24 +232,6 @@ def test_removing_a_super_stream_removes_what_is_known_of_its_consumers(database
             connection.execute(f"INSERT INTO relatum.{row}".encode())
         connection.execute("DELETE FROM relatum.super_streams")
         assert connection.execute("SELECT count(*) FROM relatum.serial_positions").fetchone() == (0,)
-
-
-def test_a_database_without_the_schema_is_named(empty_database_url: str) -> None:
-    """The error says which command to run."""
-    engine = make_engine(empty_database_url)
-    with pytest.raises(SchemaMissing, match="relatum migrate"):
-        add_keys(engine, ["order_id"])
-    engine.dispose()
-
-
-def test_what_is_no_database_is_a_clear_error() -> None:
-    """Neither a bad URL nor an absent server shows a password."""
-    with pytest.raises(ConfigurationError) as caught:
-        make_engine("mysql://user:secret@host/name")
-    assert "secret" not in str(caught.value)
-    with pytest.raises(DatabaseUnavailable) as absent:
-        relatum_migrations.upgrade("postgresql://user:secret@127.0.0.1:1/name")
-    assert "secret" not in str(absent.value)
 
 
 # --- a table with rows becomes one in parts while a recorder of the release before writes and lookups ask -------------

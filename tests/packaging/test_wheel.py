@@ -81,7 +81,10 @@ def test_each_module_that_is_named_is_there(pytestconfig: pytest.Config) -> None
 
 @pytest.mark.release
 def test_every_package_imports_without_extras(installed: Path, tmp_path: Path) -> None:
-    """All four import with the required dependencies alone, and bring in no module of an extra."""
+    """All four import with the required dependencies alone, and bring in no module of an extra.
+
+    What a package lists in `__all__` can be imported from it; Spark's names say which extra they need.
+    """
     code = f"""
 import importlib, sys
 for name in {PACKAGES}:
@@ -90,22 +93,12 @@ for name in {PACKAGES}:
 for name in {OF_EXTRAS}:
     assert name not in sys.modules, name
     assert importlib.util.find_spec(name) is None, name
-"""
-    _run(installed / "python", "-I", "-c", code, cwd=tmp_path)
-
-
-@pytest.mark.release
-def test_every_public_name_exists(installed: Path, tmp_path: Path) -> None:
-    """What a package lists in `__all__` can be imported from it; Spark's names say which extra they need."""
-    code = f"""
-import importlib
 from relatum.errors import ConfigurationError
 for name in {PACKAGES}:
-    package = importlib.import_module(name)
-    assert package.__doc__, name
-    for public in package.__all__:
+    assert sys.modules[name].__doc__, name
+    for public in sys.modules[name].__all__:
         try:
-            getattr(package, public)
+            getattr(sys.modules[name], public)
         except ConfigurationError as error:
             assert name == "relatum_spark" and "relatum[spark]" in str(error), error
 """
@@ -113,16 +106,11 @@ for name in {PACKAGES}:
 
 
 @pytest.mark.release
-def test_the_command_lists_all_commands(installed: Path, tmp_path: Path) -> None:
-    """`relatum --help` works without extras and lists the commands of all packages."""
+def test_the_command_lists_all_commands_and_names_the_extra_that_one_needs(installed: Path, tmp_path: Path) -> None:
+    """Lists and helps work without extras; run, a command ends with the code of a missing installation."""
     shown = _run(installed / "relatum", "--help", cwd=tmp_path)
     commands = "up demo migrate keys record find related groups read status backfill web verify prune"
     assert [each for each in commands.split() if each not in shown] == []
-
-
-@pytest.mark.release
-def test_a_command_that_needs_an_extra_says_which(installed: Path, tmp_path: Path) -> None:
-    """Its help is there without it; run, it ends with the code of a missing installation, and names the extra."""
     assert "--host-name" in _run(installed / "relatum", "web", "--help", cwd=tmp_path)
     servers = ("--broker", "amqp://127.0.0.1:1/", "--database", "postgresql://127.0.0.1:1/none")
     for extra in ("web", "mcp"):

@@ -21,7 +21,7 @@ from relatum.errors import RelatumError
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader
 from relatum.wire._frames import StreamPlaces
-from tests.support._streams import declare_stream, server_version, unique_name
+from tests.support._streams import declare_stream, make_streams_survive, server_version
 from tests.support._waiting import START_S, wait_until
 from tests.support.ports import STREAM_OFFSET, Identity, free_port
 from tests.support.rabbitmq_tools import erl_call
@@ -156,7 +156,8 @@ class Cluster:
             for node in self.nodes.values():
                 node.start()
             self.await_whole()
-            self._make_streams_survive()
+            for node in self.nodes.values():
+                make_streams_survive(node)
         except BaseException:
             self.close()
             raise
@@ -186,16 +187,6 @@ class Cluster:
                 return False
 
         wait_until(whole, SETTLE_S, what="a whole cluster", every_s=0.5)
-
-    def _make_streams_survive(self) -> None:
-        """See `tests.support.make_streams_survive`: as that, for each node."""
-        name = unique_name("first")
-        self.declare(name)
-
-        def is_on_disk(node: ClusterNode) -> bool:
-            return any(b"stream_coordinator" in file.read_bytes() for file in node.data.rglob("names.dets"))
-
-        wait_until(lambda: all(map(is_on_disk, self.nodes.values())), SETTLE_S, what="the coordinator's name on disk")
 
     # --- streams ------------------------------------------------------------------------------------------
 

@@ -26,6 +26,12 @@ class Asking:
         """Ask for something."""
         return self.request("GET", path, **options)
 
+    def answer(self, path: str, **query: Any) -> Any:
+        """What the API answers to a question, with its lists as they are repeated."""
+        response = self.get(f"/api{path}?{urlencode(query, doseq=True)}")
+        assert response.status_code == 200, response.text
+        return response.json()
+
     def post(self, path: str, **options: Any) -> httpx.Response:
         """Send a form."""
         return self.request("POST", path, **options)

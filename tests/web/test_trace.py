@@ -25,17 +25,10 @@ def talk(talks: Talks) -> Iterator[Asking]:
         yield page
 
 
-def traced(page: Asking, **query: Any) -> dict[str, Any]:
-    """The document of a conversation."""
-    response = page.get(f"/api/trace?{urlencode(query, doseq=True)}")
-    assert response.status_code == 200, response.text
-    return response.json()  # type: ignore[no-any-return]
-
-
 def test_a_conversation_is_what_is_connected_by_time_and_by_cause(talk: Asking, talks: Talks) -> None:
     """From any of its messages: the same ones, with who named whom, and the tree of that."""
     for stream, offset in ((talks.orders, 0), (talks.mails, 0)):
-        answer = traced(talk, stream=stream, offset=offset, by=["order_id", "cause"])
+        answer = talk.answer("/trace", stream=stream, offset=offset, by=["order_id", "cause"])
         places = [(each["stream"], each["offset"]) for each in answer["messages"]]
         assert places == [(talks.orders, 0), (talks.payments, 0), (talks.orders, 1), (talks.mails, 0)]
         assert (answer["status"], answer["words"]) == ("found", "found: this is all")
@@ -51,10 +44,10 @@ def test_a_conversation_is_what_is_connected_by_time_and_by_cause(talk: Asking, 
 
 def test_one_that_begins_with_a_value_has_no_start_among_its_messages(talk: Asking, talks: Talks) -> None:
     """Also that of a composite key; what is named and not there is told."""
-    answer = traced(talk, key="order_id", value=FORMULA, by="cause")
+    answer = talk.answer("/trace", key="order_id", value=FORMULA, by="cause")
     assert [each["hop"] for each in answer["messages"]] == [1, 1, 1]
     assert [(each["cause"], each["effect"]) for each in answer["edges"]] == [(None, 1)]
-    composite = traced(talk, key="place", value=["a|b", "7"], by="place")
+    composite = talk.answer("/trace", key="place", value=["a|b", "7"], by="place")
     assert {each["stream"] for each in composite["messages"]} == {talks.orders, talks.payments}
     assert composite["start"] == "place a|b + 7"
 
@@ -70,7 +63,7 @@ def test_one_that_begins_with_a_value_has_no_start_among_its_messages(talk: Aski
 )
 def test_what_a_bound_leaves_out_is_said(talk: Asking, query: dict[str, Any], reason: str, count: int | None) -> None:
     """In the document and on the page, with the value, and with a link that asks for more where one helps."""
-    answer = traced(talk, **query)
+    answer = talk.answer("/trace", **query)
     stops = [each for each in answer["stopped"] if each["reason"] == reason]
     assert stops
     assert count is None or stops[0]["count"] == count
@@ -84,18 +77,18 @@ def test_what_a_bound_leaves_out_is_said(talk: Asking, query: dict[str, Any], re
         bound = "until" if reason == "time" else reason
         given = parse_qs(urlencode(query)).get(bound)
         others = [parse_qs(urlsplit(href).query) for href in hrefs if href.startswith("/trace?")]
-        more = traced(talk, **next(each for each in others if each.get(bound) != given))
+        more = talk.answer("/trace", **next(each for each in others if each.get(bound) != given))
         assert len(more["messages"]) > len(answer["messages"]) or reason == "hops"
 
 
 def test_nothing_connected_is_said_with_what_is_known(talk: Asking, talks: Talks) -> None:
     """A value that nothing has; a message that has no value; one whose value nothing else has."""
-    absent = traced(talk, key="order_id", value="nobody")
+    absent = talk.answer("/trace", key="order_id", value="nobody")
     assert (absent["status"], absent["messages"]) == ("absent", [])
-    lacking = traced(talk, stream=talks.orders, offset=4)
+    lacking = talk.answer("/trace", stream=talks.orders, offset=4)
     assert (lacking["status"], len(lacking["messages"])) == ("absent", 1)
     assert {each["key"] for each in lacking["lacking"]} == {"card", "cause", "host", "id", "order_id", "place"}
-    alone = traced(talk, stream=talks.mails, offset=0, by="id")
+    alone = talk.answer("/trace", stream=talks.mails, offset=0, by="id")
     assert (alone["words"], len(alone["messages"])) == ("absent: nothing else is connected with it", 1)
     for query in ("key=order_id&value=nobody", f"stream={talks.orders}&offset=4", "", "since=2026-01-01"):
         shown = talk.get(f"/trace?{query}")
@@ -120,7 +113,7 @@ def test_each_message_is_a_link_of_the_timeline_with_a_name(talk: Asking, talks:
 
 def test_files_have_all_of_it_and_run_nowhere(talk: Asking, talks: Talks) -> None:
     """A table in which nothing is a formula."""
-    answer = traced(talk, stream=talks.orders, offset=0)
+    answer = talk.answer("/trace", stream=talks.orders, offset=0)
     table = talk.get(f"/trace/csv?stream={talks.orders}&offset=0")
     rows = list(csv.DictReader(io.StringIO(table.text, newline="")))
     assert [row["offset"] for row in rows] == [str(each["offset"]) for each in answer["messages"]]

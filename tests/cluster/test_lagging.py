@@ -1,0 +1,247 @@
+"""Collectors, recorders and serial consumers beside replicas that lag, and readers that meet nodes for the first time.
+
+What a node does not have yet is waited for: it is no other stream, nothing is lost, and nothing is consumed twice.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pika
+import pytest
+import sqlalchemy as sa
+
+from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
+from relatum.contexts import SerialConsumer
+from relatum.contexts.placement._controls import Strays
+from relatum.contexts.placement._entries import Fence, Placed
+from relatum.contexts.placement._publication_requests import Sent
+from relatum.headers import CONTEXT_HEADER
+from relatum.reading import (
+    Agreement,
+    BrokerAddress,
+    BrokerIdentity,
+    Position,
+    StreamReader,
+    agreement,
+    claimed_identity,
+)
+from relatum.recording import StreamStatus, status
+from relatum.superstreams import Layout
+from relatum.wire._identity import fingerprint
+from tests.support import broker_connection, publish_plain, recording, rows_of, unique_name, wait_until
+from tests.support.cluster import Cluster, on_each_cluster
+from tests.support.collectors import COLLECTOR_FACES, collectors_of
+from tests.support.serial_consuming import SESSION, SerialBed, consume
+
+# --- collectors ------------------------------------------------------------------------------------------
+
+MESSAGES = 100
+
+
+@pytest.fixture(params=COLLECTOR_FACES)
+def face(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Makes collectors of each face."""
+    with collectors_of(request.param) as make:
+        yield make
+
+
+@on_each_cluster
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_replica_that_lags_is_no_other_stream(
+    cluster: Cluster,
+    database_url: str,
+    engine: sa.Engine,
+    face: Callable[..., Any],
+    joins: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A member that starts beside a lagging replica goes on where the collector was: each message is consumed once."""
+    stream = unique_name()
+    cluster.declare(stream, leader=1)
+    cluster.lag(2)
+    consumed: Counter[bytes] = Counter()
+
+    def execute(bulk: Bulk) -> None:
+        consumed.update(each.message.body for each in bulk.messages)
+
+    def collector(node: int) -> Any:
+        made = face(name="billing", database=database_url, broker=cluster.amqp_url(node), streams=[stream])
+        made.register_executor("order", execute, ExecutorOptions(max_age_s=0.05, joins_transaction=joins))
+        return made
+
+    def publish(first: int, stop: int) -> None:
+        properties = [pika.BasicProperties(type="order", message_id=str(n)) for n in range(first, stop)]
+        bodies = [str(n).encode() for n in range(first, stop)]
+        publish_plain(cluster.amqp_url(1), stream, list(zip(bodies, properties, strict=True)))
+
+    publish(0, MESSAGES)
+    with collector(1):
+        wait_until(lambda: len(consumed) == MESSAGES, what="all consumed")
+    publish(MESSAGES, 2 * MESSAGES)
+    with ExitStack() as stack:
+        lagging = stack.enter_context(collector(2))
+        # Whether it waits for its node or reads at the leader: it must not take the stream for another one.
+        wait_until(
+            lambda: lagging._shared.intake._next or generations(engine) or "cannot be said now" in caplog.text,
+            what="followed, or waited with",
+        )
+        cluster.follow()
+        wait_until(lambda: len(consumed) == 2 * MESSAGES, what="the others consumed")
+        wait_until(
+            lambda: lagging.outcome(str(2 * MESSAGES - 1)).status is OutcomeStatus.SUCCEEDED, what="the last one stored"
+        )
+    assert set(consumed.values()) == {1}
+    assert generations(engine) == 0
+
+
+def generations(engine: sa.Engine) -> int:
+    """How often a stream was taken for another one."""
+    with engine.connect() as connection:
+        counted = "SELECT count(*) FROM relatum.collector_sources WHERE replaced_at IS NOT NULL"
+        return int(connection.execute(sa.text(counted)).scalar_one())
+
+
+# --- recorders -------------------------------------------------------------------------------------------
+
+
+def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
+    """Numbered orders."""
+    return [(b"%d" % n, {"order_id": f"o{n}"}) for n in range(start, start + count)]
+
+
+def at(cluster: Cluster, node: int) -> Any:
+    """A node's address."""
+    return BrokerAddress.parse(cluster.amqp_url(node), cluster.stream_url(node))
+
+
+def wait_recorded(cluster: Cluster, engine: sa.Engine, stream: str, count: int) -> None:
+    """Wait until so many are recorded, of one stream and without gaps, by the leader's node."""
+
+    def seen() -> StreamStatus | None:
+        found = status(at(cluster, 1), engine.url, [stream])
+        is_whole = found and (found[0].recorded_to, found[0].lag_offsets) == (count, 0)
+        return found[0] if is_whole else None
+
+    found = wait_until(seen, limit_s=120, what=f"{count} recorded")
+    assert found is not None
+    assert (found.events, found.generation, found.gaps) == ([], 1, [])
+
+
+def test_a_recorder_at_a_lagging_node_loses_and_doubles_nothing(cluster: Cluster, engine: sa.Engine) -> None:
+    """It opens behind what the node has, waits for it, and notes neither a lost tail nor a new generation."""
+    stream = unique_name()
+    cluster.declare(stream, leader=1)
+    with recording(at(cluster, 1), engine, stream, keys=["order_id"]):
+        publish_plain(cluster.amqp_url(1), stream, orders(50))
+        wait_recorded(cluster, engine, stream, 50)
+        cluster.lag(3)
+        publish_plain(cluster.amqp_url(1), stream, orders(50, start=50))
+        wait_recorded(cluster, engine, stream, 100)
+    with recording(at(cluster, 3), engine, stream, keys=["order_id"]):
+        wait_until(lambda: is_held(engine, stream), what="the lease")
+        publish_plain(cluster.amqp_url(1), stream, orders(50, start=100))
+        cluster.follow()
+        wait_recorded(cluster, engine, stream, 150)
+    assert [value for _, value, _ in rows_of(engine, stream)] == [f"o{n}" for n in range(150)]
+
+
+def test_a_leader_that_shows_nothing_for_long_is_no_other_stream(cluster: Cluster, engine: sa.Engine) -> None:
+    """A leader shows nothing until its replicas answer, for as long as that takes; nothing is concluded from it."""
+    stream = unique_name()
+    cluster.declare(stream, leader=1)
+    publish_plain(cluster.amqp_url(1), stream, orders(50))
+    with recording(at(cluster, 1), engine, stream, keys=["order_id"]):
+        wait_recorded(cluster, engine, stream, 50)
+    cluster.silence(stream)
+    position = Position(49, fingerprint(None, b"49"), None)
+    with StreamReader.open(cluster.stream_url(2)) as reader:
+        assert reader.bounds(stream) == (None, None)
+        assert agreement(reader, stream, position) is Agreement.UNKNOWN
+    with recording(at(cluster, 2), engine, stream, keys=["order_id"]) as recorder:
+        wait_until(
+            lambda: recorder.statistics().streams[stream].reconnects, limit_s=120, what="a try that concludes nothing"
+        )
+        publish_plain(cluster.amqp_url(1), stream, orders(50, start=50))
+        wait_recorded(cluster, engine, stream, 100)
+
+
+def is_held(engine: sa.Engine, stream: str) -> bool:
+    """Whether somebody records the stream now."""
+    held = sa.text(
+        "SELECT FROM relatum.recorder_members member JOIN relatum.streams stream ON lease_holder = member.holder"
+        " WHERE stream.name = :stream AND member.lease_expires_at > clock_timestamp()"
+    )
+    with engine.connect() as connection:
+        return connection.execute(held, {"stream": stream}).one_or_none() is not None
+
+
+def test_a_broker_of_three_nodes_has_one_id(cluster: Cluster) -> None:
+    """Recorders that come first at different nodes at once agree, and each node says the same."""
+    addresses = [at(cluster, node) for node in (1, 2, 3)]
+
+    def claimed(address: BrokerAddress) -> BrokerIdentity:
+        with StreamReader.open(address) as reader:
+            return claimed_identity(reader)
+
+    with ThreadPoolExecutor(6) as threads:
+        found = {each.broker_id for each in threads.map(claimed, addresses * 2)}
+    assert len(found) == 1
+    assert None not in found
+    for address in addresses:
+        with StreamReader.open(address) as reader:
+            assert {reader.identity().broker_id} == found
+
+
+# --- serial consumers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bed(cluster: Cluster, engine: sa.Engine) -> Iterator[SerialBed]:
+    """A super stream of one partition that the first node leads."""
+    name = unique_name()
+    cluster.declare(f"{name}-0", leader=1)
+    with broker_connection(cluster.amqp_url(1)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        yield SerialBed(cluster.amqp_url(1), engine, Layout.of(name, [(f"{name}-0", "0")]), channel)
+
+
+@on_each_cluster
+def test_a_replica_that_is_behind_is_waited_for(cluster: Cluster, bed: SerialBed, database_url: str) -> None:
+    """What was consumed is not delivered again by a member that reads from a node that has not got it yet."""
+    bed.publish(0, "a", *(str(number) for number in range(20)))
+
+    def member(node: int) -> SerialConsumer:
+        urls = {"broker": cluster.amqp_url(node), "stream_url": cluster.stream_url(node)}
+        return SerialConsumer(bed.name, "test", database=database_url, **urls)
+
+    cluster.lag(2)
+    bed.publish(0, "a", *(str(number) for number in range(20, 40)))
+    with member(1) as first:
+        assert consume(first, 40) == [str(number) for number in range(40)]
+    with member(2) as second:
+        # Held back, node 2 has half of what is stored as consumed.
+        assert second.next_batch(3.0) is None
+        cluster.follow()
+        bed.publish(0, "a", "new")
+        assert consume(second, 1) == ["new"]
+        assert second.next_batch(0.5) is None
+
+
+@on_each_cluster
+def test_a_router_finds_a_stray_that_a_replica_does_not_have_yet(cluster: Cluster, bed: SerialBed) -> None:
+    """A message behind a fence is a stray by its leader's word, whatever the replica has."""
+    bed.publish(0, "a", "first")
+    epoch = bed._epochs["a"]
+    cluster.lag(2)
+    bed.control(0, Fence(1, epoch + 1, frozenset("a")))
+    at = bed.stray(0, "a", "late")
+    sent = Sent("a", bed.streams[0], Placed(epoch, SESSION, 2), 0)
+    nowhere = Sent("a", bed.streams[0], Placed(epoch, SESSION, 3), 0)
+    address = BrokerAddress.parse(cluster.amqp_url(2), cluster.stream_url(2))
+    with closing(Strays(address, CONTEXT_HEADER)) as strays:
+        assert strays.search(sent, 0) == at
+        assert strays.search(nowhere, 0) is None

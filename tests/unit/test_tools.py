@@ -1,0 +1,238 @@
+"""The project's tools: what measure-house complains of, what make-twins makes, what benchmarks are compared with."""
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from benchmarks import _command
+from benchmarks._kept import fallen, keep, kept_in, kind_of, path_of
+from benchmarks._results import Row
+from tools.blocking_faces import NoTwin, blocking_face
+from tools.house import arrows, picture, report
+from tools.house.sources import Module, read_product
+
+# --- measure-house, on houses small enough to check by eye -----------------------------------------------
+
+
+@pytest.fixture
+def house(tmp_path: Path):
+    """Write a house of the files that are given, and read it."""
+
+    def built(**files: str) -> dict[str, Module]:
+        for place, text in {"plugin/relatum/__init__": "", **_named(files)}.items():
+            file = tmp_path / f"{place}.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(dedent(text))
+        return read_product(tmp_path)
+
+    return built
+
+
+def _named(files: dict[str, str]) -> dict[str, str]:
+    """`recording___tail` is `recording/_tail` of the kernel."""
+    return {f"plugin/relatum/{name.replace('__', '/', 1)}": text for name, text in files.items()}
+
+
+def test_private_crossings(house):
+    """What a face lists is public, and everything behind it is not."""
+    modules = house(
+        store____init__="from relatum.store._rows import copy, spare\n__all__ = ['copy']\n",
+        store___rows="copy = spare = 1\n",
+        errors="class Wrong(Exception): ...\n",
+        recording___tail="""
+            from relatum.errors import Wrong
+            from relatum.store import copy, spare
+            from relatum.store._rows import copy as again
+            def late():
+                from ..store import _rows
+        """,
+    )
+    assert sorted(map(str, arrows.private_crossings(modules))) == [
+        "relatum.recording <- relatum.store._rows",
+        "relatum.recording <- relatum.store._rows.copy",
+        "relatum.recording <- relatum.store.spare",
+    ]
+
+
+def test_floors():
+    """Floors are the longest chain of rooms, and a cycle is one floor."""
+    graph = {"top": {"left", "right"}, "left": {"right", "ground"}, "right": {"left"}, "ground": set(), "alone": set()}
+    assert arrows.floors(graph) == ([("top",), ("left", "right"), ("ground",)], [("left", "right")])
+
+
+def test_picture():
+    """The picture and the imports are compared both ways."""
+    page = "# House\n\n```text\nrooms\nground: errors\nrecording -> store\nstore ->\nattic -> store\n```\n"
+    graph = {
+        "relatum.recording": {"relatum.errors", "relatum.reading"},
+        "relatum.store": {"relatum.errors"},
+        "relatum.reading": set(),
+        "relatum.errors": {"relatum.store"},
+    }
+    assert list(picture.differences(page, graph)) == [
+        "docs/architecture.md draws attic, which there is not",
+        "docs/architecture.md does not draw reading",
+        "recording imports reading: not in docs/architecture.md",
+        "docs/architecture.md: recording -> store is not imported",
+        "docs/architecture.md: errors is of the ground and imports store, which is not",
+    ]
+
+
+def test_exceptions(house, tmp_path: Path):
+    """An import past a face is told until it is excepted, and an exception until it is dropped."""
+    modules = house(store___rows="copy = 1\n", recording___tail="from relatum.store._rows import copy\n")
+    exceptions = tmp_path / report.EXCEPTIONS
+    exceptions.parent.mkdir(parents=True)
+    exceptions.write_text("# Why.\n")
+    (told,) = report.complaints(modules, tmp_path)
+    assert told.endswith("relatum.recording <- relatum.store._rows.copy")
+    exceptions.write_text(
+        "# Why.\nrelatum.recording <- relatum.store._rows.copy\nrelatum.recording <- relatum.store._gone\n"
+    )
+    (told,) = report.complaints(modules, tmp_path)
+    assert told.endswith("relatum.recording <- relatum.store._gone")
+    assert report.shorten(modules, tmp_path) == 1
+    assert list(report.complaints(modules, tmp_path)) == []
+    assert exceptions.read_text().startswith("# Why.\n")
+
+
+def test_private_modules_that_tests_import(house, tmp_path: Path):
+    """A test's import of a private module is told until it is listed; public names and the pure cores are free."""
+    modules = house(store="", recording___tail="")
+    test = tmp_path / "tests/unit/test_tail.py"
+    test.parent.mkdir(parents=True)
+    test.write_text(
+        "from relatum.store import Tail\nfrom relatum.wire._frames import Code\n"
+        "from relatum.recording._tail import a, b\nfrom relatum.recording import _tail\nimport relatum._start\n"
+    )
+    told = list(report.complaints(modules, tmp_path))
+    assert told == [
+        "a test imports a private module: tests/unit/test_tail.py <- relatum._start",
+        "a test imports a private module: tests/unit/test_tail.py <- relatum.recording._tail",
+    ]
+    seams = tmp_path / report.SEAMS
+    seams.parent.mkdir(parents=True)
+    seams.write_text("# Why.\n" + "".join(f"{line.rpartition(': ')[2]}\n" for line in told))
+    assert list(report.complaints(modules, tmp_path)) == []
+    test.unlink()
+    assert len(list(report.complaints(modules, tmp_path))) == 2
+    assert report.shorten(modules, tmp_path) == 0
+    assert seams.read_text() == "# Why.\n"
+
+
+# --- make-twins ------------------------------------------------------------------------------------------
+
+TOOL = Path(__file__).parents[2] / "tools" / "make-twins"
+
+REFUSED = {
+    "no counterpart": ("x = asyncio.gather(one, two)\n", "asyncio.gather has no counterpart"),
+    "no meaning": ('"""Reads in the event loop."""\n', "'event loop' means nothing"),
+    "no end": ("# asyncio only:\nx = 1\n", "have no end"),
+    "no beginning": ("x = 1\n# both:\n", "line 2: nothing was marked"),
+    "no comment": ("# blocking only:\nx = 1\n# both:\n", "line 2: a line for the blocking face alone is a comment"),
+    "no name": ("async_is = 1\n", "'async_is' would be called 'is'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_threads_cannot_say_is_refused(name: str) -> None:
+    """A source that says something of asyncio alone, outside marked lines, gives no face, and the error says where."""
+    source, message = REFUSED[name]
+    with pytest.raises(NoTwin, match=message):
+        blocking_face(source)
+
+
+def test_a_twin_is_written_with_its_source_named_and_checked(tmp_path: Path) -> None:
+    """It says of what it was made and imports what it needs; one that was edited, or has no source, is refused."""
+    source, twin = tmp_path / "plugin" / "_async_face.py", tmp_path / "plugin" / "_face.py"
+    source.parent.mkdir()
+    source.write_text(
+        "# The blocking face of this, _face.py, is made by tools/make-twins.\n"
+        "import asyncio\n\n\nasync def ask() -> None:\n    await asyncio.sleep(1)\n"
+    )
+
+    def made(*options: str) -> int:
+        return subprocess.run([sys.executable, TOOL, *options, tmp_path], capture_output=True, check=False).returncode
+
+    assert made() == 0
+    written = (
+        '# Generated from _async_face.py by tools/make-twins: edit that, then "make twins".\n'
+        "import time\n\n\ndef ask() -> None:\n    time.sleep(1)\n"
+    )
+    assert twin.read_text() == written
+    twin.write_text(written.replace("sleep(1)", "sleep(2)"))
+    assert made("--check") == 1
+    assert made() == 0
+    source.unlink()
+    assert made("--check") == 1
+
+
+# --- ratios of benchmarks, kept by kind of machine -------------------------------------------------------
+
+FACTS: dict[str, Any] = {
+    "architecture": "x86_64",
+    "cores": 2,
+    "rabbitmq": "3.10.8",
+    "postgresql": "18.0",
+    "python": "3.11.2",
+    "compiled": True,
+    "messages": 1_000_000,
+    "quick": False,
+    "system": "somebody's machine",
+}
+
+
+def _row(what: str, ratio: float | None, aim: str = "≥ 0.9 ×", error: str = "") -> Row:
+    return Row("publishing", what, "1 ms", ratio=ratio, aim=aim, error=error)
+
+
+@pytest.mark.parametrize(
+    ("aim", "now", "fell"),
+    [
+        ("≥ 0.9 ×", 0.9, False),
+        ("≥ 0.9 ×", 0.89, True),
+        ("≥ 0.9 ×", 1.5, False),
+        ("≤ 1.15", 1.11, False),
+        ("≤ 1.15", 1.12, True),
+        ("≤ 1.15", 0.5, False),
+        ("reported", 0.1, False),
+    ],
+)
+def test_what_is_more_than_a_tenth_worse_has_fallen(aim: str, now: float, fell: bool) -> None:
+    """A large ratio falls as it shrinks, a small one as it grows; figures, errors and new rows are not compared."""
+    rows = [
+        _row("figure", None),
+        _row("broken", 0.1, error="it broke"),
+        _row("new", 0.1),
+        _row("with confirms", now, aim),
+    ]
+    before = {f"publishing: {name}": 1.0 for name in ("figure", "broken", "with confirms")}
+    assert [each.what for each in fallen(rows, before)] == ["publishing: with confirms"] * fell
+
+
+def test_ratios_are_kept_by_kind_of_machine(tmp_path: Path) -> None:
+    """What depends on the machine is in the file's name; rows that were not measured again stay."""
+    path = path_of(tmp_path / "kept", FACTS)
+    assert path.stem == "x86_64-2-cores-rabbitmq-3.10-compiled-1000000"
+    assert kept_in(path) == {}
+    keep(path, FACTS, [_row("a", 1.23456), _row("b", 2.0)])
+    keep(path, FACTS, [_row("b", 3.0)])
+    assert kept_in(path) == {"publishing: a": 1.235, "publishing: b": 3.0}
+    assert "somebody" not in path.read_text()
+    assert kind_of(FACTS | {"cores": 4}) != kind_of(FACTS)
+
+
+def test_the_short_form_fails_no_build(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Servers that do not come up are named, and the exit code is 0."""
+    for name, scheme in (("AMQP", "amqp"), ("STREAM", "rabbitmq-stream"), ("DATABASE", "postgresql")):
+        monkeypatch.setenv(f"RELATUM_TEST_{name}_URL", f"{scheme}://127.0.0.1:1/")
+    results = tmp_path / "results.json"
+    assert _command.run("bench", {}, results, ["lookups"], ["--short"]) == 0
+    assert "not measured: " in capsys.readouterr().out
+    assert not results.exists()
