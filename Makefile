@@ -103,6 +103,7 @@ check: .venv/.made-lint
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
 	$(bin)/mypy
+	$(bin)/mypy tests/unit/group_types.py
 	$(bin)/lint-imports
 	$(bin)/python tools/measure-house --check
 	$(bin)/python tools/make-twins --check

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 import relatum as package
 from relatum.contexts import MoveProgress, SerialConsumer, SerializationContexts
-from relatum.store import make_engine, super_streams
+from relatum.store import super_streams
 from relatum.terminal import ExitCode
 from tests.acceptance._command import Relatum
 from tests.support import delete_stream, wait_until
@@ -78,18 +78,14 @@ def test_contexts_are_assigned_moved_and_shown(relatum: Relatum, super_stream: s
     assert relatum.run("contexts", "show", super_stream, "nobody").returncode == 6
 
 
-def test_looking_writes_nothing(relatum: Relatum, super_stream: str) -> None:
+def test_looking_writes_nothing(relatum: Relatum, super_stream: str, engine: sa.Engine) -> None:
     """What nobody has used yet is said to be so, with the broker at hand and by a role that only reads."""
-    engine = make_engine(relatum.database_url)
-    try:
-        for command in (("status",), ("list",), ("moves",), ("show", "a")):
-            ended = relatum.run("contexts", command[0], super_stream, *command[1:])
-            assert (ended.returncode, ended.stdout) == (ExitCode.NOT_THERE, ""), ended.stderr
-            assert f"nothing is placed in super stream {super_stream!r} yet" in ended.stderr
-        with engine.connect() as connection:
-            assert connection.execute(sa.select(sa.func.count()).select_from(super_streams)).scalar_one() == 0
-    finally:
-        engine.dispose()
+    for command in (("status",), ("list",), ("moves",), ("show", "a")):
+        ended = relatum.run("contexts", command[0], super_stream, *command[1:])
+        assert (ended.returncode, ended.stdout) == (ExitCode.NOT_THERE, ""), ended.stderr
+        assert f"nothing is placed in super stream {super_stream!r} yet" in ended.stderr
+    with engine.connect() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(super_streams)).scalar_one() == 0
 
 
 def test_a_move_that_was_left_is_seen_and_gone_on_with(

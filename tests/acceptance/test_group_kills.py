@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pika
 import pytest
+import sqlalchemy as sa
 
 import relatum_migrations
 from relatum.local import LocalServers
@@ -116,10 +117,15 @@ class Members:
 
 
 def test_members_killed_at_random_moments_lose_and_double_nothing(
-    amqp_url: str, database_url: str, stream_name: str, kills: int, chance: random.Random, tmp_path: Path
+    amqp_url: str,
+    database_url: str,
+    engine: sa.Engine,
+    stream_name: str,
+    kills: int,
+    chance: random.Random,
+    tmp_path: Path,
 ) -> None:
     """SIGKILL at random moments while groups come; the members that are left do all that is to be done."""
-    engine = make_engine(database_url)
     members = Members(amqp_url, database_url, stream_name, tmp_path)
     try:
         with recording(amqp_url, engine, stream_name, keys=[GROUP_KEY]):
@@ -128,7 +134,7 @@ def test_members_killed_at_random_moments_lose_and_double_nothing(
                 wait_until(lambda: len(load.complete) > 100, what="groups enough")
             wait_recorded(amqp_url, engine, stream_name)
             states = dict.fromkeys(load.complete, "done") | dict.fromkeys(load.incomplete, "open")
-            wait_until(lambda: states_of(database_url) == states, what="all is done", every_s=0.2)
+            wait_until(lambda: states_of(engine) == states, what="all is done", every_s=0.2)
             # A member killed between its acknowledgement and the line that says so leaves one line less.
             wait_until(lambda: len(members.lines("done")) >= len(load.complete) - kills, what="the last lines")
             assert not [process.poll() for process in members.running if process.poll() is not None], (
@@ -136,7 +142,6 @@ def test_members_killed_at_random_moments_lose_and_double_nothing(
             ).read_text()
     finally:
         members.stop()
-        engine.dispose()
     given = Counter(line[1] for line in members.lines("given"))
     done = Counter(line[1] for line in members.lines("done"))
     assert set(given) == load.complete, "each complete group at least once, and no incomplete one"
@@ -193,8 +198,8 @@ def test_groups_of_a_tail_that_was_lost_are_looked_for_again(private_servers: Lo
         assert bodies_given(relations, stream) == []
         (source,) = relations.group_consumer_status("billing").sources
         assert (source.scanned_to, source.lag_offsets) == (8, 0)
+    assert states_of(engine) == {group_id(number): "done" for number in (1, 2, 3, 4, 5)}
     engine.dispose()
-    assert states_of(servers.database_url) == {group_id(number): "done" for number in (1, 2, 3, 4, 5)}
 
 
 def bodies_given(relations: Relations, stream: str, *, acknowledge: tuple[int, ...] = ()) -> list[str]:
@@ -214,12 +219,8 @@ def restart_broker(servers: LocalServers, stream: str) -> None:
     wait_until(lambda: stream_available(servers.broker_url, stream), what="the stream is served again")
 
 
-def states_of(database_url: str) -> dict[str, str]:
+def states_of(engine: sa.Engine) -> dict[str, str]:
     """The state of each group."""
-    engine = make_engine(database_url)
-    try:
-        with engine.connect() as connection:
-            rows = connection.exec_driver_sql("SELECT group_id, state FROM relatum.group_states")
-            return dict(tuple(row) for row in rows)
-    finally:
-        engine.dispose()
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT group_id, state FROM relatum.group_states")
+        return dict(tuple(row) for row in rows)

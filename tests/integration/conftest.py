@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
+from relatum.contexts import SerializationContexts
 from relatum.errors import StreamNotFound
 from relatum.recording import verify
 from relatum.store import Database
@@ -21,6 +22,7 @@ from tests.support.groups import of_group, whole_group
 from tests.support.place import FailingPlace, Place
 from tests.support.plans import filled_database
 from tests.support.relations import FACES, open_relations
+from tests.support.serial_consuming import SerialBed, Stage
 from tests.support.super_streams import super_stream
 
 _RECORDED = "SELECT name FROM relatum.streams WHERE vhost = '/' AND replaced_at IS NULL"
@@ -112,6 +114,19 @@ def layout(request: pytest.FixtureRequest, amqp_url: str, stream_url: str) -> It
 def super_stream_name(layout: Layout) -> str:
     """The name of that super stream."""
     return layout.super_stream
+
+
+@pytest.fixture
+def contexts(super_stream: str, amqp_url: str, stream_url: str, database_url: str) -> Iterator[SerializationContexts]:
+    """Its contexts: none yet."""
+    with SerializationContexts(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as contexts:
+        yield contexts
+
+
+@pytest.fixture
+def stage(amqp_url: str, database_url: str, engine: sa.Engine, layout: Layout, channel: BlockingChannel) -> Stage:
+    """That super stream, whose contexts are published to and moved by hand."""
+    return Stage(SerialBed(amqp_url, engine, layout, channel), database_url, amqp_url, engine)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

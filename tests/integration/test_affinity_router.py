@@ -70,23 +70,22 @@ def test_a_set_stays_where_its_first_message_went(faces: Faces, partitions: Part
     assert len({stream for each in found for stream in each}) == 3
 
 
-def test_least_loaded_counts_the_open_sets_of_all(faces: Faces, sets: relatum.AffinitySets) -> None:
-    """New sets go where the fewest are open, whoever opened them."""
+def test_new_sets_go_by_what_the_database_says(faces: Faces, sets: relatum.AffinitySets, layout: Layout) -> None:
+    """Where the fewest are open, whoever opened them, or by stored weights; with one of no partition, none counts."""
     with faces.opened(balance=lambda _name, _candidates: 0) as crowding, faces.opened(balance="least_loaded") as router:
         for number in range(4):
             crowding.publish(b"", f"crowd {number}")
         for number in range(5):
             router.publish(b"", f"set {number}")
-        assert sorted(sets.count().values()) == [2, 3, 4]
-
-
-def test_weights_of_the_database(faces: Faces, sets: relatum.AffinitySets, layout: Layout) -> None:
-    """Sets are placed in proportion to the weights that are stored."""
+    assert sorted(sets.count().values()) == [2, 3, 4]
+    assert sets.close_idle(1e-6) == 9
     first, second, third = (each.stream for each in layout)
     sets.set_weights({first: 2, second: 1, third: 0})
+    with pytest.raises(StreamNotFound):
+        sets.set_weights({third: 7, "no-such-stream": 1})
     with faces.opened(balance="weighted") as router:
         for number in range(6):
-            router.publish(b"", f"set {number}")
+            router.publish(b"", f"weighed {number}")
     assert sets.count() == {first: 4, second: 2, third: 0}
 
 
@@ -121,34 +120,6 @@ def test_a_message_that_was_not_taken_closes_nothing(
         with pytest.raises((UnroutableError, PublishUnroutable)):
             router.publish(b"2", "s1", affinity_last=True)
     assert sets.inspect("s1").partition == place.stream
-
-
-def test_a_closed_set_is_noticed_and_not_used(faces: Faces, sets: relatum.AffinitySets) -> None:
-    """A router that remembers a set learns that it was closed, and opens another."""
-    with faces.opened() as router:
-        router.publish(b"1", "s1")
-        closed = sets.close_set("s1")
-
-        def is_open_again() -> bool:
-            router.publish(b"2", "s1")
-            return bool(sets.list("s1"))
-
-        wait_until(is_open_again, what="another set of the name")
-        assert sets.inspect("s1").epoch > closed.epoch
-
-
-def test_a_moved_set_is_followed(
-    faces: Faces, sets: relatum.AffinitySets, layout: Layout, partitions: Partitions
-) -> None:
-    """After a move its messages go to the other partition, and none lies behind the fence in the old one."""
-    with faces.opened() as router:
-        router.publish(b"1", "s1")
-        source = sets.inspect("s1").partition
-        target = next(each.stream for each in layout if each.stream != source)
-        (move,) = sets.move(["s1"], target)
-        assert str(move.state) == "switched"
-        router.publish(b"2", "s1")
-    assert partitions.of_set("s1") == {source: [b"1"], target: [b"2"]}
 
 
 @each_face
@@ -313,67 +284,52 @@ def six(layout: Layout, database_url: str, amqp_url: str) -> Iterator[relatum.Af
         yield opened
 
 
-def test_sets_are_listed_by_name_prefix_and_partition(six: relatum.AffinitySets, layout: Layout) -> None:
-    """Lists are in the order of names, whole or up to a limit."""
-    assert [each.name for each in six.list()] == NAMES
-    assert [each.name for each in six.list("b")] == ["b1", "b2", "b3"]
-    assert [each.name for each in six.list("b2")] == ["b2"]
-    assert [each.name for each in six.list(limit=2)] == ["a1", "a2"]
-    assert six.list("d") == []
-    of_partitions = [each.name for part in layout for each in six.list(partition=part.stream)]
-    assert sorted(of_partitions) == NAMES
-    with pytest.raises(InvalidInput):
-        six.list(limit=0)
-
-
-def test_sets_are_counted_and_inspected(six: relatum.AffinitySets, layout: Layout) -> None:
-    """Each partition has its number; a set tells where it is and since when."""
+def test_sets_are_seen_and_closed(six: relatum.AffinitySets, layout: Layout, database_url: str) -> None:
+    """Listed by prefix and partition, counted, inspected, closed by name or as idle; what is not there is told."""
+    for asked, names in {"": NAMES, "b": NAMES[2:5], "b2": ["b2"], "d": []}.items():
+        assert [each.name for each in six.list(asked)] == names
+    assert [each.name for each in six.list(limit=2)] == NAMES[:2]
+    assert sorted(each.name for part in layout for each in six.list(partition=part.stream)) == NAMES
     assert six.count() == {part.stream: 2 for part in layout}
     found = six.inspect("b2")
     assert (found.name, found.state, found.move_id) == ("b2", "open", None)
     assert found.opened_at is not None
-    with pytest.raises(PlacementNotFound):
-        six.inspect("b")
-
-
-def test_sets_are_closed(six: relatum.AffinitySets) -> None:
-    """By name, or because nobody used them; one that is closed is nowhere."""
+    for error, ask in (
+        (InvalidInput, lambda: six.list(limit=0)),
+        (InvalidInput, lambda: six.close_idle(0)),
+        (PlacementNotFound, lambda: six.inspect("b")),
+        (PlacementNotFound, lambda: six.move(["a1", "nobody"], found.partition)),
+        (StreamNotFound, lambda: six.move(["a1"], "no-such-stream")),
+        (StreamNotFound, lambda: six.set_weights({"no-such-stream": 1})),
+        (SuperStreamNotFound, lambda: relatum.AffinitySets("no-such-super-stream", database_url)),
+    ):
+        with pytest.raises(error):
+            ask()
     assert six.close_set("a1").name == "a1"
     with pytest.raises(PlacementNotFound):
         six.close_set("a1")
     assert six.close_idle(3600) == 0
     assert six.close_idle(1e-6) == 5
     assert sum(six.count().values()) == 0
-    with pytest.raises(InvalidInput):
-        six.close_idle(0)
 
 
-def test_moved_sets_are_consumed_in_order(
-    six: relatum.AffinitySets, layout: Layout, database_url: str, amqp_url: str
+def test_moved_sets_are_followed_and_consumed_in_order(
+    faces: Faces, sets: relatum.AffinitySets, layout: Layout, partitions: Partitions
 ) -> None:
-    """A serial consumer gets each set's messages in their order, on both sides of a move."""
+    """A router sends to the other partition, nothing behind the fence in the old one; consumers get sets in order."""
     target = layout.partitions[0].stream
-    elsewhere = [each.name for each in six.list() if each.partition != target]
-    six.move(elsewhere, target)
-    with Faces("blocking", amqp_url, layout, database_url).opened() as router:
+    with faces.opened() as router:
+        for name in NAMES:
+            router.publish(b"1", name)
+        sources = {each.name: each.partition for each in sets.list() if each.partition != target}
+        assert {str(move.state) for move in sets.move(list(sources), target)} == {"switched"}
         for name in NAMES:
             router.publish(b"2", name)
-    assert six.count()[target] == len(NAMES)
-    assert set(Partitions(amqp_url, layout).of_set(elsewhere[0])) > {target}
-    found = consumed(layout.super_stream, database_url, amqp_url, 2 * len(NAMES))
-    assert found == {name: [b"1", b"2"] for name in NAMES}
-
-
-def test_what_is_not_there_is_told(six: relatum.AffinitySets, database_url: str) -> None:
-    """A set, a partition, or a super stream that does not exist is an error of its own."""
-    with pytest.raises(PlacementNotFound):
-        six.move(["a1", "nobody"], six.inspect("a1").partition)
-    with pytest.raises(StreamNotFound):
-        six.move(["a1"], "no-such-stream")
-    with pytest.raises(StreamNotFound):
-        six.set_weights({"no-such-stream": 1})
-    with pytest.raises(SuperStreamNotFound):
-        relatum.AffinitySets("no-such-super-stream", database_url)
+    assert sets.count()[target] == len(NAMES)
+    for name, source in sources.items():
+        assert partitions.of_set(name) == {source: [b"1"], target: [b"2"]}
+    found = consumed(layout.super_stream, faces.database_url, faces.amqp_url, 2 * len(NAMES) + 1)
+    assert found == {"the first set": [b""], **{name: [b"1", b"2"] for name in NAMES}}
 
 
 def test_contexts_are_not_closed_as_sets(layout: Layout, database_url: str, amqp_url: str) -> None:

@@ -2,7 +2,6 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
@@ -48,13 +47,6 @@ def crashing(steps: moving.Steps, after: int) -> moving.Steps:
             ended: moving.MoveStep = end.value
             return ended
     raise Crash
-
-
-@pytest.fixture
-def contexts(super_stream: str, amqp_url: str, stream_url: str, database_url: str) -> Iterator[SerializationContexts]:
-    """Its contexts: none yet."""
-    with SerializationContexts(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as contexts:
-        yield contexts
 
 
 def place(contexts: SerializationContexts, count: int, partition: int = 0, *, label: str = "") -> list[str]:
@@ -259,8 +251,9 @@ def test_what_cannot_be_moved_is_refused(contexts: SerializationContexts) -> Non
     with pytest.raises(MoveConflict, match=f"move {move_id}"):
         contexts.move(names, f"{contexts.super_stream}-2")
     contexts.resume(move_id)
-    with pytest.raises(MoveConflict, match="was completed"):
+    with pytest.raises(MoveConflict, match="move its contexts back") as caught:
         contexts.abort(move_id)
+    assert (caught.value.move_id, caught.value.state) == (move_id, "switched")
 
 
 def test_looking_needs_no_broker(contexts: SerializationContexts, database_url: str) -> None:

@@ -38,13 +38,6 @@ AWAY_S = 0.5
 """For how long a server is away: longer than a step is waited for before it is tried again."""
 
 
-@pytest.fixture
-def contexts(super_stream: str, amqp_url: str, stream_url: str, database_url: str) -> Iterator[SerializationContexts]:
-    """Its contexts: none yet."""
-    with SerializationContexts(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as contexts:
-        yield contexts
-
-
 def test_a_partition_that_another_added_is_noticed(
     contexts: SerializationContexts, super_stream: str, amqp_url: str, stream_url: str, database_url: str
 ) -> None:

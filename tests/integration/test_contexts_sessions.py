@@ -27,7 +27,7 @@ from relatum.store import publisher_sessions
 from relatum.superstreams import Layout
 from tests.support import broker_connection, wait_until
 from tests.support.leases import let_lapse
-from tests.support.routing import HeldMove, consumed, of_context
+from tests.support.routing import HeldMove, consumed, of_context, other_than
 
 PARTITIONS = 2
 """Of the fixture `layout`."""
@@ -42,13 +42,6 @@ def router(layout: Layout, database_url: str, amqp_url: str) -> Iterator[relatum
     options = ContextOptions(session_s=SESSION_S)
     with relatum.ContextRouter(layout.super_stream, database_url, options, broker=amqp_url) as opened:
         opened.open()
-        yield opened
-
-
-@pytest.fixture
-def contexts(layout: Layout, database_url: str, amqp_url: str, router: relatum.ContextRouter) -> Iterator[Any]:
-    """The one who moves contexts."""
-    with SerializationContexts(layout.super_stream, database_url, broker=amqp_url) as opened:
         yield opened
 
 
@@ -73,15 +66,13 @@ def add_dead(engine: sa.Engine, session_s: float) -> str:
     return "dead:1:x"
 
 
-def other_than(layout: Layout, name: str) -> str:
-    """The partition a context is not placed in."""
-    return next(each.stream for each in layout if each.stream != layout.route(name).stream)
-
-
 def test_who_publishes_has_a_session_and_asks_no_more(
     router: relatum.ContextRouter, channel: BlockingChannel, layout: Layout, database_url: str
 ) -> None:
-    """While messages go out the session is there, and they ask for nothing; a moment after the last it is gone."""
+    """While messages go out the session is there, and they ask for nothing; a moment after the last it is gone.
+
+    No move waits for one that was closed amid its messages.
+    """
 
     def told_by_a_session() -> bool:
         asked = router.statistics().asked
@@ -92,6 +83,9 @@ def test_who_publishes_has_a_session_and_asks_no_more(
     wait_until(told_by_a_session, what="messages that ask for nothing")
     assert len(sessions(database_url, layout)) == 1
     wait_until(lambda: not sessions(database_url, layout), what="the session's end")
+    wait_until(lambda: told_by_a_session() and sessions(database_url, layout), what="a session")
+    router.close()
+    assert sessions(database_url, layout) == []
 
 
 def test_moves_go_on_as_soon_as_publishers_know(
@@ -106,7 +100,7 @@ def test_moves_go_on_as_soon_as_publishers_know(
     stop, published = threading.Event(), [0]
 
     def move_to_and_fro() -> None:
-        for target in 3 * [other_than(layout, "x"), layout.route("x").stream]:
+        for target in 3 * [other_than(layout, layout.route("x").stream), layout.route("x").stream]:
             contexts.move(["x"], target)
         stop.set()
 
@@ -144,27 +138,13 @@ def test_a_dead_publisher_is_named_and_waited_for_once(
 
     looker = threading.Thread(target=look)
     looker.start()
-    (moved,) = contexts.move(["x"], other_than(layout, "x"))
+    (moved,) = contexts.move(["x"], other_than(layout, layout.route("x").stream))
     done.set()
     looker.join()
     assert (holder,) in seen
     assert moved.pause_s is not None
     assert moved.pause_s > 1.0
     assert (moved.waits_for, sessions(database_url, layout)) == ((), [])
-
-
-def test_closing_a_router_ends_its_session(channel: BlockingChannel, layout: Layout, database_url: str) -> None:
-    """No move waits for one that was closed amid its messages."""
-    options = ContextOptions(session_s=SESSION_S)
-    with relatum.ContextRouter(layout.super_stream, database_url, options) as router:
-
-        def publish() -> bool:
-            for _ in range(5):
-                router.publish(channel, b"", of_context("x"))
-            return bool(sessions(database_url, layout))
-
-        wait_until(publish, what="a session")
-    assert sessions(database_url, layout) == []
 
 
 def test_movers_that_do_not_wait_are_refused(
@@ -185,7 +165,7 @@ def test_movers_that_do_not_wait_are_refused(
     with pytest.raises(psycopg.errors.NotNullViolation):
         rows(database_url, old, layout.super_stream)
     add_dead(engine, 1.0)
-    with HeldMove(contexts, ["x"], other_than(layout, "x"), "fencing", engine) as held:
+    with HeldMove(contexts, ["x"], other_than(layout, layout.route("x").stream), "fencing", engine) as held:
         held.begin()
         (move,) = contexts.moves()
         assert move.fence_epoch == 0
@@ -208,11 +188,10 @@ class Dies(Exception):
 
 
 @pytest.fixture
-def c(super_stream: str, amqp_url: str, stream_url: str, database_url: str) -> Iterator[SerializationContexts]:
+def c(contexts: SerializationContexts) -> SerializationContexts:
     """Contexts of which "c" and "d" are in the first partition; nobody has a session."""
-    with SerializationContexts(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as contexts:
-        contexts.assign(["c", "d"], f"{super_stream}-0")
-        yield contexts
+    contexts.assign(["c", "d"], f"{contexts.super_stream}-0")
+    return contexts
 
 
 @pytest.fixture(params=[MoveState.FENCING, MoveState.FENCED])

@@ -25,7 +25,7 @@ from relatum.errors import (
 )
 from relatum.membership import GROUP_KEY
 from relatum.reading import StreamReader
-from relatum.recording import backfill, prune
+from relatum.recording import prune
 from relatum_consumer import AsyncRelations, Relations
 from relatum_consumer.groups import GroupConsumer, SharedGroup
 from relatum_consumer.groups.sharing import _unrecorded
@@ -34,23 +34,17 @@ from tests.support import (
     declare_stream,
     delete_stream,
     new_streams,
-    recording,
     unique_name,
-    wait_recorded,
     wait_until,
 )
-from tests.support.groups import GroupPlace, group_id, ids, of_group, shuffled, whole_group
+from tests.support.groups import group_id, ids, of_group, shuffled, whole_group
 from tests.support.leases import record_as
 from tests.support.place import Place
 from tests.support.proxy import Proxy
 
+KEYS = [GROUP_KEY]
+
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
-
-
-@pytest.fixture
-def place(place: Place) -> GroupPlace:
-    """A place whose streams are recorded with the key of groups."""
-    return GroupPlace(**vars(place))
 
 
 @pytest.fixture
@@ -76,6 +70,11 @@ def given(relations: Relations, streams: Any, consumer: str | GroupConsumer = "b
     return found
 
 
+def states(place: Place) -> dict[int, str]:
+    """The state of each group a consumer has seen, by the group's number."""
+    return {int(id_, 16): state for id_, state in place.sql("SELECT group_id, state FROM relatum.group_states")}
+
+
 def given_until(
     is_so: Callable[[], object], relations: Relations, stream: str, consumer: GroupConsumer, **options: Any
 ) -> list[str]:
@@ -93,7 +92,7 @@ def given_until(
 # --- giving and acknowledging -----------------------------------------------------------------------------
 
 
-def test_each_complete_group_is_given_until_it_is_acknowledged(place: GroupPlace, relations: Relations) -> None:
+def test_each_complete_group_is_given_until_it_is_acknowledged(place: Place, relations: Relations) -> None:
     """In the order of their first messages; what was acknowledged is not given again, and incomplete ones never."""
     messages = [*whole_group(1, 3), *whole_group(2, 2), of_group(3, 1), of_group(3, 3, last=True)]
     mixed = shuffled(messages, 1)
@@ -118,18 +117,16 @@ def test_each_complete_group_is_given_until_it_is_acknowledged(place: GroupPlace
     assert sorted(given(relations, place.stream, "shipping")) == ids(1, 2), "another name has a position of its own"
 
 
-def test_a_group_completed_behind_the_position_is_given(place: GroupPlace, relations: Relations) -> None:
+def test_a_group_completed_behind_the_position_is_given(place: Place, relations: Relations) -> None:
     """The hole of browsing: a group that stands before others that were given; a repeated message opens none again."""
     place.put_recorded(of_group(1, 1), *whole_group(2, 2))
     assert given(relations, place.stream) == ids(2)
     place.put_recorded(of_group(1, 2, last=True), *whole_group(2, 2), *whole_group(3, 1))
     assert given(relations, place.stream) == ids(1, 3)
-    assert place.states() == dict.fromkeys((1, 2, 3), "done")
+    assert states(place) == dict.fromkeys((1, 2, 3), "done")
 
 
-def test_groups_over_several_streams_are_one_consumer_s(
-    place: GroupPlace, relations: Relations, streams: list[str]
-) -> None:
+def test_groups_over_several_streams_are_one_consumer_s(place: Place, relations: Relations, streams: list[str]) -> None:
     """A group is given once it is complete with all streams, and its messages are in the order of their numbers."""
     first, second = streams
     place.put(of_group(1, 2, time_us=20), of_group(2, 1, last=True, time_us=5), to=second)
@@ -142,19 +139,18 @@ def test_groups_over_several_streams_are_one_consumer_s(
     assert [(each.stream, each.body) for each in group] == [(first, b"1-1"), (second, b"1-2"), (first, b"1-3")]
 
 
-def test_what_is_back_filled_later_is_given(place: GroupPlace, relations: Relations) -> None:
+def test_what_is_back_filled_later_is_given(place: Place, relations: Relations) -> None:
     """Groups that lie before the part a recorder began with are found once that is back-filled."""
     place.put(*whole_group(1, 2))
-    with recording(place.amqp, place.engine, place.stream):
-        wait_recorded(place.amqp, place.engine, place.stream)
+    place.record(keys=())
     place.put_recorded(b"between")
     place.put_recorded(*whole_group(2, 2))
     assert given(relations, place.stream) == ids(2)
-    backfill(place.amqp, place.engine.url, place.stream)
+    place.backfill()
     assert given(relations, place.stream) == ids(1)
 
 
-def test_where_a_new_consumer_starts(place: GroupPlace, relations: Relations) -> None:
+def test_where_a_new_consumer_starts(place: Place, relations: Relations) -> None:
     """A group that stands before the start is none of the consumer's, one behind it is, wherever its other messages."""
     place.put_recorded(
         *whole_group(1, 1), of_group(2, 1), of_group(3, 2, last=True), of_group(2, 2, last=True), of_group(3, 1)
@@ -164,7 +160,7 @@ def test_where_a_new_consumer_starts(place: GroupPlace, relations: Relations) ->
     assert given(relations, place.stream, "all") == ids(1, 2, 3)
 
 
-def test_physical_order(place: GroupPlace, relations: Relations) -> None:
+def test_physical_order(place: Place, relations: Relations) -> None:
     """Groups and their messages in the order of arrival."""
     place.put_recorded(of_group(2, 2, last=True), *whole_group(1, 1), of_group(2, 1))
     with relations.groups(place.stream, order="physical", consumer="billing") as groups:
@@ -174,7 +170,7 @@ def test_physical_order(place: GroupPlace, relations: Relations) -> None:
 # --- members ----------------------------------------------------------------------------------------------
 
 
-def test_members_share_the_groups(place: GroupPlace) -> None:
+def test_members_share_the_groups(place: Place) -> None:
     """Each group is acknowledged by one member, and every member gets some."""
     count, members = 60, 3
     all_given = threading.Event()
@@ -205,7 +201,7 @@ def test_members_share_the_groups(place: GroupPlace) -> None:
     assert all(taken.values()), {member: len(mine) for member, mine in taken.items()}
 
 
-def test_a_group_is_at_one_member_at_a_time(place: GroupPlace, relations: Relations) -> None:
+def test_a_group_is_at_one_member_at_a_time(place: Place, relations: Relations) -> None:
     """What one member has and has not acknowledged is not given to another, however long that takes."""
     place.put_recorded(*whole_group(1, 1), *whole_group(2, 1))
     consumer = GroupConsumer("billing", lease_s=4, prefetch=1)
@@ -225,13 +221,13 @@ def test_a_group_is_at_one_member_at_a_time(place: GroupPlace, relations: Relati
         first.acknowledge()
 
 
-def test_a_lapsed_lease_gives_the_group_to_another(place: GroupPlace, relations: Relations) -> None:
+def test_a_lapsed_lease_gives_the_group_to_another(place: Place, relations: Relations) -> None:
     """Who could not renew loses the group: another gets it, and the first's acknowledgement is refused."""
     place.put_recorded(*whole_group(1, 2))
     with relations.groups(place.stream, consumer=GroupConsumer("billing", lease_s=60)) as mine:
         first = next(mine)
-        with place.engine.begin() as connection:  # As time does to a member that is frozen.
-            connection.execute(sa.text("UPDATE relatum.group_states SET lease_expires_at = now() - interval '1 s'"))
+        # As time does to a member that is frozen.
+        place.sql("UPDATE relatum.group_states SET lease_expires_at = now() - interval '1 s'")
         with Relations(place.amqp, place.database) as other:
             theirs = other.groups(place.stream, consumer="billing")
             second = next(theirs)
@@ -241,10 +237,10 @@ def test_a_lapsed_lease_gives_the_group_to_another(place: GroupPlace, relations:
             second.acknowledge()
         with pytest.raises(ClaimLost):
             first.acknowledge()
-    assert place.states() == {1: "done"}
+    assert states(place) == {1: "done"}
 
 
-def test_a_member_gets_back_what_it_had(place: GroupPlace) -> None:
+def test_a_member_gets_back_what_it_had(place: Place) -> None:
     """A process that comes back under its name need not wait for the lease of the one that died."""
     place.put_recorded(*whole_group(1, 2))
     consumer = GroupConsumer("billing", member="host-1", lease_s=600)
@@ -254,7 +250,7 @@ def test_a_member_gets_back_what_it_had(place: GroupPlace) -> None:
         assert given(again, place.stream, consumer) == ids(1)
 
 
-def test_members_must_agree(place: GroupPlace, relations: Relations, streams: list[str]) -> None:
+def test_members_must_agree(place: Place, relations: Relations, streams: list[str]) -> None:
     """A consumer reads the same streams in the same order, whoever asks."""
     place.record(*streams)
     assert given(relations, streams) == []
@@ -276,20 +272,11 @@ def test_what_cannot_be_meant_is_refused(relations: Relations) -> None:
             GroupConsumer("billing", **{option: value})  # type: ignore[arg-type]
 
 
-def test_the_key_must_be_defined(place: GroupPlace, relations: Relations) -> None:
+def test_the_key_must_be_defined(place: Place, relations: Relations) -> None:
     """Without it nothing is found, which is said."""
-    with recording(place.amqp, place.engine, place.stream, keys=["order_id"]):
-        wait_until(lambda: not _raises(relations, place.stream, "order_id"), what="the stream is known")
+    place.record(keys=["order_id"])
     with pytest.raises(KeyNotDefined, match="message_group"):
         next(relations.groups(place.stream, consumer="billing"))
-
-
-def _raises(relations: Relations, stream: str, key: str) -> bool:
-    try:
-        relations.find(key, "x", streams=stream)
-    except KeyNotDefined:
-        return True
-    return False
 
 
 # --- what is not recorded ----------------------------------------------------------------------------------
@@ -301,7 +288,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_who_waits_for_what_nobody_records_is_told(
-    place: GroupPlace, relations: Relations, streams: list[str], caplog: pytest.LogCaptureFixture
+    place: Place, relations: Relations, streams: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once for each stream, recorded in part or not at all; where a recorder is at work there is nothing to tell."""
     part, never = streams
@@ -323,7 +310,7 @@ def test_who_waits_for_what_nobody_records_is_told(
 
 
 def test_who_follows_is_told_when_it_lasts(
-    place: GroupPlace, relations: Relations, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    place: Place, relations: Relations, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, without an end of the reading."""
     monkeypatch.setattr(_unrecorded, "CHECKS_S", 0.3)
@@ -338,28 +325,12 @@ def test_who_follows_is_told_when_it_lasts(
         wait_until(lambda: len(found) == 2, what="what is recorded at last is given")
         groups.close()
         thread.join(90)
+        with pytest.raises(StopIteration):
+            next(groups)
     assert len(told(caplog)) == 1
 
 
-# --- following --------------------------------------------------------------------------------------------
-
-
-def test_following_gives_what_comes_later(place: GroupPlace, relations: Relations) -> None:
-    """Groups are given as they complete, and the iteration ends when none has come for the time given."""
-    with recording(place.amqp, place.engine, place.stream, keys=[GROUP_KEY]):
-        place.put(*whole_group(1, 2))
-        wait_recorded(place.amqp, place.engine, place.stream)
-        groups = relations.groups(place.stream, consumer="billing", follow=True, idle_timeout_s=90)
-        next(groups).acknowledge()
-        place.put(*whole_group(2, 2))
-        next(groups).acknowledge()
-        groups.close()
-        with pytest.raises(StopIteration):
-            next(groups)
-    assert set(place.states().values()) == {"done"}
-
-
-async def test_the_asyncio_face_shares_with_the_blocking_one(place: GroupPlace) -> None:
+async def test_the_asyncio_face_shares_with_the_blocking_one(place: Place) -> None:
     """Both are members of one consumer, and acknowledge alike."""
     place.put_recorded(*(m for n in range(1, 5) for m in whole_group(n, 2)))
     found = []
@@ -384,19 +355,19 @@ UNSOUND = [*whole_group(1, 2), of_group(1, 3), *whole_group(2, 1)]
 """A group with a number past its last, and one that is sound."""
 
 
-def test_an_unsound_group_raises_and_stays(place: GroupPlace, relations: Relations) -> None:
+def test_an_unsound_group_raises_and_stays(place: Place, relations: Relations) -> None:
     """It is nobody's until somebody decides; "skip" does."""
     place.put_recorded(*UNSOUND)
     with pytest.raises(GroupConflict) as caught:
         given(relations, place.stream)
     assert (caught.value.group_id, caught.value.anomaly) == (group_id(1), "past_last")
     assert given(relations, place.stream, on_conflict="skip") == ids(2)
-    assert place.states() == {1: "dead", 2: "done"}
+    assert states(place) == {1: "dead", 2: "done"}
 
 
-def test_an_unsound_group_becomes_dead_letters(place: GroupPlace, relations: Relations, streams: list[str]) -> None:
+def test_an_unsound_group_becomes_dead_letters(place: Place, relations: Relations, dead_stream: str) -> None:
     """All its messages, with what is wrong as the reason."""
-    stream, dead = streams
+    stream, dead = place.stream, dead_stream
     place.put_recorded(*UNSOUND, to=stream)
     consumer = GroupConsumer("billing", dead_letter_stream=dead)
     assert given(relations, stream, consumer, on_conflict="dead_letter") == ids(2)
@@ -405,13 +376,13 @@ def test_an_unsound_group_becomes_dead_letters(place: GroupPlace, relations: Rel
     assert {letter.headers["relatum_dead_reason"] for letter in letters} == {"past_last"}
 
 
-def test_dead_letters_must_have_a_place(place: GroupPlace, relations: Relations) -> None:
+def test_dead_letters_must_have_a_place(place: Place, relations: Relations) -> None:
     """A stream that is missing is noticed at the start, before anything is written; a queue will do."""
     place.put_recorded(*whole_group(1, 1))
     missing = GroupConsumer("billing", dead_letter_stream=unique_name("missing"))
     with pytest.raises(StreamNotFound, match="dead_letter_stream="):
         next(relations.groups(place.stream, consumer=missing))
-    assert place.states() == {}
+    assert states(place) == {}
     queue = unique_name("queue")
     with broker_connection(place.amqp) as connection:
         channel = connection.channel()
@@ -423,10 +394,10 @@ def test_dead_letters_must_have_a_place(place: GroupPlace, relations: Relations)
 
 
 def test_dead_letters_that_are_not_taken_give_the_group_back(
-    place: GroupPlace, relations: Relations, streams: list[str]
+    place: Place, relations: Relations, dead_stream: str
 ) -> None:
     """Another member deals with it, while this one is still open."""
-    stream, dead = streams
+    stream, dead = place.stream, dead_stream
     place.put_recorded(*whole_group(2, 1), *UNSOUND[:-1], to=stream)
     consumer = GroupConsumer("billing", dead_letter_stream=dead)
     with relations.groups(stream, consumer=consumer, on_conflict="dead_letter") as mine:
@@ -434,15 +405,15 @@ def test_dead_letters_that_are_not_taken_give_the_group_back(
         delete_stream(place.amqp, dead)
         with pytest.raises(PublishUnroutable):
             next(mine)
-        assert place.states() == {1: "ready", 2: "done"}
+        assert states(place) == {1: "ready", 2: "done"}
         declare_stream(place.amqp, dead)
         assert given(relations, stream, consumer, on_conflict="dead_letter") == []
-    assert place.states() == {1: "dead", 2: "done"}
+    assert states(place) == {1: "dead", 2: "done"}
 
 
-def test_who_follows_waits_with_dead_letters_for_the_broker(place: GroupPlace, streams: list[str]) -> None:
+def test_who_follows_waits_with_dead_letters_for_the_broker(place: Place, dead_stream: str) -> None:
     """Others get the error at once; the group is a dead letter when the broker is there again."""
-    stream, dead = streams
+    stream, dead = place.stream, dead_stream
     place.put_recorded(*UNSOUND, to=stream)
     consumer = GroupConsumer("billing", dead_letter_stream=dead)
     with (
@@ -457,7 +428,7 @@ def test_who_follows_waits_with_dead_letters_for_the_broker(place: GroupPlace, s
         back.start()
         ended = {1: "dead", 2: "done"}
         options = {"on_conflict": "dead_letter"}
-        assert given_until(lambda: place.states() == ended, relations, stream, consumer, **options) == ids(2)
+        assert given_until(lambda: states(place) == ended, relations, stream, consumer, **options) == ids(2)
         back.join()
 
 
@@ -474,14 +445,14 @@ def fail(relations: Relations, stream: str, consumer: GroupConsumer) -> list[str
 
 
 def test_a_group_that_ends_its_members_is_dead_after_so_many_deliveries(
-    place: GroupPlace, relations: Relations, caplog: pytest.LogCaptureFixture
+    place: Place, relations: Relations, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is told of; what was only claimed along with it counts as not given, and is given when it is gone."""
     place.put_recorded(*(message for number in (1, 2, 3) for message in whole_group(number, 2)))
     consumer = GroupConsumer("billing", deliveries_max=2)
     assert fail(relations, place.stream, consumer) == ids(1, 2)
     assert fail(relations, place.stream, consumer) == ids(2)
-    assert place.states() == {1: "done", 2: "ready", 3: "ready"}
+    assert states(place) == {1: "done", 2: "ready", 3: "ready"}
     assert not told(caplog)
     with relations.groups(place.stream, consumer=consumer) as groups:
         (third,) = groups
@@ -489,10 +460,9 @@ def test_a_group_that_ends_its_members_is_dead_after_so_many_deliveries(
     (line,) = told(caplog)
     assert group_id(2) in line
     assert "2 times" in line
-    assert place.states() == {1: "done", 2: "dead", 3: "ready"}
+    assert states(place) == {1: "done", 2: "dead", 3: "ready"}
     assert given(relations, place.stream) == ids(3)
-    with place.engine.begin() as connection:
-        connection.execute(sa.text(revival()))
+    place.sql(revival())
     assert fail(relations, place.stream, consumer) == ids(2), "it is counted anew"
     assert given(relations, place.stream) == ids(2), "who sets no limit is given it again and again"
 
@@ -503,11 +473,9 @@ def revival() -> str:
     return next(statement for statement in statements if "state = 'dead'" in statement)
 
 
-def test_a_group_given_too_often_becomes_dead_letters(
-    place: GroupPlace, relations: Relations, streams: list[str]
-) -> None:
+def test_a_group_given_too_often_becomes_dead_letters(place: Place, relations: Relations, dead_stream: str) -> None:
     """Where there is a dead-letter stream, its messages lie there; for the asyncio face, too."""
-    stream, dead = streams
+    stream, dead = place.stream, dead_stream
     place.put_recorded(*whole_group(2, 2), to=stream)
     consumer = GroupConsumer("billing", deliveries_max=1, dead_letter_stream=dead)
     assert fail(relations, stream, consumer) == ids(2)
@@ -521,10 +489,10 @@ def test_a_group_given_too_often_becomes_dead_letters(
     letters = place.messages(dead)
     assert [letter.body for letter in letters] == [b"2-1", b"2-2"]
     assert {letter.headers["relatum_dead_reason"] for letter in letters} == {"never_acknowledged"}
-    assert place.states() == {2: "dead"}
+    assert states(place) == {2: "dead"}
 
 
-def test_duplicates_by_policy(place: GroupPlace, relations: Relations) -> None:
+def test_duplicates_by_policy(place: Place, relations: Relations) -> None:
     """The first counts, unless duplicates are an error."""
     place.put_recorded(of_group(1, 1), *whole_group(1, 2))
     with pytest.raises(GroupConflict, match="one number"):
@@ -539,53 +507,47 @@ def test_duplicates_by_policy(place: GroupPlace, relations: Relations) -> None:
 
 
 @pytest.mark.differs
-def test_a_stream_declared_again_begins_anew(place: GroupPlace, relations: Relations) -> None:
+def test_a_stream_declared_again_begins_anew(place: Place, relations: Relations) -> None:
     """Its groups are others, whatever became of groups of the same ids before."""
     place.put_recorded(*whole_group(1, 2), of_group(2, 1))
     assert given(relations, place.stream) == ids(1)
-    delete_stream(place.amqp, place.stream)
-    declare_stream(place.amqp, place.stream)
+    place.declare_again()
     place.put_recorded(b"other", *whole_group(1, 3), *whole_group(2, 2))
     assert given(relations, place.stream) == ids(1, 2)
     assert given(relations, place.stream) == []
     prune(place.amqp, place.engine.url)
-    with place.engine.connect() as connection:
-        assert connection.scalar(sa.text("SELECT count(DISTINCT stream_id) FROM relatum.group_scans")) == 1
+    assert place.sql("SELECT count(DISTINCT stream_id) FROM relatum.group_scans") == [(1,)]
     assert given(relations, place.stream) == []
 
 
 @pytest.mark.differs
-def test_what_retention_has_dropped_is_named_and_pruned(place: GroupPlace, relations: Relations) -> None:
+def test_what_retention_has_dropped_is_named_and_pruned(place: Place, relations: Relations, short_stream: str) -> None:
     """A group that lost a message is never given smaller; a state goes when nothing of its group is left."""
-    stream = unique_name()
-    declare_stream(place.amqp, stream, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
-    try:
-        place.put_recorded(*whole_group(1, 2), *whole_group(2, 2), of_group(3, 1), to=stream)
-        consumer = GroupConsumer("billing", prefetch=1)
-        with relations.groups(stream, consumer=consumer) as groups:
-            next(groups).acknowledge()
-            # The second is found ready, and stays so.
-            next(groups)
-        assert place.states() == {1: "done", 2: "ready", 3: "open"}
-        place.put(*((b"x" * 10_000, {}) for _ in range(60)), to=stream)
-        place.put(of_group(1, 2, last=True), to=stream)
-        with StreamReader.open(place.amqp) as reader:
-            wait_until(lambda: (reader.bounds(stream).first or 0) > 4, what="retention")
-        place.record(stream)
-        prune(place.amqp, place.engine.url)
-        assert place.states() == {1: "done", 2: "ready"}, "a message of the first is retained"
-        with pytest.raises(GroupConflict) as caught:
-            given(relations, stream)
-        assert (caught.value.group_id, caught.value.anomaly) == (group_id(2), "expired")
-        assert given(relations, stream, on_conflict="skip") == []
-        prune(place.amqp, place.engine.url)
-        assert place.states() == {1: "done"}
-    finally:
-        delete_stream(place.amqp, stream)
+    stream = short_stream
+    place.put_recorded(*whole_group(1, 2), *whole_group(2, 2), of_group(3, 1), to=stream)
+    consumer = GroupConsumer("billing", prefetch=1)
+    with relations.groups(stream, consumer=consumer) as groups:
+        next(groups).acknowledge()
+        # The second is found ready, and stays so.
+        next(groups)
+    assert states(place) == {1: "done", 2: "ready", 3: "open"}
+    place.put(*((b"x" * 10_000, {}) for _ in range(60)), to=stream)
+    place.put(of_group(1, 2, last=True), to=stream)
+    with StreamReader.open(place.amqp) as reader:
+        wait_until(lambda: (reader.bounds(stream).first or 0) > 4, what="retention")
+    place.record(stream)
+    prune(place.amqp, place.engine.url)
+    assert states(place) == {1: "done", 2: "ready"}, "a message of the first is retained"
+    with pytest.raises(GroupConflict) as caught:
+        given(relations, stream)
+    assert (caught.value.group_id, caught.value.anomaly) == (group_id(2), "expired")
+    assert given(relations, stream, on_conflict="skip") == []
+    prune(place.amqp, place.engine.url)
+    assert states(place) == {1: "done"}
 
 
 @pytest.mark.differs
-def test_a_copy_that_retention_has_dropped_leaves_the_other(place: GroupPlace, relations: Relations) -> None:
+def test_a_copy_that_retention_has_dropped_leaves_the_other(place: Place, relations: Relations) -> None:
     """A message that lies in two streams, as by fan-out, is there as long as one of them has it."""
     short = f"a-{unique_name()}"
     assert short < place.stream, "of equal times, the copy in the first stream is chosen"
@@ -605,7 +567,7 @@ def test_a_copy_that_retention_has_dropped_leaves_the_other(place: GroupPlace, r
         delete_stream(place.amqp, short)
 
 
-def test_a_consumer_may_keep_its_own_books(place: GroupPlace) -> None:
+def test_a_consumer_may_keep_its_own_books(place: Place) -> None:
     """The role `relatum_consumer` suffices to share groups."""
     place.put_recorded(*whole_group(1, 2))
     with psycopg.connect(place.database) as connection:
@@ -616,7 +578,7 @@ def test_a_consumer_may_keep_its_own_books(place: GroupPlace) -> None:
         assert given(limited, place.stream) == ids(1)
 
 
-def test_the_database_may_be_away_in_between(place: GroupPlace) -> None:
+def test_the_database_may_be_away_in_between(place: Place) -> None:
     """Who follows waits until it is there again; claims and acknowledgements go on where they were."""
     place.put_recorded(*(message for number in range(1, 6) for message in whole_group(number, 2)))
     found: list[str | None] = []
@@ -634,4 +596,4 @@ def test_the_database_may_be_away_in_between(place: GroupPlace) -> None:
             found.append(group.group_id)
             back.cancel()
     assert found == ids(1, 2, 3, 4, 5)
-    assert place.states() == dict.fromkeys(range(1, 6), "done")
+    assert states(place) == dict.fromkeys(range(1, 6), "done")

@@ -31,35 +31,17 @@ from relatum_consumer import Relations, Status
 from relatum_consumer.groups import GroupPage
 from tests.support import (
     broker_connection,
-    declare_stream,
-    delete_stream,
     new_streams,
     publish_plain,
-    recording,
     unique_name,
-    wait_recorded,
     wait_until,
 )
-from tests.support.groups import GroupPlace, Naive, group_id, ids, ids_of, of_group, shuffled, whole_group
+from tests.support.groups import Naive, group_id, ids, ids_of, of_group, shuffled, whole_group
 from tests.support.place import Place
 from tests.support.proxy import Proxy
-from tests.support.relations import FACES, open_relations, questions
+from tests.support.relations import questions
 
-
-@pytest.fixture
-def place(place: Place) -> GroupPlace:
-    """A place whose streams are recorded with the key of groups."""
-    return GroupPlace(**vars(place))
-
-
-@pytest.fixture
-def relations(request: pytest.FixtureRequest, place: Place) -> Iterator[Relations]:
-    """Look-ups: blocking ones, where a test does not ask for both faces, of which these are made."""
-    with open_relations(getattr(request, "param", "blocking"), place.amqp, place.database) as relations:
-        yield relations
-
-
-both_faces = pytest.mark.parametrize("relations", FACES, indirect=True)
+KEYS = [GROUP_KEY]
 
 
 @pytest.fixture
@@ -102,10 +84,9 @@ def scattered(seed: int, streams: list[str]) -> dict[str, list[Any]]:
     return spread
 
 
-@both_faces
 @pytest.mark.parametrize("count", [1, 3])
 def test_groups_are_what_a_naive_reader_of_everything_finds(
-    place: GroupPlace, streams: list[str], relations: Relations, count: int
+    place: Place, streams: list[str], relations: Relations, count: int
 ) -> None:
     """Complete groups, each once, in order, members in order, whatever of it is recorded."""
     messages = scattered(count, streams[:count])
@@ -115,16 +96,14 @@ def test_groups_are_what_a_naive_reader_of_everything_finds(
     place.record(*messages)
     for stream, each in messages.items():
         place.put(*each[half[stream] :], to=stream)
-    naive = Naive(place.amqp, {stream: len(each) for stream, each in messages.items()})
+    naive = Naive(place.amqp, messages)
     for recorded in ("in part", "altogether"):
         for order in ("logical", "physical"):
             assert places(relations.groups(list(messages), order=order)) == naive.complete(order), recorded
         place.record(*messages)
 
 
-def test_a_stream_s_own_order_is_that_of_its_offsets_whatever_its_times_are(
-    place: GroupPlace, relations: Relations
-) -> None:
+def test_a_stream_s_own_order_is_that_of_its_offsets_whatever_its_times_are(place: Place, relations: Relations) -> None:
     """Times that run backwards change neither the order of groups nor that of arrival."""
     messages = [of_group(n, s, last=s == 2, time_us=1_000 - 10 * n - s) for n, s in [(1, 2), (2, 1), (1, 1), (2, 2)]]
     place.put_recorded(*messages)
@@ -135,7 +114,7 @@ def test_a_stream_s_own_order_is_that_of_its_offsets_whatever_its_times_are(
 # --- where reading begins, and what it needs --------------------------------------------------------------
 
 
-def test_reading_begins_with_the_first_group_that_stands_at_the_start(place: GroupPlace, relations: Relations) -> None:
+def test_reading_begins_with_the_first_group_that_stands_at_the_start(place: Place, relations: Relations) -> None:
     """By offset and by time; a group behind the start is whole though some of it lies before."""
     messages = [(1, 1), (2, 2), (1, 2), (2, 1), (3, 1), (3, 2)]
     place.put_recorded(*(of_group(n, s, last=s == 2, time_us=s + n * 1_000_000) for n, s in messages))
@@ -147,13 +126,16 @@ def test_reading_begins_with_the_first_group_that_stands_at_the_start(place: Gro
         assert found == expected, order
 
 
-def test_bad_arguments_are_refused_before_anything_is_read(place: GroupPlace, relations: Relations) -> None:
-    """Each by the error that says so, at the call."""
+@pytest.mark.parametrize("one_face", ["blocking"])
+def test_bad_arguments_are_refused_before_anything_is_read(place: Place, relations: Relations) -> None:
+    """Each by the error that says so, at the call; a stream that is not there, as it is read."""
     for options in (
         {"order": "random"},
         {"start": -1},
         {"start": True},
         {"start": "first"},
+        {"start": 2**63},
+        {"start": 1.5},
         {"on_duplicate": "last"},
         {"on_conflict": "ignore"},
         {"on_conflict": "dead_letter"},
@@ -168,9 +150,13 @@ def test_bad_arguments_are_refused_before_anything_is_read(place: GroupPlace, re
     for sequence in (0, 1_000_000_000, True, "1"):
         with pytest.raises(InvalidGroup):
             relations.grouped(group_id(1), sequence)  # type: ignore[arg-type]
+    place.record()
+    with pytest.raises(StreamNotFound):
+        list(relations.groups("relatum-no-such-stream"))
+    assert list(relations.groups()) == []
 
 
-def test_without_the_key_of_groups_nothing_is_guessed(place: GroupPlace, relations: Relations) -> None:
+def test_without_the_key_of_groups_nothing_is_guessed(place: Place, relations: Relations) -> None:
     """The error names the key and says how it is defined."""
     for ask in (
         lambda: list(relations.groups(place.stream)),
@@ -184,21 +170,14 @@ def test_without_the_key_of_groups_nothing_is_guessed(place: GroupPlace, relatio
         assert error.value.key == "message_group"
 
 
-def test_a_stream_that_is_not_there_is_an_error(place: GroupPlace, relations: Relations) -> None:
-    """Where it is named."""
-    place.record()
-    with pytest.raises(StreamNotFound):
-        list(relations.groups("relatum-no-such-stream"))
-    assert list(relations.groups()) == []
-
-
 # --- one group --------------------------------------------------------------------------------------------
 
 
-def test_a_position_says_which_streams_it_holds_for(
-    place: GroupPlace, streams: list[str], relations: Relations
-) -> None:
-    """A stream that the database does not know yet is read where it is named; a position of all says nothing of it."""
+def test_a_position_says_which_streams_it_holds_for(place: Place, streams: list[str], relations: Relations) -> None:
+    """A stream that the database does not know yet is read where it is named; a position of all says nothing of it.
+
+    So after a kill before anything was recorded no number is given twice: the error says how to ask.
+    """
     known, unknown, _ = streams
     place.put_recorded(of_group(2, 1), to=known)
     place.put(of_group(1, 1), of_group(1, 2), to=unknown)
@@ -214,9 +193,23 @@ def test_a_position_says_which_streams_it_holds_for(
     assert group.position is not None
     assert (len(group), group.position.holds_for("", unknown)) == (2, True)
     assert not relations.group_position(group_id(1), streams=known, complete=False).is_proven
+    with broker_connection(place.amqp) as connection:
+        relatum.intercept(connection)
+        channel = connection.channel()
+        channel.confirm_delivery()
+        group = relatum.MessageGroup(channel, "", unknown)
+        with pytest.raises(InvalidGroup, match=f"streams='{unknown}'"):
+            group.resume(of_all)
+        unproven = relations.group_position(group_id(1), streams=unknown, complete=False)
+        with pytest.raises(InvalidGroup, match="not proven"):
+            group.resume(unproven)
+        group.resume(relations.group_position(group_id(1), streams=unknown))
+        group.put(b"1-3", last=True)
+    position = relations.group_position(group_id(1), streams=unknown)
+    assert (position.is_complete, position.seen, position.anomalies) == (True, 3, ())
 
 
-def test_where_no_stream_is_recorded_a_group_s_position_is_not_known(place: GroupPlace, relations: Relations) -> None:
+def test_where_no_stream_is_recorded_a_group_s_position_is_not_known(place: Place, relations: Relations) -> None:
     """Nobody named a stream, and the database knows none: a group that begins is not told from one that nobody sees."""
     add_keys(place.engine, [GROUP_KEY])
     place.put(of_group(1, 1))
@@ -228,7 +221,7 @@ def test_where_no_stream_is_recorded_a_group_s_position_is_not_known(place: Grou
 
 
 def test_streams_that_are_long_gone_cost_a_look_at_all_recorded_ones_nothing(
-    place: GroupPlace, streams: list[str], relations: Relations, caplog: pytest.LogCaptureFixture
+    place: Place, streams: list[str], relations: Relations, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are asked for all together: no channel is closed over one, and none is waited for."""
     place.put_recorded(of_group(1, 1), of_group(1, 2), to=streams[0])
@@ -243,29 +236,6 @@ def test_streams_that_are_long_gone_cost_a_look_at_all_recorded_ones_nothing(
     assert not caplog.records, caplog.text
 
 
-def test_no_group_is_gone_on_with_where_its_messages_were_not_looked_for(
-    place: GroupPlace, streams: list[str], relations: Relations
-) -> None:
-    """After a kill before anything was recorded, no number is given twice: the error says how to ask."""
-    known, unknown, _ = streams
-    place.put_recorded(of_group(2, 1), to=known)
-    place.put(of_group(1, 1), of_group(1, 2), to=unknown)
-    with broker_connection(place.amqp) as connection:
-        relatum.intercept(connection)
-        channel = connection.channel()
-        channel.confirm_delivery()
-        group = relatum.MessageGroup(channel, "", unknown)
-        with pytest.raises(InvalidGroup, match=f"streams='{unknown}'"):
-            group.resume(relations.group_position(group_id(1)))
-        unproven = relations.group_position(group_id(1), streams=unknown, complete=False)
-        with pytest.raises(InvalidGroup, match="not proven"):
-            group.resume(unproven)
-        group.resume(relations.group_position(group_id(1), streams=unknown))
-        group.put(b"1-3", last=True)
-    position = relations.group_position(group_id(1), streams=unknown)
-    assert (position.is_complete, position.seen, position.anomalies) == (True, 3, ())
-
-
 def test_a_position_of_an_exchange_is_asked_for_by_streams() -> None:
     """What an exchange leads to is known to the caller alone; of a super stream it is the name."""
     named = GroupPosition(group_id(1), 0, 0, (), None, 0, streams=("orders-0", "orders-1"))
@@ -278,7 +248,7 @@ def test_a_position_of_an_exchange_is_asked_for_by_streams() -> None:
 
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_a_group_s_position_says_where_to_go_on(
-    place: GroupPlace, streams: list[str], relations: Relations, is_recorded: bool
+    place: Place, streams: list[str], relations: Relations, is_recorded: bool
 ) -> None:
     """Highest contiguous number, what is missing, whether the last was seen; also of what is not recorded."""
     place.record(*streams)
@@ -296,9 +266,8 @@ def test_a_group_s_position_says_where_to_go_on(
         assert relations.group_position(group_id(1), complete=False).next_sequence == 1
 
 
-@both_faces
 def test_a_group_is_found_by_its_id_and_a_message_by_id_and_number(
-    place: GroupPlace, streams: list[str], relations: Relations
+    place: Place, streams: list[str], relations: Relations
 ) -> None:
     """Complete or not; each message with its status in the group."""
     place.put(of_group(1, 3, last=True), of_group(1, 1), (b"alone", {"group_last": 7}), to=streams[0])
@@ -330,7 +299,7 @@ def test_a_group_is_found_by_its_id_and_a_message_by_id_and_number(
 # --- what is wrong with groups ----------------------------------------------------------------------------
 
 
-def test_duplicates_are_kept_apart_or_an_error(place: GroupPlace, relations: Relations) -> None:
+def test_duplicates_are_kept_apart_or_an_error(place: Place, relations: Relations) -> None:
     """The message that arrived first is taken; the others are named."""
     place.put_recorded(*whole_group(1, 2), of_group(1, 1), *whole_group(2, 1))
     first, second = relations.groups(place.stream)
@@ -345,7 +314,7 @@ def test_duplicates_are_kept_apart_or_an_error(place: GroupPlace, relations: Rel
 
 
 def test_a_message_routed_to_two_streams_is_no_duplicate(
-    place: GroupPlace, streams: list[str], relations: Relations
+    place: Place, streams: list[str], relations: Relations
 ) -> None:
     """Its copies have one message_id; another message with that number is a duplicate all the same."""
     named = lambda name, place: (  # noqa: E731
@@ -373,7 +342,7 @@ def test_a_message_routed_to_two_streams_is_no_duplicate(
     ],
 )
 def test_a_group_that_contradicts_itself_is_an_error_or_passed_over(
-    place: GroupPlace, relations: Relations, messages: Any, anomaly: Anomaly
+    place: Place, relations: Relations, messages: Any, anomaly: Anomaly
 ) -> None:
     """At its turn, named; the groups before it are given."""
     place.put_recorded(*whole_group(1, 2), *messages, *whole_group(3, 2))
@@ -387,42 +356,35 @@ def test_a_group_that_contradicts_itself_is_an_error_or_passed_over(
 
 
 @pytest.mark.differs
-def test_a_group_that_retention_took_from_is_never_given_smaller(place: GroupPlace) -> None:
+def test_a_group_that_retention_took_from_is_never_given_smaller(place: Place, fleeting: Place) -> None:
     """Its state is EXPIRED: an error, or passed over; it is listed as not whole, whether its rows are pruned or not."""
-    stream, other = unique_name(), unique_name()
-    declare_stream(place.amqp, stream, x_max_length_bytes=1_000_000, x_stream_max_segment_size_bytes=500_000)
-    declare_stream(place.amqp, other)
-    try:
-        # The first message, and so the place, of group 1 is in the stream that is retained.
-        place.put(of_group(1, 2, last=True), *whole_group(2, 1), to=stream)
-        place.put(of_group(1, 1), *whole_group(3, 1), to=other)
-        place.record(stream, other)
-        with Relations(place.amqp, place.database) as relations:
-            assert len(list(relations.groups())) == 3
-            place.put(*((b"x" * 20_000, {"n": n}) for n in range(150)), to=stream)
-            wait_until(lambda: OffsetExpired is type(next(relations.read_many([(stream, 0)]))), what="retention")
-            assert ids_of(relations.groups(on_conflict="skip")) == ids(3)
-            with pytest.raises(GroupConflict) as error:
-                list(relations.groups())
-            assert (error.value.group_id, error.value.anomaly) == (group_id(1), Anomaly.EXPIRED)
-            group = relations.group(group_id(1))
-            assert [message.body for message in group] == [b"1-1"]
-            assert (group.expired, group.position.anomalies) == (((stream, 0),), (Anomaly.EXPIRED,))
-            # Group 2, of which nothing is left, is no cause for concern.
-            (report,) = relations.incomplete_groups(older_than=0)
-            assert (report.group_id, report.position.anomalies) == (group_id(1), (Anomaly.EXPIRED,))
-            assert report.position.missing == ((2, 2),)
-            prune(place.amqp, place.engine.url)
-            assert ids_of(relations.groups()) == ids(3)
-            (report,) = relations.incomplete_groups(older_than=0)
-            assert (report.group_id, report.position.last_sequence) == (group_id(1), None)
-    finally:
-        delete_stream(place.amqp, stream)
-        delete_stream(place.amqp, other)
+    stream, other = fleeting.stream, place.stream
+    # The first message, and so the place, of group 1 is in the stream that is retained.
+    place.put(of_group(1, 2, last=True), *whole_group(2, 1), to=stream)
+    place.put(of_group(1, 1), *whole_group(3, 1), to=other)
+    place.record(stream, other)
+    with Relations(place.amqp, place.database) as relations:
+        assert len(list(relations.groups())) == 3
+        place.put(*((b"x" * 20_000, {"n": n}) for n in range(40)), to=stream)
+        wait_until(lambda: OffsetExpired is type(next(relations.read_many([(stream, 0)]))), what="retention")
+        assert ids_of(relations.groups(on_conflict="skip")) == ids(3)
+        with pytest.raises(GroupConflict) as error:
+            list(relations.groups())
+        assert (error.value.group_id, error.value.anomaly) == (group_id(1), Anomaly.EXPIRED)
+        group = relations.group(group_id(1))
+        assert [message.body for message in group] == [b"1-1"]
+        assert (group.expired, group.position.anomalies) == (((stream, 0),), (Anomaly.EXPIRED,))
+        # Group 2, of which nothing is left, is no cause for concern.
+        (report,) = relations.incomplete_groups(older_than=0)
+        assert (report.group_id, report.position.anomalies) == (group_id(1), (Anomaly.EXPIRED,))
+        assert report.position.missing == ((2, 2),)
+        prune(place.amqp, place.engine.url)
+        assert ids_of(relations.groups()) == ids(3)
+        (report,) = relations.incomplete_groups(older_than=0)
+        assert (report.group_id, report.position.last_sequence) == (group_id(1), None)
 
 
-@both_faces
-def test_all_groups_are_listed_the_newest_first(place: GroupPlace, streams: list[str], relations: Relations) -> None:
+def test_all_groups_are_listed_the_newest_first(place: Place, streams: list[str], relations: Relations) -> None:
     """Complete ones, too, page by page; of named streams those that lie there; what others set as headers is none."""
     hostile = [
         (b"", {"relatum_group": text, "relatum_group_sequence": 1}) for text in ("", "abc", "f" * 48, "~", "a|b")
@@ -453,16 +415,14 @@ def test_all_groups_are_listed_the_newest_first(place: GroupPlace, streams: list
 
 
 def test_what_lies_before_the_key_was_defined_is_named_and_not_read(
-    place: GroupPlace, streams: list[str], relations: Relations
+    place: Place, streams: list[str], relations: Relations
 ) -> None:
     """A list of what is recorded reads no stream, and says what that leaves out; a back-fill has it."""
     place.put(*whole_group(1, 2), of_group(2, 1), to=streams[0])
-    with recording(place.amqp, place.engine, streams[0], keys=["order_id"]):
-        wait_recorded(place.amqp, place.engine, streams[0])
+    place.record(streams[0], keys=["order_id"])
     add_keys(place.engine, [GROUP_KEY])
     place.put(of_group(2, 2, last=True), of_group(3, 2), to=streams[0])
-    with recording(place.amqp, place.engine, streams[0]):
-        wait_recorded(place.amqp, place.engine, streams[0])
+    place.record(streams[0], keys=())
     page = relations._newest_groups()
     assert [(each.group_id, each.position.is_complete) for each in page.groups] == [
         (group_id(3), False),
@@ -478,9 +438,8 @@ def test_what_lies_before_the_key_was_defined_is_named_and_not_read(
     assert ids_of(relations.incomplete_groups(older_than=0)) == ids(3)
 
 
-@both_faces
 def test_groups_that_are_not_complete_are_listed_with_what_is_missing(
-    place: GroupPlace, streams: list[str], relations: Relations
+    place: Place, streams: list[str], relations: Relations
 ) -> None:
     """Oldest first, with their times and places; a group that is complete in what is not recorded is none of them."""
     now = time.time_ns() // 1_000
@@ -502,7 +461,7 @@ def test_groups_that_are_not_complete_are_listed_with_what_is_missing(
     assert ids_of(only) == ids(5, 2, 4)
 
 
-def test_what_others_write_into_the_headers_stands_for_no_number(place: GroupPlace, relations: Relations) -> None:
+def test_what_others_write_into_the_headers_stands_for_no_number(place: Place, relations: Relations) -> None:
     """A value that no message of a group has does not hide that the group lacks that number."""
     flag, number = of_group(1, 2), of_group(2, 2)
     flag[1]["group_last"], number[1]["group_sequence"] = 0, "02"
@@ -516,9 +475,14 @@ def test_what_others_write_into_the_headers_stands_for_no_number(place: GroupPla
     assert ids_of(relations.groups(place.stream)) == ids(3)
 
 
-def test_large_messages_of_groups_that_lie_mixed_come_whole(place: GroupPlace, relations: Relations) -> None:
+def test_large_messages_of_groups_that_lie_mixed_come_whole(
+    place: Place, relations: Relations, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though each chunk holds messages of many groups, and they come to more than memory holds: they are read again."""
-    body, count, size = b"x" * 20_000, 360, 10
+    # An eighth of what memory holds else.
+    monkeypatch.setattr("relatum.reading._plan.Window.__init__.__defaults__", (8 << 20,))
+    monkeypatch.setattr("relatum.reading._kept.KeptChunks.__init__.__defaults__", (4 << 20,))
+    body, count, size = b"x" * 20_000, 45, 10
     messages = shuffled([message for number in range(count) for message in whole_group(number, size)], 5)
     # Without waiting for confirms: many messages come to lie in one chunk.
     publish_plain(place.amqp, place.stream, [(body, headers) for _, headers in messages], confirm=False)
@@ -530,7 +494,7 @@ def test_large_messages_of_groups_that_lie_mixed_come_whole(place: GroupPlace, r
 
 
 def test_a_connection_that_is_lost_between_groups_is_made_again(
-    place: GroupPlace, streams: list[str], relations: Relations
+    place: Place, streams: list[str], relations: Relations
 ) -> None:
     """A batch is gone on with where it was: each group once, in order, also after its end."""
     messages = shuffled([(body + b"x" * 2_000, headers) for n in range(300) for body, headers in whole_group(n, 3)], 3)
@@ -552,15 +516,14 @@ def test_a_connection_that_is_lost_between_groups_is_made_again(
 # --- following --------------------------------------------------------------------------------------------
 
 
-def test_a_group_that_is_completed_later_is_not_lost(
-    place: GroupPlace, streams: list[str], relations: Relations
-) -> None:
-    """Behind the position, in another stream; each group is given once, a late duplicate gives none again."""
+@pytest.mark.parametrize("one_face", ["blocking"])
+def test_a_group_that_is_completed_later_is_not_lost(place: Place, streams: list[str], relations: Relations) -> None:
+    """Behind the position, in another stream, each once; following ends when nothing came for the time given."""
     first, second, _ = streams
     place.put(of_group(1, 1), *whole_group(2, 2), of_group(1, 3, last=True), to=first)
     place.put(of_group(3, 2, last=True), to=second)
     add_keys(place.engine, [GROUP_KEY])
-    with recording(place.amqp, place.engine, *streams):
+    with place.recording(*streams):
         groups = relations.groups([first, second], follow=True, idle_timeout_s=90)
         assert next(groups).group_id == group_id(2)
         place.put(of_group(2, 1), *whole_group(4, 1), to=first)
@@ -571,24 +534,19 @@ def test_a_group_that_is_completed_later_is_not_lost(
         place.put(of_group(3, 1), to=first)
         assert next(groups).group_id == group_id(3)
         for stream in streams:
-            wait_recorded(place.amqp, place.engine, stream)
+            place.wait_recorded(stream)
         groups.close()
+    assert ids_of(relations.groups([first, second], follow=True, idle_timeout_s=0.1)) == ids(1, 2, 4, 3)
 
 
-def test_following_ends_when_nothing_came_for_the_time_given(place: GroupPlace, relations: Relations) -> None:
-    """After what there is."""
-    place.put_recorded(*whole_group(1, 2), of_group(2, 1))
-    follow = {"follow": True, "idle_timeout_s": 0.1}
-    assert ids_of(relations.groups(place.stream, **follow)) == ids(1)
-
-
+@pytest.mark.parametrize("one_face", ["blocking"])
 def test_whatever_order_messages_come_in_each_group_is_given_once_while_following(
-    place: GroupPlace, streams: list[str], relations: Relations
+    place: Place, streams: list[str], relations: Relations
 ) -> None:
     """As many as there are, none twice, none in part, from parts of streams that are recorded at any time."""
     messages = shuffled([message for number in range(40) for message in whole_group(number, 6)], seed=5)
     add_keys(place.engine, [GROUP_KEY])
-    with recording(place.amqp, place.engine, *streams, keys=[GROUP_KEY]):
+    with place.recording(*streams):
         groups = relations.groups(streams, follow=True, idle_timeout_s=90)
         publisher = threading.Thread(target=_put_each, args=(place, streams, messages))
         publisher.start()
@@ -596,7 +554,7 @@ def test_whatever_order_messages_come_in_each_group_is_given_once_while_followin
         publisher.join()
         groups.close()
         for stream in streams:
-            wait_recorded(place.amqp, place.engine, stream)
+            place.wait_recorded(stream)
     given = ids_of(found)
     assert sorted(given) == [group_id(number) for number in range(40)]
     assert all(len(group) == 6 for group in found)

@@ -21,10 +21,10 @@ from relatum.errors import (
     PublishOutcomeUnknown,
     PublishUnroutable,
 )
-from relatum.membership import GROUP_KEY, GroupPosition, Membership, assess, membership, parse_value
+from relatum.membership import GROUP_KEY, GroupPosition, Membership, assess, membership
 from relatum.reading import Message, StreamReader
 from tests.contract._clients import CLIENTS, CONFIRMING, Line, open_line
-from tests.support import broker_connection, recording, rows_of, unique_name, wait_until
+from tests.support import broker_connection, unique_name, wait_until
 from tests.support.place import Place
 from tests.support.proxy import Proxy
 
@@ -164,21 +164,6 @@ def test_groups_may_lie_in_several_streams_beside_one_another(line: Line, place:
     assert numbers(messages(place, 2, other_stream)) == [(2, False), (3, False)]
     with broker_connection(place.amqp) as connection:
         connection.channel().exchange_delete(exchange)
-
-
-def test_the_table_holds_a_group_as_one_range(place: Place, pika_channel: Any) -> None:
-    """With the group's key, each message is a row that tells its place."""
-    with recording(place.amqp, place.engine, place.stream, keys=[GROUP_KEY]):
-        pika_channel.basic_publish("", place.stream, b"in no group")
-        with relatum.MessageGroup(pika_channel, "", place.stream) as group:
-            group.put(b"")
-            group.put(b"", last=True)
-        place.wait_recorded()
-    rows = rows_of(place.engine, place.stream)
-    assert [(key, parse_value(value), offset) for key, value, offset in rows] == [
-        ("message_group", Membership(group.group_id, 1, False), 1),
-        ("message_group", Membership(group.group_id, 2, True), 2),
-    ]
 
 
 def test_a_group_can_do_without_confirms(line: Line, place: Place) -> None:
@@ -354,22 +339,6 @@ def test_several_processes_make_one_group(place: Place, pika_channel: Any) -> No
     group.close()
     assert numbers(messages(place, 5)) == [(5, True), (2, False), (4, False), (1, False), (3, False)]
     assert position_of(place, group_id).is_complete
-
-
-def test_bad_headers_of_a_group_are_not_sent(line: Line, place: Place) -> None:
-    """An id or a number alone, and what cannot be one, do not leave the process; the channel stays usable."""
-    refused: dict[str, dict[str, Any]] = {
-        "group_sequence_missing": {"group_id": ID},
-        "group_id_missing": {"group_last": True},
-        "group_id_not_48_hex_digits": {"group_id": ID.upper(), "group_sequence": 1},
-    }
-    channel = line.channel()
-    for reason, headers in refused.items():
-        with pytest.raises(InvalidGroup) as caught:
-            line.publish(channel, line.message(headers=headers), place.stream)
-        assert caught.value.reason == reason
-    line.publish(channel, line.message(b"after it"), place.stream)
-    assert [message.body for message in messages(place, 1)] == [b"after it"]
 
 
 # --- what is refused before anything is put --------------------------------------------------------------------

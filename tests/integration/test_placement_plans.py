@@ -1,4 +1,4 @@
-"""The plans of placements, moves and consumers at 300,000 rows: an index for each, whatever is known of values."""
+"""The plans of placements, predecessors, moves and consumers at 300,000 rows: an index for each, whatever is known."""
 
 from typing import Any
 from uuid import UUID
@@ -8,11 +8,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import registry
 
+from relatum.contexts.affinity._predecessors import recorded_places
 from relatum.contexts.placement import _placement_prune_statements as prune
 from relatum.contexts.placement import _placement_statements as statements
 from relatum.contexts.serial.consuming import _serial_statements as consuming
 from relatum.contexts.serial.moving import _move_statements as moving
-from tests.support.plans import nodes_of, plan_of
+from tests.support.plans import MAKE_PARTS, PARTS, nodes_of, plan_of
 
 NAMES = 150_000
 MOVES = 30_000
@@ -21,6 +22,7 @@ OURS = {"of_super_stream": 1}
 NOW = NAMES + 1_000_000
 
 FILL = f"""
+{MAKE_PARTS}
 INSERT INTO relatum.super_streams (name, header, generation) VALUES ('orders', 'h', {NOW}), ('other', 'h', {NOW});
 INSERT INTO relatum.super_stream_partitions (super_stream_id, stream, binding_key, place, open_sets)
   SELECT 1 + n % 2, 's' || n, n::text, n / 2, 0 FROM generate_series(0, 199) AS n;
@@ -58,10 +60,16 @@ INSERT INTO relatum.moved_contexts (move_id, name, from_epoch)
   SELECT {MOVES} + m, 'n' || (1000 * m + 2 * n), 0 FROM generate_series(1, 3) AS m, generate_series(1, 500) AS n;
 UPDATE relatum.placements SET state = 'moving', move_id = {MOVES} + 1
   WHERE super_stream_id = 1 AND name = ANY (SELECT name FROM relatum.moved_contexts WHERE move_id = {MOVES} + 1);
+INSERT INTO relatum.streams (stream_id, name, super_stream) OVERRIDING SYSTEM VALUE
+  SELECT n, 'orders-' || n, 'orders' FROM generate_series(1, 50) AS n;
+INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, value, part)
+  SELECT n / 50, n * 1000::bigint, 1 + n % 50, 1 + n % 2, 'm' || n, n * {PARTS} / 300000
+  FROM generate_series(0, 299999) AS n;
 """
 """300,000 placements in two super streams of a hundred partitions; each name moved once or twice, half are over.
 
 Ten consumers wait for every seventh move, 190 of twenty members for forty; three moves of 500 contexts are under way.
+The rows of 300,000 messages are of fifty partitions and two keys, an id for each.
 """
 
 STATEMENTS: dict[str, tuple[sa.Executable, dict[str, Any]]] = {
@@ -162,7 +170,9 @@ SMALL = {"super_streams", "super_stream_partitions", "publisher_sessions"}
 
 def sql_of(statement: Any) -> tuple[str, dict[str, Any]]:
     """A statement as psycopg gets it, with the parameters it brings itself."""
-    compiled = statement.compile(dialect=registry.load("postgresql.psycopg")())
+    compiled = statement.compile(
+        dialect=registry.load("postgresql.psycopg")(), compile_kwargs={"render_postcompile": True}
+    )
     return str(compiled), dict(compiled.params)
 
 
@@ -207,3 +217,14 @@ def test_moving_a_position_moves_nothing_in_an_index(filled: psycopg.Connection[
         after = filled.execute(query).fetchone()
     assert before is not None
     assert after == (before[0] + 1,)
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_predecessor_is_found_by_the_index(filled: psycopg.Connection[Any], mode: str) -> None:
+    """The rows of an id are found by the index of values, few pages read, and no row of another id is looked at."""
+    sql, parameters = sql_of(recorded_places(1, "m7774", ["orders-1", "orders-25", "orders-50"], "/"))
+    plan = plan_of(filled, mode, sql, parameters)
+    reads = [node for node in nodes_of(plan) if node.get("Relation Name") == "relationships"]
+    assert {node["Index Name"] for node in reads} == {"relationships_lookup"}, plan
+    assert plan["Actual Rows"] == 1, plan
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 5 * PARTS, plan

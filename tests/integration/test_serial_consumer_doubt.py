@@ -18,17 +18,20 @@ from tests.support import LIMIT_S, wait_until
 from tests.support.commits import AT_COMMIT, committing, end_committing, written
 from tests.support.leases import let_lapse
 from tests.support.proxy import Proxy
-from tests.support.serial_consuming import Stage, serial_bed
+from tests.support.serial_consuming import Stage
+
+pytestmark = pytest.mark.usefixtures("quick_rhythm", "held_commits")
+
+PARTITIONS = 2
+"""Of the fixture `stage`."""
 
 
 @pytest.fixture
-def stage(amqp_url: str, database_url: str, engine: sa.Engine, quick_rhythm: None) -> Iterator[Stage]:
-    """A super stream of two partitions, and an application's table whose commits can be held up."""
+def held_commits(engine: sa.Engine) -> None:
+    """An application's table whose commits can be held up."""
     written.create(engine)
     with engine.begin() as connection:
         connection.execute(sa.text(AT_COMMIT))
-    with serial_bed(amqp_url, engine) as bed:
-        yield Stage(bed, database_url, amqp_url, engine)
 
 
 def let_frozen_lapse(engine: sa.Engine) -> None:

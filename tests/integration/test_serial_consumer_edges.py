@@ -3,7 +3,6 @@
 import json
 import random
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import pika
@@ -16,7 +15,7 @@ from relatum.contexts.placement._entries import Marker
 from relatum.headers import CONTEXT_HEADER, CONTROL_HEADER, PLACED_HEADER
 from tests.support import broker_connection, wait_until
 from tests.support.leases import LEASE_S
-from tests.support.serial_consuming import SerialBed, Stage, bodies, next_batches, serial_bed
+from tests.support.serial_consuming import SerialBed, Stage, bodies, next_batches
 
 CIRCLE = ((0, 1), (1, 2), (2, 0))
 """Moves from each partition to the next: a three-cycle."""
@@ -25,13 +24,6 @@ NAMES = ["a b", "é" * 500, "x" * 1024, "'; --", "%s %(a)s :b {c}", "\n\t", "rel
 
 
 pytestmark = pytest.mark.usefixtures("quick_rhythm")
-
-
-@pytest.fixture
-def stage(amqp_url: str, database_url: str, engine: sa.Engine) -> Iterator[Stage]:
-    """A super stream of three partitions."""
-    with serial_bed(amqp_url, engine, 3) as bed:
-        yield Stage(bed, database_url, amqp_url, engine)
 
 
 def consume_until(consumer: Any, last: str) -> list[str]:
@@ -223,7 +215,7 @@ def test_batches_are_acknowledged_late_in_any_order_and_once(stage: Stage) -> No
         assert member.next_batch(0) is None
         for batch in reversed(first):
             batch.acknowledge()
-            with pytest.raises(errors.InvalidInput):
+            with pytest.raises(errors.InvalidInput, match="acknowledged already"):
                 batch.acknowledge()
             with pytest.raises(errors.InvalidInput), batch.transaction():
                 pytest.fail("there is nothing to be joined")

@@ -9,9 +9,8 @@ import relatum
 from relatum import ContextRouter
 from relatum.contexts import SerializationContexts, verify
 from relatum.contexts.placement._entries import Adoption, encode
-from relatum.reading import BrokerAddress, StreamReader
 from relatum_consumer import Relations
-from tests.support import publish_plain, recording, rows_of, wait_recorded
+from tests.support import publish_plain, reader_of, recording, rows_of, wait_recorded
 
 PARTITIONS = 2
 KEY = "serialization_context"
@@ -20,9 +19,10 @@ MESSAGES = 6
 
 
 def test_look_ups_find_a_context_on_both_sides_of_its_moves(
-    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, super_stream: str
+    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, contexts: SerializationContexts
 ) -> None:
     """Published with the interceptor while a recorder runs: every message once, in order, and nothing of the moves."""
+    super_stream = contexts.super_stream
     streams = [f"{super_stream}-{place}" for place in range(2)]
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
     relatum.intercept(connection, database=database_url, keys=[KEY])
@@ -38,14 +38,13 @@ def test_look_ups_find_a_context_on_both_sides_of_its_moves(
 
     with (
         recording(amqp_url, engine, *streams, keys=[KEY]),
-        SerializationContexts(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as contexts,
         ContextRouter(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as router,
     ):
         contexts.assign("plane", streams[0])
         publish(router, MESSAGES)
         epoch = contexts.assignment_of("plane").epoch
         contexts.move("plane", streams[1])
-        stray = publish_stray(amqp_url, stream_url, epoch, next(names), streams[0])
+        stray = publish_stray(amqp_url, epoch, next(names), streams[0])
         headers, body = encode(Adoption("plane", contexts.assignment_of("plane").epoch, streams[0], stray))
         publish_plain(amqp_url, streams[1], [(body, headers)])
         publish(router, MESSAGES)
@@ -69,12 +68,12 @@ def test_look_ups_find_a_context_on_both_sides_of_its_moves(
     assert len(rows) == len(expected) + 3 * MESSAGES, "no fence, marker or adoption has a row"
 
 
-def publish_stray(amqp_url: str, stream_url: str, epoch: int, number: int, source: str) -> int:
+def publish_stray(amqp_url: str, epoch: int, number: int, source: str) -> int:
     """Publish what a router publishes that slept since before a move; gives the offset."""
     headers = {KEY: "plane", "relatum_placed": f"{epoch}-{'f' * 16}-1", "relatum_time": time.time_ns() // 1000}
     properties = pika.BasicProperties(message_id=f"plane-{number}", headers=headers)
     publish_plain(amqp_url, source, [(b"", properties)])
-    with StreamReader.open(BrokerAddress.parse(amqp_url, stream_url)) as reader:
+    with reader_of(amqp_url) as reader:
         last = reader.bounds(source).last
     assert last is not None
     return last

@@ -25,6 +25,12 @@ READERS: dict[str, StreamReader] = {}
 """Readers that stay open, by their broker's URL: a new one takes a second to find a stream of RabbitMQ 3.10 empty."""
 
 
+def reader_of(broker_url: str) -> AbstractContextManager[StreamReader]:
+    """The reader of a broker that stays open; where there is none, one for the block."""
+    kept = READERS.get(broker_url)
+    return nullcontext(kept) if kept else StreamReader.open(broker_url)
+
+
 @contextmanager
 def running(recorder: Recorder) -> Iterator[Recorder]:
     """Run a recorder in a thread; leaving finishes its batch and waits for its end."""
@@ -76,8 +82,7 @@ def wait_recorded(broker_url: str, engine: sa.Engine, stream: str, *, limit_s: f
 
     Of an empty stream, too: until the database knows it.
     """
-    kept = READERS.get(broker_url)
-    with nullcontext(kept) if kept else StreamReader.open(broker_url) as reader:
+    with reader_of(broker_url) as reader:
         last = reader.bounds(stream).last
     end = 0 if last is None else last + 1
 

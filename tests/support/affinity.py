@@ -11,8 +11,9 @@ import pika
 
 import relatum
 from relatum.contexts import AffinityOptions, ContextOptions
-from relatum.reading import Message, StreamReader
+from relatum.reading import Message
 from relatum.superstreams import Layout
+from tests.support._recording import reader_of
 from tests.support._streams import broker_connection
 from tests.support.routing import sleeping, sleeping_task
 
@@ -170,7 +171,7 @@ class Partitions:
 
     def messages(self) -> dict[str, list[Message]]:
         """The messages of each partition."""
-        with StreamReader.open(self._amqp_url) as reader:
+        with reader_of(self._amqp_url) as reader:
             return {each.stream: list(reader.iterate(each.stream)) for each in self._layout}
 
     def bodies(self) -> dict[str, list[bytes]]:

@@ -2,39 +2,14 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import sqlalchemy as sa
-
-from relatum.keys import KeyDefinition
-from relatum.membership import GROUP_KEY, Membership
-from tests.support._streams import broker_connection
-from tests.support._waiting import LIMIT_S
-from tests.support.place import Place
+from relatum.membership import Membership
+from tests.support._streams import all_plain
 
 Plain = tuple[bytes, dict[str, Any]]
 At = tuple[str, int]
-
-
-class GroupPlace(Place):
-    """A place whose streams are recorded with the key of groups."""
-
-    def record(self, *streams: str, keys: Iterable[str | KeyDefinition] = (GROUP_KEY,)) -> None:
-        """Record all that is in the stream, or in others, now."""
-        super().record(*streams, keys=keys)
-
-    def put_recorded(self, *messages: Plain, to: str | None = None) -> None:
-        """Publish messages, and have them recorded."""
-        self.put(*messages, to=to)
-        self.record(to or self.stream)
-
-    def states(self) -> dict[int, str]:
-        """The state of each group a consumer has seen, by the group's number."""
-        with self.engine.connect() as connection:
-            rows = connection.execute(sa.text("SELECT group_id, state FROM relatum.group_states"))
-            return {int(id_, 16): state for id_, state in rows}
 
 
 def group_id(number: int) -> str:
@@ -78,13 +53,14 @@ class Naive:
 
     Args:
         amqp_url: The broker.
-        streams: Each stream with how many messages it has.
+        streams: All streams.
     """
 
-    def __init__(self, amqp_url: str, streams: Mapping[str, int]) -> None:
+    def __init__(self, amqp_url: str, streams: Iterable[str]) -> None:
         self.groups: dict[str, list[Found]] = defaultdict(list)
-        for stream, count in streams.items():
-            for offset, headers in _headers_of(amqp_url, stream, count):
+        for stream in streams:
+            for offset, properties, _ in all_plain(amqp_url, stream):
+                headers = properties.headers
                 place = headers["relatum_time"], stream, offset
                 if "group_id" in headers:
                     found = Found(*place, headers["group_sequence"], headers["group_last"])
@@ -121,14 +97,3 @@ class Found(NamedTuple):
     def place(self) -> At:
         """Where it lies."""
         return self.stream, self.offset
-
-
-def _headers_of(amqp_url: str, stream: str, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    with broker_connection(amqp_url) as connection:
-        channel = connection.channel()
-        channel.basic_qos(prefetch_count=1_000)
-        deliveries = channel.consume(stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=LIMIT_S)
-        for method, properties, _ in islice(deliveries, count):
-            assert method is not None, "the stream has as many messages as were published"
-            channel.basic_ack(method.delivery_tag)
-            yield properties.headers["x-stream-offset"], properties.headers

@@ -36,6 +36,11 @@ class Place:
         """Publish messages one by one, each confirmed."""
         publish_plain(self.amqp, to or self.stream, messages)
 
+    def put_recorded(self, *messages: Plain, to: str | None = None) -> None:
+        """Publish messages, and have them recorded."""
+        self.put(*messages, to=to)
+        self.record(to or self.stream)
+
     def record(self, *streams: str, keys: Iterable[str | KeyDefinition] | None = None) -> None:
         """Record all that is in the stream, or in others, now: by the file's `KEYS`, or by others."""
         record(self.amqp, self.engine, *(streams or (self.stream,)), keys=self.keys if keys is None else keys)

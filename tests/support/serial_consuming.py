@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from relatum.contexts import SerialConsumer, SerialOptions
 from relatum.contexts.placement._entries import Adoption, Control, Fence, Marker, Placed, encode
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
-from relatum.reading import StreamReader
 from relatum.store import (
     context_moves,
     moved_contexts,
@@ -22,6 +21,7 @@ from relatum.store import (
     super_streams,
 )
 from relatum.superstreams import Layout, Partition, declare_super_stream, delete_super_stream
+from tests.support._recording import reader_of
 from tests.support._streams import broker_connection, unique_name
 from tests.support.leases import LEASE_S
 
@@ -105,7 +105,7 @@ class SerialBed:
 
     def end(self, partition: int) -> int:
         """The last offset of a partition; -1 where it is empty."""
-        with StreamReader.open(self._amqp_url) as reader:
+        with reader_of(self._amqp_url) as reader:
             last = reader.bounds(self.streams[partition]).last
         return -1 if last is None else last
 

@@ -3,11 +3,9 @@
 import operator
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.errors import InvalidInput
 from relatum.membership import Anomaly
 from relatum_consumer.groups.reading._assembly import Member, assemble, distinct, in_arrival
 from relatum_consumer.groups.reading._group_options import BATCH_MESSAGES, GROUPS_AT_ONCE, GroupOptions
@@ -73,13 +71,6 @@ def test_an_expired_number_that_is_there_again_is_there() -> None:
     assert group.is_complete
     assert group.anomalies == ()
     assert [member.offset for member in group.members] == [9]
-
-
-@pytest.mark.parametrize("start", [-1, True, "first", 2**63, 1.5])
-def test_a_start_is_an_offset_or_a_moment(start: object) -> None:
-    """Anything else is refused."""
-    with pytest.raises(InvalidInput):
-        GroupOptions(("stream",), start=start)  # type: ignore[arg-type]
 
 
 def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:

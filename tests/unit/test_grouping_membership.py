@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -143,16 +144,6 @@ def test_other_values_tell_of_no_place(value: str) -> None:
     assert parse_value(value) is None
 
 
-@pytest.mark.parametrize(("headers", "reason"), BAD)
-def test_bad_headers_are_refused_with_a_reason(headers: dict[str, Any], reason: str) -> None:
-    """Each way in which the three headers cannot be what they are has a name of its own."""
-    with pytest.raises(InvalidGroup) as caught:
-        checked_membership(headers)
-    assert caught.value.reason == reason
-    assert type(caught.value.reason) is str
-    assert pickle.loads(pickle.dumps(caught.value)).reason == reason
-
-
 def test_no_group_headers_are_no_group() -> None:
     """Messages outside groups are nobody's business."""
     assert checked_membership({"order_id": "1"}) is None
@@ -188,42 +179,36 @@ def stamp(stamper: Stamper, headers: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("keys", KEYS)
-@given(st.integers(1, GROUP_SEQUENCE_MAX), st.booleans())
-def test_the_headers_of_a_place_go_out_as_they_are(keys: list[KeyDefinition], sequence: int, last: bool) -> None:
-    """All three given: nothing is added."""
-    headers = Membership(ID, sequence, last).headers
-    got = stamp(Stamper(keys), headers)
-    assert (got.headers, got.added) == (headers, ())
-
-
-@pytest.mark.parametrize("keys", KEYS)
-@pytest.mark.parametrize("missing", [{}, {"group_last": None}])
-def test_a_missing_flag_is_added_as_false(keys: list[KeyDefinition], missing: dict[str, Any]) -> None:
-    """The key has a value only where all three are there, so the flag is added, named as added, in a copy."""
-    headers = {"group_id": ID, "group_sequence": 3, **missing}
+@pytest.mark.parametrize(
+    ("headers", "added"),
+    [
+        (Membership(ID, 1, True).headers, ()),
+        (Membership(ID, GROUP_SEQUENCE_MAX, False).headers, ()),
+        ({"group_id": ID, "group_sequence": 3}, ("group_last",)),
+        ({"group_id": ID, "group_sequence": 3, "group_last": None}, ("group_last",)),
+        ({"order_id": "1"}, ()),
+        ({"group_id": None, "group_sequence": None}, ()),
+    ],
+)
+def test_a_flag_that_is_missing_is_added_as_false(
+    keys: list[KeyDefinition], headers: dict[str, Any], added: tuple[str, ...]
+) -> None:
+    """The key has a value only where all three are there, so it is added, in a copy; to nothing else is it added."""
     before = copy.deepcopy(headers)
     got = stamp(Stamper(keys), headers)
-    assert got.headers["group_last"] is False
-    assert got.added == ("group_last",)
+    assert (got.headers, got.added) == (headers | dict.fromkeys(added, False), added)
     assert headers == before
-    assert membership(got.headers) == Membership(ID, 3, False)
-
-
-@pytest.mark.parametrize("keys", KEYS)
-def test_other_messages_get_no_headers_of_a_group(keys: list[KeyDefinition]) -> None:
-    """A message without them, or with None in their place, is sent without a flag."""
-    assert stamp(Stamper(keys), {"order_id": "1"}).headers == {"order_id": "1"}
-    nothing = {"group_id": None, "group_sequence": None}
-    assert stamp(Stamper(keys), nothing).headers == nothing
 
 
 @pytest.mark.parametrize(("headers", "reason"), BAD)
-def test_the_interceptor_refuses_them_only_where_groups_are_asked_for(headers: dict[str, Any], reason: str) -> None:
-    """An error with the reason; or let through untouched, and counted; without the key they are an application's."""
-    for keys in KEYS:
+def test_bad_headers_are_refused_with_a_reason(headers: dict[str, Any], reason: str) -> None:
+    """By the interceptor, or let through untouched, and counted; without the key they are an application's."""
+    for check in (checked_membership, *(partial(stamp, Stamper(keys)) for keys in KEYS)):
         with pytest.raises(InvalidGroup) as caught:
-            stamp(Stamper(keys), headers)
+            check(headers)
         assert caught.value.reason == reason
+        assert type(caught.value.reason) is str
+        assert pickle.loads(pickle.dumps(caught.value)).reason == reason
     skipping = Stamper([GROUP_KEY], on_invalid="skip")
     for stamper in (Stamper([KeyDefinition("order_id")]), skipping, skipping):
         got = stamp(stamper, headers)

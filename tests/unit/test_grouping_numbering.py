@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from relatum.errors import GroupConflict, IncompleteGroup, InvalidGroup
 from relatum.limits import GROUP_SEQUENCE_MAX
-from relatum.membership import Anomaly, GroupPosition, Membership, Numbering, assess
+from relatum.membership import Anomaly, Membership, Numbering, assess
 
 ID = "cd" * 24
 
@@ -61,19 +61,11 @@ def test_going_on_from_a_position_completes_the_group(there: set[int], has_last:
     assert position.anomalies == ()
 
 
-def test_start_goes_on_after_what_is_published() -> None:
-    """The numbers begin where the caller says, and the group counts as begun."""
-    numbers = Numbering(ID, 5)
-    assert numbers.is_begun
-    assert numbers.take() == Membership(ID, 5, False)
-    assert numbers.take(last=True) == Membership(ID, 6, True)
-    assert numbers.is_complete
-
-
-def test_numbers_end_at_the_limit() -> None:
-    """The highest number is given; the one after it is refused, and stays refused."""
+def test_numbers_begin_where_the_caller_says_and_end_at_the_limit() -> None:
+    """The group counts as begun; the highest number is given, the one after it is refused, and stays refused."""
     numbers = Numbering(ID, GROUP_SEQUENCE_MAX)
-    assert numbers.take().sequence == GROUP_SEQUENCE_MAX
+    assert numbers.is_begun
+    assert numbers.take() == Membership(ID, GROUP_SEQUENCE_MAX, False)
     for _ in range(2):
         with pytest.raises(InvalidGroup) as caught:
             numbers.take(last=True)
@@ -186,7 +178,7 @@ def naive_anomalies(members: list[Membership], gone: list[Membership]) -> set[An
 def test_it_says_what_a_naive_account_says(
     members: list[Membership], gone: list[Membership], shuffle: random.Random
 ) -> None:
-    """Numbers there and missing, the last, and all anomalies, whatever came in whatever order."""
+    """Numbers there and missing, in ranges that are apart, the last, and all anomalies, in whatever order they came."""
     position = assess(ID, members, expired=gone)
     there = {member.sequence for member in members}
     lasts = {member.sequence for member in members + [m for m in gone if m.sequence not in there] if member.last}
@@ -194,6 +186,8 @@ def test_it_says_what_a_naive_account_says(
     assert position.seen == len(there)
     assert position.highest == max(there, default=0)
     assert position.last_sequence == (min(lasts) if lasts else None)
+    assert all(first <= last for first, last in position.missing)
+    assert all(before[1] + 1 < after[0] for before, after in pairwise(position.missing))
     assert expanded(position.missing) == set(range(1, end + 1)) - there
     assert position.contiguous == next(number for number in range(14) if number + 1 not in there)
     assert position.next_sequence == position.contiguous + 1
@@ -205,24 +199,9 @@ def test_it_says_what_a_naive_account_says(
     assert assess(ID, shuffled, expired=reversed(gone)) == position
 
 
-@given(members_of_small_groups)
-def test_missing_ranges_are_in_order_and_apart(members: list[Membership]) -> None:
-    """Neighbouring ranges have a number between them, each first is at most its last."""
-    missing = assess(ID, members).missing
-    assert all(first <= last for first, last in missing)
-    assert all(before[1] + 1 < after[0] for before, after in pairwise(missing))
-
-
-def test_nothing_is_the_beginning() -> None:
-    """Of an empty group nothing is there and nothing known to be missing."""
-    assert assess(ID, []) == GroupPosition(ID, 0, 0, (), None, 0, ())
-    assert assess(ID, []).next_sequence == 1
-    assert not assess(ID, []).is_complete
-
-
 def test_other_groups_do_not_count() -> None:
     """Members of another group change nothing."""
-    assert assess(ID, [*group(1, 2, last=2), *group(1, 2, 3, name="cd" * 24)]).is_complete
+    assert assess(ID, [*group(1, 2, last=2), *group(1, 2, 3, name="ef" * 24)]).anomalies == ()
 
 
 def test_a_gap_of_a_thousand_million_numbers_costs_nothing() -> None:

@@ -37,7 +37,9 @@ def control(entry: Control) -> bytes:
     return record(headers, body)
 
 
-def following(position: int = 0, *, log: PartitionLog | None = None, **options: float) -> Following:
+def following(
+    position: int = 0, *, log: PartitionLog | None = None, begun_at: dict[int, float] | None = None, **options: float
+) -> Following:
     """A partition that was opened at a position."""
     log = PartitionLog(position=position) if log is None else log
     return Following(
@@ -49,6 +51,7 @@ def following(position: int = 0, *, log: PartitionLog | None = None, **options: 
         read_from=0,
         header=CONTEXT_HEADER,
         options=SerialOptions(**{"batch_s": 0.02, **options}),  # type: ignore[arg-type]
+        begun_at=begun_at or {},
     )
 
 
@@ -170,17 +173,7 @@ def test_reading_again_repeats_nothing_but_what_is_held() -> None:
 
 def test_no_hold_is_released_before_all_is_read_again() -> None:
     """A hold that was open when the partition was opened waits until all below the position was read again."""
-    partition = Following(
-        1,
-        "p",
-        log=PartitionLog(open_holds={MOVE: 1}, position=3),
-        position=3,
-        version=1,
-        read_from=0,
-        header=CONTEXT_HEADER,
-        options=SerialOptions(),
-        begun_at={MOVE: -60.0},
-    )
+    partition = following(3, log=PartitionLog(open_holds={MOVE: 1}, position=3), begun_at={MOVE: -60.0})
     put(partition, control(Marker(MOVE, 2, frozenset("a"), "s", 5)), data("a", 2, "a1"))
     assert partition.waiting_holds() == []
     partition.release(MOVE, 0.0)

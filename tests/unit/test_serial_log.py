@@ -19,27 +19,6 @@ def marker(epoch: int, contexts: frozenset[str] = A, *, move_id: int | None = No
     return Marker(epoch if move_id is None else move_id, epoch, contexts, "source", 7)
 
 
-def test_everything_is_delivered_where_nothing_moved() -> None:
-    """Messages of contexts, of none, and adoptions are delivered; nothing needs a look."""
-    log = PartitionLog()
-    entries: list[Entry] = [data("a", 1), data(None, None), data("a", None), Adoption("a", 1, "other", 3)]
-    assert [log.judge(offset, entry) for offset, entry in enumerate(entries)] == [Verdict.DELIVER] * 4
-    assert log.is_plain
-
-
-def test_what_is_behind_a_fence_is_a_stray() -> None:
-    """An earlier epoch is passed over behind the fence; its own epoch, other contexts and unplaced ones are not."""
-    log = PartitionLog()
-    assert log.judge(0, data("a", 4)) is Verdict.DELIVER
-    assert log.judge(1, Fence(1, 5, A)) is Verdict.CONTROL
-    assert log.judge(2, data("a", 4)) is Verdict.STRAY
-    assert log.judge(3, Adoption("a", 4, "other", 0)) is Verdict.STRAY
-    assert log.judge(4, data("a", 5)) is Verdict.DELIVER
-    assert log.judge(5, data("b", 1)) is Verdict.DELIVER
-    assert log.judge(6, data("a", None)) is Verdict.DELIVER
-    assert not log.is_plain
-
-
 def test_late_fences_and_markers_say_nothing_new() -> None:
     """A floor only rises: what an earlier move writes again lets nothing count, and holds nothing it is no news for."""
     log = PartitionLog({"a": 9})
@@ -48,24 +27,6 @@ def test_late_fences_and_markers_say_nothing_new() -> None:
     log.judge(2, marker(5, AB))
     assert log.holds[5].contexts == {"b"}
     assert log.judge(3, data("a", 9)) is Verdict.DELIVER
-
-
-def test_what_follows_a_marker_is_held_until_its_hold_ends() -> None:
-    """Held are the marker's contexts, adoptions too; the others go on. After the end all are delivered at once."""
-    log = PartitionLog()
-    log.judge(0, marker(5))
-    assert log.judge(1, data("a", 5)) is Verdict.HOLD
-    assert log.judge(2, data("b", 1)) is Verdict.DELIVER
-    assert log.judge(3, Adoption("a", 5, "other", 0)) is Verdict.HOLD
-    assert list(log.holds[5].held) == [1, 3]
-    with pytest.raises(ValueError, match="2 entries"):
-        log.end(5)
-    log.delivered(5, 1)
-    assert list(log.holds[5].held) == [3]
-    assert log.holds[5].cursor == 2
-    log.delivered(5, 3)
-    log.end(5)
-    assert log.judge(4, data("a", 5)) is Verdict.DELIVER
 
 
 def test_what_is_lost_is_not_waited_for() -> None:
@@ -78,11 +39,17 @@ def test_what_is_lost_is_not_waited_for() -> None:
 
 
 def test_a_partition_with_a_position_is_looked_at_until_that() -> None:
-    """What lies below the position must be told from what does not, before anything is passed on unseen."""
+    """What lies below the position must be told from what does not, before all is passed on unseen, up to a fence."""
     log = PartitionLog(position=2)
     assert not log.is_plain
     assert [log.judge(offset, data(None, None)) for offset in (0, 1)] == [None, None]
     assert log.is_plain
+    entries: list[Entry] = [data("a", 1), data(None, None), data("a", None), Adoption("a", 1, "other", 3)]
+    assert [log.judge(offset, entry) for offset, entry in enumerate(entries, 2)] == [Verdict.DELIVER] * 4
+    assert log.is_plain
+    log.judge(6, Fence(1, 5, A))
+    assert log.judge(7, data("a", None)) is Verdict.DELIVER
+    assert not log.is_plain
 
 
 def test_starts_are_pulled_back_to_markers_whose_fence_is_not_passed() -> None:
@@ -105,6 +72,8 @@ def test_a_second_marker_of_a_move_begins_no_second_hold() -> None:
     assert log.judge(2, data("a", 6)) is Verdict.HOLD
     assert log.judge(3, data("b", 6)) is Verdict.DELIVER
     assert log.holds[1].marker_offset == 0
+    with pytest.raises(ValueError, match="1 entries"):
+        log.end(1)
     log.delivered(1, 2)
     log.end(1)
     assert log.judge(4, data("a", 6)) is Verdict.DELIVER

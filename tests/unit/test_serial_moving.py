@@ -10,7 +10,7 @@ from relatum.contexts import MoveState
 from relatum.contexts.placement._entries import Fence, Marker
 from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._move_steps import MoveStep
-from relatum.errors import MoveConflict, StreamUnavailable
+from relatum.errors import StreamUnavailable
 
 C = frozenset("ab")
 NOW = datetime.fromtimestamp(0, UTC)
@@ -90,22 +90,6 @@ def test_a_fence_waits_no_longer_than_a_session_holds() -> None:
     requests = waited([{"a": dead}] + [{"a": alive}] * 6)
     assert requests[-2:] == [moving.ForgetSession(7, "a", 3), moving.LetFence(7)]
     assert sum(isinstance(each, moving.FindSessions) for each in requests) == 6
-
-
-@pytest.mark.parametrize("state", [MoveState.SWITCHED, MoveState.ABORTED])
-def test_a_move_that_has_ended_stays(state: MoveState) -> None:
-    """Nothing is done with it but to look."""
-    ended = replace(FENCED, state=state)
-    assert asked(moving.go_on(7), [ended]) == ([moving.Look(7)], ended)
-
-
-def test_a_move_that_was_completed_cannot_be_aborted() -> None:
-    """It is said in which state it is."""
-    steps = moving.abort(7)
-    next(steps)
-    with pytest.raises(MoveConflict, match="move its contexts back") as caught:
-        steps.send(SWITCHED)
-    assert (caught.value.move_id, caught.value.state) == (7, "switched")
 
 
 def test_a_message_that_is_confirmed_and_not_there_ends_the_steps() -> None:
