@@ -103,7 +103,7 @@ def readers() -> None:
         routes = {"exchange": "", "routing_key": ""}
         take(f"{name}.routes", reader.routes, routes, exchange=texts, routing_key=texts)
         opening = {"address": BROKER}
-        take(f"{name}.open", kind.open, opening, timeout_s=SECONDS, heartbeat_s=COUNTS, connections_max=COUNTS)
+        take(f"{name}.open", kind.open, opening, timeout_s=SECONDS, heartbeat_s=COUNTS, connections_max=[*COUNTS, 0, 1])
         take(f"{name}.open", kind.open, opening, auth_mechanism=CHOICES)
         take(f"{name}.open", kind.open, opening, ssl_context=OTHERS)
     delivery = {"stream": "s", "offset": 1, "properties": pika.BasicProperties(), "body": b""}
