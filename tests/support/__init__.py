@@ -2,7 +2,7 @@
 
 from tests.support._jvm import JVM_VARIABLES, QUICK_START, SPARK_START
 from tests.support._processes import processes_naming
-from tests.support._recording import READERS, record, recorded_to, recording, rows_of, wait_recorded
+from tests.support._recording import READERS, reading, record, recorded_to, recording, rows_of, wait_recorded
 from tests.support._streams import (
     all_plain,
     broker_connection,
@@ -36,6 +36,7 @@ __all__ = [
     "processes_naming",
     "publish_plain",
     "read_plain",
+    "reading",
     "record",
     "recorded_to",
     "recording",

@@ -26,6 +26,14 @@ READERS: dict[str, StreamReader] = {}
 
 
 @contextmanager
+def reading(broker_url: str) -> Iterator[StreamReader]:
+    """The broker's reader that stays open, or a new one."""
+    kept = READERS.get(broker_url)
+    with nullcontext(kept) if kept else StreamReader.open(broker_url) as reader:
+        yield reader
+
+
+@contextmanager
 def running(recorder: Recorder) -> Iterator[Recorder]:
     """Run a recorder in a thread; leaving finishes its batch and waits for its end."""
     stop = threading.Event()
@@ -76,8 +84,7 @@ def wait_recorded(broker_url: str, engine: sa.Engine, stream: str, *, limit_s: f
 
     Of an empty stream, too: until the database knows it.
     """
-    kept = READERS.get(broker_url)
-    with nullcontext(kept) if kept else StreamReader.open(broker_url) as reader:
+    with reading(broker_url) as reader:
         last = reader.bounds(stream).last
     end = 0 if last is None else last + 1
 
