@@ -14,7 +14,6 @@ from pika.exceptions import ChannelClosedByBroker
 
 from relatum import MessageId
 from relatum.errors import (
-    InvalidInput,
     NotAStream,
     OffsetExpired,
     OffsetNotFound,
@@ -293,13 +292,6 @@ def test_a_deleted_stream_ends_following(face: Face, amqp_url: str, stream_name:
     fill(amqp_url, stream_name, 1)
     with pytest.raises(StreamUnavailable):
         face.follow(stream_name, lambda _: delete_stream(amqp_url, stream_name), idle_timeout_s=LIMIT_S)
-
-
-def test_starts_that_are_none(face: Face, stream_name: str) -> None:
-    """A start that is no offset, moment or known name is refused before anything is sent."""
-    for start in (2**63, "middle", None):
-        with pytest.raises(InvalidInput):
-            face.iterate(stream_name, start)
 
 
 def test_batches_hold_every_message_once(face: Face, numbered: str) -> None:
