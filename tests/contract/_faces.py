@@ -3,13 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import copy_context
-from inspect import isawaitable
 from itertools import islice
 from typing import Any
 
 from relatum import MessageId
 from relatum.reading import AsyncStreamReader, BrokerAddress, Message, StreamReader
+from tests.support._waiting import result_of
 
 FACES = ("blocking", "asyncio")
 
@@ -27,15 +26,11 @@ class Face:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._reader, name)
-        return lambda *args, **options: self._given(method(*args, **options))
-
-    def _given(self, result: Any) -> Any:
-        # In the context of the call: a runner has one of its own.
-        return self._runner.run(_awaited(result), context=copy_context()) if isawaitable(result) else result
+        return lambda *args, **options: result_of(self._runner, method(*args, **options))
 
     def _listed(self, source: Any, take: int | None, each: Callable[[Any], object] | None = None) -> list[Any]:
         if hasattr(source, "__aiter__"):
-            return self._given(_collected(source, take, each))  # type: ignore[no-any-return]
+            return result_of(self._runner, _collected(source, take, each))  # type: ignore[no-any-return]
         with contextlib.closing(source):
             return [_seen(item, each) for item in islice(source, take)]
 
@@ -50,10 +45,6 @@ class Face:
 
     def batches(self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any) -> list[Any]:
         return self._listed(self._reader.batches(stream, start, **options), take)
-
-
-async def _awaited(what: Any) -> Any:
-    return await what
 
 
 async def _collected(source: Any, take: int | None, each: Callable[[Any], object] | None) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Which servers a reader trusts and reaches: guessed stream ports, names that nodes advertise, ports nobody serves."""
+"""Which servers a reader trusts and reaches: guessed stream ports, other nodes, and what nodes advertise."""
 
 import contextlib
 import socket
@@ -16,7 +16,7 @@ from relatum.local import LocalRabbitMQ
 from relatum.reading import BrokerAddress
 from relatum.wire import _frames as frames
 from tests.contract._faces import FACES, open_face
-from tests.contract._node import EmptyNode, Stranger
+from tests.contract._node import EmptyNode, SilentLeader, Stranger
 from tests.support import START_S, declare_stream, in_a_try, publish_plain
 from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.proxy import Proxy
@@ -137,6 +137,36 @@ def test_a_broker_without_the_stream_plugin(face_name: str, guessing: tuple[str,
 
 
 # --- what a node advertises -------------------------------------------------------------------------------------------
+
+
+def test_a_stream_on_another_node(face_name: str, amqp_url: str, stream_url: str, stream_name: str) -> None:
+    """A reader goes to the node that has the stream."""
+    publish_plain(amqp_url, stream_name, [b"0", b"1"])
+    with EmptyNode(urlsplit(stream_url).port or 0) as node, open_face(face_name, at(stream_url, node.port)) as face:
+        assert face.read(stream_name, 1).body == b"1"
+        assert face.bounds(stream_name) == (0, 1)
+        assert [message.body for message in face.iterate(stream_name)] == [b"0", b"1"]
+        assert [message.body for message in face.read_many([(stream_name, 1)])] == [b"1"]  # type: ignore[list-item]
+
+
+def test_a_node_that_cannot_be_reached(face_name: str, stream_url: str, stream_name: str) -> None:
+    """Where no other node can be reached, the stream is unavailable, in time."""
+    with EmptyNode(1) as node, open_face(face_name, at(stream_url, node.port), timeout_s=6) as face:
+        for attempt in (lambda: face.read(stream_name, 0), lambda: face.iterate(stream_name)):
+            with pytest.raises(StreamUnavailable):
+                attempt()
+
+
+def test_a_leader_that_shows_nothing_of_what_is_written(face_name: str, stream_url: str, stream_name: str) -> None:
+    """It is waited for as long as may be, and its stream never taken for empty; one that has nothing written is."""
+    with (
+        SilentLeader(0) as node,
+        open_face(face_name, at(stream_url, node.port), timeout_s=6) as face,
+        pytest.raises(StreamUnavailable),
+    ):
+        face.bounds(stream_name)
+    with SilentLeader(-1) as node, open_face(face_name, at(stream_url, node.port)) as face:
+        assert face.bounds(stream_name) == (None, None)
 
 
 @pytest.fixture(params=["unknown", "dropped"])

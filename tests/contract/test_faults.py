@@ -1,4 +1,4 @@
-"""What readers do when the network or the broker does not."""
+"""What readers do when the network or the broker does not, and where they are given wrong addresses, or several."""
 
 import contextlib
 import socket
@@ -6,12 +6,16 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
 
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost, ReadTimeout
 from relatum.reading import BrokerAddress, Message
+from relatum.recording import Recorder
+from relatum_consumer import Relations
+from relatum_migrations import upgrade
 from tests.contract._faces import Face, open_face
 from tests.support import LIMIT_S, in_a_try, publish_plain, until_answered, wait_until
 from tests.support.proxy import Proxy
@@ -19,8 +23,7 @@ from tests.support.standstill import in_time
 
 TIMEOUT_S = 1.0
 HEARTBEAT_S = 1
-AWAY = 129
-"""A port where nobody listens, nor 120 below it."""
+OPENING_S = 10.0
 
 LAST = 2
 """The offset of the last message."""
@@ -39,6 +42,11 @@ def stream(amqp_url: str, stream_name: str) -> str:
     """A stream with three messages."""
     publish_plain(amqp_url, stream_name, [b"0", b"1", b"2"])
     return stream_name
+
+
+def login_of(url: str) -> str:
+    """User and password, as in the URL."""
+    return urlsplit(url).netloc.rpartition("@")[0]
 
 
 def test_a_frozen_broker_is_a_time_out(face: Face, proxy: Proxy, stream: str) -> None:
@@ -89,11 +97,61 @@ def test_an_idle_connection_is_kept(face: Face, proxy: Proxy, stream: str) -> No
     in_a_try(is_kept, what="the connection is kept")
 
 
-@pytest.mark.parametrize("scheme", ["rabbitmq-stream", "amqp"])
-def test_nobody_there(face_name: str, scheme: str) -> None:
-    """A port where nobody listens is an error."""
-    with pytest.raises(BrokerUnavailable), open_face(face_name, f"{scheme}://127.0.0.1:{AWAY}/", timeout_s=TIMEOUT_S):
-        pass
+NO_STREAMS = (ConfigurationError, "does not speak RabbitMQ's stream protocol")
+SILENT = (BrokerUnavailable, r"Nothing at .* answered as .* in time")
+UNKNOWN = (BrokerUnavailable, "'nobody.invalid' does not resolve")
+NOBODY = (BrokerUnavailable, r"127\.0\.0\.1")
+WRONG: dict[str, tuple[type[Exception], str]] = {
+    "rabbitmq-stream://{login}@{amqp}/": NO_STREAMS,
+    "rabbitmq-stream://{login}@{database}/": NO_STREAMS,
+    "rabbitmq-stream://{login}@{silent}/": SILENT,
+    "amqp://{login}@{silent}/": SILENT,
+    "rabbitmq-stream://nobody.invalid/": UNKNOWN,
+    "amqp://nobody.invalid/": UNKNOWN,
+    "rabbitmq-stream://127.0.0.1:129/": NOBODY,
+    "amqp://127.0.0.1:129/": NOBODY,
+    "amqp://127.0.0.1:100/": (ConfigurationError, "rabbitmq-stream"),
+    # The stream protocol hangs up in silence; AMQP 0.9.1 answers something else, which no waiting cures.
+    "rabbitmq-stream+tls://{login}@{streams}/": (BrokerUnavailable, r"TLS with .* failed|No stream protocol"),
+    "amqps://{login}@{amqp}/": (ConfigurationError, "does not speak TLS"),
+}
+"""Addresses of somebody else, or of nobody, and what is said of each. Nobody listens at 129, nor 120 below it; by 100
+no stream port is guessed; a name of `invalid` never resolves (RFC 2606)."""
+
+
+@pytest.mark.parametrize("address", WRONG)
+def test_a_wrong_address_is_named(
+    face_name: str, address: str, amqp_url: str, stream_url: str, database_server_url: str
+) -> None:
+    """The error says who answers there, or that nobody does; who stands still is not said to be missing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        urls = {"amqp": amqp_url, "streams": stream_url, "database": database_server_url}
+        places = {name: urlsplit(url).netloc.rpartition("@")[2] for name, url in urls.items()}
+        places |= {"silent": f"127.0.0.1:{silent.getsockname()[1]}", "login": login_of(amqp_url)}
+        error, words = WRONG[address]
+        patience_s = TIMEOUT_S if "{silent}" in address else OPENING_S
+        with (
+            pytest.raises(error, match=words),
+            open_face(face_name, address.format(**places), timeout_s=patience_s),
+        ):
+            pass
+
+
+def test_a_recorder_of_a_wrong_port_ends_and_names_it(amqp_url: str, database_url: str) -> None:
+    """A recorder that was given AMQP's port as the stream's ends at once: waiting would not cure it."""
+    recorder = Recorder(amqp_url.replace("amqp:", "rabbitmq-stream:"), database_url, ["orders"])
+    with pytest.raises(ConfigurationError, match="does not speak"):
+        recorder.run(threading.Event())
+
+
+def test_a_port_of_rabbitmq_given_as_database_is_named(amqp_url: str) -> None:
+    """AMQP's port given as `postgresql://` is a wrong URL, for look-ups and for migrations; waiting does not help."""
+    url = amqp_url.replace("amqp:", "postgresql:")
+    wrong = pytest.raises(ConfigurationError, match="is not PostgreSQL")
+    with wrong:
+        upgrade(url)
+    with Relations(broker=amqp_url, database=url) as relations, wrong:
+        relations.find("order_id", 1)
 
 
 def test_wrong_password_and_virtual_host(face_name: str, stream_url: str) -> None:
@@ -108,18 +166,10 @@ def test_wrong_password_and_virtual_host(face_name: str, stream_url: str) -> Non
         pass
 
 
-def test_a_port_by_which_no_stream_port_is_guessed(face_name: str) -> None:
-    """It needs a URL of its own, says the error."""
-    with pytest.raises(ConfigurationError, match="rabbitmq-stream"), open_face(face_name, "amqp://127.0.0.1:100/"):
-        pass
-
-
 # --- what ends an opening for good, and what only looks like it: a broker that stops meanwhile ------------------------
 
 # How the frames begin that a client sends: AMQP's Start-Ok and Open, the stream protocol's SaslAuthenticate and Open.
 MOMENTS = {"amqp": (b"\0\x0a\0\x0b", b"\0\x0a\0\x28"), "stream": (b"\0\x13\0\1", b"\0\x15\0\1")}
-
-OPENING_S = 10.0
 
 
 @contextlib.contextmanager
@@ -158,8 +208,7 @@ def stopping(url: str, moment: bytes, close: tuple[int, str] | None = None) -> I
 
     threading.Thread(target=accept, daemon=True).start()
     parts = urlsplit(url)
-    credentials = parts.netloc.rpartition("@")[0]
-    yield parts._replace(netloc=f"{credentials}@127.0.0.1:{listener.getsockname()[1]}").geturl()
+    yield parts._replace(netloc=f"{login_of(url)}@127.0.0.1:{listener.getsockname()[1]}").geturl()
     listener.close()
 
 
@@ -204,3 +253,114 @@ def test_only_the_brokers_own_word_is_a_refusal(
         open_face(face_name, broken, timeout_s=OPENING_S),
     ):
         pass
+
+
+# --- several addresses: the next is used where one does not answer, at the start and later ---------------------------
+
+
+@pytest.fixture
+def nodes(stream_url: str) -> Iterator[list[Proxy]]:
+    """Three ways to the broker, as if to three nodes."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(Proxy.to(stream_url)) for _ in range(3)]
+
+
+@pytest.fixture
+def address(amqp_url: str, stream_url: str, nodes: list[Proxy]) -> BrokerAddress:
+    """All of them."""
+    return BrokerAddress.parse(";".join([amqp_url] * 3), ";".join(node.url(stream_url) for node in nodes))
+
+
+@contextlib.contextmanager
+def reading(face_name: str, address: BrokerAddress, stream: str) -> Iterator[Face]:
+    """A reader that has read."""
+    with open_face(face_name, address) as face:
+        assert face.read(stream, 0).body == b"0"
+        yield face
+
+
+@pytest.mark.parametrize("fault", ["down", "silent"])
+def test_the_next_is_used_where_one_does_not_answer(
+    face_name: str,
+    address: BrokerAddress,
+    nodes: list[Proxy],
+    stream: str,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
+) -> None:
+    """At the start; who comes later begins with the one that answered. It is said once, and no other is asked."""
+    if fault == "down":
+        nodes[0].close()
+    else:
+        nodes[0].mode = "blackhole"
+    with reading(face_name, address, stream):
+        assert told(caplog) == 1
+        asked = nodes[0].opened
+        with reading(face_name, address, stream) as face:
+            assert face.read(stream, 1).body == b"1"
+    assert (nodes[0].opened, nodes[2].opened, told(caplog)) == (asked, 0, 1)
+
+
+def test_a_reader_goes_on_at_the_next_and_stays(
+    face_name: str, address: BrokerAddress, nodes: list[Proxy], stream: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is asked then is answered; nobody goes back to one that answers again; and where none does, it says so."""
+    with reading(face_name, address, stream) as face:
+        assert [node.opened for node in nodes[1:]] == [0, 0]
+        cut(nodes[0])
+        assert face.read(stream, 1).body == b"1"
+        assert face.bounds(stream).last == LAST
+        assert told(caplog) == 1
+        nodes[0].accepts, asked = True, nodes[0].opened
+        assert [message.body for message in face.iterate(stream)] == [b"0", b"1", b"2"]
+        assert (nodes[0].opened, told(caplog)) == (asked, 1)
+        for node in nodes:
+            cut(node)
+        # A read that was under way may still say that its connection was lost.
+        wait_until(lambda: "No address answers" in failure_of(face, stream), what="that none answers")
+        nodes[1].accepts = True
+        assert until_answered(lambda: face.read(stream, 1)).body == b"1"
+
+
+def test_a_reader_goes_on_where_a_node_falls_silent(
+    face_name: str, address: BrokerAddress, nodes: list[Proxy], stream: str
+) -> None:
+    """The call that it did not answer ends in time, and the next one is answered by another node."""
+    with open_face(face_name, address, timeout_s=3.0) as face:
+        assert face.read(stream, 0).body == b"0"
+        nodes[0].mode = "blackhole"
+        with pytest.raises((ReadTimeout, BrokerUnavailable)):
+            face.read(stream, 1)
+        assert until_answered(lambda: face.read(stream, 1)).body == b"1"
+
+
+def test_a_node_that_refuses_the_login_is_passed_over_and_is_the_error_to_act_on(
+    face_name: str, address: BrokerAddress, nodes: list[Proxy], stream: str
+) -> None:
+    """It may be set up otherwise; where no other answers, its error goes before those of servers that are away."""
+    first, *others = address.each
+    here = replace(first, password="wrong").beside(others)
+    with reading(face_name, here, stream):
+        assert nodes[1].opened
+    for node in nodes[1:]:
+        cut(node)
+    with pytest.raises(AccessRefused), open_face(face_name, here):
+        pass
+
+
+def failure_of(face: Face, stream: str) -> str:
+    """What the error of a read says."""
+    with pytest.raises(BrokerUnavailable) as caught:
+        face.read(stream, 1)
+    return str(caught.value)
+
+
+def cut(node: Proxy) -> None:
+    """Have a node answer no more."""
+    node.accepts = False
+    node.cut()
+
+
+def told(caplog: pytest.LogCaptureFixture) -> int:
+    """How often it was said that another address is used."""
+    return sum(record.name == "relatum.broker" for record in caplog.records)

@@ -239,26 +239,21 @@ def test_what_retention_took_is_a_hole(taker: Taker, bed: Bed) -> None:
 
 
 def test_a_stream_that_is_not_there_is_waited_for(taker: Taker, bed: Bed) -> None:
-    """It is told that there is none, and when it is declared it is followed."""
+    """It is told that there is none, and when it is declared it is followed; a queue is named as none."""
     delete_stream(bed.amqp, bed.stream)
-    with new_streams(bed.amqp, 1) as (there,):
-        for name in (bed.stream, there):
+    with new_streams(bed.amqp, 1) as (there,), broker_connection(bed.amqp) as connection:
+        queue = unique_name()
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True)
+        for name in (bed.stream, there, queue):
             taker.follower.follow(name, 0)
         taker.wait_failed(bed.stream, StreamNotFound)
+        taker.wait_failed(queue, NotAStream)
+        channel.queue_delete(queue)
         declare_stream(bed.amqp, bed.stream)
         for name in (bed.stream, there):
             bed.put(name.encode(), to=name)
             taker.wait_bodies(name, [name.encode()])
-
-
-def test_a_queue_is_no_stream(taker: Taker, bed: Bed) -> None:
-    """A queue of another kind is named as one."""
-    name = unique_name()
-    with broker_connection(bed.amqp) as connection:
-        connection.channel().queue_declare(name, durable=True)
-        taker.follower.follow(name, 0)
-        taker.wait_failed(name, NotAStream)
-        connection.channel().queue_delete(name)
 
 
 def test_a_lost_connection_is_made_again_and_nothing_is_lost_or_doubled(taker: Taker, bed: Bed) -> None:
@@ -286,11 +281,16 @@ def test_a_silent_link_is_given_up(taker: Taker, bed: Bed) -> None:
 
 
 def test_nothing_is_given_of_a_stream_that_was_left(taker: Taker, bed: Bed) -> None:
-    """Also not what had come before, and was not taken."""
+    """Also not what had come before, and was not taken; what was taken is held until the taker is done with it."""
     bed.put(b"0")
     taker.follower.follow(bed.stream, 0)
-    wait_until(lambda: taker.follower.statistics().held > 0, what="a chunk")
+    taken = list[Event]()
+    wait_until(lambda: taken.extend(taker.follower.take(0.2)) or CaughtUp in map(type, taken), what="the first")
+    bed.put(b"1")
+    wait_until(lambda: taker.follower.statistics().held == 2, what="another chunk")
     taker.follower.leave(bed.stream)
+    assert taker.follower.statistics().held == 1
+    taker.follower.done(*taken)
     assert taker.follower.statistics().held == 0
     with new_streams(bed.amqp, 1) as (other,):
         taker.follower.follow(other, 0)
@@ -329,6 +329,7 @@ def test_a_stream_of_which_much_comes_starves_no_other(taker: Taker, bed: Bed) -
         taker.wait_bodies(cold, [b"cold"])
         assert len(taker.offsets(bed.stream)) < 3_000
         taker.until(lambda: len(taker.offsets(bed.stream)) == 3_000, what="the others")
+        assert taker.offsets(bed.stream) == list(range(3_000))
 
 
 def test_a_child_of_a_fork_has_no_follower(taker: Taker, bed: Bed) -> None:

@@ -1,7 +1,7 @@
 """Consumers of others, as their users write them: each hands what its client gives to a look-up, and prints the answer.
 
-Arguments: a client of `CONSUMERS`, URLs of the broker and the database, and what it consumes. They have processes of
-their own, since they leave sockets and threads.
+Arguments: URLs of the broker and the database; and for each client of `CONSUMERS` its name and what it consumes, with
+commas between. They have a process of their own, since they leave sockets and threads.
 """
 
 import asyncio
@@ -134,5 +134,6 @@ def rstream(broker: str, database: str, stream: str, stream_url: str) -> dict[st
 CONSUMERS = (pika, pika_get, aio_pika, faststream, rstream)
 
 if __name__ == "__main__":
-    consume = {each.__name__: each for each in CONSUMERS}[sys.argv[1]]
-    print(json.dumps(consume(*sys.argv[2:])))
+    by_name = {each.__name__: each for each in CONSUMERS}
+    clients = [argument.split(",") for argument in sys.argv[3:]]
+    print(json.dumps({name: by_name[name](*sys.argv[1:3], *consumed) for name, *consumed in clients}))

@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from relatum.reading import Message
 from relatum.store import Database
 from relatum_consumer import Answer, Relations, Status
 from relatum_consumer.lookups._waiting import watched
-from tests.support import recording, wait_until
+from tests.support import in_a_try, recording, wait_until
 from tests.support.place import Place
 
 WAITS = 40
@@ -111,20 +110,21 @@ def test_a_message_that_cannot_be_read_does_not_make_a_wait_ask_all_the_time(
     place: Place, messages: list[Message], asked: Asked
 ) -> None:
     """The index names a message of a stream that is gone: the pauses grow, and the wait ends with what is known."""
-    with place.engine.begin() as connection:
-        row = "SELECT stream_offset, time_us, 999, key_id, value FROM relatum.relationships WHERE stream_offset = 0"
-        connection.execute(
-            sa.text(
-                "INSERT INTO relatum.streams (stream_id, vhost, name, record_time) OVERRIDING SYSTEM VALUE "
-                "SELECT 999, vhost, 'gone', record_time FROM relatum.streams LIMIT 1"
-            )
-        )
-        connection.execute(sa.text(f"INSERT INTO relatum.relationships {row}"))
+    place.sql(
+        "INSERT INTO relatum.streams (stream_id, vhost, name, record_time) OVERRIDING SYSTEM VALUE "
+        "SELECT 999, vhost, 'gone', record_time FROM relatum.streams LIMIT 1"
+    )
+    row = "SELECT stream_offset, time_us, 999, key_id, value FROM relatum.relationships WHERE stream_offset = 0"
+    place.sql(f"INSERT INTO relatum.relationships {row}")
 
     def ask(relations: Any, message: Message) -> Any:
         return relations.wait_related(message, timeout_s=15.0)
 
-    with all_at_once(place, ask, messages[:1]) as answers_of:
-        [answer] = answers_of()
-    assert answer.status is Status.DELETED
-    assert asked.of("LATERAL") < 120
+    def is_known() -> bool:
+        asked.statements.clear()
+        with all_at_once(place, ask, messages[:1]) as answers_of:
+            [answer] = answers_of()
+        assert asked.of("LATERAL") < 120
+        return answer.status is Status.DELETED  # on a busy machine, the time may be too short for the last look
+
+    in_a_try(is_known, what="the message said to be deleted")

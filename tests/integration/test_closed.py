@@ -1,6 +1,7 @@
 """What was closed says so, whatever it is asked: neither that a server is away, nor that it is safe to repeat."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
@@ -44,26 +45,29 @@ SETS: Uses = [
     lambda sets, _: sets.close_idle(1),
 ]
 
-OF_A_STREAM: dict[str, tuple[Callable[[Place], Any], Uses]] = {
-    "a reader": (lambda at: StreamReader.open(at.amqp), READS),
-    "an asyncio reader": (lambda at: AsyncStreamReader.open(at.amqp), READS),
-    "relations": (lambda at: Relations(at.amqp, at.database), LOOKS),
-    "asyncio relations": (lambda at: AsyncRelations(at.amqp, at.database), LOOKS),
-    "outcomes": (lambda at: Outcomes(at.database), [lambda outcomes, _: outcomes.of("nothing")]),
-    "asyncio outcomes": (lambda at: AsyncOutcomes(at.database), [lambda outcomes, _: outcomes.of("nothing")]),
-}
 ROUTES: Uses = [lambda router, _: router.open()]
-OF_A_SUPER_STREAM: dict[str, list[tuple[Callable[..., Any], Uses]]] = {
-    "contexts": [
-        (relatum.ContextRouter, ROUTES),
-        (SerializationContexts, CONTEXTS),
-        (
-            lambda name, database, broker: relatum.SerialConsumer(name, "reader", database=database, broker=broker),
-            [lambda consumer, _: consumer.status()],
-        ),
-    ],
-    "sets": [(relatum.AffinityRouter, ROUTES), (AffinitySets, SETS)],
-}
+OUTCOMES: Uses = [lambda outcomes, _: outcomes.of("nothing")]
+
+
+def consumer(name: str, database: str, broker: str) -> relatum.SerialConsumer:
+    """A consumer, of what the others are made of."""
+    return relatum.SerialConsumer(name, "reader", database=database, broker=broker)
+
+
+OF_A_STREAM: list[tuple[Callable[[Place], Any], Uses]] = [
+    (lambda at: StreamReader.open(at.amqp), READS),
+    (lambda at: AsyncStreamReader.open(at.amqp), READS),
+    (lambda at: Relations(at.amqp, at.database), LOOKS),
+    (lambda at: AsyncRelations(at.amqp, at.database), LOOKS),
+    (lambda at: Outcomes(at.database), OUTCOMES),
+    (lambda at: AsyncOutcomes(at.database), OUTCOMES),
+]
+OF_A_SUPER_STREAM: list[tuple[Callable[..., Any], Uses]] = [
+    (relatum.ContextRouter, ROUTES),
+    (SerializationContexts, CONTEXTS),
+    (consumer, [lambda consumer, _: consumer.status()]),
+]
+OF_SETS: list[tuple[Callable[..., Any], Uses]] = [(relatum.AffinityRouter, ROUTES), (AffinitySets, SETS)]
 
 
 async def _result(asked: Any) -> Any:
@@ -75,11 +79,9 @@ async def _result(asked: Any) -> Any:
 
 
 async def _check(component: Any, uses: Uses, stream: str) -> None:
-    if hasattr(component, "__aenter__"):
-        async with component:
-            await _result(uses[0](component, stream))
-    else:
-        with component:
+    is_async = hasattr(component, "__aenter__")
+    async with component if is_async else nullcontext():
+        with nullcontext() if is_async else component:
             await _result(uses[0](component, stream))
     for use in uses:
         with pytest.raises(UsedAfterClose) as caught:
@@ -87,18 +89,17 @@ async def _check(component: Any, uses: Uses, stream: str) -> None:
         assert not isinstance(caught.value, Transient)
 
 
-@pytest.mark.parametrize("component", OF_A_STREAM)
-async def test_what_was_closed_says_so(component: str, place: Place) -> None:
+async def test_what_was_closed_says_so(place: Place) -> None:
     """Each question to it ends as `UsedAfterClose`, which nobody repeats."""
     place.put(b"x")
-    make, uses = OF_A_STREAM[component]
-    await _check(await _result(make(place)), uses, place.stream)
+    for make, uses in OF_A_STREAM:
+        await _check(await _result(make(place)), uses, place.stream)
 
 
-@pytest.mark.parametrize("components", OF_A_SUPER_STREAM)
+@pytest.mark.parametrize("components", [OF_A_SUPER_STREAM, OF_SETS], ids=["contexts", "sets"])
 async def test_what_keeps_contexts_and_sets_says_that_it_is_closed(
-    components: str, super_stream: str, amqp_url: str, database_url: str
+    components: list[Any], super_stream: str, place: Place
 ) -> None:
     """Routers, sets, contexts and consumers of them open no connection again."""
-    for make, uses in OF_A_SUPER_STREAM[components]:
-        await _check(make(super_stream, database_url, broker=amqp_url), uses, super_stream)
+    for make, uses in components:
+        await _check(make(super_stream, place.database, broker=place.amqp), uses, super_stream)

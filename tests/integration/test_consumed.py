@@ -11,10 +11,9 @@ import pika
 import pytest
 
 from relatum.keys import KeyDefinition
-from relatum.reading import StreamReader
 from relatum_consumer import Relations, Status
 from tests.integration._consumers import told
-from tests.support import broker_connection, unique_name, wait_until
+from tests.support import broker_connection, reader_of, unique_name, wait_until
 from tests.support.place import Place
 
 
@@ -36,9 +35,9 @@ KEYS = [
 MOMENT = datetime(2026, 11, 23, 7, 30, tzinfo=UTC)
 
 
-def run(*arguments: str) -> dict[str, Any]:
-    """Run one of the consumers, and see what it was told."""
-    command = [sys.executable, "-m", "tests.integration._consumers", *arguments]
+def run(place: Place, *consumed: str) -> dict[str, Any]:
+    """Run consumers one after the other, and see what each was told."""
+    command = [sys.executable, "-m", "tests.integration._consumers", place.amqp, place.database, *consumed]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -84,7 +83,7 @@ def publish(amqp_url: str, exchange: str, *, ids: Iterable[str | None] = ("m-0",
 
 def record(place: Place, *streams: str) -> None:
     """Record what lies in streams, once all of it is there."""
-    with StreamReader.open(place.amqp) as reader:
+    with reader_of(place.amqp) as reader:
         for stream in streams or (place.stream,):
             wait_until(lambda stream=stream: reader.bounds(stream).last == 3, what="four messages")
     place.record(*streams, keys=KEYS)
@@ -97,30 +96,38 @@ def told_of_first(place: Place) -> dict[str, Any]:
         return told(relations.related(first), relations.trace(first)) | {"itself": []}
 
 
-@pytest.mark.parametrize("client", ["pika", "pika_get", "aio_pika", "faststream"])
-def test_a_message_of_a_queue_is_asked_about_as_it_is(place: Place, queue: str, client: str) -> None:
+def test_a_message_of_a_queue_is_asked_about_as_it_is(place: Place, queue: str) -> None:
     """Its values are those of the copy in the stream, of which the answer says that it is the message itself."""
-    publish(place.amqp, queue)
-    record(place)
-    answer = run(client, place.amqp, place.database, queue)
-    assert answer == told_of_first(place) | {"itself": [[place.stream, 0]]}
-    assert answer["hits"] == [[place.stream, 1], [place.stream, 2]]
-    assert answer["keys"] == [["order_id", "kind"], ["from_table", "kind", "item"]]
-    assert answer["trace"] == [[place.stream, 0, 0], [place.stream, 1, 1], [place.stream, 2, 1]]
+    clients = ("pika", "pika_get", "aio_pika", "faststream")
+    with broker_connection(place.amqp) as connection:
+        channel = connection.channel()
+        for client in clients:
+            channel.queue_declare(f"{queue}-{client}", durable=True)
+            channel.queue_bind(f"{queue}-{client}", queue, "#")
+        publish(place.amqp, queue)
+        record(place)
+        answers = run(place, *(f"{client},{queue}-{client}" for client in clients))
+        for client in clients:
+            channel.queue_delete(f"{queue}-{client}")
+    expected = told_of_first(place) | {"itself": [[place.stream, 0]]}
+    assert answers == dict.fromkeys(clients, expected)
+    assert expected["hits"] == [[place.stream, 1], [place.stream, 2]]
+    assert expected["keys"] == [["order_id", "kind"], ["from_table", "kind", "item"]]
+    assert expected["trace"] == [[place.stream, 0, 0], [place.stream, 1, 1], [place.stream, 2, 1]]
 
 
-@pytest.mark.parametrize("client", ["pika", "aio_pika", "rstream"])
-def test_a_message_of_a_stream_is_not_its_own_relation(place: Place, queue: str, client: str) -> None:
+def test_a_message_of_a_stream_is_not_its_own_relation(place: Place, queue: str) -> None:
     """AMQP 0.9.1 tells its offset and not its stream: what is the same there is the message itself.
 
     rstream's context says where it lies, so nothing has to be found out.
     """
     publish(place.amqp, queue, ids=[None] * 4)
     record(place)
-    more = place.stream_url if client == "rstream" else "x-stream-offset"
-    itself = [] if client == "rstream" else [[place.stream, 0]]
-    answer = run(client, place.amqp, place.database, place.stream, more)
-    assert answer == told_of_first(place) | {"itself": itself}
+    itself: dict[str, list[list[Any]]] = {client: [[place.stream, 0]] for client in ("pika", "aio_pika")}
+    by_offset = (f"{client},{place.stream},x-stream-offset" for client in itself)
+    answers = run(place, *by_offset, f"rstream,{place.stream},{place.stream_url}")
+    expected = told_of_first(place)
+    assert answers == {client: expected | {"itself": of} for client, of in (itself | {"rstream": []}).items()}
 
 
 # --- what is the message itself ---------------------------------------------------------------------------
@@ -154,12 +161,13 @@ def test_all_copies_are_left_out_and_a_limit_counts_others(
 
 
 def test_a_message_alone_has_no_relations_but_itself(place: Place, relations: Relations, queue: str) -> None:
-    """Found are its copies alone: that is no finding, and a wait goes on."""
+    """Found are its copies alone: that is no finding, and a wait goes on. By time, they are found at an equal one."""
     publish(place.amqp, queue)
     record(place)
-    for _ in range(3):
-        message = got(place.amqp, queue)
-    message = got(place.amqp, queue)
+    first, *_, message = (got(place.amqp, queue) for _ in range(4))
+    assert relations.after(first, place.stream).ids == ((place.stream, 1),)
+    assert relations.after(first, place.stream, by="from_table").ids == ((place.stream, 2),)
+    assert relations.around(first, place.stream, after_s=1.5).ids == ((place.stream, 0), (place.stream, 1))
     answer = relations.related(message, by="order_id")
     assert (answer.status, answer.itself) == (Status.ABSENT, ((place.stream, 3),))
     answer = relations.wait_related(message, by="order_id", timeout_s=2)
@@ -175,13 +183,3 @@ def test_an_id_said_twice_over_is_not_enough(place: Place, relations: Relations,
     answer = relations.related(got(place.amqp, queue), by=["order_id", "kind"])
     assert answer.itself == ((place.stream, 0),)
     assert [at.offset for at in answer.ids] == [1, 2]
-
-
-def test_look_ups_by_time_take_its_moment(place: Place, relations: Relations, queue: str) -> None:
-    """What lies beside it; its own copies are found where an equal time is."""
-    publish(place.amqp, queue)
-    record(place)
-    message = got(place.amqp, queue)
-    assert relations.after(message, place.stream).ids == ((place.stream, 1),)
-    assert relations.after(message, place.stream, by="from_table").ids == ((place.stream, 2),)
-    assert relations.around(message, place.stream, after_s=1.5).ids == ((place.stream, 0), (place.stream, 1))

@@ -11,7 +11,6 @@ import relatum
 from relatum.errors import CoverageConflict, DataError, NothingRecorded, StreamInUse, StreamNotFound
 from relatum.local import LocalRabbitMQ
 from relatum.membership import GROUP_KEY
-from relatum.reading import StreamReader
 from relatum.recording import ForgottenStream, backfill, forget, prune, set_record_time, status
 from relatum.store import (
     Database,
@@ -26,7 +25,7 @@ from relatum.store import (
 )
 from relatum.superstreams import Layout
 from relatum_consumer import GroupConsumer, Relations
-from tests.support import declare_stream, publish_plain, wait_until
+from tests.support import declare_stream, publish_plain, reader_of, wait_until
 from tests.support._recording import add_checkpoints, open_streams
 from tests.support.groups import whole_group
 from tests.support.parts import Parts
@@ -283,7 +282,7 @@ def dropped_front(fleeting: Place) -> Place:
     """A stream that is known, of which nothing is recorded and whose first messages retention has dropped."""
     add_keys(fleeting.engine, ["order_id"])
     fleeting.put(*[(b"x" * 10_000, {"order_id": 1})] * 60)
-    with StreamReader.open(fleeting.amqp) as reader:
+    with reader_of(fleeting.amqp) as reader:
         wait_until(lambda: (reader.bounds(fleeting.stream).first or 0) > 3, what="retention")
     set_record_time(fleeting.amqp, fleeting.database, fleeting.stream, on=True)
     return fleeting

@@ -24,7 +24,6 @@ from relatum.reading import Message
 from relatum.superstreams import Layout
 from relatum_consumer import Expectation, Relations
 from tests.support import broker_connection, unique_name, wait_until
-from tests.support.callbacks import open_channel, running
 from tests.support.following import Taker
 from tests.support.groups import whole_group
 from tests.support.place import Place
@@ -94,18 +93,6 @@ def test_a_connection_counts_what_became_of_its_messages(place: Place) -> None:
     assert growth.of("relatum_publisher_published_total") == seen.published
     assert growth.of("relatum_publisher_errors_total", reason="nacked") == 1
     assert growth.of("relatum_publisher_receipt_seconds_count") == 1
-
-
-def test_a_callback_connection_counts_what_the_broker_answers(place: Place) -> None:
-    """A message that comes back is counted once, though its ack follows."""
-    with running(place.amqp, database=place.database, stream_url=place.stream_url) as (connection, on_thread):
-        channel = open_channel(connection, on_thread)
-        on_thread(relatum.publish, channel, "", place.stream, b"").wait()
-        returned = on_thread(relatum.publish, channel, "", unique_name(), b"")
-        with pytest.raises(PublishUnroutable):
-            returned.wait()
-        seen = on_thread(relatum.statistics, connection)
-        assert (seen.published, seen.errors) == (2, {"unroutable": 1})
 
 
 async def test_aio_pika_counts_likewise(place: Place) -> None:

@@ -111,6 +111,7 @@ def test_a_look_up_that_fails_says_by_what(place: Place, spans: Spans) -> None:
     assert keys.attributes["error.type"] == "relatum.errors.DatabaseUnavailable"
     assert keys.status.status_code is StatusCode.ERROR
     assert "127.0.0.1" in (keys.status.description or "")
+    assert not [*read.events, *keys.events]
 
 
 def test_a_recorders_transaction_links_to_who_published(place: Place, spans: Spans) -> None:
@@ -201,6 +202,8 @@ def test_a_bulk_is_a_span_above_what_its_executor_does(place: Place, spans: Span
     (charge,) = [each for each in spans.all if each.name == "charge"]
     assert charge.parent.span_id == bulk.context.span_id
     assert linked(bulk) == senders
+    where = {"messaging.destination.name": place.stream}
+    assert [link.attributes for link in bulk.links] == [where | {"relatum.offset": n} for n in range(3)]
     assert (bulk.name, bulk.kind) == (f"process {place.stream}", SpanKind.CONSUMER)
     assert bulk.attributes == {
         **PROCESS,
@@ -325,16 +328,20 @@ def test_a_move_is_a_span_that_names_no_context(
 
 
 def test_values_of_masked_keys_are_told_nowhere(place: Place, relations: Relations, spans: Spans) -> None:
-    """Also where somebody allowed the key."""
-    otel.configure(values_of=["person", "order_id"])
+    """Also where somebody allowed the key, and under the name of another key that is taken from the same place."""
+    otel.configure(values_of=["person", "user", "order_id"])
     place.put((b"", {"person": "zebra-9", "order_id": "17"}))
-    keys = [KeyDefinition("person", masked=True), "order_id"]
+    keys = [KeyDefinition("person", masked=True), KeyDefinition("user", "header:person"), "order_id"]
     place.record(keys=keys)
     relations.related(relations.read(place.stream, 0))
     relations.find("person", "zebra-9")
     told = repr([each.to_json() for each in spans.ours])
     assert "zebra-9" not in told
-    assert spans.ours[-2].attributes["relatum.key.order_id"] == ("17",)
+    related = spans.ours[-2].attributes
+    assert sorted(related["relatum.keys"]) == ["order_id", "person", "user"]
+    assert {name: each for name, each in related.items() if name.startswith("relatum.key.")} == {
+        "relatum.key.order_id": ("17",)
+    }
 
 
 @pytest.mark.parametrize("broken", [("should_sample",), ("on_start", "on_end", "extract")], ids=["sampler", "others"])

@@ -15,35 +15,34 @@ from typing import Any
 import pika
 import psycopg
 import pytest
-import sqlalchemy as sa
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import relatum
 from relatum.collecting import OutcomeStatus
 from relatum.contexts import AffinityOptions
 from relatum.membership import GROUP_KEY, Membership, assess, membership
-from relatum.reading import StreamReader
 from relatum.superstreams import Layout, StreamOptions, declare_super_stream, describe_super_stream
 from relatum_consumer import Relations
-from tests.support import declare_stream, delete_stream, publish_plain, record, unique_name, wait_recorded
+from tests.support import declare_stream, delete_stream, unique_name
 from tests.support.affinity import Partitions
 from tests.support.groups import group_id, of_group, whole_group
 from tests.support.pages import blocks_of, names_there, run, text_of
+from tests.support.place import Place
 from tests.support.super_streams import bodies, delete_by_hand
 
 # --- affinity and super streams ---------------------------------------------------------------------------
 
 
-def test_affinity(layout: Layout, amqp_url: str, database_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_affinity(layout: Layout, place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     """Each block runs after the one before; what joins a set lies with it, and the open sets are listed."""
-    with names_there(amqp_url, database_url) as names:
+    with names_there(place.amqp, place.database) as names:
         names["AffinityOptions"] = AffinityOptions
         for block in blocks_of("affinity.md", renamed={"invoices": layout.super_stream}):
             if "affinity_predecessor" in block:
-                names["router"] = relatum.AffinityRouter(layout.super_stream, database_url)
+                names["router"] = relatum.AffinityRouter(layout.super_stream, place.database)
             run("affinity.md", block, names)
         names["router"].close()
-    assert list(Partitions(amqp_url, layout).of_set("invoice 18").values()) == [[b"2 lamps", b"120 EUR"]]
+    assert list(Partitions(place.amqp, layout).of_set("invoice 18").values()) == [[b"2 lamps", b"120 EUR"]]
     assert "invoice 17" in capsys.readouterr().out
     assert names["handle"].partition is not None
 
@@ -56,19 +55,17 @@ def name(amqp_url: str) -> Iterator[str]:
     delete_by_hand(amqp_url, name, *(partition.stream for partition in Layout.numbered(name, 3)))
 
 
-def test_super_streams(
-    amqp_url: str, stream_url: str, database_url: str, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_super_streams(place: Place, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each block runs after the one before; all messages are there, and what is said to be printed is."""
-    with names_there(amqp_url, database_url) as names:
+    with names_there(place.amqp, place.database) as names:
         for block in blocks_of("super-streams.md", renamed={"flights": name}):
             run("super-streams.md", block, names)
     printed = capsys.readouterr().out.splitlines()
     assert printed[:3] == [f"{place} {name}-{place} {place}" for place in range(3)]
     assert printed[-1] == f"{name}-1"
-    layout = describe_super_stream(amqp_url, name, stream_url=stream_url)
-    assert layout == declare_super_stream(amqp_url, name, 3, stream_url=stream_url)
-    assert sum(map(len, bodies(stream_url, layout).values())) == 6
+    layout = describe_super_stream(place.amqp, name, stream_url=place.stream_url)
+    assert layout == declare_super_stream(place.amqp, name, 3, stream_url=place.stream_url)
+    assert sum(map(len, bodies(place.stream_url, layout).values())) == 6
 
 
 def test_the_page_of_super_streams_names_each_option() -> None:
@@ -82,45 +79,42 @@ def test_the_page_of_super_streams_names_each_option() -> None:
 # --- groups -----------------------------------------------------------------------------------------------
 
 
-def test_putting_groups(amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str) -> None:
+def test_putting_groups(place: Place) -> None:
     """Each block runs after the one before; the groups they make are whole, where they put a last message."""
     with ExitStack() as stack:
-        names = stack.enter_context(names_there(amqp_url, database_url))
-        names["relations"] = stack.enter_context(Relations(amqp_url, database_url, stream_url=stream_url))
-        renamed = {"orders": stream_name}
+        names = stack.enter_context(names_there(place.amqp, place.database))
+        names["relations"] = stack.enter_context(Relations(place.amqp, place.database, stream_url=place.stream_url))
+        renamed = {"orders": place.stream}
         first, *_ = blocks_of("groups.md", renamed=renamed)
         for block in (first, *blocks_of("groups.md", "Putting", renamed)):
             if "resume" in block:
                 # Left behind as by a publisher that failed, for the block that goes on with it.
-                names["group"] = relatum.MessageGroup(names["channel"], "", stream_name)
+                names["group"] = relatum.MessageGroup(names["channel"], "", place.stream)
                 names["group"].put(b"first line")
-                wait_recorded(amqp_url, engine, stream_name)  # the recorder has defined the key by then
+                place.wait_recorded()  # the recorder has defined the key by then
             run("groups.md", block, names)
             if "channel" not in names:
                 names["channel"] = names["connection"].channel()
                 names["channel"].confirm_delivery()
-        wait_recorded(amqp_url, engine, stream_name)
+        place.wait_recorded()
     groups: dict[str, list[Membership]] = {}
-    with StreamReader.open(stream_url) as reader:
-        for message in reader.iterate(stream_name):
-            place = membership(message.headers)
-            assert place is not None
-            groups.setdefault(place.group_id, []).append(place)
+    for message in place.messages():
+        member = membership(message.headers)
+        assert member is not None
+        groups.setdefault(member.group_id, []).append(member)
     assert [len(places) for places in groups.values()] == [3, 2, 3, 2]
     is_whole = [assess(group, places).is_complete for group, places in groups.items()]
     assert is_whole == [True, True, True, False]
 
 
-def test_getting_groups(
-    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_getting_groups(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     """A whole group and one that lacks a message: each block says so in its own way."""
-    publish_plain(amqp_url, stream_name, [*whole_group(1, 2), of_group(2, 1, time_us=1), of_group(2, 3, last=True)])
-    record(amqp_url, engine, stream_name, keys=[GROUP_KEY])
+    place.put(*whole_group(1, 2), of_group(2, 1, time_us=1), of_group(2, 3, last=True))
+    place.record(keys=[GROUP_KEY])
     outputs = []
-    with Relations(amqp_url, database_url) as relations:
+    with Relations(place.amqp, place.database) as relations:
         names = {"relations": relations, "group_id": group_id(2), "timedelta": timedelta}
-        for block in blocks_of("groups.md", "Getting", {"orders": stream_name}):
+        for block in blocks_of("groups.md", "Getting", {"orders": place.stream}):
             run("groups.md", block, names)
             outputs.append(capsys.readouterr().out)
     whole, _, incomplete = outputs
@@ -131,39 +125,33 @@ def test_getting_groups(
 # --- the collector ----------------------------------------------------------------------------------------
 
 
-def test_collector(
-    amqp_url: str,
-    database_url: str,
-    stream_name: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_collector(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages are published, written by the executor once each, and their outcomes found in each way shown."""
-    monkeypatch.setenv("RELATUM_DATABASE_URL", database_url)
-    monkeypatch.setenv("RELATUM_BROKER_URL", amqp_url)
-    dead, urls = f"{stream_name}-dead", {"postgresql://user@host/name": database_url}
-    renamed = {"orders": stream_name, "orders-dead": dead, "0193…": "first", "0194…": "second", **urls}
+    monkeypatch.setenv("RELATUM_DATABASE_URL", place.database)
+    monkeypatch.setenv("RELATUM_BROKER_URL", place.amqp)
+    dead, urls = f"{place.stream}-dead", {"postgresql://user@host/name": place.database}
+    renamed = {"orders": place.stream, "orders-dead": dead, "0193…": "first", "0194…": "second", **urls}
     collects, made, _, asks, publishes = blocks_of("collector.md", renamed=renamed)
     here: dict[str, Any] = {}
 
     def work() -> None:
         for message_id in ("first", "second"):
             properties = pika.BasicProperties(type="order", message_id=message_id)
-            relatum.publish(here["channel"], "", stream_name, b"a parcel", properties)
+            relatum.publish(here["channel"], "", place.stream, b"a parcel", properties)
         # Over the connection that is there: it is the test's to close.
         run("collector.md", publishes[publishes.index("receipt = ") :], here)
         run("collector.md", asks, here)
 
-    with psycopg.connect(database_url, autocommit=True) as database:
+    with psycopg.connect(place.database, autocommit=True) as database:
         database.execute("CREATE TABLE booked (id text PRIMARY KEY, body bytea NOT NULL)")
-        declare_stream(amqp_url, dead)
+        declare_stream(place.amqp, dead)
         try:
-            with names_there(amqp_url, database_url) as names:
-                relatum.intercept(names["connection"], keys=["order_id"], database=database_url)
+            with names_there(place.amqp, place.database) as names:
+                relatum.intercept(names["connection"], keys=["order_id"], database=place.database)
                 here |= names | {"channel": names["connection"].channel(), "work": work}
                 run("collector.md", collects.replace("    ...", "    work()"), here)
         finally:
-            delete_stream(amqp_url, dead)
+            delete_stream(place.amqp, dead)
         booked = database.execute("SELECT id FROM booked ORDER BY id").fetchall()
     run("collector.md", made, here)
     receipt, found = here["receipt"], here["found"]
@@ -204,12 +192,12 @@ class Receiver(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
 
 
-def test_opentelemetry(amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str) -> None:
+def test_opentelemetry(place: Place) -> None:
     """The block of the page, then a look-up: its span and the metrics are at the other end of OTLP."""
-    publish_plain(amqp_url, stream_name, [(b"", {"order_id": "17"})])
-    record(amqp_url, engine, stream_name, keys=["order_id"])
+    place.put((b"", {"order_id": "17"}))
+    place.record(keys=["order_id"])
     (block,) = blocks_of("opentelemetry.md")
-    program = f"BROKER, DATABASE = {amqp_url!r}, {database_url!r}\n{block}{USE}"
+    program = f"BROKER, DATABASE = {place.amqp!r}, {place.database!r}\n{block}{USE}"
     with Receiver() as receiver:
         thread = threading.Thread(target=receiver.serve_forever)
         thread.start()

@@ -11,9 +11,8 @@ import pika
 import pytest
 
 from relatum.keys import preset
-from relatum.reading import StreamReader
 from relatum_consumer import Relations
-from tests.support import broker_connection, unique_name, wait_until
+from tests.support import broker_connection, reader_of, unique_name, wait_until
 from tests.support.place import Place
 
 
@@ -40,7 +39,7 @@ def run(*arguments: str) -> dict[str, Any]:
 @contextmanager
 def recorded(place: Place, name: str, *, count: int) -> Iterator[Relations]:
     """Record what lies in the stream by a preset's keys, once it is there; gives look-ups."""
-    with StreamReader.open(place.amqp) as reader:
+    with reader_of(place.amqp) as reader:
         wait_until(lambda: reader.bounds(place.stream).last == count - 1, what=f"{count} messages")
     place.record(keys=preset(name))
     with Relations(place.amqp, place.database) as relations:

@@ -1,7 +1,6 @@
 """Look-ups by key against real streams and a real database."""
 
 import asyncio
-import threading
 from typing import Any
 
 import pika
@@ -9,13 +8,20 @@ import psycopg
 import pytest
 
 from relatum import MessageId
-from relatum.errors import InvalidRelationshipKey, KeyNotDefined, OffsetNotFound, StreamNotFound, StreamReplaced
+from relatum.errors import (
+    InvalidRelationshipKey,
+    KeyNotDefined,
+    NothingRecorded,
+    OffsetNotFound,
+    StreamNotFound,
+    StreamReplaced,
+)
 from relatum.keys import KeyDefinition
 from relatum.recording import backfill
 from relatum.store import add_keys, remove_key
 from relatum.superstreams import add_partition
 from relatum_consumer import AsyncRelations, Relations, Status
-from tests.support import delete_stream, publish_plain, recording, unique_name, wait_recorded, wait_until
+from tests.support import delete_stream, recording, unique_name, wait_until
 from tests.support.place import Place
 from tests.support.super_streams import super_stream
 
@@ -230,6 +236,7 @@ def test_a_stream_declared_again_is_named_and_never_answered_from(
     ):
         assert (answer.ids, answer.status) == (ids, Status.UNPROVEN)
         assert ([each.stream for each in answer.left_out], answer.streams) == ([place.stream], (other_stream,))
+    assert [each.stream for each in relations.trace(("order_id", "a")).left_out] == [place.stream]
     assert relations.find("order_id", "a", streams=other_stream).ids == ((other_stream, 0),)
 
 
@@ -288,21 +295,11 @@ def test_a_deleted_stream_is_not_found_by_name_and_holds_nothing_otherwise(
     assert f"relatum forget {place.stream}" in gone.explanation
     assert relations.find("order_id", "b").ids == ((other_stream, 0),)
     assert relations.find("order_id", "none").status is Status.ABSENT
-
-
-def test_waiting_ends_when_the_message_is_recorded(place: Place, relations: Relations, other_stream: str) -> None:
-    """The message is published after the wait began."""
-    place.put(order("a"))
-    with recording(place.amqp, place.engine, place.stream, other_stream, keys=KEYS):
-        place.wait_recorded()
-        wait_recorded(place.amqp, place.engine, other_stream)
-        message = relations.read(place.stream, 0)
-        assert relations.wait_related(message, to=other_stream, timeout_s=0).status is Status.ABSENT
-        publisher = threading.Timer(0.2, publish_plain, [place.amqp, other_stream, [order("a")]])
-        publisher.start()
-        answer = relations.wait_related(message, to=other_stream, timeout_s=90)
-        publisher.join()
-    assert (answer.status, answer.ids) == (Status.FOUND, ((other_stream, 0),))
+    # Of no stream that is left nobody can say anything.
+    delete_stream(place.amqp, other_stream)
+    assert relations.find("order_id", "a").deleted == ((place.stream, 0),)
+    with pytest.raises(NothingRecorded):
+        relations.find("order_id", "none")
 
 
 def test_waiting_in_vain_gives_the_answer_of_that_moment(place: Place, relations: Relations) -> None:

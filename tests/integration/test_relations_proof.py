@@ -23,7 +23,7 @@ from relatum.errors import (
 from relatum.local import LocalServers
 from relatum.store import add_keys
 from relatum_consumer import Answer, Relations, Status
-from tests.support import declare_stream, delete_stream, publish_plain, record, wait_until
+from tests.support import declare_stream, publish_plain, record, wait_until
 from tests.support.place import FailingPlace, Place
 from tests.support.relations import FACES, open_relations
 
@@ -37,10 +37,13 @@ def order(number: Any) -> tuple[bytes, dict[str, Any]]:
 
 
 def test_where_nothing_is_recorded_nothing_is_absent(place: Place, relations: Relations) -> None:
-    """Keys are defined and no recorder ever ran: an error that says what to do, `complete` or not."""
-    add_keys(place.engine, KEYS)
+    """No key is defined, or some and no recorder ever ran: an error that says what to do, `complete` or not."""
     place.put(order("a"), (b"", {}))
     message, without_key = relations.read(place.stream, 0), relations.read(place.stream, 1)
+    for ask in (relations.related, lambda each: relations.wait_related(each, timeout_s=0)):
+        with pytest.raises(KeyNotDefined, match="relatum keys add"):
+            ask(message)
+    add_keys(place.engine, KEYS)
     for ask in (
         lambda: relations.find("order_id", "a"),
         lambda: relations.find("order_id", "a", complete=True),
@@ -52,15 +55,6 @@ def test_where_nothing_is_recorded_nothing_is_absent(place: Place, relations: Re
             ask()
         assert isinstance(caught.value, ConfigurationError)
         assert caught.value.vhost == "/"
-
-
-def test_where_no_key_is_defined_nothing_is_absent(place: Place, relations: Relations) -> None:
-    """By every key defined, of which there is none, nobody can look anything up."""
-    place.put(order("a"))
-    message = relations.read(place.stream, 0)
-    for ask in (relations.related, lambda each: relations.wait_related(each, timeout_s=0)):
-        with pytest.raises(KeyNotDefined, match="relatum keys add"):
-            ask(message)
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -76,17 +70,6 @@ def test_a_virtual_host_without_records_is_an_error_that_names_those_with(place:
         with pytest.raises(RelatumError) as caught:
             relations.find("order_id", "a")
         assert not isinstance(caught.value, NothingRecorded), "the broker itself refuses it"
-
-
-def test_streams_that_are_all_gone_prove_nothing(place: Place, relations: Relations, other_stream: str) -> None:
-    """What lay there was deleted; of the rest nobody can say anything, for no stream is left."""
-    place.put(order("a"), to=other_stream)
-    place.record(other_stream)
-    delete_stream(place.amqp, other_stream)
-    answer = relations.find("order_id", "a")
-    assert (answer.status, answer.streams) == (Status.DELETED, (other_stream,))
-    with pytest.raises(NothingRecorded):
-        relations.find("order_id", "b")
 
 
 def test_every_answer_names_the_streams_it_holds_over(place: Place, relations: Relations, other_stream: str) -> None:
@@ -117,18 +100,6 @@ def test_every_answer_names_the_streams_it_holds_over(place: Place, relations: R
     assert told(relations.window(message, place.stream, after_s=60)) == (Status.FOUND, one)
     place.put(order("c"))
     assert told(relations.find("order_id", "c")) == (Status.NOT_RECORDED_YET, both)
-
-
-@pytest.mark.differs
-def test_what_was_recorded_over_amqp_proves_nothing(place: Place, relations: Relations) -> None:
-    """Compressed batches are not seen over it: what is found counts, what is not may be there until it is read."""
-    place.put(order("a"))
-    place.record()
-    place.sql("UPDATE relatum.coverage SET over_amqp = true")
-    assert relations.find("order_id", "a").status is Status.FOUND
-    assert relations.find("order_id", "b").status is Status.NOT_RECORDED_YET
-    assert relations.find("order_id", "b", complete=True).status is Status.ABSENT
-    assert relations.before(relations.read(place.stream, 0), place.stream).status is Status.NOT_RECORDED_YET
 
 
 def test_the_command_says_what_a_new_user_has_to_do(place: Place) -> None:

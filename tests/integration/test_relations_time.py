@@ -134,8 +134,12 @@ def _blocks(times: list[int], start: int) -> list[TimeBlock]:
 
 
 def test_what_is_not_recorded_yet_is_left_out_unless_it_is_asked_for(place: Place, relations: Relations) -> None:
-    """Exact over what is recorded; with `complete` over all that is there."""
+    """Exact over what is recorded; with `complete` over all that is there; of a stream that nobody records, too."""
     publish(place, [10 * SECOND, 20 * SECOND])
+    assert relations.after(moment_of(0), place.stream).status is Status.NOT_RECORDED_YET
+    assert relations.after(moment_of(0), place.stream, complete=True).ids == ((place.stream, 0),)
+    with pytest.raises(StreamNotFound):
+        relations.after(moment_of(0), unique_name())
     place.record()
     first, second = relations.read(place.stream, 0), relations.read(place.stream, 1)
     assert relations.after(second, place.stream).status is Status.ABSENT
@@ -212,7 +216,7 @@ def test_a_super_stream_is_one_order(place: Place, relations: Relations) -> None
 
 
 def test_a_moment_may_be_any_datetime(place: Place, relations: Relations) -> None:
-    """One without a zone is UTC; the ends of the calendar are moments too."""
+    """One without a zone is UTC; the ends of the calendar are moments too; who says no time has that of its chunk."""
     publish(place, [0, SECOND])
     place.record()
     naive = datetime(1970, 1, 1, 0, 0, 0)
@@ -224,15 +228,18 @@ def test_a_moment_may_be_any_datetime(place: Place, relations: Relations) -> Non
     assert relations.before(datetime.min, place.stream).status is Status.ABSENT
     assert relations.after(datetime.max, place.stream).status is Status.ABSENT
     assert relations.after(naive - timedelta(days=1), place.stream).ids == ((place.stream, 0),)
+    place.put(b"2", b"3")
+    place.record()
+    assert relations.after(relations.read(place.stream, 2), place.stream).ids == ((place.stream, 3),)
 
 
 def test_times_switched_off_are_an_error_and_not_an_absence(
     place: Place, relations: Relations, other_stream: str
 ) -> None:
-    """For that stream, whatever is asked by time."""
+    """For that stream, whatever is asked by time; switched on again, they are found once they were back-filled."""
     set_record_time(place.amqp, place.database, other_stream, on=False)
     publish(place, [SECOND])
-    publish(place, [SECOND], other_stream)
+    publish(place, [SECOND, 0], other_stream)
     place.record(place.stream, other_stream)
     message = relations.read(place.stream, 0)
     for look_up in (relations.after, relations.before, relations.nearest, relations.window):
@@ -240,22 +247,13 @@ def test_times_switched_off_are_an_error_and_not_an_absence(
             look_up(message, other_stream)
         assert caught.value.stream == other_stream
     assert relations.related(message).ids == ((other_stream, 0),)
-
-
-def test_times_never_recorded_are_read_when_asked_for(place: Place, relations: Relations) -> None:
-    """A stream that nobody records is one uncovered range."""
-    publish(place, [SECOND, 3 * SECOND])
-    assert relations.after(moment_of(0), place.stream).status is Status.NOT_RECORDED_YET
-    assert relations.after(moment_of(0), place.stream, complete=True).ids == ((place.stream, 0),)
-    with pytest.raises(StreamNotFound):
-        relations.after(moment_of(0), unique_name())
-
-
-def test_messages_that_say_no_time_have_their_chunks(place: Place, relations: Relations) -> None:
-    """They are found by it."""
-    place.put(b"0", b"1", b"2")
-    place.record()
-    assert relations.after(relations.read(place.stream, 0), place.stream).ids == ((place.stream, 1),)
+    set_record_time(place.amqp, place.database, other_stream, on=True)
+    start = moment_of(0) - timedelta(seconds=1)
+    assert relations.after(start, other_stream).status is Status.NOT_RECORDED_YET
+    backfill(place.amqp, place.database, other_stream)
+    assert relations.after(start, other_stream).ids == ((other_stream, 1),)
+    assert relations.after(moment_of(0), other_stream, by=None).ids == ((other_stream, 0),)
+    assert relations.after(relations.read(other_stream, 0), other_stream, by="host").status is Status.ABSENT
 
 
 @pytest.mark.differs
@@ -271,16 +269,3 @@ def test_a_stream_declared_again_is_never_answered_from_by_time(place: Place, re
                 look_up(at, place.stream)
         with pytest.raises(StreamReplaced):
             relations.window(at, place.stream, before_s=3, after_s=3)
-
-
-def test_a_back_fill_of_times_makes_them_found(place: Place, relations: Relations) -> None:
-    """Switched off, then on again, then back-filled."""
-    set_record_time(place.amqp, place.database, place.stream, on=False)
-    publish(place, [3 * SECOND, SECOND])
-    place.record()
-    set_record_time(place.amqp, place.database, place.stream, on=True)
-    assert relations.after(moment_of(0), place.stream).status is Status.NOT_RECORDED_YET
-    backfill(place.amqp, place.database, place.stream)
-    assert relations.after(moment_of(0), place.stream).ids == ((place.stream, 1),)
-    assert relations.after(moment_of(2 * SECOND), place.stream, by=None).ids == ((place.stream, 0),)
-    assert relations.after(relations.read(place.stream, 1), place.stream, by="host").status is Status.ABSENT

@@ -24,8 +24,8 @@ from tests.support.rabbitmq_tools import run_tool
 from tests.support.tapped import add_users, as_user
 
 SMALL = StreamOptions(max_length_bytes=10_000_000)
-TYPES = {"topic": (), "fanout": (), "headers": (), "direct": ("a.b",)}
-"""Types of exchanges, and the keys that one needs to be tapped."""
+TYPES = {"topic": (), "fanout": (), "headers": (), "direct": ("", "a.b", "")}
+"""Types of exchanges, and the keys that one needs to be tapped: an empty one is that of messages without a key."""
 
 
 USERS = {
@@ -142,7 +142,8 @@ def test_a_tapped_exchange_has_its_messages_found(bed: Bed, kind: str) -> None:
     """Each type of exchange: what its publishers send is found by its headers, and their queue has it as before."""
     exchange = bed.exchange(kind)
     made = bed.tap(exchange, binding_keys=TYPES[kind])
-    assert [(each.exchange, each.kind, each.stream) for each in made] == [(exchange, kind, f"tap.{exchange}")]
+    taps = [(exchange, kind, f"tap.{exchange}")] * (2 if kind == "direct" else 1)
+    assert [(each.exchange, each.kind, each.stream) for each in made] == taps
     assert defined_taps(bed.database) == made
     bed.publish(exchange, b"one", order="7", format="pdf")
     bed.publish(exchange, b"other", order="8")
@@ -151,6 +152,11 @@ def test_a_tapped_exchange_has_its_messages_found(bed: Bed, kind: str) -> None:
         assert [message.body for message in relations.find("order", "7")] == [b"one"]
         assert relations.find("order", "9", complete=True).status is Status.ABSENT
     assert bed.channel.queue_declare(exchange, passive=True).method.message_count == 2
+    if kind == "direct":
+        assert [each.binding_key for each in made] == ["", "a.b"]
+        bed.publish(exchange, b"left out", key="more")
+        bed.publish(exchange, b"none", key="")
+        assert bed.bodies(f"tap.{exchange}", 3) == [b"one", b"other", b"none"]
 
 
 def test_what_is_copied_of_headers_exchanges_is_chosen_by_arguments(bed: Bed) -> None:
@@ -246,17 +252,6 @@ def test_what_cannot_be_tapped_is_one_error_and_makes_nothing(bed: Bed) -> None:
     assert not bed.is_queue(stream)
     assert defined_taps(bed.database) == []
     assert len(describe_super_stream(bed.url, partitioned)) == 2
-
-
-def test_messages_without_a_routing_key_can_be_named(bed: Bed) -> None:
-    """An empty key is one, of a direct exchange, too."""
-    exchange = bed.exchange("direct")
-    made = bed.tap(exchange, binding_keys=["", "other", ""])
-    assert [each.binding_key for each in made] == ["", "other"]
-    bed.publish(exchange, b"none", key="")
-    bed.publish(exchange, b"other", key="other")
-    bed.publish(exchange, b"left out", key="more")
-    assert bed.bodies(f"tap.{exchange}", 2) == [b"none", b"other"]
 
 
 def test_a_policy_of_the_stream_holds(bed: Bed) -> None:

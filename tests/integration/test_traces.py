@@ -216,15 +216,6 @@ def test_what_is_not_recorded_is_said_and_read_where_asked(
     assert [each.offset for each in relations.trace(start, complete=True, until=moment(3))] == [0, 1]
 
 
-def test_messages_that_are_gone_are_named(place: Place, relations: Relations, streams: list[str]) -> None:
-    """What was recorded of a stream that was deleted is told to be; the others are found all the same."""
-    publish(place, {streams[0]: [said(1, order_id="o")], streams[1]: [said(2, order_id="o")]})
-    delete_stream(place.amqp, streams[1])
-    trace = relations.trace(("order_id", "o"))
-    assert ([each.id for each in trace], trace.deleted) == ([(streams[0], 0)], ((streams[1], 0),))
-    assert (trace.status, trace.expired) == (Status.FOUND, ())
-
-
 class _Interrupted(Relations):
     """Look-ups during which something happens, when the index is about to be asked for the first time."""
 
@@ -255,12 +246,21 @@ def test_a_stream_that_is_begun_anew_meanwhile_is_no_longer_answered_for(
     assert (found.status, found.streams) == (Status.ABSENT, (streams[1],))
 
 
-def test_a_start_without_values_leads_nowhere(place: Place, relations: Relations, streams: list[str]) -> None:
-    """Nothing is looked for, and each key is named with the reason."""
-    publish(place, {streams[0]: [said(1, other="o")]})
-    trace = relations.trace(relations.read(streams[0], 0))
+def test_a_message_from_elsewhere_may_be_the_start(place: Place, relations: Relations, streams: list[str]) -> None:
+    """One that a client received, of a stream that nobody records; one without values leads nowhere, and says why."""
+    publish(place, {streams[0]: [said(1, order_id="o"), said(2, other="o")], streams[1]: [said(3, order_id="o")]})
+    place.put(said(4, order_id="o"), to=streams[2])
+    received = relations.read(streams[2], 0)
+    assert isinstance(received, Message)
+    assert [each.stream for each in relations.trace(received)] == streams
+    trace = relations.trace(relations.read(streams[0], 1))
     assert (len(trace), trace.status, trace.steps) == (1, Status.ABSENT, ())
     assert {each.key for each in trace.lacking} == LEADS_TO.keys()
+    # What was recorded of a stream that was deleted is told to be; the others are found all the same.
+    delete_stream(place.amqp, streams[1])
+    trace = relations.trace(("order_id", "o"))
+    assert ([each.id for each in trace], trace.deleted) == ([(streams[0], 0)], ((streams[1], 0),))
+    assert (trace.status, trace.expired) == (Status.FOUND, ())
 
 
 def test_wrong_questions_are_refused(place: Place, relations: Relations) -> None:
@@ -278,15 +278,6 @@ def test_wrong_questions_are_refused(place: Place, relations: Relations) -> None
     for options, error in wrong:
         with pytest.raises(error):
             relations.trace(**{"start": ("order_id", "o")} | options)
-
-
-def test_a_message_from_elsewhere_may_be_the_start(place: Place, relations: Relations, streams: list[str]) -> None:
-    """One that a client received, of a stream that nobody records."""
-    publish(place, {streams[0]: [said(1, order_id="o")]})
-    place.put(said(2, order_id="o"), to=streams[2])
-    received = relations.read(streams[2], 0)
-    assert isinstance(received, Message)
-    assert [each.stream for each in relations.trace(received)] == [streams[0], streams[2]]
 
 
 def test_each_question_is_logged(place: Place, relations: Relations, streams: list[str]) -> None:

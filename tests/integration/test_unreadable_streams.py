@@ -1,7 +1,6 @@
 """One stream that cannot be read stops nothing that is about others, and is named by whatever leaves it out."""
 
 from datetime import datetime
-from urllib.parse import urlsplit
 
 import pytest
 import sqlalchemy as sa
@@ -25,9 +24,10 @@ from tests.support import (
     wait_until,
 )
 from tests.support.groups import group_id, whole_group
+from tests.support.parts import Parts
 from tests.support.place import Place
 from tests.support.relations import FACES, open_relations
-from tests.support.tapped import add_users
+from tests.support.tapped import add_users, as_user
 
 OPEN, CLOSED = "open-orders", "closed-orders"
 
@@ -49,8 +49,7 @@ def reader_url(owner_url: str, engine: sa.Engine) -> str:
     add_keys(engine, ["order_id", GROUP_KEY])
     for name in (OPEN, CLOSED):
         backfill(owner_url, engine.url, name)
-    url = urlsplit(owner_url)
-    return url._replace(netloc=f"reader:secret@{url.hostname}:{url.port}").geturl()
+    return as_user(owner_url, "reader")
 
 
 def test_status_prune_and_verify_go_on_with_the_others(reader_url: str, owner_url: str, engine: sa.Engine) -> None:
@@ -60,9 +59,8 @@ def test_status_prune_and_verify_go_on_with_the_others(reader_url: str, owner_ur
     assert isinstance(closed.error, AccessRefused)
     assert closed.rows > 0
     assert (opened.stream, opened.state, opened.lag_offsets, opened.error) == (OPEN, "unattended", 0, None)
-    with engine.begin() as connection:
-        # As if retention had dropped them: the streams begin at 0.
-        connection.execute(sa.text("UPDATE relatum.relationships SET stream_offset = -1 WHERE value = 'both'"))
+    # As if retention had dropped them: the streams begin at 0.
+    Parts(engine).sql("UPDATE relatum.relationships SET stream_offset = -1 WHERE value = 'both'")
     pruned = prune(reader_url, engine.url)
     assert (pruned.rows, list(pruned.failed)) == ({OPEN: 1}, [CLOSED])
     report = verify(reader_url, engine.url, [CLOSED, OPEN])
@@ -116,10 +114,9 @@ def test_look_ups_go_on_with_the_others_and_say_no_false_absent(face: str, reade
         assert {each.stream for each in around.ids} == {OPEN}
         assert (around.status, {each.stream for each in around.unread}) == (Status.UNPROVEN, {CLOSED})
         # By its name, it is asked for: that it cannot be read is an error.
-        with pytest.raises(AccessRefused, match=CLOSED):
-            relations.find("order_id", "nowhere", streams=[OPEN, CLOSED])
-        with pytest.raises(AccessRefused, match=CLOSED):
-            relations.find("order_id", "both", streams=[OPEN, CLOSED])
+        for value in ("nowhere", "both"):
+            with pytest.raises(AccessRefused, match=CLOSED):
+                relations.find("order_id", value, streams=[OPEN, CLOSED])
 
 
 def test_groups_go_on_with_the_others(

@@ -11,7 +11,7 @@ import pika.exceptions
 from pika.adapters.blocking_connection import BlockingConnection
 
 from relatum.local import LocalRabbitMQ
-from relatum.reading import StreamReader
+from tests.support._recording import reader_of
 from tests.support._waiting import LIMIT_S, wait_until
 
 _INTERNAL_ERROR = 541
@@ -111,7 +111,7 @@ def read_plain(
 def all_plain(amqp_url: str, stream: str) -> list[tuple[int, pika.BasicProperties, bytes]]:
     """Offset, properties and body of every message that is in a stream now."""
     found: list[tuple[int, pika.BasicProperties, bytes]] = []
-    with StreamReader.open(amqp_url) as reader:
+    with reader_of(amqp_url) as reader:
         last = reader.bounds(stream).last
     if last is not None:
         for each in _deliveries(amqp_url, stream, "first", LIMIT_S):

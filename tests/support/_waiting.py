@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from contextvars import copy_context
+from inspect import isasyncgen, isawaitable
 from typing import Any, Final, TypeVar
 
 from relatum.errors import Transient
@@ -58,3 +60,13 @@ def in_a_loop(coroutine: Coroutine[Any, Any, T]) -> T:
             return await coroutine
 
     return asyncio.run(limited())
+
+
+def result_of(runner: asyncio.Runner, given: Any) -> Any:
+    """What a call gave, or what it gives on the runner's loop, of an iteration all of it: in the caller's context."""
+
+    async def result() -> Any:
+        return [each async for each in given] if isasyncgen(given) else await given
+
+    is_to_come = isasyncgen(given) or isawaitable(given)
+    return runner.run(result(), context=copy_context()) if is_to_come else given

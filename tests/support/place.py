@@ -5,18 +5,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from inspect import isasyncgen, isawaitable
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
-from relatum.reading import BrokerAddress, Message, StreamReader
+from relatum.reading import BrokerAddress, Message
 from relatum.recording import BackfillReport, Recorder, StreamStatus, VerifyReport, backfill, status, verify
 from relatum.superstreams import Layout
-from tests.support._recording import record, recorded_to, recording, rows_of, wait_recorded
+from tests.support._recording import reader_of, record, recorded_to, recording, rows_of, wait_recorded
 from tests.support._streams import Plain, declare_stream, delete_stream, publish_plain
+from tests.support._waiting import result_of
 from tests.support.proxy import Proxy
 from tests.support.standstill import locked
 
@@ -100,7 +100,7 @@ class Place:
 
     def messages(self, stream: str | None = None) -> list[Message]:
         """All messages of a stream."""
-        with StreamReader.open(self.stream_url) as reader:
+        with reader_of(self.amqp) as reader:
             return list(reader.iterate(stream or self.stream))
 
 
@@ -127,9 +127,7 @@ class FailingPlace:
 
     def go(self, result: Any) -> Any:
         """What a call gave, or what it gives on the event loop."""
-        if isasyncgen(result):
-            return self._runner.run(_listed(result))
-        return self._runner.run(_awaited(result)) if isawaitable(result) else result
+        return result_of(self._runner, result)
 
     def enter(self, manager: Any) -> Any:
         """Enter a context that is left at the end."""
@@ -168,11 +166,3 @@ class FailingPlace:
 
 def _let_pass(line: Proxy) -> None:
     line.mode, line.accepts = "pass", True
-
-
-async def _awaited(what: Any) -> Any:
-    return await what
-
-
-async def _listed(what: Any) -> list[Any]:
-    return [each async for each in what]

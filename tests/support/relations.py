@@ -2,13 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import copy_context
-from inspect import isasyncgen, iscoroutine
 from typing import Any
 
 from relatum_consumer import AsyncRelations, Relations
+from tests.support._waiting import result_of
 
 FACES = ["blocking", "asyncio"]
 
@@ -22,20 +21,7 @@ class OnLoop:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._relations, name)
-
-        def call(*args: Any, **options: Any) -> Any:
-            result = method(*args, **options)
-            # In the caller's context, as a blocking call is.
-            here = copy_context()
-            if isasyncgen(result):
-                return self._runner.run(_collected(result), context=here)
-            return self._runner.run(result, context=here) if iscoroutine(result) else result
-
-        return call
-
-
-async def _collected(results: AsyncIterator[Any]) -> list[Any]:
-    return [result async for result in results]
+        return lambda *args, **options: result_of(self._runner, method(*args, **options))
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from relatum.reading import BrokerAddress
 from relatum.store import parse_database, translated_errors
 from relatum.terminal import parse_moment, read_moment
 from relatum.waiting import Deadline
-from relatum.wire import _frames as frames
 
 COUNTS: list[Any] = [0, -1, True, 1.0, math.nan, math.inf, "1", None, 2**31, 2**63 - 1, 2**63, 10**5000]
 SECONDS: list[Any] = [-1, -0.001, True, math.nan, math.inf, -math.inf, "1", None, 1e300, 2**63, 10**5000]
@@ -49,12 +48,6 @@ def test_the_ends_of_what_can_be_given() -> None:
     assert checked_seconds("before_s", 1e300, most=math.inf) == 1e300
     for name in ("bestellungen-ä\U0001f600", "é" * 127):
         assert checked_name("stream", name) == name
-
-
-def test_a_name_of_half_a_character_is_no_name_to_the_broker() -> None:
-    """It is our error, not the codec's."""
-    with pytest.raises(InvalidInput, match="half a surrogate pair"):
-        frames.string("orders-\ud800")
 
 
 def test_errors_show_seconds_as_people_say_them() -> None:

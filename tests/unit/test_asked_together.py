@@ -64,22 +64,21 @@ async def asked_in_tasks(proof: Proof) -> list[Any]:
     return await asyncio.gather(first, *entered, return_exceptions=True)
 
 
-def test_who_comes_while_it_is_under_way_shares_the_next() -> None:
-    """What had begun before proves nothing to them; all of them are told what one of them found."""
-    proof = Proof()
-    assert asyncio.run(asked_in_tasks(proof)) == [1] + [2] * OTHERS
-    assert proof.begun == 2
+@pytest.mark.parametrize("error", [None, InvalidInput("no")])
+def test_who_comes_while_it_is_under_way_shares_the_next(error: RelatumError | None) -> None:
+    """What had begun before proves nothing to them; all of them are told what one of them found, or what went wrong.
 
-
-def test_what_goes_wrong_is_told_to_all() -> None:
-    """Each has an error of its own, so that nobody's traceback grows by another's."""
+    Each has an error of its own, so that nobody's traceback grows by another's.
+    """
     proof = Proof()
-    proof.error = InvalidInput("no")
+    proof.error = error
     first, *others = asyncio.run(asked_in_tasks(proof))
-    assert first == 1
-    assert [type(other) for other in others] == [InvalidInput] * OTHERS
-    assert len({id(other) for other in others}) == OTHERS
-    assert proof.begun == 2
+    assert (first, proof.begun) == (1, 2)
+    if error is None:
+        assert others == [2] * OTHERS
+    else:
+        assert [type(other) for other in others] == [InvalidInput] * OTHERS
+        assert len({id(other) for other in others}) == OTHERS
 
 
 async def test_that_the_time_of_one_is_over_is_nothing_to_the_others() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from relatum.following import CaughtUp, Event, Records
+from relatum.following import Event
 from relatum.following._course import Course, Differs, Doubt, Finding, Give, Missed
 from relatum.following._followed import BYTES, STREAMS, WINDOW_MAX, Followed, Gathering
 from relatum.following._shelf import TAKE_BYTES, Held, Shelf, Shelves
@@ -163,56 +163,6 @@ def sized(offset: int, size: int = 10) -> Held:
 def streams(events: list[Event]) -> list[str | None]:
     """The streams of events."""
     return [event.stream for event in events]
-
-
-def test_streams_have_their_turn_and_each_keeps_its_order(waiting: Waiting) -> None:
-    """Much of one does not come before little of another; events come between the records where they were put."""
-    hot, cold = Shelf("hot", 1), Shelf("cold", 2)
-    waiting.put(hot, sized(0))
-    waiting.shelves.put(hot, CaughtUp("hot", 1, 1))
-    waiting.put(hot, sized(1))
-    waiting.put(cold, sized(0))
-    events = waiting.take()
-    assert streams(events) == ["hot", "cold", "hot", "hot"]
-    assert [type(event) for event in events if event.stream == "hot"] == [Records, CaughtUp, Records]
-    assert waiting.take() == []
-
-
-def test_what_was_taken_is_held_until_it_is_done() -> None:
-    """Bytes are counted from when they were read on, and the reading thread is told once of all that is done."""
-    waiting, shelf, fullness = Waiting(bytes_max=15), Shelf("s", 1), []
-    shelves = waiting.shelves
-    assert shelves.last_of(shelf) is None
-    for offset in range(2):
-        waiting.put(shelf, sized(offset))
-        fullness.append(shelves.is_full)
-    assert fullness == [False, True]
-    last = shelves.last_of(shelf)
-    assert last is not None
-    assert last.offset == 1
-    events = waiting.take()
-    assert (shelves.bytes, shelves.count) == (20, 2)
-    shelves.done(tuple(events))
-    assert (shelves.bytes, shelves.count) == (0, 0)
-    assert waiting.called == ["ready", "changed"]
-    ((touched, done, broken),) = shelves.collect()
-    assert (touched, [each.first_offset for each in done], broken) == (shelf, [0, 1], None)
-    # A break goes on behind what was put last, taken or not.
-    assert shelves.last_of(shelf) == last
-
-
-def test_an_ended_shelf_gives_nothing_and_holds_what_was_taken(waiting: Waiting) -> None:
-    """What was not taken is free at once; what was is until the taker says so."""
-    shelf = Shelf("s", 1)
-    waiting.put(shelf, sized(0))
-    events = waiting.take()
-    waiting.put(shelf, sized(1))
-    waiting.shelves.end(shelf)
-    waiting.put(shelf, sized(2))
-    assert waiting.take() == []
-    assert waiting.shelves.count == 1
-    waiting.shelves.done(tuple(events))
-    assert waiting.shelves.count == 0
 
 
 def test_a_taker_is_woken_by_what_comes_and_by_the_end(waiting: Waiting) -> None:

@@ -90,7 +90,7 @@ def readers() -> None:
         take(f"{name}.read_many", reader.read_many, {"ids": []}, ids=[*OTHERS, None], window=COUNTS)
         take(f"{name}.read_all", reader.read_all, {}, ids=[*OTHERS, None])
         scan = {"stream": "s", "start": 0}
-        take(f"{name}.iterate", reader.iterate, scan, stream=NAMES, start=COUNTS, stop=COUNTS)
+        take(f"{name}.iterate", reader.iterate, scan, stream=NAMES, start=[*COUNTS, 2**63, None], stop=COUNTS)
         take(f"{name}.iterate", reader.iterate, scan | {"follow": True}, idle_timeout_s=SECONDS)
         take(f"{name}.batches", reader.batches, scan, stream=NAMES, start=COUNTS, stop=COUNTS, credit=COUNTS)
         take(f"{name}.batches", reader.batches, scan, idle_s=[*SECONDS, None])
@@ -103,7 +103,7 @@ def readers() -> None:
         routes = {"exchange": "", "routing_key": ""}
         take(f"{name}.routes", reader.routes, routes, exchange=texts, routing_key=texts)
         opening = {"address": BROKER}
-        take(f"{name}.open", kind.open, opening, timeout_s=SECONDS, heartbeat_s=COUNTS, connections_max=COUNTS)
+        take(f"{name}.open", kind.open, opening, timeout_s=SECONDS, heartbeat_s=COUNTS, connections_max=[*COUNTS, 0, 1])
         take(f"{name}.open", kind.open, opening, auth_mechanism=CHOICES)
         take(f"{name}.open", kind.open, opening, ssl_context=OTHERS)
     delivery = {"stream": "s", "offset": 1, "properties": pika.BasicProperties(), "body": b""}

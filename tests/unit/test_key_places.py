@@ -278,6 +278,7 @@ def test_a_publisher_is_told_what_cannot_be_recorded() -> None:
         KeyDefinition("order", source="body:$.order.id"),
         KeyDefinition("deep", source="header:$.a.b"),
         KeyDefinition("kind", source="body:$.kind or property:type"),
+        KeyDefinition("route", source=("header:host", "property:app_id")),
     ]
     stamper = Stamper(definitions, read_property=lambda properties, name: (properties or {}).get(name))
 
@@ -292,3 +293,5 @@ def test_a_publisher_is_told_what_cannot_be_recorded() -> None:
     with pytest.raises(InvalidRelationshipKey) as caught:
         stamp(b"{}", properties={"type": "x\0"})
     assert (caught.value.key, caught.value.reason) == ("kind", SkipReason.NUL)
+    with pytest.raises(InvalidRelationshipKey, match="route"):
+        stamp(b"{}", {"host": "a"}, {"app_id": "b\0"})

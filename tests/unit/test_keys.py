@@ -24,6 +24,7 @@ from relatum.keys import (
     timestamp_us,
 )
 from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
+from relatum.publishing import Stamper
 
 TEXT, INTEGER, TIMESTAMP = KeyType.TEXT, KeyType.INTEGER, KeyType.TIMESTAMP
 
@@ -72,6 +73,7 @@ def test_equal_values_have_one_canonical_form(value: Any, key_type: KeyType, exp
         ("x" * (KEY_VALUE_BYTES_MAX + 1), TEXT, SkipReason.TOO_LONG),
         ("ö" * (KEY_VALUE_BYTES_MAX // 2 + 1), TEXT, SkipReason.TOO_LONG),
         (datetime(2020, 1, 1, tzinfo=UTC), TEXT, SkipReason.UNSUPPORTED),
+        (object(), TEXT, SkipReason.UNSUPPORTED),
         (INTEGER_MAX + 1, TEXT, SkipReason.OUT_OF_RANGE),
         (True, INTEGER, SkipReason.NOT_INTEGER),
         ("4 2", INTEGER, SkipReason.NOT_INTEGER),
@@ -89,10 +91,15 @@ def test_equal_values_have_one_canonical_form(value: Any, key_type: KeyType, exp
 def test_values_that_cannot_be_keys_are_refused_for_a_named_reason(
     value: Any, key_type: KeyType, reason: SkipReason
 ) -> None:
-    """Each kind of bad value has its own reason."""
+    """Each kind of bad value has its own reason; a publisher is told key and reason before anything is sent."""
     with pytest.raises(InvalidValue) as caught:
         canonical(value, key_type)
     assert caught.value.reason is reason
+    stamper = Stamper(as_definitions([KeyDefinition("order_id", type=key_type)]))
+    with pytest.raises(errors.InvalidRelationshipKey) as refused:
+        stamper.stamp({"order_id": value}, "m", 1, None, b"")
+    assert (refused.value.key, refused.value.reason) == ("order_id", reason)
+    stamper.stamp({"other": value}, "m", 1, None, b"")
 
 
 @given(st.text())

@@ -16,15 +16,11 @@ from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler
-from opentelemetry.trace import SpanKind, StatusCode
 
 from relatum import otel
-from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, InvalidRelationshipKey
-from relatum.keys import KeyDefinition
+from relatum.errors import ConfigurationError, InvalidInput
 from relatum.otel import Description, Part
 from relatum.reading import Message
-from relatum_consumer.lookups import look_up_in
-from relatum_consumer.lookups._telemetry import note_sought
 from tests.support.spans import Spans, collected_spans
 
 
@@ -60,38 +56,6 @@ def test_nothing_is_described_where_nobody_wants_spans() -> None:
     assert otel.carried(Part.MOVES, len) is len
 
 
-def test_a_span_has_a_name_a_kind_and_attributes(spans: Spans) -> None:
-    """As it was described, and with what is told of it later; it is the current one in its block."""
-    with otel.span(Part.RECORDER, described):
-        otel.note(Part.RECORDER, lambda: {"relatum.more": 2})
-    (span,) = spans.ours
-    assert (span.name, span.kind, span.attributes) == (
-        "tried",
-        SpanKind.CONSUMER,
-        {"relatum.tried": 1, "relatum.more": 2},
-    )
-    assert span.status.status_code is StatusCode.UNSET
-
-
-@pytest.mark.parametrize(
-    ("error", "name", "words"),
-    [
-        (DatabaseUnavailable("PostgreSQL is away"), "relatum.errors.DatabaseUnavailable", "PostgreSQL is away"),
-        (InvalidRelationshipKey("the value 4711 cannot be"), "relatum.errors.InvalidRelationshipKey", None),
-        (ValueError("4711"), "ValueError", None),
-        (subprocess.SubprocessError("4711"), "subprocess.SubprocessError", None),
-    ],
-)
-def test_an_error_is_told_by_its_class(spans: Spans, error: Exception, name: str, words: str | None) -> None:
-    """Words are told of servers that were away alone: those of others may hold what a message says."""
-    with pytest.raises(type(error)), otel.span(Part.LOOKUPS, described):
-        raise error
-    (span,) = spans.ours
-    assert span.attributes["error.type"] == name
-    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, words)
-    assert not span.events
-
-
 def test_parts_can_be_left_out(spans: Spans) -> None:
     """Each part by its name; a name that is none is an error, and changes nothing."""
     otel.configure(without=["recorder"])
@@ -119,48 +83,6 @@ def test_a_provider_that_makes_none_costs_nothing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "of-another-machine")
     with otel.span(Part.LOOKUPS, described) as span:
         assert span is otel.NO_SPAN
-
-
-def test_links_lead_to_the_spans_that_sent_messages(spans: Spans) -> None:
-    """By the application's propagators; what is no such header, or no text, is passed over; ids where allowed."""
-    with spans.provider.get_tracer("app").start_as_current_span("send") as sender:
-        carrier: dict[str, Any] = {}
-        propagate.inject(carrier)
-    messages = [
-        sent(1, {"traceparent": "00-junk"}),
-        sent(2, {"traceparent": b"\xff"}),
-        sent(3, {"traceparent": carrier["traceparent"], "baggage": "a=b"}, message_id="m", correlation_id="c"),
-        sent(4, {}),
-        sent(5, carrier),
-    ]
-    (link,) = otel.links_of(messages, 4)
-    assert link.context.span_id == sender.get_span_context().span_id
-    assert link.attributes == {"messaging.destination.name": "orders", "relatum.offset": 3}
-    otel.configure(ids=True)
-    first, second = otel.links_of(messages)
-    told = {"messaging.message.id": "m", "messaging.message.conversation_id": "c"}
-    assert first.attributes == {"messaging.destination.name": "orders", "relatum.offset": 3} | told
-    assert second.attributes == {"messaging.destination.name": "orders", "relatum.offset": 5}
-
-
-def test_values_are_told_where_that_was_allowed_and_never_masked_ones(spans: Spans) -> None:
-    """By default the names of keys alone; a value that a masked key has is masked under another key's name, too."""
-    order = KeyDefinition("order_id")
-    person = KeyDefinition("person", "property:user_id", masked=True)
-    same = KeyDefinition("user", "property:user_id")
-    definitions = {each.name: each for each in (order, person, same)}
-    sought = [(order, "4711"), (person, "p"), (same, "p")]
-    with look_up_in("orders", "read"):
-        note_sought(sought, definitions)
-    otel.configure(values_of=["order_id", "person", "user"])
-    with look_up_in("orders", "read"):
-        note_sought(sought, definitions)
-    quiet, open_ = spans.ours
-    assert quiet.attributes["relatum.keys"] == ("order_id", "person", "user")
-    assert not [name for name in quiet.attributes if name.startswith("relatum.key.")]
-    assert {name: each for name, each in open_.attributes.items() if name.startswith("relatum.key.")} == {
-        "relatum.key.order_id": ("4711",)
-    }
 
 
 def test_a_span_is_carried_to_another_thread(spans: Spans) -> None:

@@ -2,20 +2,30 @@
 
 import copy
 import logging
+import pickle
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
+import pika
 import pytest
+from aiormq.exceptions import AMQPConnectionError, DeliveryError
 from hypothesis import given
 from hypothesis import strategies as st
+from pamqp.commands import Basic
 
 import relatum
-from relatum.errors import HeadersRefused, InvalidRelationshipKey
+from relatum.errors import (
+    HeadersRefused,
+    InvalidRelationshipKey,
+    PublishError,
+    PublishNacked,
+    PublishOutcomeUnknown,
+    PublishUnroutable,
+)
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import (
     HEADERS_BYTES_MAX,
@@ -26,6 +36,7 @@ from relatum.limits import (
     TIME_US_MIN,
 )
 from relatum.publishing import Stamper
+from relatum.publishing._publish_errors import outcome
 from relatum.uuid7 import MARK, time_us_of, uuid7
 
 
@@ -67,30 +78,6 @@ def test_nothing_is_added_that_is_there() -> None:
         assert stamp(stamper(), {}, timestamp=timestamp, message_id="mine").headers == {}
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ({"a": 1}, "nested"),
-        ([1], "nested"),
-        (Decimal("1.5"), "decimal"),
-        (1.5, "float"),
-        ("a\0b", "nul_character"),
-        ("x" * (KEY_VALUE_BYTES_MAX + 1), "too_long"),
-        ("ü" * (KEY_VALUE_BYTES_MAX // 2 + 1), "too_long"),
-        ("\ud800", "not_unicode"),
-        (b"\xff", "not_unicode"),
-        (2**63, "out_of_range"),
-        (object(), "unsupported_type"),
-    ],
-)
-def test_a_bad_value_is_refused_with_key_and_reason(value: Any, reason: str) -> None:
-    """A value that cannot be recorded is an error that names key and reason; in other headers it may be."""
-    with pytest.raises(InvalidRelationshipKey) as caught:
-        stamp(stamper("order_id"), {"order_id": value})
-    assert (caught.value.key, caught.value.reason) == ("order_id", reason)
-    stamp(stamper("order_id"), {"other": value})
-
-
 def test_a_good_value_is_sent_as_it_is() -> None:
     """Values up to the limits pass, in the type the caller gave them."""
     texts = ["", "x" * KEY_VALUE_BYTES_MAX, "ü" * (KEY_VALUE_BYTES_MAX // 2), b"ok"]
@@ -107,14 +94,6 @@ def test_skip_counts_and_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
     assert tolerant.skipped == {("order_id", "float"): 3}
     assert len(caplog.records) == 1
     assert "1.5" not in caplog.text
-
-
-def test_keys_from_properties_are_checked() -> None:
-    """A key that comes from a property is checked there, in a composite too."""
-    route = KeyDefinition("route", ("header:host", "property:type"))
-    stamp(stamper(route), {"host": "a"}, type="b")
-    with pytest.raises(InvalidRelationshipKey, match="route"):
-        stamp(stamper(route), {"host": "a"}, type="b\0")
 
 
 @pytest.mark.parametrize(
@@ -286,6 +265,42 @@ def test_stamped_refuses_headers_that_cannot_be_sent() -> None:
         relatum.stamped({str(number): number for number in range(100_000)})
 
 
+# --- errors that are ours and the client's at once --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (PublishUnroutable, pika.exceptions.UnroutableError([])),
+        (PublishNacked, pika.exceptions.NackError([])),
+        (PublishOutcomeUnknown, pika.exceptions.ConnectionClosedByBroker(320, "CONNECTION_FORCED")),
+        (PublishOutcomeUnknown, pika.exceptions.StreamLostError("lost", ConnectionResetError(104, "reset"))),
+        (PublishNacked, DeliveryError(None, Basic.Nack(1))),
+        (PublishOutcomeUnknown, AMQPConnectionError("gone")),
+        (PublishOutcomeUnknown, TimeoutError()),
+        (PublishOutcomeUnknown, ConnectionResetError(104, "reset")),
+    ],
+)
+def test_both_kinds_of_caller_catch_an_error(ours: type[PublishError], theirs: Exception) -> None:
+    """It is of our class and of the client's, and says what the client's says; in another process, too.
+
+    The handle to settle it stays behind. Its class is made once, and an error that is ours already stays.
+    """
+    error = outcome(ours, theirs, in_stream=False, settle=lambda: None)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) is type(outcome(ours, theirs, in_stream=None))
+    assert not hasattr(again, "settle")
+    for each in (error, again):
+        assert isinstance(each, ours)
+        assert isinstance(each, type(theirs))
+        assert (str(each), each.in_stream) == (str(theirs), False)
+    assert error.args == theirs.args
+    for name in ("messages", "reply_code", "reply_text", "errno", "frame"):
+        if hasattr(theirs, name):
+            assert getattr(error, name) == getattr(theirs, name)
+    assert outcome(ours, error, in_stream=None) is error
+
+
 # --- ids of messages that have none -----------------------------------------------------------------------------------
 
 
@@ -325,18 +340,12 @@ def test_an_id_says_when_it_was_made(time_ns: int) -> None:
     assert later_us >= time_us
 
 
-def test_other_ids_say_nothing() -> None:
-    """No id, of another version, of a time that is none, of another end: no time is read out of those."""
+@given(st.uuids())
+def test_other_ids_say_nothing(other: uuid.UUID) -> None:
+    """No id, of another version, of a time that is none, of another end, random ones and UUIDv7 of any time."""
     ours = uuid7(time.time_ns())
     strange = [None, 7, "", MARK, ours.encode(), "0" * 30 + MARK, "mine-0000-0000-8000-8000000000" + MARK]
     changed = [ours[:14] + "4" + ours[15:], ours[:-1], ours.upper(), "f" * 8 + ours[8:], ours[:-6] + "c53a9f"]
-    for other in (*strange, *changed):
-        assert time_us_of(other) is None
-
-
-@given(st.uuids())
-def test_ids_of_others_say_nothing(other: uuid.UUID) -> None:
-    """Neither random ones nor UUIDv7 of any time."""
-    as_v7 = uuid.UUID(int=other.int & ~(0xF << 76) | 0x7 << 76)
-    for text in (str(other), str(as_v7)):
-        assert text.endswith(MARK) or time_us_of(text) is None
+    of_others = [str(each) for each in (other, uuid.UUID(int=other.int & ~(0xF << 76) | 0x7 << 76))]
+    for each in (*strange, *changed, *(text for text in of_others if not text.endswith(MARK))):
+        assert time_us_of(each) is None

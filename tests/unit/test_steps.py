@@ -69,22 +69,6 @@ def contexts_of(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__context__
 
 
-# --- answers ----------------------------------------------------------------------------------------------
-
-
-def test_steps_are_sent_the_answers_and_return() -> None:
-    """A request reads like a call, and steps are part of others."""
-
-    def inner(number: int) -> Steps[int]:
-        once = yield from Double(number)
-        return (yield from Double(once))
-
-    def steps() -> Steps[tuple[int, int]]:
-        return (yield from inner(1)), (yield from inner(10))
-
-    assert run(steps(), perform) == (4, 40)
-
-
 # --- errors -----------------------------------------------------------------------------------------------
 
 

@@ -3,12 +3,10 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from relatum.errors import ConnectionsInUse, InvalidInput
-from relatum.reading import CONNECTIONS_MAX, check_limit
+from relatum.reading import CONNECTIONS_MAX
 from relatum.reading._connections import Connections
 from relatum.reading._turns import Line, Use, Waiter
 
@@ -83,40 +81,6 @@ def test_a_turn_that_comes_as_its_owner_gives_up_goes_on_to_the_next() -> None:
     line.withdraw(first)
     assert second.has_turn
     assert (line.in_use, line.waiting) == (2, 0)
-
-
-@given(limit=st.integers(2, 100))
-def test_iterations_leave_a_turn_to_what_ends_by_itself(limit: int) -> None:
-    """However many iterate, one may ask something else; and at least one may iterate."""
-    line = Line(limit)
-    for _ in range(limit):
-        line.enter(Use.LENT, lambda: None)
-    assert 1 <= line.in_use < limit
-    assert line.enter(Use.ANSWER, lambda: None) is None
-
-
-def test_following_takes_no_turn() -> None:
-    """A recorder of many streams follows each."""
-    line = Line(2)
-    for _ in range(100):
-        assert line.enter(Use.FOLLOW, lambda: None) is None
-    assert (line.in_use, line.following) == (0, 100)
-
-
-@pytest.mark.parametrize("wrong", [1, 0, -1, True, 2.0, "16", None])
-def test_a_limit_is_a_number_from_two_on(wrong: Any) -> None:
-    """One to lend, and one to ask something else by."""
-    with pytest.raises(InvalidInput, match="connections_max"):
-        check_limit(wrong)
-
-
-def test_the_error_names_limit_and_option() -> None:
-    """Whoever reads it knows what to do."""
-    error = Line(CONNECTIONS_MAX).none_free(10.0)
-    assert isinstance(error, ConnectionsInUse)
-    assert error.limit == CONNECTIONS_MAX
-    assert "all 16 connections" in str(error)
-    assert "connections_max=" in str(error)
 
 
 class Nothing:

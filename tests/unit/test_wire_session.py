@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.errors import AccessRefused, ConfigurationError, ConnectionLost, DataError, ProtocolError
+from relatum.errors import AccessRefused, ConfigurationError, ConnectionLost, DataError, InvalidInput, ProtocolError
 from relatum.wire import (
     AnotherProtocol,
     Answer,
@@ -175,9 +175,11 @@ def test_random_answers(body: bytes) -> None:
 
 
 def test_names_that_are_too_long() -> None:
-    """A name the protocol cannot hold is refused before anything is sent."""
+    """A name the protocol cannot hold is refused before anything is sent, and by our error, not the codec's."""
     with pytest.raises(ProtocolError):
         frames.string("x" * 40_000)
+    with pytest.raises(InvalidInput, match="half a surrogate pair"):
+        frames.string("orders-\ud800")
 
 
 @pytest.mark.parametrize(
