@@ -251,6 +251,11 @@ def test_a_phone_has_cards_instead_of_columns_and_bars_that_narrow_a_search(tab:
     expect(tab.get_by_text("50 messages ·")).to_be_visible()
     expect(tab.locator("tbody tr")).to_have_count(50)
     expect(tab.get_by_text("choose a bar")).to_have_count(0)
+    # The line of the pages' names is moved along to the one that is shown.
+    tab.goto("/contexts")
+    name = tab.locator("nav [aria-current]").bounding_box()
+    assert name is not None
+    assert 0 < name["x"] < name["x"] + name["width"] <= 360 - 32
 
 
 def test_values_are_offered_while_one_is_typed(tab: Page) -> None:

@@ -135,8 +135,9 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "k" || event.key === "p") document.querySelector("a[rel=prev]")?.click();
 });
 
-// On a phone the pages' names are one line that is moved along.
-document.querySelector(".top [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+// On a phone the pages' names are one line that is moved along; `scrollIntoView` would move where Tab begins as well.
+const current = document.querySelector(".top [aria-current]"), line = current?.parentElement;
+if (line) line.scrollLeft = current.offsetLeft - line.offsetLeft + current.offsetWidth + 40 - line.clientWidth;
 
 drawTheme();
 drawTimes();
