@@ -6,6 +6,7 @@ import pytest
 
 from relatum.errors import InvalidInput, InvalidKeyDefinition
 from relatum.keys import KeyDefinition
+from relatum_consumer import Expectation, Relations
 from relatum_consumer.lookups import Lookups
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -25,6 +26,14 @@ def test_what_cannot_be_asked_is_refused(names: object, since: datetime, until: 
     """A span of time that cannot be, and a name that no stream can have; the argument is named."""
     with pytest.raises(InvalidInput, match=said):
         next(Lookups("/").find("order_id", 1, names, since, until, 1, "newest", complete=False))
+
+
+def test_what_is_missing_is_not_asked_of_no_time() -> None:
+    """The argument is named here, too."""
+    with Relations("amqp://127.0.0.1:1/", "postgresql://127.0.0.1:1/nobody") as relations:
+        for argument in ("since", "until"):
+            with pytest.raises(InvalidInput, match=f"{argument}=: a moment is a datetime, not str"):
+                relations.missing(Expectation("paid", "a", "order_id", "b", 60), **{argument: "noon"})
 
 
 @pytest.mark.parametrize("values", [("4711", "4712"), ["4711"], ()])

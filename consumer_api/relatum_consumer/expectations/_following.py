@@ -25,7 +25,7 @@ from relatum_consumer.expectations._expectation import Expectation, Unmet
 from relatum_consumer.expectations._judging import Judge, Part, TooManyMessages
 from relatum_consumer.expectations._known import Known
 from relatum_consumer.expectations._missing import expectation_named, streams_of
-from relatum_consumer.lookups import Catalog, Steps, time_us_of
+from relatum_consumer.lookups import Catalog, Steps, span_of
 
 
 @reported("expectation", "expectation")
@@ -96,7 +96,7 @@ class Following:
         self._catalog = catalog
         self._given = expectation
         self._expectation: Expectation | None = None
-        self._since = None if since is None else time_us_of(since)
+        self._since, _ = span_of(since, None)
         self._began_us = time.time_ns() // 1_000
         self._poll_s = checked_seconds("poll_s", poll_s, zero=False)
         # Of streams by their names: the number of the generation, and the offset before which all was told of.

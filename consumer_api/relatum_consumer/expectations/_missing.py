@@ -23,7 +23,7 @@ from relatum_consumer.lookups import (
     Status,
     Steps,
     again_if_replaced,
-    time_us_of,
+    span_of,
 )
 
 
@@ -62,10 +62,7 @@ def missing(
 ) -> Steps[MissingReport]:
     """What an expectation was not met for."""
     checked_count("limit", limit, most=ANSWER_MESSAGES_MAX)
-    low = None if since is None else time_us_of(since)
-    high = None if until is None else time_us_of(until)
-    if low is not None and high is not None and low > high:
-        raise InvalidInput("since= is later than until=, so that no message can lie between them")
+    low, high = span_of(since, until)
     expectation = yield from expectation_named(catalog, name)
     return (yield from again_if_replaced(catalog, partial(_missing, catalog, expectation, low, high, limit)))
 
