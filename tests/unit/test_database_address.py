@@ -1,19 +1,11 @@
 """How a database's URL is read."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
-import sqlalchemy as sa
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.engine import URL, make_url
 
-import relatum
-import relatum_migrations
 from relatum.errors import ConfigurationError
-from relatum.recording import Recorder, status
 from relatum.store import make_engine, parse_database
-from relatum_consumer import Relations
 
 ADDRESSES: dict[str | URL, str] = {
     "postgresql://user:p%40w@db:5433/name": "user=user password=p@w host=db port=5433 dbname=name",
@@ -89,26 +81,3 @@ def test_a_url_that_cannot_be_read_is_one_error(url: str, said: str) -> None:
         make_engine(url)
     assert "sec" not in str(refused.value)
     assert "ret" not in str(refused.value).replace("interpreted", "")
-
-
-ENGINE: Any = sa.create_engine("postgresql+psycopg://127.0.0.1:1/nothing")
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: relatum.intercept(object(), database=ENGINE),
-        lambda: Recorder("amqp://127.0.0.1:1", ENGINE, ["orders"]),
-        lambda: relatum.Outcomes(ENGINE),
-        lambda: relatum.MessageCollector("billing", database=ENGINE),
-        lambda: relatum.SerialConsumer("orders", "billing", database=ENGINE, broker="amqp://127.0.0.1:1"),
-        lambda: relatum.ContextRouter("orders", ENGINE),
-        lambda: Relations("amqp://127.0.0.1:1", ENGINE),
-        lambda: status("amqp://127.0.0.1:1", ENGINE),
-        lambda: relatum_migrations.upgrade(ENGINE),
-    ],
-)
-def test_an_engine_is_no_database(call: Callable[[], object]) -> None:
-    """One clear error says what is taken instead."""
-    with pytest.raises(ConfigurationError, match=r"database= takes PostgreSQL's URL, or a Database, not"):
-        call()
