@@ -73,6 +73,17 @@ def test_a_url_says_whether_statements_are_prepared(query: str, threshold: int |
         ("postgresql:///name?host=h1:1&host=h2:2&port=3", "do not go together"),
         ("postgresql://user:secret@db/name?ssl_mode=require", "ssl_mode"),
         ("postgresql://user:secret@db/name?prepare_threshold=often", "prepare_threshold"),
+        ("postgresql://user:secret@db/name?connect_timeout=abc", "connect_timeout in the database's URL is a whole"),
+        ("postgresql://user:secret@db/name?keepalives_idle=1.5", "keepalives_idle in the database's URL"),
+        ("postgresql://user:secret@db/name?tcp_user_timeout=", "tcp_user_timeout in the database's URL"),
+        ("postgresql://us\0er:secret@db/name", "NUL"),
+        ("postgresql://user:sec\0ret@db/name", "NUL"),
+        ("postgresql://user:secret@db/na\0me", "NUL"),
+        ("postgresql://user:sec%00ret@db/name", "NUL"),
+        ("postgresql://user:secret@db/name?application_name=%00", "NUL"),
+        ("postgresql://user:sec\ud800ret@db/name", "surrogate"),
+        (f"postgresql://user:secret@{'h' * 64}/name", "over 63 characters"),
+        ("postgresql://user:secret@a..b/name", "over 63 characters"),
     ],
 )
 def test_a_url_that_cannot_be_read_is_one_error(url: str, said: str) -> None:
