@@ -109,13 +109,6 @@ def candidates(loads: list[int]) -> list[Candidate]:
     return [Candidate(f"orders-{place}", 1.0, load) for place, load in enumerate(loads)]
 
 
-@given(LOADS)
-def test_sets_go_by_the_open_sets_of_all(loads: list[int]) -> None:
-    """A set is placed where the fewest are open, as the database counts them."""
-    of_sets, _ = AffinityOptions(balance="least_loaded").rules()
-    assert loads[of_sets("s1", candidates(loads))] == min(loads)
-
-
 @given(LOADS, st.integers(1, 60))
 def test_messages_of_no_set_go_by_what_was_sent_here(loads: list[int], messages: int) -> None:
     """They are spread evenly, however the sets lie."""
