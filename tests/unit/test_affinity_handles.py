@@ -101,28 +101,12 @@ def test_no_token_before_the_first_message() -> None:
         _ = handle.token
 
 
-@pytest.mark.parametrize(
-    "token", ["", "orders-0", "[]", "{}", '[2,"orders",0,"orders-0","0"]', '[1,"orders","0",1,2]', "7"]
-)
-def test_what_is_no_token_is_refused(token: str) -> None:
-    """Text that no handle gave is one clear error."""
-    with pytest.raises(InvalidInput, match="token"):
-        AffinityHandle.from_token(token)
-
-
 LOADS = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 
 
 def candidates(loads: list[int]) -> list[Candidate]:
     """Partitions with these open sets."""
     return [Candidate(f"orders-{place}", 1.0, load) for place, load in enumerate(loads)]
-
-
-@given(LOADS)
-def test_sets_go_by_the_open_sets_of_all(loads: list[int]) -> None:
-    """A set is placed where the fewest are open, as the database counts them."""
-    of_sets, _ = AffinityOptions(balance="least_loaded").rules()
-    assert loads[of_sets("s1", candidates(loads))] == min(loads)
 
 
 @given(LOADS, st.integers(1, 60))

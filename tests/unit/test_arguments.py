@@ -60,49 +60,6 @@ def test_errors_show_seconds_as_people_say_them() -> None:
 
 # --- URLs -------------------------------------------------------------------------------------------------
 
-LONG = "h" * 64
-
-BROKERS = [
-    ("amqp://user:secret@host:99999", "port in the broker's URL is no number"),
-    ("amqp://user:secret@host:abc/", "port in the broker's URL is no number"),
-    ("amqp://user:secret", "port in the broker's URL is no number"),
-    ("amqp://user:secret@[::1:5672", r"written as \[::1\]:5672"),
-    ("amqp://user:sec[ret@host", "%5B"),
-    ("amqp://relatum:p@sec/ret@host", "%40"),
-    ("amqp://relatum:sec/ret@host", "%2F"),
-    ("amqp://relatum:sec?ret@host", "%3F"),
-    ("amqp://relatum:p@sec#ret@host", "%23"),
-    ("rabbitmq-stream://relatum:12/sec@host", "%2F"),
-    ("http://user:secret@host", "begins with one of"),
-    (f"amqp://user:secret@{LONG}/", "over 63 characters"),
-    ("amqp://user:secret@a..b/", "over 63 characters"),
-]
-
-DATABASES = [
-    ("postgresql://user:secret@db/name?connect_timeout=abc", "connect_timeout in the database's URL is a whole number"),
-    ("postgresql://user:secret@db/name?keepalives_idle=1.5", "keepalives_idle in the database's URL"),
-    ("postgresql://user:secret@db/name?tcp_user_timeout=", "tcp_user_timeout in the database's URL"),
-    ("postgresql://us\0er:secret@db/name", "NUL"),
-    ("postgresql://user:sec\0ret@db/name", "NUL"),
-    ("postgresql://user:secret@db/na\0me", "NUL"),
-    ("postgresql://user:sec%00ret@db/name", "NUL"),
-    ("postgresql://user:secret@db/name?application_name=%00", "NUL"),
-    ("postgresql://user:sec\ud800ret@db/name", "surrogate"),
-    (f"postgresql://user:secret@{LONG}/name", "over 63 characters"),
-    ("postgresql://user:secret@a..b/name", "over 63 characters"),
-]
-
-
-@pytest.mark.parametrize(
-    ("parse", "url", "said"),
-    [(BrokerAddress.parse, *each) for each in BROKERS] + [(parse_database, *each) for each in DATABASES],
-)
-def test_a_url_that_cannot_be_says_what_to_change(parse: Callable[[str], Any], url: str, said: str) -> None:
-    """The port, the brackets, the option or the characters are named before anything connects, and no password."""
-    with pytest.raises(ConfigurationError, match=said) as refused:
-        parse(url)
-    assert "sec" not in str(refused.value)
-
 
 @pytest.mark.parametrize(
     ("url", "host", "password", "vhost"),

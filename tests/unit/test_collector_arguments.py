@@ -55,60 +55,6 @@ def test_a_collector_can_be_derived_from() -> None:
     assert Mine().name == "mine"
 
 
-OF_COLLECTORS: list[tuple[str, float]] = [
-    *(("keep_s", each) for each in (0, 10**12)),
-    *(("lease_s", each) for each in (0, 0.999, 10**12)),
-    *((name, 0) for name in ("bytes_max", "bulks_max")),
-]
-OF_EXECUTORS: list[tuple[str, Any]] = [
-    *(
-        (name, 0)
-        for name in ("bulk_bytes", "bulk_messages", "max_age_s", "idle_s", "workers", "queue_bulks", "attempts")
-    ),
-    *(
-        ("max_age_s", 10**12),
-        ("attempts", 1001),
-        ("backoff_s", -1),
-        ("joins_transaction", "yes"),
-        ("when_full", "drop"),
-    ),
-]
-"""Values just out of bounds; what is of a wrong kind altogether is in `test_hostile_arguments`."""
-
-
-@pytest.mark.parametrize(("name", "value"), OF_COLLECTORS)
-def test_an_option_that_cannot_be_one_is_refused(name: str, value: float) -> None:
-    """Before anything is opened."""
-    for kind in (MessageCollector, AsyncMessageCollector):
-        with pytest.raises(InvalidInput, match=name):
-            kind("billing", **{"database": DATABASE, "broker": BROKER, name: value})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("name", "value"), OF_EXECUTORS)
-def test_an_option_of_an_executor_is_refused(name: str, value: Any) -> None:
-    """Nothing is registered then, so that the type is free."""
-    collector = MessageCollector("billing", database=DATABASE)
-    with pytest.raises(InvalidInput, match=name):
-        collector.register_executor("order", print, ExecutorOptions(**{name: value}))
-    collector.register_executor("order", lambda bulk: None)
-
-
-@pytest.mark.parametrize(
-    ("handler", "options", "said"),
-    [
-        (None, {}, "handler"),
-        (print, {"message_id": ""}, "message_id"),
-        (print, {"message_id": 5}, "message_id"),
-        (print, {"type": ""}, "type"),
-        (print, {"type": "a", "message_id": "b"}, "not of two"),
-    ],
-)
-def test_a_result_handler_that_cannot_be_called_is_refused(handler: Any, options: dict[str, Any], said: str) -> None:
-    """It would fail later, in a thread, for each message."""
-    with pytest.raises(InvalidInput, match=said):
-        MessageCollector("billing", database=DATABASE).register_result_handler(handler, **options)
-
-
 def bulk_of(*offsets: int) -> Bulk:
     """A bulk."""
     messages = (Collected(MessageId("orders", n), f"m{n}", "order", 10, read(n)) for n in offsets)

@@ -1,19 +1,11 @@
 """How a database's URL is read."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
-import sqlalchemy as sa
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.engine import URL, make_url
 
-import relatum
-import relatum_migrations
 from relatum.errors import ConfigurationError
-from relatum.recording import Recorder, status
 from relatum.store import make_engine, parse_database
-from relatum_consumer import Relations
 
 ADDRESSES: dict[str | URL, str] = {
     "postgresql://user:p%40w@db:5433/name": "user=user password=p@w host=db port=5433 dbname=name",
@@ -81,6 +73,17 @@ def test_a_url_says_whether_statements_are_prepared(query: str, threshold: int |
         ("postgresql:///name?host=h1:1&host=h2:2&port=3", "do not go together"),
         ("postgresql://user:secret@db/name?ssl_mode=require", "ssl_mode"),
         ("postgresql://user:secret@db/name?prepare_threshold=often", "prepare_threshold"),
+        ("postgresql://user:secret@db/name?connect_timeout=abc", "connect_timeout in the database's URL is a whole"),
+        ("postgresql://user:secret@db/name?keepalives_idle=1.5", "keepalives_idle in the database's URL"),
+        ("postgresql://user:secret@db/name?tcp_user_timeout=", "tcp_user_timeout in the database's URL"),
+        ("postgresql://us\0er:secret@db/name", "NUL"),
+        ("postgresql://user:sec\0ret@db/name", "NUL"),
+        ("postgresql://user:secret@db/na\0me", "NUL"),
+        ("postgresql://user:sec%00ret@db/name", "NUL"),
+        ("postgresql://user:secret@db/name?application_name=%00", "NUL"),
+        ("postgresql://user:sec\ud800ret@db/name", "surrogate"),
+        (f"postgresql://user:secret@{'h' * 64}/name", "over 63 characters"),
+        ("postgresql://user:secret@a..b/name", "over 63 characters"),
     ],
 )
 def test_a_url_that_cannot_be_read_is_one_error(url: str, said: str) -> None:
@@ -89,26 +92,3 @@ def test_a_url_that_cannot_be_read_is_one_error(url: str, said: str) -> None:
         make_engine(url)
     assert "sec" not in str(refused.value)
     assert "ret" not in str(refused.value).replace("interpreted", "")
-
-
-ENGINE: Any = sa.create_engine("postgresql+psycopg://127.0.0.1:1/nothing")
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: relatum.intercept(object(), database=ENGINE),
-        lambda: Recorder("amqp://127.0.0.1:1", ENGINE, ["orders"]),
-        lambda: relatum.Outcomes(ENGINE),
-        lambda: relatum.MessageCollector("billing", database=ENGINE),
-        lambda: relatum.SerialConsumer("orders", "billing", database=ENGINE, broker="amqp://127.0.0.1:1"),
-        lambda: relatum.ContextRouter("orders", ENGINE),
-        lambda: Relations("amqp://127.0.0.1:1", ENGINE),
-        lambda: status("amqp://127.0.0.1:1", ENGINE),
-        lambda: relatum_migrations.upgrade(ENGINE),
-    ],
-)
-def test_an_engine_is_no_database(call: Callable[[], object]) -> None:
-    """One clear error says what is taken instead."""
-    with pytest.raises(ConfigurationError, match=r"database= takes PostgreSQL's URL, or a Database, not"):
-        call()

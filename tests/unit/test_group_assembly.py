@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.membership import Anomaly
 from relatum_consumer.groups.reading._assembly import Member, assemble, distinct, in_arrival
 from relatum_consumer.groups.reading._group_options import BATCH_MESSAGES, GROUPS_AT_ONCE, GroupOptions
 from relatum_consumer.groups.reading._group_scan import Scan
@@ -33,13 +32,6 @@ def test_arrival_keeps_each_stream_s_own_order(rows: Sequence[Member]) -> None:
         assert offsets == sorted(offsets)
 
 
-@given(members)
-def test_streams_are_merged_by_time_where_times_grow(rows: Sequence[Member]) -> None:
-    """Then arrival is the order of time, stream and offset."""
-    growing = [row._replace(time_us=row.offset * 10) for row in rows]
-    assert in_arrival(growing) == sorted(growing, key=lambda row: (row.time_us, row.stream, row.offset))
-
-
 @given(members, st.randoms(use_true_random=False), st.sampled_from(["logical", "physical"]))
 def test_a_group_does_not_depend_on_the_order_of_its_rows(rows: list[Member], random: object, order: str) -> None:
     """The same group from any order, every row in exactly one place."""
@@ -52,16 +44,6 @@ def test_a_group_does_not_depend_on_the_order_of_its_rows(rows: list[Member], ra
     if order == "logical":
         assert numbers == sorted(numbers)
         assert (group.head is None) == (1 not in numbers)
-
-
-@given(members, st.integers(0, 21))
-def test_what_has_expired_is_none_of_the_members(rows: list[Member], floor: int) -> None:
-    """It is kept apart, and the group is complete only without it."""
-    group = assemble(ID, rows, floors={"a": floor})
-    assert all(member.stream != "a" or member.offset >= floor for member in (*group.members, *group.duplicates))
-    assert set(group.expired) == {row for row in rows if row.stream == "a" and row.offset < floor}
-    assert group.was_complete or not group.is_complete or Anomaly.TWO_LASTS in assemble(ID, rows).anomalies
-    assert group.was_complete == assemble(ID, rows).is_complete
 
 
 def test_an_expired_number_that_is_there_again_is_there() -> None:

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import relatum
-from relatum.errors import ConfigurationError, InvalidGroup
+from relatum.errors import InvalidGroup
 from relatum.keys import KeyDefinition, bases
 from relatum.limits import GROUP_SEQUENCE_MAX
 from relatum.membership import (
@@ -226,17 +226,6 @@ def test_a_flag_is_checked_where_the_id_comes_from_the_body() -> None:
 
 
 # --- wrong arguments -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("wrong", [None, "orders", 5])
-def test_a_group_is_published_through_an_intercepted_channel(wrong: Any) -> None:
-    """What is no channel is refused before the group has an id."""
-    with pytest.raises(ConfigurationError, match=f"^channel is .*{type(wrong).__name__}"):
-        relatum.MessageGroup(wrong, "", "orders")
-    with pytest.raises(ConfigurationError, match=f"^target is .*{type(wrong).__name__}"):
-        relatum.AsyncMessageGroup(wrong, "orders")
-    with pytest.raises(ConfigurationError, match=r"^channel is"):
-        relatum.publish(wrong, "", "orders", b"body")
 
 
 def test_only_what_was_to_be_sent_was_not_sent() -> None:

@@ -131,15 +131,6 @@ def test_an_incomplete_group_says_what_is_missing() -> None:
     assert (error.group_id, error.missing, error.last_sequence) == (ID, ((2, 3), (5, 5)), 7)
 
 
-def test_nothing_is_given_after_the_end() -> None:
-    """A group that was left gives no numbers, not even those of its gaps."""
-    numbers = Numbering()
-    numbers.end()
-    with pytest.raises(InvalidGroup) as caught:
-        numbers.take()
-    assert caught.value.reason == "group_has_ended"
-
-
 # --- how far a group has come --------------------------------------------------------------------------------------
 
 members_of_small_groups = st.lists(

@@ -11,8 +11,10 @@ from typing import Any, NoReturn
 import celery
 import pika
 import pytest
+import sqlalchemy as sa
 
 import relatum
+import relatum_migrations
 from relatum import collecting, errors, local, recording, superstreams
 from relatum import contexts as room
 from relatum.collecting import ExecutorOptions
@@ -28,18 +30,24 @@ DATABASE = "postgresql://127.0.0.1:1/x"
 HALF = "\ud800"
 NUL = "a\0b"
 
+ENGINE = sa.create_engine("sqlite://")
+
 NAMES: list[Any] = [True, 1.5, math.nan, -1, 2**63, b"x", "", NUL, HALF, [], object()]
 COUNTS: list[Any] = ["1", True, 1.5, math.nan, math.inf, -1, b"x", "", NUL, HALF, "x" * 10_000, [], object()]
 OFFSETS: list[Any] = [each for each in COUNTS if each != -1]
 SECONDS: list[Any] = ["1", True, math.nan, math.inf, -1, 2**63, b"x", "", NUL, HALF, "x" * 10_000, [], object()]
-URLS: list[Any] = ["1", True, 1.5, -1, b"x", "", NUL, HALF, "x" * 10_000, [], object()]
+URLS: list[Any] = ["1", True, 1.5, -1, b"x", "", NUL, HALF, "x" * 10_000, [], "http://host", ENGINE]
 LISTS: list[Any] = ["orders", True, 1.5, -1, b"x", "", HALF, object(), *([each] for each in NAMES)]
 WEIGHTS: list[Any] = ["1", True, 1.5, b"x", object(), *({"s-0": each} for each in ("1", True, math.nan, math.inf, -1))]
 OTHERS: list[Any] = ["1", True, 1.5, -1, b"x", "", HALF, object()]
 CHOICES: list[Any] = ["1", True, 1.5, math.nan, -1, b"x", "", NUL, HALF, "x" * 10_000, [], object()]
 
 TAKES = {"moment": ["message"], "since": ["moment"], "until": ["moment"], "binding_keys": ["partition", "stream"]}
+TAKES |= {"database": ["postgresql"], "partitions": ["layout"]}
 """What errors say that an argument takes, where they do not name it."""
+
+TOKENS = ["orders-0", "[]", "{}", '[2,"orders",0,"orders-0","0"]', '[1,"orders","0",1,2]', "7"]
+"""Text that no handle gave."""
 
 Call = Callable[[Any], Any]
 CASES: dict[str, tuple[Call, list[Any]]] = {}
@@ -135,6 +143,7 @@ def recorders(directory: Path) -> None:
     take("verify", recording.verify, recorder | {"sample": 0.5}, sample=shares, seed=[*OFFSETS, 2**63])
     take("repair", recording.repair, {"report": None, "database": DATABASE}, report=[None, *OTHERS])
     forget = {"database": DATABASE, "names": ["s"]}
+    take("upgrade", relatum_migrations.upgrade, {}, database=URLS)
     take("forget", recording.forget, forget, database=URLS, names=LISTS, vhost=NAMES, batch_rows=COUNTS)
     times = both | {"name": "s", "on": True}
     take("set_record_time", recording.set_record_time, times, broker=URLS, database=URLS, name=NAMES)
@@ -157,8 +166,8 @@ def collectors() -> None:
     for kind in (relatum.MessageCollector, relatum.AsyncMessageCollector):
         name, given = kind.__name__, {"name": "c", "database": DATABASE, "broker": BROKER}
         take(name, kind, given, name=[*NAMES, "x" * 256], database=URLS, broker=URLS, stream_url=URLS, streams=LISTS)
-        take(name, kind, given, start=COUNTS, bytes_max=COUNTS, bulks_max=COUNTS, dead_letter_stream=NAMES)
-        take(name, kind, given, type_of=OTHERS, lease_s=SECONDS, keep_s=COUNTS)
+        take(name, kind, given, start=COUNTS, bytes_max=[*COUNTS, 0], bulks_max=[*COUNTS, 0], dead_letter_stream=NAMES)
+        take(name, kind, given, type_of=OTHERS, lease_s=[*SECONDS, 0, 0.999, 10**12], keep_s=[*COUNTS, 0, 10**12])
 
         def register(kind: Any = kind, **given: Any) -> Any:
             return kind("c", database=DATABASE).register_executor(**given)
@@ -166,15 +175,18 @@ def collectors() -> None:
         executor = {"type": "t", "executor": print}
         take(f"{name}.register_executor", register, executor, type=NAMES, executor=OTHERS, options=OTHERS)
         collector: Any = kind("c", database=DATABASE)
+        told, of = f"{name}.register_result_handler", {"handler": print}
+        take(told, collector.register_result_handler, of, handler=[None], type=[""], message_id=["", 5])
+        take(f"{told} of two", collector.register_result_handler, of | {"message_id": "m"}, type=["a"])
         take(f"{name}.close", collector.close, {}, timeout_s=[*SECONDS, None])
         take(f"{name}.flush", collector.flush, {}, type=NAMES)
         take(f"{name}.outcome", collector.outcome, {}, message_id=NAMES)
         take(f"{name}.run", collector.run, {}, stop=[None, *OTHERS])
     for option in ("bulk_bytes", "bulk_messages", "workers", "queue_bulks", "attempts"):
-        take("ExecutorOptions", ExecutorOptions, {}, **{option: COUNTS})
-    take(
-        "ExecutorOptions", ExecutorOptions, {}, max_age_s=SECONDS, idle_s=SECONDS, backoff_s=SECONDS, when_full=CHOICES
-    )
+        take("ExecutorOptions", ExecutorOptions, {}, **{option: [*COUNTS, 0]})
+    take("ExecutorOptions of many", ExecutorOptions, {}, attempts=[1001])
+    take("ExecutorOptions", ExecutorOptions, {}, max_age_s=[*SECONDS, 0, 10**12], idle_s=[*SECONDS, 0])
+    take("ExecutorOptions", ExecutorOptions, {}, backoff_s=SECONDS, when_full=CHOICES, joins_transaction=["yes"])
     for outcomes in (relatum.Outcomes, relatum.AsyncOutcomes):
         name, asked = outcomes.__name__, outcomes(DATABASE)
         ids = [each for each in NAMES if not isinstance(each, str) or not each]  # other text is of no message: unknown
@@ -193,23 +205,25 @@ def placements() -> None:
         name, consumer = kind.__name__, given | {"name": "c", "broker": BROKER}
         take(name, kind, consumer, super_stream=NAMES, name=NAMES, database=URLS, broker=URLS, options=OTHERS)
     serial = room.SerialOptions
-    take("SerialOptions", serial, {}, start=CHOICES, header=NAMES, lease_s=SECONDS, batch_s=SECONDS)
-    take("SerialOptions", serial, {}, batch_messages=COUNTS, batch_bytes=COUNTS)
+    take("SerialOptions", serial, {}, start=CHOICES, header=NAMES, lease_s=[*SECONDS, 0.5], batch_s=SECONDS)
+    take("SerialOptions", serial, {}, batch_messages=[*COUNTS, 0], batch_bytes=COUNTS)
     take("SerialOptions", serial, {}, held_messages_max=COUNTS, held_bytes_max=COUNTS)
-    take("ContextOptions", room.ContextOptions, {}, contexts_max=COUNTS)
+    take("ContextOptions", room.ContextOptions, {}, contexts_max=[*COUNTS, 0], when_database_away=[*CHOICES, "known"])
     sets_options = room.AffinityOptions
-    take("AffinityOptions", sets_options, {}, idle_s=SECONDS, open_sets_max=COUNTS)
-    take("AffinityOptions", sets_options, {}, known_sets_max=COUNTS, predecessors_max=COUNTS)
+    take("AffinityOptions", sets_options, {}, idle_s=[*SECONDS, 59.9], open_sets_max=[*COUNTS, 0])
+    take("AffinityOptions", sets_options, {}, known_sets_max=[*COUNTS, 0], predecessors_max=COUNTS)
+    take("AffinityOptions", sets_options, {}, when_database_away=CHOICES)
     for options in (room.ContextOptions, sets_options):
-        take(options.__name__, options, {}, balance=CHOICES, check_s=SECONDS, session_s=SECONDS, timeout_s=SECONDS)
-        take(options.__name__, options, {}, header=NAMES, when_database_away=CHOICES)
-    for router in (
-        relatum.ContextRouter,
-        relatum.AsyncContextRouter,
-        relatum.AffinityRouter,
-        relatum.AsyncAffinityRouter,
+        take(options.__name__, options, {}, balance=CHOICES, check_s=[*SECONDS, 0.05], session_s=SECONDS)
+        take(options.__name__, options, {}, header=NAMES, timeout_s=SECONDS)
+    for router, other in (
+        (relatum.ContextRouter, sets_options),
+        (relatum.AsyncContextRouter, sets_options),
+        (relatum.AffinityRouter, room.ContextOptions),
+        (relatum.AsyncAffinityRouter, room.ContextOptions),
     ):
-        take(router.__name__, router, given, super_stream=NAMES, database=URLS, broker=URLS, options=OTHERS)
+        take(router.__name__, router, given, database=URLS, broker=URLS, options=[*OTHERS, other()])
+        take(router.__name__, router, given, super_stream=[*NAMES, None, "a\nb"])
         take(f"{router.__name__}.check", without_opening(router).check, {}, timeout_s=SECONDS)
     contexts: Any = without_opening(relatum.SerializationContexts)
     take("SerializationContexts", relatum.SerializationContexts, given, super_stream=NAMES, database=URLS, broker=URLS)
@@ -251,12 +265,13 @@ def super_streams() -> None:
     long = [*NAMES, None, "x" * 256, "a\nb", "\r"]
     partitions, keys = [*counts, 0, 1_001], [*LISTS, [], ["a", "a"], ["a", ""], ["a\rb"]]
     take("SuperStream", relatum.SuperStream, {"name": "s"}, name=long, route_by=routes, partitions=counts)
-    take("SuperStream", relatum.SuperStream, {"name": "s"}, stream_url=URLS)
+    others = superstreams.Layout.numbered("invoices", 2)
+    take("SuperStream of others", relatum.SuperStream, {"name": "s"}, stream_url=URLS, partitions=[others])
     take("SuperStream.partition_of", stream.partition_of, {"broker": BROKER}, key=[None, True, 1.5, HALF, [], object()])
     take("SuperStream.affinity", stream.affinity, {}, balance=CHOICES, name=[True, b"x", NUL, HALF], weights=WEIGHTS)
     handle = {"super_stream": stream}
     take("AffinityHandle", relatum.AffinityHandle, handle, super_stream=[None, *OTHERS], partition=OTHERS)
-    take("from_token", relatum.AffinityHandle.from_token, {}, token=[None, *NAMES, "x" * 10_000])
+    take("from_token", relatum.AffinityHandle.from_token, {}, token=[None, *NAMES, "x" * 10_000, *TOKENS])
     named = {"broker": BROKER, "name": "s"}
     take("declare_super_stream", superstreams.declare_super_stream, named, name=[*long, "x" * 254])
     take("declare_super_stream", superstreams.declare_super_stream, named, partitions=partitions, options=OTHERS)
@@ -307,6 +322,10 @@ def lookups() -> None:
         take(f"{name}.incomplete_groups", relations.incomplete_groups, {}, older_than=[*SECONDS, 1e300])
         take(f"{name}.group", relations.group, {"group_id": "0" * 48}, streams=several)
         take(f"{name}.group_position", relations.group_position, {"group_id": "0" * 48}, streams=several)
+    target = {"exchange": "", "routing_key": "orders"}
+    take("MessageGroup", relatum.MessageGroup, target, channel=[None, "orders", 5])
+    take("AsyncMessageGroup", relatum.AsyncMessageGroup, {}, target=[None, "orders", 5])
+    take("publish", relatum.publish, target | {"body": b""}, channel=[None, "orders", 5])
     take("GroupConsumer", GroupConsumer, {"name": "c"}, prefetch=[*COUNTS, 0], deliveries_max=[*COUNTS, 0])
     take("GroupConsumer", GroupConsumer, {"name": "c"}, lease_s=[*SECONDS, 1e300])
     expected = {"name": "x", "of": "a", "by": "b", "follows": "c", "within_s": 1}
@@ -337,12 +356,12 @@ def test_what_cannot_be_meant_is_refused_by_its_name(case: str) -> None:
     """It is an error of ours, of one line that names the argument, and nothing was asked of any server."""
     call, values = CASES[case]
     argument = case.partition(":")[2]
-    words = [*argument.split("_"), *TAKES.get(argument, [])]
+    words = [word.rstrip("s") for word in (*argument.split("_"), *TAKES.get(argument, [])) if word != "s"]
     for value in values:
         with pytest.raises((errors.InvalidInput, errors.ConfigurationError)) as caught:
             finished(call(value))
         said = str(caught.value)
-        assert any(word.rstrip("s") in said.lower() for word in words), (value, said)
+        assert any(word in said.lower() for word in words), (value, said)
         assert "\n" not in said
         assert len(said) < 400
         said.encode()

@@ -1,7 +1,7 @@
 """The steps of a publication, performed in memory: where the message goes, what is told, and what becomes of strays."""
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,6 @@ from relatum.contexts.placement._publication_requests import (
     Send,
     Sent,
     Sleep,
-    TakeOver,
 )
 from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._move_steps import MoveStep
@@ -42,7 +41,6 @@ class _World(World):
         self.time = 0.0
         self.is_away = False
         self.refuses: list[Exception] = []
-        self.takes_over: Callable[[], None] = lambda: None
 
     def perform(self, request: Any) -> Any:
         if isinstance(request, ReadGeneration | ReadChanges | Place | FindMove | RenewSession) and self.is_away:
@@ -61,8 +59,6 @@ class _World(World):
                 self._append(Renewal("x", seen))
             case EndSession():
                 self.sessions.clear()
-            case TakeOver():
-                self.takes_over()
             case Sleep(seconds):
                 self.time += seconds
             case _:
@@ -182,18 +178,6 @@ def test_an_older_look_is_repeated_before_the_message(world: _World) -> None:
     assert data_in(world, "p1") == [2]
 
 
-def test_a_router_takes_over_a_move_that_its_message_waits_for(world: _World) -> None:
-    """After a second, and then once a second: the move may be abandoned."""
-    publications = started(world)
-    move = world.begin("x", "p1")
-    world.time += 1.0
-    world.takes_over = lambda: world.switch(move) if world.time > 2.5 else None
-    run = publish(world, publications)
-    assert run.asked.count(TakeOver) == 2
-    assert data_in(world, "p1") == [2]
-    assert world.time == pytest.approx(3.0, abs=0.05)
-
-
 # --- ends that retention has dropped while the publisher slept --------------------------------------------------------
 
 
@@ -249,31 +233,6 @@ def kept(world: _World, *, session_s: float = 2.0) -> Publications:
     publications = started(world, session_s=session_s)
     keep(world, publications)
     return publications
-
-
-def test_while_a_session_holds_nobody_is_asked(world: _World) -> None:
-    """Neither before a message nor behind its confirm; when it has lapsed, the database is asked again."""
-    publications = started(world, session_s=2.0)
-    assert keep(world, publications).asked == [ReadGeneration, RenewSession, ReadGeneration]
-    assert publish(world, publications).asked == [Send]
-    world.time += 1.97
-    assert publish(world, publications).asked == [Send]
-    assert publications.asked == 1
-    world.time += 0.01
-    assert publish(world, publications).asked == [ReadGeneration, Send, ReadGeneration]
-    assert publications.asked == 2
-
-
-def test_a_session_speaks_for_no_placement_that_is_over(world: _World) -> None:
-    """What was sent before its publisher learned of a move is looked at, however well its session holds."""
-    publications = kept(world, session_s=2.0)
-    run = _Run(world, publications.publish("x")).until(Send)
-    world.begin("x", "p1")
-    assert keep(world, publications).asked == [
-        ReadGeneration, ReadChanges, RenewSession, ReadGeneration
-    ]  # fmt: skip
-    assert world.sessions["x"][0] == world.generation
-    assert FindMove in run.end().asked
 
 
 @pytest.mark.parametrize("session_s", [0.0, 2.0])

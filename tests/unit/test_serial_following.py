@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relatum.contexts import SerialOptions
-from relatum.contexts.placement._entries import Adoption, Control, Data, Fence, Marker, Placed, encode, entry_of
+from relatum.contexts.placement._entries import Control, Data, Fence, Marker, Placed, encode, entry_of
 from relatum.contexts.serial._partition_log import PartitionLog
 from relatum.contexts.serial.consuming._partition_following import Following, Step
 from relatum.contexts.serial.consuming._partition_pieces import EntryReader, Piece
@@ -85,18 +85,6 @@ def test_a_batch_waits_for_more_until_it_is_full_or_old() -> None:
     assert bodies(partition.take(6.0)) == ["a3"]
 
 
-def test_one_batch_is_out_at_a_time() -> None:
-    """The next batch is due when the last one is stored, or that one again when it is given back."""
-    partition = following(batch_messages=1)
-    put(partition, data("a", 1, "a1"), data("a", 1, "a2"))
-    first = partition.take(0.0)
-    assert partition.due_at() is None
-    partition.give_back()
-    assert partition.take(0.0) is first
-    partition.committed(first, 0.0)
-    assert bodies(partition.take(0.0)) == ["a2"]
-
-
 def test_a_fence_is_stored_at_once_with_what_is_before_it() -> None:
     """A step ends behind a fence and is due at once: a target waits for it."""
     partition = following()
@@ -127,17 +115,6 @@ def test_a_hold_is_stored_before_it_is_asked_about() -> None:
     assert partition.committed(ended, 1.25) == [pytest.approx(0.25)]
     assert (bodies(ended), ended.ended, ended.holds) == (["a1"], [MOVE], ())
     assert bodies(commit(partition, 1.3)) == ["a2"]
-
-
-def test_a_released_hold_without_messages_ends_silently() -> None:
-    """Where nothing was held, the hold's end is stored at once: others may wait for it."""
-    partition = following()
-    put(partition, control(Marker(MOVE, 2, frozenset("a"), "s", 5)))
-    commit(partition)
-    partition.release(MOVE, 0.0)
-    assert partition.silent_due_at() == 0.0
-    assert commit(partition).ended == [MOVE]
-    assert partition.silent_due_at() is None
 
 
 def test_no_more_is_held_than_may_be() -> None:
@@ -184,14 +161,6 @@ def test_no_hold_is_released_before_all_is_read_again() -> None:
     step = partition.take(1.0)
     assert bodies(step) == ["a1", "a2"]
     assert partition.committed(step, 1.0) == [61.0]
-
-
-def test_an_adoption_hands_out_what_it_names() -> None:
-    """Where an adoption counts, the message it names is handed out in its place."""
-    partition = following()
-    put(partition, data("b", 1, "b1"), control(Adoption("a", 2, "elsewhere", 17)), data("b", 1, "b2"))
-    step = partition.take(1.0)
-    assert [(message.stream, message.offset) for message in step.messages] == [("p", 0), ("elsewhere", 17), ("p", 2)]
 
 
 def test_what_retention_dropped_still_counts() -> None:
@@ -258,18 +227,6 @@ def test_entries_are_told_without_decoding_all(context: str, epoch: int, body: b
     message = Message.from_record("p", 0, raw)
     assert EntryReader(CONTEXT_HEADER)(message) == entry_of(message.headers, message.body, CONTEXT_HEADER)
     assert EntryReader(CONTEXT_HEADER)(Message.from_record("p", 0, b"no message")) == Data(None, None)
-
-
-def test_control_messages_of_another_super_stream_are_passed_over() -> None:
-    """A marker or an adoption that was copied from elsewhere names no partition here: it holds and delivers nothing."""
-    partition = following(position=2)
-    copied = (Marker(MOVE, 9, frozenset({"a"}), "elsewhere", 5), Adoption("a", 9, "elsewhere", 5))
-    records = [data("a", 1, "a1"), control(copied[0]), data("a", 1, "a2"), control(copied[1])]
-    batch = RecordBatch("p", 0, range(4), records)
-    partition.put(Piece.of(batch, lambda adoption: pytest.fail("it is not read"), {"p"}.__contains__), 0.0)
-    assert partition.log.is_caught_up
-    step = commit(partition)
-    assert (bodies(step), step.position, step.holds) == (["a2"], 4, ())
 
 
 def test_what_was_held_is_handed_out_in_batches_of_their_bytes() -> None:

@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
 from relatum.contexts import MoveState
-from relatum.contexts.placement._entries import Fence, Marker
 from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._move_steps import MoveStep
 from relatum.errors import StreamUnavailable
@@ -17,45 +15,6 @@ NOW = datetime.fromtimestamp(0, UTC)
 STATE = (MoveState.FENCING, False, 1, 2, 0, 0, 10, 20, None, None, None, None, NOW, None, None, None)
 STOPPED = MoveStep(7, "s", "t", 1, 2, *STATE, names=C)
 BEGUN = replace(STOPPED, fence_epoch=40, epoch=40)
-FENCED = replace(BEGUN, state=MoveState.FENCED, fence_offset=12)
-SWITCHED = replace(FENCED, state=MoveState.SWITCHED)
-
-
-def asked(steps: moving.Steps, answers: list[Any]) -> tuple[list[moving.MoveRequest], MoveStep]:
-    """What steps ask for with these answers, and what they return."""
-    requests = [next(steps)]
-    for answer in answers:
-        try:
-            requests.append(steps.send(answer))
-        except StopIteration as end:
-            assert len(requests) == len(answers)
-            return requests, end.value
-    raise AssertionError(f"it goes on with {requests[-1]}")
-
-
-def test_a_move_that_nothing_interrupts() -> None:
-    """Ends first, then the database, then the fence, and the marker only once the fence's place is stored."""
-    requests, ended = asked(
-        moving.move("s", "t", C), [10, 20, STOPPED, None, {}, BEGUN, None, 12, FENCED, None, None, 21, SWITCHED]
-    )
-    assert ended == SWITCHED
-    fence, marker = Fence(7, 40, C), Marker(7, 40, C, "s", 12)
-    at_target = moving.FindControl("t", "marker", 7, 40, 20)
-    assert requests == [
-        moving.FindEnd("s"),
-        moving.FindEnd("t"),
-        moving.Begin("s", "t", C, 10, 20),
-        moving.Sleep(moving.GRACE_S),
-        moving.FindSessions(7),
-        moving.LetFence(7),
-        moving.PublishControl("s", fence),
-        moving.FindControl("s", "fence", 7, 40, 10),
-        moving.SetFenced(7, 1, 12),
-        at_target,
-        moving.PublishControl("t", marker),
-        at_target,
-        moving.Switch(7, 1, 21),
-    ]
 
 
 def waited(sessions: list[dict[str, moving.SessionSeen]], takes_s: float = 0.5) -> list[moving.MoveRequest]:

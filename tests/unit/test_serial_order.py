@@ -15,7 +15,6 @@ from relatum.contexts.serial._order import (
     SerialReport,
     Unreadable,
 )
-from relatum.ids import MessageId
 
 A, B = "a" * 16, "b" * 16
 Partitions = Mapping[str, Sequence[Entry]]
@@ -69,30 +68,6 @@ def read(
 def kinds(partitions: Partitions) -> list[FindingKind]:
     """The kinds of what is found."""
     return [finding.kind for finding in read(partitions)[0].findings]
-
-
-def test_a_move_in_order_is_found_right() -> None:
-    """Before the fence in the source, behind the marker in the target: nothing is found, and the order is theirs."""
-    partitions: Partitions = {
-        "s-0": [data(1, 1), data(1, 2), data(1, 1, session=B), fence(7, 2)],
-        "s-1": [data(3, 9, context="other"), marker(7, 2, "s-0", 3), data(2, 3), data(2, 2, session=B)],
-    }
-    report, counted = read(partitions)
-    assert report.findings == []
-    ordered = sorted((each for each in counted if each.context == "c"), key=lambda each: (each.epoch, each.at.offset))
-    assert [str(each.at) for each in ordered] == ["s-0@0", "s-0@1", "s-0@2", "s-1@2", "s-1@3"]
-
-
-def test_a_stray_that_was_adopted_counts_where_its_adoption_lies() -> None:
-    """Its own place does not count; its publisher's later messages may only follow the adoption."""
-    partitions: Partitions = {
-        "s-0": [data(1, 1), fence(7, 2), data(1, 2)],
-        "s-1": [marker(7, 2, "s-0", 1), Adoption("c", 2, "s-0", 2), data(2, 3)],
-    }
-    report, counted = read(partitions)
-    assert report.findings == []
-    assert [str(each.message) for each in counted] == ["s-0@0", "s-0@2", "s-1@2"]
-    assert counted[1].at == MessageId("s-1", 1)
 
 
 FENCED = [data(1, 1), fence(7, 2), data(1, 2), Data("c", None)]

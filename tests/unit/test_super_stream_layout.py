@@ -159,13 +159,3 @@ def test_a_function_names_the_key() -> None:
         orders.destination(None, "text", None, "")
     # Without a function it is the routing key.
     assert relatum.SuperStream("orders", partitions=3).destination(None, b"", None, "hello4") == ("orders", "2")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"route_by": 7}, {"route_by": ""}, {"partitions": Layout.numbered("invoices", 2)}],
-)
-def test_wrong_options_are_named_at_once(options: dict[str, Any]) -> None:
-    """A super stream to publish to that cannot work is not made."""
-    with pytest.raises(ConfigurationError):
-        relatum.SuperStream("orders", **options)
