@@ -5,7 +5,6 @@ import re
 import threading
 import time
 from contextlib import aclosing, nullcontext
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -20,11 +19,11 @@ from relatum.contexts import (
     forget_consumer,
 )
 from relatum.reading import StreamReader
-from relatum.store import NOW, serial_members, serial_positions, super_streams
+from relatum.store import serial_members, serial_positions, super_streams
 from relatum.superstreams import add_partition
 from tests.support import broker_connection, declare_stream, wait_until
 from tests.support.commits import written
-from tests.support.leases import LEASE_S, let_lapse
+from tests.support.leases import LEASE_S
 from tests.support.proxy import Proxy
 from tests.support.serial_consuming import Stage, bodies, consume
 
@@ -161,28 +160,6 @@ def test_a_member_that_lost_its_partition_writes_nothing(stage: Stage) -> None:
             batch.acknowledge()
     with stage.engine.connect() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(written)) == 0
-
-
-def test_members_share_and_take_over(stage: Stage) -> None:
-    """Two members have a partition each; when one leaves, or dies, the other has both."""
-    bed = stage.bed
-    with stage.consumer() as first:
-        wait_until(lambda: len(first.partitions) == 2, what="one member has all")
-        with stage.consumer() as second:
-            wait_until(lambda: len(first.partitions) == len(second.partitions) == 1, what="each has one")
-            assert set(first.partitions + second.partitions) == set(bed.streams)
-        wait_until(lambda: len(first.partitions) == 2, what="the first has all again")
-    with stage.engine.begin() as connection:
-        # As a member leaves them that dies.
-        consumers = sa.select(serial_positions.c.consumer_id, sa.literal("dead"), NOW + timedelta(hours=1)).limit(1)
-        connection.execute(
-            sa.insert(serial_members).from_select(["consumer_id", "holder", "lease_expires_at"], consumers)
-        )
-        connection.execute(sa.update(serial_positions).values(holder="dead"))
-    with stage.consumer() as third:
-        assert third.partitions == ()
-        let_lapse(stage.engine, "dead")
-        wait_until(lambda: len(third.partitions) == 2, what="it took over from the dead")
 
 
 def test_closing_takes_no_longer_than_it_may(stage: Stage) -> None:
