@@ -231,26 +231,6 @@ def test_two_members_that_race_collect_each_message_once(engine: sa.Engine, data
         assert [tuple(row) for row in connection.execute(sa.text(rows))] == [(len(taken), len(taken))]
 
 
-def test_messages_of_a_dead_member_are_taken_over(member: StoreMember, database: Database, engine: sa.Engine) -> None:
-    """Once its lease has lapsed and not before, oldest first, as many as asked for, and only of known types."""
-    member.add(entries(0))
-    member.add(entries(1, 2))
-    member.add(entries(3, message_type="invoice"))
-    member.forward(BULK, places(0))
-    heir = StoreMember(database)
-    assert taken_over(heir) == []
-    lapse(engine, member)
-    first = heir.take_over(["order"], 2)
-    assert [entry.place.offset for entry in first] == [0, 1]
-    assert [entry.attempts for entry in first] == [1, 0]
-    assert (first[1].message_id, first[1].type, first[1].bytes) == ("orders-1", "order", 100)
-    assert taken_over(heir) == [2]
-    assert taken_over(heir) == []
-    assert statuses(member, 0, 1, 2, 3) == ["collected"] * 4
-    assert heir.forward(BULK + 1, places(0, 1, 2)).places == places(0, 1, 2)
-    assert [entry.type for entry in heir.take_over(["invoice"], 10)] == ["invoice"]
-
-
 def test_a_stale_member_cannot_store_results(member: StoreMember, database: Database, engine: sa.Engine) -> None:
     """What was taken over is fenced row by row: results, forwards and transactions of the old member find nothing."""
     member.add(entries(0, 1))
