@@ -8,12 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
-from relatum.contexts import forget_placements
+from relatum.contexts import SerializationContexts, forget_placements
 from relatum.contexts.placement._model import PartitionRow, PartitionState, PlacementState
 from relatum.contexts.placement._placement_prune import forget_moves, forget_released
 from relatum.contexts.placement._placement_store import CHANGES_MAX, PlacementStore
 from relatum.contexts.serial.moving._move_steps import Begin, SetFenced, Switch
-from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.errors import (
     MoveConflict,
     RowRefused,
@@ -69,9 +68,8 @@ def in_state(store: PlacementStore, state: PlacementState) -> int:
 class Moves:
     """Moves of one name each, as a mover stores them."""
 
-    def __init__(self, store: PlacementStore) -> None:
-        self._store = store
-        self._moves = MoveStore(store.database, store.super_stream_id, "orders")
+    def __init__(self, store: PlacementStore, contexts: SerializationContexts) -> None:
+        self._store, self._moves = store, contexts._moves
 
     def begin(self, name: str, target: int) -> int:
         """Begin a move to a partition; gives its number."""
@@ -93,9 +91,10 @@ class Moves:
 
 
 @pytest.fixture
-def moves(store: PlacementStore) -> Moves:
+def moves(store: PlacementStore, database_url: str) -> Iterator[Moves]:
     """Moves of that super stream."""
-    return Moves(store)
+    with SerializationContexts("orders", database_url) as contexts:
+        yield Moves(store, contexts)
 
 
 def test_a_partition_that_is_bound_by_another_key_is_noticed(store: PlacementStore) -> None:
@@ -339,7 +338,8 @@ def test_pruning_looks_at_what_the_streams_still_hold(
         assert forget_placements(store.database.engine, address) == 0
         store.open(HEADER, layout)
         placed = store.place(["a", "b"], in_place(1))
-        move_id = Moves(store).move("b", 2)
+        with SerializationContexts(stream_name, database_url) as contexts:
+            move_id = Moves(store, contexts).move("b", 2)
         store.release([("a", placed["a"].epoch)])
         with store.database.engine.begin() as connection:
             long_ago = sa.func.now() - sa.text("interval '2 hours'")
