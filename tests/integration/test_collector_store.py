@@ -116,25 +116,6 @@ def test_a_retry_waits_until_it_is_due(member: StoreMember, database: Database) 
     assert entry.attempts == 1
 
 
-def test_who_has_all_types_follows(member: StoreMember, database: Database) -> None:
-    """A member without the types of another that lives passes none of them over, and follows nothing any more."""
-    assert member.follow("orders", 0) is not None
-    passing = Advance("orders", 0, 2, passed_over=1, passed_over_types=frozenset({"mail"}))
-    heir = StoreMember(database, types=["mail", "order"])
-    with pytest.raises(Conflict, match="executors"):
-        member.add(entries(0), passing)
-    assert statuses(member, 0) == ["unknown"]
-    member.unfollow("orders")
-    assert member.follow("orders", 0) is None
-    assert member.held() == {"orders"}
-    assert heir.held() == frozenset()
-    assert heir.follow("orders", 7).next_offset == 0
-    heir.close()
-    assert member.held() == frozenset()
-    assert member.follow("orders", 0) is not None
-    assert member.add(entries(0), passing).places == places(0)
-
-
 def test_nobody_follows_where_none_has_all_types(
     member: StoreMember, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,6 +124,7 @@ def test_nobody_follows_where_none_has_all_types(
     with caplog.at_level("INFO", "relatum.collector"):
         assert [member.follow(stream, 0) for stream in ("orders", "mails", "orders")] == [None] * 3
         assert heir.follow("orders", 0) is None
+        assert member.held() == {"orders", "mails"}
         assert [(each.levelname, each.getMessage().count("nobody follows")) for each in caplog.records] == [
             ("WARNING", 1),
             ("WARNING", 1),
