@@ -263,27 +263,6 @@ async def test_executors_and_handlers_may_flush_and_close(apart: Apart) -> None:
     assert answers[:2] == [True, False]
 
 
-async def test_run_goes_on_until_it_is_told_to_stop(apart: Apart) -> None:
-    """`run` starts, and closes in order when the event is set."""
-    bodies: list[bytes] = []
-
-    async def note(bulk: Bulk) -> None:
-        bodies.extend(each.message.body for each in bulk.messages)
-
-    async def is_started() -> bool:
-        return collector._is_started
-
-    async with no_task_left():
-        collector, stop = apart(note, max_age_s=600), asyncio.Event()
-        running = asyncio.create_task(collector.run(stop))
-        await asyncio.sleep(0)
-        await until(is_started)
-        assert await collector.collect_many(messages(2)) == [True, True]
-        stop.set()
-        await running
-    assert bodies == [b"0", b"1"]
-
-
 def test_a_loop_that_ends_first_leaves_messages_as_they_are(
     collecting: Collecting, engine: sa.Engine, earlier: Threads
 ) -> None:

@@ -100,13 +100,14 @@ def test_a_message_that_waits_for_its_retry_says_so(collecting: Collecting) -> N
 
 def test_given_up_messages_go_to_the_dead_letter_stream(collecting: Collecting, dead_stream: str) -> None:
     """After its last attempt a message lies in the dead-letter stream as it was, with the reason, and is dead."""
-    collecting.put("a", headers={"order_id": 4711})
+    given = {"content_type": "text/plain", "timestamp": 1_700_000_000, "priority": 4}
+    collecting.put("a", headers={"order_id": 4711}, **given)
     options: dict[str, Any] = {"attempts": 2, "backoff_s": 0.01, "dead_letter_stream": dead_stream}
     with collecting.collector(lambda bulk: [ValueError("bad")], **options) as collector:
         [outcome] = wait_status(collector, DEAD, "a")
-    [letter] = collecting.place.messages(dead_stream)
+    [message], [letter] = collecting.place.messages(), collecting.place.messages(dead_stream)
     assert (outcome.attempts, outcome.reason) == (2, "ValueError: bad")
-    assert (letter.body, letter.properties.message_id, letter.properties.type) == (b"a", "a", "order")
+    assert (letter.body, letter.properties) == (b"a", message.properties)
     assert dict(letter.headers) == {
         "order_id": 4711,
         "relatum_dead_reason": "ValueError: bad",
@@ -270,6 +271,8 @@ def test_what_cannot_work_is_refused(collecting: Collecting) -> None:
     for options in ({"streams": ["orders"]}, {"dead_letter_stream": "dead"}):
         with pytest.raises(ConfigurationError, match="broker"):
             MessageCollector("billing", database=NOWHERE, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="amqp"):
+        MessageCollector("billing", database=NOWHERE, broker="rabbitmq-stream://localhost/", dead_letter_stream="dead")
     alone = MessageCollector("billing", database=NOWHERE)
     with pytest.raises(ConfigurationError, match="broker"):
         alone.register_executor("order", Consumer(), ExecutorOptions(when_full="spill"))

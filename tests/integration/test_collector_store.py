@@ -116,25 +116,6 @@ def test_a_retry_waits_until_it_is_due(member: StoreMember, database: Database) 
     assert entry.attempts == 1
 
 
-def test_who_has_all_types_follows(member: StoreMember, database: Database) -> None:
-    """A member without the types of another that lives passes none of them over, and follows nothing any more."""
-    assert member.follow("orders", 0) is not None
-    passing = Advance("orders", 0, 2, passed_over=1, passed_over_types=frozenset({"mail"}))
-    heir = StoreMember(database, types=["mail", "order"])
-    with pytest.raises(Conflict, match="executors"):
-        member.add(entries(0), passing)
-    assert statuses(member, 0) == ["unknown"]
-    member.unfollow("orders")
-    assert member.follow("orders", 0) is None
-    assert member.held() == {"orders"}
-    assert heir.held() == frozenset()
-    assert heir.follow("orders", 7).next_offset == 0
-    heir.close()
-    assert member.held() == frozenset()
-    assert member.follow("orders", 0) is not None
-    assert member.add(entries(0), passing).places == places(0)
-
-
 def test_nobody_follows_where_none_has_all_types(
     member: StoreMember, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,6 +124,7 @@ def test_nobody_follows_where_none_has_all_types(
     with caplog.at_level("INFO", "relatum.collector"):
         assert [member.follow(stream, 0) for stream in ("orders", "mails", "orders")] == [None] * 3
         assert heir.follow("orders", 0) is None
+        assert member.held() == {"orders", "mails"}
         assert [(each.levelname, each.getMessage().count("nobody follows")) for each in caplog.records] == [
             ("WARNING", 1),
             ("WARNING", 1),
@@ -229,26 +211,6 @@ def test_two_members_that_race_collect_each_message_once(engine: sa.Engine, data
     with engine.connect() as connection:
         rows = "SELECT s.position, count(*) FROM relatum.collector_sources s, relatum.collected_messages GROUP BY 1"
         assert [tuple(row) for row in connection.execute(sa.text(rows))] == [(len(taken), len(taken))]
-
-
-def test_messages_of_a_dead_member_are_taken_over(member: StoreMember, database: Database, engine: sa.Engine) -> None:
-    """Once its lease has lapsed and not before, oldest first, as many as asked for, and only of known types."""
-    member.add(entries(0))
-    member.add(entries(1, 2))
-    member.add(entries(3, message_type="invoice"))
-    member.forward(BULK, places(0))
-    heir = StoreMember(database)
-    assert taken_over(heir) == []
-    lapse(engine, member)
-    first = heir.take_over(["order"], 2)
-    assert [entry.place.offset for entry in first] == [0, 1]
-    assert [entry.attempts for entry in first] == [1, 0]
-    assert (first[1].message_id, first[1].type, first[1].bytes) == ("orders-1", "order", 100)
-    assert taken_over(heir) == [2]
-    assert taken_over(heir) == []
-    assert statuses(member, 0, 1, 2, 3) == ["collected"] * 4
-    assert heir.forward(BULK + 1, places(0, 1, 2)).places == places(0, 1, 2)
-    assert [entry.type for entry in heir.take_over(["invoice"], 10)] == ["invoice"]
 
 
 def test_a_stale_member_cannot_store_results(member: StoreMember, database: Database, engine: sa.Engine) -> None:

@@ -2,7 +2,6 @@
 
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 
@@ -151,15 +150,6 @@ def test_an_abort_that_was_left_is_gone_on_with(contexts: SerializationContexts)
         check_ended(contexts, ended, names)
 
 
-def finish_at_once(contexts: SerializationContexts, move_id: int, barrier: threading.Barrier, turn: int) -> Move | None:
-    """Resume or abort a move when all are ready to; None where it was completed before it could be aborted."""
-    barrier.wait()
-    try:
-        return contexts.resume(move_id) if turn % 3 else contexts.abort(move_id)
-    except MoveConflict:
-        return None
-
-
 def test_a_broker_without_its_stream_for_a_moment_is_waited_for(contexts: SerializationContexts, amqp_url: str) -> None:
     """A broker that starts answers before it knows its streams: a message that nothing takes is sent again."""
     names = place(contexts, 2)
@@ -183,18 +173,6 @@ def test_a_broker_without_its_stream_for_a_moment_is_waited_for(contexts: Serial
     ended = run(contexts, without_source(steps))
     back.join()
     check_ended(contexts, contexts._moves.move(ended.move_id), names)
-
-
-def test_many_may_go_on_with_a_move_at_once(contexts: SerializationContexts) -> None:
-    """Completers and aborters side by side come to one end, and all are told the same."""
-    for after in (3, 7, 9):
-        names = place(contexts, 3, label=f"{after}/")
-        move_id = leave(contexts, names, after)
-        with ThreadPoolExecutor(8) as pool:
-            finish = partial(finish_at_once, contexts, move_id, threading.Barrier(8))
-            ended = {move for move in pool.map(finish, range(8)) if move is not None}
-        assert len({(move.state, move.epoch, move.marker_offset) for move in ended}) == 1
-        check_ended(contexts, contexts.moves(latest=1)[0], names)
 
 
 def test_a_beginning_whose_outcome_is_not_known_is_repeated(contexts: SerializationContexts) -> None:

@@ -237,6 +237,10 @@ def compare(relations: Relations, world: World, asked: Expectation, low: int, hi
     assert (report.checked, report.without_value) == (has_value.sum(), (~has_value).sum())
     statuses = {status_of(world, asked, found, low, high, each) for each in (before_us, after_us)}
     assert report.status in statuses
+    # Nobody records, and no key is new.
+    behind = {each for each, end in world.ends.items() if sum(row["stream"] == each for row in world.rows) > end}
+    assert set(report.unattended) <= behind
+    assert report.unattended or report.status is not Status.NOT_RECORDED_YET
     return True
 
 

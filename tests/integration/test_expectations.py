@@ -119,27 +119,6 @@ def test_the_edges_of_the_time_allowed(shop: Shop, grace_s: int) -> None:
 # --- what is not known ------------------------------------------------------------------------------------
 
 
-def test_what_a_recorder_has_not_reached_is_not_known(shop: Shop) -> None:
-    """Up to the moment that its coverage reaches, missing is missing; beyond it, nobody can say."""
-    shop.pay(("z", BASE_US))
-    reached_us = (shop.place.messages(shop.payments)[0].chunk_ms or 0) * 1_000
-    shop.order(("before", BASE_US), ("behind", reached_us))
-    shop.record()
-    assert values(shop.missing(0.001, 0).missing) == ["before", "behind"]
-    shop.pay(("behind", reached_us))
-    report = shop.missing(0.001, 0)
-    assert values(report.missing) == ["before"]
-    assert [(each.value, each.why) for each in report.not_known] == [("behind", Why.BEHIND)]
-    report = shop.missing(0.001, 0, since=at(reached_us - 1_000))
-    assert (report.status, report.unattended) == (Status.NOT_RECORDED_YET, (shop.payments,))
-    shop.place.record(shop.payments)
-    assert shop.missing(0.001, 0, since=at(reached_us - 1_000)).status is Status.ABSENT
-    # Nor that nothing is missing, while a message that was due may lie behind what is recorded of orders.
-    shop.order(("z", reached_us))
-    report = shop.missing(0.001, 0, since=at(reached_us - 1_000))
-    assert (report.status, report.unattended) == (Status.NOT_RECORDED_YET, (shop.orders,))
-
-
 def test_by_a_new_key_the_cure_is_a_back_fill(shop: Shop) -> None:
     """What was recorded before the key was defined is no recorder's to look at again."""
     shop.order(("a", BASE_US))

@@ -13,6 +13,7 @@ from opentelemetry.instrumentation.aio_pika import AioPikaInstrumentor
 from opentelemetry.trace import SpanKind
 
 import relatum
+from relatum import metrics
 from relatum.errors import PublishOutcomeUnknown
 from relatum.uuid7 import time_us_of
 from tests.support import unique_name, wait_until
@@ -92,7 +93,9 @@ async def test_what_comes_back_is_no_error_where_the_channel_says_so(amqp_url: s
         assert result.header.properties.headers == {"a": 1}
         await way.publish(unique_name(), message_id="mine")
         assert (returned[0], list(returned[1])) == ({"a": 1}, ["relatum_time"])
-        assert relatum.statistics(way.connection).errors == {"unroutable": 2}
+        seen = relatum.statistics(way.connection)
+        assert (seen.published, seen.errors) == (2, {"unroutable": 2})
+        assert 'relatum_publisher_errors_total{client="aio-pika",reason="unroutable"}' in metrics.exposition()
         for _ in range(20):
             name = unique_name()
             results = await asyncio.gather(*(way.publish(name, message_id="same") for _ in range(3)))

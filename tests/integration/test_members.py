@@ -8,7 +8,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relatum.store import RECORDERS, Member, Share, ensure_stream, holders_of, recorder_members, streams
+from relatum.store import RECORDERS, Member, Share, ensure_stream, streams
 from tests.support.leases import let_lapse
 from tests.support.plans import nodes_of, plan_of_statement
 
@@ -38,40 +38,6 @@ def recorder(name: str = "one", holder: str | None = None) -> Member:
     return Member(RECORDERS, name, lease_s=600.0, holder=holder)
 
 
-def test_two_that_come_and_go_have_what_is_theirs(engine: sa.Engine, ids: list[int]) -> None:
-    """The first has all and lets go of a half, the second takes just that; what one leaves the other has at once."""
-    first, second = recorder(), recorder()
-    assert beat(engine, first, ids).held == frozenset(ids)
-    waiting = beat(engine, second, ids)
-    assert (waiting.held, waiting.others) == (frozenset(), dict.fromkeys(ids, first.holder))
-    share = beat(engine, first, ids)
-    assert (share.held, share.surplus) == (frozenset(ids), 5)
-    with engine.begin() as connection:
-        first.release(connection, ids[:5])
-    assert beat(engine, second, ids).held == frozenset(ids[:5])
-    assert beat(engine, first, ids).surplus == 0
-    with engine.begin() as connection:
-        assert holders_of(connection, RECORDERS, ids[4:6]) == {ids[4]: second.holder, ids[5]: first.holder}
-        second.leave(connection)
-        assert holders_of(connection, RECORDERS, ids[4:6]) == {ids[5]: first.holder}
-    assert beat(engine, first, ids).held == frozenset(ids)
-
-
-def test_what_a_dead_one_had_is_taken_over(engine: sa.Engine, ids: list[int]) -> None:
-    """As soon as its lease has run out; and when it comes back it is another, with its share of what is left."""
-    first, second = recorder(), recorder()
-    beat(engine, first, ids)
-    before = first.holder
-    let_lapse(engine, before)
-    assert beat(engine, second, ids).held == frozenset(ids)
-    back = beat(engine, first, ids)
-    assert back.holder not in (before, second.holder)
-    assert (back.held, back.holder) == (frozenset(), first.holder)
-    assert beat(engine, second, ids).surplus == 5
-    with engine.connect() as connection:
-        assert set(connection.scalars(sa.select(recorder_members.c.holder))) == {first.holder, second.holder}
-
-
 def test_a_lease_that_ran_out_while_nobody_minded_is_taken_anew(engine: sa.Engine, ids: list[int]) -> None:
     """It is another member from then on, and has again what nobody took."""
     member = recorder()
@@ -89,15 +55,6 @@ def test_a_name_that_was_given_is_kept(engine: sa.Engine, ids: list[int]) -> Non
     assert beat(engine, again, ids).held == frozenset(ids)
     let_lapse(engine)
     assert beat(engine, again, ids).holder == "me"
-
-
-def test_other_names_share_nothing(engine: sa.Engine, ids: list[int]) -> None:
-    """What another name's member holds is not free, and no reason to let anything go."""
-    first, other = recorder("one"), recorder("two")
-    beat(engine, first, ids)
-    share = beat(engine, other, ids)
-    assert (share.held, set(share.others.values())) == (frozenset(), {first.holder})
-    assert beat(engine, first, ids).surplus == 0
 
 
 def test_who_takes_at_the_same_time_waits_for_nobody(engine: sa.Engine, ids: list[int]) -> None:

@@ -1,6 +1,5 @@
 """What each component counts is what happened, and is told to Prometheus under its labels."""
 
-import asyncio
 import re
 import urllib.request
 from contextlib import closing, suppress
@@ -8,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import aio_pika
 import pika
 import pytest
 import sqlalchemy as sa
@@ -93,23 +91,6 @@ def test_a_connection_counts_what_became_of_its_messages(place: Place) -> None:
     assert growth.of("relatum_publisher_published_total") == seen.published
     assert growth.of("relatum_publisher_errors_total", reason="nacked") == 1
     assert growth.of("relatum_publisher_receipt_seconds_count") == 1
-
-
-async def test_aio_pika_counts_likewise(place: Place) -> None:
-    """Whether a message that comes back raises or is the result, it is counted."""
-    growth = Growth(client="aio-pika")
-    async with await aio_pika.connect(place.amqp) as connection:
-        relatum.intercept(connection)
-        exchange = (await connection.channel(on_return_raises=True)).default_exchange
-        await exchange.publish(aio_pika.Message(b""), place.stream)
-        with pytest.raises(PublishUnroutable):
-            await exchange.publish(aio_pika.Message(b""), unique_name())
-        quiet = (await connection.channel()).default_exchange
-        await quiet.publish(aio_pika.Message(b""), unique_name())
-        seen = relatum.statistics(connection)
-        assert (seen.published, seen.errors) == (3, {"unroutable": 2})
-        await asyncio.to_thread(relatum.release, connection)
-    assert growth.of("relatum_publisher_published_total") == 3
 
 
 def test_routers_count_by_super_stream(amqp_url: str, layout: Layout, database_url: str) -> None:

@@ -7,17 +7,16 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import aio_pika
 import pytest
 import sqlalchemy as sa
 
-import relatum
 from relatum import MessageId
 from relatum.collecting import AsyncOutcomes, MessageCollector, Outcome, Outcomes, OutcomeStatus
 from relatum.collecting._collector_core import Entry, Result
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, NotFinishedInTime, NotFound
 from relatum.store import Database
-from tests.support import broker_connection, wait_until
+from tests.contract._clients import open_line
+from tests.support import wait_until
 from tests.support.collectors import StoreMember
 from tests.support.place import Place
 
@@ -243,46 +242,25 @@ def collected_later(database: Database, message_id: str, status: OutcomeStatus) 
     return thread
 
 
-@pytest.mark.parametrize("status", [SUCCEEDED, FAILED])
-def test_a_receipt_waits_for_the_outcome(place: Place, database: Database, status: OutcomeStatus) -> None:
+@pytest.mark.parametrize(("client", "status"), [("pika", SUCCEEDED), ("pika", FAILED), ("aio-pika robust", SUCCEEDED)])
+def test_a_receipt_waits_for_the_outcome(place: Place, database: Database, client: str, status: OutcomeStatus) -> None:
     """The publisher learns what became of its message, and until then how far it is."""
-    with broker_connection(place.amqp) as connection:
-        relatum.intercept(connection, database=place.database, keys=["order_id"], stream_url=place.stream_url)
-        receipt = relatum.publish(connection.channel(), "", place.stream, b"pay")
+    with open_line(client, place.amqp) as line:
+        line.intercept(database=place.database, keys=["order_id"], stream_url=place.stream_url)
+        receipt = line.receipt(line.channel(), line.message(b"pay"), place.stream)
         with pytest.raises(NotFinishedInTime) as caught:
-            receipt.outcome(timeout_s=0)
+            line.result(receipt.outcome(timeout_s=0))
         assert caught.value.outcome.status is UNKNOWN
         with pytest.raises(NotFinishedInTime, match=r"within 0\.05 s"):
-            receipt.outcome(timeout_s=0.05)
+            line.result(receipt.outcome(timeout_s=0.05))
         for call in (receipt.outcome, receipt.wait):
             for timeout_s in (-1, "3"):
                 with pytest.raises(InvalidInput, match="timeout_s"):
-                    call(timeout_s)  # type: ignore[arg-type]
+                    line.result(call(timeout_s))
         thread = collected_later(database, receipt.message_id, status)
-        outcome = receipt.outcome(timeout_s=90)
+        outcome = line.result(receipt.outcome(timeout_s=90))
         # What succeeded needs none.
         assert (outcome.status, outcome.reason) == (status, "as told" if status is FAILED else None)
-        assert receipt.outcome(collector="billing") == outcome
+        assert line.result(receipt.outcome(collector="billing")) == outcome
         thread.join()
-        receipt.wait()
-        relatum.release(connection)
-
-
-async def test_an_async_receipt_waits_for_the_outcome(place: Place, database: Database) -> None:
-    """The asyncio twin, while the loop goes on."""
-    connection = await aio_pika.connect_robust(place.amqp)
-    async with connection:
-        relatum.intercept(connection, database=place.database, keys=["order_id"], stream_url=place.stream_url)
-        channel = await connection.channel()
-        message = aio_pika.Message(b"pay")
-        receipt = await relatum.publish_async(channel.default_exchange, message, place.stream)
-        with pytest.raises(NotFinishedInTime):
-            await receipt.outcome(timeout_s=0)
-        for call in (receipt.outcome, receipt.wait):
-            with pytest.raises(InvalidInput, match="timeout_s"):
-                await call(-1)
-        thread = collected_later(database, receipt.message_id, SUCCEEDED)
-        assert (await receipt.outcome(timeout_s=90)).status is SUCCEEDED
-        thread.join()
-        await receipt.wait()
-        relatum.release(connection)
+        line.result(receipt.wait())

@@ -4,32 +4,28 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from relatum.contexts import forget_placements
+from relatum.contexts import SerializationContexts, forget_placements
 from relatum.contexts.placement._model import PartitionRow, PartitionState, PlacementState
 from relatum.contexts.placement._placement_prune import forget_moves, forget_released
 from relatum.contexts.placement._placement_store import CHANGES_MAX, PlacementStore
+from relatum.contexts.serial.moving._move_steps import Begin, SetFenced, Switch
 from relatum.errors import (
     MoveConflict,
     RowRefused,
     SuperStreamConflict,
-    SuperStreamNotFound,
     TooManyOpenSets,
 )
 from relatum.limits import INTEGER_MAX
 from relatum.reading import BrokerAddress
 from relatum.store import (
-    context_moves,
-    moved_contexts,
     placements,
     serial_consumers,
     serial_holds,
     super_stream_partitions,
-    super_streams,
 )
 from relatum.superstreams import Layout
 from tests.support import wait_until
@@ -69,58 +65,36 @@ def in_state(store: PlacementStore, state: PlacementState) -> int:
     return len(list(store.placements(states=[state])))
 
 
-def begin_move(store: PlacementStore, name: str, target: int, **values: Any) -> int:
-    """Rows of a move of one name that has begun, as a mover writes them."""
-    placement = store.find([name])[name]
-    row = {
-        "super_stream_id": store.super_stream_id,
-        "source_id": placement.partition_id,
-        "target_id": store.partitions()[target].partition_id,
-        "contexts": 1,
-        "fence_epoch": sa.func.nextval("relatum.placement_epochs"),
-        "epoch": sa.func.currval("relatum.placement_epochs"),
-        "scan_from": 0,
-        "target_scan_from": 0,
-        "generation": 0,
-    }
-    is_ended = values.get("state") in ("switched", "aborted")
-    with store.database.engine.begin() as connection:
-        insert = sa.insert(context_moves).values({**row, **values}).returning(context_moves.c.move_id)
-        move_id: int = connection.execute(insert).scalar_one()
-        connection.execute(sa.insert(moved_contexts).values(move_id=move_id, name=name, from_epoch=placement.epoch))
-        if not is_ended:
-            raised = sa.update(super_streams).values(generation=super_streams.c.generation + 1)
-            generation = connection.execute(raised.returning(super_streams.c.generation)).scalar_one()
-            moving = {"state": "moving", "move_id": move_id, "generation": generation}
-            connection.execute(sa.update(placements).where(placements.c.name == name).values(moving))
-    return move_id
+class Moves:
+    """Moves of one name each, as a mover stores them."""
+
+    def __init__(self, store: PlacementStore, contexts: SerializationContexts) -> None:
+        self._store, self._moves = store, contexts._moves
+
+    def begin(self, name: str, target: int) -> int:
+        """Begin a move to a partition; gives its number."""
+        source, to = self._store.find([name])[name].stream, self._store.partitions()[target].stream
+        begun = self._moves.begin(Begin(source, to, frozenset([name]), 0, 0), name)
+        return self._moves.let_fence(begun.move_id).move_id
+
+    def end(self, move_id: int, offset: int = 5) -> None:
+        """End it: fence and marker lie there."""
+        attempt = self._moves.look(move_id).attempt
+        self._moves.set_fenced(SetFenced(move_id, attempt, offset))
+        self._moves.switch(Switch(move_id, attempt, offset))
+
+    def move(self, name: str, target: int, offset: int = 5) -> int:
+        """Move a name; gives the move's number."""
+        move_id = self.begin(name, target)
+        self.end(move_id, offset)
+        return move_id
 
 
-def end_move(store: PlacementStore, name: str, move_id: int) -> None:
-    """Switch the placement of a move to its target, as a mover does at the end."""
-    move = store.move_of(move_id)
-    assert move is not None
-    with store.database.engine.begin() as connection:
-        ended = {"state": "switched", "ended_at": sa.func.now(), "fence_offset": 5, "marker_offset": 7}
-        connection.execute(sa.update(context_moves).where(context_moves.c.move_id == move_id).values(ended))
-        switched = {"state": "open", "move_id": None, "partition_id": move.target_id, "epoch": move.epoch}
-        connection.execute(sa.update(placements).where(placements.c.name == name).values(switched))
-        for partition_id, more in ((move.source_id, -1), (move.target_id, 1)):
-            count = super_stream_partitions.c.open_sets + more
-            where = super_stream_partitions.c.partition_id == partition_id
-            connection.execute(sa.update(super_stream_partitions).where(where).values(open_sets=count))
-
-
-def test_opening_twice_finds_the_same_rows(store: PlacementStore, database_url: str) -> None:
-    """A super stream is known once, by whoever opens it first; partitions that are new are added."""
-    with PlacementStore(database_url, "/", "orders") as second:
-        rows = second.open(HEADER, Layout.numbered("orders", 4))
-        assert second.super_stream_id == store.super_stream_id
-        assert [row.stream for row in rows] == ["orders-0", "orders-1", "orders-2", "orders-3"]
-        assert [row.partition_id for row in rows[:3]] == [row.partition_id for row in store.open(HEADER, LAYOUT)[:3]]
-    assert store.partitions() == rows
-    with PlacementStore(database_url, "other", "orders") as elsewhere, pytest.raises(SuperStreamNotFound):
-        elsewhere.open()
+@pytest.fixture
+def moves(store: PlacementStore, database_url: str) -> Iterator[Moves]:
+    """Moves of that super stream."""
+    with SerializationContexts("orders", database_url) as contexts:
+        yield Moves(store, contexts)
 
 
 def test_a_partition_that_is_bound_by_another_key_is_noticed(store: PlacementStore) -> None:
@@ -130,18 +104,6 @@ def test_a_partition_that_is_bound_by_another_key_is_noticed(store: PlacementSto
     store.open(HEADER, Layout.of("orders", [("orders-0", "0"), ("orders-1", "one"), ("orders-2", "2")]))
     assert store.changes(before)[1] is None
     assert store.find(["a"])["a"].binding_key == "one"
-
-
-def test_a_name_is_placed_once(store: PlacementStore) -> None:
-    """The first choice stays, whatever a later one would be, and is no change to anybody."""
-    before = store.generation()
-    placed = store.place(["a", "b", "c", "d"], least)
-    assert sorted(each.stream for each in placed.values()) == ["orders-0", "orders-0", "orders-1", "orders-2"]
-    assert {each.binding_key for each in placed.values()} == {"0", "1", "2"}
-    assert store.place(["a", "b", "c", "d"], in_place(2)) == placed == store.find(["a", "b", "c", "d", "e"])
-    assert store.generation() == before
-    assert counted(store) == [2, 1, 1]
-    assert len({each.epoch for each in placed.values()}) == 4
 
 
 def test_placing_and_releasing_at_once_keeps_the_counts(database_url: str, store: PlacementStore) -> None:
@@ -186,26 +148,26 @@ def test_a_released_name_is_placed_anew_with_a_higher_epoch(store: PlacementStor
     assert counted(store) == [0, 0, 1]
 
 
-def test_a_set_that_moves_cannot_be_released_until_it_has_arrived(store: PlacementStore) -> None:
+def test_a_set_that_moves_cannot_be_released_until_it_has_arrived(store: PlacementStore, moves: Moves) -> None:
     """The end of a set that is under way waits, and then counts although the move gave it another epoch."""
     placed = store.place(["a", "b"], in_place(0))
-    move_id = begin_move(store, "a", 1)
+    move_id = moves.begin("a", 1)
     assert store.find(["a"])["a"].state is PlacementState.MOVING
     assert store.release([(name, each.epoch) for name, each in placed.items()]) == {"a"}
     with pytest.raises(MoveConflict) as caught:
         store.close("a")
     assert (caught.value.move_id, caught.value.state) == (move_id, "fencing")
     assert in_state(store, PlacementState.MOVING) == 1
-    end_move(store, "a", move_id)
+    moves.end(move_id)
     assert store.release([("a", placed["a"].epoch)]) == frozenset()
     assert store.find(["a"]) == {}
     assert counted(store) == [0, 0, 0]
 
 
-def test_a_set_is_released_that_arrives_just_then(store: PlacementStore) -> None:
+def test_a_set_is_released_that_arrives_just_then(store: PlacementStore, moves: Moves) -> None:
     """Who waits for the end of a move, with the row in view as it was before, releases the set where it is now."""
     epoch = store.place(["a"], in_place(0))["a"].epoch
-    move_id = begin_move(store, "a", 1)
+    move_id = moves.begin("a", 1)
     is_waiting = sa.text(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
@@ -295,14 +257,13 @@ def test_more_changes_than_can_be_told_are_everything(store: PlacementStore) -> 
     assert len(changed or ()) == CHANGES_MAX // 2 + 1
 
 
-def test_the_first_move_after_an_epoch_is_found(store: PlacementStore) -> None:
+def test_the_first_move_after_an_epoch_is_found(store: PlacementStore, moves: Moves) -> None:
     """Out of the partition or into it; of this name alone, and of a higher epoch than the message's."""
     first = store.place(["a", "b"], in_place(0))["a"]
     assert store.fence_after("a", first.epoch, "orders-0") is None
-    one = begin_move(store, "a", 1)
-    end_move(store, "a", one)
+    one = moves.move("a", 1)
     second = store.find(["a"])["a"]
-    two = begin_move(store, "a", 0)
+    two = moves.begin("a", 0)
     found = store.fence_after("a", first.epoch, "orders-0")
     assert found is not None
     assert (found.move_id, found.source, found.target, found.fence_offset) == (one, "orders-0", "orders-1", 5)
@@ -337,39 +298,33 @@ def test_what_was_released_long_ago_is_forgotten(store: PlacementStore) -> None:
     assert store.place(["a"], least)["a"].epoch > placed["c"].epoch
 
 
-def test_the_last_move_of_a_context_at_each_end_is_kept(store: PlacementStore) -> None:
+def test_the_last_move_of_a_context_at_each_end_is_kept(store: PlacementStore, moves: Moves) -> None:
     """Earlier ones go when retention has dropped both; what a sleeping publisher sends is judged by the last."""
     store.place(["a", "b"], in_place(0))
-    ended = {"state": "switched", "ended_at": sa.func.now()}
     ids = [row.partition_id for row in store.partitions()]
-    moves = [
-        begin_move(store, "a", 1, **ended, fence_offset=10, marker_offset=10),
-        begin_move(store, "a", 0, source_id=ids[1], **ended, fence_offset=20, marker_offset=20),
-        begin_move(store, "a", 1, **ended, fence_offset=30, marker_offset=30),
-        begin_move(store, "b", 1, **ended, fence_offset=5, marker_offset=5),
-    ]
+    moved = [moves.move(*each) for each in (("a", 1, 10), ("a", 0, 20), ("a", 1, 30), ("b", 1, 5))]
 
     def kept(first_offsets: dict[int, int]) -> list[int]:
         forget_moves(store.database.engine, store.super_stream_id, first_offsets)
-        return [move_id for move_id in moves if store.move_of(move_id) is not None]
+        return [move_id for move_id in moved if store.move_of(move_id) is not None]
 
-    assert kept({ids[0]: 20, ids[1]: 21}) == moves
-    assert kept({ids[0]: 21, ids[1]: 20}) == moves
-    assert kept({ids[0]: 99}) == moves
-    hold = {"consumer_id": 1, "partition_id": ids[1], "move_id": moves[0], "marker_offset": 10, "cursor": 11}
+    assert kept({ids[0]: 20, ids[1]: 21}) == moved
+    assert kept({ids[0]: 21, ids[1]: 20}) == moved
+    assert kept({ids[0]: 99}) == moved
+    hold = {"consumer_id": 1, "partition_id": ids[1], "move_id": moved[0], "marker_offset": 10, "cursor": 11}
     hold |= {"epoch": 1, "fence_offset": 10, "source_id": ids[0]}
     with store.database.engine.begin() as connection:
         consumer = {"super_stream_id": store.super_stream_id, "name": "billing"}
         connection.execute(sa.insert(serial_consumers).values(consumer))
         connection.execute(sa.insert(serial_holds).values(hold))
-    assert kept({ids[0]: 21, ids[1]: 21}) == moves
+    assert kept({ids[0]: 21, ids[1]: 21}) == moved
     with store.database.engine.begin() as connection:
         connection.execute(sa.delete(serial_holds))
-    assert kept({ids[0]: 21, ids[1]: 21}) == moves[1:]
-    assert kept({ids[0]: 31, ids[1]: 31}) == kept({ids[0]: 99, ids[1]: INTEGER_MAX}) == moves[2:]
+    assert kept({ids[0]: 21, ids[1]: 21}) == moved[1:]
+    assert kept({ids[0]: 31, ids[1]: 31}) == kept({ids[0]: 99, ids[1]: INTEGER_MAX}) == moved[2:]
     found = store.fence_after("a", 1, "orders-0")
     assert found is not None
-    assert found.move_id == moves[2]
+    assert found.move_id == moved[2]
     assert kept({ids[0]: INTEGER_MAX, ids[1]: INTEGER_MAX}) == []
 
 
@@ -377,14 +332,14 @@ def test_pruning_looks_at_what_the_streams_still_hold(
     database_url: str, amqp_url: str, stream_url: str, stream_name: str
 ) -> None:
     """A virtual host's super streams are all pruned; a stream that is not there says nothing, unless it is retired."""
-    layout = Layout.of(stream_name, [(stream_name, "0"), (f"{stream_name}-gone", "1")])
+    layout = Layout.of(stream_name, [(stream_name, "0"), (f"{stream_name}-gone", "1"), (f"{stream_name}-lost", "2")])
     address = BrokerAddress.parse(amqp_url, stream_url)
     with PlacementStore(database_url, address.vhost, stream_name) as store:
         assert forget_placements(store.database.engine, address) == 0
         store.open(HEADER, layout)
         placed = store.place(["a", "b"], in_place(1))
-        ended = {"state": "aborted", "ended_at": sa.func.now(), "fence_offset": 1, "marker_offset": 2}
-        move_id = begin_move(store, "b", 1, **ended)
+        with SerializationContexts(stream_name, database_url) as contexts:
+            move_id = Moves(store, contexts).move("b", 2)
         store.release([("a", placed["a"].epoch)])
         with store.database.engine.begin() as connection:
             long_ago = sa.func.now() - sa.text("interval '2 hours'")
@@ -392,7 +347,7 @@ def test_pruning_looks_at_what_the_streams_still_hold(
         assert forget_placements(store.database.engine, amqp_url, stream_url=stream_url) == 1
         assert store.move_of(move_id) is not None
         with store.database.engine.begin() as connection:
-            is_gone = super_stream_partitions.c.place == 1
+            is_gone = super_stream_partitions.c.place > 0
             connection.execute(sa.update(super_stream_partitions).where(is_gone).values(state="retired"))
         assert forget_placements(store.database.engine, address) == 2
         assert store.move_of(move_id) is None

@@ -45,18 +45,6 @@ def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
     return [(b"%d" % n, {"order_id": f"o{n}", "host": f"h{n % 3}"}) for n in range(start, start + count)]
 
 
-def test_a_stop_commits_what_was_read_and_a_start_goes_on_there(place: Place) -> None:
-    """A recorder catches up with what is there and goes on with what comes; nothing is recorded twice."""
-    for start in (0, 10, 20):
-        place.put(*orders(5, start))
-        with place.recording(keys=["order_id", "host"]):
-            place.wait_recorded()
-            place.put(*orders(5, start + 5))
-            place.wait_recorded()
-    assert [value for key, value, _ in place.rows() if key == "order_id"] == [f"o{n}" for n in range(30)]
-    assert len(place.rows()) == 60
-
-
 def test_what_is_derived_can_be_emptied_and_filled_again(place: Place) -> None:
     """The statement that the page on operations shows empties what is derived; a recorder fills it with the same."""
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
@@ -313,40 +301,6 @@ def test_a_new_stream_does_not_wait_for_thousands_of_known_names(amqp_url: str, 
             in_a_try(lambda: is_soon_recorded(next(left)), len(streams), what="the first row of a new stream")
     finally:
         recorder.close()
-
-
-def test_what_was_published_before_an_embedded_recorder_is_closed_is_recorded(place: Place) -> None:
-    """A publisher that lives for a moment leaves nothing to the next recorder, where two seconds are enough for it."""
-    add_keys(place.engine, ["order_id"])
-    published = 0
-
-    def leaves_nothing() -> bool:
-        nonlocal published
-        recorder = EmbeddedRecorder(BrokerAddress.parse(place.amqp), place.database)
-        place.put(*orders(500, published))
-        published += 500
-        recorder.record(place.stream)
-        recorder.close()
-        return place.recorded_to() == published
-
-    in_a_try(leaves_nothing, what="recorded before the end")
-    assert place.values() == [f"o{n}" for n in range(published)]
-
-
-def test_what_an_embedded_recorder_leaves_the_next_one_records(place: Place) -> None:
-    """Closed in the midst of a commit that PostgreSQL does not answer in time: nothing is lost, and nothing twice."""
-    add_keys(place.engine, ["order_id"])
-    place.put(*orders(500))
-    recorder = EmbeddedRecorder(BrokerAddress.parse(place.amqp), place.database)
-    with place.engine.begin() as connection:
-        connection.execute(sa.text("LOCK TABLE relatum.relationships IN ACCESS EXCLUSIVE MODE"))
-        recorder.record(place.stream)
-        waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
-        wait_until(lambda: connection.execute(waiting).scalar_one(), what="a commit under way")
-        recorder.close()
-        assert not place.recorded_to()
-    place.record()
-    assert place.values() == [f"o{n}" for n in range(500)]
 
 
 def test_a_recorder_that_cannot_record_does_not_delay_its_end(place: Place) -> None:

@@ -5,7 +5,6 @@ import re
 import threading
 import time
 from contextlib import aclosing, nullcontext
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,17 +13,16 @@ import sqlalchemy as sa
 from relatum import errors
 from relatum.contexts import (
     AsyncSerialConsumer,
-    SerialBatch,
     SerialConsumer,
     SerialOptions,
     forget_consumer,
 )
 from relatum.reading import StreamReader
-from relatum.store import NOW, serial_members, serial_positions, super_streams
+from relatum.store import serial_members, serial_positions, super_streams
 from relatum.superstreams import add_partition
 from tests.support import broker_connection, declare_stream, wait_until
 from tests.support.commits import written
-from tests.support.leases import LEASE_S, let_lapse
+from tests.support.leases import LEASE_S
 from tests.support.proxy import Proxy
 from tests.support.serial_consuming import Stage, bodies, consume
 
@@ -47,24 +45,6 @@ def batch_of(consumer: Any, stream: str) -> Any:
     assert batch is not None
     assert batch.partition == stream
     return batch
-
-
-def test_a_consumer_goes_on_where_its_name_was(stage: Stage) -> None:
-    """Each message is handed out once to a name, in the order of its partition, also after a restart."""
-    bed = stage.bed
-    bed.publish(0, "a", "a1", "a2")
-    with stage.consumer() as first:
-        assert consume(first, 2) == ["a1", "a2"]
-        bed.publish(0, "a", "a3")
-        unacknowledged = batch_of(first, bed.streams[0])
-        assert bodies(unacknowledged) == ["a3"]
-    with stage.consumer() as second:
-        batch = batch_of(second, bed.streams[0])
-        assert bodies(batch) == ["a3"]
-        assert batch.context_of(batch.messages[0]) == "a"
-        batch.acknowledge()
-        with pytest.raises(errors.PartitionLost):
-            unacknowledged.acknowledge()
 
 
 def test_a_moved_context_waits_for_its_source_and_no_other_does(stage: Stage) -> None:
@@ -161,28 +141,6 @@ def test_a_member_that_lost_its_partition_writes_nothing(stage: Stage) -> None:
             batch.acknowledge()
     with stage.engine.connect() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(written)) == 0
-
-
-def test_members_share_and_take_over(stage: Stage) -> None:
-    """Two members have a partition each; when one leaves, or dies, the other has both."""
-    bed = stage.bed
-    with stage.consumer() as first:
-        wait_until(lambda: len(first.partitions) == 2, what="one member has all")
-        with stage.consumer() as second:
-            wait_until(lambda: len(first.partitions) == len(second.partitions) == 1, what="each has one")
-            assert set(first.partitions + second.partitions) == set(bed.streams)
-        wait_until(lambda: len(first.partitions) == 2, what="the first has all again")
-    with stage.engine.begin() as connection:
-        # As a member leaves them that dies.
-        consumers = sa.select(serial_positions.c.consumer_id, sa.literal("dead"), NOW + timedelta(hours=1)).limit(1)
-        connection.execute(
-            sa.insert(serial_members).from_select(["consumer_id", "holder", "lease_expires_at"], consumers)
-        )
-        connection.execute(sa.update(serial_positions).values(holder="dead"))
-    with stage.consumer() as third:
-        assert third.partitions == ()
-        let_lapse(stage.engine, "dead")
-        wait_until(lambda: len(third.partitions) == 2, what="it took over from the dead")
 
 
 def test_closing_takes_no_longer_than_it_may(stage: Stage) -> None:
@@ -311,32 +269,12 @@ def test_messages_are_acknowledged_as_the_next_are_asked_for(stage: Stage) -> No
         assert stage.position(0) == 2
 
 
-def test_run_hands_batches_to_a_function(stage: Stage) -> None:
-    """`run` acknowledges what its function did; where that raises, it raises, and the batch is handed out again."""
-    bed = stage.bed
-    bed.publish(0, "a", "a1")
-    stop, seen = threading.Event(), []
-
-    def handler(batch: SerialBatch) -> None:
-        seen.extend(bodies(batch))
-        if len(seen) == 1:
-            raise ZeroDivisionError
-        stop.set()
-
-    with stage.consumer() as member:
-        with pytest.raises(ZeroDivisionError):
-            member.run(handler, stop)
-        member.run(handler, stop)
-        assert seen == ["a1", "a1"]
-        assert stage.position(0) == 1
-
-
 def test_status_says_how_far_all_members_are(stage: Stage) -> None:
     """The status has each partition's position, lag and holder, and what waits there for how long."""
     bed = stage.bed
     bed.publish(0, "a", "a1")
     with stage.consumer(batch_s=0) as member:
-        batch_of(member, bed.streams[0])
+        batch = batch_of(member, bed.streams[0])
         move = bed.move(["a"], 0, 1)
         bed.publish(1, "a", "a2", "a3")
         wait_until(lambda: member.status().partitions[1].position == 3, what="what is held was read")
@@ -347,6 +285,10 @@ def test_status_says_how_far_all_members_are(stage: Stage) -> None:
         assert (hold.move_id, hold.source, hold.held) == (move.move_id, bed.streams[0], 2)
         assert hold.seconds > 0
         assert member.status().lag == 2
+    with pytest.raises(errors.PartitionLost):
+        batch.acknowledge()
+    with stage.consumer() as another:
+        assert consume(another, 3) == ["a1", "a2", "a3"]
 
 
 def test_the_first_consumer_opens_the_super_stream(stage: Stage) -> None:

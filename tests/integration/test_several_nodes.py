@@ -12,8 +12,7 @@ from dramatiq.brokers.rabbitmq import RabbitmqBroker
 
 import relatum
 from relatum.keys import preset
-from relatum.reading import BrokerAddress
-from tests.support import recording, rows_of, unique_name
+from tests.support import rows_of, unique_name
 from tests.support.place import Place
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy
@@ -30,40 +29,6 @@ def nodes(amqp_url: str, stream_url: str) -> Iterator[list[tuple[Proxy, Proxy]]]
 
         ports = [free_port((0, -120)) for _ in range(2)]
         yield [(way(amqp, port), way(stream, port - 120)) for port in ports]
-
-
-def end(node: Proxy, fault: str) -> None:
-    """Have a node answer no more."""
-    if fault == "silent":
-        node.mode = "blackhole"
-    else:
-        node.accepts = False
-        node.cut()
-
-
-def order(number: int) -> tuple[bytes, dict[str, Any]]:
-    """A message with its key."""
-    return b"", {"order_id": str(number)}
-
-
-@pytest.mark.parametrize("fault", ["cut", "silent"])
-def test_a_recorder_goes_on_at_the_next_node(
-    place: Place, nodes: list[tuple[Proxy, Proxy]], fault: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What is published after its node has ended is recorded, and one line says so."""
-    _, (first, other) = zip(*nodes, strict=True)
-    address = BrokerAddress.parse(
-        ";".join([place.amqp] * 2), ";".join(each.url(place.stream_url) for each in (first, other))
-    )
-    place.put(*map(order, range(10)))
-    with recording(address, place.engine, place.stream, keys=["order_id"]):  # type: ignore[arg-type]
-        place.wait_recorded()
-        assert (bool(first.opened), other.opened) == (True, 0)
-        end(first, fault)
-        place.put(*map(order, range(10, 20)))
-        place.wait_recorded()
-    assert place.values() == [str(number) for number in range(20)]
-    assert sum(record.name == "relatum.broker" for record in caplog.records) == 1
 
 
 Publish = Callable[[int], object]
@@ -102,7 +67,8 @@ def test_a_recorder_in_the_process_goes_where_its_client_goes(
 
     def end_first() -> None:
         for way in nodes[0]:
-            end(way, "cut")
+            way.accepts = False
+            way.cut()
 
     if not is_up:
         end_first()

@@ -20,10 +20,11 @@ from relatum.store import (
     super_stream_partitions,
     super_streams,
 )
-from relatum.superstreams import Layout, Partition, declare_super_stream, delete_super_stream
+from relatum.superstreams import Layout, Partition
 from tests.support._recording import reader_of
-from tests.support._streams import broker_connection, unique_name
+from tests.support._streams import broker_connection
 from tests.support.leases import LEASE_S
+from tests.support.super_streams import super_stream
 
 SESSION = "0123456789abcdef"
 
@@ -189,15 +190,10 @@ class HandMove:
 @contextmanager
 def serial_bed(amqp_url: str, engine: sa.Engine, partitions: int = 2) -> Iterator[SerialBed]:
     """A new super stream; it is deleted at the end."""
-    name = unique_name()
-    layout = declare_super_stream(amqp_url, name, partitions)
-    try:
-        with broker_connection(amqp_url) as connection:
-            channel = connection.channel()
-            channel.confirm_delivery()
-            yield SerialBed(amqp_url, engine, layout, channel)
-    finally:
-        delete_super_stream(amqp_url, name)
+    with super_stream(amqp_url, None, partitions) as layout, broker_connection(amqp_url) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        yield SerialBed(amqp_url, engine, layout, channel)
 
 
 @dataclass(frozen=True)

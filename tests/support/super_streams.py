@@ -15,7 +15,9 @@ from tests.support import broker_connection, unique_name
 
 
 @contextmanager
-def super_stream(amqp_url: str, stream_url: str, partitions: int | None = None, **options: Any) -> Iterator[Layout]:
+def super_stream(
+    amqp_url: str, stream_url: str | None, partitions: int | None = None, **options: Any
+) -> Iterator[Layout]:
     """Declare a super stream of a new name; delete it, and what was added to it, afterwards."""
     name = unique_name("relatum-super")
     layout = declare_super_stream(amqp_url, name, partitions, stream_url=stream_url, **options)
