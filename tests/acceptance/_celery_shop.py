@@ -1,4 +1,4 @@
-"""A shop's tasks, as a user of Celery writes them; nothing here knows of Relatum.
+"""A shop's tasks, as a user of Celery writes them, with one line of Relatum's where the app is made.
 
 As a program it places orders, waits until they are done, and prints the ids of their first tasks.
 """
@@ -11,20 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery, chain, chord, group
-from kombu import Exchange, Queue
+
+import relatum
+from relatum.keys import preset
 
 app = Celery("shop", broker=os.environ["SHOP_BROKER"], backend=f"file://{os.environ['SHOP_RESULTS']}")
 app.conf.update(task_default_queue=os.environ["SHOP_QUEUE"], broker_connection_retry_on_startup=True)
 app.conf.update(task_acks_late=True, task_reject_on_worker_lost=True, worker_prefetch_multiplier=1)
-if "SHOP_EXCHANGE" in os.environ:
-    # A queue for each kind of work, by an exchange of their own.
-    shop = Exchange(os.environ["SHOP_EXCHANGE"], type="topic")
-    app.conf.task_queues = [Queue(f"{shop.name}.{key}", shop, routing_key=key) for key in ("desk", "till", "dock")]
-    app.conf.task_routes = {
-        "shop.charge": {"queue": f"{shop.name}.till"},
-        "shop.ship": {"queue": f"{shop.name}.dock"},
-        "*": {"queue": f"{shop.name}.desk"},
-    }
+relatum.intercept(app, database=os.environ["SHOP_DATABASE"], keys=preset("celery"), copy_to="celery.tasks")
 
 
 @app.task(name="shop.reserve", bind=True, max_retries=5, default_retry_delay=0)

@@ -5,7 +5,8 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -67,6 +68,16 @@ class Relatum:
                 stdout=subprocess.PIPE,
                 stderr=errors,
             )
+
+    @contextmanager
+    def running(self, *arguments: str, stderr: Path | None = None) -> "Iterator[subprocess.Popen[str]]":
+        """Start it, and kill it when the block ends."""
+        process = self.start(*arguments, stderr=stderr)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate(timeout=LIMIT_S)
 
     def await_recorded(self, stream: str) -> dict[str, Any]:
         """Wait until a stream is recorded to its end; return its status."""

@@ -7,26 +7,25 @@ producer is told.
 """
 
 import random
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 import pika
-import pika.exceptions
 import psycopg
 import pytest
 
 import relatum_migrations
 from relatum import Outcome, Outcomes, OutcomeStatus
 from relatum.local import LocalServers
+from tests.acceptance._party import Party
 from tests.support import all_plain, declare_stream, delete_stream, stream_available, unique_name, wait_until
 from tests.support.ports import free_port
 from tests.support.publishing import StubbornLoad
@@ -36,7 +35,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning")
 ]
 
-PUBLISHED_A_SECOND = 400
 FACES = ("threads", "asyncio")
 
 MEMBER = Path(__file__).with_name("_collector_member.py")
@@ -88,52 +86,32 @@ class Servers:
         """The file that plain executors have written to."""
         return self.directory / "ledger"
 
-    def start_member(self, face: str) -> "subprocess.Popen[bytes]":
+    def start_member(self, number: int) -> "subprocess.Popen[bytes]":
         """Start a member of the collector."""
-        arguments = [face, self.broker_url, self.stream_url, self.database_url, str(self.port), *self.streams]
+        arguments = [FACES[number], self.broker_url, self.stream_url, self.database_url, str(self.port), *self.streams]
         with (self.directory / "members.log").open("ab") as log:
             return subprocess.Popen([sys.executable, MEMBER, *arguments], stdout=log, stderr=log)
 
-    def start_ledger(self) -> "subprocess.Popen[bytes]":
+    def start_ledger(self, _: int) -> "subprocess.Popen[bytes]":
         """Start the process that plain executors talk to."""
         return subprocess.Popen([sys.executable, "-I", "-S", LEDGER, str(self.port), self.ledger])
 
 
-class Load(StubbornLoad):
+def load_of(servers: Servers, published: int = 0) -> StubbornLoad:
     """Publishes numbered messages, through whatever happens to the broker."""
 
-    def __init__(self, servers: Servers, published: int = 0) -> None:
-        self._servers = servers
-        super().__init__(servers.broker_url)
-        self.published = published
+    def message(number: int) -> tuple[str, pika.BasicProperties]:
+        type_ = "joined" if number // 2 % 2 else "plain"
+        return servers.streams[number % 2], pika.BasicProperties(type=type_, message_id=f"{type_}-{number}")
 
-    def _publish(self, connection: pika.BlockingConnection) -> None:
-        channel = connection.channel()
-        while not self._stop.is_set():
-            for _ in range(PUBLISHED_A_SECOND // 20):
-                number = self.published = self.published + 1
-                type_ = "joined" if number // 2 % 2 else "plain"
-                properties = pika.BasicProperties(type=type_, message_id=f"{type_}-{number}")
-                channel.basic_publish("", self._servers.streams[number % 2], b"x" * 200, properties)
-            connection.process_data_events(0)
-            self._stop.wait(1 / 20)
+    return StubbornLoad(servers.broker_url, message, each_s=400, published=published)
 
 
 @contextmanager
-def running(servers: Servers) -> "Iterator[tuple[list[subprocess.Popen[bytes]], list[subprocess.Popen[bytes]]]]":
-    """Two members and a ledger, each in a list whose items the test may replace; all ended afterwards."""
-    members = [servers.start_member(face) for face in FACES]
-    ledgers = [servers.start_ledger()]
-    try:
+def running(servers: Servers) -> Iterator[tuple[Party, Party]]:
+    """Two members and a ledger."""
+    with Party(servers.start_member, len(FACES)) as members, Party(servers.start_ledger, 1) as ledgers:
         yield members, ledgers
-    finally:
-        for process in (*members, *ledgers):
-            process.send_signal(signal.SIGTERM)
-        for process in (*members, *ledgers):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(90)
-            process.kill()
-            process.wait()
 
 
 def kill_at_random(chance: random.Random, times: int, longest_s: float, kill: Callable[[random.Random], None]) -> None:
@@ -141,15 +119,6 @@ def kill_at_random(chance: random.Random, times: int, longest_s: float, kill: Ca
     for _ in range(times):
         time.sleep(chance.uniform(0.05, longest_s))  # Not a wait for a condition: the moment of death is the test.
         kill(chance)
-
-
-def replace_by(
-    process: "subprocess.Popen[bytes]", start: "Callable[[], subprocess.Popen[bytes]]"
-) -> "subprocess.Popen[bytes]":
-    """Kill a process, and start it again."""
-    process.kill()
-    process.wait()
-    return start()
 
 
 # --- what must hold at the end ----------------------------------------------------------------------------------
@@ -231,13 +200,15 @@ def test_members_and_what_executors_talk_to_killed_or_frozen_at_random_moments_l
     A member that was thought dead, and goes on, finds its messages another's, wherever it was stopped.
     """
     working = taken_over = 0
-    with running(shared) as (members, ledgers), Load(shared) as load:
+    with running(shared) as (members, ledgers), load_of(shared) as load:
         wait_until(lambda: column(shared, "SELECT message_id FROM booked"), what="the first results")
         wait_until(lambda: shared.ledger.exists() and shared.ledger.read_text(), what="the ledger's first results")
 
         def at_work(chance: random.Random, busy: list[str]) -> int:
             """A member that has a bulk at its executor, if any has."""
-            return next((n for n, each in enumerate(members) if each.pid in map(int, busy)), chance.randrange(2))
+            return next(
+                (n for n, each in enumerate(members.processes) if each.pid in map(int, busy)), chance.randrange(2)
+            )
 
         def kill_member(chance: random.Random) -> None:
             nonlocal working
@@ -245,28 +216,23 @@ def test_members_and_what_executors_talk_to_killed_or_frozen_at_random_moments_l
             busy = column(shared, CONSUMING) if working else wait_until(lambda: column(shared, CONSUMING))
             index = at_work(chance, busy)
             working += bool(busy)
-            members[index] = replace_by(members[index], lambda: shared.start_member(FACES[index]))
-
-        def kill_ledger(chance: random.Random) -> None:
-            ledgers[0] = replace_by(ledgers[0], shared.start_ledger)
+            members.kill(index)
 
         def freeze(chance: random.Random) -> None:
             nonlocal taken_over
-            frozen = members[at_work(chance, column(shared, CONSUMING))]
-            frozen.send_signal(signal.SIGSTOP)
-            its_own = set(column(shared, BUSY_WITH.format(frozen.pid)))
-            time.sleep(chance.uniform(2.0, 3.0))  # Its lease lapses after one, and is looked at every second.
-            taken_over += bool(its_own - set(column(shared, BUSY_WITH.format(frozen.pid))))
-            frozen.send_signal(signal.SIGCONT)
+            with members.frozen(at_work(chance, column(shared, CONSUMING))) as frozen:
+                its_own = set(column(shared, BUSY_WITH.format(frozen.pid)))
+                time.sleep(chance.uniform(2.0, 3.0))  # Its lease lapses after one, and is looked at every second.
+                taken_over += bool(its_own - set(column(shared, BUSY_WITH.format(frozen.pid))))
 
         kill_at_random(chance, kills, 1.5, kill_member)
-        kill_at_random(chance, kills, 0.6, kill_ledger)
+        kill_at_random(chance, kills, 0.6, ledgers.kill_any)
         kill_at_random(chance, kills, 0.5, freeze)
         # The ledger starts again so soon that now and then nobody has asked it meanwhile; and where a member stands
         # still in the transaction that it joined nobody has its messages, nor where all is slow.
         for _ in range(20):
             if not column(shared, UNANSWERED):
-                kill_at_random(chance, 1, 0.6, kill_ledger)
+                kill_at_random(chance, 1, 0.6, ledgers.kill_any)
             if not taken_over:
                 kill_at_random(chance, 1, 0.5, freeze)
         load.stop()
@@ -295,10 +261,10 @@ def test_servers_killed_at_random_moments_lose_and_double_nothing(
             wait_until(partial(stream_available, own.broker_url, stream), what="the stream")
 
     with running(own):
-        with Load(own) as load:
+        with load_of(own) as load:
             wait_until(lambda: column(own, "SELECT message_id FROM booked"), what="the first results")
             kill_at_random(chance, kills, 0.8, kill_database)
         assert assert_all_accounted_for(own) == load.published
-        with Load(own, load.published) as more:
+        with load_of(own, load.published) as more:
             kill_at_random(chance, max(1, kills // 8), 1.0, kill_broker)
         assert load.published < assert_all_accounted_for(own) <= more.published

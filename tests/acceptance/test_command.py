@@ -5,41 +5,22 @@ import re
 import signal
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any
 
 import pika
 import pytest
-import sqlalchemy as sa
 
 from relatum.local import LocalRabbitMQ
 from relatum.superstreams import Layout, describe_super_stream
 from relatum.terminal import ExitCode
 from tests.acceptance._command import LIMIT_S, Relatum, run, run_installed
-from tests.support import (
-    broker_connection,
-    publish_plain,
-    record,
-    unique_name,
-    wait_until,
-)
+from tests.support import broker_connection, unique_name, wait_until
+from tests.support.place import Place
 from tests.support.ports import free_port
 from tests.support.super_streams import delete_by_hand
 
 CANARY = "canary-password"
-
-
-@contextmanager
-def recording(relatum: Relatum, *arguments: str) -> Iterator[Any]:
-    """`relatum record …` while the block runs."""
-    process = relatum.start("record", *arguments)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=LIMIT_S)
 
 
 def orders(*numbers: int) -> list[tuple[bytes, dict[str, Any]]]:
@@ -131,20 +112,20 @@ def test_keys_come_from_bodies_and_from_presets(relatum: Relatum) -> None:
     ends(relatum, ExitCode.USAGE, *(f"keys add{words}" for words in wrong))
 
 
-def test_keys_are_suggested_and_defined(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
+def test_keys_are_suggested_and_defined(relatum: Relatum, place: Place) -> None:
     """What tells messages apart and comes again is defined by `--apply`; without it nothing is written."""
-    publish_plain(amqp_url, stream_name, [(b"", {"kind": "order"})] * 3)
-    assert "Nothing" in relatum.ok("suggest", stream_name, "--apply")
+    place.put(*[(b"", {"kind": "order"})] * 3)
+    assert "Nothing" in relatum.ok("suggest", place.stream, "--apply")
     orders = [(b'{"order": {"id": "o-%05d"}}' % (number // 3), {"n": number}) for number in range(300)]
-    publish_plain(amqp_url, stream_name, orders, confirm=False)
-    (suggestion,) = relatum.json("suggest", stream_name)
+    place.put(*orders)
+    (suggestion,) = relatum.json("suggest", place.stream)
     assert (suggestion["name"], suggestion["source"]) == ("order_id", ["body:$.order.id"])
     assert relatum.json("keys", "list") == []
-    assert "Defined" in relatum.ok("suggest", stream_name, "--apply")
+    assert "Defined" in relatum.ok("suggest", place.stream, "--apply")
     assert [key["source"] for key in relatum.json("keys", "list")] == [["body:$.order.id"]]
     # Each value once relates nothing yet: it is listed, and not defined.
-    publish_plain(amqp_url, stream_name, [(b"", {"event": f"event-{number:04}"}) for number in range(60)])
-    said = " ".join(relatum.ok("suggest", stream_name, "--apply").split())
+    place.put(*[(b"", {"event": f"event-{number:04}"}) for number in range(60)])
+    said = " ".join(relatum.ok("suggest", place.stream, "--apply").split())
     assert "header:event" in said
     assert "each value once here: useful when another stream has it too" in said
     assert "relatum backfill --keys order_id" in said
@@ -179,30 +160,28 @@ def test_keys_are_added_listed_and_removed(relatum: Relatum) -> None:
     relatum.ok("keys", "remove", "card")
 
 
-def test_record_follows_a_stream_serves_metrics_and_ends_on_sigterm(
-    relatum: Relatum, amqp_url: str, stream_name: str
-) -> None:
+def test_record_follows_a_stream_serves_metrics_and_ends_on_sigterm(relatum: Relatum, place: Place) -> None:
     """The service records what is there and what comes, tells Prometheus, logs JSON, and ends with 0 on SIGTERM."""
-    publish_plain(amqp_url, stream_name, orders(1, 2, 3))
+    place.put(*orders(1, 2, 3))
     port = free_port((0,))
     options = ("--keys", "order_id", "--metrics-port", str(port), "--log-format", "json", "--log-level", "debug")
-    with recording(relatum, stream_name, *options) as process:
-        status = relatum.await_recorded(stream_name)
+    with relatum.running("record", place.stream, *options) as process:
+        status = relatum.await_recorded(place.stream)
         assert status["recorder"]
-        publish_plain(amqp_url, stream_name, orders(4))
-        status = wait_until(lambda: _with_rows(relatum, stream_name, 4), LIMIT_S, what="the fourth row")
+        place.put(*orders(4))
+        status = wait_until(lambda: _with_rows(relatum, place.stream, 4), LIMIT_S, what="the fourth row")
         assert status["state"] == "recording"
         assert len(status["covered"]["order_id"]) == 1
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_S) as answer:
             metrics = answer.read().decode()
-        assert f'relatum_rows_total{{stream="{stream_name}"}} 4.0' in metrics
+        assert f'relatum_rows_total{{stream="{place.stream}"}} 4.0' in metrics
         process.send_signal(signal.SIGTERM)
         _, logs = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, logs
     for line in logs.splitlines():
         assert {"time", "level", "logger", "message"} <= json.loads(line).keys()
-    assert "recorded: order_id" in relatum.ok("status", stream_name)
-    assert relatum.json("status", stream_name)[0]["recorder"] is None
+    assert "recorded: order_id" in relatum.ok("status", place.stream)
+    assert relatum.json("status", place.stream)[0]["recorder"] is None
 
 
 def _with_rows(relatum: Relatum, stream: str, rows: int) -> dict[str, Any] | None:
@@ -210,60 +189,58 @@ def _with_rows(relatum: Relatum, stream: str, rows: int) -> dict[str, Any] | Non
     return status if status["rows"] == rows else None
 
 
-def test_read_prints_messages_and_says_what_is_not_there(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
+def test_read_prints_messages_and_says_what_is_not_there(relatum: Relatum, place: Place) -> None:
     """Messages are printed whole, a line each; an offset or stream that is not there ends with code 6."""
-    publish_plain(amqp_url, stream_name, [*orders(1), (b"\xff", {"note": "[red]no markup[/red]"})])
-    lines = [json.loads(line) for line in relatum.ok("read", stream_name, "1", "0", "--json").splitlines()]
+    place.put(*orders(1), (b"\xff", {"note": "[red]no markup[/red]"}))
+    lines = [json.loads(line) for line in relatum.ok("read", place.stream, "1", "0", "--json").splitlines()]
     assert [line["offset"] for line in lines] == [1, 0]
     assert lines[0]["body_base64"] == "/w=="
     time_ = {"time": "1970-01-01T00:00:01+00:00", "time_source": "header"}
     headers = {"order_id": 1, "relatum_time": 1_000_000}
-    shown = {"stream": stream_name, "offset": 0, "headers": headers, "properties": {}, "body": "order 1"}
+    shown = {"stream": place.stream, "offset": 0, "headers": headers, "properties": {}, "body": "order 1"}
     assert lines[1] | {"properties": {}} == shown | time_
-    assert "[red]no markup[/red]" in relatum.ok("read", stream_name, "0", "1")
-    beyond = relatum.run("read", stream_name, "0", "99")
+    assert "[red]no markup[/red]" in relatum.ok("read", place.stream, "0", "1")
+    beyond = relatum.run("read", place.stream, "0", "99")
     assert beyond.returncode == ExitCode.NOT_THERE
     assert "order 1" in beyond.stdout
 
 
-def test_trace_shows_what_is_connected(relatum: Relatum, amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+def test_trace_shows_what_is_connected(relatum: Relatum, place: Place) -> None:
     """A tree from a message or a value, graphs, and a document; the code says how sure it is."""
     relatum.ok("keys", "add", "id", "order_id")
     relatum.ok("keys", "add", "cause", "--names", "id")
     held = [{"id": "a", "order_id": 7}, {"id": "b", "cause": "a"}, {"order_id": 7, "cause": "[red]x"}, {"id": "z"}]
-    publish_plain(amqp_url, stream_name, [(b"x", headers | {"relatum_time": n}) for n, headers in enumerate(held)])
-    record(amqp_url, engine, stream_name)
-    shown = relatum.ok("trace", stream_name, "1")
-    assert f"◀ cause: {stream_name}@0  1970-01-01 00:00:00.000+00:00" in shown
+    place.put(*[(b"x", headers | {"relatum_time": n}) for n, headers in enumerate(held)])
+    place.record()
+    shown = relatum.ok("trace", place.stream, "1")
+    assert f"◀ cause: {place.stream}@0  1970-01-01 00:00:00.000+00:00" in shown
     for words in ("order_id = 7", "cause = [red]x: not found", "3 messages, 2 hops", "found: there is no more"):
         assert words in shown
     document = relatum.json("trace", "order_id", "7", "--fan-out", "5")
     messages = [(message["offset"], message["hop"], message["body"]) for message in document["messages"]]
     assert (document["status"], messages) == ("found", [(0, 1, "x"), (1, 2, "x"), (2, 1, "x")])
-    assert relatum.ok("trace", stream_name, "1", "--mermaid", "--until", "now").startswith("flowchart LR\n")
+    assert relatum.ok("trace", place.stream, "1", "--mermaid", "--until", "now").startswith("flowchart LR\n")
     stopped = relatum.ok("trace", "order_id", "7", "--hops", "1", "--by", "cause")
     assert "not followed: " in stopped
-    ends(relatum, ExitCode.NOT_THERE, f"trace {stream_name} 3", "trace nowhere x")
-    ends(relatum, ExitCode.USAGE, f"trace {stream_name} 1 --mermaid --json")
-    publish_plain(amqp_url, stream_name, [(b"x", {"id": "c"})])
-    ends(relatum, ExitCode.NOT_YET, f"trace {stream_name} 1")
-    ends(relatum, ExitCode.OK, f"trace {stream_name} 1 --complete")
+    ends(relatum, ExitCode.NOT_THERE, f"trace {place.stream} 3", "trace nowhere x")
+    ends(relatum, ExitCode.USAGE, f"trace {place.stream} 1 --mermaid --json")
+    place.put((b"x", {"id": "c"}))
+    ends(relatum, ExitCode.NOT_YET, f"trace {place.stream} 1")
+    ends(relatum, ExitCode.OK, f"trace {place.stream} 1 --complete")
     # A stream that is called as a key: the name is the key's, unless it is said that a message is meant.
-    record(amqp_url, engine, stream_name)
-    relatum.ok("keys", "add", stream_name)
-    ends(relatum, ExitCode.NOT_YET, f"trace {stream_name} 1")
-    assert "order_id = 7" in relatum.ok("trace", stream_name, "1", "--message")
-    ends(relatum, ExitCode.USAGE, f"trace {stream_name} x --message")
+    place.record()
+    relatum.ok("keys", "add", place.stream)
+    ends(relatum, ExitCode.NOT_YET, f"trace {place.stream} 1")
+    assert "order_id = 7" in relatum.ok("trace", place.stream, "1", "--message")
+    ends(relatum, ExitCode.USAGE, f"trace {place.stream} x --message")
 
 
-def test_find_and_related_answer_and_end_with_their_status(
-    relatum: Relatum, amqp_url: str, engine: sa.Engine, stream_name: str
-) -> None:
+def test_find_and_related_answer_and_end_with_their_status(relatum: Relatum, place: Place) -> None:
     """Found, absent and not recorded yet each have their exit code; `--complete` reads what is not recorded."""
-    publish_plain(amqp_url, stream_name, orders(1, 2, 2, 3))
-    record(amqp_url, engine, stream_name, keys=["order_id"])
-    found = relatum.json("find", "order_id", "2", "--streams", stream_name)
-    assert relatum.json("find", "order_id", "2", "--to", stream_name) == found, "as it was called before"
+    place.put(*orders(1, 2, 2, 3))
+    place.record(keys=["order_id"])
+    found = relatum.json("find", "order_id", "2", "--streams", place.stream)
+    assert relatum.json("find", "order_id", "2", "--to", place.stream) == found, "as it was called before"
     assert found["status"] == "found"
     assert [message["offset"] for message in found["messages"]] == [1, 2]
     assert [message["offset"] for message in relatum.json("find", "order_id", "2", "-n", "1")["messages"]] == [1]
@@ -274,49 +251,46 @@ def test_find_and_related_answer_and_end_with_their_status(
     assert relatum.json("find", "order_id", "2", *since)["status"] == "absent"
     assert relatum.json("find", "order_id", "3", *since)["status"] == "found"
 
-    related = relatum.json("related", stream_name, "1", "--by", "order_id")
+    related = relatum.json("related", place.stream, "1", "--by", "order_id")
     assert [(message["offset"], message["keys"]) for message in related["messages"]] == [(2, ["order_id"])]
-    before = relatum.json("related", stream_name, "3", "--to", stream_name, "--time", "before")
+    before = relatum.json("related", place.stream, "3", "--to", place.stream, "--time", "before")
     assert [message["offset"] for message in before["messages"]] == [2]
 
     around = relatum.run("around", "1970-01-01T00:00:02", "--for", "1s", "--before", "0", "--json")
     assert [message["offset"] for message in json.loads(around.stdout)["messages"]] == [1, 2, 3]
     assert "is read as 1970-01-01T00:00:02+00:00 (UTC" in around.stderr
     asked = relatum.run("find", "order_id", "2", "--log-level", "debug").stderr
-    assert f"read ({stream_name}): 2 rows, " in asked
+    assert f"read ({place.stream}): 2 rows, " in asked
     assert "select (" in asked
-    publish_plain(amqp_url, stream_name, orders(9))
-    later = relatum.run("find", "order_id", "9", "--to", stream_name, "--json")
+    place.put(*orders(9))
+    later = relatum.run("find", "order_id", "9", "--to", place.stream, "--json")
     assert later.returncode == ExitCode.NOT_YET, later.stderr
     assert json.loads(later.stdout)["status"] == "not_recorded_yet"
-    complete = relatum.json("find", "order_id", "9", "--to", stream_name, "--complete")
+    complete = relatum.json("find", "order_id", "9", "--to", place.stream, "--complete")
     assert [message["offset"] for message in complete["messages"]] == [4]
 
 
-def test_rows_are_back_filled_compared_repaired_and_pruned(
-    relatum: Relatum, amqp_url: str, stream_name: str, engine: sa.Engine
-) -> None:
+def test_rows_are_back_filled_compared_repaired_and_pruned(relatum: Relatum, place: Place) -> None:
     """A later key is recorded once; a row that is gone is listed, and written again only with `--no-dry-run`."""
-    publish_plain(amqp_url, stream_name, orders(1, 2, 3))
-    record(amqp_url, engine, stream_name)
+    place.put(*orders(1, 2, 3))
+    place.record()
     relatum.ok("keys", "add", "order_id")
-    ends(relatum, ExitCode.NOT_YET, f"find order_id 2 --to {stream_name}")
-    [report] = relatum.json("backfill", stream_name)
-    assert (report["stream"], report["messages"], report["rows"]) == (stream_name, 3, 3)
-    assert relatum.json("find", "order_id", "2", "--to", stream_name)["status"] == "found"
-    assert relatum.json("backfill", stream_name)[0]["rows"] == 0
-    verified = relatum.json("verify", stream_name)
+    ends(relatum, ExitCode.NOT_YET, f"find order_id 2 --to {place.stream}")
+    [report] = relatum.json("backfill", place.stream)
+    assert (report["stream"], report["messages"], report["rows"]) == (place.stream, 3, 3)
+    assert relatum.json("find", "order_id", "2", "--to", place.stream)["status"] == "found"
+    assert relatum.json("backfill", place.stream)[0]["rows"] == 0
+    verified = relatum.json("verify", place.stream)
     assert (verified["ok"], verified["streams"][0]["rows"]) == (True, 3)
-    assert "no difference" in relatum.ok("verify", stream_name)
-    with engine.begin() as connection:
-        connection.execute(sa.text("DELETE FROM relatum.relationships WHERE value = '2'"))
-    listed = relatum.run("verify", stream_name)
+    assert "no difference" in relatum.ok("verify", place.stream)
+    place.sql("DELETE FROM relatum.relationships WHERE value = '2'")
+    listed = relatum.run("verify", place.stream)
     assert (listed.returncode, "missing" in listed.stdout) == (ExitCode.DIFFERENT, True)
-    planned = relatum.json("verify", stream_name, "--repair")
+    planned = relatum.json("verify", place.stream, "--repair")
     assert (planned["dry_run"], len(planned["repaired"])) == (True, 1)
-    ends(relatum, ExitCode.DIFFERENT, f"verify {stream_name}")
-    assert relatum.json("verify", stream_name, "--repair", "--no-dry-run")["repaired"] == planned["repaired"]
-    ends(relatum, ExitCode.OK, f"verify {stream_name}")
+    ends(relatum, ExitCode.DIFFERENT, f"verify {place.stream}")
+    assert relatum.json("verify", place.stream, "--repair", "--no-dry-run")["repaired"] == planned["repaired"]
+    ends(relatum, ExitCode.OK, f"verify {place.stream}")
     assert relatum.json("prune") == {}
     relatum.ok("keys", "remove", "order_id")
     assert relatum.json("prune") == {"": 3}
@@ -365,16 +339,16 @@ def test_two_commands_and_an_exchange_is_looked_up(own_broker: LocalRabbitMQ, da
     with broker_connection(own_broker.broker_url) as connection:
         channel = connection.channel()
         channel.exchange_declare(exchange, "topic", durable=True)
-        said = relatum.ok("tap", exchange, "--max-length-bytes", "20000000")
+        said = relatum.ok("tap", exchange, "--binding-key", "new", "--max-length-bytes", "20000000")
         assert f"relatum record tap.{exchange}" in said
         assert "20.0 MB and 7d at most" in said
-        with recording(relatum, f"tap.{exchange}", "--keys", "order_id"):
+        with relatum.running("record", f"tap.{exchange}", "--keys", "order_id"):
             channel.basic_publish(exchange, "new", b"4 chairs", pika.BasicProperties(headers={"order_id": 7}))
             wait_until(lambda: relatum.run("find", "order_id", "7").returncode == 0, LIMIT_S, what="the order")
     (found,) = relatum.json("find", "order_id", "7")["messages"]
     assert (found["stream"], found["body"]) == (f"tap.{exchange}", "4 chairs")
     (listed,) = relatum.json("tap", "--list")
-    tap = {"exchange": exchange, "type": "topic", "stream": f"tap.{exchange}", "binding_key": "#", "arguments": {}}
+    tap = {"exchange": exchange, "type": "topic", "stream": f"tap.{exchange}", "binding_key": "new", "arguments": {}}
     assert listed == listed | tap | {"made_stream": True}
     ends(relatum, ExitCode.USAGE, f"untap {exchange} --delete --json")
     ends(relatum, ExitCode.DECLINED, f"untap {exchange} --delete")
@@ -391,43 +365,39 @@ def test_two_commands_and_an_exchange_is_looked_up(own_broker: LocalRabbitMQ, da
 
 
 def test_what_is_expected_is_defined_and_what_is_missing_is_told(
-    relatum: Relatum, amqp_url: str, engine: sa.Engine, stream_name: str, other_stream: str
+    relatum: Relatum, place: Place, other_stream: str
 ) -> None:
     """Nothing is missing, a recorder is behind, something is missing: 0, 8 and 10; a follower gives JSON lines."""
     two_hours_ago_us = (time.time_ns() // 1_000_000_000 - 7_200) * 1_000_000
 
     def publish(stream: str, value: str) -> None:
-        publish_plain(amqp_url, stream, [(b"", {"order_id": value, "relatum_time": two_hours_ago_us})])
+        place.put((b"", {"order_id": value, "relatum_time": two_hours_ago_us}), to=stream)
 
-    publish(stream_name, "a")
+    publish(place.stream, "a")
     publish(other_stream, "a")
-    record(amqp_url, engine, stream_name, other_stream, keys=["order_id"])
+    place.record(place.stream, other_stream, keys=["order_id"])
     assert "Nothing is expected" in relatum.ok("missing")
-    words = f"--of {stream_name} --by order_id --follows {other_stream}"
+    words = f"--of {place.stream} --by order_id --follows {other_stream}"
     relatum.ok(*f"expect add paid {words} --within 0.001s --grace 0.5s".split())
     ends(relatum, ExitCode.USAGE, f"expect add paid {words} --within 2h")
     # A follower has one expectation and no end; metrics are a follower's.
     ends(relatum, ExitCode.USAGE, "missing --follow", "missing x --follow --until now", "missing x --metrics-port 9")
-    wanted = {"name": "paid", "of": stream_name, "by": "order_id", "follows": other_stream, "within_s": 0.001}
+    wanted = {"name": "paid", "of": place.stream, "by": "order_id", "follows": other_stream, "within_s": 0.001}
     wanted["grace_s"] = 0.5
     assert relatum.json("expect", "list") == [wanted]
     assert "nothing is missing" in relatum.ok("missing", "paid")
-    publish(stream_name, "b")
+    publish(place.stream, "b")
     behind = relatum.run("missing")
-    assert (behind.returncode, f"nobody records {stream_name}" in behind.stdout) == (ExitCode.NOT_YET, True)
-    record(amqp_url, engine, stream_name)
+    assert (behind.returncode, f"nobody records {place.stream}" in behind.stdout) == (ExitCode.NOT_YET, True)
+    place.record()
     shown = relatum.run("missing", "paid")
-    assert (shown.returncode, f"missing\t{stream_name}\t1\tb" in shown.stdout) == (ExitCode.UNSUCCESSFUL, True)
+    assert (shown.returncode, f"missing\t{place.stream}\t1\tb" in shown.stdout) == (ExitCode.UNSUCCESSFUL, True)
     (report,) = relatum.json("missing", "paid")
     assert (report["status"], report["expectation"], report["missing_count"]) == ("found", wanted, 1)
-    assert [(each["value"], each["id"]) for each in report["missing"]] == [("b", {"stream": stream_name, "offset": 1})]
-    follower = relatum.start("missing", "paid", "--follow", "--since", "yesterday", "--json")
-    try:
+    assert [(each["value"], each["id"]) for each in report["missing"]] == [("b", {"stream": place.stream, "offset": 1})]
+    with relatum.running("missing", "paid", "--follow", "--since", "yesterday", "--json") as follower:
         assert follower.stdout is not None
         told = json.loads(follower.stdout.readline())
         assert (told["finding"], told["value"]) == ("missing", "b")
-    finally:
-        follower.kill()
-        follower.communicate()
     relatum.ok("expect", "remove", "paid")
     ends(relatum, ExitCode.NOT_THERE, "missing paid", "expect remove paid")

@@ -225,10 +225,8 @@ def killed_while_it_writes(relatum: Relatum, words: list[str], table: str) -> No
     url = relatum.database_url
     with psycopg.connect(url) as held, psycopg.connect(url, autocommit=True) as watching:
         held.execute(f"LOCK TABLE relatum.{table} IN ACCESS EXCLUSIVE MODE")
-        with relatum.start(*words) as process:
+        with relatum.running(*words):
             wait_until(lambda: watching.execute(WAITS).fetchone(), LIMIT_S, what="the command to wait")
-            process.kill()
-            process.communicate(timeout=LIMIT_S)
 
 
 # --- names that match nothing ---------------------------------------------------------------------------
@@ -289,14 +287,10 @@ def test_all_that_is_recorded_is_compared_where_no_stream_is_named(
 
 def test_what_would_be_forgotten_is_shown_while_it_is_recorded(relatum: Relatum, recorded: str) -> None:
     """The rows and who needs the stream are printed, and the code is that of forgetting it."""
-    with relatum.start("record", recorded) as recorder:
-        try:
-            wait_until(lambda: relatum.json("status", recorded)[0]["recorder"])
-            for arguments in (("--dry-run",), ("--dry-run", "--json")):
-                ended = relatum.run("forget", recorded, *arguments)
-                assert (ended.returncode, recorded in ended.stdout) == (ExitCode.DIFFERENT, True)
-                assert "stop that one first" in ended.stderr
-            assert relatum.run("forget", recorded).stdout == ""
-        finally:
-            recorder.kill()
-            recorder.communicate(timeout=LIMIT_S)
+    with relatum.running("record", recorded):
+        wait_until(lambda: relatum.json("status", recorded)[0]["recorder"])
+        for arguments in (("--dry-run",), ("--dry-run", "--json")):
+            ended = relatum.run("forget", recorded, *arguments)
+            assert (ended.returncode, recorded in ended.stdout) == (ExitCode.DIFFERENT, True)
+            assert "stop that one first" in ended.stderr
+        assert relatum.run("forget", recorded).stdout == ""

@@ -6,25 +6,23 @@ psycopg connection the table.
 
 import random
 import shutil
-import signal
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pika
-import pika.exceptions
 import psycopg
 import pytest
 import sqlalchemy as sa
 
-import relatum
 import relatum_migrations
 from relatum.local import LocalServers
+from relatum.membership import GROUP_KEY
 from relatum.recording import status, verify
 from relatum.store import make_engine
-from tests.acceptance._command import COMMAND, Relatum
+from relatum_consumer import Relations
+from tests.acceptance._command import Relatum
 from tests.support import (
     all_plain,
     declare_stream,
@@ -38,6 +36,7 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
+from tests.support.groups import ids, of_group, whole_group
 from tests.support.publishing import StubbornLoad
 
 # A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
@@ -46,22 +45,16 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 STREAM = "orders"
-PUBLISHED_A_SECOND = 2_000
+GROUPS = "groups"
 
 
-class Load(StubbornLoad):
+def load_of(servers: LocalServers) -> StubbornLoad:
     """Publishes numbered orders, through whatever happens to the broker."""
 
-    def _publish(self, connection: pika.BlockingConnection) -> None:
-        channel = connection.channel()
-        while not self._stop.is_set():
-            for _ in range(PUBLISHED_A_SECOND // 50):
-                number = self.published
-                headers = {"order_id": f"o{number}", "host": f"h{number % 17}"}
-                channel.basic_publish("", STREAM, b"x" * 100, pika.BasicProperties(headers=headers))
-                self.published += 1
-            connection.process_data_events(0)
-            self._stop.wait(1 / 50)
+    def order(number: int) -> tuple[str, pika.BasicProperties]:
+        return STREAM, pika.BasicProperties(headers={"order_id": f"o{number}", "host": f"h{number % 17}"})
+
+    return StubbornLoad(servers.broker_url, order, each_s=2_000)
 
 
 def assert_equal(servers: LocalServers) -> int:
@@ -98,20 +91,6 @@ def engine(servers: LocalServers) -> Iterator[sa.Engine]:
     engine.dispose()
 
 
-@contextmanager
-def recorder_process(servers: LocalServers, log: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    """The installed command, recording. One holder name, so that a restart needs not wait for the lease."""
-    environment = Relatum(servers.broker_url, servers.stream_url, servers.database_url).environment
-    with log.open("ab") as output:
-        arguments = [COMMAND, "record", STREAM, "--keys", "order_id", "--keys", "host", "--holder", "the-recorder"]
-        process = subprocess.Popen(arguments, env=environment, stdout=output, stderr=output)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def wait_until_it_records(engine: sa.Engine) -> None:
     """Wait until more is recorded than is now."""
     before = recorded_to(engine, STREAM)
@@ -122,14 +101,15 @@ def test_a_recorder_killed_at_random_moments_loses_and_doubles_nothing(
     servers: LocalServers, engine: sa.Engine, kills: int, chance: random.Random, tmp_path: Path
 ) -> None:
     """SIGKILL at random moments under load; the last run catches up, and every message has its rows once."""
-    with Load(servers.broker_url) as load:
+    relatum = Relatum(servers.broker_url, servers.stream_url, servers.database_url)
+    # One holder name, so that a restart needs not wait for the lease.
+    words = ("record", STREAM, "--keys", "order_id", "--keys", "host", "--holder", "the-recorder")
+    with load_of(servers) as load:
         for _ in range(kills):
-            with recorder_process(servers, tmp_path / "recorder.log") as process:
+            with relatum.running(*words, stderr=tmp_path / "recorder.log"):
                 wait_until_it_records(engine)
                 time.sleep(chance.random() * 0.3)  # Not a wait for a condition: the moment of death is the test.
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-    with recorder_process(servers, tmp_path / "recorder.log"):
+    with relatum.running(*words, stderr=tmp_path / "recorder.log"):
         wait_recorded(servers.broker_url, engine, STREAM)
     assert assert_equal(servers) >= min(load.published, 500 * kills)
 
@@ -140,7 +120,7 @@ def test_a_server_killed_again_and_again_loses_and_doubles_no_row(
 ) -> None:
     """The recorder connects again and catches up each time; publishing goes on while the database is away."""
     server = servers.rabbitmq if which == "broker" else servers.postgresql
-    with Load(servers.broker_url) as load, recording(servers.broker_url, engine, STREAM, keys=["order_id", "host"]):
+    with load_of(servers) as load, recording(servers.broker_url, engine, STREAM, keys=["order_id", "host"]):
         for _ in range(max(1, kills // 4)):
             wait_until_it_records(engine)
             published = load.published
@@ -157,62 +137,70 @@ def test_a_server_killed_again_and_again_loses_and_doubles_no_row(
 def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(
     servers: LocalServers, engine: sa.Engine, tmp_path: Path
 ) -> None:
-    """RabbitMQ does not fsync streams: after a power loss the table is ahead, and offsets are used again."""
-    url = servers.broker_url
+    """RabbitMQ does not fsync streams: after a power loss the table is ahead, and offsets are used again.
+
+    Groups that were scanned there are looked for again: those are given that are whole now, and no others.
+    """
+    url, both = servers.broker_url, (STREAM, GROUPS)
+    declare_stream(url, GROUPS)
     publish_plain(url, STREAM, orders("kept", 3_000), confirm=False)
-    record(url, engine, STREAM, keys=["order_id"])
+    publish_plain(url, GROUPS, [*whole_group(1, 2), of_group(2, 1)])
+    record(url, engine, *both, keys=["order_id", GROUP_KEY])
     servers.rabbitmq.stop()
     older = tmp_path / "older"
     shutil.copytree(servers.rabbitmq.data, older, symlinks=True)
     restart_broker(servers)
     publish_plain(url, STREAM, orders("lost", 1_000), confirm=False)
-    record(url, engine, STREAM)
+    publish_plain(url, GROUPS, [of_group(2, 2, last=True), *whole_group(3, 3), *whole_group(4, 2)])
+    record(url, engine, *both)
     assert len(rows_of(engine, STREAM)) == 4_000
+    assert bodies_given(servers, acknowledge=(1, 4)) == ["1-1 1-2", "2-1 2-2", "3-1 3-2 3-3", "4-1 4-2"]
 
     servers.rabbitmq.stop()
     shutil.rmtree(servers.rabbitmq.data)
     shutil.copytree(older, servers.rabbitmq.data, symlinks=True)
     restart_broker(servers)
     publish_plain(url, STREAM, orders("new", 500), confirm=False)
+    publish_plain(url, GROUPS, [*whole_group(5, 2), *whole_group(3, 2)])
     found = verify(url, engine.url, [STREAM])
     assert [difference.kind for difference in found.streams[0].differences] == ["replaced"], "verify notices it too"
-    with recording(url, engine, STREAM):
-        wait_until(lambda: recorded_to(engine, STREAM) == 3_500, what="the stream as it is now is recorded")
-    (seen,) = status(url, engine.url, [STREAM])
-    assert [event.kind for event in seen.events] == ["tail_lost"]
-    assert seen.generation == 1
+    with recording(url, engine, *both):
+        wait_until(lambda: [recorded_to(engine, each) for each in both] == [3_500, 7], what="the streams as they are")
+    for seen in status(url, engine.url, both):
+        assert ([event.kind for event in seen.events], seen.generation) == (["tail_lost"], 1)
     values = [value for _, value, _ in rows_of(engine, STREAM)]
     assert values == [f"kept{n}" for n in range(3_000)] + [f"new{n}" for n in range(500)]
-    assert verify(url, engine.url, [STREAM]).ok
+    assert verify(url, engine.url, both).ok
+    assert bodies_given(servers, acknowledge=(3, 5)) == ["5-1 5-2", "3-1 3-2"]
+    publish_plain(url, GROUPS, [of_group(2, 2, last=True)])
+    record(url, engine, GROUPS)
+    assert bodies_given(servers, acknowledge=(2,)) == ["2-1 2-2"]
+    assert bodies_given(servers) == []
+    with Relations(url, servers.database_url) as relations:
+        consumer = relations.group_consumer_status("billing")
+    assert [(source.scanned_to, source.lag_offsets) for source in consumer.sources] == [(8, 0)]
+    assert consumer.counts == dict.fromkeys(consumer.counts, 0) | {"done": 5}
 
 
-def test_publishing_does_not_wait_for_the_database(servers: LocalServers, engine: sa.Engine) -> None:
-    """An intercepted connection with its recorder inside goes on while PostgreSQL is away, and catches up."""
-    connection = pika.BlockingConnection(pika.URLParameters(servers.broker_url))
-    relatum.intercept(connection, database=servers.database_url, keys=["order_id"])
-    channel = connection.channel()
-    channel.confirm_delivery()
-    names = ["away", "lost", "back"]
-    for number, name in enumerate(names):
-        if name != "back":
-            servers.postgresql.kill()
-        for body, headers in orders(name, 50):
-            channel.basic_publish("", STREAM, body, pika.BasicProperties(headers=headers))
-        engine.dispose()
-        if name != "back":
-            servers.postgresql.restart()
-        if name != "lost":
-            wait_until(lambda count=50 * (number + 1): recorded_to(engine, STREAM) >= count, what="it is recorded")
-    relatum.release(connection)
-    connection.close()
-    published = [headers["order_id"] for name in names for _, headers in orders(name, 50)]
-    assert [value for _, value, _ in rows_of(engine, STREAM)] == published
+def bodies_given(servers: LocalServers, *, acknowledge: tuple[int, ...] = ()) -> list[str]:
+    """What a member is given, each group's bodies as one text; it acknowledges some."""
+    found = []
+    with (
+        Relations(servers.broker_url, servers.database_url) as relations,
+        relations.groups(GROUPS, consumer="billing") as groups,
+    ):
+        for group in groups:
+            found.append(" ".join(message.body.decode() for message in group))
+            if group.group_id in ids(*acknowledge):
+                group.acknowledge()
+    return found
 
 
 def restart_broker(servers: LocalServers) -> None:
     """Start the broker again, and wait until it serves its streams, which is a moment later."""
     servers.rabbitmq.restart()
-    wait_until(lambda: stream_available(servers.broker_url, STREAM), what="the stream is served again")
+    for stream in (STREAM, GROUPS):
+        wait_until(partial(stream_available, servers.broker_url, stream), what="the stream is served again")
 
 
 def orders(name: str, count: int) -> list[tuple[bytes, dict[str, str]]]:

@@ -7,12 +7,11 @@ the tables by bare psycopg, and shares no code with what it checks.
 
 import json
 import random
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ import relatum_migrations
 from relatum.contexts import SerializationContexts, verify
 from relatum.errors import Conflict
 from relatum.local import LocalServers
+from tests.acceptance._party import Party
 from tests.acceptance._serial_proof import Consumed, Sent, faults, read_partition, sent_by, valid_messages
 from tests.support import broker_connection, stream_available, unique_name, wait_until
 from tests.support.proxy import Proxy
@@ -129,67 +129,24 @@ class Servers:
         ]
 
 
-class Parties:
-    """The processes of one role, each replaced by another when it is killed."""
-
-    def __init__(self, servers: Servers, role: str) -> None:
-        self._start = partial(servers.start, role)
-        self.processes = [self._start(number) for number in range(COUNTS[role])]
-
-    def kill(self, chance: random.Random) -> None:
-        """Kill one of them, and start another."""
-        number = chance.randrange(len(self.processes))
-        self.processes[number].kill()
-        self.processes[number].wait()
-        self.processes[number] = self._start(number)
-
-    @contextmanager
-    def frozen(self, chance: random.Random) -> Iterator[None]:
-        """Has one of them stand still, wherever it is just now."""
-        process = chance.choice(self.processes)
-        process.send_signal(signal.SIGSTOP)
-        yield
-        process.send_signal(signal.SIGCONT)
-
-    def freeze(self, chance: random.Random) -> None:
-        """Have one of them stand still for longer than a lease."""
-        with self.frozen(chance):
-            time.sleep(FROZEN_S)  # Not a wait for a condition: how long it stands still is the test.
-
-    def stop(self) -> None:
-        """End them in order."""
-        for process in self.processes:
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-        for process in self.processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(90)
-            process.kill()
-            process.wait()
-
-
 @contextmanager
-def running(servers: Servers) -> Iterator[list[Parties]]:
+def running(servers: Servers) -> Iterator[list[Party]]:
     """Publishers, members and movers; all ended afterwards."""
-    parties = [Parties(servers, role) for role in COUNTS]
-    try:
-        yield parties
-    finally:
-        for each in parties:
-            each.stop()
+    with ExitStack() as stack:
+        yield [stack.enter_context(Party(partial(servers.start, role), count)) for role, count in COUNTS.items()]
 
 
 class Sleep:
     """Has publishers sleep at the worst moment, while all contexts move."""
 
-    def __init__(self, servers: Servers, publishers: Parties, line: Proxy) -> None:
+    def __init__(self, servers: Servers, publishers: Party, line: Proxy) -> None:
         self._servers = servers
         self._publishers = publishers
         self._line = line
 
     def process(self, chance: random.Random) -> None:
         """Stop a publisher wherever it is just now."""
-        with self._publishers.frozen(chance):
+        with self._publishers.frozen(chance.randrange(COUNTS["publisher"])):
             self._move_all(chance)
 
     def line(self, chance: random.Random) -> None:
@@ -291,6 +248,10 @@ def test_contexts_that_move_while_everything_is_killed_keep_their_order(
 ) -> None:
     """Whoever dies or sleeps, and whenever: nothing told is lost, nothing consumed twice, each context in order."""
 
+    def freeze_member(chance: random.Random) -> None:
+        with members.frozen(chance.randrange(COUNTS["member"])):
+            time.sleep(FROZEN_S)  # Not a wait for a condition: how long it stands still is the test.
+
     def kill_database() -> None:
         private_servers.postgresql.kill()
         private_servers.postgresql.restart()
@@ -304,7 +265,8 @@ def test_contexts_that_move_while_everything_is_killed_keep_their_order(
     with running(own) as (publishers, members, movers):
         wait_until(lambda: own.consumed, what="the first message consumed")
         sleep = Sleep(own, publishers, line)
-        actions = [publishers.kill, members.kill, members.freeze, movers.kill, sleep.process, sleep.line]
+        kills_any = [each.kill_any for each in (publishers, members, movers)]
+        actions = [*kills_any, freeze_member, sleep.process, sleep.line]
         done = kill_at_random(own, actions, chance, kills, MOVES[is_long], 1.0)
         kill_database()
         wait_for_moves(own)

@@ -2,6 +2,7 @@
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
@@ -34,19 +35,37 @@ class Load(ABC):
 
 
 class StubbornLoad(Load):
-    """Publishes whatever happens to the broker: it connects again. What it publishes, its `_publish` says."""
+    """Publishes whatever happens to the broker: it connects again, and publishes no number twice.
 
-    def __init__(self, broker_url: str) -> None:
-        self._url = broker_url
+    Args:
+        broker_url: The broker.
+        message_of: The stream and the properties of the message of a number.
+        each_s: How many it publishes in a second.
+        published: Of how many it goes on.
+    """
+
+    def __init__(
+        self,
+        broker_url: str,
+        message_of: Callable[[int], tuple[str, pika.BasicProperties]],
+        *,
+        each_s: int,
+        published: int = 0,
+    ) -> None:
+        self._url, self._message_of, self._each_s = broker_url, message_of, each_s
         super().__init__()
+        self.published = published
 
     def _run(self) -> None:
         while not self._stop.is_set():
             with suppress(pika.exceptions.AMQPError, OSError):
                 connection = pika.BlockingConnection(pika.URLParameters(self._url))
-                self._publish(connection)
+                channel = connection.channel()
+                while not self._stop.wait(1 / 20):
+                    for _ in range(self._each_s // 20):
+                        self.published += 1
+                        stream, properties = self._message_of(self.published)
+                        channel.basic_publish("", stream, b"x" * 100, properties)
+                    connection.process_data_events(0)
                 connection.close()
             self._stop.wait(0.1)
-
-    @abstractmethod
-    def _publish(self, connection: pika.BlockingConnection) -> None: ...

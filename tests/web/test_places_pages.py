@@ -11,7 +11,6 @@ from relatum import SerialConsumer, SerializationContexts
 from relatum.collecting import _collector_status as listing
 from relatum.membership import GROUP_KEY
 from relatum.store import add_keys
-from relatum.store import expectations as expectation_rows
 from relatum_consumer.web._api import _groups, _missing
 from tests.acceptance._command import Relatum
 from tests.support.groups import group_id, of_group, whole_group
@@ -319,19 +318,3 @@ def test_counts_that_take_too_long_are_said_to_be_none(world: World, monkeypatch
         assert all("shorter span" in row["words"] for row in rows)
         assert not any(".." in row["words"] for row in rows)
         assert page.get("/missing?span=all").status_code == 200
-
-
-def test_names_that_were_made_to_do_harm_are_names(own: Asking, engine: sa.Engine) -> None:
-    """An expectation of such streams and such a name is text, and its links lead to it."""
-    names = [name for name in hostile_names(30) if name.strip()]
-    add_keys(engine, ["order_id"])
-    with engine.begin() as connection:
-        columns = {"vhost": "/", "by_key": "order_id", "within_s": 60}
-        rows = [{"name": name, "of_stream": name, "follows": name} | columns for name in names]
-        connection.execute(sa.insert(expectation_rows), rows)
-    shown = [row["name"] for row in own.get("/api/missing?limit=50").json()["expectations"]]
-    assert sorted(shown) == sorted(names)
-    hrefs = links(own, "/missing?limit=50")
-    for name in shown[::5]:
-        (link,) = {each for each in hrefs if each == f"/missing/expectation?{urlencode({'name': name})}"}
-        harmless(own.get(link).text)

@@ -1,7 +1,6 @@
 """The conversation: its document, its page, its files; what is masked, what bounds it, what it weighs."""
 
 import csv
-import html
 import io
 import re
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
-from tests.support.web import Asking, asking, at
+from tests.support.web import Asking, asking
 from tests.web.conftest import COMMON, FORMULA, HOSTILE, Talks
 from tests.web.test_api import harmless, links
 
@@ -94,18 +93,6 @@ def test_nothing_connected_is_said_with_what_is_known(talk: Asking, talks: Talks
         shown = talk.get(f"/trace?{query}")
         assert shown.status_code == 200
         harmless(shown.text)
-
-
-def test_each_message_is_a_link_of_the_timeline_with_a_name(talk: Asking, talks: Talks) -> None:
-    """So the keyboard comes to each, and a reader of screens says which it is."""
-    query = f"stream={talks.orders}&offset=0"
-    shown = talk.get(f"/trace?{query}").text
-    harmless(shown)
-    drawn = re.findall(r'<a href="([^"]+)"><title>([^<]+)</title>', shown)
-    messages = talk.get(f"/api/trace?{query}").json()["messages"]
-    assert [html.unescape(href) for href, _ in drawn] == [at(each["stream"], each["offset"]) for each in messages]
-    assert drawn[0][1].endswith("+0 s, the start")
-    assert drawn[-1][1].endswith("+3 h")
 
 
 # --- files ------------------------------------------------------------------------------------------------
