@@ -42,7 +42,13 @@ ABORTED_SHARE = 0.3
 """Of the moves that another left, this share is taken back."""
 
 TOLERATED: dict[str, tuple[type[Exception], ...]] = {
-    "publisher": (RelatumError, AMQPError, aio_pika.exceptions.AMQPError, OSError),
+    "publisher": (
+        RelatumError,
+        AMQPError,
+        OSError,
+        aio_pika.exceptions.AMQPError,
+        aio_pika.exceptions.ChannelInvalidStateError,
+    ),
     "member": (Transient,),
     "mover": (Conflict, Transient, PublishRejected),
 }
