@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from relatum.local import LocalRabbitMQ
-from tests.support._waiting import wait_until
+from tests.support._waiting import START_S, wait_until
 from tests.support.ports import DISTRIBUTION_OFFSET
 
 
@@ -20,7 +20,7 @@ def run_tool(server: LocalRabbitMQ, name: str, *arguments: str) -> str:
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "",
     }
     command = [str(script), "--node", "relatum@localhost", *arguments]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_S, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
