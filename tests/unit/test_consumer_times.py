@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from relatum.errors import InvalidInput
 from relatum.keys import moment as moment_of
-from relatum.limits import TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
+from relatum.limits import INTEGER_MAX, TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, Properties, StreamBounds
 from relatum.steps import run
 from relatum_consumer import Answer, Status
@@ -30,7 +30,7 @@ from relatum_consumer.lookups import (
 from relatum_consumer.lookups import _limits as limits
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTHS_US
-from relatum_consumer.lookups._time_search import Block
+from relatum_consumer.lookups._time_search import Block, earliest, mirrored
 from tests.support import times as slow
 from tests.support._recording import time_blocks, width_class
 
@@ -306,3 +306,19 @@ def test_a_width_class_is_the_smallest_that_holds_the_width(width: int) -> None:
     assert width <= 4**found or found == width == 0
     assert found <= 1 or width > 4 ** (found - 1)
     assert width >= 2**58 or width <= WIDTHS_US[found], "the range that is probed holds the block"
+
+
+@given(
+    st.builds(lambda a, b, c, d: Block(min(a, b), max(a, b), min(c, d), max(c, d)), *[st.integers(0, 50)] * 4),
+    st.tuples(st.integers(-1, 51), st.sampled_from([-1, INTEGER_MAX]) | st.integers(0, 50)),
+)
+def test_a_blocks_promise_is_kept(block: Block, beyond: tuple[int, int]) -> None:
+    """No message a block can hold comes earlier after a place than it promises, nor in the mirror."""
+    for held, place in ((block, beyond), (block.mirrored(), mirrored(beyond))):
+        possible = [
+            (time, offset)
+            for time in range(held.min_us, held.max_us + 1)
+            for offset in range(held.first_offset, held.last_offset + 1)
+            if (time, offset) > place
+        ]
+        assert earliest(held, place) == min(possible, default=None)
