@@ -188,14 +188,14 @@ def test_who_is_back_hands_nothing_out_before_it_is_known_whose_it_is(
         assert consumer.next_batch(90) is not None
 
 
-def test_nothing_is_handed_out_behind_the_end_of_a_lease(place: Place, bed: SerialBed) -> None:
+def test_nothing_is_handed_out_after_the_end_of_a_lease(place: Place, bed: SerialBed) -> None:
     """As of a process that stood still, or has no answer of PostgreSQL: others may have the partitions."""
     consumed, options = Consumed(bed, place.database), SerialOptions(lease_s=1.0)
     with SerialConsumer(bed.name, "test", options, database=place.database, broker=place.amqp) as consumer:
         wait_until(lambda: len(consumer.partitions) == PARTITIONS, what="all partitions")
         with late(consumer) as asks:
             assert asks.wait(90)
-            time.sleep(1.0)  # the lease, and no deadline: it is over then
+            time.sleep(1.0)  # Not a wait for a condition: how long the lease lasts, which is over then.
             consumed.publish()
             assert hands_nothing_out(consumer)
         assert consumer.next_batch(90) is not None

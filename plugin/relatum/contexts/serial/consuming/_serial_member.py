@@ -201,7 +201,7 @@ class Member:
         self._surplus = share.surplus
         self._choose_surplus()
         if not reach.is_cut_off:
-            # Not before: while it was cut off, others may have taken what it had, and consumed what lies there.
+            # Not earlier: while it was cut off, others may have taken its partitions, and consumed from them.
             self.shared.go_on(began + self._options.lease_s)
 
     def _any_partition(self) -> str:

@@ -124,7 +124,7 @@ class Shared:
             return any(step is not None and step.count for step in steps)
 
     def go_on(self, leased_until: float) -> None:
-        """Hand out until the lease ends: behind that, others may have the partitions, and consume what lies there.
+        """Hand out until the lease ends. After that, others may have its partitions, and consume the same.
 
         `leased_until`: As of `time.monotonic`, which goes on while the process stands still.
         """
