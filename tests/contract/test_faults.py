@@ -14,6 +14,7 @@ import pytest
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost, ReadTimeout
 from relatum.reading import BrokerAddress, Message
 from relatum.recording import Recorder
+from relatum.wire import frames
 from relatum_consumer import Relations
 from relatum_migrations import upgrade
 from tests.contract._faces import Face, open_face
@@ -59,11 +60,21 @@ def test_a_frozen_broker_is_a_time_out(face: Face, proxy: Proxy, stream: str) ->
     assert until_answered(lambda: face.read(stream, 2)).body == b"2"
 
 
-def test_a_connection_that_ended_while_idle(face: Face, proxy: Proxy, stream: str) -> None:
-    """The next read opens another one, unseen by the caller."""
-    for offset in range(LAST + 1):
-        assert until_answered(lambda offset=offset: face.read(stream, offset)).body == str(offset).encode()
-        proxy.cut()
+@pytest.mark.parametrize("last", [b"", frames.heartbeat()], ids=["at once", "after a heartbeat"])
+def test_a_connection_that_ended_while_idle(
+    face_name: str, stream_url: str, proxy: Proxy, stream: str, last: bytes
+) -> None:
+    """The next question opens another one, unseen by the caller; also where the program stood still meanwhile."""
+    with open_face(face_name, proxy.url(stream_url)) as face:
+        for offset in range(LAST + 1):
+            assert face.read(stream, offset).body == str(offset).encode()
+            proxy.cut(last)
+            assert face.bounds(stream).last == LAST
+            proxy.cut(last)
+            assert [message.offset for message in face.read_many([(stream, offset)])] == [offset]
+            proxy.cut(last)
+            assert len(face.iterate(stream)) == LAST + 1
+            proxy.cut(last)
 
 
 @pytest.mark.parametrize("fault", ["frozen", "cut"])

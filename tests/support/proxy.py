@@ -78,10 +78,12 @@ class Proxy:
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                 self._forget(one)
 
-    def cut(self) -> None:
-        """End all connections as a server does that stops; new ones are accepted."""
+    def cut(self, last: bytes = b"") -> None:
+        """End all connections as a server does that stops, which says something last; new ones are accepted."""
         with self._lock:
             for one in list(self._peers):
+                if last and one not in self._from_server and one in self._peers:
+                    one.sendall(last)
                 self._forget(one)
 
     def close(self) -> None:

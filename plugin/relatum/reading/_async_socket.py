@@ -39,7 +39,7 @@ class AsyncSocketConnection:
         session: The session it carries.
         operations: What can be asked over it.
         is_usable: False once it failed or timed out: what comes next on the socket is then unknown.
-        has_received: True once bytes came since somebody set it to False.
+        has_received: True once a part of an answer came since somebody set it to False.
     """
 
     def __init__(self, channel: AsyncChannel, login: Login) -> None:
@@ -160,16 +160,18 @@ class AsyncSocketConnection:
     async def _received(self, data: bytes | memoryview) -> list[Event]:
         if not data:
             raise self._lost(None)
-        self.has_received = True
         self._received_at = time.monotonic()
         try:
-            return self.session.receive(data)
+            events = self.session.receive(data)
         except ConnectionLost:
             await self._send_last_words()
             raise
         except (DataError, AccessRefused):
             self.abandon()
             raise
+        # The heartbeats before a connection ended are no answer.
+        self.has_received = self.has_received or bool(events)
+        return events
 
     async def flush(self, timeout_s: float) -> None:
         """Send what the session has to send."""

@@ -163,7 +163,8 @@ class AsyncStreamNodes:
         while True:
             connection = await self._acquire(deadline, use)
             try:
-                await connection.wait(0.0)
+                while await connection.wait(0.0) is not None:
+                    pass  # Heartbeats, of when this program stood still; its end may be behind them.
             except ConnectionLost:
                 await self._release(connection, use)
                 continue

@@ -156,7 +156,8 @@ class StreamNodes:
         while True:
             connection = self._acquire(deadline, use)
             try:
-                connection.wait(0.0)
+                while connection.wait(0.0) is not None:
+                    pass  # Heartbeats, of when this program stood still; its end may be behind them.
             except ConnectionLost:
                 self._release(connection, use)
                 continue
