@@ -38,7 +38,7 @@ from relatum.store._coverage import (
     proven,
     tail_of,
 )
-from relatum.store._database import AnyDatabase, Database, Either, as_engine, compiled
+from relatum.store._database import AnyDatabase, Database, Either, as_engine, compiled, sql
 from relatum.store._engine import (
     STATEMENT_S,
     at_one_moment,
@@ -231,6 +231,7 @@ __all__ = [
     "settle",
     "settlements",
     "skips",
+    "sql",
     "streams",
     "streams_named",
     "super_stream_partitions",

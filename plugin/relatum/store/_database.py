@@ -10,6 +10,7 @@ All of it waits only so long (`relatum.store._waiting`), prepares nothing behind
 and raises Relatum's errors.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -29,6 +30,9 @@ from relatum.store._waiting import NoAnswerInTime, TimedConnection
 from relatum.waiting import Deadline
 
 _DIALECT: Final = registry.load("postgresql.psycopg")()
+
+_TYPED: Final = re.compile(r"(?<!:):([a-z]\w*)::(\w+(?: precision)?(?:\[\])?)")
+_UNTYPED: Final = re.compile(r"(?<!:):([a-z]\w*)\b(?!::)")
 
 TRIES: Final = 5
 """Times a statement or transaction is tried that another one, or a dead connection, got in the way of."""
@@ -58,6 +62,20 @@ class Text(NamedTuple):
     def on(self, driver: TimedConnection) -> bytes:
         """What a connection is asked."""
         return self.sql if driver.prepare_threshold is not None else self.unprepared
+
+
+def sql(text: str) -> sa.TextClause:
+    """A statement, written as SQL with parameters as `:name::type`: PostgreSQL plans by the types that it is told.
+
+    What stands in quotes is text of the statement like any other: a colon and a letter in it are a parameter.
+
+    Raises:
+        ValueError: a parameter has no type.
+    """
+    untyped = _UNTYPED.findall(text)
+    if untyped:
+        raise ValueError(f"parameters without a type: {', '.join(untyped)}")
+    return sa.text(_TYPED.sub(r"CAST(:\1 AS \2)", text))
 
 
 def compiled(statement: Any) -> str:
