@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -112,8 +111,8 @@ def test_a_hundred_streams_take_a_dozen_threads_and_a_handful_of_connections(
         streams.publish()
         wait_all_recorded(engine, streams, count)
         assert len(earlier.begun()) <= THREADS_MAX
-        pool: Any = recorder._engine.pool
-        assert pool.checkedin() + pool.checkedout() <= options.get("database_connections_max", RECORDER_CONNECTIONS_MAX)
+        pool = recorder._database.pool
+        assert pool.idle + pool.in_use <= options.get("database_connections_max", RECORDER_CONNECTIONS_MAX)
         follower, reader = recorder._group.follower.statistics(), recorder._group.reader().statistics()
         assert (follower.followed, follower.attached) == (count, count)
         assert follower.connections + reader.idle + reader.in_use <= BROKER_CONNECTIONS_MAX
