@@ -17,7 +17,6 @@ import sqlalchemy as sa
 from relatum.errors import ConfigurationError
 from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.recording import Recorder
-from relatum.store import Database
 from tests.support import broker_connection, delete_stream, new_streams, recording, unique_name, wait_until
 from tests.support._recording import running
 from tests.support.place import Place
@@ -153,22 +152,19 @@ def test_at_rest_a_process_asks_little_whatever_the_number_of_streams(
     """At most two transactions a second, and none that ends in a rollback: not that of a read either."""
     with running(Recorder(streams.amqp, database_url, streams.names[:SOME], keys=["k"])):
         wait_all_recorded(engine, streams, SOME)
-        counted = Database(database_url, refusing=None)
         ends: Counter[str] = Counter()
-        for kind in ("commit", "rollback"):
-            sa.event.listen(counted.engine, kind, partial(count, ends, kind))
         # The other one has its streams to itself, so this one needs its own, if it is no standby.
         names = streams.names[:SOME] if is_standby else streams.names[SOME : 2 * SOME]
-        try:
-            with running(Recorder(streams.amqp, counted, names)):
-                wait_until(lambda: all_known(engine, names), what="all opened")
-                rest(2.0)
-                before = Counter(ends)
-                rested_s = rest(REST_S)
-                assert 1 <= ends["commit"] - before["commit"] <= 2 * rested_s
-                assert ends["rollback"] == 0
-        finally:
-            counted.close()
+        recorder = Recorder(streams.amqp, database_url, names)
+        for kind in ("commit", "rollback"):
+            sa.event.listen(recorder._group._engine, kind, partial(count, ends, kind))
+        with running(recorder):
+            wait_until(lambda: all_known(engine, names), what="all opened")
+            rest(2.0)
+            before = Counter(ends)
+            rested_s = rest(REST_S)
+            assert 1 <= ends["commit"] - before["commit"] <= 2 * rested_s
+            assert ends["rollback"] == 0
 
 
 def count(ends: Counter[str], kind: str, _connection: sa.Connection) -> None:

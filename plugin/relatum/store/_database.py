@@ -145,7 +145,7 @@ class Database:
         self._refusing = refusing
         self._ending = ending
         self._is_closed = False
-        self._is_own = not isinstance(database, Database)
+        self._shared = database if isinstance(database, Database) else None
         self.address: DatabaseAddress
         self.pool: Pool
         if isinstance(database, Database):
@@ -178,7 +178,7 @@ class Database:
             hide_parameters=True,
         )
         sa.event.listen(engine, "handle_error", self._leave_read_only)
-        if self._is_own:
+        if self._shared is None:
             sa.event.listen(engine, "engine_disposed", lambda _: self.pool.close())
         return engine
 
@@ -190,9 +190,15 @@ class Database:
             driver: Any = connection.connection.driver_connection
             self.pool.forget(driver.generation)
 
-    def _taken(self, *, autocommit: bool) -> TimedConnection:
+    def check_open(self) -> None:
+        """Raise `UsedAfterClose` where it, or the one whose connections it shares, was closed."""
         if self._is_closed and self._refusing is not None:
             raise UsedAfterClose(self._refusing)
+        if self._shared is not None:
+            self._shared.check_open()
+
+    def _taken(self, *, autocommit: bool) -> TimedConnection:
+        self.check_open()
         return self.pool.take(ending=self._ending, autocommit=autocommit)
 
     def rows(
@@ -262,7 +268,7 @@ class Database:
     def close(self) -> None:
         """Close the connections; those in use as their work is done. Another's stay as they are."""
         self._is_closed = True
-        if self._is_own:
+        if self._shared is None:
             self.pool.close()
 
 
