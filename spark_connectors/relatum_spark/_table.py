@@ -16,7 +16,6 @@ from relatum.checks import checked_count, checked_name, checked_names, shown
 from relatum.errors import ConfigurationError, InvalidInput, StreamNotFound
 from relatum.store import (
     as_engine,
-    close_engine,
     coverage_of,
     covered,
     make_engine,
@@ -202,10 +201,8 @@ def snapshot(database: str | None = None, *, limit_s: float = LIMIT_S) -> Iterat
             snapshot_id = _export(connection, limit_s)
         yield Snapshot(snapshot_id, url)
     finally:
-        # Closed without a rollback: the server may have ended it by its limit.
-        connection.invalidate()
+        engine.dispose()
         connection.close()
-        close_engine(engine)
 
 
 def _export(connection: sa.Connection, limit_s: float) -> str:

@@ -35,13 +35,13 @@ class Asked:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Notes what is asked of the database from now on."""
-    noted, asked = Asked(), Database.asked
+    noted, rows = Asked(), Database.rows
 
-    def noting(self: Database, statement: Any, parameters: Any) -> Any:
+    def noting(self: Database, statement: Any, parameters: Any, **options: Any) -> Any:
         noted.statements.append(str(statement))
-        return asked(self, statement, parameters)
+        return rows(self, statement, parameters, **options)
 
-    monkeypatch.setattr(Database, "asked", noting)
+    monkeypatch.setattr(Database, "rows", noting)
     return noted
 
 

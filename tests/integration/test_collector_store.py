@@ -255,14 +255,14 @@ class _CutAtCommit:
         self.cuts = 0
 
     def __enter__(self) -> "_CutAtCommit":
-        sa.event.listen(self.engine, "commit", self._on_commit)
+        sa.event.listen(sa.Engine, "commit", self._on_commit)
         return self
 
     def __exit__(self, *error: object) -> None:
-        sa.event.remove(self.engine, "commit", self._on_commit)
+        sa.event.remove(sa.Engine, "commit", self._on_commit)
 
     def _on_commit(self, connection: sa.Connection) -> None:
-        if self.cuts:
+        if self.cuts or connection.engine.url != self.engine.url:
             return
         self.cuts += 1
         driver = connection.connection.driver_connection

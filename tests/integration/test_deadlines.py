@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import DatabaseUnavailable
-from relatum.store import CommitInDoubt, Tokens, close_engine, make_engine, settle, translated_errors
+from relatum.store import CommitInDoubt, Tokens, make_engine, settle, translated_errors
 from relatum.store._settling import joined
 from relatum.waiting import Deadline, within
 from tests.support.proxy import Proxy
@@ -64,14 +64,15 @@ def test_a_listener_that_never_speaks_is_waited_for_in_time(has_deadline: bool) 
 
 
 def test_a_busy_pool_is_waited_for_until_the_deadline(engine: sa.Engine) -> None:
-    """A call waits for a connection of the pool no longer than it may last, and the pool keeps its own limit."""
-    with engine.connect(), in_time(SHORT_S), within(SHORT_S):
-        with pytest.raises(DatabaseUnavailable, match=r"in time \(0\.3 s\)"):
+    """A call waits for a connection of the pool no longer than it may last, also where that is brought forward."""
+    with engine.connect():
+        with in_time(SHORT_S), within(SHORT_S), pytest.raises(DatabaseUnavailable, match=r"in time \(0\.3 s\)"):
             _ask(engine)
-        assert engine.pool.timeout() == 0
-    with within(SHORT_S):
-        engine.dispose()
-    assert engine.pool.timeout() == 600
+        with in_time(SHORT_S), within(None) as deadline:
+            threading.Timer(SHORT_S, deadline.end_in, (0,)).start()
+            with pytest.raises(DatabaseUnavailable, match="the work was ended"):
+                _ask(engine)
+    assert _ask(engine) == 0
 
 
 def test_a_stopped_server_holds_nobody(engine: sa.Engine, database_url: str) -> None:
@@ -139,15 +140,13 @@ def test_an_answer_that_is_there_is_taken(engine: sa.Engine) -> None:
         assert time.monotonic() - began >= 0.05
 
 
-def test_what_comes_back_or_is_opened_after_an_engines_end_is_closed(engine: sa.Engine, database_url: str) -> None:
+def test_what_comes_back_or_is_opened_after_an_engines_end_is_closed(engine: sa.Engine) -> None:
     """Whoever is still at work then, or was not waited for, leaves no connection open."""
     with engine.connect() as connection:
         still_used: psycopg.Connection = connection.connection.driver_connection  # type: ignore[assignment]
         engine.dispose()
         assert connection.execute(sa.text("SELECT 1")).scalar_one() == 1
-    made = make_engine(database_url)
-    close_engine(made)
-    with made.connect() as connection:
+    with engine.connect() as connection:
         opened: psycopg.Connection = connection.connection.driver_connection  # type: ignore[assignment]
     assert still_used.closed
     assert opened.closed

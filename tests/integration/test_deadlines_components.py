@@ -31,7 +31,7 @@ from relatum.errors import (
 )
 from relatum.membership import GROUP_KEY
 from relatum.recording import EmbeddedRecorder, Recorder, prune, status
-from relatum.store import Database, make_engine
+from relatum.store import Database
 from relatum_consumer import AsyncRelations, Relations
 from tests.support import broker_connection, in_a_try, unique_name, until_answered, wait_until
 from tests.support.affinity import Face
@@ -480,9 +480,11 @@ def test_what_commands_do_once_ends_by_the_urls_limit(amqp_url: str, database_ur
 
 
 def test_the_urls_options_set_the_pool(database_url: str) -> None:
-    """`pool_size` and `pool_timeout_s` are the engine's, and libpq is not told of them."""
-    engine = make_engine(f"{database_url}?pool_size=1&pool_timeout_s=0.2&statement_timeout_s=0")
-    with engine.connect() as connection:
+    """Of `pool_size` one is kept, and as many again may be opened; `pool_timeout_s` is how long others wait."""
+    database = Database(f"{database_url}?pool_size=1&pool_timeout_s=0.2&statement_timeout_s=0")
+    with database.transaction(), database.transaction() as connection:
         assert connection.scalar(sa.text("SELECT 1")) == 1
-    assert (engine.pool.size(), engine.pool._max_overflow, engine.pool.timeout()) == (1, 1, 0.2)  # type: ignore[attr-defined]
-    engine.dispose()
+        with in_time(0.2), pytest.raises(DatabaseUnavailable, match="no connection to PostgreSQL became free"):
+            database.rows("SELECT 1", {})
+    assert (database.pool.idle, database.pool.in_use) == (1, 0)
+    database.close()

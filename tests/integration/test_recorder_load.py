@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -18,7 +17,6 @@ import sqlalchemy as sa
 from relatum.errors import ConfigurationError
 from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.recording import Recorder
-from relatum.store import Database
 from tests.support import broker_connection, delete_stream, new_streams, recording, unique_name, wait_until
 from tests.support._recording import running
 from tests.support.place import Place
@@ -112,8 +110,8 @@ def test_a_hundred_streams_take_a_dozen_threads_and_a_handful_of_connections(
         streams.publish()
         wait_all_recorded(engine, streams, count)
         assert len(earlier.begun()) <= THREADS_MAX
-        pool: Any = recorder._engine.pool
-        assert pool.checkedin() + pool.checkedout() <= options.get("database_connections_max", RECORDER_CONNECTIONS_MAX)
+        pool = recorder._database.pool
+        assert pool.idle + pool.in_use <= options.get("database_connections_max", RECORDER_CONNECTIONS_MAX)
         follower, reader = recorder._group.follower.statistics(), recorder._group.reader().statistics()
         assert (follower.followed, follower.attached) == (count, count)
         assert follower.connections + reader.idle + reader.in_use <= BROKER_CONNECTIONS_MAX
@@ -154,22 +152,19 @@ def test_at_rest_a_process_asks_little_whatever_the_number_of_streams(
     """At most two transactions a second, and none that ends in a rollback: not that of a read either."""
     with running(Recorder(streams.amqp, database_url, streams.names[:SOME], keys=["k"])):
         wait_all_recorded(engine, streams, SOME)
-        counted = Database(database_url, refusing=None)
         ends: Counter[str] = Counter()
-        for kind in ("commit", "rollback"):
-            sa.event.listen(counted.engine, kind, partial(count, ends, kind))
         # The other one has its streams to itself, so this one needs its own, if it is no standby.
         names = streams.names[:SOME] if is_standby else streams.names[SOME : 2 * SOME]
-        try:
-            with running(Recorder(streams.amqp, counted, names)):
-                wait_until(lambda: all_known(engine, names), what="all opened")
-                rest(2.0)
-                before = Counter(ends)
-                rested_s = rest(REST_S)
-                assert 1 <= ends["commit"] - before["commit"] <= 2 * rested_s
-                assert ends["rollback"] == 0
-        finally:
-            counted.close()
+        recorder = Recorder(streams.amqp, database_url, names)
+        for kind in ("commit", "rollback"):
+            sa.event.listen(recorder._group._engine, kind, partial(count, ends, kind))
+        with running(recorder):
+            wait_until(lambda: all_known(engine, names), what="all opened")
+            rest(2.0)
+            before = Counter(ends)
+            rested_s = rest(REST_S)
+            assert 1 <= ends["commit"] - before["commit"] <= 2 * rested_s
+            assert ends["rollback"] == 0
 
 
 def count(ends: Counter[str], kind: str, _connection: sa.Connection) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import psycopg
 import pytest
-import sqlalchemy as sa
 
 from relatum.errors import (
     BrokerUnavailable,
@@ -57,9 +56,11 @@ def find(relations: Relations) -> Status:
 
 def test_no_more_connections_than_allowed_and_each_is_kept(place: Place, recorded: str) -> None:
     """Thirty threads, three sessions: what is opened once is used until the end."""
-    opened: list[Any] = []
-    with Relations(place.amqp, place.database, max_connections=3) as relations, ThreadPoolExecutor(AT_ONCE) as threads:
-        sa.event.listen(relations._database.engine, "connect", lambda *_: opened.append(1))
+    with (
+        Proxy.to(place.database) as proxy,
+        Relations(place.amqp, proxy.url(place.database), max_connections=3) as relations,
+        ThreadPoolExecutor(AT_ONCE) as threads,
+    ):
         together = threading.Barrier(AT_ONCE)
 
         def ask(_: int) -> list[Status]:
@@ -68,7 +69,7 @@ def test_no_more_connections_than_allowed_and_each_is_kept(place: Place, recorde
 
         answers = list(threads.map(ask, range(AT_ONCE)))
     assert answers == [[Status.FOUND] * 5] * AT_ONCE
-    assert len(opened) <= 3
+    assert proxy.opened <= 3
 
 
 @pytest.mark.parametrize("face", FACES)

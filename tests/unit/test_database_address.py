@@ -16,7 +16,6 @@ ADDRESSES: dict[str | URL, str] = {
     ),
     "postgresql://h1,[::1]:5433/name": "host=h1,::1 port=,5433 dbname=name",
     "postgresql:///name?host=h1,h2&port=1,2": "host=h1,h2 port=1,2 dbname=name",
-    "postgresql:///name?host=h1:5433&host=h2": "host=h1,h2 port=5433, dbname=name",
     "postgresql:///name?host=/run/postgresql": "host=/run/postgresql dbname=name",
     "postgresql://%2Frun%2Fpostgresql/name": "host=/run/postgresql dbname=name",
     "postgresql:///?service=orders&passfile=/etc/pass": "service=orders passfile=/etc/pass",
@@ -35,6 +34,12 @@ def test_a_url_is_read_as_libpq_reads_it(url: str | URL) -> None:
     engine = make_engine(url)
     assert parse_database(engine.url).parameters == expected
     engine.dispose()
+
+
+def test_an_address_has_a_name_for_the_log() -> None:
+    """Of all its hosts, without user and password."""
+    assert parse_database("postgresql://user:secret@h1:5433,h2/name").name == "h1:5433,h2/name"
+    assert parse_database("postgresql:///name?host=/run/postgresql").name == "/run/postgresql/name"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +75,8 @@ def test_a_url_says_whether_statements_are_prepared(query: str, threshold: int |
         ("postgresql://user:sec?ret=1@db/name", "must be a URL"),
         ("postgresql://user:%zzsecret@db/name", "must be a URL"),
         ("postgresql://user:secret@h1:1,h2:2/name?port=1,2,3", "do not go together"),
-        ("postgresql:///name?host=h1:1&host=h2:2&port=3", "do not go together"),
+        ("postgresql:///name?host=h1&host=h2", "host more than once"),
+        ("postgresql:///name?host=h1:1", "stands behind its host"),
         ("postgresql://user:secret@db/name?ssl_mode=require", "ssl_mode"),
         ("postgresql://user:secret@db/name?prepare_threshold=often", "prepare_threshold"),
         ("postgresql://user:secret@db/name?connect_timeout=abc", "connect_timeout in the database's URL is a whole"),

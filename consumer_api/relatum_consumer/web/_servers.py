@@ -14,7 +14,7 @@ import anyio
 
 from relatum.errors import RelatumError
 from relatum.reading import AsyncStreamReader, BrokerAddress
-from relatum.store import KEYS_IN_FORCE, AsyncDatabase, database_name
+from relatum.store import KEYS_IN_FORCE, AsyncDatabase
 from relatum.waiting import within
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Servers:
         self._reader: AsyncStreamReader | None = None
         self._lock = anyio.Lock()
         self.broker = Server("RabbitMQ", "", _place_of(address))
-        self.database = Server("PostgreSQL", "", database_name(self._database.engine))
+        self.database = Server("PostgreSQL", "", self._database.address.name)
 
     @property
     def away(self) -> tuple[Server, ...]:

@@ -34,7 +34,7 @@ from relatum.errors import Conflict, RowRefused
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, read_outcomes
 from relatum.recording import new_holder
-from relatum.store import AnyDatabase, Database, Position, Tokens, database_name, forget_settlements, translated_errors
+from relatum.store import AnyDatabase, Database, Position, Tokens, forget_settlements, translated_errors
 from relatum.waiting import Deadline
 
 logger = logging.getLogger("relatum.collector")
@@ -60,7 +60,7 @@ class CollectorStore:
         self._ending = Deadline(None)
         self._database = Database(database, refusing=None, ending=self._ending, pool_size=_POOL, is_bounded=False)
         self._engine = self._database.engine
-        self.server = database_name(self._engine)
+        self.server = self._database.address.name
         self._lock = threading.Lock()
         self._taking: dict[int, int] = {}
         self._tokens = Tokens()

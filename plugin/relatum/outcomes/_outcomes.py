@@ -14,7 +14,7 @@ from relatum.closing import AsyncClosing, Closing
 from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, RelatumError, Transient, UsedAfterClose
 from relatum.outcomes._outcome_values import Outcome, OutcomeStatus, read_outcomes, require_collector
 from relatum.processes import after_fork, leave_to_parent
-from relatum.store import AnyDatabase, Database, database_name
+from relatum.store import AnyDatabase, Database
 from relatum.waiting import LEAST_S, Deadline, Outages, in_thread, within
 
 logger = logging.getLogger("relatum.collector")
@@ -247,7 +247,7 @@ class Outcomes(Closing):
         with self._lock:
             self._require_open()
             if self._watch is None:
-                self._watch = OutcomeWatch(self._read, database_name(self._database.engine))
+                self._watch = OutcomeWatch(self._read, self._database.address.name)
             self._watch.add(message_id, collector, handler)
 
 

@@ -165,7 +165,7 @@ class EmbeddedRecorder:
             raise InvalidInput(f"address= takes a BrokerAddress, not {shown(address)}")
         definitions = as_definitions(definitions)
         self._database = bounded(database, DATABASE_CONNECTIONS_MAX)
-        self._group = RecorderGroup(address, self._database.engine, on_recorded=self._tell)
+        self._group = RecorderGroup(address, self._database, on_recorded=self._tell)
         self._keys = PublishersKeys(self._database.engine, definitions, self._group.outages, defines=True)
         self.agreement = self._keys.agreement
         """Whether the database defines the keys as the publisher does."""

@@ -6,8 +6,6 @@ import time
 from functools import partial
 from typing import Final
 
-import sqlalchemy as sa
-
 from relatum import metrics
 from relatum.errors import AccessRefused, NotFound, RelatumError
 from relatum.following import Follower, FollowerOptions
@@ -24,7 +22,7 @@ from relatum.recording._part_tender import PartTender
 from relatum.recording._statistics import RecorderMetrics, RecorderStatistics
 from relatum.recording._track import Missing, State, Then, Track, Tracks, Worker
 from relatum.recording._writer import RecordedListener, Writer
-from relatum.store import LEASE_S, RECORDERS, Member, component_engine, database_name, streams_named, translated_errors
+from relatum.store import LEASE_S, RECORDERS, Database, Member, streams_named, translated_errors
 from relatum.waiting import QUESTION_S, Deadline, Outages, backoff, ended
 
 logger = logging.getLogger("relatum.recorder")
@@ -51,7 +49,7 @@ class RecorderGroup:
     def __init__(
         self,
         address: BrokerAddress,
-        engine: sa.Engine,
+        database: Database,
         *,
         name: str | None = None,
         on_recorded: RecordedListener | None = None,
@@ -62,8 +60,8 @@ class RecorderGroup:
         self._on_recorded = on_recorded
         self._stop = threading.Event()
         self._ending = Deadline(None)
-        engine = component_engine(engine, self._ending)
-        names = {"broker": str(address), "database": database_name(engine)}
+        engine = Database(database, refusing=None, ending=self._ending).engine
+        names = {"broker": str(address), "database": database.address.name}
         self.outages = Outages(logger, stop=self._stop, **names)
         self.metrics = RecorderMetrics(self.outages)
         self.follower = Follower(

@@ -79,7 +79,7 @@ class Recorder:
         self._engine = self._database.engine
         self._keys = as_definitions(keys)
         name = shared_name(self._address.vhost, self._names)
-        self._group = RecorderGroup(self._address, self._engine, name=name, holder=holder, lease_s=lease_s)
+        self._group = RecorderGroup(self._address, self._database, name=name, holder=holder, lease_s=lease_s)
         self._group.metrics.named(self._names)
         self._plain: set[str] = set()
         """Names that are streams, and no super streams: a broker writes an error to its log when it is asked that."""

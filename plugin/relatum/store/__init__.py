@@ -1,6 +1,6 @@
 """PostgreSQL: the schema `relatum`, its key definitions and streams, its coverage, and the way rows get in."""
 
-from relatum.store._address import DatabaseAddress, database_name, parse_database
+from relatum.store._address import DatabaseAddress, parse_database
 from relatum.store._arrays import BigIntegers, array, array_text, arrays
 from relatum.store._async_database import AsyncDatabase
 from relatum.store._catalog import (
@@ -23,6 +23,7 @@ from relatum.store._catalog import (
     set_record_time,
     streams_named,
 )
+from relatum.store._connection import NoAnswerInTime
 from relatum.store._coverage import (
     TIME,
     CoverageRow,
@@ -38,13 +39,16 @@ from relatum.store._coverage import (
     proven,
     tail_of,
 )
-from relatum.store._database import AnyDatabase, Database, Either, as_engine, compiled, sql
-from relatum.store._engine import (
+from relatum.store._database import (
     STATEMENT_S,
+    AnyDatabase,
+    Database,
+    Either,
+    as_engine,
     at_one_moment,
-    close_engine,
-    component_engine,
+    compiled,
     make_engine,
+    sql,
 )
 from relatum.store._lease import LEASE_S, NOW, from_now, holds, interval, lapsed, leased, renewal_s, unleased
 from relatum.store._members import RECORDERS, Member, Share, Sharing, holders_of
@@ -108,7 +112,6 @@ from relatum.store._tables import (
 )
 from relatum.store._tails import NewTail, TailMove, advance_all, close_tail, close_tails, open_tail, open_tails
 from relatum.store._translation import translated_errors
-from relatum.store._waiting import NoAnswerInTime
 from relatum.wire import Position
 
 __all__ = [
@@ -157,12 +160,10 @@ __all__ = [
     "check_may_record",
     "check_recorded",
     "checkpoints",
-    "close_engine",
     "close_parts",
     "close_tail",
     "close_tails",
     "compiled",
-    "component_engine",
     "context_moves",
     "copy_lines",
     "copy_number",
@@ -173,7 +174,6 @@ __all__ = [
     "coverage_of",
     "covered",
     "current_stream",
-    "database_name",
     "definitions_of",
     "drop_parts",
     "empty_parts",

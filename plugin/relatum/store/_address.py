@@ -2,14 +2,15 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy.engine import URL, Engine
+from sqlalchemy.engine import URL
 
 from relatum.checks import checked_host, shown
 from relatum.errors import ConfigurationError
@@ -75,21 +76,26 @@ class DatabaseAddress:
             raise ConfigurationError("the database's URL lists hosts and ports that do not go together")
         return [(host, int(port) if port else None) for host, port in zip(hosts, ports, strict=True)]
 
-    def shown(self) -> URL:
+    def url(self) -> URL:
         """As SQLAlchemy has it: a single host in its place, several in the query."""
-        hosts = self.hosts()
-        host, port = hosts[0]
-        is_single = len(hosts) == 1 and not host.startswith(("/", "@"))
-        placed = ("user", "password", "dbname", *(("host", "port") if is_single else ()))
+        (host, port), *others = self.hosts()
+        is_placed = not others and not host.startswith(("/", "@"))
+        placed = ("user", "password", "dbname", *(("host", "port") if is_placed else ()))
         return URL.create(
             "postgresql+psycopg",
             username=self.parameters.get("user"),
             password=self.parameters.get("password"),
-            host=(host or None) if is_single else None,
-            port=port if is_single else None,
+            host=(host or None) if is_placed else None,
+            port=port if is_placed else None,
             database=self.parameters.get("dbname"),
             query={name: value for name, value in self.parameters.items() if name not in placed},
         )
+
+    @property
+    def name(self) -> str:
+        """Its hosts with their ports, and the database, without user and password: for the log."""
+        hosts = ",".join(host if port is None else f"{host}:{port}" for host, port in self.hosts())
+        return f"{hosts}/{self.parameters.get('dbname', '')}"
 
 
 def parse_database(database: str | URL) -> DatabaseAddress:
@@ -97,14 +103,15 @@ def parse_database(database: str | URL) -> DatabaseAddress:
 
     All that libpq takes is taken, and read by libpq itself. Besides, `?prepare_threshold=` and `?pgbouncer=true` say
     whether statements are prepared; `?statement_timeout_s=`, `?pool_size=` and `?pool_timeout_s=` say how long is
-    waited, and how many connections are kept. SQLAlchemy's `postgresql+psycopg://` is understood, and so is its list of
-    hosts, `?host=h1:5432&host=h2`.
+    waited, and how many connections are kept. SQLAlchemy's `postgresql+psycopg://` is understood, and so
+    are its URLs.
 
     Raises:
         ConfigurationError: the text is no PostgreSQL URL; the message does not show it.
     """
     if isinstance(database, URL):
-        database = _rendered(database)
+        base, question, query = database.render_as_string(hide_password=False).partition("?")
+        database = f"{base}{question}{query.replace('+', '%20')}"
     if not isinstance(database, str):
         raise ConfigurationError(f"database= takes PostgreSQL's URL, or a Database, not {shown(database)}")
     _check_characters(database)
@@ -115,48 +122,17 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     if kind not in _SCHEMES:
         raise ConfigurationError(f"Relatum keeps its table in PostgreSQL, not in {kind!r}")
     base, _, query = rest.partition("?")
-    options = _options(query)
+    # + is no blank to libpq.
+    options = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
+    for name, count in Counter(name for name, _ in options).items():
+        if count > 1:
+            raise ConfigurationError(f"the database's URL has {name} more than once (hosts are one list: h1:5432,h2)")
     ours = {name: value for name, value in options if name in (PREPARE, POOLER, *_LIMITS)}
-    theirs = [(name, value) for name, value in _one_list(options) if name not in ours]
+    theirs = [(name, value) for name, value in options if name not in ours]
     parameters = _parsed(f"postgresql://{base}{'?' if theirs else ''}{urlencode(theirs, quote_via=quote)}")
     address = DatabaseAddress(parameters, _threshold(ours), _limits(ours))
     _check(address)
     return address
-
-
-def _rendered(url: URL) -> str:
-    """A URL of SQLAlchemy's as text that libpq reads: with %20 for a blank."""
-    text = url.render_as_string(hide_password=False)
-    base, question, query = text.partition("?")
-    return f"{base}{question}{query.replace('+', '%20')}"
-
-
-def _options(query: str) -> list[tuple[str, str]]:
-    """The options in their order; + is no blank to libpq."""
-    return parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
-
-
-def _one_list(options: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """The options with SQLAlchemy's list of hosts, `host=h1:5432&host=h2`, as libpq's: `host=h1,h2&port=5432,`."""
-    hosts = [value for name, value in options if name == "host"]
-    has_port = any(name == "port" for name, _ in options)
-    if len(hosts) > 1 or (hosts and not has_port and ":" in hosts[0] and not hosts[0].startswith(("/", "@"))):
-        if has_port:
-            raise ConfigurationError("the database's URL lists hosts and ports that do not go together")
-        split = [_split(host) for host in hosts]
-        yield "host", ",".join(host for host, _ in split)
-        if any(port for _, port in split):
-            yield "port", ",".join(port for _, port in split)
-        options = [(name, value) for name, value in options if name != "host"]
-    yield from options
-
-
-def _split(text: str) -> tuple[str, str]:
-    """A host and its port: `db:5433`, `db`, `[::1]:5433`, `::1`."""
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]") or not port.isdecimal() or (":" in host and not host.endswith("]")):
-        return text.strip("[]"), ""
-    return host.strip("[]"), port
 
 
 def _parsed(url: str) -> dict[str, str]:
@@ -212,6 +188,8 @@ def _check(address: DatabaseAddress) -> None:
     if "@" in address.parameters.get("host", "").removeprefix("@"):
         raise ConfigurationError("in the database's URL, write @ in a user's name or a password as %40")
     for host in address.parameters.get("host", "").split(","):
+        if host.count(":") == 1:
+            raise ConfigurationError("in the database's URL, a port stands behind its host, or in ?port=1,2")
         if not host.startswith(("/", "@")):
             checked_host(host, "the database's URL")
     ports = address.parameters.get("port", "")
@@ -220,13 +198,3 @@ def _check(address: DatabaseAddress) -> None:
             f"{_NO_URL}: its port is no number up to 65535 (write / in a password as %2F, ? as %3F)"
         )
     address.hosts()
-
-
-def database_name(engine: Engine) -> str:
-    """The host, port and name of a database as its URL has them, without user and password: for the log."""
-    url = engine.url
-    in_query = url.query.get("host", ())
-    hosts = [in_query] if isinstance(in_query, str) else list(in_query)
-    host = url.host or ",".join(hosts)
-    port = f":{url.port}" if url.port is not None else ""
-    return f"{host}{port}/{url.database or ''}"

@@ -1,32 +1,31 @@
-"""The one way to run SQL: a statement by itself, or a transaction, on an engine of its own or of another `Database`.
+"""The one way to run SQL: a statement by itself, or a transaction, over the connections of one pool.
 
-Statements are built with SQLAlchemy, compiled once and run with their parameters. What one asks for and nothing else
-depends on goes to the driver's own connection, each statement a transaction of its own: SQLAlchemy's layers on top take
-longer than the probe of an index. Everything else is a transaction of SQLAlchemy's.
+Statements are compiled once and run with their parameters. What one asks for and nothing else depends on goes to the
+driver's own connection, each statement a transaction of its own: SQLAlchemy's layers on top take longer than the probe
+of an index. Everything else is a transaction of SQLAlchemy's, which takes its connection from the same pool.
 
 One rule says what is repeated: what met a connection of before that was dead in the pool, as after a restart of the
 server, and what a deadlock or a serialization failure ended. So what is run here does no harm when it is run again.
-All of it waits only so long (`relatum.store._waiting`), prepares nothing behind a pooler (`relatum.store._sessions`),
+All of it waits only so long (`relatum.store._connection`), prepares nothing behind a pooler (`relatum.store._pool`),
 and raises Relatum's errors.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import lru_cache
+from contextlib import closing, contextmanager
+from functools import cached_property, lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 import sqlalchemy as sa
-from psycopg.pq import TransactionStatus
+from psycopg.rows import namedtuple_row
 from sqlalchemy.dialects import registry
-from sqlalchemy.engine import URL
 
 from relatum.errors import UsedAfterClose
-from relatum.store._engine import ONCE_STATEMENT_S, close_engine, component_engine, make_engine
-from relatum.store._kept import Kept, Lent
+from relatum.store._address import POOL, POOL_SIZE, STATEMENT, DatabaseAddress, parse_database
+from relatum.store._connection import NoAnswerInTime, TimedConnection
+from relatum.store._pool import Pool
 from relatum.store._translation import translated_errors
-from relatum.store._waiting import NoAnswerInTime, TimedConnection
 from relatum.waiting import Deadline
 
 _DIALECT: Final = registry.load("postgresql.psycopg")()
@@ -38,6 +37,18 @@ TRIES: Final = 5
 """Times a statement or transaction is tried that another one, or a dead connection, got in the way of."""
 
 _IN_THE_WAY: Final = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+
+STATEMENT_S: Final = 30.0
+"""Seconds one statement may take, by default. Those who go on by themselves repeat what did not come through."""
+
+ONCE_STATEMENT_S: Final = 600.0
+"""Seconds for a statement of what is done once, by default: it may go through much of a table."""
+
+_POOL_S: Final = 30.0
+"""Seconds to wait for a connection of a pool that opens more when all are busy."""
+
+_POOL_BOUNDED_S: Final = 600.0
+"""Seconds to wait for one of a pool that does not: work waits in turn there, and should not fail for it."""
 
 CLOSED: Final = "this was closed: make another one; nothing was written"
 
@@ -98,11 +109,22 @@ class Database:
     """PostgreSQL as one component uses it. Threads may share it.
 
     Args:
-        database: PostgreSQL's URL, or a `Database`, which stays the caller's.
+        database: PostgreSQL's URL, or a `Database`, which stays the caller's and whose connections are shared.
         refusing: What `UsedAfterClose` says once it is closed; None where what is under way goes on, and it may be
             used again.
         ending: Lets go of a database that does not answer as it is brought forward; None for never.
-        options: Of `make_engine`, where one is made.
+        pool_size: Connections kept; as many again may be opened under load.
+        is_bounded: False where more may be opened, one for each thread that asks: nobody waits for another then.
+        connections_max: Connections at most; who needs one while all are busy waits for it, ten minutes if need be.
+            None for twice `pool_size`, and half a minute.
+        is_kept: True keeps all connections that were opened, for whoever has as much to ask soon again.
+        statement_s: Seconds for one statement; None for no limit but the deadline of a call (`relatum.waiting`).
+
+    What the URL says of `statement_timeout_s`, `pool_size` and `pool_timeout_s` comes before these.
+
+    Attributes:
+        address: Where it is.
+        pool: Its connections.
 
     Raises:
         ConfigurationError: the text is no PostgreSQL URL.
@@ -114,17 +136,70 @@ class Database:
         *,
         refusing: str | None = CLOSED,
         ending: Deadline | None = None,
-        **options: Any,
+        pool_size: int = 5,
+        is_bounded: bool = True,
+        connections_max: int | None = None,
+        is_kept: bool = False,
+        statement_s: float | None = STATEMENT_S,
     ) -> None:
-        self._is_own = not isinstance(database, Database)
         self._refusing = refusing
+        self._ending = ending
         self._is_closed = False
-        engine = database.engine if isinstance(database, Database) else make_engine(database, **options)
-        self.engine: sa.Engine = engine if ending is None else component_engine(engine, ending)
-        """For those who are given an engine."""
-        most = _kept_most(self.engine.pool, is_alone=options.get("is_kept", False)) if self._is_own else 0
-        self.kept = Kept(self.engine, most)
-        """Its connections, for who carries statements out as `rows` does."""
+        self._shared = database if isinstance(database, Database) else None
+        self.address: DatabaseAddress
+        self.pool: Pool
+        if isinstance(database, Database):
+            self.address, self.pool = database.address, database.pool
+            return
+        self.address = parse_database(database)
+        limits = self.address.limits
+        most: int | None = connections_max
+        if connections_max is None:
+            pool_size = int(limits.get(POOL_SIZE, pool_size))
+            most = 2 * pool_size if is_bounded else None
+        self.pool = Pool(
+            dict(self.address.parameters),
+            kept=most if is_kept and most is not None else pool_size,
+            most=most,
+            wait_s=limits.get(POOL, _POOL_S if connections_max is None else _POOL_BOUNDED_S),
+            statement_s=limits.get(STATEMENT, statement_s) or None,
+            prepare_threshold=self.address.prepare_threshold,
+        )
+
+    @cached_property
+    def engine(self) -> sa.Engine:
+        """For transactions, by SQLAlchemy: each takes a connection of the pool. To dispose of it closes an own pool."""
+        engine = sa.create_engine(
+            self.address.url(),
+            creator=partial(self._taken, autocommit=False),
+            poolclass=sa.NullPool,
+            # It would ask each connection that it is given for the type's number.
+            use_native_hstore=False,
+            hide_parameters=True,
+        )
+        sa.event.listen(engine, "handle_error", self._leave_read_only)
+        if self._shared is None:
+            sa.event.listen(engine, "engine_disposed", lambda _: self.pool.close())
+        return engine
+
+    def _leave_read_only(self, context: sa.engine.ExceptionContext) -> None:
+        """Give up all connections to a server that takes no writes: a new one may reach another, by name or list."""
+        connection = context.connection
+        if connection and isinstance(context.original_exception, psycopg.errors.ReadOnlySqlTransaction):
+            context.is_disconnect = True
+            driver: Any = connection.connection.driver_connection
+            self.pool.forget(driver.generation)
+
+    def check_open(self) -> None:
+        """Raise `UsedAfterClose` where it, or the one whose connections it shares, was closed."""
+        if self._is_closed and self._refusing is not None:
+            raise UsedAfterClose(self._refusing)
+        if self._shared is not None:
+            self._shared.check_open()
+
+    def _taken(self, *, autocommit: bool) -> TimedConnection:
+        self.check_open()
+        return self.pool.take(ending=self._ending, autocommit=autocommit)
 
     def rows(
         self,
@@ -148,52 +223,34 @@ class Database:
             DatabaseUnavailable: PostgreSQL does not answer, on a new connection either.
             UsedAfterClose: it was closed.
         """
-        text, given = self.asked(statement, parameters)
+        text = _text_of(statement)
+        given = {**text.own, **parameters} if text.own else parameters
         with translated_errors():
             for tries_left in reversed(range(1 if once else TRIES)):
-                lent = self.kept.take()
+                connection = self._taken(autocommit=True)
+                is_new, connection.is_used = not connection.is_used, True
                 try:
-                    rows = _executed(lent.driver, text.on(lent.driver), given, accept)
-                except BaseException as error:
-                    if not self.may_go_on(lent, error) or not tries_left:
+                    return _executed(connection, text.on(connection), given, accept)
+                except psycopg.Error as error:
+                    if not tries_left or not self._may_go_on(connection, error, is_new=is_new):
                         raise
-                else:
-                    self.kept.give_back(lent)
-                    return rows
+                finally:
+                    connection.close()
         raise AssertionError("the last try returns or raises")
 
-    def asked(self, statement: Any, parameters: Mapping[str, Any]) -> tuple[Text, Mapping[str, Any]]:
-        """What the driver is given for a statement; for who carries it out as `rows` does.
-
-        Raises:
-            UsedAfterClose: it was closed.
-        """
-        if self._is_closed and self._refusing is not None:
-            raise UsedAfterClose(self._refusing)
-        text = _text_of(statement)
-        return text, {**text.own, **parameters} if text.own else parameters
-
-    def may_go_on(self, lent: Lent, error: BaseException) -> bool:
-        """Whether what ended with this error may come through if it is begun again; gives the connection back."""
+    def _may_go_on(self, connection: TimedConnection, error: psycopg.Error, *, is_new: bool) -> bool:
+        """Whether what ended with this error may come through if it is begun again."""
         if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
-            self.kept.forget(lent, error)  # a new one may reach a server that takes writes
+            self.pool.forget(connection.generation)  # a new one may reach a server that takes writes
             return False
-        if not lent.driver.closed and lent.driver.info.transaction_status is TransactionStatus.IDLE:
-            # One that was refused is over, and the connection is as good as before.
-            self.kept.give_back(lent)
+        if not connection.closed:
             return isinstance(error, _IN_THE_WAY)
-        if not isinstance(error, psycopg.OperationalError) or isinstance(error, NoAnswerInTime):
-            # One that had no answer in time is alone, as is one that was interrupted.
-            lent.pooled.invalidate()
-            return False
-        # It was dead: others of before may be, too. A new one tells.
-        self.kept.forget(lent, error)
-        return not lent.is_new
+        # One that was dead in the pool says so now. One that had no answer in time says nothing of the next.
+        return isinstance(error, psycopg.OperationalError) and not isinstance(error, NoAnswerInTime) and not is_new
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
         """A transaction; committed at the end of the block, or rolled back where it raises."""
-        self.kept.spare()
         with translated_errors(), self.engine.begin() as connection:
             yield connection
 
@@ -209,15 +266,19 @@ class Database:
         raise AssertionError("the last try returns or raises")
 
     def close(self) -> None:
-        """Give the connections back; those in use as their work is done. Another's stay as they are."""
+        """Close the connections; those in use as their work is done. Another's stay as they are."""
         self._is_closed = True
-        self.kept.drop()
-        if self._is_own:
-            close_engine(self.engine, self._refusing)
+        if self._shared is None:
+            self.pool.close()
 
 
-AnyDatabase: TypeAlias = str | URL | Database
+AnyDatabase: TypeAlias = str | sa.URL | Database
 """What `database=` takes: PostgreSQL's URL, or a `Database`, whose connections are shared."""
+
+
+def make_engine(database: str | sa.URL, **options: Any) -> sa.Engine:
+    """The engine of a `Database` of its own, with these options; to be disposed of."""
+    return Database(database, refusing=None, **options).engine
 
 
 @contextmanager
@@ -226,23 +287,17 @@ def as_engine(database: AnyDatabase, *, statement_s: float | None = ONCE_STATEME
     if isinstance(database, Database):
         yield database.engine
         return
-    engine = make_engine(database, statement_s=statement_s)
-    try:
-        yield engine
-    finally:
-        close_engine(engine)
+    with closing(Database(database, refusing=None, statement_s=statement_s)) as own:
+        yield own.engine
 
 
-def _kept_most(pool: Any, *, is_alone: bool) -> int:
-    """Half of the connections that a pool allows; as many as it keeps itself, where it allows any number.
-
-    `is_alone`: All, since nobody asks but by statements by themselves.
-    """
-    overflow: int = pool._max_overflow
-    kept: int = pool.size()
-    if is_alone:
-        return kept
-    return max(1, (kept + (kept if overflow < 0 else overflow)) // 2)
+@contextmanager
+def at_one_moment(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A transaction whose statements all see the database as it is at the first of them; committed at the end."""
+    with translated_errors(), engine.connect() as connection:
+        connection.execution_options(isolation_level="REPEATABLE READ")
+        with connection.begin():
+            yield connection
 
 
 def _executed(
@@ -259,7 +314,7 @@ def _executed(
 
 
 def _fetched(driver: TimedConnection, sql: bytes, given: Mapping[str, Any]) -> Rows:
-    cursor = driver.execute(sql, given)
+    cursor = driver.cursor(row_factory=namedtuple_row).execute(sql, given)
     result = cursor.pgresult
     # `description` would look up the type of each column.
     return cursor.fetchall() if result is not None and result.nfields else []

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 import sqlalchemy as sa
 
 from relatum.store._arrays import array, arrays
+from relatum.store._connection import patient
 from relatum.store._rows import copy_into
 from relatum.store._tables import part_streams, streams, table_parts
 from relatum.store._translation import translated_errors
-from relatum.store._waiting import patient
 
 PART_BYTES: Final = 240 << 20
 """Bytes of rows after which the next part is begun, at least: 3,500,000 rows of short values. Their index is as large,

@@ -24,11 +24,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from relatum.errors import ConfigurationError, DatabaseUnavailable
-from relatum.store._engine import ONCE_STATEMENT_S
+from relatum.store._connection import patient
+from relatum.store._database import ONCE_STATEMENT_S
 from relatum.store._lease import interval
 from relatum.store._tables import settlements
 from relatum.store._translation import translated_errors
-from relatum.store._waiting import patient
 from relatum.uuid7 import uuid7
 from relatum.waiting import backoff, within
 

@@ -19,7 +19,7 @@ from relatum.errors import (
     RowRefused,
     SchemaMissing,
 )
-from relatum.store._waiting import NoAnswerInTime, no_connection
+from relatum.store._connection import NoAnswerInTime
 
 REFUSALS: Final = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
 """What no waiting cures: SQLSTATE classes 22 and 23, and 54000, which psycopg counts among what passes.
@@ -42,7 +42,7 @@ _READ_ONLY: Final = (
 
 _POOLED: Final = (
     "a statement that was prepared belongs to another session: a pooler hands out sessions by transaction. Add "
-    "?pgbouncer=true to the database's URL, or give your engine connect_args={'prepare_threshold': None}"
+    "?pgbouncer=true to the database's URL"
 )
 
 _LOCKED: Final = (
@@ -159,11 +159,8 @@ class translated_errors:  # noqa: N801 - reads as the statement it is: `with tra
         if isinstance(error, sa.exc.DBAPIError):
             if not (self._theirs_too and isinstance(error.orig, REFUSALS)):
                 raise_translated(error, error.orig, lost=error.connection_invalidated)
-        elif isinstance(error, psycopg.Error):
-            if not (self._theirs_too and isinstance(error, REFUSALS)):
-                raise_translated(error, error)
-        elif isinstance(error, sa.exc.TimeoutError):
-            raise no_connection() from error
+        elif isinstance(error, psycopg.Error) and not (self._theirs_too and isinstance(error, REFUSALS)):
+            raise_translated(error, error)
 
 
 def raise_translated(error: BaseException, original: BaseException | None, *, lost: bool = False) -> None:

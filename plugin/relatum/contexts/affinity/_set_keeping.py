@@ -17,7 +17,6 @@ from relatum.contexts.placement._placement_opening import IDLE_S_MIN, USED_EVERY
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.placement._publication import POLL_S
 from relatum.errors import ContextMoving, RelatumError
-from relatum.store import database_name
 from relatum.waiting import Outages, backoff
 
 logger = logging.getLogger("relatum.affinity")
@@ -158,7 +157,7 @@ class SetKeeper:
     def _run(self) -> None:
         core, pauses = self._core, backoff()
         who = f"closing affinity sets of {core.super_stream!r}"
-        outages = Outages(logger, broker=str(core.address), database=database_name(core.store.database.engine))
+        outages = Outages(logger, broker=str(core.address), database=core.store.database.address.name)
         while not self._stop.is_set():
             with self._changed:
                 self._changed.wait_for(lambda: self._ending or self._closing.is_set(), CHECK_S)

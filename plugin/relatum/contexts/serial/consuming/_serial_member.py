@@ -26,7 +26,7 @@ from relatum.errors import (
 from relatum.following import Reach
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import CommitInDoubt, database_name
+from relatum.store import CommitInDoubt
 from relatum.superstreams import Layout, describe_super_stream
 from relatum.waiting import Outages
 
@@ -54,7 +54,7 @@ class Member:
         *,
         options: SerialOptions,
     ) -> None:
-        outages = Outages(logger, broker=str(address), database=database_name(store.engine))
+        outages = Outages(logger, broker=str(address), database=store.database.address.name)
         self.shared = Shared(options, outages)
         self.store = store
         self.header = options.header

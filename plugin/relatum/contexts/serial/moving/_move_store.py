@@ -22,7 +22,7 @@ from relatum.contexts.serial.moving._move_steps import (
     Switch,
 )
 from relatum.errors import Conflict, MoveConflict, NotFound, PartitionInUse, StreamNotFound, SuperStreamConflict
-from relatum.store import LEASE_S, Database, database_name
+from relatum.store import LEASE_S, Database
 from relatum.waiting import Outages
 
 logger = logging.getLogger("relatum.contexts")
@@ -42,7 +42,7 @@ class MoveStore:
         self._transaction = self._database.transaction
         self._id = super_stream_id
         self._name = super_stream
-        self.outages = Outages(logger, database=database_name(database.engine))
+        self.outages = Outages(logger, database=database.address.name)
         """What is away, of all moves of the super stream."""
 
     @contextmanager

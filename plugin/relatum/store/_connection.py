@@ -1,0 +1,212 @@
+"""Connections to PostgreSQL that wait for an answer only so long, whoever is at the other end, and says nothing.
+
+psycopg waits by itself for as long as the connection lives. A server that stands still, a locked table or a proxy that
+accepts and answers nothing keep it alive: the kernel answers, so no time-out of TCP notices. Here each wait ends by its
+statement's limit and by the deadline of the call (`relatum.waiting`). Then the connection is closed, since what comes
+next on it belongs to nobody; the pool opens another. The server is asked to end the statement, too.
+"""
+
+import math
+import selectors
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypeVar
+
+import psycopg
+import sqlalchemy as sa
+from psycopg.pq import PollingStatus, TransactionStatus
+
+from relatum.checks import seconds_text
+from relatum.waiting import LOOK_S, Deadline, current, left_s
+
+ROLLBACK_S: Final = 0.5
+"""Seconds for a rollback after the time of a call: an answering server needs less, and the connection is kept."""
+
+CANCEL_S: Final = 2.0
+"""Seconds to tell a server that nobody waits for a statement any more; it is told aside, and nobody waits for that."""
+
+CANCELS_MAX: Final = 4
+"""Statements that are cancelled at the same time; what is more is left to the server."""
+
+
+_cancelling: Final = threading.BoundedSemaphore(CANCELS_MAX)
+
+_Result = TypeVar("_Result")
+
+
+class NoAnswerInTime(psycopg.OperationalError):
+    """PostgreSQL did not answer in time; the connection was closed."""
+
+
+class _Ended(Generator[Any, Any, _Result]):
+    """The steps of a wait, ended at a moment, or by a deadline that is brought forward meanwhile."""
+
+    def __init__(self, steps: Generator[Any, Any, _Result], until: float, deadline: Deadline | None, what: str) -> None:
+        self._steps = steps
+        self._until = until
+        self._deadline = deadline
+        self._what = what
+
+    def __next__(self) -> Any:
+        return next(self._steps)
+
+    def send(self, answer: Any) -> Any:
+        wanted = self._steps.send(answer)
+        # Steps that have what they waited for do not come here: an answer just in time is taken.
+        deadline = self._deadline
+        if time.monotonic() >= self._until or (not answer and deadline is not None and deadline.has_passed):
+            raise _no_answer(deadline, self._what)
+        return wanted
+
+    def throw(self, *error: Any) -> Any:
+        return self._steps.throw(*error)
+
+    def close(self) -> None:
+        self._steps.close()
+
+
+def _no_answer(deadline: Deadline | None, what: str) -> NoAnswerInTime:
+    reason = str(deadline) if deadline is not None and deadline.has_passed else what
+    return NoAnswerInTime(f"no answer in time ({reason}); it is safe to repeat")
+
+
+def check(deadline: Deadline | None) -> None:
+    """Raise `NoAnswerInTime` where no time is left."""
+    if deadline is not None and deadline.has_passed:
+        raise _no_answer(deadline, "")
+
+
+class TimedConnection(psycopg.Connection[Any]):
+    """A connection whose waits end: by the deadline of the call under way, and each after `statement_s`.
+
+    Attributes:
+        statement_s: Seconds for one statement, or for a commit; None for no limit but that of the call.
+        ending: Ends what is under way as well: that of the component which has the connection.
+        give_back: What `close` does, instead of ending it: gives it to its pool. None for one of no pool.
+        is_used: Something was asked of it before: its server may have been restarted since.
+        generation: Of its pool as it was opened.
+    """
+
+    statement_s: float | None = None
+    ending: Deadline | None = None
+    give_back: "Callable[[TimedConnection], None] | None" = None
+    is_used = False
+    generation = 0
+    _step = ""
+    """"commit" or "rollback", while that is waited for."""
+
+    def close(self) -> None:
+        """Give it back to its pool: that is what SQLAlchemy calls for one that it is done with."""
+        if self.give_back is None:
+            self.end()
+        else:
+            self.give_back(self)
+
+    def end(self) -> None:
+        """Close it."""
+        super().close()
+
+    def add_notice_handler(self, callback: Any) -> None:
+        """Add it once: SQLAlchemy adds its own each time that it is given the connection."""
+        handlers = self.__dict__.setdefault("added", set())
+        if callback not in handlers:
+            handlers.add(callback)
+            super().add_notice_handler(callback)
+
+    def wait(self, gen: Any, interval: float = LOOK_S, *args: Any, **options: Any) -> Any:
+        """Wait as psycopg does, up to the limit.
+
+        Raises:
+            NoAnswerInTime: it has passed; the connection is ended, unless nothing was asked yet.
+        """
+        now, deadline, limit_s = time.monotonic(), self._deadline(), self.statement_s
+        if self._step == "rollback":
+            # Also where the call has no time left.
+            deadline, limit_s = None, max(ROLLBACK_S, left_s(ROLLBACK_S if limit_s is None else limit_s))
+        check(deadline)
+        until = math.inf if limit_s is None else now + limit_s
+        if deadline is not None:
+            until = min(until, deadline.until)
+        limit = "" if limit_s is None else seconds_text(limit_s)
+        try:
+            return super().wait(_Ended(gen, until, deadline, limit), min(interval, until - now), *args, **options)
+        except NoAnswerInTime as error:
+            # A commit is not to be cancelled: where it waits for a standby, it would go on without it.
+            if self._step != "commit" and self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                _cancel(self.pgconn)
+            self.end()
+            if self._step == "commit":
+                reason = str(error).partition(";")[0]
+                raise NoAnswerInTime(f"{reason} to a commit: whether it came through is not known") from None
+            raise
+
+    def _deadline(self) -> Deadline | None:
+        """What ends first: the call under way, or the component that has the connection."""
+        deadline = current()
+        if self.ending is None:
+            return deadline
+        return self.ending if deadline is None else Deadline(None, deadline, self.ending)
+
+    def commit(self) -> None:
+        """Commit. Where no answer comes in time it is not known what became of it, as after any lost connection."""
+        self._step = "commit"
+        try:
+            super().commit()
+        finally:
+            self._step = ""
+
+    def rollback(self) -> None:
+        """Roll back, also where the call has no time left; a server that does not answer is left, and does so, too."""
+        if self.closed or self.pgconn.transaction_status == TransactionStatus.IDLE:
+            return
+        self._step = "rollback"
+        try:
+            with suppress(NoAnswerInTime):
+                super().rollback()
+        finally:
+            self._step = ""
+
+
+def _cancel(pgconn: Any) -> None:
+    """Tell the server in a thread of its own that nobody waits for the statement."""
+    if not _cancelling.acquire(blocking=False):
+        return
+    try:
+        line = pgconn.cancel_conn()
+    except psycopg.Error:
+        # Before libpq 17 it can only be said by a call that may hang.
+        _cancelling.release()
+        return
+    threading.Thread(target=_say_cancel, args=(line,), name="relatum-cancel", daemon=True).start()
+
+
+def _say_cancel(line: Any) -> None:
+    until = time.monotonic() + CANCEL_S
+    try:
+        with suppress(psycopg.Error, OSError, ValueError):
+            line.start()
+            while (state := line.poll()) in (PollingStatus.READING, PollingStatus.WRITING):
+                left = until - time.monotonic()
+                if left <= 0:
+                    return
+                with selectors.DefaultSelector() as ready:
+                    is_read = state == PollingStatus.READING
+                    ready.register(line.socket, selectors.EVENT_READ if is_read else selectors.EVENT_WRITE)
+                    ready.select(left)
+    finally:
+        line.finish()
+        _cancelling.release()
+
+
+@contextmanager
+def patient(connection: sa.Connection, statement_s: float) -> Iterator[None]:
+    """Statements in the block are a caller's own, and may take longer than ours."""
+    driver: Any = connection.connection.driver_connection
+    before = getattr(driver, "statement_s", None)
+    driver.statement_s = None if before is None else max(before, statement_s)
+    try:
+        yield
+    finally:
+        driver.statement_s = before

@@ -1,0 +1,321 @@
+"""The connections of a database: taken and given back by whoever runs a statement or a transaction, bounded, kept.
+
+There is one pool, and SQLAlchemy sits on it: it takes a connection for each transaction, and its `close` gives it back.
+psycopg's own pool connects in a thread of its own, so that a wrong password is a time-out without a cause, and goes on
+logging in when the caller has gone. See docs/adr/0047.
+"""
+
+import math
+import threading
+from collections import deque
+from concurrent.futures import Future, wait
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Final
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from relatum.errors import ConfigurationError, DatabaseUnavailable
+from relatum.processes import after_fork, leave_to_parent
+from relatum.store._connection import TimedConnection, check
+from relatum.waiting import LOOK_S, Deadline, current
+
+LIBPQ_OPTIONS: Final[dict[str, Any]] = {
+    "fallback_application_name": "relatum",
+    # A database in SQL_ASCII would hand out bytes otherwise, which SQLAlchemy cannot read its own catalog by.
+    "client_encoding": "utf8",
+    "connect_timeout": 5,
+    # A half-open link is noticed in about ten seconds, whether bytes wait to be acknowledged or the line is idle.
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+
+PREPARE_AFTER: Final = 5
+"""Executions after which psycopg prepares a statement, its own default."""
+
+OLDEST: Final = 15
+"""The oldest PostgreSQL that is supported."""
+
+
+class _Turn:
+    """Who waits for a connection."""
+
+    def __init__(self) -> None:
+        self.came = threading.Event()
+        self.connection: TimedConnection | None = None
+        """What was given back for it; None where it is to open one."""
+
+
+class Pool:
+    """Connections to one database. Threads share it; in a child, it is empty: what it had is the parent's.
+
+    Args:
+        parameters: Of libpq's, by their names; they come before `LIBPQ_OPTIONS`.
+        kept: Idle connections that are kept.
+        most: Connections at most, in use and kept; None for any number.
+        wait_s: Seconds that somebody waits for one while all are in use.
+        statement_s: Seconds for one statement; None for no limit but that of a call.
+        prepare_threshold: After how many executions a statement is prepared; 0 for never, None to find out.
+    """
+
+    def __init__(
+        self,
+        parameters: dict[str, Any],
+        *,
+        kept: int,
+        most: int | None,
+        wait_s: float,
+        statement_s: float | None,
+        prepare_threshold: int | None,
+    ) -> None:
+        self._parameters = LIBPQ_OPTIONS | parameters
+        self._kept = kept
+        self._most = math.inf if most is None else most
+        self._wait_s = wait_s
+        self._statement_s = statement_s
+        self._prepare_threshold = prepare_threshold
+        self._is_closed = False
+        self._begin()
+        after_fork(self, Pool._renew)
+
+    def _begin(self) -> None:
+        # One thread may come twice: the garbage collector gives back what was dropped, wherever it runs.
+        self._lock = threading.RLock()
+        self._idle: list[TimedConnection] = []
+        self._in_use: set[TimedConnection] = set()
+        self._opening = 0
+        self._turns: deque[_Turn] = deque()
+        self._generation = 0
+
+    def _renew(self) -> None:
+        leave_to_parent(*self._idle, *self._in_use)
+        self._begin()
+
+    @property
+    def idle(self) -> int:
+        """How many connections are idle."""
+        return len(self._idle)
+
+    @property
+    def in_use(self) -> int:
+        """How many connections are in use, or being opened."""
+        return len(self._in_use) + self._opening
+
+    def take(self, *, ending: Deadline | None = None, autocommit: bool) -> TimedConnection:
+        """A connection: one that is idle, or a new one, or one that is waited for. Its `close` gives it back.
+
+        Args:
+            ending: Ends the wait for it, and its own waits, as it is brought forward. None for never.
+            autocommit: Whether each statement is a transaction of its own.
+
+        Raises:
+            DatabaseUnavailable: none became free in time.
+            psycopg.Error: it could not be opened.
+            ConfigurationError: the server is too old.
+        """
+        outer = [each for each in (current(), ending) if each is not None]
+        connection = self._turn(Deadline(self._wait_s, *outer), is_ended_by_others=bool(outer))
+        if connection is None:
+            connection = self._opened(Deadline(None, *outer))
+        try:
+            connection.ending = ending
+            if connection.autocommit != autocommit:
+                connection.autocommit = autocommit
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _turn(self, deadline: Deadline, *, is_ended_by_others: bool) -> TimedConnection | None:
+        """An idle connection; None where there is room for another, which the caller is to open."""
+        with self._lock:
+            while self._idle:
+                connection = self._idle.pop()
+                if not connection.closed:
+                    self._in_use.add(connection)
+                    return connection
+            if self.in_use < self._most:
+                self._opening += 1
+                return None
+            turn = _Turn()
+            self._turns.append(turn)
+        look_s = LOOK_S if is_ended_by_others else math.inf
+        try:
+            while not turn.came.is_set() and not deadline.has_passed:
+                turn.came.wait(max(0.0, min(look_s, deadline.left_s())))
+        except BaseException:
+            if not self._withdrawn(turn):
+                # It came just as the caller was interrupted: for the next.
+                with self._lock:
+                    if turn.connection is None:
+                        self._leave_room()
+                    else:
+                        self.give_back(turn.connection)
+            raise
+        if self._withdrawn(turn):
+            raise no_connection()
+        return turn.connection
+
+    def _withdrawn(self, turn: _Turn) -> bool:
+        """Wait no more; False where it has come meanwhile."""
+        with self._lock:
+            if not turn.came.is_set():
+                self._turns.remove(turn)
+                return True
+            return False
+
+    def _opened(self, deadline: Deadline) -> TimedConnection:
+        """A new connection, opened in a thread of its own, which nobody waits for behind his deadline.
+
+        psycopg counts whole seconds, two at least, and to resolve a name ends by no deadline.
+        """
+        opening: Future[TimedConnection] = Future()
+        connect = partial(copy_context().run, self._connect, opening, deadline.left_s())
+        try:
+            if not deadline.has_passed:
+                try:
+                    threading.Thread(target=connect, name="relatum-connect", daemon=True).start()
+                except RuntimeError:
+                    connect()  # The interpreter ends, and starts no thread any more.
+            while not opening.done():
+                check(deadline)
+                wait([opening], min(LOOK_S, deadline.left_s()))
+            connection = opening.result()
+        except BaseException:
+            # What comes all the same is nobody's.
+            opening.add_done_callback(_end)
+            with self._lock:
+                self._leave_room()
+            raise
+        with self._lock:
+            self._opening -= 1
+            self._in_use.add(connection)
+        return connection
+
+    def _connect(self, opening: "Future[TimedConnection]", left_s: float) -> None:
+        parameters = dict(self._parameters)
+        most_s = max(2, math.ceil(min(left_s, 3600)))
+        given_s = int(parameters["connect_timeout"])
+        parameters["connect_timeout"] = min(given_s, most_s) if given_s > 0 else most_s
+        try:
+            generation = self._generation
+            connection = TimedConnection.connect(**parameters, autocommit=True)
+            connection.statement_s, connection.generation = self._statement_s, generation
+            try:
+                look_at(connection, self._prepare_threshold)
+            except BaseException:
+                connection.end()
+                raise
+        except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for it
+            opening.set_exception(error)
+        else:
+            connection.give_back = self.give_back
+            opening.set_result(connection)
+
+    def give_back(self, connection: TimedConnection) -> None:
+        """Keep it for the next, if it can be used; a server that ended it may have ended others, which are given up."""
+        if connection not in self._in_use:
+            return  # It was given back before, or is the parent's.
+        if connection.broken:
+            self.forget(connection.generation)
+        status = connection.info.transaction_status
+        if status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+            try:
+                connection.rollback()
+            except psycopg.Error:
+                connection.end()
+        elif status is not TransactionStatus.IDLE:
+            connection.end()
+        with self._lock:
+            self._in_use.discard(connection)
+            self._pass_on(connection)
+
+    def _pass_on(self, connection: TimedConnection) -> None:
+        """Give a connection to who has waited for longest, or keep it, or end it."""
+        is_good = not connection.closed and connection.generation == self._generation and not self._is_closed
+        if is_good and self._turns:
+            turn = self._turns.popleft()
+            turn.connection = connection
+            self._in_use.add(connection)
+            turn.came.set()
+        elif is_good and len(self._idle) < self._kept:
+            self._idle.append(connection)
+        else:
+            # To say goodbye waits for nobody.
+            connection.end()
+            self._opening += 1
+            self._leave_room()
+
+    def _leave_room(self) -> None:
+        """Let who has waited for longest open a connection, in place of one that is not opened, or is ended."""
+        self._opening -= 1
+        if self._turns:
+            self._opening += 1
+            self._turns.popleft().came.set()
+
+    def close(self) -> None:
+        """End all connections, and keep none from now on."""
+        self._is_closed = True
+        self.forget(self._generation)
+
+    def forget(self, generation: int) -> None:
+        """Give up all connections of a generation: those that are idle now, and the others as they come back."""
+        with self._lock:
+            if generation != self._generation:
+                return  # Another one of them has said so already.
+            self._generation += 1
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.end()
+
+
+def _end(opening: "Future[TimedConnection]") -> None:
+    if opening.exception() is None:
+        opening.result().end()
+
+
+def no_connection() -> DatabaseUnavailable:
+    """The error of who waited for a connection of a pool that others use up."""
+    deadline = current()
+    reason = f" ({deadline})" if deadline is not None and deadline.has_passed else ""
+    text = f"no connection to PostgreSQL became free in time{reason}; it is safe to repeat"
+    return DatabaseUnavailable(text, reason="pool")
+
+
+def look_at(connection: "psycopg.Connection[Any]", prepare_threshold: int | None = None) -> None:
+    """See that a new connection can be used, and whether statements may be prepared on it.
+
+    A pooler that hands out sessions by transaction (pgbouncer, `pool_mode = transaction`) gives each transaction
+    whichever session of the server is free. A statement prepared before is then not there, or is another client's of
+    the same name, which would be run with our parameters. So nothing is prepared where a pooler is, and nothing else
+    rests on the session either: settings are `SET LOCAL`, locks are a transaction's, and no start-up parameter is sent
+    that poolers refuse.
+
+    A pooler shows itself by the process id that it tells a client when it connects: its own invention, while
+    `pg_backend_pid()` is the server's.
+
+    Source: https://www.postgresql.org/docs/18/protocol-message-formats.html (BackendKeyData);
+    https://www.pgbouncer.org/features.html
+
+    Args:
+        connection: With autocommit.
+        prepare_threshold: After how many executions a statement is prepared; 0 for never, None to find out.
+
+    Raises:
+        ConfigurationError: the server is older than PostgreSQL 15.
+        psycopg.Error: the connection failed.
+    """
+    major = connection.info.server_version // 10_000
+    if major < OLDEST:
+        raise ConfigurationError(f"PostgreSQL {major} is too old: Relatum needs {OLDEST} or newer")
+    if prepare_threshold is None:
+        row = connection.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchone()
+        is_pooled = row is None or row[0] != connection.info.backend_pid
+        prepare_threshold = 0 if is_pooled else PREPARE_AFTER
+    connection.prepare_threshold = prepare_threshold or None
+    if not (connection.info.parameter_status("DateStyle") or "ISO").startswith("ISO"):
+        # psycopg reads no other. Poolers keep this one setting for each of their clients.
+        connection.execute("SET DateStyle = 'ISO'", prepare=False)

@@ -1,0 +1,164 @@
+"""The one pool of connections: who has one and when, what becomes of it, and what others notice of that."""
+
+import inspect
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from relatum.errors import AccessRefused, DatabaseUnavailable
+from relatum.store import Database, sql
+from relatum.waiting import Deadline, within
+from tests.support import wait_until
+from tests.support.fake_postgresql import answering, refusal
+from tests.support.proxy import Proxy
+from tests.support.standstill import in_time, locked
+
+ONE = sql("SELECT 1")
+SLEEP = sql("SELECT pg_sleep(:s::float8)")
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """One of two connections."""
+    with closing(Database(database_url, connections_max=2)) as made:
+        yield made
+
+
+def sessions(url: str) -> int:
+    """How many sessions of ours the server has."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'relatum'"
+    with psycopg.connect(url) as connection:
+        return int(connection.execute(query).fetchall()[0][0])
+
+
+def test_many_threads_share_few_connections_in_turn(database: Database, database_url: str) -> None:
+    """Statements and transactions alike, of which none waits for long behind those that came later."""
+    latest = 0.0
+
+    def ask(number: int) -> None:
+        nonlocal latest
+        for _ in range(20):
+            began = time.monotonic()
+            if number % 2:
+                database.rows(SLEEP, {"s": 0.002})
+            else:
+                database.run(lambda connection: connection.execute(SLEEP, {"s": 0.002}))
+            latest = max(latest, time.monotonic() - began)
+
+    with ThreadPoolExecutor(16) as threads:
+        running = [threads.submit(ask, number) for number in range(16)]
+        wait_until(lambda: database.pool.in_use == 2, what="all connections are in use")
+        assert sessions(database_url) <= 2
+        for each in running:
+            each.result(240)
+    assert latest < 10
+    assert (database.pool.in_use, database.pool.idle) == (0, 2)
+
+
+def test_a_refused_login_is_one_error_at_once_and_one_login() -> None:
+    """Nobody goes on logging in behind the caller's back."""
+    with (
+        answering(refusal("28P01", 'password authentication failed for user "user"')) as url,
+        Proxy.to(url) as proxy,
+        closing(Database(proxy.url(url), connections_max=1)) as database,
+    ):
+        for number in (1, 2):
+            with in_time(1.0), pytest.raises(AccessRefused, match="authentication failed"):
+                database.rows(ONE, {})
+            assert (proxy.opened, database.pool.in_use) == (number, 0)
+
+
+def test_who_waits_is_let_in_where_another_could_not_connect(database_url: str) -> None:
+    """The room of a connection that did not come is the next one's."""
+    with Proxy.to(database_url) as proxy, closing(Database(proxy.url(database_url), connections_max=1)) as database:
+        proxy.mode = "frozen"
+        with ThreadPoolExecutor(2) as threads:
+
+            def ask(seconds: float) -> int:
+                with within(seconds):
+                    return len(database.rows(ONE, {}))
+
+            first = threads.submit(ask, 1.0)
+            wait_until(lambda: database.pool.in_use == 1, what="one connects")
+            second = threads.submit(ask, 60.0)
+            with pytest.raises(DatabaseUnavailable, match="in time"):
+                first.result(60)
+            proxy.mode = "pass"
+            assert second.result(60) == 1
+        wait_until(lambda: sessions(database_url) == 1, what="what came too late is closed")
+
+
+def test_a_component_that_ends_ends_its_own_waits(database: Database, database_url: str) -> None:
+    """Others of the same `Database` wait on, and have their answer."""
+    ending = Deadline(None)
+    component = Database(database, ending=ending)
+    with locked(database_url, "streams") as holding, ThreadPoolExecutor(2) as threads:
+        read = sql("SELECT count(*) AS count FROM relatum.streams")
+        ended, other = threads.submit(component.rows, read, {}), threads.submit(database.rows, read, {})
+        wait_until(lambda: database.pool.in_use == 2, what="both wait")
+        ending.end_in(0)
+        component.close()
+        with in_time(0.2), pytest.raises(DatabaseUnavailable, match="the work was ended"):
+            ended.result(60)
+        assert not other.done()
+        holding.rollback()
+        assert other.result(60) == [(0,)]
+    assert database.rows(ONE, {}) == [(1,)]
+
+
+def test_a_notice_is_logged_once(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """However often SQLAlchemy was given the connection before."""
+    for _ in range(10):
+        database.run(lambda connection: connection.execute(ONE))
+    with caplog.at_level(logging.INFO, logger="sqlalchemy.dialects.postgresql"):
+        database.run(lambda connection: connection.execute(sa.text("DO $$ BEGIN RAISE NOTICE 'here'; END $$")))
+    assert sum("here" in record.message for record in caplog.records) == 1
+
+
+def test_a_connection_of_which_work_is_left_open_is_the_next_ones_as_new(database: Database) -> None:
+    """A transaction that nobody ended, a result that nobody read: nothing of them is left."""
+    connection = database.engine.connect()
+    connection.execute(sa.text("CREATE TEMPORARY TABLE left_open (n int) ON COMMIT PRESERVE ROWS"))
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    driver.close()  # as the garbage collector has it closed
+    driver.close()
+    assert (database.pool.in_use, database.pool.idle) == (0, 1)
+    with database.engine.connect() as other:
+        assert other.connection.driver_connection is driver
+        assert other.scalar(sa.text("SELECT to_regclass('left_open')")) is None
+
+
+def test_threads_that_are_interrupted_leave_no_connection_behind(database: Database) -> None:
+    """Deadlines brought forward at random moments, of those who wait, connect or ask."""
+
+    def ask(number: int) -> None:
+        with within(None) as deadline:
+            timer = threading.Timer(number % 23 / 400, deadline.end_in, (0,))
+            timer.start()
+            with suppress(DatabaseUnavailable):
+                database.rows(SLEEP, {"s": 0.01})
+            timer.cancel()
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(ask, range(200)))
+    assert database.pool.in_use == 0
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda _: database.rows(ONE, {}), range(8))) == [[(1,)]] * 8
+
+
+def test_no_private_name_of_psycopg_is_ours(database: Database) -> None:
+    """What a connection overrides or calls of psycopg's is documented there: the next release keeps it."""
+    with database.engine.connect() as connection:
+        kind = type(connection.connection.driver_connection)
+    assert issubclass(kind, psycopg.Connection)
+    theirs = {name for name in dir(psycopg.Connection) if re.match("_[a-z]", name)}
+    assert not theirs.intersection(re.findall(r"\b_[a-z]\w*", inspect.getsource(kind)))
