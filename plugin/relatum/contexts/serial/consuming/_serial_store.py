@@ -16,9 +16,8 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from relatum.contexts._options import SerialOptions
-from relatum.contexts.placement import _placement_statements as placement_statements
 from relatum.contexts.placement._entries import Control, Fence, Marker
-from relatum.contexts.placement._placement_opening import partitions_in
+from relatum.contexts.placement._placement_opening import FIND_SUPER_STREAM, partitions_in
 from relatum.contexts.serial._order_verify import floors_before
 from relatum.contexts.serial._partition_log import MovedBefore, consistent_starts
 from relatum.contexts.serial.consuming import _serial_statements as statements
@@ -137,8 +136,8 @@ class ConsumerStore:
         return None if row is None else str(row.header)
 
     def _super_stream(self) -> Any:
-        named = {"of_vhost": self.vhost, "of_name": self.super_stream}
-        return next(iter(self._database.rows(placement_statements.find_super_stream, named)), None)
+        named = {"vhost": self.vhost, "name": self.super_stream}
+        return next(iter(self._database.rows(FIND_SUPER_STREAM, named)), None)
 
     def ensure(self, initial: Initial) -> None:
         """Make the rows of this consumer name, where they are not there."""
