@@ -14,7 +14,10 @@ from relatum.contexts.placement import _placement_prune as prune
 from relatum.contexts.placement import _placement_store as store
 from relatum.contexts.placement import _placing as placing
 from relatum.contexts.placement import _stored_moves as stored
-from relatum.contexts.serial.consuming import _serial_statements as consuming
+from relatum.contexts.serial.consuming import _registration as registration
+from relatum.contexts.serial.consuming import _serial_status as status
+from relatum.contexts.serial.consuming import _serial_store as consuming
+from relatum.contexts.serial.consuming import _stored_holds as holds
 from relatum.contexts.serial.moving import _move_store as moving
 from relatum.contexts.serial.moving import _retiring as retiring
 from tests.support.plans import MAKE_PARTS, PARTS, nodes_of, plan_of
@@ -132,40 +135,40 @@ OF_PRUNING: dict[str, tuple[Any, dict[str, Any]]] = {
     "forget moves": (prune.FORGET_MOVES, {"moves": list(range(7_000, 7_050))}),
 }
 
-ME = {"of_consumer": 17, "of_partition": 9, "by": "m10"}
-MEMBER, KEYS = {"of_within": 17, "by": "m10"}, list(range(1, 101))
+ME = {"consumer_id": 17, "partition_id": 9, "holder": "m10"}
+MEMBER, KEYS = {"within": 17, "holder": "m10"}, list(range(1, 101))
 TOKEN = {"token": UUID(int=7), "tokens_before": [UUID(int=6)]}
 RANGE = {**ME, "from_offset": 100, "to_offset": 1000}
 
 OF_CONSUMERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "advance": (
-        consuming.advance,
-        {**ME, "expected": 0, "at": 5, "known_offset": 4, "known_fingerprint": 1, "known_chunk_ms": 2, **TOKEN},
+        consuming.ADVANCE,
+        {**ME, "version": 0, "position": 5, "last_offset": 4, "last_fingerprint": 1, "last_chunk_ms": 2, **TOKEN},
     ),
-    "advance unread": (consuming.advance_unread, {**ME, "expected": 0, "at": 5, **TOKEN}),
-    "begin": (consuming.begin, ME),
+    "advance unread": (consuming.ADVANCE_UNREAD, {**ME, "version": 0, "position": 5, **TOKEN}),
+    "begin": (consuming.BEGIN, ME),
     "renew": (consuming.PARTITIONS.renew, {**MEMBER, "lease_s": 4.0}),
     "alive": (consuming.PARTITIONS.alive, MEMBER),
     "bury": (consuming.PARTITIONS.bury, MEMBER),
-    "shared": (consuming.shared, ME),
+    "shared": (consuming.SHARED, ME),
     "look": (consuming.PARTITIONS.look, {**MEMBER, "keys": KEYS}),
     "take": (consuming.PARTITIONS.take, {**MEMBER, "keys": KEYS, "holders": ["m10"] * len(KEYS), "at_most": 3}),
     "release": (consuming.PARTITIONS.release, {**MEMBER, "keys": KEYS}),
     "leave": (consuming.PARTITIONS.leave, MEMBER),
-    "members up": (consuming.living, ME),
-    "holds": (consuming.holds_of, ME),
-    "scans": (consuming.scans_of, ME),
-    "lost fences": (consuming.lost_fences, RANGE),
-    "lost markers": (consuming.lost_markers, RANGE),
+    "members up": (registration.MEMBERS_UP, ME),
+    "holds": (holds.HOLDS_OF, ME),
+    "scans": (consuming.SCANS, ME),
+    "lost fences": (stored.LOST_FENCES, RANGE),
+    "lost markers": (stored.LOST_MARKERS, RANGE),
     "begin a hold": (
-        consuming.begin_hold,
-        {**ME, "of_move": 77, "of_source": "s3", "of_epoch": 9, "marked_at": 1, "next_held": 2, "fenced_at": 3},
+        holds.BEGIN_HOLD,
+        {**ME, "move_id": 77, "source": "s3", "epoch": 9, "marker_offset": 1, "cursor": 2, "fence_offset": 3},
     ),
-    "move a hold": (consuming.move_hold, {**ME, "of_move": 6, "next_held": 9, "waiting": 4}),
-    "end a hold": (consuming.end_hold, {**ME, "of_move": 6}),
-    "complete holds": (consuming.complete_holds, {**ME, "of_partitions": [3, 4, 5, 6, 7]}),
-    "status": (consuming.status, ME),
-    "holds shown": (consuming.status_holds, ME),
+    "move a hold": (holds.MOVE_HOLD, {**ME, "move_id": 6, "cursor": 9, "held": 4}),
+    "end a hold": (holds.END_HOLD, {**ME, "move_id": 6}),
+    "complete holds": (holds.COMPLETE_HOLDS, {**ME, "partition_ids": [3, 4, 5, 6, 7]}),
+    "status": (status.POSITIONS_SHOWN, ME),
+    "holds shown": (holds.HOLDS_SHOWN, ME),
 }
 
 SMALL = {"super_streams", "super_stream_partitions", "publisher_sessions"}

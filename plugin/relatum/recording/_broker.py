@@ -82,7 +82,7 @@ def adopt(
             )
             if known[row] is None and row.broker_id is not None:
                 # Nothing is recorded of it, but somebody may be about to.
-                adopted = adopted.where(~RECORDERS.is_held)
+                adopted = adopted.where(sa.text(f"NOT {RECORDERS.is_held}"))
             connection.execute(adopted.values(broker_id=identity.broker_id))
         return _strangers(connection, others, identity) | unknown
 

@@ -69,7 +69,6 @@ from relatum.store._settling import (
     forget_settlements,
     marked,
     settle,
-    write_token,
 )
 from relatum.store._tables import (
     SCHEMA,
@@ -245,5 +244,4 @@ __all__ = [
     "turn_parts",
     "unleased",
     "writable_tables",
-    "write_token",
 ]

@@ -11,7 +11,7 @@ from relatum.errors import PartitionInUse, StreamNotFound
 from relatum.store import Database, sql
 
 _LOCK_SUPER_STREAM: Final = sql("""
-    SELECT FROM relatum.super_streams WHERE super_stream_id = :super_stream_id::integer FOR UPDATE""")
+    SELECT 1 FROM relatum.super_streams WHERE super_stream_id = :super_stream_id::integer FOR UPDATE""")
 
 _LOCK_PARTITIONS: Final = sql("""
     SELECT partition_id, stream, state FROM relatum.super_stream_partitions
