@@ -14,7 +14,11 @@ from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import AnyDatabase, as_engine, sql, translated_errors
 
-ALL_COLLECTORS: Final = "SELECT collector_id, vhost, name, keep_s FROM relatum.collectors"
+_COLLECTORS: Final = "SELECT collector_id, vhost, name, keep_s FROM relatum.collectors"
+
+ALL_COLLECTORS: Final = sql(f"{_COLLECTORS} ORDER BY name, vhost")
+
+FIND_COLLECTOR: Final = sql(f"{_COLLECTORS} WHERE name = :name::text AND vhost = :vhost::text")
 
 MEMBERS: Final = sql("""
     SELECT member_id, holder, types, lease_expires_at >= clock_timestamp(), joined_at, lease_expires_at
@@ -81,10 +85,16 @@ UNFINISHED_AFTER: Final = sql(f"""
         OFFSET 0) AS waiting
     ORDER BY source_id, stream_offset LIMIT :limit::bigint""")
 
-FINISHED_COUNTS: Final = """
-    SELECT state, count(*) FROM relatum.collected_messages AS message SAMPLE
+PAGES: Final = sql("SELECT relpages FROM pg_class WHERE oid = 'relatum.collected_messages'::regclass")
+
+_FINISHED: Final = f"""
     JOIN relatum.collector_sources AS source ON source.source_id = message.source_id
-    WHERE source.collector_id = :in_collector::integer AND message.finished_at IS NOT NULL GROUP BY state"""
+    WHERE {_MINE} AND message.finished_at IS NOT NULL GROUP BY state"""
+
+COUNT_FINISHED: Final = sql(f"SELECT state, count(*) FROM relatum.collected_messages AS message {_FINISHED}")
+
+SAMPLE_FINISHED: Final = sql(f"""
+    SELECT state, count(*) FROM relatum.collected_messages AS message TABLESAMPLE SYSTEM (:share::real) {_FINISHED}""")
 
 EXACT_PAGES_MAX: Final = 50_000
 """Pages of the table up to which finished messages are counted; a larger one is sampled."""
@@ -156,7 +166,7 @@ def collector_status(
     if broker is not None and not isinstance(broker, BrokerAddress):
         raise InvalidInput(f"broker= takes a BrokerAddress, not {shown(broker)}")
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        rows = connection.execute(sql(f"{ALL_COLLECTORS} ORDER BY name, vhost")).all()
+        rows = connection.execute(ALL_COLLECTORS).all()
         known = {row.name for row in rows}
         found = [_status_of(connection, row) for row in rows if names is None or row.name in names]
         for name in names or ():
@@ -188,11 +198,9 @@ def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
 
 def _finished(connection: sa.Connection, collector_id: int) -> dict[str, int]:
     """Finished messages by state: counted in a small table, sampled in a large one."""
-    pages = sql("SELECT relpages FROM pg_class WHERE oid = 'relatum.collected_messages'::regclass")
-    share = min(100.0, 100.0 * EXACT_PAGES_MAX / max(1, connection.execute(pages).scalar_one()))
-    sample = "" if share == 100.0 else "TABLESAMPLE SYSTEM (:share::real)"
-    query = sql(FINISHED_COUNTS.replace("SAMPLE", sample))
-    counts = connection.execute(query, {"in_collector": collector_id, **({"share": share} if sample else {})})
+    share = min(100.0, 100.0 * EXACT_PAGES_MAX / max(1, connection.execute(PAGES).scalar_one()))
+    query = COUNT_FINISHED if share == 100.0 else SAMPLE_FINISHED
+    counts = connection.execute(query, {"in_collector": collector_id, "share": share})
     return {state: round(count * 100.0 / share) for state, count in counts}
 
 
@@ -269,8 +277,7 @@ def collected(
     if OutcomeStatus.UNKNOWN in states or len({each.is_final for each in states}) != 1:
         raise InvalidInput("states= takes final states, or such as are not; not both, and not unknown")
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        one = sql(f"{ALL_COLLECTORS} WHERE name = :name::text AND vhost = :vhost::text")
-        found = connection.execute(one, {"name": collector, "vhost": vhost}).scalar_one_or_none()
+        found = connection.execute(FIND_COLLECTOR, {"name": collector, "vhost": vhost}).scalar_one_or_none()
         if found is None:
             raise NotFound(f"there is no collector {collector!r}: its first member makes it")
         wanted = {"in_collector": found, "states": [each.value for each in states], "limit": limit + 1}

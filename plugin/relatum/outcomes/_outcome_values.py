@@ -110,6 +110,8 @@ _OUTCOMES: Final = """
     WHERE message_id = ANY (:ids::text[])"""
 """The fields of `Outcome`, in its order, of every message with one of these ids."""
 
+_COLLECTOR: Final = sql("SELECT 1 FROM relatum.collectors WHERE name = :name::text LIMIT 1")
+
 OUTCOMES_BY_ID: Final = sql(_OUTCOMES)
 OUTCOMES_IN_COLLECTOR: Final = sql(f"""{_OUTCOMES}
     AND (collector.collector_id = :collector_id::integer OR collector.name = :collector::text)""")
@@ -140,6 +142,5 @@ def read_outcomes(
 
 
 def require_collector(connection: sa.Connection, name: str) -> None:
-    found = sql("SELECT 1 FROM relatum.collectors WHERE name = :name::text LIMIT 1")
-    if connection.execute(found, {"name": name}).first() is None:
+    if connection.execute(_COLLECTOR, {"name": name}).first() is None:
         raise NotFound(f"there is no collector {name!r}: its first member makes it")

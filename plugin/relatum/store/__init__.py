@@ -1,7 +1,7 @@
 """PostgreSQL: the schema `relatum`, its key definitions and streams, its coverage, and the way rows get in."""
 
 from relatum.store._address import DatabaseAddress, database_name, parse_database
-from relatum.store._arrays import BigIntegers, array, array_text, arrays
+from relatum.store._arrays import BigIntegers, array_text, arrays
 from relatum.store._async_database import AsyncDatabase
 from relatum.store._catalog import (
     FORGOTTEN,
@@ -46,7 +46,7 @@ from relatum.store._engine import (
     component_engine,
     make_engine,
 )
-from relatum.store._lease import LEASE_S, NOW, from_now, holds, interval, lapsed, leased, renewal_s, unleased
+from relatum.store._lease import LEASE_S, NOW, holds, interval, lapsed, leased, renewal_s, unleased
 from relatum.store._members import RECORDERS, Member, Share, Sharing, holders_of
 from relatum.store._part_bounds import in_parts, may_hold_offsets, may_hold_values, parts_of_value
 from relatum.store._parts import (
@@ -145,7 +145,6 @@ __all__ = [
     "add_hole",
     "add_keys",
     "advance_all",
-    "array",
     "array_text",
     "arrays",
     "as_engine",
@@ -181,7 +180,6 @@ __all__ = [
     "events",
     "expectations",
     "forget_settlements",
-    "from_now",
     "group_consumers",
     "group_scans",
     "group_states",

@@ -121,7 +121,7 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
         # Most often all is said, without a lock: hundreds of publishers may start at once.
         if not all(_is_said(definition, in_force.get(definition.name)) for definition in definitions):
             # Two that define the same key at once wait for each other here.
-            connection.execute(sa.text("LOCK TABLE relatum.keys IN SHARE ROW EXCLUSIVE MODE"))
+            connection.execute(sql("LOCK TABLE relatum.keys IN SHARE ROW EXCLUSIVE MODE"))
             missing = _write_keys(connection, definitions, _in_force(connection, definitions))
             in_force = _in_force(connection, definitions)
     for definition in missing:

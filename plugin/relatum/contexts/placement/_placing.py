@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import psycopg
+import sqlalchemy as sa
 
 from relatum.contexts.placement._model import Choose, PartitionRow, PartitionState
 from relatum.errors import RowRefused, SuperStreamConflict, TooManyOpenSets
@@ -29,12 +30,14 @@ A placement that a crash of PostgreSQL takes back would be made again elsewhere,
 session that it takes back would be waited for by nobody.
 """
 
+
 # - The epochs are taken by a query of their own: once, for both columns.
 # - In place of one that was released, the epoch is taken now that the row is locked: the one that was taken before may
 #   be below that of a move since.
 # - A partition that was retired ends the statement: its count would be null. So what it has written is undone without a
 #   transaction around it, which would be two journeys to the server more.
-_PLACE: Final = f"""
+def _placed(to_lock: str) -> sa.TextClause:
+    return sql(f"""
     WITH placed AS (
         INSERT INTO relatum.placements (super_stream_id, name, partition_id, epoch, first_epoch)
         SELECT :super_stream_id::integer, name, partition_id, epoch, epoch
@@ -49,7 +52,7 @@ _PLACE: Final = f"""
         RETURNING name, partition_id, epoch, state, move_id, generation, opened_at, used_at, released_at),
     locked AS (
         SELECT partition_id, open_sets FROM relatum.super_stream_partitions
-        WHERE TO_LOCK
+        WHERE {to_lock}
         ORDER BY partition_id FOR NO KEY UPDATE),
     counted AS (
         UPDATE relatum.super_stream_partitions s
@@ -60,18 +63,17 @@ _PLACE: Final = f"""
     SELECT placed.name, placed.partition_id, counted.stream, counted.binding_key, placed.epoch, placed.state,
         placed.move_id, placed.generation, placed.opened_at, placed.used_at, placed.released_at,
         (SELECT sum(open_sets)::bigint FROM locked) + (SELECT count(*) FROM placed) AS open_sets, {KEEP_COMMITS}
-    FROM placed JOIN counted ON counted.partition_id = placed.partition_id"""
+    FROM placed JOIN counted ON counted.partition_id = placed.partition_id""")
 
-PLACE: Final = sql(_PLACE.replace("TO_LOCK", "partition_id IN (SELECT partition_id FROM placed)"))
+
+PLACE: Final = _placed("partition_id IN (SELECT partition_id FROM placed)")
 """Places names where they are not placed; gives the columns of `Placement` of those that were, and `open_sets`.
 
 `open_sets` is how many are open in the partitions it locked, in each row.
 """
 
 # The names first: the count makes it wait for them.
-PLACE_BOUNDED: Final = sql(
-    _PLACE.replace("TO_LOCK", "super_stream_id = :super_stream_id::integer AND (SELECT count(*) FROM placed) > 0")
-)
+PLACE_BOUNDED: Final = _placed("super_stream_id = :super_stream_id::integer AND (SELECT count(*) FROM placed) > 0")
 """Locks all partitions of the super stream, so that nobody else opens one meanwhile: `open_sets` counts all there are.
 """
 
