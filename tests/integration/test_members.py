@@ -74,7 +74,7 @@ def test_what_was_seen_free_is_not_taken_from_who_was_quicker(engine: sa.Engine,
     first, second = recorder(), recorder()
     with engine.connect() as later:
         later.execution_options(isolation_level="REPEATABLE READ")
-        seen = {"keys": ids, "holders": [None] * len(ids), "at_most": 10, "of_within": "one", "by": second.holder}
+        seen = {"keys": ids, "holders": [None] * len(ids), "at_most": 10, "within": "one", "holder": second.holder}
         later.commit()
         beat(engine, first, ids)
         assert later.scalars(RECORDERS.take, seen).all() == []
@@ -114,7 +114,7 @@ def counter(written: list[tuple[str, int]]) -> Any:
     return count
 
 
-ME = {"of_within": "n7", "by": "m7"}
+ME = {"within": "n7", "holder": "m7"}
 KEYS = list(range(100, 300))
 STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "renew": (RECORDERS.renew, {**ME, "lease_s": 4.0}),

@@ -9,16 +9,23 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import registry
 
 from relatum.contexts.affinity._predecessors import recorded_places
-from relatum.contexts.placement import _placement_prune_statements as prune
-from relatum.contexts.placement import _placement_statements as statements
-from relatum.contexts.serial.consuming import _serial_statements as consuming
-from relatum.contexts.serial.moving import _move_statements as moving
+from relatum.contexts.placement import _placement_opening as opening
+from relatum.contexts.placement import _placement_prune as prune
+from relatum.contexts.placement import _placement_store as store
+from relatum.contexts.placement import _placing as placing
+from relatum.contexts.placement import _stored_moves as stored
+from relatum.contexts.serial.consuming import _registration as registration
+from relatum.contexts.serial.consuming import _serial_status as status
+from relatum.contexts.serial.consuming import _serial_store as consuming
+from relatum.contexts.serial.consuming import _stored_holds as holds
+from relatum.contexts.serial.moving import _move_store as moving
+from relatum.contexts.serial.moving import _retiring as retiring
 from tests.support.plans import MAKE_PARTS, PARTS, nodes_of, plan_of
 
 NAMES = 150_000
 MOVES = 30_000
 CONSUMERS = 200
-OURS = {"of_super_stream": 1}
+OURS = {"super_stream_id": 1}
 NOW = NAMES + 1_000_000
 
 FILL = f"""
@@ -73,95 +80,95 @@ The rows of 300,000 messages are of fifty partitions and two keys, an id for eac
 """
 
 STATEMENTS: dict[str, tuple[sa.Executable, dict[str, Any]]] = {
-    "super stream": (statements.find_super_stream, {"of_vhost": "/", "of_name": "orders"}),
-    "generation": (statements.generation, OURS),
-    "partitions": (statements.partitions, OURS),
-    "find": (statements.find, OURS | {"names": [f"n{2 * n}" for n in range(50)]}),
-    "changes, none": (statements.changes, OURS | {"since": NAMES, "most": 10_001}),
-    "changes, a few": (statements.changes, OURS | {"since": NAMES - 20, "most": 10_001}),
-    "changes, too many": (statements.changes, OURS | {"since": 0, "most": 501}),
-    "idle": (statements.idle, OURS | {"idle_s": 1000.0, "most": 100}),
-    "list": (statements.listed(in_partition=False, after=False), OURS | {"states": ["open"], "most": 50}),
+    "super stream": (opening.FIND_SUPER_STREAM, {"vhost": "/", "name": "orders"}),
+    "generation": (opening.GENERATION, OURS),
+    "partitions": (opening.PARTITIONS, OURS),
+    "find": (store.FIND, OURS | {"names": [f"n{2 * n}" for n in range(50)]}),
+    "changes, none": (store.CHANGES, OURS | {"since": NAMES, "most": 10_001}),
+    "changes, a few": (store.CHANGES, OURS | {"since": NAMES - 20, "most": 10_001}),
+    "changes, too many": (store.CHANGES, OURS | {"since": 0, "most": 501}),
+    "idle": (store.IDLE, OURS | {"idle_s": 1000.0, "most": 100}),
+    "list": (store.LISTED[False, False], OURS | {"states": ["open"], "most": 50}),
     "list on": (
-        statements.listed(in_partition=False, after=True),
+        store.LISTED[False, True],
         OURS | {"states": ["open"], "most": 50, "after": "n5"},
     ),
-    "place": (statements.place(bounded=False), OURS | {"names": ["n2", "r4", "x"], "partition_ids": [1, 3, 5]}),
-    "place, bounded": (statements.place(bounded=True), OURS | {"names": ["n2", "r4", "x"], "partition_ids": [1, 3, 5]}),
-    "release": (statements.release, OURS | {"names": ["n2", "n4", "r6"], "epochs": [2, 4, 6]}),
-    "touch": (statements.touch, OURS | {"names": ["n2", "n4", "r6"]}),
-    "move": (statements.move, {"of_move": 77}),
-    "fence after": (statements.fence_after, OURS | {"of_name": "n14", "of_stream": "s2", "above": 0}),
-    "forget released": (prune.forget_released, OURS | {"older_s": 100.0, "most": 100}),
+    "place": (placing.PLACE, OURS | {"names": ["n2", "r4", "x"], "partition_ids": [1, 3, 5]}),
+    "place, bounded": (placing.PLACE_BOUNDED, OURS | {"names": ["n2", "r4", "x"], "partition_ids": [1, 3, 5]}),
+    "release": (placing.RELEASE, OURS | {"names": ["n2", "n4", "r6"], "epochs": [2, 4, 6]}),
+    "touch": (store.TOUCH, OURS | {"names": ["n2", "n4", "r6"]}),
+    "move": (stored.FIND_MOVE, {"move_id": 77}),
+    "fence after": (stored.FENCE_AFTER, OURS | {"name": "n14", "stream": "s2", "above": 0}),
+    "forget released": (prune.FORGET_RELEASED, OURS | {"older_s": 100.0, "most": 100}),
 }
 
 MOVED = [f"n{2 * number}" for number in range(500)]
-MOVE = {"of_move": MOVES + 1}
+MOVE = {"move_id": MOVES + 1}
 
 OF_MOVES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "one": (moving.one, OURS | MOVE),
-    "under way": (moving.under_way, OURS),
-    "latest": (moving.latest, OURS | {"at_most": 20}),
-    "lock named": (moving.lock_named, OURS | {"named": MOVED}),
-    "add contexts": (moving.add_contexts, OURS | {"of_move": 1, "named": ["n100000", "n100002"]}),
-    "stop": (moving.stop, OURS | MOVE | {"named": MOVED, "at_generation": 5}),
-    "set fenced": (moving.set_fenced, MOVE | {"of_attempt": 1, "at_offset": 5}),
-    "set aborting": (moving.set_aborting, OURS | MOVE | {"because": None}),
-    "lock moving": (moving.lock_moving, OURS | MOVE),
+    "one": (moving.ONE, OURS | MOVE),
+    "under way": (moving.UNDER_WAY, OURS),
+    "latest": (moving.LATEST, OURS | {"latest": 20}),
+    "lock named": (moving.LOCK_NAMED, OURS | {"names": MOVED}),
+    "add contexts": (moving.ADD_CONTEXTS, OURS | {"move_id": 1, "names": ["n100000", "n100002"]}),
+    "stop": (moving.STOP, OURS | MOVE | {"names": MOVED, "generation": 5}),
+    "set fenced": (moving.SET_FENCED, MOVE | {"attempt": 1, "fence_offset": 5}),
+    "set aborting": (moving.SET_ABORTING, OURS | MOVE | {"reason": None}),
+    "lock moving": (moving.LOCK_MOVING, OURS | MOVE),
     "go on": (
-        moving.go_on,
-        OURS | MOVE | {"named": MOVED, "to_partition": 4, "to_epoch": 5, "at_generation": 5},
+        moving.GO_ON,
+        OURS | MOVE | {"names": MOVED, "partition_id": 4, "epoch": 5, "generation": 5},
     ),
-    "attend": (moving.attend, MOVE | {"held_by": "me", "holds_s": 5.0}),
-    "keep attending": (moving.keep_attending, MOVE | {"held_by": "me", "holds_s": 5.0}),
-    "take abandoned": (moving.take_abandoned, OURS | {"held_by": "me", "holds_s": 5.0}),
-    "placed in": (moving.placed_in, {"of_partition": 2}),
-    "moves of": (moving.moves_of, OURS | {"of_partition": 2}),
+    "attend": (moving.ATTEND, MOVE | {"holder": "me", "lease_s": 5.0}),
+    "keep attending": (moving.KEEP_ATTENDING, MOVE | {"holder": "me", "lease_s": 5.0}),
+    "take abandoned": (moving.TAKE_ABANDONED, OURS | {"holder": "me", "lease_s": 5.0}),
+    "placed in": (retiring.PLACED_IN, {"partition_id": 2}),
+    "moves of": (retiring.MOVES_OF, OURS | {"partition_id": 2}),
 }
 
 OF_PRUNING: dict[str, tuple[Any, dict[str, Any]]] = {
-    "ended moves": (prune.ended_moves, OURS | {"after": 7_000, "most": 50}),
+    "ended moves": (prune.ENDED_MOVES, OURS | {"after": 7_000, "most": 50}),
     "forget contexts": (
-        prune.forget_contexts,
+        prune.FORGET_CONTEXTS,
         {"moves": list(range(7_000, 7_050)), "partition_ids": list(range(1, 201)), "firsts": [MOVES] * 200},
     ),
-    "forget moves": (prune.forget_moves, {"moves": list(range(7_000, 7_050))}),
+    "forget moves": (prune.FORGET_MOVES, {"moves": list(range(7_000, 7_050))}),
 }
 
-ME = {"of_consumer": 17, "of_partition": 9, "by": "m10"}
-MEMBER, KEYS = {"of_within": 17, "by": "m10"}, list(range(1, 101))
+ME = {"consumer_id": 17, "partition_id": 9, "holder": "m10"}
+MEMBER, KEYS = {"within": 17, "holder": "m10"}, list(range(1, 101))
 TOKEN = {"token": UUID(int=7), "tokens_before": [UUID(int=6)]}
 RANGE = {**ME, "from_offset": 100, "to_offset": 1000}
 
 OF_CONSUMERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "advance": (
-        consuming.advance,
-        {**ME, "expected": 0, "at": 5, "known_offset": 4, "known_fingerprint": 1, "known_chunk_ms": 2, **TOKEN},
+        consuming.ADVANCE,
+        {**ME, "version": 0, "position": 5, "last_offset": 4, "last_fingerprint": 1, "last_chunk_ms": 2, **TOKEN},
     ),
-    "advance unread": (consuming.advance_unread, {**ME, "expected": 0, "at": 5, **TOKEN}),
-    "begin": (consuming.begin, ME),
+    "advance unread": (consuming.ADVANCE_UNREAD, {**ME, "version": 0, "position": 5, **TOKEN}),
+    "begin": (consuming.BEGIN, ME),
     "renew": (consuming.PARTITIONS.renew, {**MEMBER, "lease_s": 4.0}),
     "alive": (consuming.PARTITIONS.alive, MEMBER),
     "bury": (consuming.PARTITIONS.bury, MEMBER),
-    "shared": (consuming.shared, ME),
+    "shared": (consuming.SHARED, ME),
     "look": (consuming.PARTITIONS.look, {**MEMBER, "keys": KEYS}),
     "take": (consuming.PARTITIONS.take, {**MEMBER, "keys": KEYS, "holders": ["m10"] * len(KEYS), "at_most": 3}),
     "release": (consuming.PARTITIONS.release, {**MEMBER, "keys": KEYS}),
     "leave": (consuming.PARTITIONS.leave, MEMBER),
-    "members up": (consuming.living, ME),
-    "holds": (consuming.holds_of, ME),
-    "scans": (consuming.scans_of, ME),
-    "lost fences": (consuming.lost_fences, RANGE),
-    "lost markers": (consuming.lost_markers, RANGE),
+    "members up": (registration.MEMBERS_UP, ME),
+    "holds": (holds.HOLDS_OF, ME),
+    "scans": (consuming.SCANS, ME),
+    "lost fences": (stored.LOST_FENCES, RANGE),
+    "lost markers": (stored.LOST_MARKERS, RANGE),
     "begin a hold": (
-        consuming.begin_hold,
-        {**ME, "of_move": 77, "of_source": "s3", "of_epoch": 9, "marked_at": 1, "next_held": 2, "fenced_at": 3},
+        holds.BEGIN_HOLD,
+        {**ME, "move_id": 77, "source": "s3", "epoch": 9, "marker_offset": 1, "cursor": 2, "fence_offset": 3},
     ),
-    "move a hold": (consuming.move_hold, {**ME, "of_move": 6, "next_held": 9, "waiting": 4}),
-    "end a hold": (consuming.end_hold, {**ME, "of_move": 6}),
-    "complete holds": (consuming.complete_holds, {**ME, "of_partitions": [3, 4, 5, 6, 7]}),
-    "status": (consuming.status, ME),
-    "holds shown": (consuming.status_holds, ME),
+    "move a hold": (holds.MOVE_HOLD, {**ME, "move_id": 6, "cursor": 9, "held": 4}),
+    "end a hold": (holds.END_HOLD, {**ME, "move_id": 6}),
+    "complete holds": (holds.COMPLETE_HOLDS, {**ME, "partition_ids": [3, 4, 5, 6, 7]}),
+    "status": (status.POSITIONS_SHOWN, ME),
+    "holds shown": (holds.HOLDS_SHOWN, ME),
 }
 
 SMALL = {"super_streams", "super_stream_partitions", "publisher_sessions"}

@@ -82,7 +82,7 @@ def attended() -> str:
     statement = sa.select(streams.c.name).where(
         streams.c.vhost == _VHOST, streams.c.name == sa.any_(names), streams.c.replaced_at.is_(None)
     )
-    return compiled(statement.where(RECORDERS.is_held))
+    return compiled(statement.where(sa.text(RECORDERS.is_held)))
 
 
 @lru_cache

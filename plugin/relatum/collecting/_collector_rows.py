@@ -15,140 +15,132 @@ from relatum.checks import checked_count, checked_seconds
 from relatum.collecting._collector_core import Entry, Result, Stored
 from relatum.ids import MessageId
 from relatum.outcomes import OutcomeStatus
-from relatum.store import (
-    BigIntegers,
-    copy_lines,
-    copy_text,
-    needs_escape,
-    translated_errors,
-)
+from relatum.store import BigIntegers, copy_lines, copy_text, needs_escape, sql, translated_errors
 
 # The member is compared in a way no index serves: by its own, all that it has not finished would be read.
-_MINE: Final = """source_id = CAST(:source AS integer) AND stream_offset = ANY (:offsets)
-    AND member_id IS NOT DISTINCT FROM CAST(:of_member AS bigint)"""
+_MINE: Final = """source_id = :source::integer AND stream_offset = ANY (:offsets::bigint[])
+    AND member_id IS NOT DISTINCT FROM :of_member::bigint"""
 
 
-def _sql(text: str) -> sa.TextClause:
-    """A statement; `MINE` in it are the rows that a call names.
+def _on_rows(text: str) -> sa.TextClause:
+    """A statement on the rows that a call names, whose offsets are sent as one text."""
+    return sql(text).bindparams(sa.bindparam("offsets", type_=BigIntegers()))
 
-    The clock is `statement_timestamp()`: a joined transaction may have begun long before, and `now()` is its beginning.
-    """
-    found = sa.text(text.replace("MINE", _MINE))
-    return found.bindparams(sa.bindparam("offsets", type_=BigIntegers())) if "MINE" in text else found
 
+# The clock is `statement_timestamp()`: a joined transaction may have begun long before, and `now()` is its beginning.
 
 # --- collecting and consuming. Offsets come in one row, None for none: to give a row for each takes the client longer.
 
-ADD_MISSING: Final = _sql("""
+ADD_MISSING: Final = sql("""
     INSERT INTO relatum.collected_messages (source_id, stream_offset, member_id, size, message_id, type)
-    SELECT * FROM unnest(CAST(:sources AS integer[]), CAST(:offsets AS bigint[]), CAST(:members AS bigint[]),
-        CAST(:sizes AS integer[]), CAST(:message_ids AS text[]), CAST(:types AS text[]))
+    SELECT * FROM unnest(:sources::integer[], :offsets::bigint[], :members::bigint[],
+        :sizes::integer[], :message_ids::text[], :types::text[])
     ON CONFLICT DO NOTHING""")
 
-MINE_TO_CONSUME: Final = _sql("""
+MINE_TO_CONSUME: Final = _on_rows(f"""
     SELECT source_id, stream_offset FROM relatum.collected_messages
-    WHERE MINE AND state = 'collected' AND attempts = 0""")
+    WHERE {_MINE} AND state = 'collected' AND attempts = 0""")
 
-FORWARD: Final = _sql("""
+FORWARD: Final = _on_rows(f"""
     WITH done AS (
         UPDATE relatum.collected_messages
-        SET state = 'forwarded', attempts = attempts + 1, bulk_id = CAST(:into AS bigint),
+        SET state = 'forwarded', attempts = attempts + 1, bulk_id = :into::bigint,
             forwarded_at = statement_timestamp(), next_attempt_at = NULL
-        WHERE MINE AND state = 'collected'
+        WHERE {_MINE} AND state = 'collected'
         RETURNING stream_offset, forwarded_at)
     SELECT array_agg(stream_offset), max(forwarded_at) FROM done""")
 
-FORWARDED: Final = _sql("""
+FORWARDED: Final = _on_rows(f"""
     SELECT array_agg(stream_offset), max(forwarded_at) FROM relatum.collected_messages
-    WHERE MINE AND state = 'forwarded' AND bulk_id = CAST(:into AS bigint)""")
+    WHERE {_MINE} AND state = 'forwarded' AND bulk_id = :into::bigint""")
 
-TEXTS: Final = _sql("SELECT CAST(:texts AS text[])")
+TEXTS: Final = sql("SELECT :texts::text[]")
 """Texts as they are: what the database cannot hold, it refuses."""
 
 # What this member cannot go on with, and another can, is nobody's until that one takes it over.
-GIVE_BACK: Final = _sql("""
+GIVE_BACK: Final = _on_rows(f"""
     UPDATE relatum.collected_messages SET member_id = NULL, state = 'collected', bulk_id = NULL
-    WHERE MINE AND finished_at IS NULL AND EXISTS (
+    WHERE {_MINE} AND finished_at IS NULL AND EXISTS (
         SELECT FROM relatum.collector_members AS other
-        WHERE other.collector_id = CAST(:in_collector AS integer) AND other.member_id <> CAST(:of_member AS bigint)
+        WHERE other.collector_id = :in_collector::integer AND other.member_id <> :of_member::bigint
             AND other.lease_expires_at >= clock_timestamp() AND collected_messages.type = ANY (other.types))""")
 
-IS_MINE: Final = _sql("""
-    SELECT stream_offset FROM relatum.collected_messages WHERE MINE AND finished_at IS NULL LIMIT 1""")
+IS_MINE: Final = _on_rows(f"""
+    SELECT stream_offset FROM relatum.collected_messages WHERE {_MINE} AND finished_at IS NULL LIMIT 1""")
 
 # What nearly all messages come to; it needs no array but that of their offsets.
-SUCCEED: Final = _sql("""
+SUCCEED: Final = _on_rows(f"""
     WITH done AS (
         UPDATE relatum.collected_messages
         SET state = 'succeeded', reason = NULL, finished_at = statement_timestamp(), next_attempt_at = NULL
-        WHERE MINE AND bulk_id = CAST(:of_bulk AS bigint) AND state = 'forwarded'
+        WHERE {_MINE} AND bulk_id = :of_bulk::bigint AND state = 'forwarded'
         RETURNING stream_offset, finished_at)
     SELECT array_agg(stream_offset), max(finished_at) FROM done""")
 
-SUCCEEDED: Final = _sql("""
+SUCCEEDED: Final = _on_rows(f"""
     SELECT array_agg(stream_offset), max(finished_at) FROM relatum.collected_messages
-    WHERE MINE AND bulk_id = CAST(:of_bulk AS bigint) AND state = 'succeeded'""")
+    WHERE {_MINE} AND bulk_id = :of_bulk::bigint AND state = 'succeeded'""")
 
 # Each row's own item of the arrays that go with the offsets is looked for among all.
-FINISH: Final = _sql("""
+FINISH: Final = _on_rows(f"""
     WITH done AS (
         UPDATE relatum.collected_messages
-        SET state = (CAST(:states AS text[]))[array_position(:offsets, stream_offset)],
-            reason = (CAST(:reasons AS text[]))[array_position(:offsets, stream_offset)],
-            finished_at = CASE (CAST(:states AS text[]))[array_position(:offsets, stream_offset)]
+        SET state = (:states::text[])[array_position(:offsets::bigint[], stream_offset)],
+            reason = (:reasons::text[])[array_position(:offsets::bigint[], stream_offset)],
+            finished_at = CASE (:states::text[])[array_position(:offsets::bigint[], stream_offset)]
                 WHEN 'collected' THEN NULL ELSE statement_timestamp() END,
-            next_attempt_at = CASE (CAST(:states AS text[]))[array_position(:offsets, stream_offset)]
+            next_attempt_at = CASE (:states::text[])[array_position(:offsets::bigint[], stream_offset)]
                 WHEN 'collected' THEN statement_timestamp() + make_interval(secs => coalesce(
-                    (CAST(:retries_s AS float[]))[array_position(:offsets, stream_offset)], 0.0)) END
-        WHERE MINE AND bulk_id = CAST(:of_bulk AS bigint) AND state = 'forwarded'
+                    (:retries_s::float[])[array_position(:offsets::bigint[], stream_offset)], 0.0)) END
+        WHERE {_MINE} AND bulk_id = :of_bulk::bigint AND state = 'forwarded'
         RETURNING stream_offset, statement_timestamp() AS at)
     SELECT array_agg(stream_offset), max(at) FROM done""")
 
-FINISHED: Final = _sql("""
+FINISHED: Final = _on_rows(f"""
     SELECT array_agg(stream_offset), max(finished_at) FROM relatum.collected_messages
-    WHERE MINE AND bulk_id = CAST(:of_bulk AS bigint)
-        AND state = (CAST(:states AS text[]))[array_position(:offsets, stream_offset)]""")
+    WHERE {_MINE} AND bulk_id = :of_bulk::bigint
+        AND state = (:states::text[])[array_position(:offsets::bigint[], stream_offset)]""")
 
 # --- forgetting
 
-KEPT: Final = _sql("""
+KEPT: Final = sql("""
     SELECT source_id, keep_s FROM relatum.collector_sources JOIN relatum.collectors USING (collector_id)
-    WHERE keep_s IS NOT NULL AND (CAST(:in_collector AS integer) IS NULL OR collector_id = :in_collector)""")
+    WHERE keep_s IS NOT NULL AND (:in_collector::integer IS NULL OR collector_id = :in_collector::integer)""")
 
 # Oldest first, which is the index's order: no scan, however much is finished. Named by their places on disk.
-FORGET: Final = _sql("""
+FORGET: Final = sql("""
     DELETE FROM relatum.collected_messages
     WHERE ctid = ANY (ARRAY (
             SELECT ctid FROM relatum.collected_messages
-            WHERE source_id = CAST(:of_source AS integer)
-                AND finished_at < now() - make_interval(secs => CAST(:older_s AS float))
-            ORDER BY finished_at LIMIT CAST(:most AS integer)))
-        AND source_id = CAST(:of_source AS integer)
-        AND finished_at < now() - make_interval(secs => CAST(:older_s AS float))""")
+            WHERE source_id = :of_source::integer
+                AND finished_at < now() - make_interval(secs => :older_s::float)
+            ORDER BY finished_at LIMIT :most::integer))
+        AND source_id = :of_source::integer
+        AND finished_at < now() - make_interval(secs => :older_s::float)""")
 
 # --- taking over
 
 # Those of nobody were given back by a member that does not reach the broker, or stored by release 0.4.0. What a result
 # is just being stored of is nobody's to take over.
-TAKE_OVER: Final = _sql("""
+TAKE_OVER: Final = sql("""
     WITH taken AS (
         SELECT message.source_id, message.stream_offset
         FROM relatum.collected_messages AS message JOIN relatum.collector_sources AS source USING (source_id)
-        WHERE (message.member_id = ANY (CAST(:lapsed AS bigint[])) OR message.member_id IS NULL)
-            AND message.finished_at IS NULL AND message.type = ANY (CAST(:of_types AS text[]))
-            AND source.collector_id = CAST(:in_collector AS integer) AND source.replaced_at IS NULL
+        WHERE (message.member_id = ANY (:lapsed::bigint[]) OR message.member_id IS NULL)
+            AND message.finished_at IS NULL AND message.type = ANY (:of_types::text[])
+            AND source.collector_id = :in_collector::integer AND source.replaced_at IS NULL
         ORDER BY message.collected_at, message.source_id, message.stream_offset
-        LIMIT CAST(:most AS integer) FOR UPDATE OF message SKIP LOCKED)
+        LIMIT :most::integer FOR UPDATE OF message SKIP LOCKED)
     UPDATE relatum.collected_messages AS message
-    SET member_id = CAST(:by AS bigint), state = 'collected', bulk_id = CAST(:token AS bigint)
+    SET member_id = :by::bigint, state = 'collected', bulk_id = :token::bigint
     FROM taken WHERE message.source_id = taken.source_id AND message.stream_offset = taken.stream_offset""")
 
-TAKEN_OVER: Final = _sql("""
+TAKEN_OVER: Final = sql("""
     SELECT stream, source_id, stream_offset, message_id, type, size, attempts, collected_at,
         CAST(greatest(0.0, extract(epoch FROM next_attempt_at - clock_timestamp())) AS float) AS due_in_s
     FROM relatum.collected_messages AS message JOIN relatum.collector_sources USING (source_id)
-    WHERE message.member_id = CAST(:of_member AS bigint) AND finished_at IS NULL AND state = 'collected'
-        AND bulk_id = CAST(:token AS bigint)
+    WHERE message.member_id = :of_member::bigint AND finished_at IS NULL AND state = 'collected'
+        AND bulk_id = :token::bigint
     ORDER BY collected_at, source_id, stream_offset""")
 
 

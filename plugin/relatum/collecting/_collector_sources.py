@@ -9,145 +9,145 @@ import sqlalchemy as sa
 
 from relatum.collecting._collector_core import Advance
 from relatum.errors import Conflict
+from relatum.store import sql
 
 # --- collectors and members
 
-FIND_COLLECTOR: Final = sa.text("""
+FIND_COLLECTOR: Final = sql("""
     SELECT collector_id, keep_s FROM relatum.collectors
-    WHERE vhost = CAST(:of_vhost AS text) AND name = CAST(:named AS text)""")
+    WHERE vhost = :of_vhost::text AND name = :named::text""")
 
-ADD_COLLECTOR: Final = sa.text("""
+ADD_COLLECTOR: Final = sql("""
     INSERT INTO relatum.collectors (vhost, name, keep_s)
-    VALUES (CAST(:of_vhost AS text), CAST(:named AS text), CAST(:kept_s AS integer)) ON CONFLICT DO NOTHING""")
+    VALUES (:of_vhost::text, :named::text, :kept_s::integer) ON CONFLICT DO NOTHING""")
 
-SET_KEEP: Final = sa.text("""
-    UPDATE relatum.collectors SET keep_s = CAST(:kept_s AS integer) WHERE collector_id = CAST(:in_collector AS integer)
+SET_KEEP: Final = sql("""
+    UPDATE relatum.collectors SET keep_s = :kept_s::integer WHERE collector_id = :in_collector::integer
     """)
 
-ADD_MEMBER: Final = sa.text("""
+ADD_MEMBER: Final = sql("""
     INSERT INTO relatum.collector_members (collector_id, types, holder, lease_s, lease_expires_at)
-    VALUES (CAST(:in_collector AS integer), CAST(:has_types AS text[]), CAST(:held_by AS text), CAST(:holds_s AS float),
-        clock_timestamp() + make_interval(secs => CAST(:holds_s AS float)))
+    VALUES (:in_collector::integer, :has_types::text[], :held_by::text, :holds_s::float,
+        clock_timestamp() + make_interval(secs => :holds_s::float))
     RETURNING member_id""")
 
-RENEW: Final = sa.text("""
+RENEW: Final = sql("""
     UPDATE relatum.collector_members SET lease_expires_at = clock_timestamp() + make_interval(secs => lease_s)
-    WHERE member_id = CAST(:id AS bigint)""")
+    WHERE member_id = :id::bigint""")
 
-LEAVE: Final = sa.text("""
-    UPDATE relatum.collector_members SET lease_expires_at = clock_timestamp() WHERE member_id = CAST(:id AS bigint)""")
+LEAVE: Final = sql("""
+    UPDATE relatum.collector_members SET lease_expires_at = clock_timestamp() WHERE member_id = :id::bigint""")
 
 # Nobody may find this member dead, with nothing left to take over, while it adds rows.
-HOLD_MEMBER: Final = sa.text("""
-    SELECT now() FROM relatum.collector_members WHERE member_id = CAST(:of_member AS bigint) FOR KEY SHARE""")
+HOLD_MEMBER: Final = sql("""
+    SELECT now() FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR KEY SHARE""")
 
-LOCK_LAPSED: Final = sa.text("""
+LOCK_LAPSED: Final = sql("""
     SELECT member_id FROM relatum.collector_members
-    WHERE collector_id = CAST(:in_collector AS integer) AND lease_expires_at < clock_timestamp()
-        AND member_id <> CAST(:of_member AS bigint)
+    WHERE collector_id = :in_collector::integer AND lease_expires_at < clock_timestamp()
+        AND member_id <> :of_member::bigint
     ORDER BY member_id FOR UPDATE SKIP LOCKED""")
 
-REMOVE_MEMBERS: Final = sa.text("""
+REMOVE_MEMBERS: Final = sql("""
     DELETE FROM relatum.collector_members AS member
-    WHERE member_id = ANY (CAST(:lapsed AS bigint[])) AND NOT EXISTS (
+    WHERE member_id = ANY (:lapsed::bigint[]) AND NOT EXISTS (
         SELECT FROM relatum.collected_messages AS message
         WHERE message.member_id = member.member_id AND message.finished_at IS NULL)""")
 
 # --- streams
 
-FIND_SOURCES: Final = sa.text("""
+FIND_SOURCES: Final = sql("""
     SELECT stream, source_id FROM relatum.collector_sources
-    WHERE collector_id = CAST(:in_collector AS integer) AND stream = ANY (CAST(:streams AS text[]))
+    WHERE collector_id = :in_collector::integer AND stream = ANY (:streams::text[])
         AND replaced_at IS NULL""")
 
-ADD_SOURCE: Final = sa.text("""
+ADD_SOURCE: Final = sql("""
     INSERT INTO relatum.collector_sources (collector_id, stream)
-    VALUES (CAST(:in_collector AS integer), CAST(:of_stream AS text))
+    VALUES (:in_collector::integer, :of_stream::text)
     ON CONFLICT (collector_id, stream) WHERE replaced_at IS NULL DO NOTHING""")
 
-
-def _sql(text: str) -> sa.TextClause:
-    """A statement; `THIS` in it is the present generation of a stream, `OTHERS` are the members beside this one."""
-    this = """collector_id = CAST(:in_collector AS integer) AND stream = CAST(:of_stream AS text)
+_THIS: Final = """collector_id = :in_collector::integer AND stream = :of_stream::text
         AND replaced_at IS NULL"""
-    others = """relatum.collector_members AS other
-        WHERE other.collector_id = CAST(:in_collector AS integer) AND other.member_id <> CAST(:of_member AS bigint)
+"""The present generation of a stream."""
+
+_OTHERS: Final = """relatum.collector_members AS other
+        WHERE other.collector_id = :in_collector::integer AND other.member_id <> :of_member::bigint
             AND other.lease_expires_at >= clock_timestamp()"""
-    # A member follows only where it has executors of all types that others have: it would pass theirs over.
-    lacks = """EXISTS (SELECT FROM OTHERS AND NOT other.types <@ (
-        SELECT types FROM relatum.collector_members WHERE member_id = CAST(:of_member AS bigint)))"""
-    return sa.text(text.replace("LACKS_TYPES", lacks).replace("OTHERS", others).replace("THIS", this))
+"""The members beside this one."""
 
+# A member follows only where it has executors of all types that others have: it would pass theirs over.
+_LACKS_TYPES: Final = f"""EXISTS (SELECT FROM {_OTHERS} AND NOT other.types <@ (
+        SELECT types FROM relatum.collector_members WHERE member_id = :of_member::bigint))"""
 
-LOCK_SOURCE: Final = _sql("""
+LOCK_SOURCE: Final = sql(f"""
     SELECT source_id, position, member_id, last_offset, last_fingerprint, last_chunk_ms
-    FROM relatum.collector_sources WHERE THIS FOR UPDATE""")
+    FROM relatum.collector_sources WHERE {_THIS} FOR UPDATE""")
 
-IS_ALIVE: Final = sa.text("""
+IS_ALIVE: Final = sql("""
     SELECT member_id FROM relatum.collector_members
-    WHERE member_id = CAST(:of_member AS bigint) AND lease_expires_at >= clock_timestamp()""")
+    WHERE member_id = :of_member::bigint AND lease_expires_at >= clock_timestamp()""")
 
-TYPES_ALIVE: Final = sa.text("""
+TYPES_ALIVE: Final = sql("""
     SELECT member_id, types FROM relatum.collector_members
-    WHERE collector_id = CAST(:in_collector AS integer) AND lease_expires_at >= clock_timestamp()""")
+    WHERE collector_id = :in_collector::integer AND lease_expires_at >= clock_timestamp()""")
 
-HELD: Final = _sql("""
+HELD: Final = sql(f"""
     SELECT stream FROM relatum.collector_sources AS source
-    WHERE collector_id = CAST(:in_collector AS integer) AND replaced_at IS NULL
-        AND (EXISTS (SELECT FROM OTHERS AND other.member_id = source.member_id) OR LACKS_TYPES)""")
+    WHERE collector_id = :in_collector::integer AND replaced_at IS NULL
+        AND (EXISTS (SELECT FROM {_OTHERS} AND other.member_id = source.member_id) OR {_LACKS_TYPES})""")
 
-FOLLOW: Final = _sql("""
+FOLLOW: Final = sql(f"""
     UPDATE relatum.collector_sources
-    SET member_id = CAST(:of_member AS bigint), position = coalesce(position, CAST(:initial AS bigint))
-    WHERE source_id = CAST(:id AS integer) AND NOT LACKS_TYPES
+    SET member_id = :of_member::bigint, position = coalesce(position, :initial::bigint)
+    WHERE source_id = :id::integer AND NOT {_LACKS_TYPES}
     RETURNING position""")
 
-UNFOLLOW: Final = _sql("""
-    UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = CAST(:by AS bigint) AND THIS""")
+UNFOLLOW: Final = sql(f"""
+    UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = :by::bigint AND {_THIS}""")
 
-UNFOLLOW_ALL: Final = sa.text("""
-    UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = CAST(:by AS bigint)""")
+UNFOLLOW_ALL: Final = sql("""
+    UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = :by::bigint""")
 
-REPLACE_SOURCE: Final = sa.text("""
+REPLACE_SOURCE: Final = sql("""
     UPDATE relatum.collector_sources SET replaced_at = now(), member_id = NULL
-    WHERE source_id = CAST(:id AS integer)""")
+    WHERE source_id = :id::integer""")
 
-ADD_REPLACED: Final = sa.text("""
+ADD_REPLACED: Final = sql("""
     INSERT INTO relatum.collector_sources (collector_id, stream, replaced_at)
-    VALUES (CAST(:in_collector AS integer), CAST(:of_stream AS text), now()) RETURNING source_id""")
+    VALUES (:in_collector::integer, :of_stream::text, now()) RETURNING source_id""")
 """A generation that is over from the first: for messages whose places others have, or will have."""
 
-MOVE_LOST: Final = sa.text("""
-    UPDATE relatum.collected_messages SET source_id = CAST(:to_source AS integer)
-    WHERE source_id = CAST(:of_source AS integer) AND stream_offset > CAST(:behind AS bigint)""")
+MOVE_LOST: Final = sql("""
+    UPDATE relatum.collected_messages SET source_id = :to_source::integer
+    WHERE source_id = :of_source::integer AND stream_offset > :behind::bigint""")
 
-SET_BACK: Final = sa.text("""
+SET_BACK: Final = sql("""
     UPDATE relatum.collector_sources
-    SET position = CAST(:to AS bigint), last_offset = NULL, last_fingerprint = NULL, last_chunk_ms = NULL,
+    SET position = :to::bigint, last_offset = NULL, last_fingerprint = NULL, last_chunk_ms = NULL,
         moved_at = now()
-    WHERE source_id = CAST(:id AS integer)""")
+    WHERE source_id = :id::integer""")
 
 # Not by a join, for which PostgreSQL reads half a stream's messages.
-LAST_COLLECTED: Final = _sql("""
+LAST_COLLECTED: Final = sql(f"""
     SELECT stream_offset, message_id FROM relatum.collected_messages
-    WHERE source_id = (SELECT source_id FROM relatum.collector_sources WHERE THIS)
-        AND stream_offset <= CAST(:until AS bigint)
+    WHERE source_id = (SELECT source_id FROM relatum.collector_sources WHERE {_THIS})
+        AND stream_offset <= :until::bigint
     ORDER BY stream_offset DESC LIMIT 1""")
 
-FAIL_UNFINISHED: Final = sa.text("""
+FAIL_UNFINISHED: Final = sql("""
     UPDATE relatum.collected_messages
-    SET state = 'failed', finished_at = statement_timestamp(), next_attempt_at = NULL, reason = CAST(:why AS text)
-    WHERE source_id = CAST(:of_source AS integer) AND finished_at IS NULL""")
+    SET state = 'failed', finished_at = statement_timestamp(), next_attempt_at = NULL, reason = :why::text
+    WHERE source_id = :of_source::integer AND finished_at IS NULL""")
 
-ADVANCE: Final = _sql("""
+ADVANCE: Final = sql(f"""
     UPDATE relatum.collector_sources
-    SET position = CAST(:to AS bigint), moved_at = now(),
-        passed_over = passed_over + CAST(:more_passed_over AS bigint),
-        last_offset = CASE WHEN :is_known THEN CAST(:known_offset AS bigint) ELSE last_offset END,
-        last_fingerprint = CASE WHEN :is_known THEN CAST(:known_fingerprint AS bigint) ELSE last_fingerprint END,
-        last_chunk_ms = CASE WHEN :is_known THEN CAST(:known_chunk_ms AS bigint) ELSE last_chunk_ms END
-    WHERE THIS AND member_id = CAST(:of_member AS bigint) AND position = CAST(:expected AS bigint)
-        AND NOT EXISTS (SELECT FROM OTHERS AND other.types && CAST(:passed_over_types AS text[]))
+    SET position = :to::bigint, moved_at = now(),
+        passed_over = passed_over + :more_passed_over::bigint,
+        last_offset = CASE WHEN :is_known::boolean THEN :known_offset::bigint ELSE last_offset END,
+        last_fingerprint = CASE WHEN :is_known::boolean THEN :known_fingerprint::bigint ELSE last_fingerprint END,
+        last_chunk_ms = CASE WHEN :is_known::boolean THEN :known_chunk_ms::bigint ELSE last_chunk_ms END
+    WHERE {_THIS} AND member_id = :of_member::bigint AND position = :expected::bigint
+        AND NOT EXISTS (SELECT FROM {_OTHERS} AND other.types && :passed_over_types::text[])
     RETURNING source_id""")
 
 

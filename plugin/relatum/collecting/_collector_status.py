@@ -12,84 +12,89 @@ from relatum.checks import checked_count, checked_name, checked_names, meant, sh
 from relatum.errors import InvalidInput, NotFound, StreamNotFound
 from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import (
-    AnyDatabase,
-    as_engine,
-    translated_errors,
-)
+from relatum.store import AnyDatabase, as_engine, sql, translated_errors
 
-ALL_COLLECTORS: Final = "SELECT collector_id, vhost, name, keep_s FROM relatum.collectors"
+_COLLECTORS: Final = "SELECT collector_id, vhost, name, keep_s FROM relatum.collectors"
 
-MEMBERS: Final = sa.text("""
+ALL_COLLECTORS: Final = sql(f"{_COLLECTORS} ORDER BY name, vhost")
+
+FIND_COLLECTOR: Final = sql(f"{_COLLECTORS} WHERE name = :name::text AND vhost = :vhost::text")
+
+MEMBERS: Final = sql("""
     SELECT member_id, holder, types, lease_expires_at >= clock_timestamp(), joined_at, lease_expires_at
-    FROM relatum.collector_members WHERE collector_id = CAST(:in_collector AS integer) ORDER BY member_id""")
+    FROM relatum.collector_members WHERE collector_id = :in_collector::integer ORDER BY member_id""")
 
-SOURCES: Final = sa.text("""
+SOURCES: Final = sql("""
     SELECT stream, position, member.holder, moved_at, passed_over
     FROM relatum.collector_sources AS source LEFT JOIN relatum.collector_members AS member
         ON member.member_id = source.member_id AND member.lease_expires_at >= clock_timestamp()
-    WHERE source.collector_id = CAST(:in_collector AS integer) AND replaced_at IS NULL ORDER BY stream""")
+    WHERE source.collector_id = :in_collector::integer AND replaced_at IS NULL ORDER BY stream""")
 
-UNFINISHED: Final = sa.text("""
+UNFINISHED: Final = sql("""
     SELECT state, type, count(*) AS count, min(collected_at) AS oldest
     FROM relatum.collected_messages JOIN relatum.collector_sources USING (source_id)
-    WHERE collector_id = CAST(:in_collector AS integer) AND finished_at IS NULL GROUP BY state, type""")
+    WHERE collector_id = :in_collector::integer AND finished_at IS NULL GROUP BY state, type""")
 
+_SHOWN: Final = """message.message_id, message.state, collector.name, message.type, source.stream,
+        message.stream_offset, message.attempts, message.reason, message.collected_at, message.forwarded_at,
+        message.finished_at, message.source_id"""
+"""The columns of `Outcome`, in its order, and the source."""
 
-def _sql(text: str) -> sa.TextClause:
-    """A statement; `SHOWN` in it are the columns of `Outcome`, in its order, and the source."""
-    shown = """message.message_id, message.state, collector.name, message.type, source.stream, message.stream_offset,
-        message.attempts, message.reason, message.collected_at, message.forwarded_at, message.finished_at,
-        message.source_id"""
-    tables = """relatum.collector_sources AS source
+_TABLES: Final = """relatum.collector_sources AS source
         JOIN relatum.collectors AS collector ON collector.collector_id = source.collector_id"""
-    before = """message.finished_at IS NOT NULL AND message.finished_at <= CAST(:at AS timestamptz)
-        AND (message.finished_at, message.source_id, message.stream_offset)
-            < (CAST(:at AS timestamptz), CAST(:at_source AS integer), CAST(:at_offset AS bigint))"""
-    mine = "source.collector_id = CAST(:in_collector AS integer)"
-    kinds = "message.state = ANY (CAST(:states AS text[]))"
-    for name, part in (("SHOWN", shown), ("TABLES", tables), ("BEFORE", before), ("MINE", mine), ("KINDS", kinds)):
-        text = text.replace(name, part)
-    return sa.text(text)
 
+_BEFORE: Final = """message.finished_at IS NOT NULL AND message.finished_at <= :at::timestamptz
+        AND (message.finished_at, message.source_id, message.stream_offset)
+            < (:at::timestamptz, :at_source::integer, :at_offset::bigint)"""
+
+_MINE: Final = "source.collector_id = :in_collector::integer"
+
+_KINDS: Final = "message.state = ANY (:states::text[])"
 
 # The latest of the moments up to which each stream's finished messages are looked through: so many of each, by index.
-FLOOR: Final = _sql("""
+FLOOR: Final = sql(f"""
     SELECT max((
         SELECT finished_at FROM relatum.collected_messages AS message
-        WHERE message.source_id = source.source_id AND BEFORE
-        ORDER BY finished_at DESC OFFSET CAST(:looked AS bigint) LIMIT 1))
-    FROM relatum.collector_sources AS source WHERE MINE""")
+        WHERE message.source_id = source.source_id AND {_BEFORE}
+        ORDER BY finished_at DESC OFFSET :looked::bigint LIMIT 1))
+    FROM relatum.collector_sources AS source WHERE {_MINE}""")
 
-FINISHED_BEFORE: Final = _sql("""
-    SELECT SHOWN FROM TABLES JOIN relatum.collected_messages AS message ON message.source_id = source.source_id
-    WHERE MINE AND KINDS AND BEFORE AND message.finished_at >= CAST(:floor AS timestamptz)
-    ORDER BY message.finished_at DESC, message.source_id DESC, message.stream_offset DESC LIMIT CAST(:limit AS bigint)
+FINISHED_BEFORE: Final = sql(f"""
+    SELECT {_SHOWN} FROM {_TABLES} JOIN relatum.collected_messages AS message ON message.source_id = source.source_id
+    WHERE {_MINE} AND {_KINDS} AND {_BEFORE} AND message.finished_at >= :floor::timestamptz
+    ORDER BY message.finished_at DESC, message.source_id DESC, message.stream_offset DESC LIMIT :limit::bigint
     """)
 
 # Stream by stream, each by the index of those that have a reason: nothing that succeeded is passed.
-UNSUCCESSFUL_BEFORE: Final = _sql("""
-    SELECT SHOWN FROM TABLES JOIN LATERAL (
+UNSUCCESSFUL_BEFORE: Final = sql(f"""
+    SELECT {_SHOWN} FROM {_TABLES} JOIN LATERAL (
         SELECT * FROM relatum.collected_messages AS message
-        WHERE message.source_id = source.source_id AND BEFORE AND message.reason IS NOT NULL AND KINDS
-        ORDER BY message.finished_at DESC, message.stream_offset DESC LIMIT CAST(:limit AS bigint)) AS message ON true
-    WHERE MINE
-    ORDER BY message.finished_at DESC, message.source_id DESC, message.stream_offset DESC LIMIT CAST(:limit AS bigint)
+        WHERE message.source_id = source.source_id AND {_BEFORE} AND message.reason IS NOT NULL AND {_KINDS}
+        ORDER BY message.finished_at DESC, message.stream_offset DESC LIMIT :limit::bigint) AS message ON true
+    WHERE {_MINE}
+    ORDER BY message.finished_at DESC, message.source_id DESC, message.stream_offset DESC LIMIT :limit::bigint
     """)
 
 # By itself: to walk along the index of places would pass all that is finished.
-UNFINISHED_AFTER: Final = _sql("""
+UNFINISHED_AFTER: Final = sql(f"""
     SELECT * FROM (
-        SELECT SHOWN FROM TABLES JOIN relatum.collected_messages AS message ON message.source_id = source.source_id
-        WHERE MINE AND KINDS AND message.finished_at IS NULL AND (message.source_id, message.stream_offset)
-            > (CAST(:at_source AS integer), CAST(:at_offset AS bigint))
+        SELECT {_SHOWN}
+        FROM {_TABLES} JOIN relatum.collected_messages AS message ON message.source_id = source.source_id
+        WHERE {_MINE} AND {_KINDS} AND message.finished_at IS NULL AND (message.source_id, message.stream_offset)
+            > (:at_source::integer, :at_offset::bigint)
         OFFSET 0) AS waiting
-    ORDER BY source_id, stream_offset LIMIT CAST(:limit AS bigint)""")
+    ORDER BY source_id, stream_offset LIMIT :limit::bigint""")
 
-FINISHED_COUNTS: Final = """
-    SELECT state, count(*) FROM relatum.collected_messages AS message SAMPLE
+PAGES: Final = sql("SELECT relpages FROM pg_class WHERE oid = 'relatum.collected_messages'::regclass")
+
+_FINISHED: Final = f"""
     JOIN relatum.collector_sources AS source ON source.source_id = message.source_id
-    WHERE source.collector_id = CAST(:in_collector AS integer) AND message.finished_at IS NOT NULL GROUP BY state"""
+    WHERE {_MINE} AND message.finished_at IS NOT NULL GROUP BY state"""
+
+COUNT_FINISHED: Final = sql(f"SELECT state, count(*) FROM relatum.collected_messages AS message {_FINISHED}")
+
+SAMPLE_FINISHED: Final = sql(f"""
+    SELECT state, count(*) FROM relatum.collected_messages AS message TABLESAMPLE SYSTEM (:share::real) {_FINISHED}""")
 
 EXACT_PAGES_MAX: Final = 50_000
 """Pages of the table up to which finished messages are counted; a larger one is sampled."""
@@ -161,7 +166,7 @@ def collector_status(
     if broker is not None and not isinstance(broker, BrokerAddress):
         raise InvalidInput(f"broker= takes a BrokerAddress, not {shown(broker)}")
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        rows = connection.execute(sa.text(f"{ALL_COLLECTORS} ORDER BY name, vhost")).all()
+        rows = connection.execute(ALL_COLLECTORS).all()
         known = {row.name for row in rows}
         found = [_status_of(connection, row) for row in rows if names is None or row.name in names]
         for name in names or ():
@@ -193,11 +198,9 @@ def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
 
 def _finished(connection: sa.Connection, collector_id: int) -> dict[str, int]:
     """Finished messages by state: counted in a small table, sampled in a large one."""
-    pages = sa.text("SELECT relpages FROM pg_class WHERE oid = 'relatum.collected_messages'::regclass")
-    share = min(100.0, 100.0 * EXACT_PAGES_MAX / max(1, connection.execute(pages).scalar_one()))
-    sample = "" if share == 100.0 else "TABLESAMPLE SYSTEM (CAST(:share AS real))"
-    query = sa.text(FINISHED_COUNTS.replace("SAMPLE", sample))
-    counts = connection.execute(query, {"in_collector": collector_id, **({"share": share} if sample else {})})
+    share = min(100.0, 100.0 * EXACT_PAGES_MAX / max(1, connection.execute(PAGES).scalar_one()))
+    query = COUNT_FINISHED if share == 100.0 else SAMPLE_FINISHED
+    counts = connection.execute(query, {"in_collector": collector_id, "share": share})
     return {state: round(count * 100.0 / share) for state, count in counts}
 
 
@@ -274,8 +277,7 @@ def collected(
     if OutcomeStatus.UNKNOWN in states or len({each.is_final for each in states}) != 1:
         raise InvalidInput("states= takes final states, or such as are not; not both, and not unknown")
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        one = sa.text(f"{ALL_COLLECTORS} WHERE name = CAST(:name AS text) AND vhost = CAST(:vhost AS text)")
-        found = connection.execute(one, {"name": collector, "vhost": vhost}).scalar_one_or_none()
+        found = connection.execute(FIND_COLLECTOR, {"name": collector, "vhost": vhost}).scalar_one_or_none()
         if found is None:
             raise NotFound(f"there is no collector {collector!r}: its first member makes it")
         wanted = {"in_collector": found, "states": [each.value for each in states], "limit": limit + 1}

@@ -9,6 +9,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.errors import NotFound
+from relatum.store import sql
 
 
 class OutcomeStatus(Enum):
@@ -106,12 +107,14 @@ _OUTCOMES: Final = """
         collected_at, forwarded_at, finished_at
     FROM relatum.collected_messages JOIN relatum.collector_sources AS source USING (source_id)
         JOIN relatum.collectors AS collector ON collector.collector_id = source.collector_id
-    WHERE message_id = ANY (CAST(:ids AS text[]))"""
+    WHERE message_id = ANY (:ids::text[])"""
 """The fields of `Outcome`, in its order, of every message with one of these ids."""
 
-OUTCOMES_BY_ID: Final = sa.text(_OUTCOMES)
-OUTCOMES_IN_COLLECTOR: Final = sa.text(f"""{_OUTCOMES}
-    AND (collector.collector_id = CAST(:collector_id AS integer) OR collector.name = CAST(:collector AS text))""")
+_COLLECTOR: Final = sql("SELECT 1 FROM relatum.collectors WHERE name = :name::text LIMIT 1")
+
+OUTCOMES_BY_ID: Final = sql(_OUTCOMES)
+OUTCOMES_IN_COLLECTOR: Final = sql(f"""{_OUTCOMES}
+    AND (collector.collector_id = :collector_id::integer OR collector.name = :collector::text)""")
 
 
 def read_outcomes(
@@ -139,6 +142,5 @@ def read_outcomes(
 
 
 def require_collector(connection: sa.Connection, name: str) -> None:
-    found = sa.text("SELECT 1 FROM relatum.collectors WHERE name = CAST(:name AS text) LIMIT 1")
-    if connection.execute(found, {"name": name}).first() is None:
+    if connection.execute(_COLLECTOR, {"name": name}).first() is None:
         raise NotFound(f"there is no collector {name!r}: its first member makes it")

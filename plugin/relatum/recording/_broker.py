@@ -8,7 +8,6 @@ from typing import Final
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
 
 from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, StreamUnavailable
 from relatum.reading import Agreement, BrokerIdentity, StreamReader, agreement, another_broker, claimed_identity
@@ -16,15 +15,31 @@ from relatum.store import (
     RECORDERS,
     Position,
     StreamRow,
-    brokers,
     coverage_of,
     last_position,
-    streams,
+    sql,
     translated_errors,
 )
 
 UNKNOWN_S: Final = 60.0
 """Seconds after which a broker whose id could not be told is asked again."""
+
+_ADOPT: Final = """
+    UPDATE relatum.streams SET broker_id = :broker_id::uuid
+    WHERE stream_id = :stream_id::integer AND broker_id IS NOT DISTINCT FROM :before::uuid"""
+
+_ADOPT_KNOWN: Final = sql(_ADOPT)
+_ADOPT_UNHELD: Final = sql(f"{_ADOPT} AND NOT {RECORDERS.is_held}")
+
+_OF_OTHERS: Final = sql("""
+    SELECT s.name, b.broker_id, b.cluster_name
+    FROM relatum.streams s JOIN relatum.brokers b ON b.broker_id = s.broker_id
+    WHERE s.stream_id = ANY (:stream_ids::integer[]) AND b.broker_id IS DISTINCT FROM :broker_id::uuid""")
+
+_NOTE_BROKER: Final = sql("""
+    INSERT INTO relatum.brokers AS b (broker_id, cluster_name) VALUES (:broker_id::uuid, :cluster_name::text)
+    ON CONFLICT (broker_id) DO UPDATE SET cluster_name = excluded.cluster_name
+    WHERE b.cluster_name <> excluded.cluster_name""")
 
 
 class OwnBroker:
@@ -77,13 +92,10 @@ def adopt(
     with translated_errors(), engine.begin() as connection:
         note_broker(connection, identity)
         for row in ours:
-            adopted = sa.update(streams).where(
-                streams.c.stream_id == row.stream_id, streams.c.broker_id.is_not_distinct_from(row.broker_id)
-            )
-            if known[row] is None and row.broker_id is not None:
-                # Nothing is recorded of it, but somebody may be about to.
-                adopted = adopted.where(~RECORDERS.is_held)
-            connection.execute(adopted.values(broker_id=identity.broker_id))
+            # Where nothing is recorded of it, somebody may be about to.
+            is_new = known[row] is None and row.broker_id is not None
+            adopted = {"stream_id": row.stream_id, "before": row.broker_id, "broker_id": identity.broker_id}
+            connection.execute(_ADOPT_UNHELD if is_new else _ADOPT_KNOWN, adopted)
         return _strangers(connection, others, identity) | unknown
 
 
@@ -103,19 +115,16 @@ def _strangers(
     connection: sa.Connection, rows: Sequence[StreamRow], identity: BrokerIdentity
 ) -> dict[str, RelatumError]:
     """Those of the streams that are another broker's now, each with the error that says so."""
-    ids = [row.stream_id for row in rows]
-    query = sa.select(streams.c.name, brokers.c.broker_id, brokers.c.cluster_name)
-    query = query.join(brokers, brokers.c.broker_id == streams.c.broker_id)
-    query = query.where(streams.c.stream_id.in_(ids), brokers.c.broker_id != identity.broker_id)
-    return {row[0]: another_broker(row[0], BrokerIdentity(*row[1:]), identity) for row in connection.execute(query)}
+    wanted = {"stream_ids": [row.stream_id for row in rows], "broker_id": identity.broker_id}
+    return {
+        name: another_broker(name, BrokerIdentity(broker_id, cluster_name), identity)
+        for name, broker_id, cluster_name in connection.execute(_OF_OTHERS, wanted)
+    }
 
 
 def note_broker(connection: sa.Connection, identity: BrokerIdentity) -> None:
     """Write down a broker that is known, with what its cluster is called now."""
-    values = {"broker_id": identity.broker_id, "cluster_name": identity.cluster_name}
-    renamed = brokers.c.cluster_name != identity.cluster_name
-    statement = insert(brokers).values(values)
-    connection.execute(statement.on_conflict_do_update(index_elements=["broker_id"], set_=values, where=renamed))
+    connection.execute(_NOTE_BROKER, {"broker_id": identity.broker_id, "cluster_name": identity.cluster_name})
 
 
 def check_broker(

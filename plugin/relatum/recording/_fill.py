@@ -40,11 +40,12 @@ from relatum.store import (
     merged,
     missing,
     relationships,
+    sql,
     translated_errors,
     turn_parts,
 )
 
-_SCANS: Final = sa.text("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE MODE")
+_SCANS: Final = sql("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE MODE")
 
 
 def replace_rows(

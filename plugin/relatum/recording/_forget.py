@@ -24,6 +24,7 @@ from relatum.store import (
     as_engine,
     holders_of,
     relationships,
+    sql,
     streams,
     translated_errors,
 )
@@ -36,13 +37,13 @@ _NEEDED: Final = {
 }
 """Why a stream is needed, as a person reads it, by the kind of who needs it."""
 
-_NEEDING: Final = sa.text("""
+_NEEDING: Final = sql("""
     SELECT 'super stream', name FROM relatum.super_streams JOIN relatum.super_stream_partitions USING (super_stream_id)
-    WHERE vhost = CAST(:vhost AS text) AND stream = CAST(:stream AS text) AND state = 'active'
+    WHERE vhost = :vhost::text AND stream = :stream::text AND state = 'active'
     UNION ALL
     SELECT 'collector', collector.name
     FROM relatum.collectors AS collector JOIN relatum.collector_sources AS source USING (collector_id)
-    WHERE collector.vhost = CAST(:vhost AS text) AND source.stream = CAST(:stream AS text)
+    WHERE collector.vhost = :vhost::text AND source.stream = :stream::text
         AND (EXISTS (
                 SELECT FROM relatum.collector_members AS member
                 WHERE member.member_id = source.member_id AND member.lease_expires_at >= clock_timestamp())
@@ -51,10 +52,10 @@ _NEEDING: Final = sa.text("""
                 WHERE message.source_id = source.source_id AND message.finished_at IS NULL))
     UNION ALL
     SELECT 'consumer', name FROM relatum.group_consumers
-    WHERE vhost = CAST(:vhost AS text) AND streams && CAST(:names AS text[])
+    WHERE vhost = :vhost::text AND streams && :names::text[]
     UNION ALL
     SELECT 'groups', name FROM relatum.group_consumers JOIN relatum.group_states USING (consumer_id)
-    WHERE stream_id = ANY (CAST(:ids AS integer[])) AND state IN ('ready', 'claimed')
+    WHERE stream_id = ANY (:ids::integer[]) AND state IN ('ready', 'claimed')
     LIMIT 1""")
 
 

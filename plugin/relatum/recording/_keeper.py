@@ -24,7 +24,7 @@ from relatum.store import (
     ensure_streams,
     key_definitions,
     retain_from,
-    streams,
+    sql,
     streams_named,
     table_parts_of,
     translated_errors,
@@ -41,7 +41,10 @@ PRUNE_S: Final = 0.5
 
 _WHO: Final = "renewing the leases"
 
-_LET_GO: Final = sa.update(streams).where(streams.c.lease_holder == sa.bindparam("holder")).values(lease_holder=None)
+_LET_GO: Final = sql("UPDATE relatum.streams SET lease_holder = NULL WHERE lease_holder = :holder::text")
+
+_HELD: Final = sql("""
+    SELECT stream_id, record_time, broker_id FROM relatum.streams WHERE stream_id = ANY (:stream_ids::integer[])""")
 
 
 class _Found(NamedTuple):
@@ -187,10 +190,7 @@ class Keeper(Worker):
                 share = self._member.beat(connection, ids | {rows[name].stream_id for name in mine})
             if not share.held:
                 return _Found(rows, share, [], {}, {})
-            current = sa.select(streams.c.stream_id, streams.c.record_time, streams.c.broker_id).where(
-                streams.c.stream_id == sa.any_(sa.literal(sorted(share.held), sa.ARRAY(sa.Integer)))
-            )
-            held = connection.execute(current).all()
+            held = connection.execute(_HELD, {"stream_ids": sorted(share.held)}).all()
             with_time = {row.stream_id: row.record_time for row in held}
             key_ids = [key.key_id for key in key_definitions(connection)]
             return _Found(rows, share, key_ids, with_time, {row.stream_id: row.broker_id for row in held})

@@ -29,6 +29,7 @@ from relatum.store import (
     open_tail,
     receipts,
     relationships,
+    sql,
     streams,
     tail_of,
     time_blocks,
@@ -122,7 +123,7 @@ def _cut_back(engine: sa.Engine, stream: StreamRow, tail: CoverageRow, agreed: P
         # Whoever else opens or back-fills this stream waits here.
         lock_stream(connection, stream.stream_id)
         # Consumers of groups that count a part as scanned have done so before the cut, or see the coverage behind it.
-        connection.execute(sa.text("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE MODE"))
+        connection.execute(sql("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE MODE"))
         now = tail_of(connection, stream.stream_id)
         if now is None or (now.coverage_id, now.to_offset, now.mark) != (tail.coverage_id, tail.to_offset, tail.mark):
             raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)

@@ -19,11 +19,10 @@ from relatum.store import (
     StreamRow,
     close_tails,
     coverage_of,
-    events,
-    interval,
     key_definitions,
     last_position,
     open_tails,
+    sql,
     streams,
     time_blocks,
     translated_errors,
@@ -32,17 +31,16 @@ from relatum.store import (
 _MOST: Final = 1000
 """Holes looked at of one stream, the newest."""
 
+_LATE_HOLES: Final = sql("""
+    SELECT stream_id, extract(epoch FROM now() - at), to_offset - from_offset FROM relatum.events
+    WHERE stream_id = ANY (:stream_ids::integer[]) AND kind = 'hole' AND to_offset IS NOT NULL
+        AND at > now() - make_interval(secs => :lately_s::double precision)
+    ORDER BY event_id DESC""")
+
 
 def late_holes(connection: sa.Connection, stream_ids: Iterable[int]) -> dict[int, list[tuple[float, int]]]:
     """The holes noticed within `LATELY_S`, by stream: how many seconds ago, and how many offsets each has."""
-    age_s = sa.extract("epoch", sa.func.now() - events.c.at)
-    rows = connection.execute(
-        sa.select(events.c.stream_id, age_s, events.c.to_offset - events.c.from_offset)
-        .where(events.c.stream_id == sa.any_(sa.literal(sorted(stream_ids), sa.ARRAY(sa.Integer))))
-        .where(events.c.kind == "hole", events.c.to_offset.is_not(None))
-        .where(events.c.at > sa.func.now() - interval(LATELY_S))
-        .order_by(events.c.event_id.desc())
-    )
+    rows = connection.execute(_LATE_HOLES, {"stream_ids": sorted(stream_ids), "lately_s": LATELY_S})
     found: dict[int, list[tuple[float, int]]] = {}
     for stream_id, age, offsets in rows:
         of_stream = found.setdefault(stream_id, [])

@@ -16,13 +16,9 @@ from relatum.store import (
     Position,
     as_engine,
     check_recorded,
-    coverage,
-    holds,
     key_definitions,
-    part_streams,
-    recorder_members,
     relationships,
-    streams,
+    sql,
     table_parts_of,
     translated_errors,
 )
@@ -30,13 +26,36 @@ from relatum.store import (
 EXACT_BYTES_MAX: Final = 400 << 20
 """Bytes of rows that are not in closed parts, up to which they are counted; where there are more, they are sampled."""
 
+_CLOSED_ROWS: Final = sql("SELECT stream_id, sum(row_count) FROM relatum.part_streams GROUP BY stream_id")
+
+_TABLE_BYTES: Final = sql("SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('relatum.relationships')")
+
+_MEMBERS: Final = sql("""
+    SELECT holder, name, lease_expires_at >= clock_timestamp(), lease_expires_at
+    FROM relatum.recorder_members
+    ORDER BY name, holder""")
+
+_HELD: Final = sql("""
+    SELECT lease_holder, vhost, name FROM relatum.streams
+    WHERE replaced_at IS NULL AND lease_holder IS NOT NULL
+    ORDER BY vhost, name""")
+
+_ENDS: Final = """
+    SELECT s.name, s.super_stream, s.stream_id, c.to_offset, c.last_offset, c.last_fingerprint, c.last_chunk_ms
+    FROM relatum.streams s JOIN relatum.coverage c ON c.stream_id = s.stream_id AND c.is_tail
+    WHERE s.vhost = :vhost::text AND s.replaced_at IS NULL"""
+
+_ALL_ENDS: Final = sql(f"{_ENDS} ORDER BY c.recorded_at DESC, s.name")
+
+_ENDS_OF: Final = sql(f"""{_ENDS} AND (s.name = ANY (:names::text[]) OR s.super_stream = ANY (:names::text[]))
+    ORDER BY c.recorded_at DESC, s.name""")
+
 
 def row_counts(connection: sa.Connection) -> Counter[int]:
     """Rows by stream: those of closed parts were counted then, of the others they are counted now, or estimated."""
     rest = [part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
     counts, _ = counts_by(connection, "stream_id", rest, EXACT_BYTES_MAX)
-    closed = sa.select(part_streams.c.stream_id, sa.func.sum(part_streams.c.row_count))
-    for stream_id, count in connection.execute(closed.group_by(part_streams.c.stream_id)):
+    for stream_id, count in connection.execute(_CLOSED_ROWS):
         counts[stream_id] += int(count)
     return counts
 
@@ -57,8 +76,7 @@ def counts_by(
 
 def bytes_of_a_row(connection: sa.Connection, rows: int) -> float:
     """What each of so many rows, all there are, takes in the table and its indexes."""
-    parts = "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('relatum.relationships')"
-    return float(connection.execute(sa.text(parts)).scalar_one() or 0) / max(1, rows)
+    return float(connection.execute(_TABLE_BYTES).scalar_one() or 0) / max(1, rows)
 
 
 SAMPLE_BYTES_MAX: Final = 64 << 20
@@ -141,20 +159,13 @@ def recorder_list(database: AnyDatabase) -> list[RecorderMember]:
     Raises:
         DatabaseUnavailable: safe to repeat.
     """
-    alive = holds(recorder_members.c.lease_expires_at)
-    members = sa.select(
-        recorder_members.c.holder, recorder_members.c.name, alive, recorder_members.c.lease_expires_at
-    ).order_by(recorder_members.c.name, recorder_members.c.holder)
-    held = sa.select(streams.c.lease_holder, streams.c.vhost, streams.c.name).where(
-        streams.c.replaced_at.is_(None), streams.c.lease_holder.is_not(None)
-    )
     with as_engine(database, statement_s=STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
         by_holder: dict[str, list[tuple[str, str]]] = {}
-        for holder, vhost, name in connection.execute(held.order_by(streams.c.vhost, streams.c.name)):
+        for holder, vhost, name in connection.execute(_HELD):
             by_holder.setdefault(holder, []).append((vhost, name))
         return [
             RecorderMember(holder, name, is_alive, expires_at, tuple(by_holder.get(holder, ())))
-            for holder, name, is_alive, expires_at in connection.execute(members)
+            for holder, name, is_alive, expires_at in connection.execute(_MEMBERS)
         ]
 
 
@@ -174,20 +185,15 @@ def recorded_ends(
         DatabaseUnavailable: safe to repeat.
     """
     wanted = list(names)
-    is_tail = (coverage.c.stream_id == streams.c.stream_id) & coverage.c.is_tail
-    query = sa.select(streams.c.name, streams.c.super_stream, streams.c.stream_id, *_END).join(coverage, is_tail)
-    query = query.where(streams.c.vhost == vhost, streams.c.replaced_at.is_(None))
-    if wanted:
-        named = sa.any_(sa.literal(wanted, sa.ARRAY(sa.Text)))
-        query = query.where((streams.c.name == named) | (streams.c.super_stream == named))
-    query = query.order_by(coverage.c.recorded_at.desc(), streams.c.name)
+    ends = _ENDS_OF if wanted else _ALL_ENDS
     with as_engine(database, statement_s=STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
         if check:
             check_recorded(connection, vhost, wanted)
-        return [RecordedEnd(*row[:4], _position(*row[4:])) for row in connection.execute(query)]
-
-
-_END: Final = (coverage.c.to_offset, coverage.c.last_offset, coverage.c.last_fingerprint, coverage.c.last_chunk_ms)
+        rows = connection.execute(ends, {"vhost": vhost, "names": wanted})
+        return [
+            RecordedEnd(name, super_stream, stream_id, next_offset, _position(*last))
+            for name, super_stream, stream_id, next_offset, *last in rows
+        ]
 
 
 def _position(offset: int | None, fingerprint: int | None, chunk_ms: int | None) -> Position | None:

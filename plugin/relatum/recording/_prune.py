@@ -20,8 +20,6 @@ from relatum.store import (
     AnyDatabase,
     Range,
     StreamRow,
-    array,
-    arrays,
     as_engine,
     check_recorded,
     checkpoints,
@@ -37,6 +35,7 @@ from relatum.store import (
     relationships,
     retain_from,
     skips,
+    sql,
     streams,
     streams_named,
     time_blocks,
@@ -85,10 +84,40 @@ def delete_between(
             width *= 2
 
 
-_FINAL: Final = group_states.c.state.in_(["open", "done", "dead"])
+_IS_FINAL: Final = "g.state IN ('open', 'done', 'dead')"
 """A group that is ready or claimed stays: whoever gets it learns that its messages are gone."""
 
-_REPLACED: Final = sa.select(streams.c.stream_id).where(streams.c.replaced_at.is_not(None))
+
+def _candidates(also: str = "") -> sa.TextClause:
+    """Groups that began in messages which are gone, page by page."""
+    return sql(f"""
+    SELECT g.consumer_id, g.group_id FROM relatum.group_states g
+    WHERE (g.consumer_id, g.group_id) > (:consumer_id::integer, :group_id::text) AND {_IS_FINAL}
+        AND (EXISTS (
+            SELECT FROM unnest(:stream_ids::integer[], :firsts::bigint[]) AS floor(stream_id, first)
+            WHERE floor.stream_id = g.stream_id AND floor.first > g.first_offset){also})
+    ORDER BY g.consumer_id, g.group_id LIMIT :most::integer""")
+
+
+_EXPIRED: Final = _candidates()
+_EXPIRED_OR_REPLACED: Final = _candidates("""
+            OR g.stream_id IN (SELECT stream_id FROM relatum.streams WHERE replaced_at IS NOT NULL)""")
+
+# Asked of the rows themselves, which may have changed since they were chosen.
+_DELETE_UNNAMED: Final = sql(f"""
+    DELETE FROM relatum.group_states g
+    USING unnest(:consumer_ids::integer[], :group_ids::text[], :lows::text[], :highs::text[])
+        AS chosen(consumer_id, group_id, low, high)
+    WHERE g.consumer_id = chosen.consumer_id AND g.group_id = chosen.group_id COLLATE "C" AND {_IS_FINAL}
+        AND NOT EXISTS (
+            SELECT FROM relatum.relationships
+            WHERE key_id = (SELECT key_id FROM relatum.keys WHERE name = :key::text AND removed_at IS NULL)
+                AND value >= chosen.low COLLATE "C" AND value < chosen.high COLLATE "C")""")
+"""Deletes those of some groups of which the table names no message."""
+
+_DELETE_SCANS: Final = sql("""
+    DELETE FROM relatum.group_scans
+    WHERE stream_id IN (SELECT stream_id FROM relatum.streams WHERE replaced_at IS NOT NULL)""")
 
 
 def prune_groups(engine: sa.Engine, floors: Mapping[int, int], *, replaced: bool, batch_rows: int) -> Iterator[int]:
@@ -99,53 +128,27 @@ def prune_groups(engine: sa.Engine, floors: Mapping[int, int], *, replaced: bool
     """
     if replaced:
         with translated_errors(), engine.begin() as connection:
-            yield connection.execute(sa.delete(group_scans).where(group_scans.c.stream_id.in_(_REPLACED))).rowcount
-    after: tuple[int, str] | None = (-1, "")
+            yield connection.execute(_DELETE_SCANS).rowcount
+    candidates = _EXPIRED_OR_REPLACED if replaced else _EXPIRED
+    wanted = {"stream_ids": list(floors), "firsts": list(floors.values()), "most": batch_rows}
+    after: Mapping[str, Any] | None = {"consumer_id": -1, "group_id": ""}
     while after is not None:
         with translated_errors(), engine.begin() as connection:
-            rows = connection.execute(_candidates(after, floors, replaced=replaced).limit(batch_rows)).all()
-            after = tuple(rows[-1]) if len(rows) == batch_rows else None
-            yield connection.execute(_unnamed(), _bounds(rows)).rowcount if rows else 0
-
-
-def _candidates(after: tuple[int, str], floors: Mapping[int, int], *, replaced: bool) -> sa.Select[Any]:
-    states = group_states.c
-    floor = arrays("floor", stream_id=array(floors, sa.Integer), first=array(floors.values(), sa.BigInteger))
-    is_gone: sa.ColumnElement[bool] = sa.exists().where(
-        floor.c.stream_id == states.stream_id, floor.c.first > states.first_offset
-    )
-    if replaced:
-        is_gone = is_gone | states.stream_id.in_(_REPLACED)
-    place = sa.tuple_(states.consumer_id, states.group_id)
-    query = sa.select(states.consumer_id, states.group_id).where(place > sa.tuple_(*after), _FINAL, is_gone)
-    return query.order_by(states.consumer_id, states.group_id)
+            rows = connection.execute(candidates, {**wanted, **after}).all()
+            is_last = len(rows) < batch_rows
+            after = None if is_last else {"consumer_id": rows[-1].consumer_id, "group_id": rows[-1].group_id}
+            yield connection.execute(_DELETE_UNNAMED, _bounds(rows)).rowcount if rows else 0
 
 
 def _bounds(rows: Any) -> dict[str, Any]:
     lows, highs = zip(*(value_bounds(group_id) for _, group_id in rows), strict=True)
     return {
+        "key": GROUP_KEY.name,
         "consumer_ids": [row.consumer_id for row in rows],
         "group_ids": [row.group_id for row in rows],
         "lows": list(lows),
         "highs": list(highs),
     }
-
-
-def _unnamed() -> sa.Delete:
-    """Delete those groups of which the table names no message; asked of the rows themselves, which may have changed."""
-    chosen = arrays("chosen", consumer_id=sa.Integer, group_id=sa.Text, low=sa.Text, high=sa.Text)
-    key_ids = sa.select(keys.c.key_id).where(keys.c.name == GROUP_KEY.name, keys.c.removed_at.is_(None))
-    named = sa.exists().where(
-        relationships.c.key_id == key_ids.scalar_subquery(),
-        relationships.c.value >= chosen.c.low.collate("C"),
-        relationships.c.value < chosen.c.high.collate("C"),
-    )
-    return sa.delete(group_states).where(
-        group_states.c.consumer_id == chosen.c.consumer_id,
-        group_states.c.group_id == chosen.c.group_id.collate("C"),
-        _FINAL,
-        ~named,
-    )
 
 
 RECEIPTS_S: Final = 3600

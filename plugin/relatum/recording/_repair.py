@@ -54,6 +54,7 @@ from relatum.store import (
     group_scans,
     merged,
     relationships,
+    sql,
     streams,
     time_blocks,
     translated_errors,
@@ -218,7 +219,7 @@ class WindowRepair:
 def _scan_again(connection: sa.Connection, stream_id: int, offsets: Range) -> None:
     """Let consumers of groups scan offsets again whose rows were mended. The caller holds the stream's locks."""
     start, end = offsets
-    connection.execute(sa.text("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE MODE"))
+    connection.execute(sql("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE MODE"))
     scanned = group_scans.c
     over = (scanned.stream_id == stream_id) & (scanned.from_offset < end) & (scanned.to_offset > start)
     parts: list[dict[str, int]] = []

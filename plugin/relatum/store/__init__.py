@@ -1,7 +1,7 @@
 """PostgreSQL: the schema `relatum`, its key definitions and streams, its coverage, and the way rows get in."""
 
 from relatum.store._address import DatabaseAddress, parse_database
-from relatum.store._arrays import BigIntegers, array, array_text, arrays
+from relatum.store._arrays import BigIntegers, array_text, arrays
 from relatum.store._async_database import AsyncDatabase
 from relatum.store._catalog import (
     FORGOTTEN,
@@ -50,7 +50,7 @@ from relatum.store._database import (
     make_engine,
     sql,
 )
-from relatum.store._lease import LEASE_S, NOW, from_now, holds, interval, lapsed, leased, renewal_s, unleased
+from relatum.store._lease import LEASE_S, NOW, holds, interval, lapsed, leased, renewal_s, unleased
 from relatum.store._members import RECORDERS, Member, Share, Sharing, holders_of
 from relatum.store._part_bounds import in_parts, may_hold_offsets, may_hold_values, parts_of_value
 from relatum.store._parts import (
@@ -73,7 +73,6 @@ from relatum.store._settling import (
     forget_settlements,
     marked,
     settle,
-    write_token,
 )
 from relatum.store._tables import (
     SCHEMA,
@@ -149,7 +148,6 @@ __all__ = [
     "add_hole",
     "add_keys",
     "advance_all",
-    "array",
     "array_text",
     "arrays",
     "as_engine",
@@ -182,7 +180,6 @@ __all__ = [
     "events",
     "expectations",
     "forget_settlements",
-    "from_now",
     "group_consumers",
     "group_scans",
     "group_states",
@@ -245,5 +242,4 @@ __all__ = [
     "turn_parts",
     "unleased",
     "writable_tables",
-    "write_token",
 ]

@@ -29,11 +29,6 @@ def array_text(values: Iterable[str]) -> str:
     return '{"' + escaped.replace("\0", '","') + '"}' if given else "{}"
 
 
-def array(values: Iterable[Any], kind: Any) -> "sa.BindParameter[Any]":
-    """Values of a kind as an array, for `arrays`."""
-    return sa.literal(list(values), sa.ARRAY(kind))
-
-
 def arrays(table: str, **columns: Any) -> Any:
     """Arrays as a table of that name: a column each, by its type; the parameter's name has an `s` more.
 

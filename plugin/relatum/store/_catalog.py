@@ -9,7 +9,6 @@ from typing import Any, Final
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
 
 from relatum.checks import checked_name, meant
 from relatum.errors import (
@@ -21,8 +20,8 @@ from relatum.errors import (
 )
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import KEYS_MAX
-from relatum.store._arrays import arrays
-from relatum.store._tables import keys, masking, streams
+from relatum.store._database import sql
+from relatum.store._tables import keys, streams
 from relatum.store._translation import translated_errors
 
 logger = logging.getLogger("relatum.keys")
@@ -51,22 +50,41 @@ class StreamRow:
 _STREAM_COLUMNS = [streams.c[name] for name in StreamRow.__dataclass_fields__]
 
 
-_named_key: Final = keys.alias("named_key")
-KEYS_IN_FORCE: Final = (
-    sa.select(
-        keys.c.key_id,
-        keys.c.name,
-        keys.c.sources,
-        keys.c.type,
-        keys.c.since,
-        _named_key.c.name.label("names"),
-        keys.c.masked,
-    )
-    .select_from(keys.outerjoin(_named_key, keys.c.names_key_id == _named_key.c.key_id))
-    .where(keys.c.removed_at.is_(None))
-    .order_by(keys.c.key_id)
-)
+KEYS_IN_FORCE: Final = sql("""
+    SELECT key.key_id, key.name, key.sources, key.type, key.since, named.name AS names, key.masked
+    FROM relatum.keys key LEFT JOIN relatum.keys named ON key.names_key_id = named.key_id
+    WHERE key.removed_at IS NULL
+    ORDER BY key.key_id""")
 """Selects what `definitions_of` takes. One that was removed stays named; its name goes for the next."""
+
+_OF_KEY: Final = "WHERE name = :key::text AND removed_at IS NULL"
+
+_SET_NAMES: Final = sql(f"""
+    UPDATE relatum.keys SET names_key_id = (
+        SELECT named.key_id FROM relatum.keys named WHERE named.name = :names::text AND named.removed_at IS NULL)
+    {_OF_KEY}""")
+
+_MASK: Final = sql(f"UPDATE relatum.keys SET masked = :masked::boolean {_OF_KEY} RETURNING masked")
+
+_REMOVE: Final = sql(f"UPDATE relatum.keys SET removed_at = now() {_OF_KEY} RETURNING masked")
+
+_SECRET: Final = sql("SELECT secret FROM relatum.masking")
+
+# Rows of a generation that was forgotten may still be there.
+_ADD_STREAMS: Final = sql("""
+    INSERT INTO relatum.streams (vhost, name, super_stream, generation)
+    SELECT :vhost::text, new.name, new.super_stream, (
+        SELECT coalesce(max(before.generation), 0) + 1 FROM relatum.streams before
+        WHERE before.vhost = :vhost::text AND before.name = new.name)
+    FROM unnest(:names::text[], :super_streams::text[]) AS new(name, super_stream)
+    ORDER BY new.name
+    ON CONFLICT (vhost, name) WHERE replaced_at IS NULL DO NOTHING""")
+
+_SET_SUPER_STREAMS: Final = sql("""
+    UPDATE relatum.streams s SET super_stream = new.super_stream
+    FROM unnest(:names::text[], :super_streams::text[]) AS new(name, super_stream)
+    WHERE s.vhost = :vhost::text AND s.name = new.name AND s.replaced_at IS NULL
+        AND s.super_stream IS DISTINCT FROM new.super_stream AND new.super_stream IS NOT NULL""")
 
 
 def definitions_of(rows: Iterable[Sequence[Any]]) -> list[KeyDefinition]:
@@ -103,7 +121,7 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
         # Most often all is said, without a lock: hundreds of publishers may start at once.
         if not all(_is_said(definition, in_force.get(definition.name)) for definition in definitions):
             # Two that define the same key at once wait for each other here.
-            connection.execute(sa.text("LOCK TABLE relatum.keys IN SHARE ROW EXCLUSIVE MODE"))
+            connection.execute(sql("LOCK TABLE relatum.keys IN SHARE ROW EXCLUSIVE MODE"))
             missing = _write_keys(connection, definitions, _in_force(connection, definitions))
             in_force = _in_force(connection, definitions)
     for definition in missing:
@@ -129,8 +147,8 @@ def _write_keys(
     rows = [{"name": key.name, "sources": key.sources, "type": str(key.type), "masked": key.masked} for key in missing]
     for statement, parameters in (
         (sa.insert(keys), rows),
-        (_SET_NAMES, [{"of_key": key.name, "named": key.names} for key in told if key.names]),
-        (_SET_MASKED, [{"of_key": key.name, "is_masked": True} for key in told if key.masked]),
+        (_SET_NAMES, [{"key": key.name, "names": key.names} for key in told if key.names]),
+        (_MASK, [{"key": key.name, "masked": True} for key in told if key.masked]),
     ):
         if parameters:
             connection.execute(statement, parameters)
@@ -192,15 +210,6 @@ def _check_named(wanted: Iterable[KeyDefinition], known: Mapping[str, KeyDefinit
             )
 
 
-_set: Final = sa.update(keys).where(keys.c.name == sa.bindparam("of_key", type_=sa.Text), keys.c.removed_at.is_(None))
-_SET_MASKED: Final = _set.values(masked=sa.bindparam("is_masked", type_=sa.Boolean))
-_SET_NAMES: Final = _set.values(
-    names_key_id=sa.select(_named_key.c.key_id)
-    .where(_named_key.c.name == sa.bindparam("named", type_=sa.Text), _named_key.c.removed_at.is_(None))
-    .scalar_subquery()
-)
-
-
 def remove_key(engine: sa.Engine, name: str) -> None:
     """Take a key out of force: it is no longer recorded nor looked up; its rows go away with the next prune.
 
@@ -210,8 +219,7 @@ def remove_key(engine: sa.Engine, name: str) -> None:
     """
     checked_name("name", name)
     with translated_errors(), engine.begin() as connection:
-        is_masked = connection.execute(_set.values(removed_at=sa.func.now()).returning(keys.c.masked), {"of_key": name})
-        if _one_of(is_masked.scalar(), name):
+        if _one_of(connection.execute(_REMOVE, {"key": name}).scalar(), name):
             raise KeyDefinitionConflict(
                 f"key {name!r} is masked, and nothing would hide its values once it is removed: let them be shown "
                 f"first, if they may be (`relatum keys mask {name} --off`)",
@@ -227,8 +235,7 @@ def mask_key(engine: sa.Engine, name: str, *, on: bool) -> None:
     """
     checked_name("name", name)
     with translated_errors(), engine.begin() as connection:
-        statement = _SET_MASKED.returning(keys.c.masked)
-        _one_of(connection.execute(statement, {"of_key": name, "is_masked": on}).scalar(), name)
+        _one_of(connection.execute(_MASK, {"key": name, "masked": on}).scalar(), name)
     logger.info("key %r is %s", name, "masked" if on else "not masked any more")
 
 
@@ -245,7 +252,7 @@ def _one_of(is_masked: bool | None, name: str) -> bool:
 
 def mask_secret(connection: sa.Connection) -> bytes:
     """What digests of masked values are made with. Who may read it may read the values too: see ADR 0030."""
-    return bytes(connection.execute(sa.select(masking.c.secret)).scalar_one())
+    return bytes(connection.execute(_SECRET).scalar_one())
 
 
 def current_stream(connection: sa.Connection, vhost: str, name: str) -> StreamRow | None:
@@ -275,7 +282,7 @@ def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping
     if not super_streams:
         return []
     names = sorted(super_streams)
-    values = {"of_vhost": vhost, "names": names, "super_streams": [super_streams[name] for name in names]}
+    values = {"vhost": vhost, "names": names, "super_streams": [super_streams[name] for name in names]}
     found = streams_named(connection, vhost, names, partitions=False)
     if len(found) < len(names):
         connection.execute(_ADD_STREAMS, values)
@@ -284,38 +291,6 @@ def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping
         connection.execute(_SET_SUPER_STREAMS, values)
         found = streams_named(connection, vhost, names, partitions=False)
     return found
-
-
-_named: Final = arrays("named", name=sa.Text, super_stream=sa.Text)
-_before: Final = streams.alias("before")
-_of_vhost: Final = sa.bindparam("of_vhost", type_=sa.Text)
-_ADD_STREAMS: Final = (
-    insert(streams)
-    .from_select(
-        ["vhost", "name", "super_stream", "generation"],
-        sa.select(
-            _of_vhost,
-            _named.c.name,
-            _named.c.super_stream,
-            # Rows of one that was forgotten may still be there.
-            sa.select(sa.func.coalesce(sa.func.max(_before.c.generation), 0) + 1)
-            .where(_before.c.vhost == _of_vhost, _before.c.name == _named.c.name)
-            .scalar_subquery(),
-        ).order_by(_named.c.name),
-    )
-    .on_conflict_do_nothing(index_elements=["vhost", "name"], index_where=streams.c.replaced_at.is_(None))
-)
-_SET_SUPER_STREAMS: Final = (
-    sa.update(streams)
-    .where(
-        streams.c.vhost == _of_vhost,
-        streams.c.name == _named.c.name,
-        streams.c.replaced_at.is_(None),
-        streams.c.super_stream.is_distinct_from(_named.c.super_stream),
-        _named.c.super_stream.is_not(None),
-    )
-    .values(super_stream=_named.c.super_stream)
-)
 
 
 def lock_stream(connection: sa.Connection, stream_id: int) -> None:

@@ -63,12 +63,6 @@ class CoverageRow:
         return not self.over_amqp and self.holds(key_id)
 
 
-MARK: Final = sa.func.coalesce(
-    coverage.c.last_fingerprint,
-    sa.cast(sa.extract("epoch", coverage.c.recorded_at) * sa.literal_column("1000000"), sa.BigInteger),
-)
-"""`CoverageRow.mark` in PostgreSQL."""
-
 COLUMNS = [coverage.c[name] for name in CoverageRow.__dataclass_fields__]
 
 

@@ -39,18 +39,13 @@ def interval(seconds: Any) -> "sa.ColumnElement[Any]":
     return sa.func.make_interval(*nothing, seconds)
 
 
-def from_now(seconds: "sa.ColumnElement[float]") -> sa.ColumnElement[Any]:
-    """The moment so many seconds from now."""
-    return NOW + interval(seconds)
-
-
 def leased(seconds: "sa.ColumnElement[float]", by: Any = None) -> dict[str, Any]:
     """What is written of a lease that holds for so many seconds from now.
 
     `by`: Who has it; None where that stays as it is.
     """
     held: dict[str, Any] = {} if by is None else {"holder": by}
-    return held | {"lease_expires_at": from_now(seconds)}
+    return held | {"lease_expires_at": NOW + interval(seconds)}
 
 
 def unleased() -> dict[str, Any]:

@@ -8,122 +8,93 @@ over. What has no holder that lives is taken by compare-and-set on the name that
 See `relatum.store._lease` for what a lease is good for, and what not.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
 
 from relatum.processes import new_holder
-from relatum.store._arrays import arrays
-from relatum.store._lease import holds, lapsed, leased, renewal_s
-from relatum.store._tables import recorder_members, streams
+from relatum.store._database import sql
+from relatum.store._lease import renewal_s
 
 _TRIES: Final = 3
 """Times one beat joins anew where the lease runs out amid it."""
 
-_WITHIN: Final[Any] = sa.bindparam("of_within")
-_BY: Final = sa.bindparam("by", type_=sa.Text)
-_KEYS: Final = sa.bindparam("keys", type_=sa.ARRAY(sa.Integer))
-_LEASED: Final = leased(sa.bindparam("lease_s", type_=sa.Float))
-
 
 class Sharing:
-    """The statements of one kind of members and of what they share; each is built once.
+    """The statements of one kind of members and of what they share, made of names of tables and columns.
 
     Args:
-        within: The column of the members' table by which they belong together. Columns `holder` and
-            `lease_expires_at` are beside it, and name and holder are unique together.
-        key: The integer column that tells one of the shared rows from another. What is shared is in its table.
-        held_by: The column of that table that names the holder.
-        of_rows: The column of that table that says to whose share a row belongs, as `within` does; None where it does
-            not say: then no two members may have the same name, whatever they share.
+        members: The table of the members, with columns `holder` and `lease_expires_at`.
+        within: Its column by which they belong together, unique with `holder`; and its type.
+        rows: The table of what is shared.
+        key: Its integer column that tells one row from another.
+        held_by: Its column that names the holder.
+        of_rows: Its column that says to whose share a row belongs, as `within` does; None where it does not say: then
+            no two members may have the same name, whatever they share.
         are: Which of its rows are shared.
         taken: What else is written where a row is taken, to fence off who had it before.
     """
 
     def __init__(
         self,
-        within: "sa.Column[Any]",
-        key: "sa.Column[int]",
-        held_by: "sa.Column[Any]",
+        members: str,
+        within: tuple[str, str],
+        rows: str,
+        key: str,
+        held_by: str,
         *,
-        of_rows: "sa.Column[Any] | None" = None,
-        are: Iterable["sa.ColumnElement[bool]"] = (),
-        taken: Mapping[str, Any] | None = None,
+        of_rows: str | None = None,
+        are: str,
+        taken: str | None = None,
     ) -> None:
-        members, rows = within.table, key.table
-        assert isinstance(members, sa.Table), "a table's own column"
-        assert isinstance(rows, sa.Table), "a table's own column"
-        its_row = (within == _WITHIN, members.c.holder == _BY)
-        expires_at = members.c.lease_expires_at
-        shared = (*are, *(() if of_rows is None else (of_rows == _WITHIN,)))
-        some = key == sa.any_(_KEYS)
+        column, its_type = within
+        lease_end = "clock_timestamp() + make_interval(secs => :lease_s::double precision)"
+        together = f"{column} = :within::{its_type}"
+        shared = are if of_rows is None else f"{are} AND {of_rows} = :within::{its_type}"
         # One that has run out is not renewed: the member has to learn that it was dead to the others.
-        self.renew = sa.update(members).where(*its_row, holds(expires_at)).values(**_LEASED)
-        self.join = (
-            insert(members)
-            .values({within.name: _WITHIN, "holder": _BY} | _LEASED)
-            .on_conflict_do_update(index_elements=[within, members.c.holder], set_=_LEASED)
-        )
-        dead = sa.select(members.c.holder).where(within == _WITHIN, lapsed(expires_at))
+        self.renew = sql(f"""UPDATE relatum.{members} SET lease_expires_at = {lease_end}
+            WHERE {together} AND holder = :holder::text AND lease_expires_at >= clock_timestamp()""")
+        self.join = sql(f"""INSERT INTO relatum.{members} ({column}, holder, lease_expires_at)
+            VALUES (:within::{its_type}, :holder::text, {lease_end})
+            ON CONFLICT ({column}, holder) DO UPDATE SET lease_expires_at = {lease_end}""")
         # Two that find each other dead must not wait for each other.
-        unlocked = members.c.holder.in_(dead.with_for_update(skip_locked=True))
-        self.bury = sa.delete(members).where(within == _WITHIN, unlocked)
-        self.alive = sa.select(members.c.holder).where(within == _WITHIN, holds(expires_at))
-        self.leave = sa.delete(members).where(*its_row)
-        self.is_held: sa.ColumnElement[bool] = _is_held(within, held_by, of_rows)
+        self.bury = sql(f"""DELETE FROM relatum.{members} WHERE {together} AND holder IN (
+            SELECT holder FROM relatum.{members} WHERE {together} AND lease_expires_at < clock_timestamp()
+            FOR UPDATE SKIP LOCKED)""")
+        self.alive = sql(f"""SELECT holder FROM relatum.{members}
+            WHERE {together} AND lease_expires_at >= clock_timestamp()""")
+        self.leave = sql(f"DELETE FROM relatum.{members} WHERE {together} AND holder = :holder::text")
+        same = "" if of_rows is None else f" AND holders.{column} = {rows}.{of_rows}"
+        self.is_held = f"""EXISTS (
+            SELECT FROM relatum.{members} holders
+            WHERE holders.holder = {rows}.{held_by} AND holders.lease_expires_at >= clock_timestamp(){same})"""
         """Whether a row is somebody's now, for queries on the table of what is shared."""
-        self.look = _look(key, held_by, self.is_held, shared)
-        free = key == _free(key, held_by, shared)
-        self.take = sa.update(rows).where(*shared, free).values({held_by: _BY, **(taken or {})}).returning(key)
-        self.release = sa.update(rows).where(*shared, some, held_by == _BY).values({held_by: None})
-        self.holders = sa.select(key, held_by).where(some, self.is_held)
-
-
-def _is_held(
-    within: "sa.Column[Any]", held_by: "sa.Column[Any]", of_rows: "sa.Column[Any] | None"
-) -> sa.ColumnElement[bool]:
-    holders = within.table.alias("holders")
-    matches = [holders.c.holder == held_by, holds(holders.c.lease_expires_at)]
-    if of_rows is not None:
-        matches.append(holders.c[within.name] == of_rows)
-    return sa.exists(sa.select(holders.c.holder).where(*matches).correlate(held_by.table))
-
-
-def _look(key: "sa.Column[int]", held_by: "sa.Column[Any]", is_held: Any, shared: tuple[Any, ...]) -> "sa.Select[Any]":
-    """Key, holder and whether that one is alive, of all that is wanted: key by key, however the planner sees it.
-
-    By `= ANY` a prepared statement compares each row of the table with each key where it takes no index: 2,000 streams
-    took 200 ms.
-    """
-    wanted = arrays("wanted", key=sa.Integer)
-    found = sa.select(key.label("key"), held_by.label("holder"), is_held.label("is_held"))
-    one = found.where(*shared, key == wanted.c.key).offset(sa.literal_column("0")).lateral("one")
-    return sa.select(one.c.key, one.c.holder, one.c.is_held).select_from(wanted.join(one, sa.true()))
-
-
-def _free(key: "sa.Column[int]", held_by: "sa.Column[Any]", shared: tuple[Any, ...]) -> Any:
-    """Rows that nobody holds, by what was seen of them: who takes one that another has just taken waits for nobody."""
-    seen = arrays("seen", key=sa.Integer, holder=sa.Text)
-    chosen = (
-        sa.select(key)
-        .join(seen, seen.c.key == key)
-        .where(*shared, held_by.is_not_distinct_from(seen.c.holder))
-        .order_by(key)
-        .limit(sa.bindparam("at_most", type_=sa.Integer))
-        .with_for_update(of=key.table, skip_locked=True)
-    )
-    # As an array: a plan that asks again for each row would lock, and take, more than so many.
-    return sa.any_(sa.func.array(chosen.scalar_subquery()))
+        # Key by key, however the planner sees it. By `= ANY` a prepared statement compares each row of the table with
+        # each key where it takes no index: 2,000 streams took 200 ms.
+        self.look = sql(f"""SELECT one.key, one.holder, one.is_held
+            FROM unnest(:keys::integer[]) AS wanted(key) JOIN LATERAL (
+                SELECT {key} AS key, {held_by} AS holder, {self.is_held} AS is_held
+                FROM relatum.{rows} WHERE {shared} AND {key} = wanted.key OFFSET 0) one ON true""")
+        # What nobody holds, by what was seen of it: who takes a row that another has just taken waits for nobody. As
+        # an array: a plan that asks again for each row would lock, and take, more than so many.
+        also = "" if taken is None else f", {taken}"
+        self.take = sql(f"""UPDATE relatum.{rows} SET {held_by} = :holder::text{also}
+            WHERE {shared} AND {key} = ANY (ARRAY (
+                SELECT r.{key} FROM relatum.{rows} r
+                JOIN unnest(:keys::integer[], :holders::text[]) AS seen(key, holder) ON r.{key} = seen.key
+                WHERE {shared} AND r.{held_by} IS NOT DISTINCT FROM seen.holder
+                ORDER BY r.{key} LIMIT :at_most::integer FOR UPDATE OF r SKIP LOCKED))
+            RETURNING {key}""")
+        self.release = sql(f"""UPDATE relatum.{rows} SET {held_by} = NULL
+            WHERE {shared} AND {key} = ANY (:keys::integer[]) AND {held_by} = :holder::text""")
+        self.holders = sql(f"""SELECT {key}, {held_by} FROM relatum.{rows}
+            WHERE {key} = ANY (:keys::integer[]) AND {self.is_held}""")
 
 
 RECORDERS: Final = Sharing(
-    recorder_members.c.name,
-    streams.c.stream_id,
-    streams.c.lease_holder,
-    are=[streams.c.replaced_at.is_(None)],
+    "recorder_members", ("name", "text"), "streams", "stream_id", "lease_holder", are="replaced_at IS NULL"
 )
 """Streams, shared by the recorders of one name."""
 
@@ -258,7 +229,7 @@ class Member:
         connection.execute(self._sharing.leave, self._me())
 
     def _me(self) -> dict[str, Any]:
-        return {"of_within": self.within, "by": self.holder, "lease_s": self._lease_s}
+        return {"within": self.within, "holder": self.holder, "lease_s": self._lease_s}
 
 
 def holders_of(connection: sa.Connection, sharing: Sharing, keys: Collection[int]) -> dict[int, str]:

@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
-from relatum.store._arrays import array, arrays
 from relatum.store._connection import patient
+from relatum.store._database import sql
 from relatum.store._rows import copy_into
-from relatum.store._tables import part_streams, streams, table_parts
 from relatum.store._translation import translated_errors
 
 PART_BYTES: Final = 240 << 20
@@ -42,13 +41,9 @@ of 100,000,000,000 rows has 4,000,000,000. It ends with the component that does 
 _COLUMNS: Final = "(key_id, value, stream_id, time_us, stream_offset)"
 """As the index has them: lines sorted as text are, but for numbers of other lengths, in its order."""
 
-_FOR_ROWS: Final = (
-    sa.select(table_parts.c.part)
-    .where(table_parts.c.opened_at.is_not(None), table_parts.c.closed_at.is_(None))
-    .order_by(table_parts.c.part.desc())
-    .limit(1)
-    .with_for_update(read=True, key_share=True)
-)
+_FOR_ROWS: Final = sql("""
+    SELECT part FROM relatum.table_parts WHERE opened_at IS NOT NULL AND closed_at IS NULL
+    ORDER BY part DESC LIMIT 1 FOR KEY SHARE""")
 """Held until the transaction ends: a part whose row is held is not closed. Part 0 is always open."""
 
 
@@ -68,18 +63,27 @@ class Part(NamedTuple):
     known: int
 
 
-_TABLE: Final = sa.func.to_regclass(sa.func.concat("relatum.relationships_", table_parts.c.part))
-_CLASS: Final = sa.table("pg_class", sa.column("oid"), sa.column("relpages", sa.BigInteger))
-_KNOWN: Final = sa.select(_CLASS.c.relpages).where(_CLASS.c.oid == _TABLE).scalar_subquery()
-_STATE: Final = sa.select(
-    table_parts.c.part,
-    table_parts.c.opened_at.is_not(None),
-    table_parts.c.closed_at.is_not(None),
-    table_parts.c.compact_at.is_not(None),
-    sa.func.coalesce(sa.func.pg_relation_size(_TABLE), 0),
-    table_parts.c.leaving_at.is_not(None),
-    sa.func.coalesce(_KNOWN * sa.cast(sa.func.current_setting("block_size"), sa.BigInteger), 0),
-).order_by(table_parts.c.part)
+# The part's own table, if it is there.
+_TABLE: Final = "to_regclass(concat('relatum.relationships_', part))"
+
+_STATE: Final = sql(f"""
+    SELECT part, opened_at IS NOT NULL, closed_at IS NOT NULL, compact_at IS NOT NULL,
+        coalesce(pg_relation_size({_TABLE}), 0), leaving_at IS NOT NULL,
+        coalesce((SELECT relpages FROM pg_class WHERE oid = {_TABLE}) * current_setting('block_size')::bigint, 0)
+    FROM relatum.table_parts
+    ORDER BY part""")
+"""The fields of `Part`, in their order."""
+
+_BEGIN: Final = sql("""
+    UPDATE relatum.table_parts SET opened_at = now() WHERE part = :part::integer AND opened_at IS NULL""")
+
+_RETAIN_FROM: Final = sql("""
+    UPDATE relatum.streams s SET retained_from = retained.first
+    FROM unnest(:ids::integer[], :firsts::bigint[]) AS retained(stream_id, first)
+    WHERE s.stream_id = retained.stream_id AND coalesce(s.retained_from, -1) < retained.first
+        AND s.stream_id IN (
+            SELECT stream_id FROM relatum.streams WHERE stream_id = ANY (:ids::integer[])
+            FOR NO KEY UPDATE SKIP LOCKED)""")
 
 
 def copy_rows(connection: sa.Connection, lines: Iterable[str]) -> None:
@@ -121,8 +125,7 @@ def turn_parts(engine: sa.Engine, part_bytes: int = PART_BYTES) -> list[Part]:
         full = max(part_bytes, sum(part.size for part in found) // PARTS)
         if next(part.size for part in found if part.part == last) >= full:
             # By who comes first: another one finds that it is not the last any more.
-            begun = sa.update(table_parts).where(table_parts.c.part == last + 1, table_parts.c.opened_at.is_(None))
-            connection.execute(begun.values(opened_at=sa.func.now()))
+            connection.execute(_BEGIN, {"part": last + 1})
             found = table_parts_of(connection)
     if all(part.is_opened for part in found):
         _call(engine, sa.func.relatum.make_part())
@@ -152,32 +155,21 @@ def retain_from(connection: sa.Connection, firsts: Mapping[int, int]) -> None:
     Rows of offsets before are of messages that are gone. A stream that somebody has locked is left out: retention goes
     on, and it is said again.
     """
-    first = arrays("first", stream_id=array(firsts, sa.Integer), first=array(firsts.values(), sa.BigInteger))
-    before = sa.func.coalesce(streams.c.retained_from, -1)
-    free = sa.select(streams.c.stream_id).where(streams.c.stream_id.in_(firsts))
-    connection.execute(
-        sa.update(streams)
-        .where(streams.c.stream_id == first.c.stream_id, before < first.c.first)
-        .where(streams.c.stream_id.in_(free.with_for_update(key_share=True, skip_locked=True)))
-        .values(retained_from=first.c.first)
-    )
+    connection.execute(_RETAIN_FROM, {"ids": list(firsts), "firsts": list(firsts.values())})
 
 
-_LEAVING: Final = sa.text(
-    """
-    UPDATE relatum.table_parts SET leaving_at = now() WHERE leaving_at IS NULL AND part = ANY (ARRAY(
-      SELECT lying.part FROM relatum.part_streams lying JOIN relatum.table_parts part USING (part)
-      LEFT JOIN relatum.streams stream ON stream.stream_id = lying.stream_id AND stream.replaced_at IS NULL
-        AND (stream.retained_from IS NULL OR lying.last_offset >= stream.retained_from)
-      WHERE part.leaving_at IS NULL
-      GROUP BY lying.part
-      HAVING sum(row_count) FILTER (WHERE stream.stream_id IS NOT NULL) <= sum(row_count) * :share
-    ))
-    """
-)
-_DUE: Final = sa.select(table_parts.c.part).where(
-    table_parts.c.emptied_at.is_(None), table_parts.c.leaving_at <= sa.func.now() - sa.text("interval '1 day'")
-)
+_LEAVING: Final = sql("""
+    UPDATE relatum.table_parts SET leaving_at = now() WHERE leaving_at IS NULL AND part = ANY (ARRAY (
+        SELECT lying.part FROM relatum.part_streams lying JOIN relatum.table_parts part USING (part)
+        LEFT JOIN relatum.streams stream ON stream.stream_id = lying.stream_id AND stream.replaced_at IS NULL
+            AND (stream.retained_from IS NULL OR lying.last_offset >= stream.retained_from)
+        WHERE part.leaving_at IS NULL
+        GROUP BY lying.part
+        HAVING sum(row_count) FILTER (WHERE stream.stream_id IS NOT NULL)
+            <= sum(row_count) * :share::double precision))""")
+
+_DUE: Final = sql("""
+    SELECT part FROM relatum.table_parts WHERE emptied_at IS NULL AND leaving_at <= now() - interval '1 day'""")
 
 
 def empty_parts(engine: sa.Engine) -> None:
@@ -193,21 +185,14 @@ def empty_parts(engine: sa.Engine) -> None:
         _call(engine, sa.func.relatum.empty_part(part))
 
 
-_LYING: Final = (
-    sa.select(part_streams.c.part)
-    .join(streams, streams.c.stream_id == part_streams.c.stream_id)
-    .where(
-        streams.c.replaced_at.is_(None),
-        streams.c.retained_from.is_(None) | (part_streams.c.last_offset >= streams.c.retained_from),
-    )
-)
-_GONE: Final = (
-    sa.select(table_parts.c.part)
-    .where(table_parts.c.closed_at.is_not(None), table_parts.c.part.not_in(_LYING))
-    .where(sa.func.coalesce(table_parts.c.emptied_at <= sa.func.now() - sa.text("interval '1 day'"), sa.true()))
-    .order_by(table_parts.c.part)
-)
-_ROWS: Final = sa.select(part_streams.c.stream_id, part_streams.c.row_count)
+_GONE: Final = sql("""
+    SELECT part FROM relatum.table_parts
+    WHERE closed_at IS NOT NULL AND coalesce(emptied_at <= now() - interval '1 day', true) AND part NOT IN (
+        SELECT lying.part FROM relatum.part_streams lying JOIN relatum.streams s ON s.stream_id = lying.stream_id
+        WHERE s.replaced_at IS NULL AND (s.retained_from IS NULL OR lying.last_offset >= s.retained_from))
+    ORDER BY part""")
+
+_ROWS: Final = sql("SELECT stream_id, row_count FROM relatum.part_streams WHERE part = :part::integer")
 
 
 def drop_parts(engine: sa.Engine) -> dict[int, int]:
@@ -217,7 +202,7 @@ def drop_parts(engine: sa.Engine) -> dict[int, int]:
     dropped: dict[int, int] = {}
     for part in gone:
         with translated_errors(), engine.begin() as connection:
-            rows = connection.execute(_ROWS.where(part_streams.c.part == part)).all()
+            rows = connection.execute(_ROWS, {"part": part}).all()
             if connection.execute(sa.select(sa.func.relatum.drop_part(part))).scalar_one():
                 for stream_id, count in rows:
                     dropped[stream_id] = dropped.get(stream_id, 0) + count

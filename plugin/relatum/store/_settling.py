@@ -21,13 +21,10 @@ from typing import Any, Final
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
 
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.store._connection import patient
-from relatum.store._database import ONCE_STATEMENT_S
-from relatum.store._lease import interval
-from relatum.store._tables import settlements
+from relatum.store._database import ONCE_STATEMENT_S, sql
 from relatum.store._translation import translated_errors
 from relatum.uuid7 import uuid7
 from relatum.waiting import backoff, within
@@ -45,45 +42,39 @@ through though it was found to be rolled back: no connection lives that long wit
 _FORGET_MOST: Final = 10_000
 """Tokens removed at once, at most."""
 
-_token: Final = settlements.c.token
-_new: Final = sa.bindparam("token", type_=sa.Uuid)
-_before: Final = sa.any_(sa.bindparam("tokens_before", type_=sa.ARRAY(sa.Uuid)))
+_FORGET_BEFORE: Final = """
+        DELETE FROM relatum.settlements WHERE token = ANY (:tokens_before::uuid[]) AND NOT is_void"""
 
-_forget_before: Final = sa.delete(settlements).where(_token == _before, ~settlements.c.is_void).cte("before")
+_WRITE_TOKEN: Final = sql(f"""
+    WITH before AS ({_FORGET_BEFORE})
+    INSERT INTO relatum.settlements (token) VALUES (:token::uuid)""")
+"""Writes a step's token, and removes those before it."""
 
-write_token: Final = sa.insert(settlements).values(token=_new).add_cte(_forget_before)
-"""Writes a step's token, and removes those before it. Parameters: `token`, `tokens_before`."""
 
+def marked(step: str) -> sa.TextClause:
+    """A step, an UPDATE, with its token, which is written where it changes a row; the statement gives a row then.
 
-def marked(step: sa.Update) -> "sa.Insert":
-    """A step of one statement with its token, which is written where the statement changes a row; it gives a row then.
-
-    Parameters: the statement's own, and those of `write_token`.
+    Parameters: the step's own, and those of `Tokens.of`.
     """
-    done = step.returning(sa.literal(1).label("one")).cte("done")
-    wanted = sa.select(_new).select_from(done).limit(1)
-    return sa.insert(settlements).from_select(["token"], wanted).add_cte(_forget_before).returning(_token)
+    return sql(f"""
+    WITH before AS ({_FORGET_BEFORE}),
+    done AS ({step} RETURNING 1)
+    INSERT INTO relatum.settlements (token) SELECT :token::uuid FROM done LIMIT 1 RETURNING token""")
 
 
-_voided: Final = insert(settlements).values(token=_new, is_void=True)
 # Waits where the step is under way. The row stays as it is: who asks twice is told the same.
-_settle: Final = _voided.on_conflict_do_update(
-    index_elements=[_token], set_={"is_void": settlements.c.is_void}
-).returning(settlements.c.is_void)
+_SETTLE: Final = sql("""
+    INSERT INTO relatum.settlements AS s (token, is_void) VALUES (:token::uuid, true)
+    ON CONFLICT (token) DO UPDATE SET is_void = s.is_void
+    RETURNING is_void""")
 
-_wait_no_longer: Final = sa.select(sa.func.set_config("lock_timeout", sa.bindparam("limit"), True))
+_WAIT_NO_LONGER: Final = sql("SELECT set_config('lock_timeout', :limit::text, true)")
 
-_forget_old: Final = sa.delete(settlements).where(
-    _token
-    == sa.any_(
-        sa.func.array(
-            sa.select(_token)
-            .where(settlements.c.written_at < sa.func.now() - interval(sa.bindparam("older_s", type_=sa.Float)))
-            .limit(_FORGET_MOST)
-            .scalar_subquery()
-        )
-    )
-)
+_FORGET_OLD: Final = sql("""
+    DELETE FROM relatum.settlements WHERE token = ANY (ARRAY (
+        SELECT token FROM relatum.settlements
+        WHERE written_at < now() - make_interval(secs => :older_s::double precision)
+        LIMIT :most::integer))""")
 
 
 class CommitInDoubt(DatabaseUnavailable):
@@ -109,7 +100,7 @@ class Tokens:
         return UUID(uuid7(time.time_ns()))
 
     def of(self, token: UUID) -> dict[str, Any]:
-        """The parameters of `write_token` and `marked`: this token, and those that nobody asks for any more."""
+        """The parameters of `marked`: this token, and those that nobody asks for any more."""
         with self._lock:
             # Taken by one step alone: two that remove the same row would wait for each other.
             known, self._known = self._known, []
@@ -117,7 +108,7 @@ class Tokens:
 
     def write(self, connection: sa.Connection, token: UUID) -> None:
         """Write a step's token in the step's transaction."""
-        connection.execute(write_token, self.of(token))
+        connection.execute(_WRITE_TOKEN, self.of(token))
 
     def committed(self, token: UUID) -> None:
         """Note that a step came through: its token is removed with the next one."""
@@ -231,13 +222,13 @@ def settle(engine: sa.Engine, token: UUID, *, within_s: float = SETTLE_S, stop: 
 
 def forget_settlements(connection: sa.Connection, *, older_s: float = KEEP_S) -> None:
     """Remove tokens that their writers left behind; 10,000 at most. For those who begin, now and then."""
-    connection.execute(_forget_old, {"older_s": older_s})
+    connection.execute(_FORGET_OLD, {"older_s": older_s, "most": _FORGET_MOST})
 
 
 def _ask(engine: sa.Engine, token: UUID) -> bool:
     with within(ASK_S), translated_errors(), engine.connect() as connection:
-        connection.execute(_wait_no_longer, {"limit": f"{ASK_S * 500:.0f}ms"})
-        is_void = connection.execute(_settle, {"token": token}).scalar_one()
+        connection.execute(_WAIT_NO_LONGER, {"limit": f"{ASK_S * 500:.0f}ms"})
+        is_void = connection.execute(_SETTLE, {"token": token}).scalar_one()
         connection.commit()
     return not is_void
 

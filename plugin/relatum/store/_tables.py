@@ -61,8 +61,6 @@ keys = _table(
     moment="since removed_at",
 )
 
-masking = _table("masking", bytes="secret")
-
 coverage = _table(
     "coverage",
     big="coverage_id from_offset to_offset last_offset last_fingerprint last_chunk_ms",

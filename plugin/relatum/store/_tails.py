@@ -2,16 +2,58 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
 
 from relatum.errors import CoverageConflict
-from relatum.store._arrays import arrays
-from relatum.store._coverage import COLUMNS, MARK, CoverageRow, row_of
-from relatum.store._tables import coverage
+from relatum.store._coverage import CoverageRow, row_of
+from relatum.store._database import sql
 from relatum.wire import Position
+
+_MARK: Final = "coalesce(c.last_fingerprint, (extract(epoch FROM c.recorded_at) * 1000000)::bigint)"
+"""`CoverageRow.mark` in PostgreSQL."""
+
+# The arrays come as texts, which PostgreSQL reads as what they are cast to, once.
+_ADVANCE_ALL: Final = sql(f"""
+    WITH free AS MATERIALIZED (
+        SELECT coverage_id FROM relatum.coverage
+        WHERE coverage_id = ANY (:ids::bigint[])
+        ORDER BY coverage_id FOR UPDATE SKIP LOCKED)
+    UPDATE relatum.coverage c
+    SET to_offset = m.to_offset, last_offset = m.last_offset, last_fingerprint = m.last_fingerprint,
+        last_chunk_ms = m.last_chunk_ms, recorded_at = clock_timestamp()
+    FROM unnest(:ids::bigint[], :expected::bigint[], :marks::bigint[], :ends::bigint[], :offsets::bigint[],
+        :fingerprints::bigint[], :chunks_ms::bigint[])
+        AS m(id, expected, mark, to_offset, last_offset, last_fingerprint, last_chunk_ms)
+    WHERE c.coverage_id = m.id AND c.coverage_id IN (SELECT coverage_id FROM free)
+        AND c.to_offset = m.expected AND m.mark = {_MARK} AND c.is_tail
+    RETURNING c.coverage_id""")
+
+_NOW: Final = sql(f"""
+    SELECT c.coverage_id, c.to_offset, {_MARK} FROM relatum.coverage c
+    WHERE c.coverage_id = ANY (:ids::bigint[]) AND c.is_tail""")
+
+_OPEN_TAILS: Final = sql(f"""
+    INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, with_time, last_offset, last_fingerprint,
+        last_chunk_ms, key_ids, is_tail)
+    SELECT stream_id, at, at, with_time, last_offset, last_fingerprint, last_chunk_ms, :key_ids::smallint[], true
+    FROM unnest(:streams::integer[], :ats::bigint[], :timed::boolean[], :offsets::bigint[], :fingerprints::bigint[],
+        :chunks_ms::bigint[]) AS new(stream_id, at, with_time, last_offset, last_fingerprint, last_chunk_ms)
+    ORDER BY stream_id
+    ON CONFLICT DO NOTHING
+    RETURNING {", ".join(CoverageRow.__dataclass_fields__)}""")
+
+_AS_LEFT: Final = f"""unnest(:ids::bigint[], :expected::bigint[], :marks::bigint[]) AS tail(id, expected, mark)
+    WHERE c.coverage_id = tail.id AND c.to_offset = tail.expected AND tail.mark = {_MARK} AND c.is_tail"""
+
+_DROP_EMPTY: Final = sql(f"""
+    DELETE FROM relatum.coverage c USING {_AS_LEFT} AND c.from_offset = c.to_offset
+    RETURNING c.stream_id""")
+
+_CLOSE_TAILS: Final = sql(f"""
+    UPDATE relatum.coverage c SET is_tail = false FROM {_AS_LEFT}
+    RETURNING c.stream_id""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,68 +115,15 @@ def advance_all(connection: sa.Connection, moves: Sequence[TailMove]) -> tuple[s
     left = [move for move in moves if move.row.coverage_id not in moved]
     if not left:
         return moved, set()
-    ids = sa.literal([move.row.coverage_id for move in left], sa.ARRAY(sa.BigInteger))
-    query = sa.select(coverage.c.coverage_id, coverage.c.to_offset, MARK).where(
-        coverage.c.coverage_id == sa.any_(ids), coverage.c.is_tail
-    )
-    now = {tuple(row) for row in connection.execute(query)}
+    ids = {"ids": [move.row.coverage_id for move in left]}
+    now = {tuple(row) for row in connection.execute(_NOW, ids)}
     rows = [move.row for move in left]
     return moved, {row.coverage_id for row in rows if (row.coverage_id, row.to_offset, row.mark) in now}
-
-
-def _numbers(name: str) -> sa.BindParameter[Any]:
-    return sa.bindparam(name, type_=sa.ARRAY(sa.BigInteger))
 
 
 def _array(values: Iterable[int | None]) -> str:
     """Numbers as PostgreSQL writes an array of them: the driver takes a microsecond for each."""
     return f"{{{','.join(['NULL' if value is None else str(value) for value in values])}}}"
-
-
-def _written(name: str) -> sa.Cast[Any]:
-    # Of no type: PostgreSQL reads it as what it is cast to, once. A text would be cast anew for each row it is compared
-    # with, where the statement is not prepared.
-    return sa.cast(sa.bindparam(name, type_=sa.types.NullType()), sa.ARRAY(sa.BigInteger))
-
-
-_moves: Final = arrays(
-    "moves",
-    id=_written("ids"),
-    expected=_written("expected"),
-    mark=_written("marks"),
-    to_offset=_written("ends"),
-    last_offset=_written("offsets"),
-    last_fingerprint=_written("fingerprints"),
-    last_chunk_ms=_written("chunks_ms"),
-)
-
-_free: Final = (
-    sa.select(coverage.c.coverage_id)
-    .where(coverage.c.coverage_id == sa.any_(_written("ids")))
-    .order_by(coverage.c.coverage_id)
-    .with_for_update(skip_locked=True)
-    .cte("free")
-    .prefix_with("MATERIALIZED")
-)
-
-_ADVANCE_ALL: Final = (
-    sa.update(coverage)
-    .where(
-        coverage.c.coverage_id == _moves.c.id,
-        coverage.c.coverage_id.in_(sa.select(_free.c.coverage_id)),
-        coverage.c.to_offset == _moves.c.expected,
-        _moves.c.mark == MARK,
-        coverage.c.is_tail,
-    )
-    .values(
-        to_offset=_moves.c.to_offset,
-        last_offset=_moves.c.last_offset,
-        last_fingerprint=_moves.c.last_fingerprint,
-        last_chunk_ms=_moves.c.last_chunk_ms,
-        recorded_at=sa.func.clock_timestamp(),
-    )
-    .returning(coverage.c.coverage_id)
-)
 
 
 def open_tails(connection: sa.Connection, tails: Sequence["NewTail"], key_ids: Iterable[int]) -> list[CoverageRow]:
@@ -176,47 +165,6 @@ class NewTail:
     position: Position | None = None
 
 
-_new: Final = arrays(
-    "new_tails",
-    stream_id=sa.bindparam("streams", type_=sa.ARRAY(sa.Integer)),
-    at=sa.BigInteger,
-    with_time=sa.bindparam("timed", type_=sa.ARRAY(sa.Boolean)),
-    last_offset=_numbers("offsets"),
-    last_fingerprint=_numbers("fingerprints"),
-    last_chunk_ms=_numbers("chunks_ms"),
-)
-
-_OPEN_TAILS: Final = (
-    insert(coverage)
-    .from_select(
-        [
-            "stream_id",
-            "from_offset",
-            "to_offset",
-            "with_time",
-            "last_offset",
-            "last_fingerprint",
-            "last_chunk_ms",
-            "key_ids",
-            "is_tail",
-        ],
-        sa.select(
-            _new.c.stream_id,
-            _new.c.at,
-            _new.c.at,
-            _new.c.with_time,
-            _new.c.last_offset,
-            _new.c.last_fingerprint,
-            _new.c.last_chunk_ms,
-            sa.bindparam("key_ids", type_=sa.ARRAY(sa.SmallInteger)),
-            sa.true(),
-        ).order_by(_new.c.stream_id),
-    )
-    .on_conflict_do_nothing()
-    .returning(*COLUMNS)
-)
-
-
 def close_tails(connection: sa.Connection, rows: Sequence[CoverageRow]) -> set[int]:
     """Make tails ordinary ranges, or drop those that hold nothing; gives the streams of those that were closed.
 
@@ -231,19 +179,6 @@ def close_tails(connection: sa.Connection, rows: Sequence[CoverageRow]) -> set[i
     }
     closed = set(connection.execute(_DROP_EMPTY, values).scalars())
     return closed | set(connection.execute(_CLOSE_TAILS, values).scalars())
-
-
-_left: Final = arrays("left_tails", id=sa.BigInteger, expected=_numbers("expected"), mark=sa.BigInteger)
-_as_left: Final = sa.and_(
-    coverage.c.coverage_id == _left.c.id,
-    coverage.c.to_offset == _left.c.expected,
-    _left.c.mark == MARK,
-    coverage.c.is_tail,
-)
-_DROP_EMPTY: Final = (
-    sa.delete(coverage).where(_as_left, coverage.c.from_offset == coverage.c.to_offset).returning(coverage.c.stream_id)
-)
-_CLOSE_TAILS: Final = sa.update(coverage).where(_as_left).values(is_tail=False).returning(coverage.c.stream_id)
 
 
 def close_tail(connection: sa.Connection, row: CoverageRow) -> None:

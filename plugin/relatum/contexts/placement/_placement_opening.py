@@ -7,16 +7,67 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 
 from relatum.checks import checked_name, seconds_text
-from relatum.contexts.placement import _placement_statements as statements
 from relatum.contexts.placement._model import PartitionLike, PartitionRow, PartitionState
 from relatum.errors import StreamNotFound, SuperStreamConflict, SuperStreamNotFound
-from relatum.store import AnyDatabase, as_engine, super_streams, translated_errors
+from relatum.store import AnyDatabase, as_engine, sql, super_streams, translated_errors
 
 USED_EVERY_S: Final = 15.0
 """Seconds between two times at which a router writes down which sets it used."""
 
 IDLE_S_MIN: Final = 4 * USED_EVERY_S
 """The shortest time without use after which sets are closed: a router that is late by some rounds loses none."""
+
+FIND_SUPER_STREAM: Final = sql("""
+    SELECT super_stream_id, header, idle_s FROM relatum.super_streams
+    WHERE vhost = :vhost::text AND name = :name::text""")
+
+_ADD_SUPER_STREAM: Final = sql("""
+    INSERT INTO relatum.super_streams (vhost, name, header) VALUES (:vhost::text, :name::text, :header::text)
+    ON CONFLICT DO NOTHING""")
+
+IDLE_S: Final = sql("SELECT idle_s FROM relatum.super_streams WHERE super_stream_id = :super_stream_id::integer")
+
+_SET_IDLE: Final = """
+    UPDATE relatum.super_streams SET idle_s = :idle_s::double precision
+    WHERE super_stream_id = :super_stream_id::integer"""
+
+SET_IDLE: Final = sql(_SET_IDLE)
+_SET_FIRST_IDLE: Final = sql(f"{_SET_IDLE} AND idle_s IS NULL")
+
+GENERATION: Final = sql(
+    "SELECT generation FROM relatum.super_streams WHERE super_stream_id = :super_stream_id::integer"
+)
+
+RAISE_GENERATION: Final = sql("""
+    UPDATE relatum.super_streams SET generation = generation + 1
+    WHERE super_stream_id = :super_stream_id::integer
+    RETURNING generation""")
+"""Locks the super stream's row until the transaction ends; what changes takes the generation it gives."""
+
+_FORGET_CHANGES: Final = sql("""
+    UPDATE relatum.super_streams SET generation = generation + 1, floor = generation + 1
+    WHERE super_stream_id = :super_stream_id::integer""")
+"""Makes all that is cached count as wrong."""
+
+PARTITIONS: Final = sql("""
+    SELECT partition_id, stream, binding_key, place, state, weight, open_sets
+    FROM relatum.super_stream_partitions
+    WHERE super_stream_id = :super_stream_id::integer
+    ORDER BY place, partition_id""")
+"""The columns of `PartitionRow`, in its order."""
+
+_ADD_PARTITION: Final = sql("""
+    INSERT INTO relatum.super_stream_partitions (super_stream_id, stream, binding_key, place)
+    VALUES (:super_stream_id::integer, :stream::text, :binding_key::text, :place::integer)
+    ON CONFLICT DO NOTHING""")
+
+_CHANGE_PARTITION: Final = sql("""
+    UPDATE relatum.super_stream_partitions SET binding_key = :binding_key::text, place = :place::integer
+    WHERE super_stream_id = :super_stream_id::integer AND stream = :stream::text""")
+
+_SET_WEIGHT: Final = sql("""
+    UPDATE relatum.super_stream_partitions SET weight = :weight::double precision
+    WHERE super_stream_id = :super_stream_id::integer AND stream = :stream::text""")
 
 
 class Opened(NamedTuple):
@@ -52,14 +103,13 @@ def open_super_stream(
 ) -> Opened:
     """Make the rows of a super stream, named by virtual host and name; see `PlacementStore.open`."""
     vhost, name = whose
-    named = {"of_vhost": vhost, "of_name": name}
-    found = connection.execute(statements.find_super_stream, named).one_or_none()
+    named = {"vhost": vhost, "name": name}
+    found = connection.execute(FIND_SUPER_STREAM, named).one_or_none()
     if found is None:
         if header is None or wanted is None:
             raise not_found(name)
-        new = {"vhost": vhost, "name": name, "header": header}
-        connection.execute(statements.add_super_stream, new)
-        found = connection.execute(statements.find_super_stream, named).one()
+        connection.execute(_ADD_SUPER_STREAM, {**named, "header": header})
+        found = connection.execute(FIND_SUPER_STREAM, named).one()
     if header not in (None, found.header):
         raise SuperStreamConflict(
             f"the sets of super stream {name!r} are named by the header {found.header!r}, not by {header!r}",
@@ -78,10 +128,9 @@ def _agree_on_idle(connection: sa.Connection, whose: tuple[int, str], idle_s: fl
     """See that sets are closed after this time, for all; who says so first sets it."""
     super_stream_id, name = whose
     if stored is None:
-        new = {"of_super_stream": super_stream_id, "new_idle_s": float(idle_s)}
-        connection.execute(statements.set_first_idle, new)
+        connection.execute(_SET_FIRST_IDLE, {"super_stream_id": super_stream_id, "idle_s": float(idle_s)})
         # Another may have been first, and this one has waited for it.
-        stored = connection.execute(statements.idle_s, {"of_super_stream": super_stream_id}).scalar_one()
+        stored = connection.execute(IDLE_S, {"super_stream_id": super_stream_id}).scalar_one()
     if stored != float(idle_s):
         raise SuperStreamConflict(
             f"the sets of super stream {name!r} are closed after {seconds_text(stored)} without use, not after "
@@ -97,10 +146,8 @@ def set_weights(connection: sa.Connection, super_stream_id: int, name: str, weig
     for stream in sorted(weights, key=lambda stream: ids.get(stream, 0)):
         if stream not in ids:
             raise StreamNotFound(f"{stream!r} is no partition of {name!r}", stream=stream)
-        connection.execute(
-            statements.set_weight,
-            {"of_super_stream": super_stream_id, "of_stream": stream, "new_weight": weights[stream]},
-        )
+        wanted = {"super_stream_id": super_stream_id, "stream": stream, "weight": weights[stream]}
+        connection.execute(_SET_WEIGHT, wanted)
 
 
 def not_found(name: str) -> SuperStreamNotFound:
@@ -113,7 +160,7 @@ def not_found(name: str) -> SuperStreamNotFound:
 
 def partitions_in(connection: sa.Connection, super_stream_id: int) -> list[PartitionRow]:
     """The partitions in the order of their places."""
-    rows = connection.execute(statements.partitions, {"of_super_stream": super_stream_id}).all()
+    rows = connection.execute(PARTITIONS, {"super_stream_id": super_stream_id}).all()
     return [partition_of(row) for row in rows]
 
 
@@ -130,13 +177,13 @@ def _synced(
     has_changed = False
     for partition in wanted:
         row = by_stream.get(partition.stream)
+        new = {"super_stream_id": super_stream_id, "stream": partition.stream}
+        new |= {"binding_key": partition.binding_key, "place": partition.place}
         if row is None:
-            new = {"stream": partition.stream, "binding_key": partition.binding_key, "place": partition.place}
-            connection.execute(statements.add_partition, {"super_stream_id": super_stream_id, **new})
+            connection.execute(_ADD_PARTITION, new)
         elif (row.binding_key, row.place) != (partition.binding_key, partition.place):
-            changed = {"new_key": partition.binding_key, "new_place": partition.place, "of_stream": partition.stream}
-            connection.execute(statements.forget_changes, {"of_super_stream": super_stream_id})
-            connection.execute(statements.change_partition, {"of_super_stream": super_stream_id, **changed})
+            connection.execute(_FORGET_CHANGES, {"super_stream_id": super_stream_id})
+            connection.execute(_CHANGE_PARTITION, new)
         else:
             continue
         has_changed = True

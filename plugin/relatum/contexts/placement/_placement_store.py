@@ -9,10 +9,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
-import psycopg
 import sqlalchemy as sa
 
-from relatum.contexts.placement import _placement_statements as statements
 from relatum.contexts.placement._model import (
     Choose,
     MoveInfo,
@@ -23,22 +21,22 @@ from relatum.contexts.placement._model import (
     PlacementState,
     check_name,
 )
-from relatum.contexts.placement._placement_choosing import Candidates, chosen_among
 from relatum.contexts.placement._placement_opening import (
+    GENERATION,
+    IDLE_S,
+    PARTITIONS,
+    SET_IDLE,
     not_found,
     open_super_stream,
     partition_of,
     set_weights,
 )
 from relatum.contexts.placement._placement_prune import forget_released
-from relatum.errors import (
-    MoveConflict,
-    PlacementNotFound,
-    RowRefused,
-    SuperStreamConflict,
-    TooManyOpenSets,
-)
-from relatum.store import AnyDatabase, Database
+from relatum.contexts.placement._placing import RELEASE, Candidates, chosen_among, place
+from relatum.contexts.placement._session import END_SESSION, RENEW_SESSION
+from relatum.contexts.placement._stored_moves import FENCE_AFTER, FIND_MOVE, move_info
+from relatum.errors import MoveConflict, PlacementNotFound, SuperStreamConflict
+from relatum.store import AnyDatabase, Database, sql
 
 CHANGES_MAX: Final = 10_000
 """Changes that are handed out one by one; more of them count as everything."""
@@ -51,6 +49,45 @@ FORGET_MOST: Final = 20_000
 
 _TRIES: Final = 5
 """Times names are placed anew since the partition that was chosen was retired meanwhile."""
+
+_PLACEMENTS: Final = """
+    SELECT p.name, p.partition_id, s.stream, s.binding_key, p.epoch, p.state, p.move_id, p.generation, p.opened_at,
+        p.used_at, p.released_at
+    FROM relatum.placements p JOIN relatum.super_stream_partitions s ON s.partition_id = p.partition_id
+    WHERE p.super_stream_id = :super_stream_id::integer"""
+"""The columns of `Placement`, in its order."""
+
+FIND: Final = sql(f"{_PLACEMENTS} AND p.name = ANY (:names::text[]) AND p.state <> 'released'")
+
+CHANGES: Final = sql(f"""
+    SELECT t.generation AS now, t.floor, changed.*
+    FROM relatum.super_streams t LEFT JOIN (
+        {_PLACEMENTS} AND p.generation > :since::bigint
+        ORDER BY p.generation LIMIT :most::integer) changed ON true
+    WHERE t.super_stream_id = :super_stream_id::integer""")
+"""The generation, the floor, and the columns of `Placement`, once for each change; once with NULLs where none is."""
+
+IDLE: Final = sql(f"""{_PLACEMENTS} AND p.state = 'open'
+        AND p.used_at < statement_timestamp() - make_interval(secs => :idle_s::double precision)
+    ORDER BY p.used_at LIMIT :most::integer""")
+
+LISTED: Final = {
+    (in_partition, after): sql(f"""{_PLACEMENTS} AND p.state = ANY (:states::text[])
+        {"AND s.stream = :stream::text" if in_partition else ""} {"AND p.name > :after::text" if after else ""}
+    ORDER BY p.name LIMIT :most::integer""")
+    for in_partition in (False, True)
+    for after in (False, True)
+}
+"""Placements by name; by whether they are of one partition, and whether they begin behind a name."""
+
+# What somebody holds just now is in use by that one.
+TOUCH: Final = sql("""
+    WITH touched AS (
+        SELECT placement_id FROM relatum.placements
+        WHERE super_stream_id = :super_stream_id::integer AND name = ANY (:names::text[]) AND state = 'open'
+        FOR NO KEY UPDATE SKIP LOCKED)
+    UPDATE relatum.placements p SET used_at = statement_timestamp()
+    FROM touched WHERE p.placement_id = touched.placement_id""")
 
 
 class PlacementStore:
@@ -142,7 +179,7 @@ class PlacementStore:
 
     def partitions(self) -> list[PartitionRow]:
         """The partitions as they are now, in the order of their places, retired ones included."""
-        return [partition_of(row) for row in self._select(statements.partitions)]
+        return [partition_of(row) for row in self._select(PARTITIONS)]
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Set the weights of partitions, by stream; 0 takes no new sets where they are spread by weight.
@@ -156,7 +193,7 @@ class PlacementStore:
 
     def generation(self) -> int:
         """The super stream's generation: what is cached at it is right as long as it does not change."""
-        rows = self._select(statements.generation)
+        rows = self._select(GENERATION)
         if not rows:
             raise not_found(self._name)
         return int(rows[0][0])
@@ -166,7 +203,7 @@ class PlacementStore:
 
         None instead of these where they are not remembered: everything cached may be wrong.
         """
-        rows = self._select(statements.changes, since=since, most=CHANGES_MAX + 1)
+        rows = self._select(CHANGES, since=since, most=CHANGES_MAX + 1)
         if not rows:
             raise not_found(self._name)
         now, floor = rows[0][:2]
@@ -179,7 +216,7 @@ class PlacementStore:
         wanted = [check_name(name) for name in names]
         if not wanted:
             return {}
-        return {row.name: _placement(row) for row in self._select(statements.find, names=wanted)}
+        return {row.name: _placement(row) for row in self._select(FIND, names=wanted)}
 
     def place(
         self, names: Collection[str], choose: Choose, *, open_sets_max: int | None = None, are_new: bool = False
@@ -233,7 +270,7 @@ class PlacementStore:
             ended[check_name(name)] = max(epoch, ended.get(name, 0))
         if not ended:
             return frozenset()
-        rows = self._select(statements.release, names=list(ended), epochs=list(ended.values()))
+        rows = self._select(RELEASE, names=list(ended), epochs=list(ended.values()))
         self._forget()
         return frozenset(row.name for row in rows)
 
@@ -261,20 +298,19 @@ class PlacementStore:
         """Say that names are in use, for `idle`."""
         wanted = [check_name(name) for name in names]
         if wanted:
-            self._database.rows(statements.touch, self._with_id(names=wanted))
+            self._database.rows(TOUCH, self._with_id(names=wanted))
 
     def renew_session(self, holder: str, seen: int, session_s: float) -> None:
         """Write that a publisher publishes, for so many seconds more, and which generation it has gone on to."""
-        renewed = self._with_id(by=holder, has_seen=seen, holds_s=session_s)
-        self._database.rows(statements.renew_session, renewed)
+        self._database.rows(RENEW_SESSION, self._with_id(holder=holder, seen=seen, session_s=session_s))
 
     def end_session(self, holder: str) -> None:
         """Remove a publisher's session, where there is one."""
-        self._database.rows(statements.end_session, self._with_id(by=holder))
+        self._database.rows(END_SESSION, self._with_id(holder=holder))
 
     def idle(self, idle_s: float, *, limit: int = 1_000) -> list[Placement]:
         """Open placements that nobody touched for so many seconds, the longest unused first; moving ones are not."""
-        return [_placement(row) for row in self._select(statements.idle, idle_s=float(idle_s), most=limit)]
+        return [_placement(row) for row in self._select(IDLE, idle_s=float(idle_s), most=limit)]
 
     def placements(
         self,
@@ -290,11 +326,11 @@ class PlacementStore:
         """
         wanted: dict[str, Any] = {"states": [str(state) for state in states], "most": page}
         if stream is not None:
-            wanted["of_stream"] = stream
+            wanted["stream"] = stream
         while True:
             if after is not None:
                 wanted["after"] = after
-            query = statements.listed(in_partition=stream is not None, after=after is not None)
+            query = LISTED[stream is not None, after is not None]
             found = [_placement(row) for row in self._select(query, **wanted)]
             yield from found
             if len(found) < page:
@@ -303,7 +339,7 @@ class PlacementStore:
 
     def move_of(self, move_id: int) -> MoveInfo | None:
         """A move as it is now; None where it is not known."""
-        rows = self._database.run(lambda connection: connection.execute(statements.move, {"of_move": move_id}).all())
+        rows = self._database.rows(FIND_MOVE, {"move_id": move_id})
         return move_info(rows[0]) if rows else None
 
     def fence_after(self, name: str, epoch: int, stream: str) -> MoveInfo | None:
@@ -313,7 +349,7 @@ class PlacementStore:
         then a later one of the name there is kept, whose own fence or marker retention has dropped, too: what is
         still in the partition lies behind it. None: a message of this epoch cannot be a stray there.
         """
-        rows = self._select(statements.fence_after, of_name=check_name(name), of_stream=stream, above=epoch)
+        rows = self._select(FENCE_AFTER, name=check_name(name), stream=stream, above=epoch)
         return move_info(rows[0]) if rows else None
 
     # What the calls are made of
@@ -326,34 +362,16 @@ class PlacementStore:
 
     def idle_s(self) -> float | None:
         """After how many seconds without use sets are closed; None for never."""
-        return self._select(statements.idle_s)[0].idle_s  # type: ignore[no-any-return]
+        return self._select(IDLE_S)[0].idle_s  # type: ignore[no-any-return]
 
     def set_idle(self, idle_s: float | None) -> None:
         """Set after how many seconds without use sets are closed; None for never."""
-        new = self._with_id(new_idle_s=None if idle_s is None else float(idle_s))
-        self._database.run(lambda connection: connection.execute(statements.set_idle, new))
+        self._database.rows(SET_IDLE, self._with_id(idle_s=None if idle_s is None else float(idle_s)))
 
     def _place(self, chosen: Mapping[str, int], open_sets_max: int | None) -> dict[str, Placement]:
         """Place names; gives those that nobody had placed, none where a partition was retired meanwhile."""
-        query = statements.place(bounded=open_sets_max is not None)
         wanted = self._with_id(names=list(chosen), partition_ids=list(chosen.values()))
-
-        def accept(rows: Sequence[Any]) -> bool:
-            if rows and rows[0].open_sets > open_sets_max:
-                raise TooManyOpenSets(
-                    f"{open_sets_max} sets of {self._name!r} may be open; close some, or allow more",
-                    open_sets=rows[0].open_sets - len(rows),
-                    open_sets_max=open_sets_max,
-                )
-            return True
-
-        try:
-            rows = self._database.rows(query, wanted, accept=None if open_sets_max is None else accept)
-        except RowRefused as refused:
-            cause = refused.__cause__
-            if isinstance(cause, psycopg.errors.NotNullViolation) and cause.diag.column_name == "open_sets":
-                return {}
-            raise
+        rows = place(self._database, self._name, wanted, open_sets_max)
         return {row.name: _placement(row) for row in rows}
 
     def _forget(self) -> None:
@@ -363,17 +381,11 @@ class PlacementStore:
         self._forget_at = time.monotonic() + FORGET_EVERY_S
         forget_released(self._database.engine, self.super_stream_id, most=FORGET_MOST)
 
-    def _select(self, query: "sa.Select[Any]", **wanted: Any) -> Sequence[Any]:
-        return self._database.rows(query, self._with_id(**wanted))
+    def _select(self, statement: sa.TextClause, **wanted: Any) -> Sequence[Any]:
+        return self._database.rows(statement, self._with_id(**wanted))
 
     def _with_id(self, **wanted: Any) -> dict[str, Any]:
-        return {"of_super_stream": self.super_stream_id, **wanted}
-
-
-def move_info(row: Sequence[Any]) -> MoveInfo:
-    """A move from a row of `_statements.moves`."""
-    move = MoveInfo(*row)
-    return replace(move, state=MoveState(move.state), waits_for=tuple(move.waits_for))
+        return {"super_stream_id": self.super_stream_id, **wanted}
 
 
 def _placement(row: Sequence[Any]) -> Placement:

@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from relatum.contexts.placement._placing import KEEP_COMMITS
 from relatum.processes import after_fork
-from relatum.store import renewal_s
+from relatum.store import renewal_s, sql
 
 DRIFT: Final = 0.01
 """By how much a clock may be faster or slower than it should: quartz is within 0.0002, NTP changes rates by 0.0005."""
@@ -36,6 +37,28 @@ BUSY: Final = 2
 """Messages between two looks from which on a session pays."""
 
 _ENDED: Final = float("-inf")
+
+# Sessions of a day ago go, whose routers died: without moves, nobody else removes them. Any router may, so none waits
+# for another; its own row is written and cannot be deleted, too, by one statement.
+RENEW_SESSION: Final = sql(f"""
+    WITH forgotten AS (
+        DELETE FROM relatum.publisher_sessions
+        WHERE super_stream_id = :super_stream_id::integer AND holder IN (
+            SELECT holder FROM relatum.publisher_sessions
+            WHERE super_stream_id = :super_stream_id::integer AND holder <> :holder::text
+                AND lease_expires_at < clock_timestamp() - interval '1 day'
+            FOR UPDATE SKIP LOCKED))
+    INSERT INTO relatum.publisher_sessions AS s (super_stream_id, holder, seen, session_s, lease_expires_at)
+    VALUES (:super_stream_id::integer, :holder::text, :seen::bigint, :session_s::double precision,
+        clock_timestamp() + make_interval(secs => :session_s::double precision))
+    ON CONFLICT ON CONSTRAINT publisher_sessions_holder DO UPDATE
+    SET seen = excluded.seen, beat = s.beat + 1, session_s = excluded.session_s,
+        lease_expires_at = clock_timestamp() + make_interval(secs => excluded.session_s)
+    RETURNING {KEEP_COMMITS}""")
+
+END_SESSION: Final = sql("""
+    DELETE FROM relatum.publisher_sessions
+    WHERE super_stream_id = :super_stream_id::integer AND holder = :holder::text""")
 
 
 def elapsed_s() -> float:

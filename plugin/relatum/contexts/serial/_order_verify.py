@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from relatum.checks import checked_name
 from relatum.contexts.placement._entries import Entry, entry_of
 from relatum.contexts.placement._placement_opening import Opened, open_super_stream
+from relatum.contexts.placement._stored_moves import floors_before
 from relatum.contexts.serial._order import (
     ContextMessage,
     OrderCheck,
@@ -24,7 +25,7 @@ from relatum.contexts.serial._order import (
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperStreamNotFound
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import AnyDatabase, as_engine, context_moves, moved_contexts, translated_errors
+from relatum.store import AnyDatabase, as_engine, translated_errors
 
 PROGRESS_MESSAGES: Final = 20_000
 """Messages between two calls of `progress`."""
@@ -172,21 +173,3 @@ def _ranges(reader: StreamReader, streams: Iterable[str]) -> Iterator[tuple[str,
             continue
         first = bounds.first or 0
         yield stream, (first, first if bounds.last is None else bounds.last + 1)
-
-
-def floors_before(connection: sa.Connection, partition_id: int, offset: int) -> dict[str, int]:
-    """The floor of each context in a partition as of an offset: of what fences and markers before it say."""
-    of_fences = _floors(context_moves.c.fence_epoch, context_moves.c.source_id, context_moves.c.fence_offset)
-    of_markers = _floors(context_moves.c.epoch, context_moves.c.target_id, context_moves.c.marker_offset)
-    both = sa.union_all(of_fences, of_markers).subquery()
-    query = sa.select(both.c.name, sa.func.max(both.c.epoch)).group_by(both.c.name)
-    rows = connection.execute(query, {"partition": partition_id, "before": offset})
-    return dict(rows.all())
-
-
-def _floors(epoch: sa.Column[int], partition: sa.Column[int], offset: sa.Column[int]) -> sa.Select[tuple[str, int]]:
-    return (
-        sa.select(moved_contexts.c.name, epoch.label("epoch"))
-        .join(context_moves, context_moves.c.move_id == moved_contexts.c.move_id)
-        .where(partition == sa.bindparam("partition"), offset < sa.bindparam("before"))
-    )

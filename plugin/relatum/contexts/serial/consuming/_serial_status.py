@@ -4,28 +4,32 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-import sqlalchemy as sa
-
 from relatum.checks import checked_name
-from relatum.contexts.serial.consuming._serial_statements import DRAINED
-from relatum.contexts.serial.consuming._serial_store import ConsumerStore
+from relatum.contexts.serial.consuming._serial_store import DRAINED, PARTITIONS, ConsumerStore
+from relatum.contexts.serial.consuming._stored_holds import HOLDS_SHOWN
 from relatum.errors import NotFound, StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import AnyDatabase, Database, serial_consumers, super_streams, translated_errors
+from relatum.store import AnyDatabase, Database, sql, translated_errors
 
-_NAMES: Final = (
-    sa.select(serial_consumers.c.name)
-    .join(super_streams, super_streams.c.super_stream_id == serial_consumers.c.super_stream_id)
-    .where(super_streams.c.vhost == sa.bindparam("of_vhost"), super_streams.c.name == sa.bindparam("of_super_stream"))
-    .order_by(serial_consumers.c.name)
-)
+_NAMES: Final = sql("""
+    SELECT c.name
+    FROM relatum.serial_consumers c JOIN relatum.super_streams t ON t.super_stream_id = c.super_stream_id
+    WHERE t.vhost = :vhost::text AND t.name = :super_stream::text
+    ORDER BY c.name""")
 
-_VHOSTS: Final = (
-    sa.select(super_streams.c.vhost)
-    .join(serial_consumers, super_streams.c.super_stream_id == serial_consumers.c.super_stream_id)
-    .where(super_streams.c.name == sa.bindparam("of_super_stream"), serial_consumers.c.name == sa.bindparam("of_name"))
-    .order_by(super_streams.c.vhost)
-)
+_VHOSTS: Final = sql("""
+    SELECT t.vhost
+    FROM relatum.super_streams t JOIN relatum.serial_consumers c ON c.super_stream_id = t.super_stream_id
+    WHERE t.name = :super_stream::text AND c.name = :name::text
+    ORDER BY t.vhost""")
+
+POSITIONS_SHOWN: Final = sql(f"""
+    SELECT serial_positions.partition_id, s.stream, s.state, serial_positions.position,
+        CASE WHEN {PARTITIONS.is_held} THEN serial_positions.holder END AS holder
+    FROM relatum.serial_positions
+    JOIN relatum.super_stream_partitions s ON s.partition_id = serial_positions.partition_id
+    WHERE serial_positions.consumer_id = :consumer_id::integer
+    ORDER BY s.place, serial_positions.partition_id""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,8 @@ class SerialStatus:
 
 def read_status(store: ConsumerStore, reader: StreamReader) -> SerialStatus:
     """What the database and the broker say of a consumer."""
-    positions, holds = store.status()
+    positions = store.database.rows(POSITIONS_SHOWN, store.me)
+    holds = store.database.rows(HOLDS_SHOWN, store.me)
     partitions = tuple(
         PartitionStatus(
             stream=row.stream,
@@ -127,7 +132,7 @@ def consumers(
     with closing(Database(database, refusing=None)) as shared:
         engine = shared.engine
         with translated_errors(), engine.connect() as connection:
-            wanted = {"of_vhost": address.vhost, "of_super_stream": super_stream}
+            wanted = {"vhost": address.vhost, "super_stream": super_stream}
             names = connection.scalars(_NAMES, wanted).all()
         if not names:
             return found
@@ -166,7 +171,7 @@ def forget_consumer(super_stream: str, name: str, *, database: AnyDatabase, vhos
         if store.forget():
             return True
         with translated_errors(), store.engine.connect() as connection:
-            elsewhere = connection.scalars(_VHOSTS, {"of_super_stream": super_stream, "of_name": name}).all()
+            elsewhere = connection.scalars(_VHOSTS, {"super_stream": super_stream, "name": name}).all()
     finally:
         store.dispose()
     if elsewhere:

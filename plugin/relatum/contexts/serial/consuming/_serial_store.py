@@ -7,7 +7,7 @@ have been changed since, by this very member, too. A member whose lease has run 
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,14 +16,26 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from relatum.contexts._options import SerialOptions
-from relatum.contexts.placement import _placement_statements as placement_statements
-from relatum.contexts.placement._entries import Control, Fence, Marker
-from relatum.contexts.placement._placement_opening import partitions_in
-from relatum.contexts.serial._order_verify import floors_before
-from relatum.contexts.serial._partition_log import MovedBefore, consistent_starts
-from relatum.contexts.serial.consuming import _serial_statements as statements
+from relatum.contexts.placement._entries import Control
+from relatum.contexts.placement._placement_opening import FIND_SUPER_STREAM
+from relatum.contexts.placement._stored_moves import floors_before, lost_controls
 from relatum.contexts.serial.consuming._partition_following import Following, Step
-from relatum.errors import Conflict, PartitionLost
+from relatum.contexts.serial.consuming._registration import (
+    ADD_NEW_PARTITIONS,
+    Initial,
+    find_consumer,
+    forget_consumer,
+    register,
+)
+from relatum.contexts.serial.consuming._stored_holds import (
+    COMPLETE_HOLDS,
+    HOLDS_OF,
+    drop_holds,
+    forget_holds,
+    move_holds_back,
+    write_holds,
+)
+from relatum.errors import PartitionLost
 from relatum.following import Reach
 from relatum.reading import position_of
 from relatum.store import (
@@ -32,10 +44,79 @@ from relatum.store import (
     Member,
     Position,
     Share,
+    Sharing,
     Tokens,
-    forget_settlements,
+    marked,
+    sql,
 )
 from relatum.waiting import Deadline
+
+DRAINED: Final = 2**63 - 1
+"""The position in a stream that was deleted: behind everything."""
+
+PARTITIONS: Final = Sharing(
+    "serial_members",
+    ("consumer_id", "integer"),
+    "serial_positions",
+    "partition_id",
+    "holder",
+    of_rows="consumer_id",
+    are=f"position < {DRAINED}",
+    # Whatever is still on its way of who had it before is fenced off.
+    taken="version = version + 1",
+)
+"""Partitions, shared by the members of one consumer name."""
+
+_STREAMS: Final = sql("""
+    SELECT s.stream FROM relatum.super_stream_partitions s
+    JOIN relatum.serial_consumers c ON c.super_stream_id = s.super_stream_id
+    WHERE c.consumer_id = :consumer_id::integer""")
+
+SHARED: Final = sql(f"""
+    SELECT p.partition_id, s.stream
+    FROM relatum.serial_positions p JOIN relatum.super_stream_partitions s ON s.partition_id = p.partition_id
+    WHERE p.consumer_id = :consumer_id::integer AND p.position < {DRAINED}
+    ORDER BY p.partition_id""")
+
+_MINE: Final = """consumer_id = :consumer_id::integer AND partition_id = :partition_id::integer
+        AND holder = :holder::text"""
+
+# Whatever of this member is still on its way is fenced off.
+BEGIN: Final = sql(f"""
+    UPDATE relatum.serial_positions SET version = version + 1
+    WHERE {_MINE}
+    RETURNING position, version, last_offset, last_fingerprint, last_chunk_ms""")
+
+SCANS: Final = sql("""
+    SELECT scan_from FROM relatum.context_moves
+    WHERE source_id = :partition_id::integer AND fence_offset IS NULL
+    UNION ALL
+    SELECT target_scan_from FROM relatum.context_moves
+    WHERE target_id = :partition_id::integer AND marker_offset IS NULL""")
+"""Where to search for fences and markers that are not found yet."""
+
+_GO_ON_FROM: Final = sql(f"""
+    UPDATE relatum.serial_positions
+    SET position = :position::bigint, version = version + 1, last_offset = NULL, last_fingerprint = NULL,
+        last_chunk_ms = NULL
+    WHERE {_MINE}""")
+"""For a stream that was declared again, or lost its end."""
+
+_IS_RETIRED: Final = sql("""
+    SELECT 1 FROM relatum.super_stream_partitions WHERE partition_id = :partition_id::integer AND state = 'retired'""")
+
+_DRAIN: Final = sql(f"""
+    UPDATE relatum.serial_positions SET position = {DRAINED}, version = version + 1 WHERE {_MINE}""")
+
+ADVANCE_UNREAD: Final = marked(f"""
+        UPDATE relatum.serial_positions SET position = :position::bigint, version = version + 1
+        WHERE {_MINE} AND version = :version::bigint""")
+
+ADVANCE: Final = marked(f"""
+        UPDATE relatum.serial_positions
+        SET position = :position::bigint, version = version + 1, last_offset = :last_offset::bigint,
+            last_fingerprint = :last_fingerprint::bigint, last_chunk_ms = :last_chunk_ms::bigint
+        WHERE {_MINE} AND version = :version::bigint""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +140,12 @@ class Opened:
     read_from: int
 
 
-Initial = Callable[[Sequence[str]], Mapping[str, int]]
-"""Finds where to begin in each of these streams."""
-
-
 def known_by(position: Position) -> dict[str, int | None]:
-    """What lay at an offset, as parameters."""
+    """What lay at an offset, as parameters of `ADVANCE`."""
     return {
-        "known_offset": position.offset,
-        "known_fingerprint": position.fingerprint,
-        "known_chunk_ms": position.chunk_ms,
+        "last_offset": position.offset,
+        "last_fingerprint": position.fingerprint,
+        "last_chunk_ms": position.chunk_ms,
     }
 
 
@@ -107,7 +184,7 @@ class ConsumerStore:
         self._database = Database(database, refusing=None, ending=self.ending, pool_size=POOL, is_bounded=False)
         self.database = self._database
         self.engine = self._database.engine
-        self._member = Member(statements.PARTITIONS, 0, lease_s=lease_s)
+        self._member = Member(PARTITIONS, 0, lease_s=lease_s)
 
     @property
     def renewal_s(self) -> float:
@@ -119,11 +196,12 @@ class ConsumerStore:
         return int(self._member.within)
 
     @property
-    def _me(self) -> dict[str, Any]:
-        return {"of_consumer": self._consumer_id, "by": self._member.holder}
+    def me(self) -> dict[str, Any]:
+        """The parameters that name the consumer and this member."""
+        return {"consumer_id": self._consumer_id, "holder": self._member.holder}
 
     def _mine(self, partition_id: int) -> dict[str, Any]:
-        return {**self._me, "of_partition": partition_id}
+        return {**self.me, "partition_id": partition_id}
 
     def dispose(self) -> None:
         """Give connections back; the store is not used any more."""
@@ -137,42 +215,19 @@ class ConsumerStore:
         return None if row is None else str(row.header)
 
     def _super_stream(self) -> Any:
-        named = {"of_vhost": self.vhost, "of_name": self.super_stream}
-        return next(iter(self._database.rows(placement_statements.find_super_stream, named)), None)
+        named = {"vhost": self.vhost, "name": self.super_stream}
+        return next(iter(self._database.rows(FIND_SUPER_STREAM, named)), None)
 
     def ensure(self, initial: Initial) -> None:
         """Make the rows of this consumer name, where they are not there."""
-        super_stream = self._super_stream().super_stream_id
-        with self._database.transaction() as connection:
-            named = {"in_super_stream": super_stream, "named": self.name}
-            connection.execute(statements.add_consumer, named)
-            self._member.within = connection.execute(statements.find_consumer, named).scalar_one()
-            is_new = connection.execute(statements.has_positions, self._me).first() is None
-            partitions = {row.stream: row.partition_id for row in partitions_in(connection, super_stream)}
-        # Before the moves are read: the marker of a move that is not seen below lies behind all of these.
-        ends = initial(list(partitions)) if is_new else {}
-        with self._database.transaction() as connection:
-            connection.execute(statements.lock_consumer, self._me)
-            if is_new and connection.execute(statements.has_positions, self._me).first() is None:
-                starts = {partition_id: ends.get(stream, 0) for stream, partition_id in partitions.items()}
-                moves = [MovedBefore(*row) for row in connection.execute(statements.moves_of, named)]
-                rows = [
-                    {"of_consumer": self._consumer_id, "of_partition": partition_id, "at": at}
-                    for partition_id, at in consistent_starts(starts, moves).items()
-                ]
-                connection.execute(statements.add_positions, rows)
-            connection.execute(statements.add_new_partitions, self._me)
-            forget_settlements(connection)
+        self._member.within = register(self._database, self._super_stream().super_stream_id, self.name, initial)
 
     def find(self) -> bool:
         """Whether this consumer name is known. It is not made where it is not."""
         row = self._super_stream()
-        if row is None:
-            return False
-        named = {"in_super_stream": row.super_stream_id, "named": self.name}
-        found = self._database.rows(statements.find_consumer, named)
-        self._member.within = found[0].consumer_id if found else 0
-        return bool(found)
+        found = None if row is None else find_consumer(self._database, row.super_stream_id, self.name)
+        self._member.within = found or 0
+        return found is not None
 
     def forget(self) -> bool:
         """Forget this consumer name; False where it is not known.
@@ -180,14 +235,7 @@ class ConsumerStore:
         Raises:
             Conflict: members of it are up; nothing was changed.
         """
-        if not self.find():
-            return False
-        with self._database.transaction() as connection:
-            connection.execute(statements.lock_consumer, self._me)
-            holder = connection.scalar(statements.living.limit(1), self._me)
-            if holder is not None:
-                raise Conflict(f"{self.name!r} is not forgotten: its member {holder} is up")
-            return bool(connection.execute(statements.forget, self._me).rowcount)
+        return self.find() and forget_consumer(self._database, self._consumer_id, self.name)
 
     # --- this member ------------------------------------------------------------------------------------------------
 
@@ -201,8 +249,8 @@ class ConsumerStore:
             is_busy: Whether its application has a batch in hand, for which a member that is cut off keeps its lease.
         """
         with self._database.transaction() as connection:
-            connection.execute(statements.add_new_partitions, {"of_consumer": self._consumer_id})
-            rows = connection.execute(statements.shared, {"of_consumer": self._consumer_id}).all()
+            connection.execute(ADD_NEW_PARTITIONS, self.me)
+            rows = connection.execute(SHARED, self.me).all()
             streams = {row.partition_id: row.stream for row in rows}
             if reach.is_cut_off or reach.is_returning:
                 share = self._member.hold_on(connection, streams, leased=is_busy or reach.is_returning)
@@ -226,11 +274,11 @@ class ConsumerStore:
         """What is stored of a partition; None where it is not this member's."""
         mine = self._mine(partition_id)
         with self._database.transaction() as connection:
-            row = connection.execute(statements.begin, mine).one_or_none()
+            row = connection.execute(BEGIN, mine).one_or_none()
             if row is None:
                 return None
-            holds = connection.execute(statements.holds_of, mine).all()
-            scans = connection.scalars(statements.scans_of, {"of_partition": partition_id})
+            holds = connection.execute(HOLDS_OF, mine).all()
+            scans = connection.scalars(SCANS, {"partition_id": partition_id})
             read_from = min([row.position, *(hold.marker_offset for hold in holds), *scans])
         known_by = None
         if row.last_offset is not None:
@@ -253,26 +301,19 @@ class ConsumerStore:
         """The fences and markers that lay at these offsets, ascending, for a stream that has them no more."""
         if from_offset >= to_offset:
             return []
-        lost = {"of_partition": partition_id, "from_offset": from_offset, "to_offset": to_offset}
-        found: list[tuple[int, Control]] = []
         with self._database.transaction() as connection:
-            for move_id, at, epoch, names in connection.execute(statements.lost_fences, lost):
-                found.append((at, Fence(move_id, epoch, frozenset(names or ()))))
-            for move_id, at, epoch, fence, source, names in connection.execute(statements.lost_markers, lost):
-                found.append((at, Marker(move_id, epoch, frozenset(names or ()), source, fence)))
-        return sorted(found, key=lambda each: each[0])
+            return lost_controls(connection, partition_id, from_offset, to_offset)
 
     def partitions(self) -> frozenset[str]:
         """The streams of all partitions the super stream has, or had."""
-        return frozenset(row.stream for row in self._database.rows(statements.streams_of, self._me))
+        return frozenset(row.stream for row in self._database.rows(_STREAMS, self.me))
 
     def begin_anew(self, partition_id: int, position: int) -> None:
         """Begin with a stream that was declared again: nobody waits for what lay in it any more."""
         mine = self._mine(partition_id)
         with self._database.transaction() as connection:
-            if connection.execute(statements.go_on_from, {**mine, "at": position}).rowcount:
-                connection.execute(statements.drop_holds, mine)
-                connection.execute(statements.free_holds, mine)
+            if connection.execute(_GO_ON_FROM, {**mine, "position": position}).rowcount:
+                forget_holds(connection, mine)
 
     def go_back(self, partition_id: int, position: int, end: int) -> None:
         """Go on from an earlier offset of a stream that lost its end; nobody waits for a fence that is lost.
@@ -282,21 +323,19 @@ class ConsumerStore:
             position: The offset, below the one stored.
             end: The offset behind the stream's last message, by its leader's word.
         """
-        at = {**self._mine(partition_id), "at": position}
+        at = {**self._mine(partition_id), "position": position}
         with self._database.transaction() as connection:
-            if connection.execute(statements.go_on_from, at).rowcount:
-                connection.execute(statements.drop_holds_behind, at)
-                connection.execute(statements.move_holds_back, at)
-                connection.execute(statements.free_holds_behind, {**at, "end": end})
+            if connection.execute(_GO_ON_FROM, at).rowcount:
+                move_holds_back(connection, at, end)
 
     def drain(self, partition_id: int) -> bool:
         """Note that a partition's stream is gone, if it was retired: there is nothing left to wait for in it."""
         mine = self._mine(partition_id)
         with self._database.transaction() as connection:
-            if connection.execute(statements.is_retired, {"of_partition": partition_id}).first() is None:
+            if connection.execute(_IS_RETIRED, {"partition_id": partition_id}).first() is None:
                 return False
-            connection.execute(statements.drain, mine)
-            connection.execute(statements.drop_holds, mine)
+            connection.execute(_DRAIN, mine)
+            drop_holds(connection, mine)
             return True
 
     # --- steps ------------------------------------------------------------------------------------------------------
@@ -314,40 +353,20 @@ class ConsumerStore:
         """Store a step in a transaction; False, and nothing is written, where the partition is another member's."""
         if not self._advance(connection, following, step, token):
             return False
-        mine = self._mine(following.partition_id)
-        begun = {hold.move_id for hold in step.begun}
-        for hold in step.begun:
-            connection.execute(
-                statements.begin_hold,
-                {
-                    **mine,
-                    "of_move": hold.move_id,
-                    "of_source": hold.source,
-                    "of_epoch": hold.epoch,
-                    "marked_at": hold.marker_offset,
-                    "next_held": hold.marker_offset + 1,
-                    "fenced_at": hold.fence_offset,
-                },
-            )
-        for move_id, cursor, held in step.holds:
-            if move_id not in begun:
-                moved = {**mine, "of_move": move_id, "next_held": cursor, "waiting": held}
-                connection.execute(statements.move_hold, moved)
-        for move_id in step.ended:
-            connection.execute(statements.end_hold, {**mine, "of_move": move_id})
+        write_holds(connection, self._mine(following.partition_id), step)
         return True
 
     def _advance(self, connection: sa.Connection, following: Following, step: Step, token: UUID) -> bool:
         statement, moved = self._moved(following, step, token)
         return connection.execute(statement, moved).first() is not None
 
-    def _moved(self, following: Following, step: Step, token: UUID) -> tuple[sa.Insert, dict[str, Any]]:
+    def _moved(self, following: Following, step: Step, token: UUID) -> tuple[sa.TextClause, dict[str, Any]]:
         """The statement that moves a position, and its parameters; it gives a row where it has moved it."""
-        moved = {**self._mine(following.partition_id), "expected": following.version, "at": step.position}
+        moved = {**self._mine(following.partition_id), "version": following.version, "position": step.position}
         moved |= self.tokens.of(token)
         if step.last is None:
-            return statements.advance_unread, moved
-        return statements.advance, moved | known_by(position_of(step.last))
+            return ADVANCE_UNREAD, moved
+        return ADVANCE, moved | known_by(position_of(step.last))
 
     def came_through(self, token: UUID) -> bool:
         """Whether a try that nobody answered was committed; asked once."""
@@ -370,14 +389,9 @@ class ConsumerStore:
         with self.tokens.transaction(self.engine, store, stop=stop, what=what) as connection:
             yield connection
 
-    # --- holds, and what is shown -----------------------------------------------------------------------------------
+    # --- holds --------------------------------------------------------------------------------------------------------
 
     def complete(self, partition_ids: Collection[int]) -> list[tuple[int, int]]:
         """The holds in these partitions that have nothing to wait for any more: partition and move of each."""
-        wanted = {**self._me, "of_partitions": list(partition_ids)}
-        return [(row.partition_id, row.move_id) for row in self._database.rows(statements.complete_holds, wanted)]
-
-    def status(self) -> tuple[list[Any], list[Any]]:
-        """The rows of all partitions, and of all open holds."""
-        rows = self._database.rows
-        return rows(statements.status, self._me), rows(statements.status_holds, self._me)
+        wanted = {**self.me, "partition_ids": list(partition_ids)}
+        return [(row.partition_id, row.move_id) for row in self._database.rows(COMPLETE_HOLDS, wanted)]

@@ -1,17 +1,20 @@
-"""Moves in PostgreSQL: each call is one transaction, and may be repeated when its outcome is not known."""
+"""Moves in PostgreSQL: each call is one transaction, and may be repeated when its outcome is not known.
+
+Rows are locked in the order that `relatum.store._tables` says: placements by name, then the row of the super stream,
+then partitions by their id. The row of a move is locked after its placements.
+"""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.contexts.placement import _placement_statements as placement_statements
 from relatum.contexts.placement._model import MoveInfo, MoveState, PartitionState, PlacementState
-from relatum.contexts.placement._placement_store import move_info
-from relatum.contexts.serial.moving import _move_statements as statements
+from relatum.contexts.placement._placement_opening import RAISE_GENERATION
+from relatum.contexts.placement._stored_moves import IS_WAITED_FOR, MOVE, OF_MOVES, move_info
 from relatum.contexts.serial.moving._move_steps import (
     Begin,
     ForgetSession,
@@ -21,17 +24,143 @@ from relatum.contexts.serial.moving._move_steps import (
     SetFenced,
     Switch,
 )
-from relatum.errors import Conflict, MoveConflict, NotFound, PartitionInUse, StreamNotFound, SuperStreamConflict
-from relatum.store import LEASE_S, Database
+from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
+from relatum.store import LEASE_S, Database, sql
 from relatum.waiting import Outages
 
 logger = logging.getLogger("relatum.contexts")
 
 _FACTS: Final = len(MoveInfo.__dataclass_fields__)
 
+# What a crash of PostgreSQL takes back must not be in a stream already: a fence behind which a context goes on as if
+# there was none would make strays of all its messages.
+_KEEP_COMMITS: Final = sql("""
+    SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'""")
+
+_MOVES: Final = "WHERE m.super_stream_id = :super_stream_id::integer"
+
+ONE: Final = sql(f"""
+    SELECT {MOVE}, ARRAY (SELECT c.name FROM relatum.moved_contexts c WHERE c.move_id = m.move_id) AS names
+    FROM {OF_MOVES} {_MOVES} AND m.move_id = :move_id::bigint""")
+"""The columns of `MoveInfo`, and behind them the names of the contexts."""
+
+UNDER_WAY: Final = sql(f"SELECT {MOVE} FROM {OF_MOVES} {_MOVES} AND m.ended_at IS NULL ORDER BY m.move_id")
+
+LATEST: Final = sql(f"SELECT {MOVE} FROM {OF_MOVES} {_MOVES} ORDER BY m.move_id DESC LIMIT :latest::integer")
+
+LOCK_NAMED: Final = sql("""
+    SELECT name, partition_id, state, move_id FROM relatum.placements
+    WHERE super_stream_id = :super_stream_id::integer AND name = ANY (:names::text[])
+    ORDER BY name FOR UPDATE""")
+
+_PARTITION: Final = sql("""
+    SELECT partition_id, state FROM relatum.super_stream_partitions
+    WHERE super_stream_id = :super_stream_id::integer AND stream = :stream::text""")
+
+_LEASE_END: Final = "clock_timestamp() + make_interval(secs => :lease_s::double precision)"
+
+_ADD_MOVE: Final = sql(f"""
+    INSERT INTO relatum.context_moves (super_stream_id, source_id, target_id, contexts, fence_epoch, epoch, scan_from,
+        target_scan_from, holder, lease_expires_at, started_at, generation)
+    VALUES (:super_stream_id::integer, :source_id::integer, :target_id::integer, :contexts::integer, 0, 0,
+        :scan_from::bigint, :target_scan_from::bigint, :holder::text, {_LEASE_END}, clock_timestamp(),
+        :generation::bigint)
+    RETURNING move_id""")
+
+ADD_CONTEXTS: Final = sql("""
+    INSERT INTO relatum.moved_contexts (move_id, name, from_epoch)
+    SELECT :move_id::bigint, name, epoch FROM relatum.placements
+    WHERE super_stream_id = :super_stream_id::integer AND name = ANY (:names::text[])""")
+
+STOP: Final = sql("""
+    UPDATE relatum.placements SET state = 'moving', move_id = :move_id::bigint, generation = :generation::bigint
+    WHERE super_stream_id = :super_stream_id::integer AND name = ANY (:names::text[])""")
+
+ATTEND: Final = sql(f"""
+    UPDATE relatum.context_moves SET holder = :holder::text, lease_expires_at = {_LEASE_END}
+    WHERE move_id = :move_id::bigint AND ended_at IS NULL""")
+
+# Only of one who has it still: another goes on with a move whose holder was not heard of.
+KEEP_ATTENDING: Final = sql(f"""
+    UPDATE relatum.context_moves SET lease_expires_at = {_LEASE_END}
+    WHERE move_id = :move_id::bigint AND ended_at IS NULL AND holder = :holder::text""")
+
+TAKE_ABANDONED: Final = sql(f"""
+    UPDATE relatum.context_moves SET holder = :holder::text, lease_expires_at = {_LEASE_END}
+    WHERE move_id = (
+        SELECT move_id FROM relatum.context_moves
+        WHERE super_stream_id = :super_stream_id::integer AND ended_at IS NULL AND lease_expires_at < clock_timestamp()
+        ORDER BY move_id LIMIT 1 FOR UPDATE SKIP LOCKED)
+    RETURNING move_id""")
+
+_SESSIONS: Final = sql(f"""
+    SELECT s.holder, s.beat, s.session_s
+    FROM relatum.context_moves m JOIN relatum.publisher_sessions s ON {IS_WAITED_FOR}
+    WHERE m.move_id = :move_id::bigint""")
+
+_FORGET_SESSION: Final = sql("""
+    DELETE FROM relatum.publisher_sessions
+    WHERE super_stream_id = :super_stream_id::integer AND holder = :holder::text AND beat = :beat::bigint""")
+
+# The epochs are taken one behind the other: of an aborted move the marker is behind the fence in the same partition,
+# and above it.
+_LET_FENCE: Final = sql("""
+    WITH fence AS (SELECT nextval('relatum.placement_epochs') AS epoch),
+    after AS (SELECT nextval('relatum.placement_epochs') AS epoch, fence.epoch AS fence FROM fence)
+    UPDATE relatum.context_moves m
+    SET fence_epoch = after.fence, epoch = CASE WHEN m.aborting THEN after.epoch ELSE after.fence END
+    FROM after
+    WHERE m.move_id = :move_id::bigint AND m.super_stream_id = :super_stream_id::integer AND m.fence_epoch = 0
+        AND m.fence_epoch < after.fence""")
+
+SET_FENCED: Final = sql("""
+    UPDATE relatum.context_moves
+    SET state = 'fenced', fence_offset = :fence_offset::bigint, fenced_at = clock_timestamp()
+    WHERE move_id = :move_id::bigint AND state = 'fencing' AND attempt = :attempt::integer""")
+
+# The marker of an aborted move is behind its fence, which is at or behind where that can be.
+SET_ABORTING: Final = sql("""
+    UPDATE relatum.context_moves
+    SET aborting = true, target_id = source_id, target_scan_from = scan_from, attempt = attempt + 1,
+        epoch = nextval('relatum.placement_epochs'), reason = :reason::text
+    WHERE move_id = :move_id::bigint AND ended_at IS NULL AND NOT aborting
+        AND super_stream_id = :super_stream_id::integer""")
+
+LOCK_MOVING: Final = sql("""
+    SELECT p.name FROM relatum.placements p
+    JOIN relatum.moved_contexts c ON c.name = p.name AND c.move_id = :move_id::bigint
+    WHERE p.super_stream_id = :super_stream_id::integer AND p.move_id = :move_id::bigint
+    ORDER BY p.name FOR UPDATE OF p""")
+
+# Who went on with it last is still shown.
+_SET_ENDED: Final = sql("""
+    UPDATE relatum.context_moves
+    SET state = CASE WHEN aborting THEN 'aborted' ELSE 'switched' END, marker_offset = :marker_offset::bigint,
+        lease_expires_at = NULL, ended_at = clock_timestamp()
+    WHERE move_id = :move_id::bigint AND state = 'fenced' AND attempt = :attempt::integer
+    RETURNING source_id, target_id, epoch""")
+
+GO_ON: Final = sql("""
+    UPDATE relatum.placements
+    SET state = 'open', move_id = NULL, partition_id = :partition_id::integer, epoch = :epoch::bigint,
+        generation = :generation::bigint
+    WHERE super_stream_id = :super_stream_id::integer AND name = ANY (:names::text[]) AND move_id = :move_id::bigint""")
+
+_COUNT_SETS: Final = sql("""
+    UPDATE relatum.super_stream_partitions SET open_sets = open_sets + :more::bigint
+    WHERE partition_id = :partition_id::integer""")
+
 
 class NothingToMove(Conflict):
     """None of the contexts is open in the source any more; nothing was written."""
+
+
+@contextmanager
+def kept(database: Database) -> Iterator[sa.Connection]:
+    """A transaction that has reached the disk when it is committed."""
+    with database.transaction() as connection:
+        connection.execute(_KEEP_COMMITS)
+        yield connection
 
 
 class MoveStore:
@@ -44,13 +173,6 @@ class MoveStore:
         self._name = super_stream
         self.outages = Outages(logger, database=database.address.name)
         """What is away, of all moves of the super stream."""
-
-    @contextmanager
-    def _kept(self) -> Iterator[sa.Connection]:
-        """A transaction that has reached the disk when it is committed."""
-        with self._transaction() as connection:
-            connection.execute(statements.keep_commits)
-            yield connection
 
     def begin(self, wanted: Begin, holder: str) -> MoveStep:
         """Begin a move of those contexts that are open in the source now.
@@ -65,9 +187,9 @@ class MoveStore:
             StreamNotFound: the super stream has no such partition.
             SuperStreamConflict: the target is retired.
         """
-        named = {"of_super_stream": self._id, "named": sorted(wanted.contexts)}
-        with self._kept() as connection:
-            rows = connection.execute(statements.lock_named, named).all()
+        named = {"super_stream_id": self._id, "names": sorted(wanted.contexts)}
+        with kept(self._database) as connection:
+            rows = connection.execute(LOCK_NAMED, named).all()
             for row in rows:
                 if row.state == PlacementState.MOVING:
                     return self._begun_before(connection, row.move_id, row.name, holder)
@@ -75,7 +197,7 @@ class MoveStore:
             names = [row.name for row in rows if (row.state, row.partition_id) == ("open", source.partition_id)]
             if not names:
                 raise NothingToMove(f"none of the contexts is in {wanted.source!r} any more; nothing was moved")
-            generation = connection.execute(placement_statements.raise_generation, named).scalar_one()
+            generation = connection.execute(RAISE_GENERATION, named).scalar_one()
             # Behind the generation's lock, which whoever retires a partition takes, too.
             target = self._partition(connection, wanted.target)
             if target.state == PartitionState.RETIRED:
@@ -84,11 +206,21 @@ class MoveStore:
                     super_stream=self._name,
                     reason="the target is retired",
                 )
-            partitions = (source.partition_id, target.partition_id)
-            move_id = self._add(connection, wanted, partitions, len(names), holder, generation)
-            stopped = {**named, "named": names, "of_move": move_id, "at_generation": generation}
-            connection.execute(statements.add_contexts, stopped)
-            connection.execute(statements.stop, stopped)
+            added = {
+                "super_stream_id": self._id,
+                "source_id": source.partition_id,
+                "target_id": target.partition_id,
+                "contexts": len(names),
+                "scan_from": wanted.scan_from,
+                "target_scan_from": wanted.target_scan_from,
+                "holder": holder,
+                "lease_s": LEASE_S,
+                "generation": generation,
+            }
+            move_id = int(connection.execute(_ADD_MOVE, added).scalar_one())
+            stopped = {"super_stream_id": self._id, "names": names, "move_id": move_id, "generation": generation}
+            connection.execute(ADD_CONTEXTS, stopped)
+            connection.execute(STOP, stopped)
             return self._step(connection, move_id)
 
     def _begun_before(self, connection: sa.Connection, move_id: int, context: str, holder: str) -> MoveStep:
@@ -102,38 +234,14 @@ class MoveStore:
             state=row.state,
         )
 
-    def _add(
-        self,
-        connection: sa.Connection,
-        wanted: Begin,
-        partitions: tuple[int, int],
-        count: int,
-        holder: str,
-        generation: int,
-    ) -> int:
-        added = {
-            "of_super_stream": self._id,
-            "from_partition": partitions[0],
-            "to_partition": partitions[1],
-            "count": count,
-            "at_or_behind": wanted.scan_from,
-            "target_at_or_behind": wanted.target_scan_from,
-            "held_by": holder,
-            "holds_s": LEASE_S,
-            "at_generation": generation,
-        }
-        return int(connection.execute(statements.add_move, added).scalar_one())
-
     def _partition(self, connection: sa.Connection, stream: str) -> Any:
-        row = connection.execute(
-            statements.partition_named, {"of_super_stream": self._id, "of_stream": stream}
-        ).one_or_none()
+        row = connection.execute(_PARTITION, {"super_stream_id": self._id, "stream": stream}).one_or_none()
         if row is None:
             raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
         return row
 
     def _row(self, connection: sa.Connection, move_id: int) -> Any:
-        row = connection.execute(statements.one, {"of_super_stream": self._id, "of_move": move_id}).one_or_none()
+        row = connection.execute(ONE, {"super_stream_id": self._id, "move_id": move_id}).one_or_none()
         if row is None:
             raise NotFound(f"there is no move {move_id} of this super stream")
         return row
@@ -152,69 +260,69 @@ class MoveStore:
 
     def attend(self, move_id: int, holder: str) -> None:
         """Say who goes on with a move, so that others see that somebody does."""
-        self._database.rows(statements.attend, {"of_move": move_id, "held_by": holder, "holds_s": LEASE_S})
+        self._database.rows(ATTEND, {"move_id": move_id, "holder": holder, "lease_s": LEASE_S})
 
     def keep_attending(self, move_id: int, holder: str) -> None:
         """Say that its holder still goes on with a move; nothing where that is another by now."""
-        self._database.rows(statements.keep_attending, {"of_move": move_id, "held_by": holder, "holds_s": LEASE_S})
+        self._database.rows(KEEP_ATTENDING, {"move_id": move_id, "holder": holder, "lease_s": LEASE_S})
 
     def take_abandoned(self, holder: str) -> int | None:
         """Take a move that has not ended and that nobody attends, for this holder alone; None where there is none."""
-        taken = {"of_super_stream": self._id, "held_by": holder, "holds_s": LEASE_S}
-        return next((row.move_id for row in self._database.rows(statements.take_abandoned, taken, once=True)), None)
+        taken = {"super_stream_id": self._id, "holder": holder, "lease_s": LEASE_S}
+        return next((row.move_id for row in self._database.rows(TAKE_ABANDONED, taken, once=True)), None)
 
     def sessions(self, move_id: int) -> dict[str, SessionSeen]:
         """The publishers, by holder, that may not know of a move yet."""
-        rows = self._database.rows(statements.sessions, {"of_move": move_id})
+        rows = self._database.rows(_SESSIONS, {"move_id": move_id})
         return {row.holder: SessionSeen(row.beat, row.session_s) for row in rows}
 
     def forget_session(self, wanted: ForgetSession) -> None:
         """Remove a session that has lapsed."""
-        gone = {"of_super_stream": self._id, "held_by": wanted.holder, "of_beat": wanted.beat}
-        self._database.rows(statements.forget_session, gone)
+        gone = {"super_stream_id": self._id, "holder": wanted.holder, "beat": wanted.beat}
+        self._database.rows(_FORGET_SESSION, gone)
 
     def let_fence(self, move_id: int) -> MoveStep:
         """Have a move fenced, now that all publishers know of it."""
-        with self._kept() as connection:
-            connection.execute(statements.let_fence, {"of_super_stream": self._id, "of_move": move_id})
+        with kept(self._database) as connection:
+            connection.execute(_LET_FENCE, {"super_stream_id": self._id, "move_id": move_id})
             return self._step(connection, move_id)
 
     def set_fenced(self, wanted: SetFenced) -> MoveStep:
         """Note where a move's fence lies, if it is at that attempt and not fenced yet."""
-        values = {"of_move": wanted.move_id, "of_attempt": wanted.attempt, "at_offset": wanted.fence_offset}
-        with self._kept() as connection:
-            connection.execute(statements.set_fenced, values)
+        values = {"move_id": wanted.move_id, "attempt": wanted.attempt, "fence_offset": wanted.fence_offset}
+        with kept(self._database) as connection:
+            connection.execute(SET_FENCED, values)
             return self._step(connection, wanted.move_id)
 
     def switch(self, wanted: Switch) -> MoveStep:
         """End a move, if it is at that attempt and fenced: its contexts go on in the target."""
-        of_move = {"of_super_stream": self._id, "of_move": wanted.move_id}
-        ended = {**of_move, "of_attempt": wanted.attempt, "at_offset": wanted.marker_offset}
-        with self._kept() as connection:
-            names = connection.scalars(statements.lock_moving, of_move).all()
-            row = connection.execute(statements.set_ended, ended).one_or_none()
+        of_move = {"super_stream_id": self._id, "move_id": wanted.move_id}
+        ended = {**of_move, "attempt": wanted.attempt, "marker_offset": wanted.marker_offset}
+        with kept(self._database) as connection:
+            names = connection.scalars(LOCK_MOVING, of_move).all()
+            row = connection.execute(_SET_ENDED, ended).one_or_none()
             if row is not None:
-                generation = connection.execute(placement_statements.raise_generation, of_move).scalar_one()
-                gone_on = {"named": names, "to_partition": row.target_id, "to_epoch": row.epoch}
-                connection.execute(statements.go_on, {**of_move, **gone_on, "at_generation": generation})
+                generation = connection.execute(RAISE_GENERATION, of_move).scalar_one()
+                gone_on = {"names": names, "partition_id": row.target_id, "epoch": row.epoch}
+                connection.execute(GO_ON, {**of_move, **gone_on, "generation": generation})
                 _count(connection, row.source_id, row.target_id, len(names))
             return self._step(connection, wanted.move_id)
 
     def set_aborting(self, wanted: SetAborting, reason: str | None) -> MoveStep:
         """Turn a move back to its source, unless it was turned back before or has ended."""
-        values = {"of_super_stream": self._id, "of_move": wanted.move_id, "because": reason}
-        with self._kept() as connection:
-            connection.execute(statements.set_aborting, values)
+        values = {"super_stream_id": self._id, "move_id": wanted.move_id, "reason": reason}
+        with kept(self._database) as connection:
+            connection.execute(SET_ABORTING, values)
             return self._step(connection, wanted.move_id)
 
     def moves(self, *, latest: int | None = None) -> list[MoveInfo]:
         """The moves that have not ended, oldest first; or so many of all, latest first."""
-        of_super_stream = {"of_super_stream": self._id}
+        of_super_stream = {"super_stream_id": self._id}
         with self._transaction() as connection:
             if latest is None:
-                rows = connection.execute(statements.under_way, of_super_stream)
+                rows = connection.execute(UNDER_WAY, of_super_stream)
             else:
-                rows = connection.execute(statements.latest, {**of_super_stream, "at_most": latest})
+                rows = connection.execute(LATEST, {**of_super_stream, "latest": latest})
             return [_info_of(row) for row in rows]
 
     def move(self, move_id: int) -> MoveInfo:
@@ -226,59 +334,13 @@ class MoveStore:
         with self._transaction() as connection:
             return _info_of(self._row(connection, move_id))
 
-    def retire(self, stream: str) -> None:
-        """Take a partition out of use: nothing is placed or moved there any more. One that is retired stays so.
-
-        Raises:
-            StreamNotFound: the super stream has no such partition.
-            PartitionInUse: contexts are there, or on their way; or it is the last one.
-        """
-        of_super_stream = {"of_super_stream": self._id}
-        with self._kept() as connection:
-            connection.execute(statements.lock_super_stream, of_super_stream)
-            rows = connection.execute(statements.lock_partitions, of_super_stream).all()
-            row = next((row for row in rows if row.stream == stream), None)
-            if row is None:
-                raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
-            if not any(row.stream != stream and row.state == PartitionState.ACTIVE for row in rows):
-                raise PartitionInUse(f"{stream!r} is the last partition", stream=stream, reason="it is the last one")
-            self._check_unused(connection, stream, row.partition_id)
-            connection.execute(statements.set_retired, {"of_partition": row.partition_id})
-
-    def unread(self, partition_id: int, ends: Mapping[int, int]) -> str | None:
-        """Which serial consumer has not read so far, or holds messages back because of a partition; None for none.
-
-        Args:
-            partition_id: The partition of the holds.
-            ends: By partition, the offset below which all is to be read.
-        """
-        wanted = {"of_super_stream": self._id, "partition_ids": list(ends), "ends": list(ends.values())}
-        with self._transaction() as connection:
-            behind = connection.execute(statements.behind, wanted).first()
-            if behind is not None:
-                return f"consumer {behind.name!r} has not read all of {behind.stream!r}"
-            of_partition = {"of_super_stream": self._id, "of_partition": partition_id}
-            name = connection.execute(statements.holding, of_partition).scalar()
-            return None if name is None else f"consumer {name!r} holds messages back that come after it"
-
-    def _check_unused(self, connection: sa.Connection, stream: str, partition_id: int) -> None:
-        of_partition = {"of_super_stream": self._id, "of_partition": partition_id}
-        move_id = connection.execute(statements.moves_of, of_partition).scalar()
-        if move_id is not None:
-            reason = f"move {move_id} has not ended"
-            raise PartitionInUse(f"{stream!r} cannot be retired: {reason}", stream=stream, reason=reason)
-        context = connection.execute(statements.placed_in, of_partition).scalar()
-        if context is not None:
-            reason = f"{context!r} is placed there, and maybe more"
-            raise PartitionInUse(f"{stream!r} cannot be retired: {reason}; move them", stream=stream, reason=reason)
-
 
 def _count(connection: sa.Connection, source_id: int, target_id: int, moved: int) -> None:
     """Count the placements of both partitions anew, in the order in which partitions are locked."""
     if source_id == target_id:
         return
     for partition_id, more in sorted([(source_id, -moved), (target_id, moved)]):
-        connection.execute(statements.count_sets, {"of_partition": partition_id, "more": more})
+        connection.execute(_COUNT_SETS, {"partition_id": partition_id, "more": more})
 
 
 def _step_of(row: Any) -> MoveStep:

@@ -16,6 +16,7 @@ from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._assignments import Assignment, Call, ContextsStatus, Move, Plan, Progress
 from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.contexts.serial.moving._mover import MOVES_AT_ONCE, RETRY_S, Movers, find_some, in_parts
+from relatum.contexts.serial.moving._retiring import retire_partition, unread
 from relatum.contexts.serial.moving._spread import spread
 from relatum.errors import (
     ConfigurationError,
@@ -358,7 +359,7 @@ class SerializationContexts(Closing):
         checked_seconds("timeout_s", timeout_s)
         self._partition(partition)
         address = self._broker()
-        self._moves.retire(partition)
+        retire_partition(self._placements.database, self._placements.super_stream_id, partition)
         if any(bound.stream == partition for bound in self._described()):
             unbind_partition(address, self.super_stream, partition)
         if delete:
@@ -412,7 +413,8 @@ class SerializationContexts(Closing):
             with suppress(StreamNotFound):  # one that was retired and deleted before
                 ends[row.partition_id] = self._control_streams().end_of(row.stream)
         give_up_at = time.monotonic() + timeout_s
-        while (reason := self._moves.unread(partition_id, ends)) is not None:
+        whose = self._placements.database, self._placements.super_stream_id
+        while (reason := unread(*whose, partition_id, ends)) is not None:
             if time.monotonic() >= give_up_at:
                 raise PartitionInUse(
                     f"{retired!r} is retired, but was not deleted: {reason}", stream=retired, reason=reason
