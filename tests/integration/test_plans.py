@@ -10,14 +10,15 @@ import pytest
 from relatum.limits import INTEGER_MAX
 from relatum.store import Either
 from relatum_consumer.expectations import _expectation_limits as limits
-from relatum_consumer.expectations import _expectation_statements as expectations
+from relatum_consumer.expectations._judging import UNFOLLOWED
+from relatum_consumer.expectations._known import LIVES, TIMES_AT
 from relatum_consumer.lookups import Watch
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US
 from relatum_consumer.lookups._probe_statement import probe_statement
 from relatum_consumer.lookups._values import times_of_value, values_of_key, values_parameters
 from relatum_consumer.lookups._waiting import parameters_of, watched
-from relatum_consumer.traces import _trace_statements as traces
+from relatum_consumer.traces import _places as traces
 from tests.support import in_a_try
 from tests.support.plans import (
     CATALOG,
@@ -29,6 +30,7 @@ from tests.support.plans import (
     pages_in,
     plan_of,
     scanned_in,
+    text_of,
 )
 
 ROWS = 1_000_000
@@ -110,7 +112,7 @@ COSTS: dict[str, Any] = {ALL_STREAMS: {"pages": 5 * STREAMS, "scans": ("streams"
 VALUE = {"key_id": 1, "value": "hot", "stream_id": 1, "floor": 0}
 BLOCKS = {"stream_id": 1, "floor": 0, "classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
 AROUND = {"low": AT - 5_000, "high": AT + 5_000}
-UNFOLLOWED: dict[str, Any] = {
+BATCH: dict[str, Any] = {
     "numbers": [0, 1, 2],
     "values": ["o500", "o9000", "nobody"],
     "time_uss": [0, AT, 0],
@@ -131,9 +133,9 @@ VALUES = {n: (2, f"o{n * 70}") for n in range(299)} | {299: (1, "hot")}
 STEP = traces.parameters_of("/", None, VALUES, 201, AT, AT + 1_000_000)
 
 
-def step(sql: str, pages_a_value: int) -> Plan:
+def step(statement: Any, pages_a_value: int) -> Plan:
     """A step of a trace: ten streams have a value, and half of the parts might."""
-    return Plan(sql, STEP, 300 * pages_a_value, ("streams",), (ANY_STREAM,))
+    return Plan(text_of(statement), STEP, 300 * pages_a_value, ("streams",), (ANY_STREAM,))
 
 
 PLANS = {
@@ -149,10 +151,10 @@ PLANS = {
     "the first blocks in a span": Plan(
         statements.blocks_page(), BLOCKS | {"low": AT - 5_000, "high": AT + 500_000, "blocks_max": 10}
     ),
-    "what followed a batch": Plan(expectations.unfollowed(), UNFOLLOWED),
-    "what followed in many streams": Plan(expectations.unfollowed(), UNFOLLOWED | {"stream_ids": [*range(1, 9)]}),
-    "the times at offsets": Plan(expectations.times_at(), OFFSETS),
-    "which generations there are": Plan(expectations.lives(), THREE),
+    "what followed a batch": Plan(text_of(UNFOLLOWED), BATCH),
+    "what followed in many streams": Plan(text_of(UNFOLLOWED), BATCH | {"stream_ids": [*range(1, 9)]}),
+    "the times at offsets": Plan(text_of(TIMES_AT), OFFSETS),
+    "which generations there are": Plan(text_of(LIVES), THREE),
     "coverage": Plan(statements.coverage_rows(), THREE),
     "who is recorded now": Plan(statements.attended(), {"vhost": "/", "streams": ["s1", "s2"]}),
     "streams by name": Plan(statements.present_streams(1), {"vhost": "/", "name_0": "s1"}),
@@ -324,7 +326,7 @@ def followed(streams: list[int], messages: int = limits.BATCH) -> Plan:
         "grace_us": 1_000_000,
     }
     columns = ("relationships_lookup", ["key_id", "value", "stream_id", "time_us"])
-    return Plan(expectations.unfollowed(), batch, messages * len(streams) * 4 * PARTS, indexes=(columns,))
+    return Plan(text_of(UNFOLLOWED), batch, messages * len(streams) * 4 * PARTS, indexes=(columns,))
 
 
 @pytest.mark.parametrize("mode", ["auto", "force_generic_plan"])

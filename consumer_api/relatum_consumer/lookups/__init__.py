@@ -15,10 +15,10 @@ from relatum_consumer.lookups._answer import (
 )
 from relatum_consumer.lookups._answering import Gathered, again_if_replaced
 from relatum_consumer.lookups._by_time import offsets_within
-from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
+from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted, streams_meant
 from relatum_consumer.lookups._health import Health, health, reached
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN, POOL_MAX
-from relatum_consumer.lookups._lookup_statements import Order, meant_streams, named
+from relatum_consumer.lookups._lookup_statements import Order, named
 from relatum_consumer.lookups._lookups import Lookups, Names, names_of, span_of, time_us_of
 from relatum_consumer.lookups._proof import (
     Evidence,
@@ -120,7 +120,6 @@ __all__ = [
     "log_question",
     "look_up",
     "look_up_in",
-    "meant_streams",
     "named",
     "names_of",
     "offsets_within",
@@ -130,6 +129,7 @@ __all__ = [
     "replaced",
     "seen_over_amqp",
     "span_of",
+    "streams_meant",
     "time_us_of",
     "to_be_recorded",
 ]

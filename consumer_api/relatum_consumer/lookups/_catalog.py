@@ -30,6 +30,18 @@ from relatum_consumer.lookups._requests import Bounds, Identify, Partitions, Rea
 from relatum_consumer.lookups._telemetry import note_sought
 
 
+def streams_meant(names: int | None) -> str:
+    """SQL: whether `s` is one of the streams meant: of this virtual host, in its present generation.
+
+    `names`: How many `name_…` there are, of streams and super streams; None where all are meant.
+    """
+    meant = "s.vhost = :vhost::text AND s.replaced_at IS NULL"
+    if names is None:
+        return meant
+    given = [f"s.{column} = :name_{n}::text" for column in ("name", "super_stream") for n in range(names)]
+    return f"{meant} AND ({' OR '.join(given)})"
+
+
 class PresentStream(NamedTuple):
     """One recorded stream in its present generation."""
 

@@ -10,6 +10,7 @@ from relatum import otel
 from relatum.errors import RelatumError
 from relatum.keys import KeyDefinition, masked_places, units_of
 from relatum.otel import Description, Part
+from relatum.store import Either
 from relatum_consumer.lookups._requests import (
     Agree,
     AllBounds,
@@ -134,7 +135,7 @@ def _about(request: LookupRequest) -> str:
     """The statement, or the streams."""
     if isinstance(request, Select):
         # Of one that has two forms, the one that says what is asked for.
-        return " ".join((request.sql if isinstance(request.sql, str) else request.sql.prepared).split())
+        return " ".join(str(request.sql.prepared if isinstance(request.sql, Either) else request.sql).split())
     streams: Iterable[str]
     match request:
         case Read():

@@ -48,7 +48,13 @@ from relatum.store._engine import (
 )
 from relatum.store._lease import LEASE_S, NOW, from_now, holds, interval, lapsed, leased, renewal_s, unleased
 from relatum.store._members import RECORDERS, Member, Share, Sharing, holders_of
-from relatum.store._part_bounds import in_parts, may_hold_offsets, may_hold_values, parts_of_value
+from relatum.store._part_bounds import (
+    may_hold_offsets,
+    may_hold_values,
+    part_is_between,
+    part_may_hold_offsets,
+    part_may_hold_values,
+)
 from relatum.store._parts import (
     PART_BYTES,
     Part,
@@ -188,7 +194,6 @@ __all__ = [
     "group_states",
     "holders_of",
     "holds",
-    "in_parts",
     "interval",
     "key_definitions",
     "keys",
@@ -210,9 +215,11 @@ __all__ = [
     "open_tail",
     "open_tails",
     "parse_database",
+    "part_is_between",
     "part_keys",
+    "part_may_hold_offsets",
+    "part_may_hold_values",
     "part_streams",
-    "parts_of_value",
     "placement_epochs",
     "placements",
     "proven",
