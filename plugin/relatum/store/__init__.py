@@ -46,7 +46,7 @@ from relatum.store._engine import (
     component_engine,
     make_engine,
 )
-from relatum.store._lease import LEASE_S, NOW, from_now, holds, interval, lapsed, leased, renewal_s, unleased
+from relatum.store._lease import LEASE_S, NOW, RENEWED, from_now, holds, interval, lapsed, leased, renewal_s, unleased
 from relatum.store._members import RECORDERS, Member, Share, Sharing, holders_of
 from relatum.store._part_bounds import (
     may_hold_offsets,
@@ -124,6 +124,7 @@ __all__ = [
     "NOW",
     "PART_BYTES",
     "RECORDERS",
+    "RENEWED",
     "SCHEMA",
     "SETTLE_S",
     "STATEMENT_S",
