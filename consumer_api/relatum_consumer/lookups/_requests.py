@@ -29,7 +29,7 @@ _Result = TypeVar("_Result")
 class Select(Request[list[Any]]):
     """Run a statement. Answer: its rows, a list of tuples."""
 
-    sql: str | Either | sa.TextClause
+    sql: sa.TextClause | Either
     parameters: Mapping[str, Any]
 
 

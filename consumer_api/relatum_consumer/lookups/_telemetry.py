@@ -10,7 +10,6 @@ from relatum import otel
 from relatum.errors import RelatumError
 from relatum.keys import KeyDefinition, masked_places, units_of
 from relatum.otel import Description, Part
-from relatum.store import Either
 from relatum_consumer.lookups._requests import (
     Agree,
     AllBounds,
@@ -134,8 +133,7 @@ def _rows(answer: Any) -> int:
 def _about(request: LookupRequest) -> str:
     """The statement, or the streams."""
     if isinstance(request, Select):
-        # Of one that has two forms, the one that says what is asked for.
-        return " ".join(str(request.sql.prepared if isinstance(request.sql, Either) else request.sql).split())
+        return " ".join(str(request.sql).split())
     streams: Iterable[str]
     match request:
         case Read():

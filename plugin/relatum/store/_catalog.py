@@ -22,6 +22,7 @@ from relatum.errors import (
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import KEYS_MAX
 from relatum.store._arrays import arrays
+from relatum.store._database import sql
 from relatum.store._tables import keys, masking, streams
 from relatum.store._translation import translated_errors
 
@@ -51,20 +52,14 @@ class StreamRow:
 _STREAM_COLUMNS = [streams.c[name] for name in StreamRow.__dataclass_fields__]
 
 
-_named_key: Final = keys.alias("named_key")
-KEYS_IN_FORCE: Final = (
-    sa.select(
-        keys.c.key_id,
-        keys.c.name,
-        keys.c.sources,
-        keys.c.type,
-        keys.c.since,
-        _named_key.c.name.label("names"),
-        keys.c.masked,
-    )
-    .select_from(keys.outerjoin(_named_key, keys.c.names_key_id == _named_key.c.key_id))
-    .where(keys.c.removed_at.is_(None))
-    .order_by(keys.c.key_id)
+KEYS_IN_FORCE: Final = sql(
+    """
+    SELECT k.key_id, k.name, k.sources, k.type, k.since, named.name AS names, k.masked
+    FROM relatum.keys k
+    LEFT JOIN relatum.keys named ON named.key_id = k.names_key_id
+    WHERE k.removed_at IS NULL
+    ORDER BY k.key_id
+    """
 )
 """Selects what `definitions_of` takes. One that was removed stays named; its name goes for the next."""
 
@@ -194,6 +189,7 @@ def _check_named(wanted: Iterable[KeyDefinition], known: Mapping[str, KeyDefinit
 
 _set: Final = sa.update(keys).where(keys.c.name == sa.bindparam("of_key", type_=sa.Text), keys.c.removed_at.is_(None))
 _SET_MASKED: Final = _set.values(masked=sa.bindparam("is_masked", type_=sa.Boolean))
+_named_key: Final = keys.alias("named_key")
 _SET_NAMES: Final = _set.values(
     names_key_id=sa.select(_named_key.c.key_id)
     .where(_named_key.c.name == sa.bindparam("named", type_=sa.Text), _named_key.c.removed_at.is_(None))

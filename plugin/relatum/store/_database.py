@@ -46,10 +46,14 @@ _Answer = TypeVar("_Answer")
 
 
 class Either(NamedTuple):
-    """Two texts that answer the same: for sessions that prepare a statement, and for those that plan it each time."""
+    """Two statements that answer the same: for sessions that prepare one, and for those that plan it each time."""
 
-    prepared: str
-    unprepared: str
+    prepared: sa.TextClause
+    unprepared: sa.TextClause
+
+    def __str__(self) -> str:
+        """The one that says what is asked for."""
+        return str(self.prepared)
 
 
 class Text(NamedTuple):
@@ -86,7 +90,7 @@ def compiled(statement: Any) -> str:
 @lru_cache(maxsize=256)
 def _text_of(statement: Any) -> Text:
     if isinstance(statement, Either):
-        return Text(statement.prepared.encode(), statement.unprepared.encode(), {})
+        return Text(_text_of(statement.prepared).sql, _text_of(statement.unprepared).sql, {})
     if isinstance(statement, str):
         return Text(statement.encode(), statement.encode(), {})
     text = statement.compile(dialect=_DIALECT)
