@@ -38,7 +38,7 @@ from relatum.store._coverage import (
     proven,
     tail_of,
 )
-from relatum.store._database import AnyDatabase, Database, Either, as_engine, compiled, sql
+from relatum.store._database import AnyDatabase, Database, Either, as_engine, sql
 from relatum.store._engine import (
     STATEMENT_S,
     at_one_moment,
@@ -168,7 +168,6 @@ __all__ = [
     "close_parts",
     "close_tail",
     "close_tails",
-    "compiled",
     "component_engine",
     "context_moves",
     "copy_lines",

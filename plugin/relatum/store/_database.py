@@ -82,12 +82,7 @@ def sql(text: str) -> sa.TextClause:
     return sa.text(_TYPED.sub(r"CAST(:\1 AS \2)", text))
 
 
-def compiled(statement: Any) -> str:
-    """A statement's text for the driver; all its parameters are named, none brings a value."""
-    return str(statement.compile(dialect=_DIALECT))
-
-
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _text_of(statement: Any) -> Text:
     if isinstance(statement, Either):
         return Text(_text_of(statement.prepared).sql, _text_of(statement.unprepared).sql, {})
