@@ -11,7 +11,7 @@ import pytest
 from relatum.reading import Message
 from relatum.store import Database
 from relatum_consumer import Answer, Relations, Status
-from relatum_consumer.lookups._waiting import watched
+from relatum_consumer.lookups._waiting import WATCHED
 from tests.support import in_a_try, recording, wait_until
 from tests.support.place import Place
 
@@ -69,7 +69,7 @@ def all_at_once(place: Place, ask: Ask, of: list[Message]) -> Iterator[Callable[
 
 def test_many_waits_share_their_questions(place: Place, messages: list[Message], asked: Asked) -> None:
     """Each asks by itself as it begins and once it was told that there is something, and one asks for all meanwhile."""
-    together = watched()
+    together = str(WATCHED)
 
     def ask(relations: Any, message: Message) -> Any:
         return relations.wait_related(message, timeout_s=LONG_S)

@@ -14,7 +14,8 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import DatabaseUnavailable, RowRefused, UsedAfterClose
-from relatum.store import AsyncDatabase, Database, as_engine, compiled, keys, make_engine
+from relatum.store import AsyncDatabase, Database, as_engine, keys, make_engine
+from tests.support.plans import text_of
 
 ADD = (
     sa.insert(keys)
@@ -47,7 +48,7 @@ def test_a_statement_by_itself_is_kept_or_rolled_back(database: Database) -> Non
     assert database.rows(ADD, {"named": "a"}, accept=lambda rows: rows[0].name == "b") == []
     ((_, name),) = database.rows(ADD, {"named": "b"}, accept=lambda rows: rows[0].name == "b")
     assert [row.name for row in database.rows(NAMES, {})] == [name] == ["b"]
-    assert database.rows(compiled(NAMES), {}) == [("b",)]
+    assert database.rows(text_of(NAMES), {}) == [("b",)]
 
 
 def test_no_way_to_a_connection_leaves_a_row_of_a_transaction_that_was_rolled_back(database_url: str) -> None:

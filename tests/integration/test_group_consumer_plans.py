@@ -5,8 +5,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from relatum_consumer.groups.sharing import _sharing_statements as statements
-from tests.support.plans import nodes_of, plan_of
+from relatum_consumer.groups.sharing import _claims as claims
+from relatum_consumer.groups.sharing._sharing_scan import SCANS, WRITE_DOWN
+from relatum_consumer.groups.sharing._sharing_status import HOLDERS
+from tests.support.plans import nodes_of, plan_of_statement
 
 DONE = 100_000
 READY = 50
@@ -15,17 +17,17 @@ MINE = {"consumer_id": 1, "holder": "me"}
 LEASE = {"lease_s": 15.0}
 ONE = MINE | {"group_id": f"{7:048x}", "number": 1}
 
-STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "claiming": (statements.claim(), MINE | LEASE | {"limit": 10, "held": []}),
-    "renewing": (statements.renew(), MINE | LEASE | {"group_ids": [f"{n:048x}" for n in range(10)]}),
-    "acknowledging": (statements.finish("done"), ONE),
-    "counting": (statements.count_given(), ONE | {"given": 1}),
-    "giving back": (statements.give_back("ready"), ONE),
-    "asking for one": (statements.state_of(), ONE),
-    "who has some": (statements.holders(), {"consumer_id": 1}),
-    "what is scanned": (statements.scans(), {"consumer_id": 1, "stream_ids": [1, 2]}),
+STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "claiming": (claims.CLAIM, MINE | LEASE | {"limit": 10, "held": []}),
+    "renewing": (claims.RENEW, MINE | LEASE | {"group_ids": [f"{n:048x}" for n in range(10)]}),
+    "acknowledging": (claims.DONE, ONE),
+    "counting": (claims.COUNT_GIVEN, ONE | {"given": 1}),
+    "giving back": (claims.READY, ONE),
+    "asking for one": (claims.STATE_OF, ONE),
+    "who has some": (HOLDERS, {"consumer_id": 1}),
+    "what is scanned": (SCANS, {"consumer_id": 1, "stream_ids": [1, 2]}),
     "writing down": (
-        statements.write_down(),
+        WRITE_DOWN,
         {
             "consumer_id": 1,
             "present": [1],
@@ -66,7 +68,7 @@ INSERT INTO relatum.group_states (rank, first_offset, consumer_id, stream_id, st
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_what_is_done_costs_nothing(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
     """No table of groups is scanned, and few pages are read, whether values are known or not."""
-    plan = plan_of(filled, mode, *STATEMENTS[name])
+    plan = plan_of_statement(filled, mode, *STATEMENTS[name])
     scanned = {node["Relation Name"] for node in nodes_of(plan) if node["Node Type"] == "Seq Scan"}
     assert scanned <= {"group_consumers", "streams"}, plan
     pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]

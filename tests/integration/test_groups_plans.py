@@ -5,20 +5,31 @@ from typing import Any
 import psycopg
 import pytest
 
-from relatum_consumer.groups.reading import _group_statements as statements
-from tests.support.plans import CATALOG, CLOSE_PARTS, MAKE_PARTS, PARTS, nodes_of, plan_of, scanned_in
+from relatum_consumer.groups.reading._group_position import NEWEST, UNFINISHED
+from relatum_consumer.groups.reading._group_scan import FIRSTS_BETWEEN, ROWS_BETWEEN
+from relatum_consumer.groups.reading._streams_view import MEMBERS
+from tests.support.plans import (
+    CATALOG,
+    CLOSE_PARTS,
+    MAKE_PARTS,
+    PARTS,
+    nodes_of,
+    plan_of_statement,
+    scanned_in,
+    text_of,
+)
 
 ROWS = 300_000
 SIZE = 10
 NEAR = 10_000
 
 WINDOW = {"key_id": 1, "stream_id": 1, "low": 100_000, "high": 102_000}
-STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "a window's rows": (statements.rows_between(firsts_only=False), WINDOW),
-    "a window's first numbers": (statements.rows_between(firsts_only=True), WINDOW),
-    "the members of one group": (statements.members(), {"key_id": 1, "group_ids": [f"{7:048x}"], "stream_ids": [1, 2]}),
+STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "a window's rows": (ROWS_BETWEEN, WINDOW),
+    "a window's first numbers": (FIRSTS_BETWEEN, WINDOW),
+    "the members of one group": (MEMBERS, {"key_id": 1, "group_ids": [f"{7:048x}"], "stream_ids": [1, 2]}),
     "the members of many groups": (
-        statements.members(),
+        MEMBERS,
         {"key_id": 1, "group_ids": [f"{number:048x}" for number in range(0, 18_000, 20)], "stream_ids": [1, 2]},
     ),
 }
@@ -52,7 +63,7 @@ INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, va
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_each_statement_of_groups_uses_its_index(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
     """No table is scanned, and as many pages are read as the rows take."""
-    plan = plan_of(filled, mode, *STATEMENTS[name])
+    plan = plan_of_statement(filled, mode, *STATEMENTS[name])
     assert scanned_in(plan) <= CATALOG, plan
     used = {node["Index Name"] for node in nodes_of(plan) if "relationships" in node.get("Index Name", "")}
     assert used == {"relationships_offsets" if "window" in name else "relationships_lookup"}, plan
@@ -67,9 +78,9 @@ def test_the_newest_groups_are_a_probe_of_each_part_each(
     """A hundred of thirty thousand, from the end and from the middle: no row is read but theirs."""
     parameters = {"key_id": 1, "before": before, "most": 100}
     last = ROWS // SIZE if before == "g" else ROWS // SIZE // 2
-    found = [group_id for (group_id,) in filled.execute(statements.newest(), parameters)]
+    found = [group_id for (group_id,) in filled.execute(text_of(NEWEST), parameters)]
     assert found == [f"{last - 1 - n:048x}" for n in range(100)]
-    plan = plan_of(filled, mode, statements.newest(), parameters)
+    plan = plan_of_statement(filled, mode, NEWEST, parameters)
     assert scanned_in(plan) <= CATALOG, plan
     reads = [node for node in nodes_of(plan) if node.get("Relation Name") == "relationships"]
     assert {node["Node Type"] for node in reads} <= {"Index Only Scan", "Index Scan"}, plan
@@ -81,7 +92,7 @@ def test_groups_that_are_not_whole_are_found_in_one_pass(filled: psycopg.Connect
     """The rows of the key are read once, however many groups they are of."""
     parameters = {"key_id": 1, "stream_ids": [1, 2], "floors": [0, 0], "before": 2**62, "limit": 100}
     filled.execute("SET max_parallel_workers_per_gather = 0")
-    plan = plan_of(filled, "auto", statements.unfinished(), parameters)
+    plan = plan_of_statement(filled, "auto", UNFINISHED, parameters)
     reads = [node for node in nodes_of(plan) if node.get("Relation Name") == "relationships"]
     assert {node["Actual Loops"] for node in reads} == {1}, plan
     assert plan["Actual Rows"] == 100
@@ -99,7 +110,7 @@ def test_groups_of_a_stream_that_was_never_analyzed_are_looked_up_one_by_one(
             "SELECT n, n, 4, 1, lpad(to_hex(200000 + n / 2), 48, '0') || '|' || 1 + n % 2 || '|false' "
             "FROM generate_series(0, 99999) AS n"
         )
-        plan = plan_of(filled, mode, statements.members(), {"key_id": 1, "group_ids": ids, "stream_ids": [4]})
+        plan = plan_of_statement(filled, mode, MEMBERS, {"key_id": 1, "group_ids": ids, "stream_ids": [4]})
     used = {node["Index Name"] for node in nodes_of(plan) if "relationships" in node.get("Index Name", "")}
     assert used == {"relationships_lookup"}, plan
     assert plan["Actual Rows"] == 400

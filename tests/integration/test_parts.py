@@ -25,11 +25,11 @@ from relatum.store import (
     make_engine,
     turn_parts,
 )
-from relatum_consumer.lookups._probe_statement import probe_statement
+from relatum_consumer.lookups._probe import probe_statement
 from tests.support import new_streams, unique_name, wait_until
 from tests.support.parts import MESSAGES, Parts
 from tests.support.place import Place
-from tests.support.plans import nodes_of, plan_of
+from tests.support.plans import nodes_of, plan_of, text_of
 from tests.support.standstill import in_time
 
 
@@ -334,14 +334,14 @@ def test_what_is_in_no_other_part_is_asked_of_one(parts: Parts, database_url: st
             copy_rows(connection, rows)
         parts.turn()
     parts.close()
-    sought = probe_statement("oldest", keys=1, names=1, bounded=False, floored=False)
+    sought = [text_of(each) for each in probe_statement("oldest", keys=1, names=1, bounded=False, floored=False)]
     given = {"vhost": "/", "key_id_0": 1, "name_0": "s", "limit": 2}
     with psycopg.connect(database_url, autocommit=True) as asking:
         for n in range(0, 5 * MESSAGES, 7):
             for text in sought:
                 found = asking.execute(text.encode(), given | {"value_0": f"v{n:08d}"}).fetchall()
                 assert [row[1] for row in found] == [n]
-        plan = plan_of(asking, "force_generic_plan", sought.prepared, given | {"value_0": "v00000250"})
+        plan = plan_of(asking, "force_generic_plan", sought[0], given | {"value_0": "v00000250"})
     asked = [node for node in nodes_of(plan) if node.get("Index Name") == "relationships_lookup"]
     counts = [node["Actual Rows"] for node in asked if node["Actual Loops"]]
     assert sorted(counts)[-1] == 1

@@ -10,14 +10,18 @@ import pytest
 from relatum.limits import INTEGER_MAX
 from relatum.store import Either
 from relatum_consumer.expectations import _expectation_limits as limits
-from relatum_consumer.expectations import _expectation_statements as expectations
+from relatum_consumer.expectations._judging import UNFOLLOWED
+from relatum_consumer.expectations._known import LIVES, TIMES_AT
 from relatum_consumer.lookups import Watch
-from relatum_consumer.lookups import _lookup_statements as statements
-from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US
-from relatum_consumer.lookups._probe_statement import probe_statement
-from relatum_consumer.lookups._values import times_of_value, values_of_key, values_parameters
-from relatum_consumer.lookups._waiting import parameters_of, watched
-from relatum_consumer.traces import _trace_statements as traces
+from relatum_consumer.lookups import _by_time as by_time
+from relatum_consumer.lookups import _coverage as coverage
+from relatum_consumer.lookups import _time_index as time_index
+from relatum_consumer.lookups._catalog import present_streams
+from relatum_consumer.lookups._probe import probe_statement
+from relatum_consumer.lookups._time_index import WIDTH_CLASSES, WIDTHS_US
+from relatum_consumer.lookups._values import VALUES_OF_KEY, times_of_value, values_parameters
+from relatum_consumer.lookups._waiting import WATCHED, parameters_of
+from relatum_consumer.traces import _places as traces
 from tests.support import in_a_try
 from tests.support.plans import (
     CATALOG,
@@ -29,6 +33,7 @@ from tests.support.plans import (
     pages_in,
     plan_of,
     scanned_in,
+    text_of,
 )
 
 ROWS = 1_000_000
@@ -57,7 +62,7 @@ MODES = pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_pla
 class Plan:
     """A statement, and what it may cost: pages, and tables of which all may be read, by a scan or an index."""
 
-    sql: str
+    statement: Any
     values: dict[str, Any]
     pages: int = 400
     scans: tuple[str, ...] = ()
@@ -65,6 +70,11 @@ class Plan:
     """Indexes of which a probe may be limited by other columns than those above."""
     rows: int | None = None
     """How many rows it gives, where that is looked at."""
+
+    @property
+    def sql(self) -> str:
+        """Its text."""
+        return text_of(self.statement)
 
     def check(self, plan: dict[str, Any]) -> None:
         """No other table is scanned, nothing big is sorted, indexes are probed by what is known, few pages are read."""
@@ -110,7 +120,7 @@ COSTS: dict[str, Any] = {ALL_STREAMS: {"pages": 5 * STREAMS, "scans": ("streams"
 VALUE = {"key_id": 1, "value": "hot", "stream_id": 1, "floor": 0}
 BLOCKS = {"stream_id": 1, "floor": 0, "classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
 AROUND = {"low": AT - 5_000, "high": AT + 5_000}
-UNFOLLOWED: dict[str, Any] = {
+BATCH: dict[str, Any] = {
     "numbers": [0, 1, 2],
     "values": ["o500", "o9000", "nobody"],
     "time_uss": [0, AT, 0],
@@ -131,32 +141,32 @@ VALUES = {n: (2, f"o{n * 70}") for n in range(299)} | {299: (1, "hot")}
 STEP = traces.parameters_of("/", None, VALUES, 201, AT, AT + 1_000_000)
 
 
-def step(sql: str, pages_a_value: int) -> Plan:
+def step(statement: Any, pages_a_value: int) -> Plan:
     """A step of a trace: ten streams have a value, and half of the parts might."""
-    return Plan(sql, STEP, 300 * pages_a_value, ("streams",), (ANY_STREAM,))
+    return Plan(statement, STEP, 300 * pages_a_value, ("streams",), (ANY_STREAM,))
 
 
 PLANS = {
     **{name: Plan(sql.prepared, values, **COSTS.get(name, {})) for name, (sql, values) in PROBES.items()},
-    "a hot value, after a moment": Plan(statements.keyed_beside("after"), VALUE | {"t": AT, "o": 1, "limit": 1}),
-    "a hot value, before a moment": Plan(statements.keyed_beside("before"), VALUE | {"t": AT, "o": 1, "limit": 1}),
-    "a hot value, around a moment": Plan(statements.keyed_between(), VALUE | AROUND | {"limit": 100_000}),
-    "blocks at and after": Plan(statements.blocks_beside("after"), BLOCKS | {"t": AT, "u": AT, "o": INTEGER_MAX}),
-    "blocks at and before": Plan(statements.blocks_beside("before"), BLOCKS | {"t": AT, "u": AT, "o": -INTEGER_MAX}),
-    "more blocks after": Plan(statements.blocks_beyond("after"), BLOCKS | {"t": AT, "u": AT + 500, "o": 7}),
-    "more blocks before": Plan(statements.blocks_beyond("before"), BLOCKS | {"t": AT, "u": AT - 500, "o": 7}),
-    "blocks around a moment": Plan(statements.blocks_between(), BLOCKS | AROUND | {"stream_ids": [1, 2]}),
+    "a hot value, after a moment": Plan(by_time.KEYED_BESIDE["after"], VALUE | {"t": AT, "o": 1, "limit": 1}),
+    "a hot value, before a moment": Plan(by_time.KEYED_BESIDE["before"], VALUE | {"t": AT, "o": 1, "limit": 1}),
+    "a hot value, around a moment": Plan(by_time.KEYED_BETWEEN, VALUE | AROUND | {"limit": 100_000}),
+    "blocks at and after": Plan(time_index.BLOCKS_BESIDE["after"], BLOCKS | {"t": AT, "u": AT, "o": INTEGER_MAX}),
+    "blocks at and before": Plan(time_index.BLOCKS_BESIDE["before"], BLOCKS | {"t": AT, "u": AT, "o": -INTEGER_MAX}),
+    "more blocks after": Plan(time_index.BLOCKS_BEYOND["after"], BLOCKS | {"t": AT, "u": AT + 500, "o": 7}),
+    "more blocks before": Plan(time_index.BLOCKS_BEYOND["before"], BLOCKS | {"t": AT, "u": AT - 500, "o": 7}),
+    "blocks around a moment": Plan(time_index.BLOCKS_BETWEEN, BLOCKS | AROUND | {"stream_ids": [1, 2]}),
     "the first blocks in a span": Plan(
-        statements.blocks_page(), BLOCKS | {"low": AT - 5_000, "high": AT + 500_000, "blocks_max": 10}
+        time_index.BLOCKS_PAGE, BLOCKS | {"low": AT - 5_000, "high": AT + 500_000, "blocks_max": 10}
     ),
-    "what followed a batch": Plan(expectations.unfollowed(), UNFOLLOWED),
-    "what followed in many streams": Plan(expectations.unfollowed(), UNFOLLOWED | {"stream_ids": [*range(1, 9)]}),
-    "the times at offsets": Plan(expectations.times_at(), OFFSETS),
-    "which generations there are": Plan(expectations.lives(), THREE),
-    "coverage": Plan(statements.coverage_rows(), THREE),
-    "who is recorded now": Plan(statements.attended(), {"vhost": "/", "streams": ["s1", "s2"]}),
-    "streams by name": Plan(statements.present_streams(1), {"vhost": "/", "name_0": "s1"}),
-    "many waits": Plan(watched(), parameters_of("/", WAITS), 500 * 12, ("streams",), rows=1),
+    "what followed a batch": Plan(UNFOLLOWED, BATCH),
+    "what followed in many streams": Plan(UNFOLLOWED, BATCH | {"stream_ids": [*range(1, 9)]}),
+    "the times at offsets": Plan(TIMES_AT, OFFSETS),
+    "which generations there are": Plan(LIVES, THREE),
+    "coverage": Plan(coverage.COVERAGE, THREE),
+    "who is recorded now": Plan(coverage.ATTENDED, {"vhost": "/", "streams": ["s1", "s2"]}),
+    "streams by name": Plan(present_streams(1), {"vhost": "/", "name_0": "s1"}),
+    "many waits": Plan(WATCHED, parameters_of("/", WAITS), 500 * 12, ("streams",), rows=1),
     "a step of a trace": step(traces.rows_of_values(None), 50),
     "a step by stream": step(traces.rows_by_stream(None, bounded=False), 1_000),
     "a step in a span of time": step(traces.rows_by_stream(None, bounded=True), 1_000),
@@ -193,11 +203,12 @@ def test_each_statement_uses_its_index(filled: psycopg.Connection[Any], name: st
 @pytest.mark.parametrize("name", PROBES)
 def test_what_is_not_prepared_answers_the_same_and_plans_no_part(filled: psycopg.Connection[Any], name: str) -> None:
     """A statement that is planned each time names functions, which keep the plans of 30 parts; they read as little."""
-    sql, parameters = PROBES[name]
-    expected = filled.execute(sql.prepared, parameters).fetchall()
-    assert filled.execute(sql.unprepared, parameters).fetchall() == expected
+    either, parameters = PROBES[name]
+    unprepared = text_of(either.unprepared)
+    expected = filled.execute(text_of(either.prepared), parameters).fetchall()
+    assert filled.execute(unprepared, parameters).fetchall() == expected
     assert expected
-    plan = plan_of(filled, "force_custom_plan", sql.unprepared, parameters)
+    plan = plan_of(filled, "force_custom_plan", unprepared, parameters)
     assert "relationships" not in {node.get("Relation Name") for node in nodes_of(plan)}, plan
     assert pages_in(plan) < PLANS[name].pages, plan
 
@@ -223,12 +234,12 @@ def test_values_are_found_by_a_few_probes_of_each_part(
 ) -> None:
     """Ten of 25,000, one that half a million rows share, none, and those of a virtual host that has none."""
     parameters = values_parameters(vhost, key_id, prefix, 10)
-    assert [value for (value,) in filled.execute(values_of_key(), parameters)] == values
-    plan = plan_of(filled, mode, values_of_key(), parameters)
+    assert [value for (value,) in filled.execute(text_of(VALUES_OF_KEY), parameters)] == values
+    plan = plan_of(filled, mode, text_of(VALUES_OF_KEY), parameters)
     nodes = list(nodes_of(plan))
     steps = next(node["Actual Rows"] for node in nodes if node["Node Type"] == "Recursive Union")
     assert steps <= parameters["steps"] + 1
-    Plan(values_of_key(), parameters, (steps + 1) * 4 * PARTS, ("streams",)).check(plan)
+    Plan(VALUES_OF_KEY, parameters, (steps + 1) * 4 * PARTS, ("streams",)).check(plan)
     assert scanned_in(plan) - CATALOG == set(), plan
     asked = [node["Actual Rows"] for node in nodes if node.get("Relation Name") == "relationships"]
     assert max(asked, default=0) <= 1, plan
@@ -244,7 +255,7 @@ def test_counts_by_time_look_at_so_many_rows_and_no_more(
     key_id, expected = (1, most) if value == "hot" else (2, 20)
     given = {"vhost": "/", "key_id": key_id, "value": value, "since": 0, "until": INTEGER_MAX}
     given |= {"spans": 60, "most": most}
-    sql = times_of_value(None, order)
+    sql = text_of(times_of_value(None, order))
     rows = filled.execute(sql, given).fetchall()
     assert sum(count for *_, count in rows) == expected
     assert {width for width, *_ in rows} == {((expected - 1) * 1_000) // 60 + 1}
@@ -324,7 +335,7 @@ def followed(streams: list[int], messages: int = limits.BATCH) -> Plan:
         "grace_us": 1_000_000,
     }
     columns = ("relationships_lookup", ["key_id", "value", "stream_id", "time_us"])
-    return Plan(expectations.unfollowed(), batch, messages * len(streams) * 4 * PARTS, indexes=(columns,))
+    return Plan(UNFOLLOWED, batch, messages * len(streams) * 4 * PARTS, indexes=(columns,))
 
 
 @pytest.mark.parametrize("mode", ["auto", "force_generic_plan"])

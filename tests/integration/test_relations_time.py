@@ -14,8 +14,14 @@ from relatum.limits import INTEGER_MAX
 from relatum.recording import backfill, set_record_time
 from relatum.store import Database
 from relatum_consumer import Relations, Status
-from relatum_consumer.lookups import _lookup_statements as statements
-from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTH_CLASSES, WIDTHS_US
+from relatum_consumer.lookups._time_index import (
+    BLOCK_PAGE,
+    BLOCKS_BESIDE,
+    BLOCKS_BETWEEN,
+    BLOCKS_BEYOND,
+    WIDTH_CLASSES,
+    WIDTHS_US,
+)
 from relatum_consumer.lookups._time_search import Block
 from tests.support import delete_stream, new_streams, publish_plain, unique_name
 from tests.support import times as slow
@@ -98,7 +104,7 @@ def test_the_statements_find_the_blocks_that_looking_at_every_block_finds(place:
         "before": (-INTEGER_MAX, lambda block: (-block.max_us, -block.last_offset)),
     }
 
-    def select(sql: str, **given: int) -> list[Block]:
+    def select(sql: Any, **given: int) -> list[Block]:
         return sorted(Block(*row) for row in database.rows(sql, fixed | given))
 
     def check(where: str, found: list[Block], at: list[Block], rest: list[Block]) -> None:
@@ -115,15 +121,15 @@ def test_the_statements_find_the_blocks_that_looking_at_every_block_finds(place:
             at = [block for block in known if block.min_us <= t <= block.max_us]
             for where, (start, order) in sides.items():
                 rest = sorted((b for b in known if (b.min_us > t if where == "after" else b.max_us < t)), key=order)
-                check(where, select(statements.blocks_beside(where), t=t, u=t, o=start, floor=floor), at, rest)
+                check(where, select(BLOCKS_BESIDE[where], t=t, u=t, o=start, floor=floor), at, rest)
                 if rest:
                     mark = rest[min(9, len(rest) - 1)]
                     u, o = (mark.min_us, mark.first_offset) if where == "after" else (mark.max_us, mark.last_offset)
-                    found = select(statements.blocks_beyond(where), t=t, u=u, o=o, floor=floor)
+                    found = select(BLOCKS_BEYOND[where], t=t, u=u, o=o, floor=floor)
                     check(where, found, [], [b for b in rest if order(b) > order(mark)])
             high = t + chance.randrange(10**5)
             between = fixed | {"stream_ids": [7, 1], "low": t, "high": high, "floor": floor}
-            found = sorted(Block(*row[1:]) for row in database.rows(statements.blocks_between(), between))
+            found = sorted(Block(*row[1:]) for row in database.rows(BLOCKS_BETWEEN, between))
             assert found == sorted(block for block in known if block.min_us <= high and block.max_us >= t)
     finally:
         database.close()

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 import relatum
 import relatum_consumer
-from relatum.store import compiled
+from tests.support.plans import text_of
 
 STATEMENT = re.compile(r"\s*(SELECT|WITH|INSERT|UPDATE|DELETE|LOCK)\b")
 """How one begins; what begins otherwise is a part of others."""
@@ -46,7 +46,7 @@ def statements_of(module: ModuleType) -> Iterator[tuple[str, sa.TextClause]]:
 
 def explain(connection: psycopg.Connection[Any], statement: sa.TextClause) -> None:
     """Prepare a statement and plan it, for whatever its parameters are. Nothing is carried out."""
-    text = compiled(statement)
+    text = text_of(statement)
     with connection.transaction(force_rollback=True):
         if text.lstrip().startswith("LOCK"):  # which cannot be prepared
             connection.execute(text.encode())

@@ -65,6 +65,11 @@ def plan_of_statement(
     return plan_of(connection, mode, str(compiled), {**compiled.params, **parameters})
 
 
+def text_of(statement: Any) -> str:
+    """A statement of SQLAlchemy's as the driver takes it."""
+    return str(statement.compile(dialect=dialect.dialect()))
+
+
 def plan_of(connection: psycopg.Connection[Any], mode: str, sql: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """The plan of a prepared statement as it ran, with what it read; what it wrote is rolled back."""
     names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", sql)))

@@ -28,8 +28,7 @@ from relatum_consumer.lookups import (
     Together,
 )
 from relatum_consumer.lookups import _limits as limits
-from relatum_consumer.lookups import _lookup_statements as statements
-from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTHS_US
+from relatum_consumer.lookups._time_index import BLOCK_PAGE, BLOCKS_BESIDE, BLOCKS_BETWEEN, BLOCKS_BEYOND, WIDTHS_US
 from relatum_consumer.lookups._time_search import Block, earliest, mirrored
 from tests.support import times as slow
 from tests.support._recording import time_blocks, width_class
@@ -102,17 +101,17 @@ class World:
 
     def _rows(self, request: Select) -> list[Any]:
         sql, given = request.sql, request.parameters
-        if sql == statements.definitions():
+        if "relatum.keys" in sql.text:
             return []
-        if sql in (statements.present_streams(None), statements.present_streams(1)):
+        if "relatum.streams" in sql.text:
             return [(number, name, self.super_stream, True) for number, name in enumerate(self.times, 1)]
-        if sql == statements.coverage_rows():
+        if "relatum.coverage" in sql.text:
             names = [
                 (n, n, 0, len(times), [], True, "recorded", True, None, None, None, None, False)
                 for n, times in enumerate(self.times.values(), 1)
             ]
             return [row for row in names if row[1] in given["stream_ids"]]
-        if sql == statements.blocks_between():
+        if sql is BLOCKS_BETWEEN:
             return [
                 (number, *block)
                 for number in given["stream_ids"]
@@ -122,20 +121,20 @@ class World:
         rows = [block for block in self.blocks[given["stream_id"]] if block.last_offset >= given["floor"]]
         return self._beside(sql, given, rows)
 
-    def _beside(self, sql: str, given: Any, rows: list[Block]) -> list[Block]:
+    def _beside(self, sql: Any, given: Any, rows: list[Block]) -> list[Block]:
         t, place = given["t"], (given["u"], given["o"])
         reaching = [block for block in rows if block.min_us <= t <= block.max_us]
-        if sql in (statements.blocks_beside("after"), statements.blocks_beyond("after")):
+        if sql in (BLOCKS_BESIDE["after"], BLOCKS_BEYOND["after"]):
             following = sorted(
                 (block for block in rows if block.min_us > t and (block.min_us, block.first_offset) > place),
                 key=lambda block: (block.min_us, block.first_offset),
             )
-            return (reaching if sql == statements.blocks_beside("after") else []) + following[: self.page]
+            return (reaching if sql is BLOCKS_BESIDE["after"] else []) + following[: self.page]
         preceding = sorted(
             (block for block in rows if block.max_us < t and (block.max_us, block.last_offset) < place),
             key=lambda block: (block.max_us, block.last_offset),
         )
-        return (reaching if sql == statements.blocks_beside("before") else []) + preceding[-self.page :]
+        return (reaching if sql is BLOCKS_BESIDE["before"] else []) + preceding[-self.page :]
 
 
 SECOND = 1_000_000

@@ -2,7 +2,8 @@
 
 import pytest
 
-from relatum.store import compiled, sql
+from relatum.store import sql
+from tests.support.plans import text_of
 
 
 def test_a_parameter_is_cast_and_nothing_else_is() -> None:
@@ -12,7 +13,7 @@ def test_a_parameter_is_cast_and_nothing_else_is() -> None:
         "SELECT CAST(%(many)s AS bigint[]), CAST(%(at)s AS timestamptz), CAST(%(s)s AS double precision), a::int[], "
         "'now'::date WHERE b %% 5 = CAST(%(n)s AS int)"
     )
-    assert compiled(sql(text)) == expected
+    assert text_of(sql(text)) == expected
 
 
 def test_a_parameter_without_a_type_is_refused() -> None:

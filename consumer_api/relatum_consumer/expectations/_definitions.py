@@ -2,17 +2,28 @@
 
 from collections.abc import Iterable
 from dataclasses import astuple
+from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from relatum.checks import checked_name, meant
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound
-from relatum.store import AnyDatabase, as_engine, expectations, key_definitions, translated_errors
+from relatum.store import AnyDatabase, as_engine, expectations, key_definitions, sql, translated_errors
 from relatum_consumer.expectations._expectation import Expectation
-from relatum_consumer.expectations._expectation_statements import DEFINITION
 
-_COLUMNS = [expectations.c[name] for name in DEFINITION]
+_COLUMNS: Final = ("name", "of_stream", "by_key", "follows", "within_s", "grace_s")
+"""In the order of an expectation's fields."""
+
+DEFINED: Final = sql(
+    f"""
+    SELECT {", ".join(_COLUMNS)}
+    FROM relatum.expectations
+    WHERE vhost = :vhost::text
+    ORDER BY name
+    """
+)
+"""The expectations of a virtual host, in the order of their names."""
 
 
 def add_expectations(
@@ -41,7 +52,7 @@ def add_expectations(
         for each in given:
             if each.by not in names:
                 raise KeyNotDefined(f"no key {each.by!r} is defined{meant(each.by, names)}", key=each.by)
-            row = dict(zip(DEFINITION, astuple(each), strict=True)) | {"vhost": vhost}
+            row = dict(zip(_COLUMNS, astuple(each), strict=True)) | {"vhost": vhost}
             connection.execute(insert(expectations).values(**row).on_conflict_do_nothing())
         stored = {each.name: each for each in _stored(connection, vhost)}
         for each in given:
@@ -92,5 +103,4 @@ def not_defined(name: str, vhost: str, hint: str = "") -> NotFound:
 
 
 def _stored(connection: sa.Connection, vhost: str) -> list[Expectation]:
-    query = sa.select(*_COLUMNS).where(expectations.c.vhost == vhost).order_by(expectations.c.name)
-    return [Expectation(*row) for row in connection.execute(query)]
+    return [Expectation(*row) for row in connection.execute(DEFINED, {"vhost": vhost})]

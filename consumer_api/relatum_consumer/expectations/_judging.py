@@ -10,8 +10,8 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, StreamBounds, UnreadableRecord
+from relatum.store import part_may_hold_values, sql
 from relatum_consumer.expectations import _expectation_limits as limits
-from relatum_consumer.expectations import _expectation_statements as statements
 from relatum_consumer.expectations._expectation import Expectation, Finding, Unmet, Why
 from relatum_consumer.expectations._known import Known, still
 from relatum_consumer.lookups import Bounds, Catalog, PresentStream, Select, Sift, Steps, offsets_within
@@ -50,6 +50,45 @@ class _Asked(NamedTuple):
 
 class TooManyMessages(Exception):
     """More messages lie in a part than are to be looked at in one go."""
+
+
+_IN_PARTS: Final = part_may_hold_values("r", ":key_id::smallint", *2 * ['given.value COLLATE "C"'])
+
+UNFOLLOWED: Final = sql(
+    f"""
+    SELECT given.number, first.stream_id, first.stream_offset, first.time_us
+    FROM unnest(
+      :numbers::int[], :values::text[], :time_uss::bigint[], :due_uss::bigint[], :own_streams::int[],
+      :own_offsets::bigint[]
+    ) AS given (number, value, time_us, due_us, own_stream, own_offset)
+    LEFT JOIN LATERAL (
+      SELECT found.stream_id, found.stream_offset, found.time_us
+      FROM unnest(:stream_ids::int[]) AS followed_in (stream_id)
+      CROSS JOIN LATERAL (
+        SELECT r.stream_id, r.stream_offset, r.time_us
+        FROM relatum.relationships r
+        WHERE r.key_id = :key_id::smallint AND r.value = given.value COLLATE "C"
+          AND r.stream_id = followed_in.stream_id
+          AND r.time_us >= given.time_us
+            - CASE WHEN followed_in.stream_id = given.own_stream THEN 0 ELSE :grace_us::bigint END
+          AND (r.stream_id <> given.own_stream OR r.stream_offset <> given.own_offset)
+          AND {_IN_PARTS}
+        ORDER BY r.time_us, r.stream_offset
+        LIMIT 1
+      ) AS found
+      ORDER BY found.time_us, found.stream_id, found.stream_offset
+      LIMIT 1
+    ) AS first ON true
+    WHERE first.time_us IS NULL OR first.time_us > given.due_us
+    """
+)
+"""Of given messages those that no row of the key's value follows in time, and where the first row behind them is.
+
+Number, stream id, offset and time; NULL where no row follows. One probe of the index for each message and stream that
+is followed in, in each part that may hold the value; the first row that is not earlier by more than clocks may differ
+counts. Within one stream nothing is allowed for clocks: a message would be followed by the one before it. That
+PostgreSQL joins the two in no other way is by the limit.
+"""
 
 
 class Judge:
@@ -146,7 +185,7 @@ class Judge:
             return
         stream_ids = {stream.stream_id: stream.name for stream in self._followed.recorded}
         rows: list[Any] = yield from Select(
-            statements.unfollowed(),
+            UNFOLLOWED,
             {
                 "numbers": list(range(len(batch))),
                 "values": [each.value for each in batch],

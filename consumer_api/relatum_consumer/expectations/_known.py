@@ -17,8 +17,7 @@ from relatum.errors import TimeNotRecorded
 from relatum.keys import KeyDefinition, timestamp_us
 from relatum.limits import INTEGER_MIN
 from relatum.reading import StreamBounds
-from relatum.store import TIME, CoverageRow, Range, merged, missing, proven
-from relatum_consumer.expectations import _expectation_statements as statements
+from relatum.store import TIME, CoverageRow, Range, merged, missing, proven, sql
 from relatum_consumer.lookups import (
     Bounds,
     Catalog,
@@ -164,10 +163,47 @@ class _Course:
         return max((ms * 1_000 for ms in chunks if ms is not None), default=ALWAYS)
 
 
+LIVES: Final = sql(
+    """
+    SELECT stream_id, generation, created_at
+    FROM relatum.streams
+    WHERE stream_id = ANY (:stream_ids::int[]) AND replaced_at IS NULL
+    """
+)
+"""Of streams that are in force: id, which generation it is, and when that was first seen."""
+
+TIMES_AT: Final = sql(
+    """
+    SELECT given.number,
+      CASE WHEN around.last_offset >= given.at_offset THEN around.max_us ELSE beyond.max_us END AS time_us
+    FROM unnest(:numbers::int[], :stream_ids::int[], :offsets::bigint[]) AS given (number, stream_id, at_offset)
+    LEFT JOIN LATERAL (
+      SELECT b.max_us, b.last_offset
+      FROM relatum.time_blocks b
+      WHERE b.stream_id = given.stream_id AND b.first_offset <= given.at_offset
+      ORDER BY b.first_offset DESC
+      LIMIT 1
+    ) AS around ON true
+    LEFT JOIN LATERAL (
+      SELECT b.max_us, b.last_offset
+      FROM relatum.time_blocks b
+      WHERE b.stream_id = given.stream_id AND b.first_offset > given.at_offset
+      ORDER BY b.first_offset
+      LIMIT 1
+    ) AS beyond ON true
+    WHERE CASE WHEN around.last_offset >= given.at_offset THEN around.max_us ELSE beyond.max_us END IS NOT NULL
+    """
+)
+"""Of given offsets of streams: number, and the latest time in the block that holds the first message from there on.
+
+No row where no message lies behind.
+"""
+
+
 def _spans(courses: Sequence[_Course], asked_us: int) -> Steps[list[Range]]:
     """The spans of time of which all is known in every one of the streams."""
     rows = yield from Select(
-        statements.lives(), {"stream_ids": [course.stream_id for course in courses if course.stream_id is not None]}
+        LIVES, {"stream_ids": [course.stream_id for course in courses if course.stream_id is not None]}
     )
     lives = {stream_id: (generation, timestamp_us(created_at)) for stream_id, generation, created_at in rows}
     for course in courses:
@@ -175,7 +211,7 @@ def _spans(courses: Sequence[_Course], asked_us: int) -> Steps[list[Range]]:
             raise replaced(course.name, course.end)
     begins = [(course, each) for course in courses for each in course.ranges if course.stream_id is not None]
     rows = yield from Select(
-        statements.times_at(),
+        TIMES_AT,
         {
             "numbers": list(range(len(begins))),
             "stream_ids": [course.stream_id for course, _ in begins],

@@ -10,8 +10,7 @@ from relatum.errors import InvalidInput
 from relatum.limits import TIME_US_MIN
 from relatum.store import TIME
 from relatum_consumer.expectations import _expectation_limits as limits
-from relatum_consumer.expectations import _expectation_statements as statements
-from relatum_consumer.expectations._definitions import not_defined
+from relatum_consumer.expectations._definitions import DEFINED, not_defined
 from relatum_consumer.expectations._expectation import Expectation, Finding, MissingReport, Unmet, Why
 from relatum_consumer.expectations._judging import Judge, Part, moment_of
 from relatum_consumer.expectations._known import ALWAYS, Known, known
@@ -29,7 +28,7 @@ from relatum_consumer.lookups import (
 
 def defined(catalog: Catalog) -> Steps[tuple[Expectation, ...]]:
     """The expectations of the virtual host, in the order of their names."""
-    rows: list[Any] = yield from Select(statements.defined(), {"vhost": catalog.vhost})
+    rows: list[Any] = yield from Select(DEFINED, {"vhost": catalog.vhost})
     return tuple(Expectation(*row) for row in rows)
 
 

@@ -15,19 +15,18 @@ from relatum_consumer.lookups._answer import (
 )
 from relatum_consumer.lookups._answering import Gathered, again_if_replaced
 from relatum_consumer.lookups._by_time import offsets_within
-from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
+from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted, named, streams_meant
+from relatum_consumer.lookups._coverage import attended, coverage_by_stream
 from relatum_consumer.lookups._health import Health, health, reached
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN, POOL_MAX
-from relatum_consumer.lookups._lookup_statements import Order, meant_streams, named
 from relatum_consumer.lookups._lookups import Lookups, Names, names_of, span_of, time_us_of
+from relatum_consumer.lookups._probe import Order
 from relatum_consumer.lookups._proof import (
     Evidence,
     Uncovered,
     all_ends,
     all_names,
-    attended,
     check_identity,
-    coverage_by_stream,
     ends_of,
     evidence,
     replaced,
@@ -120,7 +119,6 @@ __all__ = [
     "log_question",
     "look_up",
     "look_up_in",
-    "meant_streams",
     "named",
     "names_of",
     "offsets_within",
@@ -130,6 +128,7 @@ __all__ = [
     "replaced",
     "seen_over_amqp",
     "span_of",
+    "streams_meant",
     "time_us_of",
     "to_be_recorded",
 ]

@@ -1,27 +1,28 @@
 """Lookups by time, as steps: beside a moment, and around it. What the indexes name is read and checked."""
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
+
+import sqlalchemy as sa
 
 from relatum.errors import AccessRefused, NotFound, StreamUnavailable, TimeNotRecorded
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, StreamBounds
-from relatum.store import Range, merged
-from relatum_consumer.lookups import _lookup_statements as statements
+from relatum.store import Range, merged, part_may_hold_values, sql
 from relatum_consumer.lookups._answer import Answer
 from relatum_consumer.lookups._answering import Find, Found, Gathered, answered
 from relatum_consumer.lookups._catalog import PresentStream, Wanted
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SCAN_BLOCKS_MAX
-from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US, Direction
 from relatum_consumer.lookups._proof import Evidence, replaced
 from relatum_consumer.lookups._related import Row, verified
 from relatum_consumer.lookups._requests import Bounds, Select, Sift, Steps
+from relatum_consumer.lookups._time_index import blocks_beside, blocks_between, blocks_page
 from relatum_consumer.lookups._time_search import (
     Block,
+    Direction,
     Lost,
     Moment,
     Nearest,
@@ -37,13 +38,39 @@ from relatum_consumer.lookups._time_search import (
     time_of,
 )
 
-_CLASSES: Final[dict[str, Any]] = {"classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
-
 _READ_AT_ONCE: Final = 1_000
 """Messages of a window that are asked for at once: what there are too many of, or too large, is noticed between."""
 
 
 # --- beside a moment --------------------------------------------------------------------------------------
+
+
+_VALUE_IN_STREAM: Final = f"""
+    SELECT r.stream_offset, r.time_us
+    FROM relatum.relationships r
+    WHERE r.key_id = :key_id::smallint AND r.value = :value::text AND r.stream_id = :stream_id::int
+      AND {part_may_hold_values("r", ":key_id::smallint", ":value::text", ":value::text")}
+"""
+
+KEYED_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
+    "after": sql(
+        f"""
+        {_VALUE_IN_STREAM}
+          AND (r.time_us, r.stream_offset) > (:t::bigint, :o::bigint) AND r.stream_offset >= :floor::bigint
+        ORDER BY r.time_us, r.stream_offset
+        LIMIT :limit::bigint
+        """
+    ),
+    "before": sql(
+        f"""
+        {_VALUE_IN_STREAM}
+          AND (r.time_us, r.stream_offset) < (:t::bigint, :o::bigint) AND r.stream_offset >= :floor::bigint
+        ORDER BY r.time_us DESC, r.stream_offset DESC
+        LIMIT :limit::bigint
+        """
+    ),
+}
+"""Rows of one key value in one stream next to (`t`, `o`) in the order of (time, offset): offset, time."""
 
 
 def next_by_key(
@@ -54,7 +81,7 @@ def next_by_key(
     while True:
         floor = lost.floors.get(stream.name, 0)
         parameters = _value_in(search.by, stream) | {"t": edge[0], "o": edge[1], "floor": floor, "limit": 1}
-        rows = yield from Select(statements.keyed_beside(direction), parameters)
+        rows = yield from Select(KEYED_BESIDE[direction], parameters)
         if not rows:
             return None
         messages = yield from _checked(search, search.by, stream, rows, lost)
@@ -87,12 +114,11 @@ def next_by_blocks(
     nearest = Nearest(search, edge, direction)
     beyond = nearest.beyond
     page_from: Place = (beyond[0], INTEGER_MAX)
-    sql = statements.blocks_beside(direction)
+    is_first = True
     while True:
-        u, o = nearest.turned(page_from)
-        parameters = _blocks_of(stream, lost.floors.get(stream.name, 0)) | {"t": edge[0], "u": u, "o": o}
-        rows = yield from Select(sql, parameters)
-        page = [nearest.turned_block(Block(*row)) for row in rows]
+        floor, turned = lost.floors.get(stream.name, 0), nearest.turned(page_from)
+        blocks = yield from blocks_beside(stream, floor, edge[0], turned, direction, is_first=is_first)
+        page = [nearest.turned_block(block) for block in blocks]
         for promise, block in in_order(page, beyond):
             if nearest.place is not None and promise > nearest.place:
                 return nearest.message
@@ -103,13 +129,9 @@ def next_by_blocks(
         following = [(block.min_us, block.first_offset) for block in page if block.min_us > beyond[0]]
         if not following:
             return nearest.message
-        page_from, sql = max(following), statements.blocks_beyond(direction)
+        page_from, is_first = max(following), False
         if nearest.place is not None and nearest.place <= page_from:
             return nearest.message
-
-
-def _blocks_of(stream: PresentStream, floor: int) -> dict[str, Any]:
-    return _CLASSES | {"stream_id": stream.stream_id, "floor": floor}
 
 
 def _begins_in(block: Block, stream: PresentStream, lost: Lost) -> bool:
@@ -170,11 +192,21 @@ def _check_block(
 # --- around a moment --------------------------------------------------------------------------------------
 
 
+KEYED_BETWEEN: Final = sql(
+    f"""
+    {_VALUE_IN_STREAM}
+      AND r.time_us >= :low::bigint AND r.time_us <= :high::bigint
+    ORDER BY r.time_us, r.stream_offset
+    LIMIT :limit::bigint
+    """
+)
+
+
 def keyed_within(search: Search, stream: PresentStream, span: Window, lost: Lost, found: Gathered) -> Steps[None]:
     assert search.by is not None, "only look-ups by key come here"
     parameters = _value_in(search.by, stream)
     parameters |= {"low": span.low, "high": span.high, "limit": ANSWER_MESSAGES_MAX + 2}
-    rows = yield from Select(statements.keyed_between(), parameters)
+    rows = yield from Select(KEYED_BETWEEN, parameters)
     others = [row for row in rows if MessageId(stream.name, row[0]) != span.beside]
     # Expired ones count too: behind them there may be more than the limit let through.
     found.check(len(others))
@@ -186,12 +218,7 @@ def keyed_within(search: Search, stream: PresentStream, span: Window, lost: Lost
 def blocks_within(
     search: Search, targets: Sequence[PresentStream], span: Window, lost: Lost, found: Gathered
 ) -> Steps[None]:
-    parameters = _CLASSES | {"stream_ids": [stream.stream_id for stream in targets], "floor": 0}
-    parameters |= {"low": span.low, "high": span.high}
-    rows = yield from Select(statements.blocks_between(), parameters)
-    by_stream: dict[int, list[Block]] = defaultdict(list)
-    for stream_id, *block in rows:
-        by_stream[stream_id].append(Block._make(block))
+    by_stream = yield from blocks_between(targets, span.low, span.high)
     for stream in targets:
         try:
             yield from _blocks_within(by_stream[stream.stream_id], stream, span, lost, found)
@@ -230,9 +257,7 @@ def offsets_within(
         Ranges of offsets in their order, each from one to before another, with others' messages among them; and where
         to go on, None behind the last.
     """
-    parameters = _blocks_of(stream, start) | {"low": low, "high": high, "blocks_max": blocks_max}
-    rows = yield from Select(statements.blocks_page(), parameters)
-    found = [Block._make(row) for row in rows]
+    found = yield from blocks_page(stream, start, low, high, blocks_max)
     following = found[-1].first_offset if len(found) == blocks_max else None
     if following is not None and following <= start:
         return (yield from offsets_within(stream, low, high, start, blocks_max=2 * blocks_max))

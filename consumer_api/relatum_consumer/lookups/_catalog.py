@@ -5,8 +5,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, NoReturn
 from uuid import UUID
+
+import sqlalchemy as sa
 
 from relatum.checks import meant
 from relatum.errors import (
@@ -22,12 +25,28 @@ from relatum.errors import (
 )
 from relatum.keys import InvalidValue, KeyDefinition, Place, bases_of, described
 from relatum.reading import BrokerIdentity, Message, another_broker
-from relatum.store import definitions_of
-from relatum_consumer.lookups import _lookup_statements as statements
+from relatum.store import KEYS_IN_FORCE, definitions_of, sql
 from relatum_consumer.lookups._answer import Lacking, LeftOut
 from relatum_consumer.lookups._limits import CATALOG_AGE_S, IDENTIFY_S, UNUSABLE_S
 from relatum_consumer.lookups._requests import Bounds, Identify, Partitions, Reach, Select, Steps
 from relatum_consumer.lookups._telemetry import note_sought
+
+
+def streams_meant(names: int | None) -> str:
+    """SQL: whether `s` is one of the streams meant: of this virtual host, in its present generation.
+
+    `names`: How many `name_…` there are, of streams and super streams; None where all are meant.
+    """
+    meant = "s.vhost = :vhost::text AND s.replaced_at IS NULL"
+    if names is None:
+        return meant
+    given = [f"s.{column} = :name_{n}::text" for column in ("name", "super_stream") for n in range(names)]
+    return f"{meant} AND ({' OR '.join(given)})"
+
+
+def named(names: Sequence[str] | None) -> dict[str, str]:
+    """The parameters for names."""
+    return {f"name_{n}": name for n, name in enumerate(names or ())}
 
 
 class PresentStream(NamedTuple):
@@ -44,6 +63,32 @@ class PresentStream(NamedTuple):
     def broker(self) -> BrokerIdentity:
         """The broker that it was recorded from."""
         return BrokerIdentity(self.broker_id, self.cluster_name or "")
+
+
+@lru_cache(maxsize=512)
+def present_streams(names: int | None) -> sa.TextClause:
+    """Selects what a `PresentStream` has, of the streams meant."""
+    return sql(
+        f"""
+        SELECT s.stream_id, s.name, s.super_stream, s.record_time, s.broker_id, b.cluster_name
+        FROM relatum.streams s
+        LEFT JOIN relatum.brokers b ON b.broker_id = s.broker_id
+        WHERE {streams_meant(names)}
+        ORDER BY s.name
+        """
+    )
+
+
+_OTHER_VHOSTS: Final = sql(
+    """
+    SELECT vhost, count(*)
+    FROM relatum.streams
+    WHERE vhost <> :vhost::text AND replaced_at IS NULL
+    GROUP BY vhost
+    ORDER BY vhost
+    LIMIT 5
+    """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +181,8 @@ class Catalog:
 
     def _read(self) -> Steps[_Snapshot]:
         now = time.monotonic()
-        keys = yield from Select(statements.definitions(), {})
-        streams = yield from Select(statements.present_streams(None), {"vhost": self.vhost})
+        keys = yield from Select(KEYS_IN_FORCE, {})
+        streams = yield from Select(present_streams(None), {"vhost": self.vhost})
         recorded = [PresentStream(*row) for row in streams]
         brokers = {stream.name: stream.broker for stream in recorded if stream.broker_id is not None}
         definitions = {each.name: each for each in definitions_of(keys)}
@@ -310,7 +355,7 @@ class Catalog:
     def nothing_recorded(self, gone: Sequence[str] = ()) -> Steps[NoReturn]:
         """Say that no stream is there of which anything could be known, once the broker was reached."""
         yield from Reach()
-        others = yield from Select(statements.other_vhosts(), {"vhost": self.vhost})
+        others = yield from Select(_OTHER_VHOSTS, {"vhost": self.vhost})
         if gone:
             what = f"all {len(gone)} recorded streams of the virtual host {self.vhost!r} are gone from the broker"
         else:
@@ -326,7 +371,7 @@ class Catalog:
     def streams(self, names: Sequence[str] | None) -> Steps[list[PresentStream]]:
         """The recorded streams of those names and super streams, or all, as the database has them now."""
         count = None if names is None else len(names)
-        rows = yield from Select(statements.present_streams(count), {"vhost": self.vhost} | statements.named(names))
+        rows = yield from Select(present_streams(count), {"vhost": self.vhost} | named(names))
         left_out = self.left_out() if names is None else ()
         return [PresentStream(*row) for row in rows if row[1] not in left_out]
 

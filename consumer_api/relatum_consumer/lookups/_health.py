@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from relatum.errors import RelatumError
-from relatum_consumer.lookups import _lookup_statements as statements
+from relatum.store import KEYS_IN_FORCE
 from relatum_consumer.lookups._requests import InTime, LookupRequest, Missing, Reach, Select, Steps
 from relatum_consumer.lookups._waiting import OutOfTime
 
@@ -34,7 +34,7 @@ class Health:
 
 def database_steps() -> Steps[None]:
     """Ask the database for what every look-up needs."""
-    yield from Select(statements.definitions(), {})
+    yield from Select(KEYS_IN_FORCE, {})
 
 
 def broker_steps() -> Steps[None]:

@@ -17,11 +17,11 @@ from relatum_consumer.lookups._answer import Answer
 from relatum_consumer.lookups._by_time import beside, window
 from relatum_consumer.lookups._catalog import Catalog, Values
 from relatum_consumer.lookups._limits import TIMES_SPANS_MAX, VALUES_MAX
-from relatum_consumer.lookups._lookup_statements import Order
+from relatum_consumer.lookups._probe import Order
 from relatum_consumer.lookups._related import Itself, Question, answer, without_values
 from relatum_consumer.lookups._requests import Select, Steps
 from relatum_consumer.lookups._time_search import Moment, Search, Side, Window
-from relatum_consumer.lookups._values import Times, times, values_of_key, values_parameters
+from relatum_consumer.lookups._values import VALUES_OF_KEY, Times, times, values_parameters
 from relatum_consumer.lookups._waiting import asked_at_least, wait
 
 Names: TypeAlias = str | Sequence[str] | None
@@ -63,7 +63,7 @@ class Lookups:
         if definition.is_composite:
             raise InvalidInput(f"the values of the key {key!r} have several parts: only single values are listed")
         parameters = values_parameters(self.catalog.vhost, definition.key_id, prefix, limit)
-        return tuple(value for (value,) in (yield from Select(values_of_key(), parameters)))
+        return tuple(value for (value,) in (yield from Select(VALUES_OF_KEY, parameters)))
 
     def related(
         self, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order, *, complete: bool

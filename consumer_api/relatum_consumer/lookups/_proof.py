@@ -20,7 +20,6 @@ The rule of statuses, the first line that fits:
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,9 +28,9 @@ from typing import TypeVar
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
 from relatum.reading import Agreement, KeptChunks, Message, Position, StreamBounds, UnreadableRecord
 from relatum.store import TIME, CoverageRow, Range, covered, last_position, merged, missing, proven
-from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import LeftOut, NewKey, Status
 from relatum_consumer.lookups._catalog import Catalog, PresentStream
+from relatum_consumer.lookups._coverage import attended, coverage_by_stream
 from relatum_consumer.lookups._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
 from relatum_consumer.lookups._requests import (
     Agree,
@@ -40,7 +39,6 @@ from relatum_consumer.lookups._requests import (
     Missing,
     Partitions,
     Pause,
-    Select,
     Sift,
     Steps,
     Together,
@@ -293,14 +291,6 @@ def all_ends(
     return found
 
 
-def attended(catalog: Catalog, streams: Sequence[str]) -> Steps[set[str]]:
-    """Those of the streams that some process records now."""
-    if not streams:
-        return set()
-    rows = yield from Select(statements.attended(), {"vhost": catalog.vhost, "streams": list(streams)})
-    return {name for (name,) in rows}
-
-
 def gaps(
     bounds: StreamBounds,
     rows: Sequence[CoverageRow],
@@ -324,17 +314,6 @@ def all_names(recorded: Sequence[PresentStream], names: Sequence[str] | None) ->
             supers = {stream.super_stream for stream in recorded}
             found.update(partitions or (() if name in supers else (name,)))
     return sorted(found)
-
-
-def coverage_by_stream(recorded: Sequence[PresentStream]) -> Steps[dict[int, list[CoverageRow]]]:
-    """What is recorded of streams, by their numbers, in the order of offsets."""
-    ids = [stream.stream_id for stream in recorded]
-    rows = yield from Select(statements.coverage_rows(), {"stream_ids": ids})
-    ranges: dict[int, list[CoverageRow]] = defaultdict(list)
-    for values in rows:
-        row = CoverageRow(**dict(zip(statements.COVERAGE_COLUMNS, values, strict=True)))
-        ranges[row.stream_id].append(row)
-    return ranges
 
 
 def check_identity(

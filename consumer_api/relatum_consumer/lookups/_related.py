@@ -21,14 +21,13 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading import KeptChunks, Message
 from relatum.store import TIME, Either
 from relatum_consumer.consumed import InHand
-from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, Status
 from relatum_consumer.lookups._answering import Found, Gathered, answered, check_count
-from relatum_consumer.lookups._catalog import Catalog, Wanted
+from relatum_consumer.lookups._catalog import Catalog, Wanted, named
+from relatum_consumer.lookups._coverage import coverage_by_stream
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SLICE, SLICE_ROWS
-from relatum_consumer.lookups._lookup_statements import Order
-from relatum_consumer.lookups._probe_statement import probe_statement
-from relatum_consumer.lookups._proof import Evidence, coverage_by_stream, replaced
+from relatum_consumer.lookups._probe import FEW_STREAMS, Order, probe_statement
+from relatum_consumer.lookups._proof import Evidence, replaced
 from relatum_consumer.lookups._requests import Breathe, Partitions, Read, Select, Steps, Watch
 
 _Result = TypeVar("_Result")
@@ -226,7 +225,7 @@ def probe(catalog: Catalog, question: Question) -> Steps[Found]:
 
 def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[Either, dict[str, Any]]:
     names, wanted = question.names, question.wanted
-    parameters: dict[str, Any] = {"vhost": catalog.vhost, "limit": question.most} | statements.named(names)
+    parameters: dict[str, Any] = {"vhost": catalog.vhost, "limit": question.most} | named(names)
     for n, each in enumerate(wanted):
         parameters[f"key_id_{n}"] = each.key_id
         parameters[f"value_{n}"] = each.value
@@ -234,15 +233,15 @@ def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> t
         parameters |= {"since": question.since, "until": question.until}
     if floors:
         parameters |= {"floor_names": list(floors), "floors": list(floors.values())}
-    sql = probe_statement(
+    statement = probe_statement(
         question.order,
         keys=len(wanted),
         names=None if names is None else len(names),
         bounded=question.is_bounded,
         floored=bool(floors),
-        many=len(catalog.known(names)) > statements.FEW_STREAMS,
+        many=len(catalog.known(names)) > FEW_STREAMS,
     )
-    return sql, parameters
+    return statement, parameters
 
 
 def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int]]) -> Steps[list[Row]]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Generator, Hashable, Mapping, 
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
+import sqlalchemy as sa
+
 from relatum.errors import RelatumError
 from relatum.ids import MessageId
 from relatum.reading import Agreement, BrokerIdentity, KeptChunks, Message, StreamBounds
@@ -27,7 +29,7 @@ _Result = TypeVar("_Result")
 class Select(Request[list[Any]]):
     """Run a statement. Answer: its rows, a list of tuples."""
 
-    sql: str | Either
+    sql: sa.TextClause | Either
     parameters: Mapping[str, Any]
 
 

@@ -133,8 +133,7 @@ def _rows(answer: Any) -> int:
 def _about(request: LookupRequest) -> str:
     """The statement, or the streams."""
     if isinstance(request, Select):
-        # Of one that has two forms, the one that says what is asked for.
-        return " ".join((request.sql if isinstance(request.sql, str) else request.sql.prepared).split())
+        return " ".join(str(request.sql).split())
     streams: Iterable[str]
     match request:
         case Read():

@@ -7,7 +7,7 @@ after. So all that decides is written once, for `after`.
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from relatum.errors import TimeNotRecorded
 from relatum.ids import MessageId
@@ -17,10 +17,10 @@ from relatum.store import TIME
 from relatum_consumer.lookups._answer import Hit
 from relatum_consumer.lookups._answering import Found
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted, in_partition_order
-from relatum_consumer.lookups._lookup_statements import Direction
 from relatum_consumer.lookups._requests import Steps
 
 Place: TypeAlias = tuple[int, int]
+Direction: TypeAlias = Literal["after", "before"]
 
 FIRST_OF_ITS_TIME: Final = -1
 """An offset before all others of the same time."""

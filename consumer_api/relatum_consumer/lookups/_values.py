@@ -10,55 +10,45 @@ import sqlalchemy as sa
 
 from relatum.keys import moment
 from relatum.limits import INTEGER_MAX, INTEGER_MIN, TIME_US_MAX
-from relatum.store import compiled, may_hold_values, relationships, streams
-from relatum_consumer.lookups._catalog import Catalog, Wanted
+from relatum.store import part_may_hold_values, sql
+from relatum_consumer.lookups._catalog import Catalog, Wanted, named, streams_meant
 from relatum_consumer.lookups._limits import TIMES_ROWS_MAX, VALUES_STEPS
-from relatum_consumer.lookups._lookup_statements import Order, big, meant_streams, named
-from relatum_consumer.lookups._probe_statement import kept_least, kept_rows, lying_in
+from relatum_consumer.lookups._probe import Order, lying_in, rows_of, stream_of
 from relatum_consumer.lookups._requests import Select, Steps
 
 _LAST: Final = "\U0010ffff"
 """Sorts behind all that a value may go on with, and is no character itself."""
 
-_NO_STREAM: Final[Any] = sa.literal_column("-1")
-_ALL_STREAMS: Final[Any] = sa.literal_column("2147483647")
-
-
-@lru_cache
-def values_of_key() -> str:
-    """Values of `key_id` in present streams of `vhost` from `low` to `high`, in order: `most` of them.
-
-    A step takes the next pair of value and stream, one probe of each part's index. Where the stream is meant, the next
-    step passes over all other streams of the value; else it looks at the next of them. It ends after `steps`.
+# The walk begins before the first pair: no row has it.
+VALUES_OF_KEY: Final = sql(
+    f"""
+    WITH RECURSIVE walk (value, stream_id, is_meant, step) AS (
+      SELECT :low::text COLLATE "C", -1, false, 0
+      UNION ALL
+      SELECT following.value, following.stream_id,
+        EXISTS (SELECT * FROM relatum.streams s WHERE s.stream_id = following.stream_id AND {streams_meant(None)}),
+        walk.step + 1
+      FROM walk
+      CROSS JOIN LATERAL (
+        SELECT r.value, r.stream_id
+        FROM relatum.relationships r
+        WHERE r.key_id = :key_id::smallint
+          AND (r.value, r.stream_id) > (walk.value, CASE WHEN walk.is_meant THEN {2**31 - 1} ELSE walk.stream_id END)
+          AND r.value <= :high::text
+          AND {part_may_hold_values("r", ":key_id::smallint", "walk.value", ":high::text")}
+        ORDER BY r.value, r.stream_id
+        LIMIT 1
+      ) AS following
+      WHERE walk.step < :steps::bigint
+    )
+    SELECT value FROM walk WHERE is_meant LIMIT :most::bigint
     """
-    rows, key_id = relationships.c, sa.bindparam("key_id", type_=sa.SmallInteger)
-    high = sa.bindparam("high", type_=sa.Text)
-    # Before the first: no row has it.
-    start = sa.select(
-        sa.cast(sa.bindparam("low"), sa.Text).collate("C").label("value"),
-        _NO_STREAM.label("stream_id"),
-        sa.false().label("is_meant"),
-        sa.literal_column("0").label("step"),
-    )
-    walk = start.cte("walk", recursive=True)
-    behind = sa.case((walk.c.is_meant, _ALL_STREAMS), else_=walk.c.stream_id)
-    following = (
-        sa.select(rows.value, rows.stream_id)
-        .where(
-            rows.key_id == key_id,
-            sa.tuple_(rows.value, rows.stream_id) > sa.tuple_(walk.c.value, behind),
-            rows.value <= high,
-            may_hold_values(key_id, walk.c.value, high),
-        )
-        .order_by(rows.value, rows.stream_id)
-        .limit(sa.literal_column("1"))
-        .lateral("following")
-    )
-    is_meant = sa.exists().where(streams.c.stream_id == following.c.stream_id, *meant_streams(None))
-    columns = following.c.value, following.c.stream_id, is_meant.correlate(following)
-    step = sa.select(*columns, walk.c.step + sa.literal_column("1"))
-    walk = walk.union_all(step.select_from(walk.join(following, sa.true())).where(walk.c.step < big("steps")))
-    return compiled(sa.select(walk.c.value).where(walk.c.is_meant).limit(big("most")))
+)
+"""Values of `key_id` in present streams of `vhost` from `low` to `high`, in order: `most` of them.
+
+A step takes the next pair of value and stream, one probe of each part's index. Where the stream is meant, the next step
+passes over all other streams of the value; else it looks at the next of them. It ends after `steps`.
+"""
 
 
 def values_parameters(vhost: str, key_id: int, prefix: str, most: int) -> dict[str, Any]:
@@ -68,28 +58,39 @@ def values_parameters(vhost: str, key_id: int, prefix: str, most: int) -> dict[s
 
 
 @lru_cache(maxsize=64)
-def times_of_value(names: int | None, order: Order) -> str:
+def times_of_value(names: int | None, order: Order) -> sa.TextClause:
     """How many rows of a value there are by spans of time: how long a span is, its first moment, and the rows in it.
 
     The whole from the first to the last row is cut into `spans` of one length, in microseconds; those of no row are
     left out. At most `most` rows are looked at, stream by stream, in each by the order of time: no sort, and none of
     them is read twice.
     """
-    key_id, value = sa.bindparam("key_id", type_=sa.SmallInteger), sa.bindparam("value", type_=sa.Text)
-    lying = lying_in(key_id, value, None, kept_least).subquery("lying")
+    key_id, value = ":key_id::smallint", ":value::text"
     # By the function whatever is prepared: planned for its value, a hot one would be read and sorted as a whole.
-    row = kept_rows(order, (key_id, value, lying.c.stream_id), (big("since"), big("until")), None, "most")
-    held = lying.join(streams, sa.and_(streams.c.stream_id == lying.c.stream_id, *meant_streams(names)))
-    looked = sa.select(row.c.time_us).select_from(held.join(row, sa.true())).limit(big("most")).cte("looked")
-    first, last = sa.func.min(looked.c.time_us), sa.func.max(looked.c.time_us)
-    width = (last - first) // big("spans") + sa.literal_column("1")
-    # Else a plan that expects few rows would find both ends anew for each of them.
-    whole = sa.select(first.label("first"), width.label("width")).cte("whole").prefix_with("MATERIALIZED")
-    number = ((looked.c.time_us - whole.c.first) // whole.c.width).label("number")
-    counted = sa.select(whole.c.width, whole.c.first, number, sa.func.count()).select_from(
-        looked.join(whole, sa.true())
+    span = (":since::bigint", ":until::bigint")
+    rows = rows_of(order, (key_id, value, "held.stream_id"), span, limit=":most::bigint")
+    # Not materialized, a plan that expects few rows would find both ends of the whole anew for each of them.
+    return sql(
+        f"""
+        WITH RECURSIVE {lying_in(key_id, value, "", stream_of)},
+        looked AS (
+          SELECT row.time_us
+          FROM (SELECT stream_id FROM lying WHERE stream_id IS NOT NULL) AS held
+          JOIN relatum.streams s ON s.stream_id = held.stream_id AND {streams_meant(names)}
+          CROSS JOIN LATERAL {rows} AS row
+          LIMIT :most::bigint
+        ),
+        whole AS MATERIALIZED (
+          SELECT min(time_us) AS first, (max(time_us) - min(time_us)) / :spans::bigint + 1 AS width
+          FROM looked
+        )
+        SELECT whole.width, whole.first, (looked.time_us - whole.first) / whole.width AS number, count(*)
+        FROM looked
+        CROSS JOIN whole
+        GROUP BY 1, 2, 3
+        ORDER BY number
+        """
     )
-    return compiled(counted.group_by(whole.c.width, whole.c.first, number).order_by(number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +137,8 @@ def times(
         "spans": spans,
         "most": TIMES_ROWS_MAX,
     }
-    sql = times_of_value(None if names is None else len(names), order)
-    rows = yield from Select(sql, parameters | named(names))
+    statement = times_of_value(None if names is None else len(names), order)
+    rows = yield from Select(statement, parameters | named(names))
     found = tuple(
         TimeSpan(number, _moment(first + number * width), _moment(first + (number + 1) * width), count)
         for width, first, number, count in rows

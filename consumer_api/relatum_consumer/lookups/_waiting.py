@@ -14,18 +14,16 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
-
-import sqlalchemy as sa
 
 from relatum.errors import ReadTimeout, StreamReplaced, Transient
 from relatum.ids import MessageId
-from relatum.store import arrays, compiled, may_hold_values, relationships, streams
+from relatum.store import part_may_hold_values, sql
 from relatum.waiting import has_passed, within
 from relatum_consumer.lookups._answer import Answer, Status
 from relatum_consumer.lookups._answering import Found, again_if_replaced, concluded, recorded_answer
-from relatum_consumer.lookups._catalog import Catalog
+from relatum_consumer.lookups._catalog import Catalog, streams_meant
 from relatum_consumer.lookups._limits import POLL_S_MAX, POLL_S_MIN, USELESS_POLL_S_MAX
 from relatum_consumer.lookups._proof import Evidence, evidence_together
 from relatum_consumer.lookups._related import Question, probe, without_values
@@ -37,67 +35,51 @@ cost, and the database is there for others, too."""
 
 _Waiter = TypeVar("_Waiter")
 
-_ONE: Final[Any] = sa.literal_column("1")
+_GIVEN: Final = f"""
+      SELECT given.set_number, s.stream_id, s.name
+      FROM unnest(:set_numbers::int[], :set_names::text[]) AS given (set_number, set_name), relatum.streams s
+      WHERE {streams_meant(None)}"""
 
-
-@lru_cache
-def watched() -> str:
-    """The numbers of those waits for which the index has a row: one probe for each value and stream, the first counts.
-
-    Sets of streams are given once each, by their names; a name of NULL stands for all that are recorded.
+# By an index each: one condition for all three ways of meaning a stream would compare every name with every other. And
+# the limits inside keep PostgreSQL from joining it in another way than row by row, by the index.
+WATCHED: Final = sql(
+    f"""
+    WITH meant AS MATERIALIZED (
+      {_GIVEN} AND given.set_name = s.name
+      UNION
+      {_GIVEN} AND given.set_name = s.super_stream
+      UNION
+      {_GIVEN} AND given.set_name IS NULL
+    )
+    SELECT wait.number
+    FROM unnest(
+      :numbers::int[], :amongs::int[], :key_ids::smallint[], :values::text[], :own_streams::text[],
+      :own_offsets::bigint[]
+    ) AS wait (number, among, key_id, value, own_stream, own_offset)
+    CROSS JOIN LATERAL (
+      SELECT 1
+      FROM meant
+      CROSS JOIN LATERAL (
+        SELECT 1
+        FROM relatum.relationships r
+        WHERE r.key_id = wait.key_id AND r.value = wait.value COLLATE "C" AND r.stream_id = meant.stream_id
+          AND (meant.name <> wait.own_stream OR r.stream_offset <> wait.own_offset)
+          AND {part_may_hold_values("r", "wait.key_id", *2 * ['wait.value COLLATE "C"'])}
+        LIMIT 1
+      ) AS row
+      WHERE meant.set_number = wait.among
+      LIMIT 1
+    ) AS is_there
     """
-    given = arrays("given", set_number=sa.Integer, set_name=sa.Text)
-    # By an index each; one condition for all three would compare every name with every other.
-    ways = (given.c.set_name == streams.c.name, given.c.set_name == streams.c.super_stream, given.c.set_name.is_(None))
-    meant = (
-        sa.union(
-            *(
-                sa.select(given.c.set_number, streams.c.stream_id, streams.c.name).where(
-                    way, streams.c.vhost == sa.bindparam("vhost", type_=sa.Text), streams.c.replaced_at.is_(None)
-                )
-                for way in ways
-            )
-        )
-        .cte("meant")
-        .prefix_with("MATERIALIZED")
-    )
-    wait = arrays(
-        "wait",
-        number=sa.Integer,
-        among=sa.Integer,
-        key_id=sa.SmallInteger,
-        value=sa.Text,
-        own_stream=sa.Text,
-        own_offset=sa.BigInteger,
-    )
-    rows, value = relationships.c, wait.c.value.collate("C")
-    # A limit inside keeps PostgreSQL from joining it in another way than row by row, by the index.
-    row = (
-        sa.select(_ONE)
-        .where(
-            rows.key_id == wait.c.key_id,
-            rows.value == value,
-            rows.stream_id == meant.c.stream_id,
-            sa.or_(meant.c.name != wait.c.own_stream, rows.stream_offset != wait.c.own_offset),
-            may_hold_values(wait.c.key_id, value, value),
-        )
-        .correlate(wait, meant)
-        .limit(_ONE)
-        .lateral("row")
-    )
-    among = (
-        sa.select(_ONE)
-        .select_from(meant.join(row, sa.true()))
-        .where(meant.c.set_number == wait.c.among)
-        .correlate(wait)
-        .limit(_ONE)
-        .lateral("among")
-    )
-    return compiled(sa.select(wait.c.number).select_from(wait.join(among, sa.true())))
+)
+"""The numbers of those waits for which the index has a row: one probe for each value and stream, the first counts.
+
+Sets of streams are given once each, by their names; a name of NULL stands for all that are recorded.
+"""
 
 
 def parameters_of(vhost: str, watches: Sequence[Watch]) -> dict[str, Any]:
-    """The parameters of `watched` for waits, which have their places in the sequence as numbers."""
+    """The parameters of `WATCHED` for waits, which have their places in the sequence as numbers."""
     sets: dict[tuple[str, ...] | None, int] = {}
     rows: list[tuple[int, int, int, str, str, int]] = []
     for number, watch in enumerate(watches):
@@ -182,7 +164,7 @@ class Waits(Generic[_Waiter]):
 
     def question(self) -> tuple[list[_Waiter], Select]:
         """What to ask for all who wait now, and who they are: the answer names them by their places."""
-        return list(self._watches), Select(watched(), parameters_of(self._vhost, list(self._watches.values())))
+        return list(self._watches), Select(WATCHED, parameters_of(self._vhost, list(self._watches.values())))
 
 
 GRACE_S: Final = 0.25

@@ -1,6 +1,5 @@
 """A trace, as steps: hop by hop all new values in one statement, all new messages in one read. See docs/adr/0027."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -17,12 +16,10 @@ from relatum.store import TIME
 from relatum_consumer.consumed import Consumed, InHand, in_hand
 from relatum_consumer.lookups import (
     ANSWER_MESSAGES_MAX,
-    Breathe,
     Catalog,
     Evidence,
     Gathered,
     Names,
-    Select,
     Status,
     Steps,
     again_if_replaced,
@@ -33,8 +30,8 @@ from relatum_consumer.lookups import (
     seen_over_amqp,
     span_of,
 )
-from relatum_consumer.traces import _trace_statements as statements
 from relatum_consumer.traces._links import Directions, Value
+from relatum_consumer.traces._places import Places, PlacesOfValues
 from relatum_consumer.traces._trace import Step, Stop, StopReason, Trace
 
 HOPS_MAX: Final = 1_000
@@ -43,14 +40,8 @@ HOPS_MAX: Final = 1_000
 FAN_OUT_MAX: Final = 10_000
 """Messages of one value that are followed."""
 
-_SLICE_ROWS: Final = 1_000
-"""Rows of the index that are put in order in one go, where others share the thread: about 3 ms."""
-
 Start: TypeAlias = "Message | Consumed | tuple[str, Any]"
 """A message that was read or consumed, or a key's name and a value."""
-
-Places: TypeAlias = dict[MessageId, int | None]
-"""Where messages lie, with their times as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +152,7 @@ class _Course:
         self._directions = directions
         self._bounds = bounds
         self._names = names
-        self._named = None if names is None else len(names)
+        self._index = PlacesOfValues(catalog.vhost, names, bounds.fan_out + 1, bounds.since, bounds.until)
         self._met: dict[MessageId, _Met] = {}
         self._asked: set[Value] = set()
         self._too_many: set[Value] = set()
@@ -252,11 +243,7 @@ class _Course:
     def _rows(self, wanted: Sequence[Value]) -> Steps[dict[Value, Places]]:
         """Where messages of each value lie, by the index; of too many, so many that it shows."""
         numbered = dict(enumerate(wanted))
-        found, unsure = yield from self._select(statements.rows_of_values(self._named), numbered)
-        if unsure:
-            again = {number: numbered[number] for number in unsure}
-            meant, _ = yield from self._select(statements.rows_by_stream(self._named, bounded=False), again)
-            found |= {number: meant.get(number, {}) for number in again}
+        found = yield from self._index.places(numbered)
         if self._bounds.is_in_time:
             yield from self._keep_in_time(numbered, found)
         return {numbered[number]: rows for number, rows in found.items()}
@@ -264,9 +251,7 @@ class _Course:
     def _keep_in_time(self, numbered: Mapping[int, Value], found: dict[int, Places]) -> Steps[None]:
         """Leave out rows of other times; of values that have too many, those of the span are asked for."""
         full = {number: numbered[number] for number, rows in found.items() if len(rows) > self._bounds.fan_out}
-        within = (
-            (yield from self._select(statements.rows_by_stream(self._named, bounded=True), full))[0] if full else {}
-        )
+        within = (yield from self._index.places_in_time(full)) if full else {}
         for number, rows in found.items():
             inside = within.get(number, {})
             if number not in full:
@@ -276,29 +261,6 @@ class _Course:
                 name = self._directions.definitions[key_id].name
                 self._stops.append(Stop(StopReason.TIME, len(rows) - len(inside), name, value))
             found[number] = inside
-
-    def _ask(self, sql: str, numbered: Mapping[int, Value]) -> Steps[list[Any]]:
-        bounds = self._bounds
-        parameters = statements.parameters_of(
-            self._catalog.vhost, self._names, numbered, bounds.fan_out + 1, bounds.since, bounds.until
-        )
-        return (yield from Select(sql, parameters))
-
-    def _select(self, sql: str, numbered: Mapping[int, Value]) -> Steps[tuple[dict[int, Places], list[int]]]:
-        """Rows by the values' numbers; and the numbers of those that have too many, some of streams not meant."""
-        found: dict[int, Places] = {}
-        others: Counter[int] = Counter()
-        for count, (number, stream, offset, time_us) in enumerate((yield from self._ask(sql, numbered)), 1):
-            if not count % _SLICE_ROWS:
-                yield from Breathe()
-            if stream is None:
-                others[number] += 1
-            elif (places := found.get(number)) is None:
-                found[number] = {MessageId(stream, offset): time_us}
-            else:
-                places[MessageId(stream, offset)] = time_us
-        most = self._bounds.fan_out + 1
-        return found, [n for n, count in others.items() if count + len(found.get(n, ())) >= most]
 
     def _unrecorded(
         self, wanted: set[Value], by_value: dict[Value, Places], known: Evidence

@@ -46,13 +46,18 @@ from relatum.store._database import (
     Either,
     as_engine,
     at_one_moment,
-    compiled,
     make_engine,
     sql,
 )
-from relatum.store._lease import LEASE_S, NOW, holds, interval, lapsed, leased, renewal_s, unleased
+from relatum.store._lease import LEASE_S, NOW, RENEWED, holds, interval, lapsed, leased, renewal_s, unleased
 from relatum.store._members import RECORDERS, Member, Share, Sharing, holders_of
-from relatum.store._part_bounds import in_parts, may_hold_offsets, may_hold_values, parts_of_value
+from relatum.store._part_bounds import (
+    may_hold_offsets,
+    may_hold_values,
+    part_is_between,
+    part_may_hold_offsets,
+    part_may_hold_values,
+)
 from relatum.store._parts import (
     PART_BYTES,
     Part,
@@ -120,6 +125,7 @@ __all__ = [
     "NOW",
     "PART_BYTES",
     "RECORDERS",
+    "RENEWED",
     "SCHEMA",
     "SETTLE_S",
     "STATEMENT_S",
@@ -161,7 +167,6 @@ __all__ = [
     "close_parts",
     "close_tail",
     "close_tails",
-    "compiled",
     "context_moves",
     "copy_lines",
     "copy_number",
@@ -185,7 +190,6 @@ __all__ = [
     "group_states",
     "holders_of",
     "holds",
-    "in_parts",
     "interval",
     "key_definitions",
     "keys",
@@ -207,9 +211,11 @@ __all__ = [
     "open_tail",
     "open_tails",
     "parse_database",
+    "part_is_between",
     "part_keys",
+    "part_may_hold_offsets",
+    "part_may_hold_values",
     "part_streams",
-    "parts_of_value",
     "placement_epochs",
     "placements",
     "proven",

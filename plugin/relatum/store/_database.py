@@ -57,10 +57,14 @@ _Answer = TypeVar("_Answer")
 
 
 class Either(NamedTuple):
-    """Two texts that answer the same: for sessions that prepare a statement, and for those that plan it each time."""
+    """Two statements that answer the same: for sessions that prepare one, and for those that plan it each time."""
 
-    prepared: str
-    unprepared: str
+    prepared: sa.TextClause
+    unprepared: sa.TextClause
+
+    def __str__(self) -> str:
+        """The one that says what is asked for."""
+        return str(self.prepared)
 
 
 class Text(NamedTuple):
@@ -89,15 +93,10 @@ def sql(text: str) -> sa.TextClause:
     return sa.text(_TYPED.sub(r"CAST(:\1 AS \2)", text))
 
 
-def compiled(statement: Any) -> str:
-    """A statement's text for the driver; all its parameters are named, none brings a value."""
-    return str(statement.compile(dialect=_DIALECT))
-
-
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _text_of(statement: Any) -> Text:
     if isinstance(statement, Either):
-        return Text(statement.prepared.encode(), statement.unprepared.encode(), {})
+        return Text(_text_of(statement.prepared).sql, _text_of(statement.unprepared).sql, {})
     if isinstance(statement, str):
         return Text(statement.encode(), statement.encode(), {})
     text = statement.compile(dialect=_DIALECT)

@@ -48,6 +48,10 @@ def leased(seconds: "sa.ColumnElement[float]", by: Any = None) -> dict[str, Any]
     return held | {"lease_expires_at": NOW + interval(seconds)}
 
 
+RENEWED: Final = "lease_expires_at = clock_timestamp() + make_interval(secs => :lease_s::double precision)"
+"""What `leased` writes, as SQL."""
+
+
 def unleased() -> dict[str, Any]:
     """What is written of what nobody holds any more."""
     return {"holder": sa.null(), "lease_expires_at": sa.null()}

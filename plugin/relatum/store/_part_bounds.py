@@ -25,20 +25,23 @@ def may_hold_offsets(stream_id: Any, low: Any, high: Any) -> sa.ColumnElement[bo
     return _open_or(part_streams, held.stream_id == stream_id, held.first_offset <= high, held.last_offset >= low)
 
 
-def parts_of_value(key_id: Any, value: Any) -> Any:
-    """The first and the last closed part that may have rows of a value, as a table to join for each of many values.
-
-    What `may_hold_values` asks twice for each is asked once so. `in_parts` is the condition.
-    """
-    part, held = part_keys.c.part, part_keys.c
-    bounds = sa.select(sa.func.min(part).label("first"), sa.func.max(part).label("last"))
-    holds = held.key_id == key_id, held.low <= value, held.high >= value
-    return bounds.where(*holds).correlate_except(part_keys).lateral("parts")
+def part_may_hold_values(row: str, key_id: str, low: str, high: str) -> str:
+    """The condition of `may_hold_values` as SQL; `row` is the alias of `relationships`, the others are expressions."""
+    held = f"FROM relatum.part_keys held WHERE held.key_id = {key_id} AND held.low <= {high} AND held.high >= {low}"
+    return part_is_between(row, f"(SELECT min(held.part) {held})", f"(SELECT max(held.part) {held})")
 
 
-def in_parts(parts: Any) -> sa.ColumnElement[bool]:
-    """Whether a part is not closed, or one of those of `parts_of_value`, or lies between them."""
-    return _open_or_from(parts.c.first, parts.c.last)
+def part_may_hold_offsets(row: str, stream_id: str, low: str, high: str) -> str:
+    """The condition of `may_hold_offsets` as SQL."""
+    among = f"held.stream_id = {stream_id} AND held.first_offset <= {high} AND held.last_offset >= {low}"
+    held = f"FROM relatum.part_streams held WHERE {among}"
+    return part_is_between(row, f"(SELECT min(held.part) {held})", f"(SELECT max(held.part) {held})")
+
+
+def part_is_between(row: str, first: str, last: str) -> str:
+    """SQL: whether a row's part is not closed, or lies between two closed ones, both included."""
+    is_open = "(SELECT min(part) FROM relatum.table_parts WHERE part > 0 AND closed_at IS NULL)"
+    return f"({row}.part = 0 OR {row}.part >= {is_open} OR {row}.part >= {first} AND {row}.part <= {last})"
 
 
 def _bound(which: Any, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> Any:
@@ -47,10 +50,7 @@ def _bound(which: Any, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> 
 
 def _open_or(of: sa.Table, *holds: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
     """Those that are not closed, and all from the first to the last closed one that holds it."""
-    return _open_or_from(_bound(sa.func.min, of, *holds), _bound(sa.func.max, of, *holds))
-
-
-def _open_or_from(first: Any, last: Any) -> sa.ColumnElement[bool]:
+    first, last = _bound(sa.func.min, of, *holds), _bound(sa.func.max, of, *holds)
     part = relationships.c.part
     is_open = _bound(sa.func.min, table_parts, table_parts.c.part > _FIRST, table_parts.c.closed_at.is_(None))
     return sa.or_(part == _FIRST, part >= is_open, sa.and_(part >= first, part <= last))

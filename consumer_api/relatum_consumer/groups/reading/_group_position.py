@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from relatum.checks import checked_count, checked_name, checked_seconds
 from relatum.errors import InvalidInput
@@ -22,7 +22,7 @@ from relatum.membership import (
     parse_value,
 )
 from relatum.reading import StreamBounds
-from relatum_consumer.groups.reading import _group_statements as statements
+from relatum.store import part_may_hold_values, sql
 from relatum_consumer.groups.reading._assembly import Assembled, GroupOrder, Member, assemble, distinct
 from relatum_consumer.groups.reading._delivery import (
     Reading,
@@ -36,7 +36,7 @@ from relatum_consumer.groups.reading._delivery import (
 from relatum_consumer.groups.reading._group_options import check_order
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._group_values import Group, GroupPage, GroupReport, IncompleteGroupReport
-from relatum_consumer.groups.reading._streams_view import View, group_key, look, member_of
+from relatum_consumer.groups.reading._streams_view import MEMBERS, View, group_key, look, member_of
 from relatum_consumer.lookups import (
     ANSWER_MESSAGES_MAX,
     Answer,
@@ -106,7 +106,7 @@ def _said_of(
 def _recorded_members(recorded: Sequence[PresentStream], key_id: int, group_id: str) -> GroupSteps[list[Member]]:
     streams = {stream.stream_id: stream.name for stream in recorded}
     parameters = {"key_id": key_id, "group_ids": [group_id], "stream_ids": list(streams)}
-    rows = yield from Select(statements.members(), parameters)
+    rows = yield from Select(MEMBERS, parameters)
     members = []
     for value, stream_id, offset, time_us in rows:
         if place := parse_value(value):
@@ -204,6 +204,33 @@ def incomplete(
     return sorted(reports, key=lambda each: (each.first_seen is not None, each.first_seen, each.group_id))
 
 
+# Each step is by the id alone: what lies between it and its values is no group's.
+NEWEST: Final = sql(
+    f"""
+    WITH RECURSIVE walk (group_id, step) AS (
+      SELECT :before::text COLLATE "C", 0
+      UNION ALL
+      SELECT last.group_id, walk.step + 1
+      FROM walk
+      CROSS JOIN LATERAL (
+        SELECT split_part(r.value, '|', 1) COLLATE "C" AS group_id
+        FROM relatum.relationships r
+        WHERE r.key_id = :key_id::smallint AND r.value < walk.group_id
+          AND {part_may_hold_values("r", ":key_id::smallint", "''", "walk.group_id")}
+        ORDER BY r.value DESC
+        LIMIT 1
+      ) AS last
+      WHERE walk.step < :most::bigint
+    )
+    SELECT group_id FROM walk WHERE step > 0 ORDER BY step
+    """
+)
+"""Ids of groups that come before `before` in the order of ids, which is that of time, the last first: `most`.
+
+Each takes one probe of each part's index: the greatest value before all of the group that was found last.
+"""
+
+
 def newest(catalog: Catalog, streams: Names, before: str | None, limit: int) -> GroupSteps[GroupPage]:
     """Groups as they are recorded, the newest first."""
     names = names_of("streams", streams)
@@ -216,7 +243,7 @@ def newest(catalog: Catalog, streams: Names, before: str | None, limit: int) -> 
     # Groups of other streams and virtual hosts come among them; a page ends after so many, however few are meant.
     for _ in range(_ROUNDS):
         wanted = most - len(reports)
-        rows = yield from Select(statements.newest(), {"key_id": view.key_id, "before": at, "most": wanted})
+        rows = yield from Select(NEWEST, {"key_id": view.key_id, "before": at, "most": wanted})
         ids = [group_id for (group_id,) in rows]
         members = yield from view.members_of(ids)
         for group_id in ids:
@@ -231,11 +258,46 @@ def newest(catalog: Catalog, streams: Names, before: str | None, limit: int) -> 
     return GroupPage(tuple(reports), at, view.gaps)
 
 
+_SEQUENCE: Final = "split_part(r.value, '|', 2)"
+_IS_RETAINED: Final = "r.stream_offset >= (:floors::bigint[])[array_position(:stream_ids::int[], r.stream_id)]"
+"""A subscript and no join: which would tempt the planner to read the rows stream by stream, or again and again."""
+
+# Other publishers may set the same headers to anything: what no message of a group has must not stand for a number that
+# is missing. To look at length and digits is a tenth of what a regular expression costs.
+UNFINISHED: Final = sql(
+    f"""
+    SELECT split_part(r.value, '|', 1) AS group_id
+    FROM relatum.relationships r
+    WHERE r.key_id = :key_id::smallint AND r.stream_id = ANY (:stream_ids::int[])
+      AND length({_SEQUENCE}) BETWEEN 1 AND 9 AND translate({_SEQUENCE}, '0123456789', '') = ''
+      AND left({_SEQUENCE}, 1) <> '0' AND split_part(r.value, '|', 3) IN ('true', 'false')
+    GROUP BY split_part(r.value, '|', 1)
+    HAVING (
+        min({_SEQUENCE}::bigint) FILTER (WHERE split_part(r.value, '|', 3) = 'true')
+          IS DISTINCT FROM max({_SEQUENCE}::bigint)
+        OR count(DISTINCT {_SEQUENCE}::bigint) <> max({_SEQUENCE}::bigint)
+        OR NOT bool_and({_IS_RETAINED})
+      )
+      AND bool_or({_IS_RETAINED})
+      AND coalesce(min(r.time_us) < :before::bigint, true)
+    ORDER BY min(r.time_us) NULLS FIRST
+    LIMIT :limit::bigint
+    """
+)
+"""Ids of the groups in the streams `stream_ids` that are not whole, or not sound: at most `limit`, oldest first.
+
+Whole and sound is a group whose one last number is its highest, whose numbers are as many, and of which the streams
+have dropped no message: `floors` are their first retained offsets. What is gone altogether is left out. Only groups
+whose first message is of a time before `before`, or of none. It reads every row of the key. An id may be none: other
+publishers set the same headers.
+"""
+
+
 def _suspects(view: View, before: int) -> GroupSteps[list[str]]:
     """Ids of groups that the table does not show as whole, and of those that are not recorded yet."""
     floors = [view.floors[stream] for stream in view.stream_ids.values()]
     parameters = {"key_id": view.key_id, "stream_ids": list(view.stream_ids), "floors": floors}
-    rows = yield from Select(statements.unfinished(), parameters | {"before": before, "limit": ANSWER_MESSAGES_MAX + 1})
+    rows = yield from Select(UNFINISHED, parameters | {"before": before, "limit": ANSWER_MESSAGES_MAX + 1})
     if len(rows) > ANSWER_MESSAGES_MAX:
         raise InvalidInput(
             f"more than {ANSWER_MESSAGES_MAX:,} groups are not complete: ask for one stream, or for older ones"

@@ -1,11 +1,13 @@
 """Going through streams for the messages that groups stand at: window after window, streams merged by time."""
 
 from collections import deque
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import sqlalchemy as sa
 
 from relatum.ids import MessageId
 from relatum.membership import parse_value
-from relatum_consumer.groups.reading import _group_statements as statements
+from relatum.store import part_may_hold_offsets, sql
 from relatum_consumer.groups.reading._assembly import Clock, GroupOrder, Member, Place
 from relatum_consumer.groups.reading._group_options import WINDOW_OFFSETS
 from relatum_consumer.groups.reading._group_requests import GroupSteps
@@ -87,6 +89,29 @@ def _merge(buffers: list[deque[Candidate]], taken: list[Candidate], count: int) 
             return
 
 
+def _rows_between(more: str) -> sa.TextClause:
+    in_parts = part_may_hold_offsets("r", ":stream_id::int", ":low::bigint", ":high::bigint")
+    return sql(
+        f"""
+        SELECT r.value, r.stream_offset, r.time_us
+        FROM relatum.relationships r
+        WHERE r.stream_id = :stream_id::int
+          AND r.stream_offset >= :low::bigint AND r.stream_offset < :high::bigint
+          AND r.key_id = :key_id::smallint
+          AND {in_parts} {more}
+        ORDER BY r.stream_offset
+        """
+    )
+
+
+# Rows arrive in the order of offsets, so what a part of a stream holds is found by the index `relationships_offsets`.
+ROWS_BETWEEN: Final = _rows_between("")
+"""Rows of the key `key_id` in one stream from offset `low` to before `high`: value, offset, time, by offset."""
+
+FIRSTS_BETWEEN: Final = _rows_between("AND split_part(r.value, '|', 2) = '1'")
+"""The same, of number 1."""
+
+
 def rows_between(view: View, stream: str, low: int, high: int, *, firsts_only: bool) -> GroupSteps[list[Member]]:
     """The members that lie in a part of a stream, in the order of offsets; `firsts_only` those of number 1."""
     members = {
@@ -97,7 +122,7 @@ def rows_between(view: View, stream: str, low: int, high: int, *, firsts_only: b
     for stream_id, name in view.stream_ids.items():
         if name == stream:
             rows = yield from Select(
-                statements.rows_between(firsts_only=firsts_only),
+                FIRSTS_BETWEEN if firsts_only else ROWS_BETWEEN,
                 {"key_id": view.key_id, "stream_id": stream_id, "low": low, "high": high},
             )
             for value, offset, time_us in rows:

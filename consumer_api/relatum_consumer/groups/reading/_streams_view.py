@@ -15,7 +15,7 @@ from relatum.errors import InvalidInput, KeyNotDefined
 from relatum.limits import GROUP_ID_BYTES
 from relatum.membership import GROUP_KEY, membership, parse_value
 from relatum.reading import Message, StreamBounds
-from relatum_consumer.groups.reading import _group_statements as statements
+from relatum.store import part_may_hold_values, sql
 from relatum_consumer.groups.reading._assembly import Member, Row, by_group, distinct
 from relatum_consumer.groups.reading._group_options import UNRECORDED_MEMBERS_MAX
 from relatum_consumer.groups.reading._group_requests import GroupSteps
@@ -23,6 +23,34 @@ from relatum_consumer.lookups import Catalog, LeftOut, Select, Sift, Uncovered, 
 
 GROUP_ID_LENGTH: Final = 2 * GROUP_ID_BYTES
 """Characters of a group's id."""
+
+_LOW: Final = "wanted.group_id || '|' COLLATE \"C\""
+_HIGH: Final = "wanted.group_id || '}' COLLATE \"C\""
+"""`}` is the character after `|`. All values of a group, `<group id>|<sequence>|<last>`, lie between the two: they are
+one short range of the index `relationships_lookup`."""
+
+# Offset 0 keeps PostgreSQL from joining it in another way than group by group. And of a stream that was never analyzed
+# PostgreSQL expects no row: for each group it would look through all of the stream, by the index of offsets, which
+# cannot be used for `stream_id + 0`.
+MEMBERS: Final = sql(
+    f"""
+    SELECT found.value, found.stream_id, found.stream_offset, found.time_us
+    FROM unnest(:group_ids::text[]) AS wanted (group_id)
+    CROSS JOIN LATERAL (
+      SELECT r.value, r.stream_id, r.stream_offset, r.time_us
+      FROM relatum.relationships r
+      WHERE r.key_id = :key_id::smallint AND r.value >= {_LOW} AND r.value < {_HIGH}
+        AND {part_may_hold_values("r", ":key_id::smallint", _LOW, _HIGH)}
+        AND r.stream_id + 0 = ANY (:stream_ids::int[])
+      OFFSET 0
+    ) AS found
+    """
+)
+"""Rows of the groups `group_ids` in the streams `stream_ids`: value, stream id, offset, time, in no order.
+
+One probe a group, for the range of values that begin with its id, of each part that may hold it: one or two, where ids
+are in the order of time.
+"""
 
 logger = logging.getLogger("relatum.groups")
 
@@ -64,7 +92,7 @@ class View:
     def members_of(self, group_ids: Sequence[str]) -> GroupSteps[dict[str, list[Row]]]:
         """All rows of groups, by group; those of none are left out."""
         rows = yield from Select(
-            statements.members(),
+            MEMBERS,
             {"key_id": self.key_id, "group_ids": list(group_ids), "stream_ids": list(self.stream_ids)},
         )
         names, stops = self.stream_ids, self.stops

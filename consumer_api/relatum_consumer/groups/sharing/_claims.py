@@ -4,13 +4,15 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
+import sqlalchemy as sa
+
 from relatum.errors import ClaimLost, DatabaseUnavailable, GroupConflict
 from relatum.membership import GroupPosition
 from relatum.publishing import REASON_CHARACTERS_MAX, Burial, DeadLetters
 from relatum.reading import Message
+from relatum.store import RENEWED, sql
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._group_values import Group
-from relatum_consumer.groups.sharing import _sharing_statements as statements
 from relatum_consumer.lookups import Pause, Select
 
 NEVER_ACKNOWLEDGED: Final = "never_acknowledged"
@@ -75,6 +77,80 @@ ACKNOWLEDGE_PAUSE_S: Final = 0.25
 """Seconds until an acknowledgement that PostgreSQL did not answer is sent again."""
 
 
+# The states are as the index `group_states_next` has them, letter by letter: else it cannot be used.
+CLAIM: Final = sql(
+    f"""
+    WITH chosen AS (
+      SELECT group_id
+      FROM relatum.group_states
+      WHERE consumer_id = :consumer_id::int AND state IN ('ready', 'claimed')
+        AND (
+          state = 'ready' OR lease_expires_at < clock_timestamp()
+          OR holder = :holder::text AND NOT (group_id = ANY (:held::text[]))
+        )
+      ORDER BY rank, stream_id, first_offset
+      LIMIT :limit::bigint
+      FOR UPDATE SKIP LOCKED
+    )
+    UPDATE relatum.group_states claimed
+    SET deliveries = claimed.deliveries + 1, state = 'claimed', holder = :holder::text, {RENEWED}
+    FROM chosen
+    WHERE claimed.consumer_id = :consumer_id::int AND claimed.group_id = chosen.group_id
+    RETURNING claimed.group_id, claimed.deliveries, claimed.given, claimed.rank, claimed.stream_id, claimed.first_offset
+    """
+)
+"""Claims the first `limit` groups that are ready.
+
+Its rows, in no order: group, claim's number, how often it was given, rank, stream id, first offset.
+
+Ready is also a group whose holder did not renew its lease; and, of the holder's own, what it does not know of (`held`
+are those it does): claimed by a process of that name before, or by a statement whose answer was lost.
+"""
+
+RENEW: Final = sql(
+    f"""
+    UPDATE relatum.group_states
+    SET {RENEWED}
+    WHERE consumer_id = :consumer_id::int AND holder = :holder::text AND group_id = ANY (:group_ids::text[])
+      AND state = 'claimed'
+    RETURNING group_id, deliveries
+    """
+)
+"""Renews the leases of the groups `group_ids` where they are the holder's: group, claim's number."""
+
+STATE_OF: Final = sql(
+    """
+    SELECT state, holder, deliveries
+    FROM relatum.group_states
+    WHERE consumer_id = :consumer_id::int AND group_id = :group_id::text
+    """
+)
+
+
+def _set(values: str) -> sa.TextClause:
+    """Change a group that is claimed by this very claim. Its id; nothing where the claim was lost."""
+    return sql(
+        f"""
+        UPDATE relatum.group_states
+        SET {values}
+        WHERE consumer_id = :consumer_id::int AND holder = :holder::text AND group_id = :group_id::text
+          AND deliveries = :number::int AND state = 'claimed'
+        RETURNING group_id
+        """
+    )
+
+
+COUNT_GIVEN: Final = _set("given = :given::int")
+"""Writes down how often the group has been given, with this time."""
+
+DONE: Final = _set("state = 'done', done_at = clock_timestamp()")
+DEAD: Final = _set("state = 'dead', done_at = clock_timestamp()")
+READY: Final = _set("state = 'ready', holder = NULL, lease_expires_at = NULL")
+"""Any member may have it."""
+OPEN: Final = _set("state = 'open', holder = NULL, lease_expires_at = NULL")
+"""As if it had not been seen complete."""
+
+
 class Claims:
     """What one member has claimed and not ended. One thread or task claims; any may end."""
 
@@ -94,7 +170,7 @@ class Claims:
         """Claim so many groups that are ready; in their order."""
         good_until = time.monotonic() + self._lease_s
         given = {"lease_s": self._lease_s, "limit": limit, "held": list(self.held)}
-        rows = yield from Select(statements.claim(), self._mine() | given)
+        rows = yield from Select(CLAIM, self._mine() | given)
         # RETURNING keeps no order: by rank, stream, offset.
         claims = [
             Claim(group_id, number, given, stream_id, first_offset, good_until)
@@ -120,14 +196,14 @@ class Claims:
 
     def count_given(self, claim: Claim) -> GroupSteps[bool]:
         """Write down that a group is given; False where it is another's by now. Again, it changes nothing."""
-        rows = yield from Select(statements.count_given(), self._this(claim) | {"given": claim.given + 1})
+        rows = yield from Select(COUNT_GIVEN, self._this(claim) | {"given": claim.given + 1})
         if not rows:
             self.forget(claim)
         return bool(rows)
 
-    def end(self, claim: Claim, sql: str) -> GroupSteps[bool]:
-        """End a claim; whether it was this member's until then."""
-        rows = yield from Select(sql, self._this(claim))
+    def end(self, claim: Claim, ending: sa.TextClause) -> GroupSteps[bool]:
+        """End a claim: `DONE`, `DEAD`, `READY` or `OPEN`. Whether it was this member's until then."""
+        rows = yield from Select(ending, self._this(claim))
         self.forget(claim)
         return bool(rows)
 
@@ -136,7 +212,7 @@ class Claims:
         deadline = time.monotonic() + self._lease_s
         while True:
             try:
-                is_done = (yield from self.end(claim, statements.finish("done"))) or (yield from self._was_done(claim))
+                is_done = (yield from self.end(claim, DONE)) or (yield from self._was_done(claim))
             except DatabaseUnavailable:
                 if self.is_closed or time.monotonic() > deadline:
                     raise
@@ -151,7 +227,7 @@ class Claims:
 
     def _was_done(self, claim: Claim) -> GroupSteps[bool]:
         """Whether this very claim ended before: the answer to that may have been lost."""
-        rows = yield from Select(statements.state_of(), self._mine() | {"group_id": claim.group_id})
+        rows = yield from Select(STATE_OF, self._mine() | {"group_id": claim.group_id})
         return [tuple(row) for row in rows] == [("done", self._holder, claim.number)]
 
     def renew(self) -> GroupSteps[None]:
@@ -161,7 +237,7 @@ class Claims:
             return
         good_until = time.monotonic() + self._lease_s
         ids = [claim.group_id for claim in held]
-        rows = yield from Select(statements.renew(), self._mine() | {"lease_s": self._lease_s, "group_ids": ids})
+        rows = yield from Select(RENEW, self._mine() | {"lease_s": self._lease_s, "group_ids": ids})
         numbers: dict[str, int] = dict(rows)
         for claim in held:
             if numbers.get(claim.group_id) == claim.number:
@@ -172,7 +248,7 @@ class Claims:
     def give_back(self) -> GroupSteps[None]:
         """End all claims: other members need not wait for the lease."""
         for claim in list(self.held.values()):
-            yield from self.end(claim, statements.give_back("ready"))
+            yield from self.end(claim, READY)
 
     def _mine(self) -> dict[str, Any]:
         assert self._consumer_id is not None, "nothing is claimed before that is known"

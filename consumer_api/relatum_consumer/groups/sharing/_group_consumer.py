@@ -1,15 +1,36 @@
 """Finding a consumer by its name, or making it: every member must want the same of it."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from relatum.errors import AccessRefused, ConfigurationError, NotAStream, StreamNotFound
+from relatum.store import sql
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._whole_groups import Beginning
-from relatum_consumer.groups.sharing import _sharing_statements as statements
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
 from relatum_consumer.groups.sharing._sharing_scan import SharedConsumer
 from relatum_consumer.lookups import Bounds, Catalog, Select, time_us_of
+
+ADD: Final = sql(
+    """
+    INSERT INTO relatum.group_consumers (vhost, name, streams, ordering, start_offset, start_us, start_stream_id)
+    VALUES (
+      :vhost::text, :name::text, :streams::text[], :ordering::text, :start_offset::bigint, :start_us::bigint,
+      :start_stream_id::int
+    )
+    ON CONFLICT DO NOTHING
+    RETURNING consumer_id
+    """
+)
+"""Makes a consumer, unless there is one of that name."""
+
+BY_NAME: Final = sql(
+    """
+    SELECT consumer_id, streams, ordering, start_offset, start_us, start_stream_id
+    FROM relatum.group_consumers
+    WHERE vhost = :vhost::text AND name = :name::text
+    """
+)
 
 
 def find_consumer(catalog: Catalog, options: SharedOptions) -> GroupSteps[SharedConsumer]:
@@ -17,7 +38,7 @@ def find_consumer(catalog: Catalog, options: SharedOptions) -> GroupSteps[Shared
     consumer = yield from by_name(catalog, options.consumer.name)
     if consumer is None:
         values = {"vhost": catalog.vhost, "name": options.consumer.name}
-        yield from Select(statements.add_consumer(), values | (yield from _wanted(catalog, options)))
+        yield from Select(ADD, values | (yield from _wanted(catalog, options)))
         consumer = yield from by_name(catalog, options.consumer.name)
     assert consumer is not None, "it was made, here or by another member"
     if consumer.names != _sorted(options.names) or consumer.order != options.order:
@@ -45,7 +66,7 @@ def check_dead_letters(name: str | None) -> GroupSteps[None]:
 
 def by_name(catalog: Catalog, name: str) -> GroupSteps[SharedConsumer | None]:
     """A consumer as the database has it; None where there is none of that name."""
-    rows = yield from Select(statements.consumer(), {"vhost": catalog.vhost, "name": name})
+    rows = yield from Select(BY_NAME, {"vhost": catalog.vhost, "name": name})
     if not rows:
         return None
     consumer_id, names, order, start_offset, start_us, start_stream_id = rows[0]

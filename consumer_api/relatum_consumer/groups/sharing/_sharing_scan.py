@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from relatum.limits import INTEGER_MAX
-from relatum.store import CoverageRow, Range, merged, missing
+from relatum.store import CoverageRow, Range, merged, missing, sql
 from relatum_consumer.groups.reading._assembly import Assembled, GroupOrder, Member, assemble, in_arrival
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._group_scan import rows_between
 from relatum_consumer.groups.reading._streams_view import View, group_key
 from relatum_consumer.groups.reading._whole_groups import Beginning
-from relatum_consumer.groups.sharing import _sharing_statements as statements
 from relatum_consumer.lookups import Catalog, PresentStream, Select, coverage_by_stream
 
 WINDOW_OFFSETS_MIN: Final = 1_000
@@ -78,13 +77,84 @@ def stretches(rows: Iterable[CoverageRow], scanned: Sequence[Range], key_id: int
     return found
 
 
+SCANS: Final = sql(
+    """
+    SELECT stream_id, from_offset, to_offset
+    FROM relatum.group_scans
+    WHERE consumer_id = :consumer_id::int AND stream_id = ANY (:stream_ids::int[])
+    ORDER BY stream_id, from_offset
+    """
+)
+
+
 def scanned_of(consumer: SharedConsumer, stream_ids: Iterable[int]) -> GroupSteps[dict[int, list[Range]]]:
     """What a consumer has scanned of streams, by their numbers."""
     parameters = {"consumer_id": consumer.consumer_id, "stream_ids": list(stream_ids)}
     found: dict[int, list[Range]] = defaultdict(list)
-    for stream_id, start, stop in (yield from Select(statements.scans(), parameters)):
+    for stream_id, start, stop in (yield from Select(SCANS, parameters)):
         found[stream_id].append((start, stop))
     return found
+
+
+def _upsert(where: str) -> str:
+    """Write groups down. They only ever go forward: who read before another cannot take back what that one found.
+
+    What became of a group whose first message lay in a stream that was declared again, and so is none of `present`,
+    says nothing of a group in the new one.
+    """
+    return f"""
+      INSERT INTO relatum.group_states (rank, first_offset, stream_id, state, group_id, consumer_id)
+      SELECT wanted.*, :consumer_id::int
+      FROM unnest(
+        :ranks::bigint[], :first_offsets::bigint[], :stream_ids::int[], :states::text[], :group_ids::text[]
+      ) AS wanted (rank, first_offset, stream_id, state, group_id)
+      {where}
+      ORDER BY wanted.group_id
+      ON CONFLICT (consumer_id, group_id) DO UPDATE SET
+        rank = excluded.rank, first_offset = excluded.first_offset, stream_id = excluded.stream_id,
+        state = excluded.state, touched_at = clock_timestamp(), done_at = NULL, holder = NULL, lease_expires_at = NULL,
+        given = 0
+      WHERE group_states.state = 'open' OR NOT (group_states.stream_id = ANY (:present::int[]))
+      RETURNING group_id
+    """
+
+
+# What must happen together is one statement, which is one round trip and commits by itself: a window counts as scanned
+# in the statement that writes down the groups it touched, and only if nobody else scanned it first. So a member that
+# dies between two statements leaves nothing half done.
+WRITE_DOWN: Final = sql(
+    f"""
+    WITH moved AS (
+      INSERT INTO relatum.group_scans (from_offset, to_offset, consumer_id, stream_id)
+      SELECT :from_offset::bigint, :to_offset::bigint, :consumer_id::int, :stream_id::int
+      WHERE EXISTS (
+          SELECT * FROM relatum.coverage
+          WHERE coverage_id = :coverage_id::bigint AND to_offset >= :to_offset::bigint
+        )
+        AND EXISTS (SELECT * FROM relatum.group_consumers WHERE consumer_id = :consumer_id::int)
+      ON CONFLICT (consumer_id, stream_id, from_offset) DO UPDATE SET to_offset = excluded.to_offset
+      WHERE group_scans.to_offset = :expected::bigint
+      RETURNING to_offset
+    ), noted AS (
+      {_upsert("WHERE EXISTS (SELECT * FROM moved)")}
+    ), gone AS (
+      DELETE FROM relatum.group_states
+      WHERE consumer_id = :consumer_id::int AND group_id = ANY (:outside::text[]) AND state = 'open'
+        AND EXISTS (SELECT * FROM moved)
+      RETURNING group_id
+    )
+    SELECT count(*) FROM moved
+    """
+)
+"""Counts a window as scanned and writes down its groups: one row, the number of windows counted, 1 or 0.
+
+`moved` is the scanned range that grew: a new one, or the one that ended where the window begins. Nothing is written
+where another member has scanned from `expected` on, or where the range of the coverage `coverage_id` that the window
+was read from is not there any more, as after a stream has lost its tail.
+"""
+
+WRITE_DOWN_AGAIN: Final = sql(_upsert(""))
+"""Writes down groups outside any window; their ids."""
 
 
 class Scanner:
@@ -133,7 +203,7 @@ class Scanner:
         """Write down what groups are now, outside any window: where what was written may be older."""
         noted = Noted()
         self._note(noted, (yield from self.groups(group_ids)))
-        yield from Select(statements.write_down_again(), self._parameters(noted))
+        yield from Select(WRITE_DOWN_AGAIN, self._parameters(noted))
 
     def _look(self) -> GroupSteps[list[PresentStream]]:
         key_id = yield from group_key(self._catalog)
@@ -161,7 +231,7 @@ class Scanner:
             window = {"from_offset": stretch.grows, "expected": at, "to_offset": to}
             source = {"stream_id": stretch.stream_id, "coverage_id": stretch.coverage_id}
             ((counted,),) = yield from Select(
-                statements.write_down(),
+                WRITE_DOWN,
                 {**self._parameters(noted), **window, **source, "outside": noted.outside},
             )
             if not counted:
@@ -190,7 +260,7 @@ class Scanner:
 
     def _parameters(self, noted: "Noted") -> dict[str, object]:
         known = {"consumer_id": self._consumer.consumer_id, "present": list(self._view.stream_ids)}
-        return known | statements.written_down(noted.rows)
+        return known | noted.columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +268,15 @@ class Noted:
     """What is to be written down of groups."""
 
     rows: list[tuple[int, int, int, str, str]] = field(default_factory=list)
-    """As `statements.WRITTEN_DOWN` names their columns."""
+    """Rank, first offset, stream id, state and id of each group."""
     outside: list[str] = field(default_factory=list)
     """Groups that stand before the consumer's start."""
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """The rows as a statement takes them."""
+        names = ("ranks", "first_offsets", "stream_ids", "states", "group_ids")
+        return {name: [row[at] for row in self.rows] for at, name in enumerate(names)}
 
 
 def next_width(width: int, rows: int, *, is_full: bool) -> int:

@@ -8,10 +8,9 @@ from typing import Annotated, Final
 from relatum.errors import NotFound
 from relatum.metrics import Counter, Gauge, reported
 from relatum.reading import StreamBounds
-from relatum.store import Range, merged, missing
+from relatum.store import Range, merged, missing, sql
 from relatum_consumer.groups.reading._assembly import GroupOrder
 from relatum_consumer.groups.reading._group_requests import GroupSteps
-from relatum_consumer.groups.sharing import _sharing_statements as statements
 from relatum_consumer.groups.sharing._group_consumer import by_name
 from relatum_consumer.groups.sharing._sharing_options import check_name
 from relatum_consumer.groups.sharing._sharing_scan import SharedConsumer, scanned_of
@@ -109,10 +108,36 @@ class GroupConsumerStatus:
     sources: tuple[GroupSourceStatus, ...]
 
 
+NAMES: Final = sql("SELECT name FROM relatum.group_consumers WHERE vhost = :vhost::text ORDER BY name")
+
+
 def consumer_names(catalog: Catalog) -> GroupSteps[tuple[str, ...]]:
     """The consumers of the virtual host, by name."""
-    rows = yield from Select(statements.consumer_names(), {"vhost": catalog.vhost})
+    rows = yield from Select(NAMES, {"vhost": catalog.vhost})
     return tuple(name for (name,) in rows)
+
+
+COUNTS: Final = sql(
+    """
+    SELECT state, count(*), min(opened_at)
+    FROM relatum.group_states
+    WHERE consumer_id = :consumer_id::int
+    GROUP BY state
+    """
+)
+"""How many groups a consumer has in each state, and since when the oldest is known."""
+
+# The states are as the index `group_states_next` has them, letter by letter: else it cannot be used.
+HOLDERS: Final = sql(
+    """
+    SELECT holder, count(*), min(lease_expires_at), min(lease_expires_at) >= clock_timestamp()
+    FROM relatum.group_states
+    WHERE consumer_id = :consumer_id::int AND state IN ('ready', 'claimed') AND holder IS NOT NULL
+    GROUP BY holder
+    ORDER BY holder
+    """
+)
+"""Who has claimed groups: holder, number, the first lease that ends, whether it is still good."""
 
 
 def consumer_status(catalog: Catalog, name: str) -> GroupSteps[GroupConsumerStatus]:
@@ -124,9 +149,9 @@ def consumer_status(catalog: Catalog, name: str) -> GroupSteps[GroupConsumerStat
     mine = {"consumer_id": consumer.consumer_id}
     counts = dict.fromkeys(STATES, 0)
     oldest: dict[str, datetime] = {}
-    for state, count, opened_at in (yield from Select(statements.counts(), mine)):
+    for state, count, opened_at in (yield from Select(COUNTS, mine)):
         counts[state], oldest[state] = count, opened_at
-    members = yield from Select(statements.holders(), mine)
+    members = yield from Select(HOLDERS, mine)
     return GroupConsumerStatus(
         name,
         consumer.names,

@@ -16,8 +16,18 @@ from relatum.waiting import Outages, Pauses, ended, may_repeat
 from relatum_consumer.groups.reading._assembly import Assembled, Row
 from relatum_consumer.groups.reading._delivery import Reading, all_of, conflict, floor_of, read_group
 from relatum_consumer.groups.reading._group_requests import GroupSteps
-from relatum_consumer.groups.sharing import _sharing_statements as statements
-from relatum_consumer.groups.sharing._claims import NEVER_ACKNOWLEDGED, Claim, Claims, Given, GivenUp, Outcome, Refused
+from relatum_consumer.groups.sharing._claims import (
+    DEAD,
+    NEVER_ACKNOWLEDGED,
+    OPEN,
+    READY,
+    Claim,
+    Claims,
+    Given,
+    GivenUp,
+    Outcome,
+    Refused,
+)
 from relatum_consumer.groups.sharing._group_consumer import check_dead_letters, find_consumer
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
 from relatum_consumer.groups.sharing._sharing_scan import Scanner
@@ -184,11 +194,11 @@ class SharedReading:
         stream = scanner.present.get(claim.stream_id)
         if stream is None:
             # It lay in a stream that was deleted; what comes of it in a new one is another group.
-            yield from self.claims.end(claim, statements.finish("dead"))
+            yield from self.claims.end(claim, DEAD)
         elif (yield from _is_dropped(stream, claim.first_offset)):
             yield from self._conflict(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
         else:
-            yield from self.claims.end(claim, statements.give_back("open"))
+            yield from self.claims.end(claim, OPEN)
             # It may have been recorded again meanwhile; who scanned that saw it claimed, and left it alone.
             yield from scanner.write_down_again([claim.group_id])
 
@@ -197,7 +207,7 @@ class SharedReading:
             self._outcomes.append(Refused(claim, error))
             return
         if self._options.on_conflict == "skip":
-            yield from self.claims.end(claim, statements.finish("dead"))
+            yield from self.claims.end(claim, DEAD)
             return
         messages = yield from self._retained(group)
         self._outcomes.append(GivenUp(claim, error.anomaly, group.position, messages))
@@ -211,7 +221,7 @@ class SharedReading:
     def _refuse(self, refused: Refused) -> GroupSteps[None]:
         """Give back what was claimed and not given, and raise."""
         for claim in [*(outcome.claim for outcome in self._outcomes), *self._waiting]:
-            yield from self.claims.end(claim, statements.give_back("ready"))
+            yield from self.claims.end(claim, READY)
         self._outcomes.clear()
         self._waiting.clear()
         raise refused.error
@@ -228,7 +238,7 @@ class SharedReading:
         claim = outcome.claim
         self._pauses = Pauses()
         self._outages.over(self._who_buries(outcome))
-        was_mine = yield from self.claims.end(claim, statements.finish("dead"))
+        was_mine = yield from self.claims.end(claim, DEAD)
         if was_mine and outcome.reason == NEVER_ACKNOWLEDGED:
             name, letters = self._options.consumer.name, self._options.consumer.dead_letter_stream
             logger.warning(
@@ -254,7 +264,7 @@ class SharedReading:
             yield from Pause(DEAD_LETTERS_S + self._pauses.after(error))
             return True
         try:
-            yield from self.claims.end(outcome.claim, statements.give_back("ready"))
+            yield from self.claims.end(outcome.claim, READY)
         except RelatumError as lost:
             self.claims.forget(outcome.claim)
             text = "the group %s of the consumer %r could not be given back, and is free when its lease has run out: %s"
