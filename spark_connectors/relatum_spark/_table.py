@@ -201,8 +201,10 @@ def snapshot(database: str | None = None, *, limit_s: float = LIMIT_S) -> Iterat
             snapshot_id = _export(connection, limit_s)
         yield Snapshot(snapshot_id, url)
     finally:
-        engine.dispose()
+        # Closed without a rollback: the server may have ended it by its limit.
+        connection.invalidate()
         connection.close()
+        engine.dispose()
 
 
 def _export(connection: sa.Connection, limit_s: float) -> str:

@@ -42,7 +42,6 @@ def jdbc_options(url: str) -> dict[str, str]:
         ("postgresql://user@[::1]:5433/name", "[::1]:5433/name"),
         ("postgresql://user:pw@h1:5433,h2/name?sslmode=require", "h1:5433,h2:5432/name"),
         ("postgresql://user@h1,[::1]:5433/name", "h1:5432,[::1]:5433/name"),
-        ("postgresql://user@/name?host=h1:5433&host=h2", "h1:5433,h2:5432/name"),
         ("postgresql://user@/name?host=h1,h2&port=1,2", "h1:1,h2:2/name"),
     ],
 )
