@@ -115,7 +115,7 @@ class AsyncStreamNodes:
             raise UsedAfterClose("the reader was closed: open another one")
         connection = await self._connections.take(self._node, use)
         if connection is not None:
-            connection.has_received = False
+            connection.is_reused = True
             return connection
         try:
             within_s = connect_left_s(connect_s or max(CONNECT_S_MIN, deadline - time.monotonic()))
@@ -317,9 +317,9 @@ class AsyncStreamNodes:
             try:
                 return await connection.run(operation(connection.operations), deadline)
             except ConnectionLost:
-                # Reading changes nothing, so it can be asked again; but only what was lost before any answer, and
-                # not for ever.
-                if connection.has_received or time.monotonic() >= deadline:
+                # Reading changes nothing, so it can be asked again; but not for ever. What came before the end says
+                # nothing: it may be heartbeats, of when this program stood still, or of the question before.
+                if not connection.is_reused or time.monotonic() >= deadline:
                     raise
             finally:
                 await self._release(connection, Use.ANSWER)

@@ -32,7 +32,7 @@ class SocketConnection:
         session: The session it carries.
         operations: What can be asked over it.
         is_usable: False once it failed or timed out: what comes next on the socket is then unknown.
-        has_received: True once a part of an answer came since somebody set it to False.
+        is_reused: Others had it before, and it may have ended since.
     """
 
     def __init__(self, channel: Channel, login: Login) -> None:
@@ -41,7 +41,7 @@ class SocketConnection:
         self.session = StreamSession(login)
         self.operations = StreamOperations(self.session)
         self.is_usable = True
-        self.has_received = False
+        self.is_reused = False
         self._sent_at = self._received_at = time.monotonic()
         after_fork(self, SocketConnection._leave)
 
@@ -142,16 +142,13 @@ class SocketConnection:
             raise self._lost(None)
         self._received_at = time.monotonic()
         try:
-            events = self.session.receive(data)
+            return self.session.receive(data)
         except ConnectionLost:
             self._send_last_words()
             raise
         except (DataError, AccessRefused):
             self.abandon()
             raise
-        # The heartbeats before a connection ended are no answer.
-        self.has_received = self.has_received or bool(events)
-        return events
 
     def flush(self, timeout_s: float) -> None:
         """Send what the session has to send."""

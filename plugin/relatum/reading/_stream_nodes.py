@@ -108,7 +108,7 @@ class StreamNodes:
             raise UsedAfterClose("the reader was closed: open another one")
         connection = self._connections.take(self._node, use)
         if connection is not None:
-            connection.has_received = False
+            connection.is_reused = True
             return connection
         try:
             within_s = connect_left_s(connect_s or max(CONNECT_S_MIN, deadline - time.monotonic()))
@@ -308,9 +308,9 @@ class StreamNodes:
             try:
                 return connection.run(operation(connection.operations), deadline)
             except ConnectionLost:
-                # Reading changes nothing, so it can be asked again; but only what was lost before any answer, and
-                # not for ever.
-                if connection.has_received or time.monotonic() >= deadline:
+                # Reading changes nothing, so it can be asked again; but not for ever. What came before the end says
+                # nothing: it may be heartbeats, of when this program stood still, or of the question before.
+                if not connection.is_reused or time.monotonic() >= deadline:
                     raise
             finally:
                 self._release(connection, Use.ANSWER)
