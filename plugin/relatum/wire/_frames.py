@@ -254,8 +254,8 @@ def open_vhost(correlation: int, vhost: str) -> bytes:
     return request(Command.OPEN, correlation, string(vhost))
 
 
-def close(correlation: int, code: int = Code.OK, reason: str = "OK") -> bytes:
-    return request(Command.CLOSE, correlation, _U16.pack(code) + string(reason))
+def close(correlation: int) -> bytes:
+    return request(Command.CLOSE, correlation, _U16.pack(Code.OK) + string("OK"))
 
 
 def heartbeat() -> bytes:
