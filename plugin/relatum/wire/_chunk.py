@@ -257,11 +257,12 @@ def _opened(chunk: Chunk, entry: _Entry) -> tuple[memoryview | UnreadableRecord,
         return memoryview(chunk.data)[entry.start - _LENGTH.size : entry.end], (0, _LENGTH.size + entry.size)
     position, unpack = 0, _LENGTH.unpack_from
     ends = array("Q", [0])
+    append = ends.append
     try:
         content = memoryview(unpacked(entry.codec, chunk.data[entry.start : entry.end], entry.size))
         for _ in entry.offsets:
-            position += _LENGTH.size + unpack(content, position)[0]
-            ends.append(position)
+            position += 4 + unpack(content, position)[0]
+            append(position)
     except struct.error:
         unreadable = UnreadableRecord("a sub-entry batch ends before its last record")
     except UnpackError as error:
