@@ -22,8 +22,7 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.reading import SocketConnection, StreamNodes
-from relatum.wire import Answer, Code, Event, StreamMoved, code_name
-from relatum.wire import publishing as wire
+from relatum.wire import Answer, Code, Event, StreamMoved, code_name, frames
 from relatum_spark._where import Broker
 
 FRAME_BYTES: Final = 128 << 10
@@ -66,7 +65,7 @@ class Publisher:
         self._progress_at = time.monotonic()
         self._connection = connect(broker, self._answer_timeout_s)
         agreed = self._connection.session.send_bytes_max or FRAME_BYTES
-        self._frame_bytes = min(FRAME_BYTES, agreed - wire.PUBLISH_BYTES)
+        self._frame_bytes = min(FRAME_BYTES, agreed - frames.PUBLISH_BYTES)
         try:
             self._declare()
         except BaseException:
@@ -78,7 +77,7 @@ class Publisher:
         correlations = []
         for number, stream in enumerate(self._streams):
             correlations.append(session.next_correlation())
-            session.send(wire.declare_publisher(correlations[-1], number, self._reference, stream))
+            session.send(frames.declare_publisher(correlations[-1], number, self._reference, stream))
         self._answers(correlations)
 
     def last_ids(self) -> list[int]:
@@ -87,8 +86,8 @@ class Publisher:
         correlations = []
         for stream in self._streams:
             correlations.append(session.next_correlation())
-            session.send(wire.query_publisher_sequence(correlations[-1], self._reference, stream))
-        return [wire.decode_sequence(answer.body) for answer in self._answers(correlations)]
+            session.send(frames.query_publisher_sequence(correlations[-1], self._reference, stream))
+        return [frames.decode_sequence(answer.body) for answer in self._answers(correlations)]
 
     def _answers(self, correlations: list[int]) -> list[Answer]:
         """Return the answers to requests, one for each stream, all of which must be OK."""
@@ -136,7 +135,7 @@ class Publisher:
         if not pending:
             return
         connection = self._connection
-        connection.session.send(wire.publish(target, pending))
+        connection.session.send(frames.publish(target, pending))
         self._pending[target] = []
         self._pending_bytes[target] = 0
         try:
@@ -167,13 +166,13 @@ class Publisher:
             self._handle(event)
 
     def _handle(self, event: Event) -> None:
-        if isinstance(event, wire.Confirmed):
+        if isinstance(event, frames.Confirmed):
             unconfirmed = self._unconfirmed[event.publisher]
             before = len(unconfirmed)
             unconfirmed.difference_update(event.publishing_ids)
             self._in_flight -= before - len(unconfirmed)
             self._progress_at = time.monotonic()
-        elif isinstance(event, wire.Refused):
+        elif isinstance(event, frames.Refused):
             self._connection.abandon()
             stream, code = self._streams[event.publisher], event.refusals[0][1]
             raise PublishNacked(

@@ -38,7 +38,7 @@ from relatum.publishing import Stamper
 from relatum.reading import StreamReader
 from relatum.store import as_engine, key_definitions, translated_errors
 from relatum.superstreams import partition_of
-from relatum.wire import publishing as wire
+from relatum.wire import frames
 from relatum_spark._encode import encode_content, is_new_layout
 from relatum_spark._options import SinkOptions, parse_sink_options
 from relatum_spark._planner import Tails
@@ -127,7 +127,7 @@ def prepare(
         raise StreamNotFound(f"There is no super stream {parsed.super_stream!r}.", stream=parsed.super_stream)
     if len(streams) > PUBLISHERS_MAX:
         raise InvalidInput(f"the super stream has {len(streams)} streams; at most {PUBLISHERS_MAX} can be written to")
-    bytes_max = max(1, frame_bytes_max - wire.PUBLISH_BYTES - wire.ENTRY_BYTES) if frame_bytes_max else 0
+    bytes_max = max(1, frame_bytes_max - frames.PUBLISH_BYTES - frames.ENTRY_BYTES) if frame_bytes_max else 0
     return parsed, Shape(tuple(streams), parsed.routing_key, keys, definitions, is_new_layout(version), bytes_max)
 
 

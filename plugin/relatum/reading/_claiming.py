@@ -25,7 +25,6 @@ from relatum.wire import (
     amqp10,
     broker_id_of,
     frames,
-    publishing,
 )
 
 CLAIM_S: Final = 5.0
@@ -93,13 +92,13 @@ def _publish(session: StreamSession, text: str) -> Steps[bool]:
     Raises:
         AccessRefused: This user may not.
     """
-    code = yield from _answer(session, publishing.declare_publisher, 0, "", IDENTITY_STREAM)
+    code = yield from _answer(session, frames.declare_publisher, 0, "", IDENTITY_STREAM)
     if code == Code.ACCESS_REFUSED:
         raise AccessRefused(f"this user may not write to {IDENTITY_STREAM!r}")
     if code != Code.OK:
         return False
     message = amqp10.data_section(text.encode())
-    session.send(publishing.publish(0, [publishing.entry(0, message)]))
+    session.send(frames.publish(0, [frames.entry(0, message)]))
     while True:
         for event in (yield from Exchange()):
             if isinstance(event, Confirmed | Refused):

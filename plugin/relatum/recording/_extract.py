@@ -14,7 +14,7 @@ from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import InvalidValue, KeyDefinition, KeyType, Place, SkipReason, bases, checked_text
 from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, TimeSource, header_value, is_header, message_time, property_text, reply_to_text
-from relatum.wire import Head, TooManyValues, amqp10, find_head, pick, pick_list
+from relatum.wire import TooManyValues, amqp10, find_head, pick, pick_list
 
 _PROPERTY_PLACES: Final = {
     "message_id": 0,
@@ -162,19 +162,19 @@ class Extractor:
 
     def _pick_each(self, raw: bytes, head: tuple[int, int, int]) -> tuple[list[Any], bool]:
         """`_pick` for a message with a broken section: that one counts as absent, the others still serve."""
-        absent = Head(-1, -1, -1)
-        usable, is_too_much = absent, False
-        for name, start in zip(Head._fields, head, strict=True):
+        annotations, properties, application = head
+        usable, is_too_much = [-1, -1, -1], False
+        for place, alone in enumerate(((annotations, -1, -1), (-1, properties, -1), (-1, -1, application))):
             try:
-                self._pick(raw, absent._replace(**{name: start}), self._blank.copy())
+                self._pick(raw, alone, self._blank.copy())
             except TooManyValues:
                 is_too_much = True
             except UndecodableMessage:
                 continue
             else:
-                usable = usable._replace(**{name: start})
+                usable[place] = alone[place]
         found = self._blank.copy()
-        self._pick(raw, usable, found)
+        self._pick(raw, (usable[0], usable[1], usable[2]), found)
         return found, is_too_much
 
     def from_message(self, message: Message) -> Extracted:

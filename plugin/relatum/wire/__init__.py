@@ -1,17 +1,14 @@
 """The wire, without input or output: frames, chunks and sessions of the stream protocol, AMQP 1.0's encoding.
 
-Three modules are public as a whole, for callers that need many of their names: `amqp10`, `frames` and `publishing`.
+Two modules are public as a whole, for callers that need many of their names: `amqp10` and `frames`.
 """
 
 from relatum.wire import _amqp10 as amqp10
 from relatum.wire import _frames as frames
-from relatum.wire import _publishing as publishing
-from relatum.wire._amqp10 import pick, pick_list
+from relatum.wire._amqp10 import find_head, pick, pick_list
 from relatum.wire._chunk import Chunk, UnreadableRecord, record_at, records_at, small_records, split
-from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
-from relatum.wire._head import Head, find_head
+from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Confirmed, Refused, Start, StartSpec, StreamPlaces
 from relatum.wire._identity import IDENTITY_STREAM, BrokerIdentity, Position, broker_id_of, fingerprint
-from relatum.wire._publishing import Confirmed, Refused
 from relatum.wire._scalars import Opaque
 from relatum.wire._session import (
     SUBSCRIPTIONS,
@@ -52,7 +49,6 @@ __all__ = [
     "Damaged",
     "Event",
     "Exchange",
-    "Head",
     "Login",
     "MechanismNotTaken",
     "Opaque",
@@ -75,7 +71,6 @@ __all__ = [
     "is_before",
     "pick",
     "pick_list",
-    "publishing",
     "record_at",
     "records_at",
     "small_records",

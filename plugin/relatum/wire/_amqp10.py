@@ -105,26 +105,47 @@ def find_sections(raw: bytes) -> list[Section]:
         UndecodableMessage: the bytes are not AMQP 1.0 sections.
     """
     found: list[Section] = []
+    find_head(raw, found)
+    return found
+
+
+def find_head(raw: bytes, found: list[Section] | None = None) -> tuple[int, int, int]:
+    """Where the message annotations, the properties and the application properties have their values; -1: not there.
+
+    The recorder asks this of every message, so no object is made for each section; `found` gets them if it is given.
+
+    Raises:
+        UndecodableMessage: the bytes are not AMQP 1.0 sections.
+    """
+    annotations = properties = application = -1
     position, size = 0, len(raw)
-    if not size:
-        raise UndecodableMessage("an empty message has no AMQP 1.0 section")
+    widths = WIDTHS
     try:
-        while position < size:
-            if len(found) == SECTIONS_MAX:
-                raise UndecodableMessage(f"a message of more than {SECTIONS_MAX} AMQP 1.0 sections")
+        for _ in range(SECTIONS_MAX):
+            if position >= size:
+                break
             if raw[position] != 0:
                 raise UndecodableMessage("the message is not a sequence of AMQP 1.0 sections")
             if raw[position + 1] == 0x53:
                 code, start = raw[position + 2], position + 3
             else:
                 code, start = _section_code(raw, position + 1)
-            if not HEADER <= code <= FOOTER:
+            if code == APPLICATION_PROPERTIES:
+                application = start
+            elif code == PROPERTIES:
+                properties = start
+            elif code == MESSAGE_ANNOTATIONS:
+                annotations = start
+            elif not HEADER <= code <= FOOTER:
                 raise UndecodableMessage(f"no AMQP 1.0 section has the descriptor 0x{code:x}")
-            position = end_of_value(raw, start)
-            found.append((code, start, position))
+            position = start + 2 + raw[start + 1] if widths[raw[start]] == -1 else end_of_value(raw, start)
+            if found is not None:
+                found.append((code, start, position))
     except IndexError:
         raise UndecodableMessage("an AMQP 1.0 section ends too early") from None
-    return found
+    if position != size or not size:
+        raise UndecodableMessage("an AMQP 1.0 section ends too early, or there are none, or too many")
+    return annotations, properties, application
 
 
 def _section_code(raw: bytes, position: int) -> tuple[int, int]:

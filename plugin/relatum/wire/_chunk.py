@@ -9,11 +9,13 @@ Source: PROTOCOL.adoc (Deliver) and osiris_log.erl of RabbitMQ.
 
 import struct
 import zlib
-from collections.abc import Iterator
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from relatum.errors import ChunkCorrupt, ProtocolError
-from relatum.wire._plain_records import plain_records, plain_records_at
+from relatum.wire._plain_records import plain_records
 from relatum.wire._unpacking import UnpackError, unpacked
 
 PIECE_BYTES_MAX: Final = 4 << 20
@@ -119,16 +121,32 @@ def split(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
     Raises:
         ChunkCorrupt: Lengths inside the chunk are wrong.
     """
-    if chunk.entry_count == chunk.record_count:
-        records = _plain_records(chunk)
-        if records is not None:
-            if len(records) <= PIECE_RECORDS_MAX:
-                yield chunk.first_offset, records
-                return
-            for start in range(0, len(records), PIECE_RECORDS_MAX):
-                yield chunk.first_offset + start, records[start : start + PIECE_RECORDS_MAX]
+    first = chunk.first_offset
+    plain = _plain_records(chunk)
+    if plain is not None:
+        if len(plain) <= PIECE_RECORDS_MAX:
+            yield first, plain
             return
-    yield from _pieces(chunk)
+        for start in range(0, len(plain), PIECE_RECORDS_MAX):
+            yield first + start, plain[start : start + PIECE_RECORDS_MAX]
+        return
+    records: list[bytes] = []
+    held = 0
+    for entry in _entries(chunk):
+        content, ends = _opened(chunk, entry)
+        place, count = 0, len(entry.offsets)
+        while place < count:
+            most = min(count, place + PIECE_RECORDS_MAX)
+            stop = bisect_right(ends, ends[place] + PIECE_BYTES_MAX, place + 1, most + 1) - 1
+            stop = max(stop, place + 1)
+            records += _cut(content, ends, place, stop)
+            held += ends[stop] - ends[place]
+            place = stop
+            if held >= PIECE_BYTES_MAX or len(records) >= PIECE_RECORDS_MAX:
+                yield first, records
+                first, held, records = first + len(records), 0, []
+    if records:
+        yield first, records
 
 
 def small_records(chunk: Chunk) -> list[bytes] | None:
@@ -137,8 +155,7 @@ def small_records(chunk: Chunk) -> list[bytes] | None:
     Raises:
         ChunkCorrupt: Lengths inside the chunk are wrong.
     """
-    is_small = chunk.entry_count == chunk.record_count <= PIECE_RECORDS_MAX
-    return _plain_records(chunk) if is_small else None
+    return _plain_records(chunk) if chunk.record_count <= PIECE_RECORDS_MAX else None
 
 
 def record_at(chunk: Chunk, offset: int) -> bytes | None:
@@ -158,23 +175,22 @@ def records_at(chunk: Chunk, offsets: list[int]) -> Iterator[bytes]:
     Raises:
         ChunkCorrupt: Lengths inside the chunk are wrong.
     """
-    if chunk.entry_count == chunk.record_count:
-        is_whole = len(offsets) == chunk.record_count
-        found = _plain_records(chunk) if is_whole else _plain_records_at(chunk, offsets)
-        if found is not None:
-            yield from found
-            return
+    plain = _plain_records(chunk, offsets)
+    if plain is not None:
+        yield from plain
+        return
     given, asked = 0, len(offsets)
-    for first, entry in _entries(chunk):
-        begin = given
-        while given < asked and offsets[given] < first + entry.records:
-            given += 1
-        if given > begin:
+    for entry in _entries(chunk):
+        stop = bisect_left(offsets, entry.offsets.stop, given)
+        if stop > given:
             # Only batches that hold what is asked for are unpacked.
-            yield from _records_of(chunk, entry, [offset - first for offset in offsets[begin:given]])
+            content, ends = _opened(chunk, entry)
+            for offset in offsets[given:stop]:
+                place = offset - entry.offsets.start
+                yield from _cut(content, ends, place, place + 1)
+        given = stop
         if given == asked:
             return
-    raise _corrupt(chunk)
 
 
 def _corrupt(chunk: Chunk) -> ChunkCorrupt:
@@ -182,47 +198,38 @@ def _corrupt(chunk: Chunk) -> ChunkCorrupt:
     return ChunkCorrupt(f"The chunk at offset {first} has entries of wrong length.", offset=first)
 
 
-def _plain_records(chunk: Chunk) -> list[bytes] | None:
-    """Records of a chunk without sub-entry batches; None where there is one after all."""
+def _plain_records(chunk: Chunk, offsets: list[int] | None = None) -> list[bytes] | None:
+    """The records at some offsets, by default all, of a chunk without sub-entry batches; None where it has some."""
+    if chunk.entry_count != chunk.record_count:
+        return None
+    places = None
+    if offsets is not None and len(offsets) < chunk.record_count:
+        first = chunk.first_offset
+        places = [offset - first for offset in offsets]
     try:
-        found = plain_records(chunk.data, chunk.data_start, chunk.entry_count)
+        found = plain_records(chunk.data, chunk.data_start, chunk.entry_count, places)
     except IndexError as error:
         raise _corrupt(chunk) from error
     if found is None:
         return None
     records, end = found
-    if end != chunk.data_end:
-        raise _corrupt(chunk)
-    return records
-
-
-def _plain_records_at(chunk: Chunk, offsets: list[int]) -> list[bytes] | None:
-    """Some records of a chunk without sub-entry batches; None where a batch comes before the last of them."""
-    first = chunk.first_offset
-    try:
-        found = plain_records_at(chunk.data, chunk.data_start, [offset - first for offset in offsets])
-    except IndexError as error:
-        raise _corrupt(chunk) from error
-    if found is None:
-        return None
-    records, end = found
-    if end > chunk.data_end:
+    if end > chunk.data_end or (places is None and end != chunk.data_end):
         raise _corrupt(chunk)
     return records
 
 
 class _Entry(NamedTuple):
-    """An entry of a chunk: how many records it is, where its content lies, how it is packed, its size unpacked."""
+    """An entry of a chunk: its records' offsets, where its content is, how it is packed, its size unpacked."""
 
-    records: int
+    offsets: range
     start: int
     end: int
     codec: int | None
     size: int
 
 
-def _entries(chunk: Chunk) -> Iterator[tuple[int, _Entry]]:
-    """Each entry of a chunk with the offset of its first record; nothing is unpacked."""
+def _entries(chunk: Chunk) -> Iterator[_Entry]:
+    """Each entry of a chunk; nothing is unpacked."""
     data, data_end = chunk.data, chunk.data_end
     position, offset, stop = chunk.data_start, chunk.first_offset, chunk.first_offset + chunk.record_count
     for _ in range(chunk.entry_count):
@@ -238,83 +245,41 @@ def _entries(chunk: Chunk) -> Iterator[tuple[int, _Entry]]:
         position = start + length
         if position > data_end or offset + count > stop:
             raise _corrupt(chunk)
-        yield offset, _Entry(count, start, position, codec, size)
+        yield _Entry(range(offset, offset + count), start, position, codec, size)
         offset += count
     if position != data_end or offset != stop:
         raise _corrupt(chunk)
 
 
-def _pieces(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
-    """Records of a chunk with sub-entry batches, in pieces: entries of one record together, batches cut up."""
-    first, held = chunk.first_offset, 0
-    records: list[bytes] = []
-    for _, entry in _entries(chunk):
-        for part, size in _parts(chunk, entry):
-            records += part
-            held += size
-            if held >= PIECE_BYTES_MAX or len(records) >= PIECE_RECORDS_MAX:
-                yield first, records
-                first, held, records = first + len(records), 0, []
-    if records:
-        yield first, records
-
-
-def _parts(chunk: Chunk, entry: _Entry) -> Iterator[tuple[list[bytes], int]]:
-    """The records of an entry, a bounded number at a time, with the bytes they take."""
+def _opened(chunk: Chunk, entry: _Entry) -> tuple[memoryview | UnreadableRecord, Sequence[int]]:
+    """An entry's records, each behind its length, and where they end there, with a 0 before the first."""
     if entry.codec is None:
-        yield [chunk.data[entry.start : entry.end]], entry.size
-        return
-    left = entry.records
+        return memoryview(chunk.data)[entry.start - _LENGTH.size : entry.end], (0, _LENGTH.size + entry.size)
+    position, unpack = 0, _LENGTH.unpack_from
+    ends = array("Q", [0])
+    append = ends.append
     try:
-        content = _content(chunk, entry)
+        content = memoryview(unpacked(entry.codec, chunk.data[entry.start : entry.end], entry.size))
+        for _ in entry.offsets:
+            position += 4 + unpack(content, position)[0]
+            append(position)
+    except struct.error:
+        unreadable = UnreadableRecord("a sub-entry batch ends before its last record")
     except UnpackError as error:
         unreadable = UnreadableRecord(str(error), is_broken=error.is_broken)
-        while left:
-            count = min(left, PIECE_RECORDS_MAX)
-            yield [unreadable] * count, 0
-            left -= count
-        return
-    position, unpack = 0, _LENGTH.unpack_from
-    while left:
-        records: list[bytes] = []
-        begin = position
-        while left and len(records) < PIECE_RECORDS_MAX and position - begin < PIECE_BYTES_MAX:
-            end = position + 4 + unpack(content, position)[0]
-            records.append(bytes(content[position + 4 : end]))
-            position = end
-            left -= 1
-        yield records, position - begin
+    else:
+        if position == len(content):
+            return content, ends
+        unreadable = UnreadableRecord("a sub-entry batch has records of wrong length")
+    return unreadable, bytes(len(entry.offsets) + 1)
 
 
-def _records_of(chunk: Chunk, entry: _Entry, places: list[int]) -> Iterator[bytes]:
-    """The records at some places of an entry, ascending; the others are passed over."""
-    if entry.codec is None:
-        yield chunk.data[entry.start : entry.end]
-        return
-    try:
-        content = _content(chunk, entry)
-    except UnpackError as error:
-        yield from [UnreadableRecord(str(error), is_broken=error.is_broken)] * len(places)
-        return
-    position, at, unpack = 0, 0, _LENGTH.unpack_from
-    for place in places:
-        for _ in range(place - at):
-            position += 4 + unpack(content, position)[0]
-        end = position + 4 + unpack(content, position)[0]
-        yield bytes(content[position + 4 : end])
-        position, at = end, place + 1
-
-
-def _content(chunk: Chunk, entry: _Entry) -> memoryview:
-    """The unpacked content of a batch, whose records have lengths that fit it."""
-    assert entry.codec is not None, "only batches are unpacked"
-    content = memoryview(unpacked(entry.codec, chunk.data[entry.start : entry.end], entry.size))
-    position, unpack = 0, _LENGTH.unpack_from
-    try:
-        for _ in range(entry.records):
-            position += 4 + unpack(content, position)[0]
-    except struct.error as error:
-        raise UnpackError("a sub-entry batch ends before its last record") from error
-    if position != len(content):
-        raise UnpackError("a sub-entry batch has records of wrong length")
-    return content
+def _cut(content: memoryview | UnreadableRecord, ends: Sequence[int], place: int, stop: int) -> list[bytes]:
+    """The records of an entry from one place to before another, copied out of what it was unpacked to."""
+    if isinstance(content, UnreadableRecord):
+        return [content] * (stop - place)
+    if stop - place == 1:
+        return [bytes(content[ends[place] + _LENGTH.size : ends[stop]])]
+    found = plain_records(bytes(content[ends[place] : ends[stop]]), 0, stop - place)
+    assert found is not None, "lengths were compared with what they lie in"
+    return found[0]

@@ -7,6 +7,7 @@ Source: PROTOCOL.adoc of RabbitMQ's rabbitmq_stream plugin.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -74,10 +75,20 @@ FRAME_BYTES_MAX: Final = 1 << 30
 HANDSHAKE_FRAME_BYTES_MAX: Final = 1 << 20
 """Bytes a frame may claim before the connection is open: the protocol's own frame size by default."""
 
+PUBLISH_BYTES: Final = 4 + 2 + 2 + 1 + 4
+"""Bytes of a Publish frame beside its entries: size, key, version, publisher, count."""
+
+_ENTRY: Final = struct.Struct(">QI")
+ENTRY_BYTES: Final = _ENTRY.size
+"""Bytes of an entry beside its message: publishing id and length."""
+
 _HEAD: Final = struct.Struct(">IHH")
 _HEAD_CORRELATED: Final = struct.Struct(">IHHI")
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
+_COUNT: Final = struct.Struct(">BI")
+_SEQUENCE: Final = struct.Struct(">Q")
+_REFUSAL: Final = struct.Struct(">QH")
 
 
 class Start(IntEnum):
@@ -118,6 +129,20 @@ class StreamPlaces:
     code: int
     leader: Broker | None
     replicas: tuple[Broker, ...]
+
+
+class Confirmed(NamedTuple):
+    """The broker has stored messages of a publisher, or had stored them before."""
+
+    publisher: int
+    publishing_ids: tuple[int, ...]
+
+
+class Refused(NamedTuple):
+    """The broker did not store messages of a publisher: (publishing id, code) of each."""
+
+    publisher: int
+    refusals: tuple[tuple[int, int], ...]
 
 
 class Cursor:
@@ -229,8 +254,8 @@ def open_vhost(correlation: int, vhost: str) -> bytes:
     return request(Command.OPEN, correlation, string(vhost))
 
 
-def close(correlation: int, code: int = Code.OK, reason: str = "OK") -> bytes:
-    return request(Command.CLOSE, correlation, _U16.pack(code) + string(reason))
+def close(correlation: int) -> bytes:
+    return request(Command.CLOSE, correlation, _U16.pack(Code.OK) + string("OK"))
 
 
 def heartbeat() -> bytes:
@@ -278,6 +303,26 @@ def stream_stats(correlation: int, stream: str) -> bytes:
     return request(Command.STREAM_STATS, correlation, string(stream))
 
 
+def declare_publisher(correlation: int, publisher: int, reference: str, stream: str) -> bytes:
+    """Declares publisher 0 to 255 of this connection; the broker drops what a reference has published before."""
+    return request(Command.DECLARE_PUBLISHER, correlation, bytes((publisher,)) + string(reference) + string(stream))
+
+
+def query_publisher_sequence(correlation: int, reference: str, stream: str) -> bytes:
+    """Asks for the last publishing id of a reference in a stream."""
+    return request(Command.QUERY_PUBLISHER_SEQUENCE, correlation, string(reference) + string(stream))
+
+
+def entry(publishing_id: int, message: bytes) -> bytes:
+    """A message with its publishing id, as `publish` takes it."""
+    return _ENTRY.pack(publishing_id, len(message)) + message
+
+
+def publish(publisher: int, entries: Sequence[bytes]) -> bytes:
+    """Publishes entries in order."""
+    return frame(Command.PUBLISH, _COUNT.pack(publisher, len(entries)) + b"".join(entries))
+
+
 # --- decoding ---------------------------------------------------------------------------------------------
 
 
@@ -312,3 +357,22 @@ def decode_stats(body: bytes) -> dict[str, int]:
     cursor = Cursor(body)
     signed = struct.Struct(">q")
     return {cursor.string(): cursor.unpack(signed)[0] for _ in range(cursor.count(10))}
+
+
+def decode_sequence(body: bytes) -> int:
+    """The last publishing id in the answer to QueryPublisherSequence; 0 where there is none."""
+    return Cursor(body).unpack(_SEQUENCE)[0]
+
+
+def decode_outcome(data: bytes) -> Confirmed | Refused:
+    """A PublishConfirm or PublishError frame (key and version included, the size not)."""
+    key = int.from_bytes(data[:2], "big")
+    publisher, count = Cursor(data, 4).unpack(_COUNT)
+    start = 4 + _COUNT.size
+    each = _SEQUENCE.size if key == Command.PUBLISH_CONFIRM else _REFUSAL.size
+    if len(data) - start < count * each:
+        raise ProtocolError("A confirm of the stream protocol ends too early.")
+    end = start + count * each
+    if key == Command.PUBLISH_CONFIRM:
+        return Confirmed(publisher, struct.unpack_from(f">{count}Q", data, start))
+    return Refused(publisher, tuple(_REFUSAL.iter_unpack(data[start:end])))

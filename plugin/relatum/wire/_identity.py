@@ -51,17 +51,13 @@ class BrokerIdentity:
     cluster_name: str
 
     def __str__(self) -> str:
-        known = "its id is not known" if self.broker_id is None else _short_id(self.broker_id)
+        # The beginning of an id is enough to tell a few brokers of one name apart.
+        known = "its id is not known" if self.broker_id is None else self.broker_id.hex[:8]
         return f"{self.cluster_name!r} ({known})"
 
     def contradicts(self, other: "BrokerIdentity") -> bool:
         """Whether both are known, and are two brokers."""
         return None not in (self.broker_id, other.broker_id) and self.broker_id != other.broker_id
-
-
-def _short_id(broker_id: UUID) -> str:
-    """The beginning of a broker's id: enough to tell a few of one name apart."""
-    return broker_id.hex[:8]
 
 
 def broker_id_of(body: bytes) -> UUID | None:

@@ -20,8 +20,7 @@ from relatum.errors import (
 from relatum.steps import Request
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk, decode_deliver
-from relatum.wire._frames import Code, Command
-from relatum.wire._publishing import Confirmed, Refused, decode_outcome
+from relatum.wire._frames import Code, Command, Confirmed, Refused
 
 CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}
 
@@ -238,7 +237,7 @@ class StreamSession:
         if key & frames.RESPONSE_BIT or key in _MAY_LACK_RESPONSE_BIT:
             return self._answer(key & ~frames.RESPONSE_BIT, frame)
         if key in _OUTCOMES:
-            return decode_outcome(frame)
+            return frames.decode_outcome(frame)
         self._command(key, frame)
         if key == Command.METADATA_UPDATE:
             cursor = frames.Cursor(frame, 4)
