@@ -20,8 +20,7 @@ from relatum.reading._claiming import claimed_identity
 from relatum.reading._cluster import NOT_BY_STREAMS
 from relatum.reading._kept import KeptChunks
 from relatum.reading._leading import OUT_OF_REACH_S
-from relatum.reading._login import BrokerLogin
-from relatum.reading._login_query import login_of_query
+from relatum.reading._login import BrokerLogin, login_of_query
 from relatum.reading._message import Message, type_and_id_of
 from relatum.reading._message_parts import header_value, is_header, parts_of_delivery, property_text, reply_to_text
 from relatum.reading._message_time import message_time

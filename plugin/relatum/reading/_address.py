@@ -9,8 +9,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from relatum.checks import checked_count, checked_host, checked_text, shown
 from relatum.errors import ConfigurationError, InvalidInput
-from relatum.reading._login import BrokerLogin
-from relatum.reading._login_query import login_of_query
+from relatum.reading._login import BrokerLogin, login_of_query
 from relatum.reading._password import Asked, HeldPassword, can_be_sent
 from relatum.wire import AuthMechanism
 
