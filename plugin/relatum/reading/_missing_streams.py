@@ -6,7 +6,7 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from relatum.errors import NotAStream, NotFound, RelatumError, StreamNotFound, StreamUnavailable
 from relatum.reading._address import BrokerAddress
-from relatum.reading._pika_opening import asking
+from relatum.reading._connecting import asking
 
 _NO_QUEUE: Final = "no queue"
 """In the text of a 404: the broker knows the name of no queue."""
