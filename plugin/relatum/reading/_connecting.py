@@ -64,8 +64,8 @@ PASSED_OVER: Final = (BrokerUnavailable, ReadTimeout, AccessRefused, Configurati
 _used: dict[BrokerAddress, int] = {}
 """Which address of a broker answered last."""
 
-_clusters: dict[BrokerAddress, str] = {}
-"""The name of the cluster that an AMQP port belongs to."""
+_clusters: dict[tuple[str, bool], str] = {}
+"""By host and port of AMQP 0.9.1, and whether it speaks TLS: the name of the cluster there."""
 
 
 # --- one of several addresses ----------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:
         BrokerUnavailable, AccessRefused: AMQP 0.9.1 cannot be asked.
         NamelessCluster: the broker does not say.
     """
-    name = _clusters.get(address)
+    name = _clusters.get((address.where, address.amqp_tls))
     if name is None:
         with asking(address, timeout_s) as connection:
             given = connection._impl.server_properties.get("cluster_name")
@@ -143,13 +143,13 @@ def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:
             )
         if len(_clusters) >= REMEMBERED_MAX:
             _clusters.clear()
-        _clusters[address] = name
+        _clusters[address.where, address.amqp_tls] = name
     return name
 
 
 def forget_cluster(address: BrokerAddress) -> None:
     """Ask again the next time: another cluster answered. The broker may have been set up anew."""
-    _clusters.pop(address, None)
+    _clusters.pop((address.where, address.amqp_tls), None)
 
 
 def not_opened(error: BaseException, host: str, port: int) -> BaseException:
