@@ -146,22 +146,19 @@ class BrokerAddress:
         Raises:
             ConfigurationError: they cannot be together, or the URL has no TLS.
         """
-        return self._logging_in(lambda login: replace(login, **options)) if options else self
+        return self._changed(lambda one: replace(one, login=replace(one.login, **options)))
 
     def with_login(self, login: BrokerLogin) -> "BrokerAddress":
         """The same, and each of the others, with that login. Errors as of `logging_in`."""
-        return self._logging_in(lambda _: login)
-
-    def _logging_in(self, change: Callable[[BrokerLogin], BrokerLogin]) -> "BrokerAddress":
-        first, *others = (replace(one, login=change(one.login)) for one in self.each)
-        return replace(first, others=tuple(others))
+        return self._changed(lambda one: replace(one, login=login))
 
     def with_password(self, now: Callable[[], str | None]) -> "BrokerAddress":
         """The same, and each of the others with the same user and password, whose password is what `now` says."""
         mine = (self.user, self.password)
-        first, *others = (
-            replace(one, password_now=now) if (one.user, one.password) == mine else one for one in self.each
-        )
+        return self._changed(lambda one: replace(one, password_now=now) if (one.user, one.password) == mine else one)
+
+    def _changed(self, change: "Callable[[BrokerAddress], BrokerAddress]") -> "BrokerAddress":
+        first, *others = map(change, self.each)
         return replace(first, others=tuple(others))
 
     def secret(self) -> str:
@@ -188,7 +185,7 @@ class BrokerAddress:
         mine, theirs = self.password_now, other.password_now
         if self == other:
             password = None
-        elif self._without_password == other._without_password and isinstance(mine, HeldPassword):
+        elif self._without_password() == other._without_password() and isinstance(mine, HeldPassword):
             password = other.secret()
             if not mine.is_left and self.secret() != password:
                 return False
@@ -198,10 +195,8 @@ class BrokerAddress:
             mine.join(theirs, password)
         return True
 
-    @property
     def _without_password(self) -> "BrokerAddress":
-        first, *others = (replace(one, password="") for one in self.each)
-        return replace(first, others=tuple(others))
+        return self._changed(lambda one: replace(one, password=""))
 
     @property
     def who(self) -> str:
@@ -225,9 +220,8 @@ class BrokerAddress:
             ConfigurationError: A URL cannot be read, or has options of TLS without TLS; the message does not show it.
                 Several are not in one virtual host, or not as many as stream URLs.
         """
-        urls, stream_urls = _parted(url), [None] if stream_url is None else _parted(stream_url)
-        if stream_url is None:
-            stream_urls *= len(urls)
+        urls = _parted(url)
+        stream_urls = [None] * len(urls) if stream_url is None else _parted(stream_url)
         if len(urls) != len(stream_urls):
             raise ConfigurationError("Give as many stream URLs as URLs of the broker, in the same order.")
         first, *others = (cls._of_two(*pair) for pair in zip(urls, stream_urls, strict=True))
@@ -257,26 +251,20 @@ class BrokerAddress:
     @classmethod
     def _of(cls, url: str) -> Self:
         parts, port = _split(url)
-        tls = parts.scheme in _TLS
-        common = cls(
+        is_stream, is_tls = parts.scheme in _STREAM, parts.scheme in _TLS
+        guess = port - AMQP_TO_STREAM_PORT
+        return cls(
             host=parts.hostname or "localhost",
             user=unquote(parts.username) if parts.username is not None else "guest",
             password=unquote(parts.password) if parts.password is not None else "guest",
             vhost=unquote(parts.path[1:]) if len(parts.path) > 1 else "/",
+            amqp_port=None if is_stream else port,
+            amqp_tls=is_tls and not is_stream,
             stream_host=parts.hostname or "localhost",
-        )
-        login = login_of_query(parts.query)
-        if parts.scheme in _STREAM:
-            return replace(common, stream_port=port, stream_tls=tls, login=login)
-        guess = port - AMQP_TO_STREAM_PORT
-        return replace(
-            common,
-            amqp_port=port,
-            amqp_tls=tls,
-            stream_tls=tls,
-            login=login,
-            stream_port=guess if guess > 0 else None,
-            stream_port_guessed=True,
+            stream_port=port if is_stream else guess if guess > 0 else None,
+            stream_tls=is_tls,
+            stream_port_guessed=not is_stream,
+            login=login_of_query(parts.query),
         )
 
     @property
