@@ -11,7 +11,6 @@ from relatum.reading._agreement import (
     ends_of_known,
     position_of,
 )
-from relatum.reading._asking import bounds_or_error, is_of_all
 from relatum.reading._async_reader import AsyncStreamReader
 from relatum.reading._attach import other_nodes
 from relatum.reading._batches import RecordBatch, StreamBounds
@@ -37,7 +36,7 @@ from relatum.reading._password import HeldPassword
 from relatum.reading._plan import Result
 from relatum.reading._reader import StreamReader
 from relatum.reading._socket import SocketConnection
-from relatum.reading._stream_errors import refusal
+from relatum.reading._stream_errors import bounds_or_error, is_of_all, refusal
 from relatum.reading._stream_nodes import StreamNodes
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.wire import AuthMechanism, Broker, BrokerIdentity, Position, StreamPlaces, UnreadableRecord

@@ -25,10 +25,12 @@ from relatum.errors import (
 from relatum.reading._address import BrokerAddress
 from relatum.reading._async_socket import AsyncSocketConnection
 from relatum.reading._connecting import (
+    CONNECT_S_MIN,
     HEARTBEAT_S,
     PASSED_OVER,
     answered,
     cluster_meant,
+    connect_left_s,
     forget_cluster,
     in_turn,
     login_for,
@@ -45,7 +47,7 @@ from relatum.reading._leading import (
 from relatum.reading._missing_streams import name_missing
 from relatum.reading._operations import StreamOperations
 from relatum.reading._plan import Density
-from relatum.reading._time import CONNECT_S_MIN, check_time, connect_left_s
+from relatum.reading._stream_errors import check_time
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.waiting import AsyncKeeper, left_s
 from relatum.wire import AnotherCluster, Broker, Steps

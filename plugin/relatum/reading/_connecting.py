@@ -39,8 +39,7 @@ from relatum.errors import (
     TlsRefused,
 )
 from relatum.reading._address import BrokerAddress
-from relatum.reading._time import CONNECT_S_MIN
-from relatum.waiting import ended
+from relatum.waiting import ended, left_s
 from relatum.wire import AnotherProtocol, Login, MechanismNotTaken
 
 logger = logging.getLogger("relatum.broker")
@@ -50,6 +49,12 @@ HEARTBEAT_S: Final = 10
 
 SILENCE_HEARTBEATS: Final = 1.5
 """Heartbeats without any byte after which the peer counts as gone; it sends two in each."""
+
+CONNECT_S_MIN: Final = 0.5
+"""Seconds a port has to answer at least, however much of the time-out others have taken before."""
+
+CONNECT_S_LEAST: Final = 0.01
+"""Seconds for connecting where a call has none left: 0 would mean something else to sockets."""
 
 GOODBYE_S: Final = 0.5
 """Seconds the broker has to answer a close by AMQP 0.9.1."""
@@ -116,6 +121,11 @@ class NamelessCluster(ConfigurationError):
 
 NOT_BY_STREAMS: Final = (AnotherProtocol, TlsRefused, MechanismNotTaken, NamelessCluster)
 """Errors that are final where the stream port was given, and say of a guessed one that it is another's."""
+
+
+def connect_left_s(most_s: float) -> float:
+    """Seconds for connecting: so many, or what the call has left."""
+    return max(CONNECT_S_LEAST, left_s(most_s))
 
 
 def login_for(address: BrokerAddress, heartbeat_s: int = HEARTBEAT_S, cluster_name: str | None = None) -> Login:
