@@ -48,10 +48,10 @@ class BrokerAddress:
         login: What TLS trusts and shows, and whether a password or a client certificate logs in.
         others: Addresses of other nodes of the same cluster, with the same virtual host: the next one is used where one
             does not answer ([ADR 42](../adr/0042-several-addresses.md)).
-        password_now: Says the password of now, where it changes: a function that is asked at each login, in a thread of
-            its own, for 5 s at most. What it raises, and text that it does not give in time, is `BrokerUnavailable`,
-            and asked for again; nothing that it raises or gives is shown. The function goes with the address to other
-            processes; a connection's own password, as `intercept` looks at it, as it is then.
+        password_now: Returns the current password, where it changes: a function that is called at each login, in a
+            thread of its own, for 5 s at most. If it raises or takes longer, the login fails as `BrokerUnavailable`,
+            and is tried again; nothing that it raises or returns is shown. The function goes with the address to other
+            processes; of a connection that `intercept` was given, the password of that moment does.
 
     Raises:
         ConfigurationError: `login` asks for TLS, and neither port has it; `others` are in another virtual host.
@@ -162,25 +162,26 @@ class BrokerAddress:
         return replace(first, others=tuple(others))
 
     def secret(self) -> str:
-        """The password to log in by now. It may block: where somebody's function says it, for 5 s at most.
+        """The password to log in by now. Where a function returns it, this blocks for 5 s at most.
 
         Raises:
-            BrokerUnavailable: the function raised, or did not answer.
-            ConfigurationError: it gave no password.
+            BrokerUnavailable: The function raised, or did not return in time.
+            ConfigurationError: What it returned is no password.
         """
         now = None if self.password_now is None or self.login.mechanism != "PLAIN" else self.password_now()
         return self.password if now is None else now
 
     @property
     def password_function(self) -> Asked | None:
-        """Somebody's function that says the password; None where there is none."""
+        """The user's function that returns the password; None where there is none."""
         return self.password_now if isinstance(self.password_now, Asked) else None
 
     def is_joined_by(self, other: "BrokerAddress") -> bool:
-        """Whether another connection's address is this one, and this one's password from now on what that one says.
+        """Whether another connection leads to the same broker as the same user; if so, its password counts from now on.
 
-        It is where they differ in nothing, or in the password alone: where both say the same now, or this one's
-        connections are gone. Two connections that are there may be two users: tokens come with any user's name.
+        It does if the addresses are equal. If they differ in the password alone, it does if both connections now have
+        the same one, or if this address's connections are gone: two live ones may be two users, since a token may come
+        with any user name.
         """
         mine, theirs = self.password_now, other.password_now
         if self == other:

@@ -77,7 +77,7 @@ _clusters: dict[tuple[str, bool], str] = {}
 
 
 def in_turn(address: BrokerAddress) -> list[BrokerAddress]:
-    """The addresses, each by itself, in the order in which they are to be tried now."""
+    """The addresses, each by itself, in the order in which to try them now."""
     each, first = list(address.each), _used.get(address, 0)
     return each[first:] + each[:first]
 
@@ -90,10 +90,7 @@ def shares(address: BrokerAddress, within_s: float) -> Iterator[tuple[BrokerAddr
 
 
 def answered(address: BrokerAddress, one: BrokerAddress, errors: Sequence[RelatumError]) -> None:
-    """Note which address answered; a line in the log where it was another one before.
-
-    `errors`: Those of the addresses that were tried first.
-    """
+    """Remember the address that answered, and log a change; `errors` are those of the addresses tried before it."""
     before, index = _used.get(address, 0), address.each.index(one)
     if before == index:
         return
@@ -105,7 +102,7 @@ def answered(address: BrokerAddress, one: BrokerAddress, errors: Sequence[Relatu
 
 
 def none_answered(errors: Sequence[RelatumError]) -> RelatumError:
-    """The error where no address could be used: what somebody has to change, else that nobody answers."""
+    """The error where every address failed: the first that somebody has to act on, else that none answers."""
     if len(errors) == 1:
         return errors[0]
     final = next((each for each in errors if not isinstance(each, BrokerUnavailable | ReadTimeout)), None)
@@ -116,11 +113,11 @@ def none_answered(errors: Sequence[RelatumError]) -> RelatumError:
 
 
 class NamelessCluster(ConfigurationError):
-    """The broker does not name its cluster: nobody can prove to be it, so its stream port cannot be guessed."""
+    """The broker does not name its cluster, so nothing can prove that a guessed stream port belongs to it."""
 
 
 NOT_BY_STREAMS: Final = (AnotherProtocol, TlsRefused, MechanismNotTaken, NamelessCluster)
-"""Errors that are final where the stream port was given, and say of a guessed one that it is another's."""
+"""Errors that are final for a stream port that was given; a guessed port with one of them is another server's."""
 
 
 def connect_left_s(most_s: float) -> float:
@@ -129,17 +126,17 @@ def connect_left_s(most_s: float) -> float:
 
 
 def login_for(address: BrokerAddress, heartbeat_s: int = HEARTBEAT_S, cluster_name: str | None = None) -> Login:
-    """The login an address holds now, for the cluster of that name alone where one is given. Blocks as `secret`."""
+    """How to log in now, to the cluster of that name alone if one is given. Blocks as `BrokerAddress.secret`."""
     mechanism = address.login.mechanism
     return Login(address.user, address.secret(), address.vhost, mechanism, heartbeat_s, cluster_name)
 
 
 def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:
-    """The name of the cluster that must answer on an address's guessed stream port; asked once, and it may block.
+    """The name of the cluster that must answer on a guessed stream port: asked over AMQP 0.9.1, once. It may block.
 
     Raises:
         BrokerUnavailable, AccessRefused: AMQP 0.9.1 cannot be asked.
-        NamelessCluster: the broker does not say.
+        NamelessCluster: The broker does not name it.
     """
     name = _clusters.get((address.where, address.amqp_tls))
     if name is None:
@@ -158,7 +155,7 @@ def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:
 
 
 def forget_cluster(address: BrokerAddress) -> None:
-    """Ask again the next time: another cluster answered. The broker may have been set up anew."""
+    """Ask again next time: another cluster answered, and the broker may have been reinstalled."""
     _clusters.pop((address.where, address.amqp_tls), None)
 
 
@@ -179,12 +176,12 @@ def not_opened(error: BaseException, host: str, port: int) -> BaseException:
 
 
 def blocking_connection(address: BrokerAddress, *, timeout_s: float, heartbeat_s: int) -> pika.BlockingConnection:
-    """A blocking connection of pika's to an address; of several, to one that answers.
+    """Open a blocking connection of pika's: to the first of the addresses that answers.
 
     Raises:
-        BrokerUnavailable, AccessRefused: none can be opened.
-        TlsRefused: TLS cannot be, for a reason that it names.
-        ConfigurationError: the address has no AMQP port, or a file of TLS cannot be used.
+        BrokerUnavailable, AccessRefused: None can be opened.
+        TlsRefused: A certificate is refused, or one side does not speak TLS.
+        ConfigurationError: The address has no AMQP port, or a TLS file cannot be used.
     """
     errors: list[RelatumError] = []
     for one, share_s in shares(address, timeout_s):
@@ -227,7 +224,7 @@ def _connect(address: BrokerAddress, within_s: float, timeout_s: float, heartbea
 
 @contextmanager
 def in_time(connection: pika.BlockingConnection, timeout_s: float) -> Iterator[None]:
-    """End a connection whose broker does not answer in time: pika itself waits for ever."""
+    """End the connection if the block takes longer: pika itself waits for ever."""
     # As pika's own timer does for brokers that block publishers: only timers of the loop run while it waits.
     loop = connection._impl
     end = partial(loop._terminate_stream, ConnectionBlockedTimeout(f"no answer within {seconds_text(timeout_s)}"))
@@ -240,7 +237,7 @@ def in_time(connection: pika.BlockingConnection, timeout_s: float) -> Iterator[N
 
 @contextmanager
 def asking(address: BrokerAddress, timeout_s: float) -> Iterator[pika.BlockingConnection]:
-    """A connection for one question, answered in time or ended. Errors as of `blocking_connection`."""
+    """A connection for one question, ended if the answer takes longer. Errors as of `blocking_connection`."""
     connection = blocking_connection(address, timeout_s=timeout_s, heartbeat_s=HEARTBEAT_S)
     with own_connection():
         try:
@@ -253,13 +250,12 @@ def asking(address: BrokerAddress, timeout_s: float) -> Iterator[pika.BlockingCo
 
 
 def _amqp_error(error: BaseException, address: BrokerAddress, port: int) -> RelatumError:
-    """Of what pika raised: it calls each connection that ended while it was opened a "probable" refusal."""
+    """Pika calls every connection that ends while it opens a "probable" refusal: only the broker's word counts."""
     closed = _CLOSED_BY_BROKER.search(f"{error} {error!r}")
     if closed is not None and int(closed[1]) in _REFUSED and _FULL not in closed[2]:
         refuses = f"The broker at {address.where} refuses {address.who} in the virtual host {address.vhost!r}"
         if int(closed[1]) == _NO_VHOST:
             return AccessRefused(f"{refuses}: there is no such virtual host, or this user may not use it.")
-        # The broker does not tell a user that it does not know from a wrong password.
         return AccessRefused(
             f"{refuses}: the name, the password or the certificate is wrong; RabbitMQ does not say which."
         )
@@ -273,7 +269,7 @@ _NO_VHOST: Final = 530
 """NOT_ALLOWED: the reply code of a virtual host that is not there or that the user may not use."""
 
 _REFUSED: Final = frozenset({403, _NO_VHOST})
-"""Reply codes of a refused user or password, and of a virtual host. Others pass: a node that stops, for one."""
+"""Reply codes of a refused user, password or virtual host. Others are transient: a node that stops, for one."""
 
 _FULL: Final = "is reached"
 """Ends the text of a 530 that says "connection limit (10) is reached", of a user, a virtual host or a node."""
@@ -288,21 +284,21 @@ _OUT_OF_TIME: Final = (TimeoutError, ReadTimeout, AMQPConnectorStackTimeout, Con
 """Ours and the system's, and pika's for an attempt that it has given up."""
 
 _OTHER_PORTS: Final = {5432: "PostgreSQL", 15672: "RabbitMQ's management pages"}
-"""Ports that are often given in place of the broker's."""
+"""Ports often given by mistake, and whose they usually are."""
 
 _ENABLE: Final = "Where RabbitMQ runs there, its stream plugin does not: rabbitmq-plugins enable rabbitmq_stream."
 
 _UNKNOWN_ISSUERS: Final = frozenset({18, 19, 20, 21})
-"""OpenSSL's verify codes where nobody who is trusted vouches for a certificate."""
+"""OpenSSL's verify codes of a certificate that no trusted authority issued."""
 
 _OTHER_NAMES: Final = frozenset({62, 63, 64})
 """OpenSSL's verify codes of a certificate for another host, e-mail or IP address."""
 
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "HTTP_REQUEST"})
-"""OpenSSL's reasons for an answer that is none of TLS."""
+"""OpenSSL's reasons for an answer that is not TLS."""
 
 _PASSING_ALERTS: Final = frozenset({"INTERNAL_ERROR", "USER_CANCELLED", "BAD_RECORD_MAC", "DECODE_ERROR"})
-"""Ends of OpenSSL's reasons for alerts that say nothing of how TLS is set up. Source: RFC 8446, section 6."""
+"""Ends of OpenSSL's reasons for alerts that may pass. Source: RFC 8446, section 6."""
 
 
 def _not_reached(error: BaseException, protocol: str, host: str, port: int) -> TlsRefused | BrokerUnavailable:
