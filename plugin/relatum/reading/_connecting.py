@@ -105,8 +105,12 @@ def none_answered(errors: Sequence[RelatumError]) -> RelatumError:
     """The error where every address failed: the first that somebody has to act on, else that none answers."""
     if len(errors) == 1:
         return errors[0]
-    final = next((each for each in errors if not isinstance(each, BrokerUnavailable | ReadTimeout)), None)
-    return final or BrokerUnavailable(f"No address answers. {' '.join(map(str, errors))}")
+    for error in errors:
+        if not isinstance(error, BrokerUnavailable | ReadTimeout):
+            return error
+    none = BrokerUnavailable(f"No address answers. {' '.join(map(str, errors))}")
+    none.__cause__ = errors[-1]
+    return none
 
 
 # --- by the stream protocol ------------------------------------------------------------------------------------------
