@@ -125,7 +125,7 @@ def used(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 @pytest.fixture
 def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Be a new process, which does not know who answered."""
-    return lambda: monkeypatch.setattr("relatum.reading._failing_over._used", {})
+    return lambda: monkeypatch.setattr("relatum.reading._connecting._used", {})
 
 
 @on_each_cluster

@@ -11,29 +11,32 @@ from relatum.reading._agreement import (
     ends_of_known,
     position_of,
 )
-from relatum.reading._asking import bounds_or_error, is_of_all
 from relatum.reading._async_reader import AsyncStreamReader
 from relatum.reading._attach import other_nodes
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._channels import RECEIVE_BYTES
 from relatum.reading._claiming import claimed_identity
-from relatum.reading._cluster import NOT_BY_STREAMS
+from relatum.reading._connecting import (
+    GOODBYE_S,
+    HEARTBEAT_S,
+    NOT_BY_STREAMS,
+    SILENCE_HEARTBEATS,
+    blocking_connection,
+    in_time,
+)
 from relatum.reading._kept import KeptChunks
 from relatum.reading._leading import OUT_OF_REACH_S
-from relatum.reading._login import BrokerLogin
-from relatum.reading._login_query import login_of_query
+from relatum.reading._login import BrokerLogin, login_of_query
 from relatum.reading._message import Message, type_and_id_of
 from relatum.reading._message_parts import header_value, is_header, parts_of_delivery, property_text, reply_to_text
 from relatum.reading._message_time import message_time
 from relatum.reading._message_values import Properties, TimeSource
-from relatum.reading._opening import HEARTBEAT_S, SILENCE_HEARTBEATS
 from relatum.reading._operations import ATTACHES_MAX, CLOSES_SINCE, PLACES_AT_ONCE
 from relatum.reading._password import HeldPassword
-from relatum.reading._pika_opening import GOODBYE_S, blocking_connection, in_time
 from relatum.reading._plan import Result
 from relatum.reading._reader import StreamReader
 from relatum.reading._socket import SocketConnection
-from relatum.reading._stream_errors import refusal
+from relatum.reading._stream_errors import bounds_or_error, is_of_all, refusal
 from relatum.reading._stream_nodes import StreamNodes
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.wire import AuthMechanism, Broker, BrokerIdentity, Position, StreamPlaces, UnreadableRecord

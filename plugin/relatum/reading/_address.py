@@ -9,8 +9,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from relatum.checks import checked_count, checked_host, checked_text, shown
 from relatum.errors import ConfigurationError, InvalidInput
-from relatum.reading._login import BrokerLogin
-from relatum.reading._login_query import login_of_query
+from relatum.reading._login import BrokerLogin, login_of_query
 from relatum.reading._password import Asked, HeldPassword, can_be_sent
 from relatum.wire import AuthMechanism
 
@@ -49,10 +48,10 @@ class BrokerAddress:
         login: What TLS trusts and shows, and whether a password or a client certificate logs in.
         others: Addresses of other nodes of the same cluster, with the same virtual host: the next one is used where one
             does not answer ([ADR 42](../adr/0042-several-addresses.md)).
-        password_now: Says the password of now, where it changes: a function that is asked at each login, in a thread of
-            its own, for 5 s at most. What it raises, and text that it does not give in time, is `BrokerUnavailable`,
-            and asked for again; nothing that it raises or gives is shown. The function goes with the address to other
-            processes; a connection's own password, as `intercept` looks at it, as it is then.
+        password_now: Returns the current password, where it changes: a function that is called at each login, in a
+            thread of its own, for 5 s at most. If it raises or takes longer, the login fails as `BrokerUnavailable`,
+            and is tried again; nothing that it raises or returns is shown. The function goes with the address to other
+            processes; of a connection that `intercept` was given, the password of that moment does.
 
     Raises:
         ConfigurationError: `login` asks for TLS, and neither port has it; `others` are in another virtual host.
@@ -147,49 +146,47 @@ class BrokerAddress:
         Raises:
             ConfigurationError: they cannot be together, or the URL has no TLS.
         """
-        return self._logging_in(lambda login: replace(login, **options)) if options else self
+        return self._changed(lambda one: replace(one, login=replace(one.login, **options)))
 
     def with_login(self, login: BrokerLogin) -> "BrokerAddress":
         """The same, and each of the others, with that login. Errors as of `logging_in`."""
-        return self._logging_in(lambda _: login)
-
-    def _logging_in(self, change: Callable[[BrokerLogin], BrokerLogin]) -> "BrokerAddress":
-        first, *others = (replace(one, login=change(one.login)) for one in self.each)
-        return replace(first, others=tuple(others))
+        return self._changed(lambda one: replace(one, login=login))
 
     def with_password(self, now: Callable[[], str | None]) -> "BrokerAddress":
         """The same, and each of the others with the same user and password, whose password is what `now` says."""
         mine = (self.user, self.password)
-        first, *others = (
-            replace(one, password_now=now) if (one.user, one.password) == mine else one for one in self.each
-        )
+        return self._changed(lambda one: replace(one, password_now=now) if (one.user, one.password) == mine else one)
+
+    def _changed(self, change: "Callable[[BrokerAddress], BrokerAddress]") -> "BrokerAddress":
+        first, *others = map(change, self.each)
         return replace(first, others=tuple(others))
 
     def secret(self) -> str:
-        """The password to log in by now. It may block: where somebody's function says it, for 5 s at most.
+        """The password to log in by now. Where a function returns it, this blocks for 5 s at most.
 
         Raises:
-            BrokerUnavailable: the function raised, or did not answer.
-            ConfigurationError: it gave no password.
+            BrokerUnavailable: The function raised, or did not return in time.
+            ConfigurationError: What it returned is no password.
         """
         now = None if self.password_now is None or self.login.mechanism != "PLAIN" else self.password_now()
         return self.password if now is None else now
 
     @property
     def password_function(self) -> Asked | None:
-        """Somebody's function that says the password; None where there is none."""
+        """The user's function that returns the password; None where there is none."""
         return self.password_now if isinstance(self.password_now, Asked) else None
 
     def is_joined_by(self, other: "BrokerAddress") -> bool:
-        """Whether another connection's address is this one, and this one's password from now on what that one says.
+        """Whether another connection leads to the same broker as the same user; if so, its password counts from now on.
 
-        It is where they differ in nothing, or in the password alone: where both say the same now, or this one's
-        connections are gone. Two connections that are there may be two users: tokens come with any user's name.
+        It does if the addresses are equal. If they differ in the password alone, it does if both connections now have
+        the same one, or if this address's connections are gone: two live ones may be two users, since a token may come
+        with any user name.
         """
         mine, theirs = self.password_now, other.password_now
         if self == other:
             password = None
-        elif self._without_password == other._without_password and isinstance(mine, HeldPassword):
+        elif self._without_password() == other._without_password() and isinstance(mine, HeldPassword):
             password = other.secret()
             if not mine.is_left and self.secret() != password:
                 return False
@@ -199,10 +196,8 @@ class BrokerAddress:
             mine.join(theirs, password)
         return True
 
-    @property
     def _without_password(self) -> "BrokerAddress":
-        first, *others = (replace(one, password="") for one in self.each)
-        return replace(first, others=tuple(others))
+        return self._changed(lambda one: replace(one, password=""))
 
     @property
     def who(self) -> str:
@@ -226,9 +221,8 @@ class BrokerAddress:
             ConfigurationError: A URL cannot be read, or has options of TLS without TLS; the message does not show it.
                 Several are not in one virtual host, or not as many as stream URLs.
         """
-        urls, stream_urls = _parted(url), [None] if stream_url is None else _parted(stream_url)
-        if stream_url is None:
-            stream_urls *= len(urls)
+        urls = _parted(url)
+        stream_urls = [None] * len(urls) if stream_url is None else _parted(stream_url)
         if len(urls) != len(stream_urls):
             raise ConfigurationError("Give as many stream URLs as URLs of the broker, in the same order.")
         first, *others = (cls._of_two(*pair) for pair in zip(urls, stream_urls, strict=True))
@@ -258,26 +252,20 @@ class BrokerAddress:
     @classmethod
     def _of(cls, url: str) -> Self:
         parts, port = _split(url)
-        tls = parts.scheme in _TLS
-        common = cls(
+        is_stream, is_tls = parts.scheme in _STREAM, parts.scheme in _TLS
+        guess = port - AMQP_TO_STREAM_PORT
+        return cls(
             host=parts.hostname or "localhost",
             user=unquote(parts.username) if parts.username is not None else "guest",
             password=unquote(parts.password) if parts.password is not None else "guest",
             vhost=unquote(parts.path[1:]) if len(parts.path) > 1 else "/",
+            amqp_port=None if is_stream else port,
+            amqp_tls=is_tls and not is_stream,
             stream_host=parts.hostname or "localhost",
-        )
-        login = login_of_query(parts.query)
-        if parts.scheme in _STREAM:
-            return replace(common, stream_port=port, stream_tls=tls, login=login)
-        guess = port - AMQP_TO_STREAM_PORT
-        return replace(
-            common,
-            amqp_port=port,
-            amqp_tls=tls,
-            stream_tls=tls,
-            login=login,
-            stream_port=guess if guess > 0 else None,
-            stream_port_guessed=True,
+            stream_port=port if is_stream else guess if guess > 0 else None,
+            stream_tls=is_tls,
+            stream_port_guessed=not is_stream,
+            login=login_of_query(parts.query),
         )
 
     @property

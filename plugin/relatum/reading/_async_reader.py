@@ -19,9 +19,9 @@ from relatum.errors import AccessRefused, NotFound, ReadTimeout
 from relatum.processes import of_one_process
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._connecting import HEARTBEAT_S
 from relatum.reading._kept import KeptChunks
 from relatum.reading._message import Message
-from relatum.reading._opening import HEARTBEAT_S
 from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.reading._scan import CREDIT, IDLE_S, Scan, Start, checked_ids, checked_scan
 from relatum.reading._stream_asyncio import SLICE, AsyncStreams

@@ -24,7 +24,7 @@ from relatum.errors import (
 # both:
 from relatum.reading._address import BrokerAddress
 from relatum.reading._channels import GOODBYE_S, AsyncChannel
-from relatum.reading._opening import SILENCE_HEARTBEATS, not_opened, tls_context_for
+from relatum.reading._connecting import SILENCE_HEARTBEATS, not_opened
 from relatum.reading._operations import StreamOperations
 from relatum.steps import async_run
 from relatum.wire import Event, Login, Steps, StreamSession, frames
@@ -78,7 +78,7 @@ class AsyncSocketConnection:
                 f"Streams are read by the stream protocol, and its port cannot be guessed from {address.where}: give a "
                 "rabbitmq-stream:// URL."
             )
-        tls = await asyncio.to_thread(tls_context_for, address)
+        tls = await asyncio.to_thread(address.login.tls_context) if address.stream_tls else None
         name = address.login.server_name_for(host)
         deadline = time.monotonic() + timeout_s
         channel: AsyncChannel | None = None

@@ -24,9 +24,20 @@ from relatum.errors import (
 # both:
 from relatum.reading._address import BrokerAddress
 from relatum.reading._async_socket import AsyncSocketConnection
-from relatum.reading._cluster import cluster_meant, forget_cluster
+from relatum.reading._connecting import (
+    CONNECT_S_MIN,
+    HEARTBEAT_S,
+    PASSED_OVER,
+    answered,
+    cluster_meant,
+    connect_left_s,
+    forget_cluster,
+    in_turn,
+    login_for,
+    none_answered,
+    shares,
+)
 from relatum.reading._connections import ASIDE, AsyncConnections
-from relatum.reading._failing_over import Attempts, in_turn
 from relatum.reading._leading import (
     NODE_CONNECT_S,
     OUT_OF_REACH_S,
@@ -34,10 +45,9 @@ from relatum.reading._leading import (
     OutOfReach,
 )
 from relatum.reading._missing_streams import name_missing
-from relatum.reading._opening import HEARTBEAT_S, login_for
 from relatum.reading._operations import StreamOperations
 from relatum.reading._plan import Density
-from relatum.reading._time import CONNECT_S_MIN, check_time, connect_left_s
+from relatum.reading._stream_errors import check_time
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.waiting import AsyncKeeper, left_s
 from relatum.wire import AnotherCluster, Broker, Steps
@@ -129,12 +139,17 @@ class AsyncStreamNodes:
 
     async def _connect(self, within_s: float) -> AsyncSocketConnection:
         """A connection to the node; of several addresses, to the one that answered last, else to the next that does."""
-        attempts = Attempts(self._address, within_s)
-        while True:
-            with attempts as (address, share_s):
+        errors: list[RelatumError] = []
+        for address, share_s in shares(self._address, within_s):
+            try:
                 connection = await self._connect_to(address, share_s)
+            except PASSED_OVER as error:
+                errors.append(error)
+            else:
+                answered(self._address, address, errors)
                 self._be_at(address)
                 return connection
+        raise none_answered(errors)
 
     async def _connect_to(self, address: BrokerAddress, within_s: float) -> AsyncSocketConnection:
         name = None

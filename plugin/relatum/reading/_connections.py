@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 from relatum.processes import after_fork, leave_to_parent
-from relatum.reading._time import check_time
+from relatum.reading._stream_errors import check_time
 from relatum.reading._turns import CONNECTIONS_MAX, Line, ReaderStatistics, Use, Waiter
 
 CONNECTIONS_KEPT: Final = CONNECTIONS_MAX

@@ -1,17 +1,23 @@
-"""How to log in to a broker: what TLS trusts and shows, and the SASL mechanism; one value for all who connect."""
+"""How to log in to a broker: what TLS trusts and shows, and the SASL mechanism; in code, or as a URL says it."""
 
+import base64
+import logging
 import os
 import ssl
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
 from relatum.checks import checked_text, shown
 from relatum.errors import ConfigurationError
 from relatum.wire import AuthMechanism
+
+logger = logging.getLogger("relatum.broker")
 
 MECHANISMS: Final = ("PLAIN", "EXTERNAL")
 
@@ -23,8 +29,27 @@ CONTEXTS_MAX: Final = 64
 
 _PEM: Final = "-----BEGIN "
 
-_contexts: dict[tuple[Any, ...], ssl.SSLContext] = {}
-"""By login, and by when its files were written: a certificate that was renewed is taken from the next connection on."""
+_PARAMETERS: Final = {
+    "auth": "mechanism",
+    "auth_mechanism": "mechanism",
+    "cacertfile": "ca",
+    "cadata": "ca",
+    "cafile": "ca",
+    "capath": "ca_directory",
+    "certfile": "certificate",
+    "keyfile": "key",
+    "no_verify_ssl": "verifies",
+    "password": "key_password",
+    "server_name_indication": "server_name",
+    "verify": "verifies",
+}
+"""The query parameters of RabbitMQ, and of aiormq and aio-pika, with the field of `BrokerLogin` that each sets.
+
+Source: https://www.rabbitmq.com/docs/uri-query-parameters, the clients' own documentation.
+"""
+
+_warned: Final[set[str]] = set()
+"""Parameters that the log has already said are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +137,7 @@ class BrokerLogin:
         """
         if self.ssl_context is not None:
             return self.ssl_context
-        written = (self, *(_written(name, given) for name, given in self._files().items()))
-        context = _contexts.get(written)
-        if context is None:
-            context = self._made()
-            if len(_contexts) >= CONTEXTS_MAX:
-                _contexts.clear()
-            _contexts[written] = context
-        return context
+        return _context(self, tuple(_written(name, given) for name, given in self._files().items()))
 
     def _files(self) -> dict[str, str | None]:
         files = {
@@ -132,7 +150,7 @@ class BrokerLogin:
             files["SSL_CERT_FILE"] = os.environ.get("SSL_CERT_FILE") or None
         return files
 
-    def _made(self) -> ssl.SSLContext:
+    def _new_context(self) -> ssl.SSLContext:
         ca = self.ca
         text = ca if ca is not None and _is_text(ca) else None
         try:
@@ -169,6 +187,56 @@ class BrokerLogin:
                 "an ssl_context cannot be sent to another process: give files, or their text in PEM"
             )
         return BrokerLogin, tuple(getattr(self, each.name) for each in fields(self))
+
+
+def login_of_query(query: str, *, ssl_context: ssl.SSLContext | None = None, is_clients: bool = False) -> BrokerLogin:
+    """How to log in by a URL's query.
+
+    - `ssl_context`: Used in place of the query's files, as aiormq does.
+    - `is_clients`: True where it is a client's own URL, which may hold other parameters: they need no warning.
+
+    Raises:
+        ConfigurationError: A parameter has a value that cannot be, or two contradict each other. Values are not shown.
+    """
+    given: dict[str, Any] = {}
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name in _PARAMETERS:
+            value = _parameter(name, text)
+            if given.setdefault(_PARAMETERS[name], value) != value:
+                raise ConfigurationError(f"the broker's URL says two things of {_PARAMETERS[name]!r}, one by {name!r}")
+        elif not is_clients and name not in _warned:
+            _warned.add(name)
+            known = ", ".join(_PARAMETERS)
+            logger.warning("the parameter %s in the broker's URL is ignored; known are %s", ascii(name)[:80], known)
+    if ssl_context is not None:
+        given = {name: value for name, value in given.items() if name in ("mechanism", "server_name")}
+    return BrokerLogin(**given, ssl_context=ssl_context)
+
+
+def _parameter(name: str, text: str) -> str | bool:
+    """The value of a query parameter, as the field of `BrokerLogin` takes it."""
+    try:
+        if name == "verify":
+            return {"verify_peer": True, "verify_none": False}[text]
+        if name == "no_verify_ssl":
+            return text == "0"  # as aiormq: any other value switches verification off
+        if name in ("auth", "auth_mechanism"):
+            return MECHANISMS[MECHANISMS.index(text.upper())]
+        if name == "cadata":
+            # aiormq's: base64 of a certificate in DER, or of PEM text.
+            data = base64.b64decode(text, validate=True)
+            text = data.decode("ascii") if _PEM.encode() in data else ssl.DER_cert_to_PEM_cert(data)
+    except (KeyError, ValueError):
+        text = ""
+    if not text:
+        raise ConfigurationError(f"the URL's parameter {name!r} cannot have that value")
+    return text
+
+
+@lru_cache(CONTEXTS_MAX)
+def _context(login: BrokerLogin, _written: tuple[Any, ...]) -> ssl.SSLContext:
+    """One context for as long as the files stay as they are; the next connection uses a renewed certificate."""
+    return login._new_context()
 
 
 def _is_text(given: str) -> bool:

@@ -6,7 +6,7 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from relatum.errors import NotAStream, NotFound, RelatumError, StreamNotFound, StreamUnavailable
 from relatum.reading._address import BrokerAddress
-from relatum.reading._pika_opening import asking
+from relatum.reading._connecting import asking
 
 _NO_QUEUE: Final = "no queue"
 """In the text of a 404: the broker knows the name of no queue."""
@@ -21,6 +21,9 @@ def name_missing(error: StreamNotFound, address: BrokerAddress, timeout_s: float
     One question, which the queue itself answers, since only streams take a consumer with an offset: two would find a
     stream that is deleted and declared again missing first, and there then, like a queue.
 
+    Only "no queue" says that there is none: a node that starts, or whose cluster does, answers 404 of streams that are
+    there, too ("home node ... is down or inaccessible"). Texts seen with RabbitMQ 3.10.8 and 4.3.6.
+
     Raises:
         StreamUnavailable: There is such a stream after all, or it cannot be said yet.
     """
@@ -33,19 +36,11 @@ def name_missing(error: StreamNotFound, address: BrokerAddress, timeout_s: float
             channel.basic_qos(prefetch_count=1)
             channel.basic_consume(name, lambda *_: None, arguments={"x-stream-offset": "next"})
     except ChannelClosedByBroker as refused:
-        return kind_named(error, refused.reply_code, refused.reply_text)
+        code, text = refused.reply_code, refused.reply_text
     except (AMQPError, RelatumError):
         return error
-    raise StreamUnavailable(f"The stream {name!r} was declared just now.", stream=name)
-
-
-def kind_named(error: StreamNotFound, code: int, text: str) -> NotFound:
-    """What a name is for which the broker closed the channel of a consumer.
-
-    Only "no queue" says that there is none: a node that starts, or whose cluster does, answers 404 of streams that are
-    there, too ("home node ... is down or inaccessible"). Texts seen with RabbitMQ 3.10.8 and 4.3.6.
-    """
-    name = error.stream
+    else:
+        raise StreamUnavailable(f"The stream {name!r} was declared just now.", stream=name)
     if (code == 406 and "x-stream-offset" in text) or (code == 405 and _EXCLUSIVE in text):
         return NotAStream(f"{name!r} is a queue, not a stream.", stream=name)
     if code == 404 and _NO_QUEUE not in text:

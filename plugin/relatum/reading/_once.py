@@ -19,45 +19,40 @@ PAUSE_S: Final = (30.0, 3600.0)
 REMEMBERED_MAX: Final = 1000
 """Questions remembered; the oldest are forgotten first."""
 
-_Question = tuple[str, int | None, str, str]
+_lock: Final = threading.Lock()
+
+_lost: Final[dict[tuple[str, int | None, str, str], tuple[float, float]]] = {}
+"""By broker, virtual host and exchange: when the question may be asked again, and the pause after that.
+
+Of the whole process: another reader would crash the broker as well.
+"""
 
 
-class LostQuestions:
-    """Which questions lost their connection, and until when they are not asked. Threads may share it."""
+@contextmanager
+def once(address: BrokerAddress, exchange: str) -> Iterator[None]:
+    """Ask about an exchange inside.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._until: dict[_Question, tuple[float, float]] = {}
-
-    @contextmanager
-    def once(self, address: BrokerAddress, exchange: str) -> Iterator[None]:
-        """Ask about an exchange inside.
-
-        Raises:
-            BrokerUnavailable: the question was not asked, since it lost a connection lately.
-        """
-        if not exchange:
-            # The default exchange is never asked about; what is asked instead crashes nothing.
-            yield
-            return
-        question = (address.stream_host, address.stream_port, address.vhost, exchange)
-        until, pause_s = self._until.get(question, (0.0, PAUSE_S[0]))
-        if time.monotonic() < until:
-            raise BrokerUnavailable(
-                f"Asking the broker about exchange {exchange!r} ended the connection; it is not asked again for now."
-            )
-        try:
-            yield
-        except ConnectionLost:
-            with self._lock:
-                self._until.pop(question, None)
-                self._until[question] = time.monotonic() + pause_s, min(2 * pause_s, PAUSE_S[1])
-                if len(self._until) > REMEMBERED_MAX:
-                    del self._until[next(iter(self._until))]
-            raise
-        with self._lock:
-            self._until.pop(question, None)
-
-
-lost_questions: Final = LostQuestions()
-"""Those of this process: another reader would crash the broker as well."""
+    Raises:
+        BrokerUnavailable: the question was not asked, since it lost a connection lately.
+    """
+    if not exchange:
+        # The default exchange is never asked about; what is asked instead crashes nothing.
+        yield
+        return
+    question = (address.stream_host, address.stream_port, address.vhost, exchange)
+    until, pause_s = _lost.get(question, (0.0, PAUSE_S[0]))
+    if time.monotonic() < until:
+        raise BrokerUnavailable(
+            f"Asking the broker about exchange {exchange!r} ended the connection; it is not asked again for now."
+        )
+    try:
+        yield
+    except ConnectionLost:
+        with _lock:
+            _lost.pop(question, None)
+            _lost[question] = time.monotonic() + pause_s, min(2 * pause_s, PAUSE_S[1])
+            if len(_lost) > REMEMBERED_MAX:
+                del _lost[next(iter(_lost))]
+        raise
+    with _lock:
+        _lost.pop(question, None)

@@ -1,16 +1,18 @@
-"""A password that changes while a process lives: who logs in asks for the one of now, and never keeps it.
+"""A password that changes while a process lives: each login asks for the current one, and nothing keeps it.
 
-It is one of two things. `Asked` is somebody's function, of which nothing is known: it may ask a server for a token, and
-raise, or never return. So it runs in a thread of its own, once at a time, and who logs in waits a few seconds; a
-message of what it raises may hold the secret, and is shown nowhere. `HeldPassword` is what an intercepted connection
-would log in by, which changes with aio-pika's `update_secret`, for one: to look there costs nothing. Connections that
-log in alike share what follows streams beside them, so several may be looked at: the last change counts, and what is
-gone changes no more.
+`Asked` wraps a user's function, which may ask a server for a token, and raise, or never return. So it runs in a thread
+of its own, one call at a time, and a login waits for it a few seconds. The message of what it raises may hold the
+secret, and is never shown.
+
+`HeldPassword` is what an intercepted connection would log in by, which changes by aio-pika's `update_secret`, for one;
+reading it costs nothing. Connections that log in alike share one recorder, so several may be read: the last change
+counts, also after its connection is gone.
 """
 
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any, Final
 
 from relatum.checks import seconds_text
@@ -22,30 +24,12 @@ PASSWORD_S: Final = 5.0
 """Seconds that a function has to say the password. Who logs in tries again after it."""
 
 
-class _Call:
-    """One call of a function, in a thread of its own."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
-        self.is_over = threading.Event()
-        self.answer: Any = None
-        self.failure: str | None = None
-        threading.Thread(target=self._run, name="relatum-password", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self.answer = self._function()
-        except BaseException as error:  # noqa: BLE001 - it is told to who asked
-            self.failure = type(error).__name__
-        self.is_over.set()
-
-
 class Asked:
     """A function that says the password of now. Two of the same function are equal."""
 
     def __init__(self, function: Callable[[], str | None]) -> None:
         self._function = function
-        self._call: _Call | None = None
+        self._call: Future[Any] | None = None
         self._lock = threading.Lock()
         after_fork(self, Asked._renew)
 
@@ -53,29 +37,36 @@ class Asked:
         self._lock, self._call = threading.Lock(), None
 
     def __call__(self) -> str:
-        """Ask, or wait for who was asked and has not answered yet.
+        """Call the function, or wait for a call that has not returned yet.
 
         Raises:
-            BrokerUnavailable: it raised, or did not answer in time.
-            ConfigurationError: what it gave is no password.
+            BrokerUnavailable: It raised, or did not return in time.
+            ConfigurationError: What it returned is no password.
         """
         with self._lock:
-            if self._call is None or self._call.is_over.is_set():
-                self._call = _Call(self._function)
             call = self._call
-        if not call.is_over.wait(left_s(PASSWORD_S)):
+            if call is None or call.done():
+                call = Future()
+                threading.Thread(target=self._run, args=(call,), name="relatum-password", daemon=True).start()
+                self._call = call
+        if not wait([call], left_s(PASSWORD_S)).done:
             raise BrokerUnavailable(
                 f"The function that says the broker's password did not within {seconds_text(PASSWORD_S)}."
             )
-        if call.failure is not None:
-            raise BrokerUnavailable(f"The function that says the broker's password raised {call.failure}.")
-        if not can_be_sent(call.answer):
+        answer = call.result()
+        if not can_be_sent(answer):
             raise ConfigurationError(
                 "The function that says the broker's password gave none: it has to return text, without NUL "
-                f"characters and halves of surrogate pairs, and returned {type(call.answer).__name__}."
+                f"characters and halves of surrogate pairs, and returned {type(answer).__name__}."
             )
-        answer: str = call.answer
-        return answer
+        return str(answer)
+
+    def _run(self, call: "Future[Any]") -> None:
+        try:
+            call.set_result(self._function())
+        except BaseException as error:  # noqa: BLE001 - the login raises it
+            message = f"The function that says the broker's password raised {type(error).__name__}."
+            call.set_exception(BrokerUnavailable(message))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Asked) and bool(self._function == other._function)

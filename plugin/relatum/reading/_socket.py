@@ -17,7 +17,7 @@ from relatum.errors import (
 from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
 from relatum.reading._channels import GOODBYE_S, Channel
-from relatum.reading._opening import SILENCE_HEARTBEATS, not_opened, tls_context_for
+from relatum.reading._connecting import SILENCE_HEARTBEATS, not_opened
 from relatum.reading._operations import StreamOperations
 from relatum.steps import run
 from relatum.wire import Event, Login, Steps, StreamSession, frames
@@ -67,7 +67,7 @@ class SocketConnection:
                 f"Streams are read by the stream protocol, and its port cannot be guessed from {address.where}: give a "
                 "rabbitmq-stream:// URL."
             )
-        tls = tls_context_for(address)
+        tls = address.login.tls_context() if address.stream_tls else None
         name = address.login.server_name_for(host)
         deadline = time.monotonic() + timeout_s
         channel: Channel | None = None

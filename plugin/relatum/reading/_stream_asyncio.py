@@ -34,12 +34,11 @@ from relatum.reading._leading import (
 )
 from relatum.reading._many import LANES_MAX, ExchangeOn, ManyReader, ManyRequest, Settle, Take
 from relatum.reading._message import Message
-from relatum.reading._once import lost_questions
+from relatum.reading._once import once
 from relatum.reading._operations import BOUNDS_AT_ONCE, BOUNDS_OF_LANE, RECOVERING_S, StreamOperations
 from relatum.reading._plan import Result, Window
 from relatum.reading._scan import Scan, Watch, batches_of
-from relatum.reading._stream_errors import is_inside, not_there, proven_not_there
-from relatum.reading._time import check_time
+from relatum.reading._stream_errors import check_time, is_inside, not_there, proven_not_there
 from relatum.reading._turns import Use
 from relatum.steps import async_each, async_run
 from relatum.waiting import left_s
@@ -176,7 +175,7 @@ class AsyncStreams(AsyncStreamNodes):
         return await self._ask(lambda operations: operations.missing(streams))
 
     async def partitions(self, super_stream: str) -> list[str]:
-        with lost_questions.once(self._address, super_stream):
+        with once(self._address, super_stream):
             found, may_lack = await self._ask(lambda operations: operations.partitions(super_stream))
             while may_lack:
                 await asyncio.sleep(left_s(RECOVERING_S))
@@ -185,7 +184,7 @@ class AsyncStreams(AsyncStreamNodes):
             return found
 
     async def routes(self, exchange: str, routing_key: str) -> list[str] | None:
-        with lost_questions.once(self._address, exchange):
+        with once(self._address, exchange):
             return await self._ask(lambda operations: operations.routes(exchange, routing_key))
 
     async def read_many(

@@ -31,14 +31,13 @@ from relatum.reading._leading import (
 )
 from relatum.reading._many import LANES_MAX, ExchangeOn, ManyReader, ManyRequest, Settle, Take
 from relatum.reading._message import Message
-from relatum.reading._once import lost_questions
+from relatum.reading._once import once
 from relatum.reading._operations import BOUNDS_AT_ONCE, BOUNDS_OF_LANE, RECOVERING_S, StreamOperations
 from relatum.reading._plan import Result, Window
 from relatum.reading._scan import Scan, Watch, batches_of
 from relatum.reading._socket import SocketConnection
-from relatum.reading._stream_errors import is_inside, not_there, proven_not_there
+from relatum.reading._stream_errors import check_time, is_inside, not_there, proven_not_there
 from relatum.reading._stream_nodes import StreamNodes
-from relatum.reading._time import check_time
 from relatum.reading._turns import Use
 from relatum.steps import each, run
 from relatum.waiting import left_s
@@ -166,7 +165,7 @@ class Streams(StreamNodes):
         return self._ask(lambda operations: operations.missing(streams))
 
     def partitions(self, super_stream: str) -> list[str]:
-        with lost_questions.once(self._address, super_stream):
+        with once(self._address, super_stream):
             found, may_lack = self._ask(lambda operations: operations.partitions(super_stream))
             while may_lack:
                 time.sleep(left_s(RECOVERING_S))
@@ -175,7 +174,7 @@ class Streams(StreamNodes):
             return found
 
     def routes(self, exchange: str, routing_key: str) -> list[str] | None:
-        with lost_questions.once(self._address, exchange):
+        with once(self._address, exchange):
             return self._ask(lambda operations: operations.routes(exchange, routing_key))
 
     def read_many(

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterable
 from operator import index
+from typing import TYPE_CHECKING
 
 from relatum.checks import shown
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
+    ConnectionLost,
     InvalidInput,
     OffsetExpired,
     OffsetNotFound,
+    ReadTimeout,
     RelatumError,
     StreamNotFound,
     StreamNotHere,
@@ -17,7 +20,17 @@ from relatum.errors import (
 )
 from relatum.limits import INTEGER_MAX
 from relatum.reading._batches import StreamBounds
+from relatum.waiting import current, has_passed
 from relatum.wire import Code, code_name
+
+if TYPE_CHECKING:
+    from relatum.reading._reader import StreamReader
+
+
+def check_time() -> None:
+    """Raise `ReadTimeout` where the call has no time left: before anything is asked, and between what comes."""
+    if has_passed():
+        raise ReadTimeout(f"The time of the call is over ({current()}).")
 
 
 def check_integers(offsets: Iterable[int]) -> None:
@@ -91,3 +104,22 @@ def proven_not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNo
         return error
     message = f"This node has no message at offset {offset} of {stream!r}, and the leader cannot be asked from here."
     return StreamUnavailable(message, stream=stream)
+
+
+def bounds_or_error(reader: "StreamReader", stream: str) -> StreamBounds | RelatumError:
+    """A stream's ends, or why this one cannot be read: not there, a queue, no permission, no leader, bad data.
+
+    Raises:
+        BrokerUnavailable: it is not about this stream: no other could be asked, either.
+    """
+    try:
+        return reader.bounds(stream)
+    except RelatumError as error:
+        if is_of_all(error):
+            raise
+        return error
+
+
+def is_of_all(error: RelatumError) -> bool:
+    """Whether an error that one stream met is the broker's, so that the others need not be asked."""
+    return isinstance(error, BrokerUnavailable) and not isinstance(error, (StreamUnavailable, ConnectionLost))

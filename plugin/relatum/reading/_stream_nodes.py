@@ -20,9 +20,20 @@ from relatum.errors import (
 )
 from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
-from relatum.reading._cluster import cluster_meant, forget_cluster
+from relatum.reading._connecting import (
+    CONNECT_S_MIN,
+    HEARTBEAT_S,
+    PASSED_OVER,
+    answered,
+    cluster_meant,
+    connect_left_s,
+    forget_cluster,
+    in_turn,
+    login_for,
+    none_answered,
+    shares,
+)
 from relatum.reading._connections import ASIDE, Connections
-from relatum.reading._failing_over import Attempts, in_turn
 from relatum.reading._leading import (
     NODE_CONNECT_S,
     OUT_OF_REACH_S,
@@ -30,11 +41,10 @@ from relatum.reading._leading import (
     OutOfReach,
 )
 from relatum.reading._missing_streams import name_missing
-from relatum.reading._opening import HEARTBEAT_S, login_for
 from relatum.reading._operations import StreamOperations
 from relatum.reading._plan import Density
 from relatum.reading._socket import SocketConnection
-from relatum.reading._time import CONNECT_S_MIN, check_time, connect_left_s
+from relatum.reading._stream_errors import check_time
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.waiting import Keeper, left_s
 from relatum.wire import AnotherCluster, Broker, Steps
@@ -122,12 +132,17 @@ class StreamNodes:
 
     def _connect(self, within_s: float) -> SocketConnection:
         """A connection to the node; of several addresses, to the one that answered last, else to the next that does."""
-        attempts = Attempts(self._address, within_s)
-        while True:
-            with attempts as (address, share_s):
+        errors: list[RelatumError] = []
+        for address, share_s in shares(self._address, within_s):
+            try:
                 connection = self._connect_to(address, share_s)
+            except PASSED_OVER as error:
+                errors.append(error)
+            else:
+                answered(self._address, address, errors)
                 self._be_at(address)
                 return connection
+        raise none_answered(errors)
 
     def _connect_to(self, address: BrokerAddress, within_s: float) -> SocketConnection:
         name = None
