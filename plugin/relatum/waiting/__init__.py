@@ -12,7 +12,6 @@ from relatum.waiting._deadline import (
     Deadline,
     current,
     has_passed,
-    in_thread,
     left_s,
     within,
 )
@@ -28,6 +27,7 @@ from relatum.waiting._repeating import (
     may_be_mended,
     may_repeat,
 )
+from relatum.waiting._threads import Threads, in_thread, pause
 
 __all__ = [
     "ANSWER_S",
@@ -43,6 +43,7 @@ __all__ = [
     "Outages",
     "Pauses",
     "Server",
+    "Threads",
     "backoff",
     "current",
     "ended",
@@ -52,5 +53,6 @@ __all__ = [
     "log_failure",
     "may_be_mended",
     "may_repeat",
+    "pause",
     "within",
 ]
