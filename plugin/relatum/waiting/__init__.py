@@ -27,6 +27,7 @@ from relatum.waiting._repeating import (
     may_be_mended,
     may_repeat,
 )
+from relatum.waiting._shared_wait import SharedWait
 from relatum.waiting._threads import Threads, in_thread, pause
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Outages",
     "Pauses",
     "Server",
+    "SharedWait",
     "Threads",
     "backoff",
     "current",
