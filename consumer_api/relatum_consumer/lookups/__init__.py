@@ -48,15 +48,17 @@ from relatum_consumer.lookups._requests import (
     Pause,
     Reach,
     Read,
+    Rest,
     Select,
     Sift,
     Steps,
     Together,
     Watch,
+    rested,
 )
-from relatum_consumer.lookups._telemetry import are_logged, log_question, look_up, look_up_in
+from relatum_consumer.lookups._telemetry import are_logged, log_question, look_up, look_up_called, look_up_in
 from relatum_consumer.lookups._values import Times, TimeSpan
-from relatum_consumer.lookups._waiting import Waits, in_time, is_of_all
+from relatum_consumer.lookups._waiting import Waiting, in_time, is_of_all, parameters_of, watched
 
 __all__ = [
     "ANSWER_MESSAGES_MAX",
@@ -91,6 +93,7 @@ __all__ = [
     "Question",
     "Reach",
     "Read",
+    "Rest",
     "Row",
     "Select",
     "Sift",
@@ -100,7 +103,7 @@ __all__ = [
     "Times",
     "Together",
     "Uncovered",
-    "Waits",
+    "Waiting",
     "Wanted",
     "Watch",
     "again_if_replaced",
@@ -119,17 +122,21 @@ __all__ = [
     "is_of_all",
     "log_question",
     "look_up",
+    "look_up_called",
     "look_up_in",
     "meant_streams",
     "named",
     "names_of",
     "offsets_within",
+    "parameters_of",
     "reached",
     "read_rows",
     "remedy",
     "replaced",
+    "rested",
     "seen_over_amqp",
     "span_of",
     "time_us_of",
     "to_be_recorded",
+    "watched",
 ]

@@ -90,7 +90,7 @@ class Question:
         return max(1, len(self.itself.ids)) + (ANSWER_MESSAGES_MAX if self.limit is None else self.limit)
 
     def watch(self, until: float) -> Watch:
-        """Wait for a message that is sought, no longer than to a moment, as of `time.monotonic`."""
+        """What to wait for, until a moment, as of `time.monotonic`."""
         return Watch(self.names, tuple((each.key_id, each.value) for each in self.wanted), self.itself.first, until)
 
     def named(self, answer: Answer) -> Answer:

@@ -78,14 +78,14 @@ class Threads(Executor):
 
     def _begin(self) -> None:
         self._changed = threading.Condition(threading.Lock())
-        self._waiting: deque[_Call] = deque()
+        self._queue: deque[_Call] = deque()
         self._calls: dict[threading.Thread, _Call | None] = {}
         self._lost: set[threading.Thread] = set()
         self._idle = 0
         self._is_watched = self._is_shut = False
 
     def _renew(self) -> None:
-        leave_to_parent(self._changed, self._waiting, self._calls)
+        leave_to_parent(self._changed, self._queue, self._calls)
         self._begin()
 
     def submit(self, function: Callable[..., _Result], /, *args: Any, **options: Any) -> "Future[_Result]":
@@ -98,8 +98,8 @@ class Threads(Executor):
         with self._changed:
             if self._is_shut:
                 raise RuntimeError("these threads were shut down")
-            self._waiting.append(call)
-            if len(self._waiting) <= self._idle:
+            self._queue.append(call)
+            if len(self._queue) <= self._idle:
                 self._changed.notify()
             elif len(self._calls) < self.most:
                 self._start(self._work)
@@ -107,7 +107,7 @@ class Threads(Executor):
                 self._is_watched = self._start(self._watch)
             has_threads = bool(self._calls)
             if not has_threads:
-                self._waiting.remove(call)
+                self._queue.remove(call)
         if not has_threads:
             call.run()
         return call.future
@@ -137,14 +137,14 @@ class Threads(Executor):
                 self._lost.discard(thread)
                 return None
             self._calls[thread] = None
-            while not self._waiting:
+            while not self._queue:
                 self._idle += 1
                 has_come = not self._is_shut and self._changed.wait(IDLE_S)
                 self._idle -= 1
-                if not has_come and not self._waiting:
+                if not has_come and not self._queue:
                     del self._calls[thread]
                     return None
-            call = self._calls[thread] = self._waiting.popleft()
+            call = self._calls[thread] = self._queue.popleft()
             return call
 
     def _watch(self) -> None:
@@ -152,7 +152,7 @@ class Threads(Executor):
         while True:
             time.sleep(OVERDUE_S / 4)
             with self._changed:
-                if not self._waiting:
+                if not self._queue:
                     self._is_watched = False
                     return
                 overdue = [thread for thread, call in self._calls.items() if call is not None and call.is_overdue]
@@ -161,6 +161,11 @@ class Threads(Executor):
                     self._lost.add(thread)
                     self.replaced += 1
                     self._start(self._work)
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a thread."""
+        return len(self._queue)
 
     def has(self, thread: threading.Thread) -> bool:
         """Whether a thread is one of these."""
@@ -171,7 +176,7 @@ class Threads(Executor):
         """Take no more calls. Those under way end by themselves, and threads without work at once."""
         with self._changed:
             self._is_shut = True
-            cancelled = list(self._waiting) if cancel_futures else []
+            cancelled = list(self._queue) if cancel_futures else []
             threads = list(self._calls)
             self._changed.notify_all()
         for call in cancelled:
