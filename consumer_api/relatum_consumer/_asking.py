@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
 from relatum import metrics
@@ -43,7 +43,6 @@ from relatum_consumer.lookups import (
     Agree,
     AllBounds,
     Bounds,
-    Breathe,
     Health,
     Identify,
     InTime,
@@ -70,8 +69,6 @@ from relatum_consumer.lookups import (
 )
 
 _Result = TypeVar("_Result")
-
-_BESIDE_OTHERS: Final = frozenset({Together, Pause, Breathe})
 
 
 class Asking(GroupMethods, ExpectationMethods, Closing):
@@ -128,18 +125,11 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
     def _carry_out(self, request: LookupRequest) -> Any:
         if type(request) is InTime:
             return run(request.steps, partial(self._carry_out_by, request.until))
-        if type(request) in _BESIDE_OTHERS:
-            return self._beside_others(request)
-        return self._ask(request)
-
-    def _beside_others(self, request: LookupRequest) -> Any:
-        """Carry out what makes way for others, or is done with them."""
         if type(request) is Together:
             return self._together.run(request, self._carry_out, within_s=self._timeout_s)
         if type(request) is Pause:
             return pause(request.seconds)
-        assert type(request) is Breathe, "there are no others"
-        return None
+        return self._ask(request)
 
     def _carry_out_by(self, until: float, request: LookupRequest) -> Any:
         with in_time(request, until):

@@ -91,6 +91,8 @@ class AsyncRelations(AsyncClosing):
         )
         self._timeout_s = timeout_s
         self._threads = Threads(connections_max, "relatum-lookups")
+        # What waits may have to share a proof that takes long: look-ups do not wait for that.
+        self._for_waits = Threads(max(1, connections_max // 2), "relatum-lookups-waits")
         self._aside = Threads(ASIDE_THREADS, "relatum-lookups-aside")
         self._lent_max = max(1, connections_max * 3 // 4)
         self._lent = 0
@@ -120,6 +122,7 @@ class AsyncRelations(AsyncClosing):
         self._ending.end_in(0)
         await in_thread(self._aside, self._relations.close)
         self._threads.shutdown(wait=False)
+        self._for_waits.shutdown(wait=False)
 
     def statistics(self) -> LookupStatistics:
         """The connections to the broker that are in use, idle and waited for, and what was asked. It asks nobody."""
@@ -208,7 +211,7 @@ class AsyncRelations(AsyncClosing):
             look_up_called("wait_related") as told,
             relations._counts.counted(),
         ):
-            while (answer := await self._in_thread(relations._look, waiting)) is None:
+            while (answer := await self._in_thread(relations._look, waiting, threads=self._for_waits)) is None:
                 with relations._counts.awaiting():
                     await asyncio.sleep(left_s(waiting.pause_s))
                     waiting.is_seen = bool(await relations._waits.wait_in_task(waiting.watch, waiting.watch.until))
@@ -445,6 +448,7 @@ class AsyncRelations(AsyncClosing):
         function: Callable[..., _Result],
         *args: Any,
         returned: Callable[[_Result], object] | None = None,
+        threads: Threads | None = None,
     ) -> _Result:
         """Call a function in a thread. Closing ends what is under way."""
         if self._is_closed:
@@ -452,7 +456,7 @@ class AsyncRelations(AsyncClosing):
         outer = current()
         with within(Deadline(None, self._ending) if outer is None else Deadline(None, outer, self._ending)):
             try:
-                return await in_thread(self._threads, function, *args, returned=returned)
+                return await in_thread(threads or self._threads, function, *args, returned=returned)
             except TimeoutError as error:
                 most = self._threads.most
                 raise ConnectionsInUse(

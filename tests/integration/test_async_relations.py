@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -122,6 +123,34 @@ async def test_who_waits_or_iterates_holds_no_thread(recorded: Place) -> None:
         await asyncio.to_thread(recorded.put, (b"another", {"order_id": 2}))
         await asyncio.to_thread(recorded.record, keys=KEYS)
         assert {(await wait).ids for wait in waits} == {((recorded.stream, 4),)}
+
+
+async def test_waits_end_by_their_own_time_while_the_database_stands_still(recorded: Place) -> None:
+    """However many; they say that nothing is proven, and once it goes on they are told."""
+    recorded.put((b"alone", {"order_id": 2}))
+    recorded.record(keys=KEYS)
+    with Proxy.to(recorded.database) as proxy:
+        url = proxy.url(recorded.database)
+        async with AsyncRelations(recorded.amqp, url, connections_max=4, timeout_s=LONG_S) as relations:
+            message = await relations.read(recorded.stream, 3)
+
+            async def wait(timeout_s: float) -> tuple[Status, float]:
+                began = time.monotonic()
+                answer = await relations.wait_related(message, timeout_s=timeout_s)
+                return answer.status, time.monotonic() - began
+
+            short = [asyncio.create_task(wait(4.0)) for _ in range(MANY)]
+            long = [asyncio.create_task(wait(LONG_S)) for _ in range(MANY)]
+            while relations.statistics().awaiting < 2 * MANY:  # noqa: ASYNC110 - counted in other threads
+                await asyncio.sleep(0.01)
+            proxy.mode = "frozen"
+            ended = await asyncio.gather(*short)
+            assert {status for status, _ in ended} == {Status.UNPROVEN}
+            assert all(4.0 <= took_s < 6.0 for _, took_s in ended)
+            proxy.mode = "pass"
+            recorded.put((b"another", {"order_id": 2}))
+            recorded.record(keys=KEYS)
+            assert {status for status, _ in await asyncio.gather(*long)} == {Status.FOUND}
 
 
 async def test_cancelled_calls_free_their_threads(recorded: Place) -> None:

@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from relatum.errors import InvalidInput, OffsetExpired, ReadTimeout, RelatumError
-from relatum.ids import MessageId
-from relatum.steps import run
+from relatum.errors import InvalidInput, ReadTimeout, RelatumError
 from relatum.waiting import Deadline, within
 from relatum_consumer._together import Flight, Flights
-from relatum_consumer.lookups import Breathe, Catalog, Read, Row, Together
-from relatum_consumer.lookups._limits import SLICE
-from relatum_consumer.lookups._related import verified
+from relatum_consumer.lookups import Reach, Together
 from tests.support import wait_until
 
 OTHERS = 5
@@ -48,7 +44,7 @@ class Proof:
         """The steps."""
         self.begun += 1
         mine = self.begun
-        yield from Breathe()
+        yield from Reach()
         return mine
 
     def perform(self, _: Any) -> None:
@@ -111,7 +107,7 @@ def test_that_the_time_of_one_is_over_is_nothing_to_the_others(waiting: list[Fli
 
     def steps() -> Iterator[Any]:
         begun.append(1)
-        yield from Breathe()
+        yield from Reach()
         return len(begun)
 
     def perform(_: Any) -> None:
@@ -153,18 +149,3 @@ def test_who_waits_for_anothers_steps_lets_go_at_its_deadline(waiting: list[Flig
         assert time.monotonic() - ended_at < 1.0
         proof.go_on.set()
         assert (first.result(LIMIT_S), second.result(LIMIT_S)) == (1, 2)
-
-
-def test_a_large_answer_lets_others_go_on_after_each_slice() -> None:
-    """Two hundred messages are checked in four slices."""
-    rows = [Row(MessageId("orders", offset), None, {1}) for offset in range(4 * SLICE)]
-    answers = [OffsetExpired("gone", stream="orders", offset=row.id.offset, first=1_000) for row in rows]
-    asked: list[str] = []
-
-    def perform(request: Any) -> Any:
-        asked.append(type(request).__name__)
-        return answers if isinstance(request, Read) else None
-
-    hits, gone = run(verified(Catalog("/"), (), rows, is_named=True), perform)
-    assert (len(hits), len(gone)) == (0, 4 * SLICE)
-    assert asked == ["Read"] + ["Breathe"] * 4

@@ -25,11 +25,11 @@ from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, Status
 from relatum_consumer.lookups._answering import Found, Gathered, answered, check_count
 from relatum_consumer.lookups._catalog import Catalog, Wanted
-from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SLICE, SLICE_ROWS
+from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX
 from relatum_consumer.lookups._lookup_statements import Order
 from relatum_consumer.lookups._probe_statement import probe_statement
 from relatum_consumer.lookups._proof import Evidence, coverage_by_stream, replaced
-from relatum_consumer.lookups._requests import Breathe, Partitions, Read, Select, Steps, Watch
+from relatum_consumer.lookups._requests import Partitions, Read, Select, Steps, Watch
 
 _Result = TypeVar("_Result")
 
@@ -209,7 +209,7 @@ def probe(catalog: Catalog, question: Question) -> Steps[Found]:
     while True:
         known = len(question.itself.ids)
         probed = yield from Select(*_probe(catalog, question, floors))
-        rows = yield from _merged(question, probed)
+        rows = _merged(question, probed)
         read, gone = yield from verified(catalog, question.wanted, rows, is_named=question.names is not None)
         hits = tuple(hit for hit in read if not question.itself.holds(hit.message))
         lost.update(gone)
@@ -245,12 +245,10 @@ def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> t
     return sql, parameters
 
 
-def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int]]) -> Steps[list[Row]]:
+def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int]]) -> list[Row]:
     """One row a message, in the order of the answer, as many as asked, without the message itself."""
     rows: dict[MessageId, Row] = {}
-    for count, (stream, offset, time_us, key_id) in enumerate(probed, 1):
-        if not count % SLICE_ROWS:
-            yield from Breathe()
+    for stream, offset, time_us, key_id in probed:
         where = MessageId(stream, offset)
         if where not in question.itself.ids:
             rows.setdefault(where, Row(where, time_us)).key_ids.add(key_id)
@@ -321,9 +319,7 @@ def read_rows(
         return {}
     gone: dict[MessageId, Gone] = {}
     messages = yield from Read([row.id for row in rows], kept)
-    for count, (row, message) in enumerate(zip(rows, messages, strict=True), 1):
-        if not count % SLICE:
-            yield from Breathe()
+    for row, message in zip(rows, messages, strict=True):
         if isinstance(message, Message):
             take(row, message)
         elif isinstance(message, AccessRefused) and not is_named:

@@ -162,11 +162,6 @@ class Together(Request[Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class Breathe(Request[None]):
-    """Let others go on for a moment, where they share a thread: after each slice of work of one's own. Answer: None."""
-
-
-@dataclass(frozen=True, slots=True)
 class InTime(Request[Any]):
     """Take steps, each request of theirs `in_time` of a moment, as of `time.monotonic`. Answer: what they return."""
 
@@ -187,7 +182,6 @@ LookupRequest: TypeAlias = (
     | Sift
     | Pause
     | Together
-    | Breathe
     | InTime
 )
 Steps: TypeAlias = Generator[LookupRequest, Any, _Result]

@@ -17,7 +17,6 @@ from relatum.store import TIME
 from relatum_consumer.consumed import Consumed, InHand, in_hand
 from relatum_consumer.lookups import (
     ANSWER_MESSAGES_MAX,
-    Breathe,
     Catalog,
     Evidence,
     Gathered,
@@ -42,9 +41,6 @@ HOPS_MAX: Final = 1_000
 
 FAN_OUT_MAX: Final = 10_000
 """Messages of one value that are followed."""
-
-_SLICE_ROWS: Final = 1_000
-"""Rows of the index that are put in order in one go, where others share the thread: about 3 ms."""
 
 Start: TypeAlias = "Message | Consumed | tuple[str, Any]"
 """A message that was read or consumed, or a key's name and a value."""
@@ -288,9 +284,7 @@ class _Course:
         """Rows by the values' numbers; and the numbers of those that have too many, some of streams not meant."""
         found: dict[int, Places] = {}
         others: Counter[int] = Counter()
-        for count, (number, stream, offset, time_us) in enumerate((yield from self._ask(sql, numbered)), 1):
-            if not count % _SLICE_ROWS:
-                yield from Breathe()
+        for number, stream, offset, time_us in (yield from self._ask(sql, numbered)):
             if stream is None:
                 others[number] += 1
             elif (places := found.get(number)) is None:
