@@ -1,11 +1,12 @@
-# Generated from _async_asking.py by tools/make-twins: edit that, then "make twins".
 """What the blocking face of look-ups asks by: its reader, its connections to the database, and how they end."""
 
 import ssl
 import threading
 import time
+import weakref
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
 from relatum import metrics
@@ -30,20 +31,19 @@ from relatum.reading import (
 )
 from relatum.steps import run
 from relatum.store import AnyDatabase, Database
-from relatum.waiting import LOOK_S, left_s, within
+from relatum.waiting import LOOK_S, SharedWait, left_s, pause, within
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
 from relatum_consumer._together import Flights
-from relatum_consumer._watching import Watching
 from relatum_consumer.expectations import ExpectationMethods
 from relatum_consumer.groups import GroupMethods
 from relatum_consumer.lookups import (
     CLOSED,
     NOT_REACHED_YET,
     POOL_MAX,
+    WATCHED,
     Agree,
     AllBounds,
     Bounds,
-    Breathe,
     Health,
     Identify,
     InTime,
@@ -64,12 +64,11 @@ from relatum_consumer.lookups import (
     in_time,
     log_question,
     look_up,
+    parameters_of,
     reached,
 )
 
 _Result = TypeVar("_Result")
-
-_BESIDE_OTHERS: Final = frozenset({Watch, Together, Pause, Breathe})
 
 
 class Asking(GroupMethods, ExpectationMethods, Closing):
@@ -103,7 +102,8 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         self._lookups = Lookups(self._address.vhost, timeout_s)
         self._catalog = self._lookups.catalog
         self._sharing = WeakSet()
-        self._watching = Watching(self._address.vhost)
+        # Weakly: what is dropped without being closed must not wait for the garbage collector.
+        self._waits: SharedWait[Watch, bool] = SharedWait(partial(Asking._poll, weakref.proxy(self)))
         self._together = Flights()
         self._lock = threading.Lock()
         self._reader: StreamReader | None = None
@@ -116,35 +116,29 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         leave_to_parent(*self._sharing)
         self._counts.renew()
         self._lock, self._sharing = threading.Lock(), WeakSet()
-        self._watching = Watching(self._address.vhost)
         self._together = Flights()
 
-    def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0, called: str = "") -> _Result:
-        with within(self._timeout_s + waits_s), look_up(steps, called) as told, self._counts.counted():
+    def _run(self, steps: Steps[_Result], *, called: str = "") -> _Result:
+        with within(self._timeout_s), look_up(steps, called) as told, self._counts.counted():
             return told(run(steps, self._carry_out))
 
     def _carry_out(self, request: LookupRequest) -> Any:
         if type(request) is InTime:
             return run(request.steps, partial(self._carry_out_by, request.until))
-        if type(request) in _BESIDE_OTHERS:
-            return self._beside_others(request)
-        return self._ask(request)
-
-    def _beside_others(self, request: LookupRequest) -> Any:
-        """Carry out what makes way for others, or is done with them."""
-        if type(request) is Watch:
-            with self._counts.awaiting():
-                return self._watching.wait(request, self._ask)
         if type(request) is Together:
             return self._together.run(request, self._carry_out, within_s=self._timeout_s)
         if type(request) is Pause:
-            return time.sleep(left_s(request.seconds))
-        assert type(request) is Breathe, "there are no others"
-        return None
+            return pause(request.seconds)
+        return self._ask(request)
 
     def _carry_out_by(self, until: float, request: LookupRequest) -> Any:
         with in_time(request, until):
             return self._carry_out(request)
+
+    def _poll(self, watches: Sequence[Watch]) -> Iterator[tuple[int, bool]]:
+        """Ask the index for all who wait."""
+        request = Select(WATCHED, parameters_of(self._address.vhost, watches))
+        return ((number, True) for (number,) in self._ask(request))
 
     def _ask(self, request: LookupRequest) -> Any:
         """Carry out what a server answers; it is logged where somebody wants to see that."""
@@ -232,11 +226,14 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         """
         relations = cls(broker, database, **options)
         try:
-            relations._run(reached(), called="open")
+            relations._reach()
         except BaseException:
             relations.close()
             raise
         return relations
+
+    def _reach(self) -> None:
+        self._run(reached(), called="open")
 
     def health(self, *, timeout_s: float = 2.0) -> Health:
         """Whether both servers answer now: for a service's readiness, also while its look-ups wait in turn.
@@ -249,14 +246,17 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         with within(timeout_s + LOOK_S):
             return run(health(timeout_s), self._carry_out)
 
-    def close(self) -> None:
-        """Close all connections; shared groups are given back. Look-ups under way may fail."""
+    def _end_sharing(self) -> None:
         for shared in list(self._sharing):
             shared.close()
+
+    def close(self) -> None:
+        """Close all connections; shared groups are given back. Look-ups under way may fail."""
+        self._end_sharing()
         with self._lock:
             self._is_closed = True
             reader, self._reader = self._reader, None
-        self._watching.end()
+        self._waits.end()
         if reader is not None:
             reader.close()
         self._database.close()

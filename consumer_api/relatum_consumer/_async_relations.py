@@ -1,51 +1,136 @@
-# The blocking face of this, _relations.py, is made by tools/make-twins.
-"""The asyncio face of look-ups."""
+"""The asyncio face of look-ups: `Relations`, called in threads of its own."""
 
-from datetime import datetime
-from typing import Any
+import asyncio
+import ssl
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
-from relatum.checks import checked_seconds
-from relatum.reading import Message
-from relatum_consumer._async_holdings import AsyncHoldings
+from relatum.closing import AsyncClosing
+from relatum.errors import AccessRefused, ConnectionsInUse, NotFound, UsedAfterClose
+from relatum.ids import MessageId
+from relatum.keys import KeyDefinition
+from relatum.membership import GroupPosition
+from relatum.processes import after_fork
+from relatum.reading import CONNECTIONS_MAX, AuthMechanism, BrokerAddress, Message
+from relatum.store import AnyDatabase
+from relatum.waiting import Deadline, Threads, current, in_thread, left_s, within
+from relatum_consumer._lookup_statistics import LookupStatistics
+from relatum_consumer._relations import Relations
 from relatum_consumer.consumed import Consumed
-from relatum_consumer.lookups import Answer, Names, Order, Times
-from relatum_consumer.traces import Start, Trace, trace
+from relatum_consumer.expectations import POLL_S, UNMET_MAX, Expectation, MissingReport, Unmet
+from relatum_consumer.groups import (
+    AsyncSharedGroups,
+    Group,
+    GroupArguments,
+    GroupConsumer,
+    GroupConsumerStatus,
+    GroupOrder,
+    GroupPage,
+    IncompleteGroupReport,
+    SharingArguments,
+)
+from relatum_consumer.lookups import CLOSED, Answer, Health, Names, Order, Rest, Times, look_up_called, names_of
+from relatum_consumer.traces import Start, Trace
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
+
+PART_S: Final = 0.005
+"""Seconds after which a part of an iteration is given: a change to a thread and back takes a hundredth of it."""
+
+PART_ITEMS: Final = 100
+"""What a part of an iteration has at most."""
+
+TURN_S: Final = 0.01
+"""Seconds between two looks whether an iteration may begin, where as many have begun as may."""
+
+ASIDE_THREADS: Final = 4
+"""Threads for what must not wait for look-ups: closing, and asking whether the servers are well."""
 
 
-class AsyncRelations(AsyncHoldings):
+class AsyncRelations(AsyncClosing):
     """Finds the messages that belong together, and reads them, with asyncio.
 
-    An asynchronous context manager; tasks may share one: each call takes a connection to the database and one to the
-    broker of its own for as long as it lasts. Both are opened when they are first needed.
+    An asynchronous context manager; tasks may share one, also those of one event loop after another. It holds a
+    `Relations` and calls it in threads of its own, `connections_max` at most. A task that waits for a message
+    (`wait_related`) or for the next part of an iteration holds none. A call that is cancelled lets go of its server and
+    its thread within 0.1 s.
 
-    Args:
-        broker: The broker's URL (`amqp://…` or `rabbitmq-stream://…`), or its address.
-        database: PostgreSQL's URL, or a `Database`, which stays open when this is closed.
-        stream_url: Where the stream protocol is, if that cannot be told from the broker's URL.
-        timeout_s: Seconds for a whole call, of the database and the broker together, also where one of them accepts and
-            never answers. Default 10. It ends as `DatabaseUnavailable` (`reason` is "timeout", or "pool" where all
-            connections are in use) or `ReadTimeout`, and is safe to repeat. What reads much (`complete=True` far behind
-            a recorder) may need more. Iterators take it for each question they ask.
-        max_connections: Sessions of PostgreSQL at most (`connections_max` is the broker's), each kept once it was
-            opened; what is asked waits for one within `timeout_s`. None (default) for twice `pool_size`. An engine's
-            pool is its owner's.
-        pool_size: Half of that, as the option was before, and as a database's URL may have it. Default 5.
-        connections_max: Connections to the broker at most (`max_connections` is PostgreSQL's), from 2 on, to all its
-            nodes together. What is asked waits for one within `timeout_s`; each iteration that reads streams holds one.
-            Default 16.
-        ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
-        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
-            broker's URL says, or PLAIN.
-
-    Every look-up may raise, besides what its method names:
-
-    - `StreamReplaced`: a stream is not the one that was recorded (declared again, or its tail lost). It is never
-      answered from. A look-up that names no stream leaves it out: `Answer.left_out`.
-    - `AnotherBroker`: a stream that was named was recorded from another broker. Left out, likewise.
-    - `SchemaMissing`, `AccessRefused`, `ConfigurationError`: something must be put right first.
-    - `DatabaseUnavailable`, `BrokerUnavailable`, `ConnectionLost`, `StreamUnavailable`, `ReadTimeout`,
-      `ConnectionsInUse` (more asked at once than `connections_max` could serve in time): safe to repeat.
+    Arguments and errors are those of `Relations`, and so are the methods. What is asked waits for a thread within
+    `timeout_s`, too, and ends as `ConnectionsInUse` where none became free.
     """
+
+    def __init__(
+        self,
+        broker: str | BrokerAddress,
+        database: AnyDatabase,
+        *,
+        stream_url: str | None = None,
+        timeout_s: float = 10.0,
+        pool_size: int = 5,
+        max_connections: int | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+        ssl_context: ssl.SSLContext | None = None,
+        auth_mechanism: AuthMechanism | None = None,
+    ) -> None:
+        self._relations = Relations(
+            broker,
+            database,
+            stream_url=stream_url,
+            timeout_s=timeout_s,
+            pool_size=pool_size,
+            max_connections=max_connections,
+            connections_max=connections_max,
+            ssl_context=ssl_context,
+            auth_mechanism=auth_mechanism,
+        )
+        self._timeout_s = timeout_s
+        self._threads = Threads(connections_max, "relatum-lookups")
+        # What waits may have to share a proof that takes long: look-ups do not wait for that.
+        self._for_waits = Threads(max(1, connections_max // 2), "relatum-lookups-waits")
+        self._aside = Threads(ASIDE_THREADS, "relatum-lookups-aside")
+        self._lent_max = max(1, connections_max * 3 // 4)
+        self._lent = 0
+        self._ending = Deadline(None)
+        self._is_closed = False
+        after_fork(self, AsyncRelations._renew)
+
+    def _renew(self) -> None:
+        """In a child: iterations under way are the parent's."""
+        self._lent = 0
+
+    @classmethod
+    async def open(cls, broker: str | BrokerAddress, database: AnyDatabase, **options: Any) -> Self:
+        """The same as the constructor, once both servers have answered; as `Relations.open`."""
+        relations = cls(broker, database, **options)
+        try:
+            await relations._call(relations._relations._reach)
+        except BaseException:
+            await relations.close()
+            raise
+        return relations
+
+    async def close(self) -> None:
+        """Close all connections; shared groups are given back. Look-ups under way are ended, and fail."""
+        self._is_closed = True
+        await in_thread(self._aside, self._relations._end_sharing)
+        self._ending.end_in(0)
+        await in_thread(self._aside, self._relations.close)
+        self._threads.shutdown(wait=False)
+        self._for_waits.shutdown(wait=False)
+
+    def statistics(self) -> LookupStatistics:
+        """The connections to the broker that are in use, idle and waited for, and what was asked. It asks nobody."""
+        return self._relations.statistics()
+
+    async def health(self, *, timeout_s: float = 2.0) -> Health:
+        """Whether both servers answer now; as `Relations.health`. It waits for no look-up's thread."""
+        return await in_thread(self._aside, partial(self._relations.health, timeout_s=timeout_s))
 
     # --- by key -------------------------------------------------------------------------------------------
 
@@ -59,33 +144,10 @@ class AsyncRelations(AsyncHoldings):
         order: Order = "oldest",
         complete: bool = False,
     ) -> Answer:
-        """The messages that share a key's value with a message, and never the message itself.
-
-        Args:
-            message: A message read from a stream, or as a client gave it to its consumer (docs/consumed.md). Where that
-                does not say where it lies, its copies in streams are left out, and named in `answer.itself`.
-            to: The stream, super stream or streams to look in; None for all that are recorded. A super stream stands
-                for its partitions.
-            by: The key or keys; a message that shares one of them is meant, and its hit names all that it shares.
-                None for every key defined. Keys the message has no value of are left out.
-            limit: Messages at most, from 1 on; None for all, up to 100,000.
-            order: "oldest" (default) by time, then stream and offset; "newest" the reverse of that; "offset" by
-                stream and offset. A message of unknown time counts as later than all.
-            complete: True also reads what is retained and not recorded yet, so that the answer is definite.
-
-        Returns:
-            The messages, each read and checked, the status, and the streams it holds over. `FOUND` says what is
-            recorded; with `complete` it is all there is. `ABSENT` is said only when every retained message of those
-            streams was recorded for all the keys asked by, or read; `UNPROVEN` where that cannot be known. For a
-            message that has none of the keys nothing is looked for: `ABSENT`, and `lacking` names them with the reason.
-
-        Raises:
-            KeyNotDefined: no key of that name is defined, or, by every key, none at all.
-            NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
-            StreamNotFound: neither the database nor the broker knows a stream of `to`, or it was deleted.
-            InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
-        """
-        return await self._run(self._lookups.related(message, to, by, limit, order, complete=complete))
+        """The messages that share a key's value with a message, never the message itself; as `Relations.related`."""
+        return await self._call(
+            self._relations.related, message, to, by=by, limit=limit, order=order, complete=complete
+        )
 
     async def find(
         self,
@@ -99,27 +161,18 @@ class AsyncRelations(AsyncHoldings):
         order: Order = "oldest",
         complete: bool = False,
     ) -> Answer:
-        """The messages that carry a key's value.
-
-        Args:
-            key: The key's name.
-            value: Its value, of any type the key takes: it is compared in canonical form. A tuple for a composite key.
-            streams: The streams and super streams to look in; None for all that are recorded.
-            since: Only messages of this time or later; a `datetime` without a zone is UTC. None for no bound.
-            until: Only messages before this time. With either bound messages of unknown time are left out.
-            limit: As for `related`.
-            order: As for `related`.
-            complete: As for `related`.
-
-        Raises:
-            KeyNotDefined: no key of that name is defined.
-            NothingRecorded: as for `related`.
-            InvalidKeyDefinition: a list for a key of one value, or not as many values as a composite key has parts.
-            InvalidRelationshipKey: no message can carry that value.
-            StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
-            InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
-        """
-        return await self._run(self._lookups.find(key, value, streams, since, until, limit, order, complete=complete))
+        """The messages that carry a key's value; as `Relations.find`."""
+        return await self._call(
+            self._relations.find,
+            key,
+            value,
+            streams=streams,
+            since=since,
+            until=until,
+            limit=limit,
+            order=order,
+            complete=complete,
+        )
 
     async def times(
         self,
@@ -132,25 +185,10 @@ class AsyncRelations(AsyncHoldings):
         spans: int = 60,
         order: Order = "oldest",
     ) -> Times:
-        """When messages carry a key's value: how many are recorded, by spans of time from the first to the last.
-
-        The index alone is asked, and 50,000 rows of it at most, so it proves nothing: what retention has dropped
-        counts until its rows are pruned, what is not recorded yet and what has no time does not.
-
-        Args:
-            key: The key's name.
-            value: As for `find`.
-            streams: As for `find`.
-            since: As for `find`.
-            until: As for `find`.
-            spans: Spans of one length, 1 to 1,000. Default 60.
-            order: Which are counted of each stream where there are more: "oldest" (default) or "newest" by time.
-
-        Raises:
-            KeyNotDefined, InvalidRelationshipKey, StreamNotFound: as for `find`.
-            InvalidInput: an argument is wrong.
-        """
-        return await self._run(self._lookups.times(key, value, streams, since, until, spans, order))
+        """When messages carry a key's value; as `Relations.times`."""
+        return await self._call(
+            self._relations.times, key, value, streams=streams, since=since, until=until, spans=spans, order=order
+        )
 
     async def wait_related(
         self,
@@ -162,31 +200,23 @@ class AsyncRelations(AsyncHoldings):
         limit: int | None = None,
         order: Order = "oldest",
     ) -> Answer:
-        """The same as `related`, waiting until there is at least one message.
+        """The same as `related`, waiting until there is at least one message; as `Relations.wait_related`.
 
-        All who wait share one question to the index: it is asked 5 ms after one began or one was told, then at growing
-        intervals of up to 50 ms, of twice as long as it takes at least.
-
-        Args:
-            message: As for `related`.
-            to: As for `related`.
-            by: As for `related`.
-            timeout_s: Seconds to wait; 0 looks once, as `related` does.
-            limit: As for `related`.
-            order: As for `related`.
-
-        Returns:
-            The messages recorded when the first was seen. When the time is over, what is known: `ABSENT` where that
-            could be proven in time, `NOT_RECORDED_YET`, or `UNPROVEN`, where `unread` names what was found and could
-            not be read in time. That is no error, and comes within about 0.3 s of the time asked for. For a message
-            that has none of the keys nothing is looked for: the answer is `ABSENT` at once, and `lacking` says why.
-
-        Raises:
-            KeyNotDefined, NothingRecorded, StreamNotFound, InvalidInput: as for `related`.
+        A task that waits holds no thread: any number may.
         """
-        checked_seconds("timeout_s", timeout_s)
-        steps = self._lookups.wait_related(message, to, by, limit, order, timeout_s)
-        return await self._run(steps, waits_s=timeout_s)
+        relations = self._relations
+        waiting = relations._lookups.wait_related(message, to, by, limit, order, timeout_s)
+        with (
+            within(self._timeout_s + timeout_s),
+            look_up_called("wait_related") as told,
+            relations._counts.counted(),
+        ):
+            while (answer := await self._in_thread(relations._look, waiting, threads=self._for_waits)) is None:
+                with relations._counts.awaiting():
+                    await asyncio.sleep(left_s(waiting.pause_s))
+                    waiting.is_seen = bool(await relations._waits.wait_in_task(waiting.watch, waiting.watch.until))
+            told(answer)
+            return answer
 
     # --- what is connected ---------------------------------------------------------------------------------
 
@@ -203,49 +233,18 @@ class AsyncRelations(AsyncHoldings):
         until: datetime | None = None,
         complete: bool = False,
     ) -> Trace:
-        """All messages that are connected with one, over one key or several: hop by hop, from each to all it leads to.
-
-        A hop asks for all new values by one statement, and reads all new messages together. Where a key names another
-        (`KeyDefinition(…, names=)`), the trace tells what came from what; other values are shared.
-
-        Args:
-            start: A message read or consumed, recorded or not, or a key's name and a value as a tuple.
-            by: The key or keys to follow, and what they name; None for every key defined.
-            streams: The streams and super streams to look in; None for all that are recorded. The start may lie
-                elsewhere.
-            hops: Hops from the start at most, 1 to 1,000. Default 8.
-            limit: Messages at most, the start among them, 1 to 100,000. Default 1,000. Of those of one hop the oldest
-                are taken.
-            fan_out: Messages that one value may have to be followed, 1 to 10,000. Default 200. It counts what is
-                recorded, also where retention has dropped it since.
-            since: As for `find`; the start itself may be earlier.
-            until: As for `find`.
-            complete: True also reads what is retained and not recorded yet, at each hop.
-
-        Returns:
-            The messages, how they are linked, what a bound left out, and how sure each step is. It holds for what was
-            in the streams when the trace began, and for some that came later.
-
-        Raises:
-            KeyNotDefined: no key of that name is defined, or, by every key, none at all.
-            InvalidRelationshipKey: no message can carry the value of the start.
-            NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
-            StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
-            InvalidInput: an argument is wrong.
-        """
-        return await self._run(
-            trace(
-                self._catalog,
-                start,
-                by=by,
-                streams=streams,
-                hops=hops,
-                limit=limit,
-                fan_out=fan_out,
-                since=since,
-                until=until,
-                complete=complete,
-            )
+        """All messages that are connected with one, over one key or several; as `Relations.trace`."""
+        return await self._call(
+            self._relations.trace,
+            start,
+            by=by,
+            streams=streams,
+            hops=hops,
+            limit=limit,
+            fan_out=fan_out,
+            since=since,
+            until=until,
+            complete=complete,
         )
 
     # --- by time ------------------------------------------------------------------------------------------
@@ -259,33 +258,8 @@ class AsyncRelations(AsyncHoldings):
         inclusive: bool = False,
         complete: bool = False,
     ) -> Answer:
-        """The next message in time in a stream, also where times are not in the order of offsets.
-
-        In the message's own stream, equal times are ordered by offset (in its super stream by partition, then offset),
-        so that going on from each message found passes every message once. In another stream, and from a datetime,
-        the next message is strictly later.
-
-        Args:
-            moment: A message read or consumed, for its time; or a `datetime`, without a zone UTC. Of one consumed that
-                does not say where it lies nothing but the time counts: its own copies are found, too.
-            stream: The stream or super stream to look in.
-            by: A key: only messages that share its value with the message. Needs a message.
-            inclusive: True takes an equal time in another stream as next, too: the one with the lowest offset.
-            complete: True also reads what is retained and not recorded yet; without it, the answer is exact over what
-                is recorded.
-
-        Returns:
-            No message or one, with the status.
-
-        Raises:
-            TimeNotRecorded: times are switched off for the stream.
-            KeyNotDefined: no key of that name is defined.
-            StreamNotFound: neither the database nor the broker knows the stream, or it was deleted.
-            InvalidInput: an argument is wrong, or the message has no time.
-        """
-        return await self._run(
-            self._lookups.beside("after", moment, stream, by, inclusive=inclusive, complete=complete), called="after"
-        )
+        """The next message in time in a stream; as `Relations.after`."""
+        return await self._call(self._relations.after, moment, stream, by=by, inclusive=inclusive, complete=complete)
 
     async def before(
         self,
@@ -296,26 +270,14 @@ class AsyncRelations(AsyncHoldings):
         inclusive: bool = False,
         complete: bool = False,
     ) -> Answer:
-        """The previous message in time in a stream: the mirror of `after`.
-
-        With `inclusive`, of several messages of an equal time it is the one with the highest offset.
-        """
-        return await self._run(
-            self._lookups.beside("before", moment, stream, by, inclusive=inclusive, complete=complete), called="before"
-        )
+        """The previous message in time in a stream; as `Relations.before`."""
+        return await self._call(self._relations.before, moment, stream, by=by, inclusive=inclusive, complete=complete)
 
     async def nearest(
         self, moment: Message | Consumed | datetime, stream: str, *, by: str | None = None, complete: bool = False
     ) -> Answer:
-        """The message nearest in time in a stream, and never the message itself.
-
-        An equal time is nearest of all. Of two equally near it is the earlier; of several of one time before the
-        moment, or at it, the one with the highest offset: what `before(…, inclusive=True)` gives. In the message's own
-        stream those of its time that come after it are later: the first of them, where none comes before. Arguments,
-        result and errors are those of `after`.
-        """
-        steps = self._lookups.beside("nearest", moment, stream, by, complete=complete)
-        return await self._run(steps, called="nearest")
+        """The message nearest in time in a stream, never the message itself; as `Relations.nearest`."""
+        return await self._call(self._relations.nearest, moment, stream, by=by, complete=complete)
 
     async def window(
         self,
@@ -327,21 +289,10 @@ class AsyncRelations(AsyncHoldings):
         by: str | None = None,
         complete: bool = False,
     ) -> Answer:
-        """All messages of a stream around a moment, but not the message itself, by time, partition and offset.
-
-        Args:
-            moment: As for `after`.
-            stream: As for `after`.
-            before_s: Seconds before the moment, from 0 on; a message at the very end is in.
-            after_s: Seconds after the moment, from 0 on; a message at the very end is in.
-            by: As for `after`.
-            complete: As for `after`.
-
-        Raises:
-            InvalidInput: also where there are more than 100,000 messages.
-            TimeNotRecorded, KeyNotDefined, StreamNotFound: as for `after`.
-        """
-        return await self._run(self._lookups.window(moment, stream, before_s, after_s, by, complete=complete))
+        """All messages of a stream around a moment, but not the message itself; as `Relations.window`."""
+        return await self._call(
+            self._relations.window, moment, stream, before_s=before_s, after_s=after_s, by=by, complete=complete
+        )
 
     async def around(
         self,
@@ -353,23 +304,255 @@ class AsyncRelations(AsyncHoldings):
         limit: int | None = None,
         complete: bool = False,
     ) -> Answer:
-        """All messages of several streams around a moment, merged by time: what happened then.
+        """All messages of several streams around a moment, merged by time; as `Relations.around`."""
+        return await self._call(
+            self._relations.around,
+            moment,
+            streams,
+            before_s=before_s,
+            after_s=after_s,
+            limit=limit,
+            complete=complete,
+        )
 
-        Of one time they come by stream, shorter names first (`r-2` before `r-10`), and offset.
+    # --- what there is ------------------------------------------------------------------------------------
 
-        Args:
-            moment: A `datetime`, without a zone UTC; or a message read or consumed, for its time: it is found, too.
-            streams: The streams and super streams to look in; None for all that are recorded, with their times.
-            before_s: As for `window`.
-            after_s: As for `window`.
-            limit: Messages at most, those nearest to the moment; None for all, up to 100,000.
-            complete: As for `after`.
+    async def read(self, stream: str, offset: int) -> Message:
+        """The message at an offset of a stream; as `Relations.read`."""
+        return await self._call(self._relations.read, stream, offset)
 
-        Raises:
-            NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
-            TimeNotRecorded: as for `after`, of a stream that was named.
-            StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
-            InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
+    def read_many(
+        self, ids: Iterable[MessageId | tuple[str, int]]
+    ) -> AsyncGenerator[Message | NotFound | AccessRefused, None]:
+        """The messages of many ids, in the order of the ids, memory bounded; as `Relations.read_many`.
+
+        `ids` is iterated in a thread, some way ahead of what was given. Close what is left early
+        (`contextlib.aclosing`).
         """
-        steps = self._lookups.around(moment, streams, before_s, after_s, limit, complete=complete)
-        return await self._run(steps)
+        return self._in_parts(lambda: self._relations.read_many(ids))
+
+    async def keys(self) -> tuple[KeyDefinition, ...]:
+        """The key definitions in force, by name, as they were known within the last second."""
+        return await self._call(self._relations.keys)
+
+    async def streams(self) -> tuple[str, ...]:
+        """The names of the streams that are recorded, in order; as `Relations.streams`."""
+        return await self._call(self._relations.streams)
+
+    async def values(self, key: str, prefix: str = "", *, limit: int = 10) -> tuple[str, ...]:
+        """The first recorded values of a key that begin with a prefix, in order; as `Relations.values`."""
+        return await self._call(self._relations.values, key, prefix, limit=limit)
+
+    # --- groups -------------------------------------------------------------------------------------------
+
+    @overload
+    def groups(
+        self, streams: Names = None, *, consumer: None = None, **options: Unpack[GroupArguments]
+    ) -> AsyncGenerator[Group, None]: ...
+    @overload
+    def groups(
+        self, streams: Names = None, *, consumer: str | GroupConsumer, **options: Unpack[SharingArguments]
+    ) -> AsyncSharedGroups: ...
+    def groups(
+        self,
+        streams: Names = None,
+        *,
+        consumer: str | GroupConsumer | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[Group, None] | AsyncSharedGroups:
+        """Whole groups, one after the other; as `Relations.groups`.
+
+        Some are read ahead of what was given. Close what is left early (`contextlib.aclosing`). With a consumer it is
+        an asynchronous context manager, and nothing is read ahead but what the consumer's `prefetch` says.
+        """
+        if consumer is not None:
+            shared = self._relations.groups(streams, consumer=consumer, **options)
+            return AsyncSharedGroups(self._in_thread, self._lent_once, self._end, shared)
+        given = self._relations._groups(names_of("streams", streams), **options)
+        return self._in_parts(lambda: given)
+
+    async def incomplete_groups(
+        self, streams: Names = None, *, older_than: timedelta | float, complete: bool = True
+    ) -> list[IncompleteGroupReport]:
+        """The groups that are not complete, or contradict themselves; as `Relations.incomplete_groups`."""
+        method = self._relations.incomplete_groups
+        return await self._in_thread(partial(method, streams, older_than=older_than, complete=complete))
+
+    async def group(
+        self, group_id: str, *, streams: Names = None, order: GroupOrder = "logical", complete: bool = True
+    ) -> Group:
+        """What there is of one group, complete or not; as `Relations.group`."""
+        method = partial(self._relations.group, group_id, streams=streams, order=order, complete=complete)
+        with within(self._timeout_s):
+            return await self._lent_once(method)
+
+    async def grouped(self, group_id: str, sequence: int, *, streams: Names = None, complete: bool = False) -> Answer:
+        """The messages of one number of a group; as `Relations.grouped`."""
+        method = partial(self._relations.grouped, group_id, sequence, streams=streams, complete=complete)
+        with within(self._timeout_s):
+            return await self._lent_once(method)
+
+    async def group_position(self, group_id: str, *, streams: Names = None, complete: bool = True) -> GroupPosition:
+        """How far a group is: what a publisher needs to go on with it; as `Relations.group_position`."""
+        return await self._call(self._relations.group_position, group_id, streams=streams, complete=complete)
+
+    async def group_consumers(self) -> tuple[str, ...]:
+        """The names of the consumers that share groups in this virtual host, in order."""
+        return await self._call(self._relations.group_consumers)
+
+    async def group_consumer_status(self, name: str) -> GroupConsumerStatus:
+        """What is known of a consumer that shares groups; as `Relations.group_consumer_status`."""
+        return await self._call(self._relations.group_consumer_status, name)
+
+    async def _newest_groups(self, streams: Names = None, *, before: str | None = None, limit: int = 100) -> GroupPage:
+        return await self._call(self._relations._newest_groups, streams, before=before, limit=limit)
+
+    # --- what is missing ----------------------------------------------------------------------------------
+
+    async def expectations(self) -> tuple[Expectation, ...]:
+        """The expectations that are defined for this virtual host, in the order of their names."""
+        return await self._call(self._relations.expectations)
+
+    async def missing(
+        self,
+        expectation: str | Expectation,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = UNMET_MAX,
+    ) -> MissingReport:
+        """The messages of a span of time that nothing has followed in time; as `Relations.missing`."""
+        return await self._call(self._relations.missing, expectation, since=since, until=until, limit=limit)
+
+    def watch_missing(
+        self, expectation: str | Expectation, *, since: datetime | None = None, poll_s: float = POLL_S
+    ) -> AsyncGenerator[Unmet, None]:
+        """The messages that nothing has followed in time, each as soon as that is known; as `Relations.watch_missing`.
+
+        Close it where it is left early (`contextlib.aclosing`).
+        """
+        given = self._relations._watch_missing(expectation, since, poll_s)
+        return self._in_parts(lambda: given)
+
+    # --- threads ------------------------------------------------------------------------------------------
+
+    async def _call(
+        self, method: Callable[_Arguments, _Result], *args: _Arguments.args, **options: _Arguments.kwargs
+    ) -> _Result:
+        """One call that ends within `timeout_s`, the wait for a thread included."""
+        with within(self._timeout_s):
+            return await self._in_thread(partial(method, *args, **options))
+
+    async def _in_thread(
+        self,
+        function: Callable[..., _Result],
+        *args: Any,
+        returned: Callable[[_Result], object] | None = None,
+        threads: Threads | None = None,
+    ) -> _Result:
+        """Call a function in a thread. Closing ends what is under way."""
+        if self._is_closed:
+            raise UsedAfterClose(CLOSED)
+        outer = current()
+        with within(Deadline(None, self._ending) if outer is None else Deadline(None, outer, self._ending)):
+            try:
+                return await in_thread(threads or self._threads, function, *args, returned=returned)
+            except TimeoutError as error:
+                most = self._threads.most
+                raise ConnectionsInUse(
+                    f"{error}: ask less at once, or set connections_max= (now {most}) higher",
+                    limit=most,
+                    waiting=self._threads.waiting,
+                ) from None
+
+    async def _in_parts(self, begin: Callable[[], Generator[_Item | Rest, None, None]]) -> AsyncGenerator[_Item, None]:
+        """What an iteration gives, taken in parts, each by one call; between two no thread is held."""
+        parts, has_turn = _Parts(begin), False
+        try:
+            while True:
+                if not has_turn:
+                    await self._lend()
+                    has_turn = True
+                part = await self._in_thread(parts.take)
+                if not part:
+                    return
+                for item in part:
+                    if not isinstance(item, Rest):
+                        yield item
+                        continue
+                    self._lent, has_turn = self._lent - 1, False
+                    await asyncio.sleep(item.seconds)
+        finally:
+            try:
+                await self._end(parts.close)
+            finally:
+                self._lent -= has_turn
+
+    async def _lend(self) -> None:
+        """Wait for a turn to have a connection that may be held without a thread.
+
+        What has one needs a thread to go on and give it back. So there are less of them than threads: else all threads
+        could wait for connections that are held so.
+        """
+        until = time.monotonic() + left_s(self._timeout_s)
+        while self._lent >= self._lent_max:
+            if time.monotonic() >= until:
+                raise ConnectionsInUse(
+                    f"{self._lent_max} iterations have a connection to the broker, and none of them went on in time: "
+                    "close those that are left early, or set connections_max= higher",
+                    limit=self._threads.most,
+                    waiting=0,
+                )
+            await asyncio.sleep(TURN_S)
+        self._lent += 1
+
+    async def _lent_once(
+        self, function: Callable[..., _Result], *args: Any, returned: Callable[[_Result], object] | None = None
+    ) -> _Result:
+        """As `_in_thread`, for a call that reads many messages."""
+        await self._lend()
+        try:
+            return await self._in_thread(function, *args, returned=returned)
+        finally:
+            self._lent -= 1
+
+    async def _end(self, close: Callable[[], object]) -> None:
+        """Close something in a thread, to its end, whatever becomes of this task."""
+        await asyncio.shield(asyncio.wrap_future(self._aside.submit(close)))
+
+
+class _Parts(Generic[_Item]):
+    """A blocking iteration, in parts. One thread at a time uses it: another waits for a moment."""
+
+    def __init__(self, begin: Callable[[], Generator[_Item | Rest, None, None]]) -> None:
+        self._begin = begin
+        self._items: Generator[_Item | Rest, None, None] | None = None
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+
+    def take(self) -> list[_Item | Rest]:
+        """What comes next, up to a rest; nothing at the end."""
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            taken: list[_Item | Rest] = []
+            if self._items is None:
+                self._items = self._begin()
+            until = time.monotonic() + PART_S
+            try:
+                for item in self._items:
+                    taken.append(item)
+                    if isinstance(item, Rest) or len(taken) == PART_ITEMS or time.monotonic() >= until:
+                        break
+            except Exception as error:
+                if not taken:
+                    raise
+                # What came before it is given first.
+                self._error = error
+            return taken
+
+    def close(self) -> None:
+        """End it."""
+        with self._lock:
+            if self._items is not None:
+                self._items.close()

@@ -1,4 +1,3 @@
-# Generated from _async_holdings.py by tools/make-twins: edit that, then "make twins".
 """The blocking face of what there is: messages at their offsets, keys, streams, and a key's values."""
 
 from collections.abc import Generator, Iterable

@@ -1,14 +1,14 @@
-# Generated from _async_relations.py by tools/make-twins: edit that, then "make twins".
 """The blocking face of look-ups."""
 
 from datetime import datetime
 from typing import Any
 
-from relatum.checks import checked_seconds
 from relatum.reading import Message
+from relatum.steps import run
+from relatum.waiting import pause, within
 from relatum_consumer._holdings import Holdings
 from relatum_consumer.consumed import Consumed
-from relatum_consumer.lookups import Answer, Names, Order, Times
+from relatum_consumer.lookups import Answer, Names, Order, Times, Waiting, look_up_called
 from relatum_consumer.traces import Start, Trace, trace
 
 
@@ -184,9 +184,17 @@ class Relations(Holdings):
         Raises:
             KeyNotDefined, NothingRecorded, StreamNotFound, InvalidInput: as for `related`.
         """
-        checked_seconds("timeout_s", timeout_s)
-        steps = self._lookups.wait_related(message, to, by, limit, order, timeout_s)
-        return self._run(steps, waits_s=timeout_s)
+        waiting = self._lookups.wait_related(message, to, by, limit, order, timeout_s)
+        with within(self._timeout_s + timeout_s), look_up_called("wait_related") as told, self._counts.counted():
+            while (answer := self._look(waiting)) is None:
+                with self._counts.awaiting():
+                    pause(waiting.pause_s)
+                    waiting.is_seen = bool(self._waits.wait(waiting.watch, waiting.watch.until))
+            told(answer)
+            return answer
+
+    def _look(self, waiting: Waiting) -> Answer | None:
+        return run(waiting.look(), self._carry_out)
 
     # --- what is connected ---------------------------------------------------------------------------------
 

@@ -1,5 +1,4 @@
-# Generated from _async_together.py by tools/make-twins: edit that, then "make twins".
-"""What threads ask for at the same time, asked once, blocking."""
+"""What threads ask for at the same time, asked once."""
 
 import threading
 import time
@@ -9,39 +8,31 @@ from typing import Any
 
 from relatum.errors import ReadTimeout
 from relatum.steps import run
-from relatum.waiting import left_s
-from relatum_consumer._watching import Signal
+from relatum.waiting import LOOK_S, left_s
 from relatum_consumer.lookups import LookupRequest, Together, is_of_all
 
 
-class _Flight:
+class Flight:
     """Steps that are taken once for all who have asked before they began.
 
-    Attributes:
-        is_over: They ended. With neither result nor error, whoever still wants to know asks again.
+    Where they end with neither result nor error, whoever still wants to know asks again.
     """
 
     def __init__(self) -> None:
-        self.is_over = self.has_result = False
+        self.has_result = False
         self.result: Any = None
         self.error: Exception | None = None
-        self._waiting: list[Signal] = []
+        self._over = threading.Event()
 
     def end(self) -> None:
         """Tell all who wait."""
-        self.is_over = True
-        for each in self._waiting:
-            each.set()
+        self._over.set()
 
     def wait(self, until: float) -> None:
         """Wait until they ended, no longer than to a moment."""
-        signal = Signal()
-        self._waiting.append(signal)
-        while not self.is_over:
-            left = left_s(until - time.monotonic())
+        while not self._over.wait(min(LOOK_S, left := left_s(until - time.monotonic()))):
             if left <= 0:
                 raise ReadTimeout("What others ask for as well was not answered in time; it is safe to repeat.")
-            signal.wait(left)
 
 
 class Flights:
@@ -52,8 +43,8 @@ class Flights:
     """
 
     def __init__(self) -> None:
-        self._next: dict[Hashable, _Flight] = {}
-        self._under_way: dict[Hashable, _Flight] = {}
+        self._next: dict[Hashable, Flight] = {}
+        self._under_way: dict[Hashable, Flight] = {}
         self._lock = threading.Lock()
 
     def run(self, request: Together, perform: Callable[[LookupRequest], Any], *, within_s: float) -> Any:
@@ -63,7 +54,7 @@ class Flights:
             with self._lock:
                 flight, before = self._next.get(about), self._under_way.get(about)
                 if flight is None:
-                    mine = self._next[about] = _Flight()
+                    mine = self._next[about] = Flight()
             if flight is None:
                 return self._take(request, mine, before, perform, until)
             flight.wait(until)
@@ -75,8 +66,8 @@ class Flights:
     def _take(
         self,
         request: Together,
-        flight: _Flight,
-        before: _Flight | None,
+        flight: Flight,
+        before: Flight | None,
         perform: Callable[[LookupRequest], Any],
         until: float,
     ) -> Any:

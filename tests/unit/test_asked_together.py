@@ -1,23 +1,35 @@
-"""What is asked once for many, without a server: who takes the steps, who shares what, and who asks for all waits."""
+"""What is asked once for many, without a server: who takes the steps, and who shares what."""
 
-import asyncio
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from relatum.errors import InvalidInput, OffsetExpired, ReadTimeout, RelatumError
-from relatum.ids import MessageId
-from relatum.steps import run
-from relatum.waiting import within
-from relatum_consumer._async_together import AsyncFlights
-from relatum_consumer.lookups import Breathe, Catalog, Read, Row, Together, Waits, Watch
-from relatum_consumer.lookups._limits import SLICE
-from relatum_consumer.lookups._related import verified
+from relatum.errors import InvalidInput, ReadTimeout, RelatumError
+from relatum.waiting import Deadline, within
+from relatum_consumer._together import Flight, Flights
+from relatum_consumer.lookups import Reach, Together
+from tests.support import wait_until
 
 OTHERS = 5
 LIMIT_S = 80.0
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> list[Flight]:
+    """What is waited for, once for each who has begun to wait."""
+    begun: list[Flight] = []
+    wait = Flight.wait
+
+    def waits(flight: Flight, until: float) -> None:
+        begun.append(flight)
+        wait(flight, until)
+
+    monkeypatch.setattr(Flight, "wait", waits)
+    return begun
 
 
 class Proof:
@@ -32,7 +44,7 @@ class Proof:
         """The steps."""
         self.begun += 1
         mine = self.begun
-        yield from Breathe()
+        yield from Reach()
         return mine
 
     def perform(self, _: Any) -> None:
@@ -43,109 +55,97 @@ class Proof:
         elif self.error is not None:
             raise self.error
 
-    async def perform_in_task(self, request: Any) -> None:
-        """The same, in a task."""
-        await asyncio.to_thread(self.perform, request)
 
+class Entered:
+    """Flights, and the threads that ask for the same."""
 
-async def asked_in_tasks(proof: Proof) -> list[Any]:
-    """What one is told who asks first, and then what others are told who ask while that is under way.
+    def __init__(self, proof: Proof, threads: ThreadPoolExecutor) -> None:
+        self.flights = Flights()
+        self._proof, self._threads = proof, threads
 
-    In tasks: threads share by code that is made of this.
-    """
-    flights, request = AsyncFlights(), Together("it", proof)
-    first = asyncio.create_task(flights.run(request, proof.perform_in_task, within_s=LIMIT_S))
-    await asyncio.to_thread(proof.is_under_way.wait, LIMIT_S)
-    entered = [
-        asyncio.create_task(flights.run(request, proof.perform_in_task, within_s=LIMIT_S)) for _ in range(OTHERS)
-    ]
-    await asyncio.sleep(0)
-    proof.go_on.set()
-    return await asyncio.gather(first, *entered, return_exceptions=True)
+    def ask(self) -> "Future[Any]":
+        """One more."""
+        return self._threads.submit(
+            self.flights.run, Together("it", self._proof), self._proof.perform, within_s=LIMIT_S
+        )
+
+    def first(self) -> "Future[Any]":
+        """One whose steps are held."""
+        first = self.ask()
+        assert self._proof.is_under_way.wait(LIMIT_S)
+        return first
 
 
 @pytest.mark.parametrize("error", [None, InvalidInput("no")])
-def test_who_comes_while_it_is_under_way_shares_the_next(error: RelatumError | None) -> None:
+def test_who_comes_while_it_is_under_way_shares_the_next(error: RelatumError | None, waiting: list[Flight]) -> None:
     """What had begun before proves nothing to them; all of them are told what one of them found, or what went wrong.
 
     Each has an error of its own, so that nobody's traceback grows by another's.
     """
     proof = Proof()
     proof.error = error
-    first, *others = asyncio.run(asked_in_tasks(proof))
-    assert (first, proof.begun) == (1, 2)
-    if error is None:
-        assert others == [2] * OTHERS
-    else:
-        assert [type(other) for other in others] == [InvalidInput] * OTHERS
-        assert len({id(other) for other in others}) == OTHERS
+    with ThreadPoolExecutor(1 + OTHERS) as threads:
+        entered = Entered(proof, threads)
+        first = entered.first()
+        others = [entered.ask() for _ in range(OTHERS)]
+        wait_until(lambda: len(waiting) == OTHERS, what="all others")
+        proof.go_on.set()
+        assert first.result(LIMIT_S) == 1
+        if error is None:
+            assert [other.result(LIMIT_S) for other in others] == [2] * OTHERS
+        else:
+            errors = [other.exception(LIMIT_S) for other in others]
+            assert [type(each) for each in errors] == [InvalidInput] * OTHERS
+            assert len({id(each) for each in errors}) == OTHERS
+    assert proof.begun == 2
 
 
-async def test_that_the_time_of_one_is_over_is_nothing_to_the_others() -> None:
+def test_that_the_time_of_one_is_over_is_nothing_to_the_others(waiting: list[Flight]) -> None:
     """One of them takes the steps anew."""
-    flights, begun = AsyncFlights(), []
+    flights, goes_on = Flights(), threading.Event()
+    begun: list[int] = []
 
     def steps() -> Iterator[Any]:
         begun.append(1)
-        yield from Breathe()
+        yield from Reach()
         return len(begun)
 
-    async def perform(_: Any) -> None:
+    def perform(_: Any) -> None:
         if len(begun) == 1:
-            await asyncio.sleep(0.01)
+            assert goes_on.wait(LIMIT_S)
             raise ReadTimeout("too late")
 
-    async def in_no_time() -> Any:
+    def in_no_time() -> Any:
         with within(0.0):
-            return await flights.run(Together("it", steps), perform, within_s=LIMIT_S)
+            return flights.run(Together("it", steps), perform, within_s=LIMIT_S)
 
-    served = flights.run(Together("it", steps), perform, within_s=LIMIT_S)
-    hurried, patient = await asyncio.gather(in_no_time(), served, return_exceptions=True)
-    assert isinstance(hurried, ReadTimeout)
-    assert patient == 2
-
-
-async def test_who_is_cancelled_leaves_the_steps_to_others() -> None:
-    """Those who wait for the same are told, and none waits for ever."""
-    proof = Proof()
-    flights, request = AsyncFlights(), Together("it", proof)
-    first = asyncio.create_task(flights.run(request, proof.perform_in_task, within_s=LIMIT_S))
-    await asyncio.to_thread(proof.is_under_way.wait, LIMIT_S)
-    second = asyncio.create_task(flights.run(request, proof.perform_in_task, within_s=LIMIT_S))
-    await asyncio.sleep(0)
-    first.cancel()
-    proof.go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    assert await second == 2
+    with ThreadPoolExecutor(2) as threads:
+        hurried = threads.submit(in_no_time)
+        wait_until(lambda: begun, what="the first")
+        patient = threads.submit(flights.run, Together("it", steps), perform, within_s=LIMIT_S)
+        wait_until(lambda: len(waiting) == 1, what="the second")
+        goes_on.set()
+        assert isinstance(hurried.exception(LIMIT_S), ReadTimeout)
+        assert patient.result(LIMIT_S) == 2
 
 
-def test_who_leads_the_waits_is_followed_by_another() -> None:
-    """The first asks for all; when it is done, the one who has waited longest does, and is told."""
-    waits: Waits[str] = Waits("/")
-    watch = Watch(None, ((1, "a"),), None, 0.0)
-    assert waits.enter("first", watch) is None
-    assert waits.leads("first")
-    assert waits.enter("second", watch) == "first"
-    assert waits.enter("third", watch) == "first"
-    assert not waits.leads("second")
-    assert waits.leave("third") is None
-    assert waits.leave("first") == "second"
-    assert waits.leads("second")
-    assert waits.leave("second") is None
-    assert len(waits) == 0
+def test_who_waits_for_anothers_steps_lets_go_at_its_deadline(waiting: list[Flight]) -> None:
+    """Also where that is brought forward: a task that is cancelled frees its thread."""
+    proof, deadline = Proof(), Deadline(LIMIT_S)
+    with ThreadPoolExecutor(3) as threads:
+        entered = Entered(proof, threads)
+        first = entered.first()
+        second = entered.ask()  # it waits for the first, to begin after it
 
+        def third() -> Any:
+            with within(deadline):
+                return entered.flights.run(Together("it", proof), proof.perform, within_s=LIMIT_S)
 
-def test_a_large_answer_lets_others_go_on_after_each_slice() -> None:
-    """Two hundred messages are checked in four slices."""
-    rows = [Row(MessageId("orders", offset), None, {1}) for offset in range(4 * SLICE)]
-    answers = [OffsetExpired("gone", stream="orders", offset=row.id.offset, first=1_000) for row in rows]
-    asked: list[str] = []
-
-    def perform(request: Any) -> Any:
-        asked.append(type(request).__name__)
-        return answers if isinstance(request, Read) else None
-
-    hits, gone = run(verified(Catalog("/"), (), rows, is_named=True), perform)
-    assert (len(hits), len(gone)) == (0, 4 * SLICE)
-    assert asked == ["Read"] + ["Breathe"] * 4
+        hurried = threads.submit(third)
+        wait_until(lambda: len(waiting) == 2, what="both")
+        ended_at = time.monotonic()
+        deadline.end_in(0)
+        assert isinstance(hurried.exception(LIMIT_S), ReadTimeout)
+        assert time.monotonic() - ended_at < 1.0
+        proof.go_on.set()
+        assert (first.result(LIMIT_S), second.result(LIMIT_S)) == (1, 2)

@@ -18,7 +18,6 @@ from relatum_consumer import Answer, Status
 from relatum_consumer.lookups import (
     AllBounds,
     Bounds,
-    Breathe,
     LookupRequest,
     Lookups,
     Partitions,
@@ -94,8 +93,6 @@ class World:
             return []
         if isinstance(request, Together):
             return self.run(request.begin())
-        if isinstance(request, Breathe):
-            return None
         assert isinstance(request, Read), request
         return [self.message(*each) for each in request.ids]
 

@@ -112,6 +112,7 @@ def twins(modules: Mapping[str, Module]) -> list[str]:
     """Return the pairs of blocking and asyncio modules of one room that are both kept by hand.
 
     A pair has the same name but for a word that says which face it is, or one has a class and the other its `Async…`.
+    A façade, which imports the blocking module, is none.
     """
     by_hand = [module for module in modules.values() if not module.is_generated and not module.is_package]
     found = set()
@@ -123,6 +124,8 @@ def twins(modules: Mapping[str, Module]) -> list[str]:
 
 
 def _is_twin(blocking: Module, asyncio: Module) -> bool:
+    if any(isinstance(node, ast.ImportFrom) and node.module == blocking.name for node in asyncio.nodes):
+        return False
     names = (blocking.path.stem, asyncio.path.stem)
     folder = blocking.path.parent == asyncio.path.parent
     if folder and not _says_asyncio(names[0]) and _says_asyncio(names[1]) and _plain(names[0]) == _plain(names[1]):

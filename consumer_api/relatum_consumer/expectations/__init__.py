@@ -4,16 +4,16 @@ The methods are those of `Relations` and `AsyncRelations`: `missing`, `watch_mis
 is an `Expectation`, defined in the database by `add_expectations`.
 """
 
-from relatum_consumer.expectations._async_expectation_methods import AsyncExpectationMethods
 from relatum_consumer.expectations._definitions import add_expectations, defined_expectations, remove_expectation
 from relatum_consumer.expectations._expectation import Expectation, Finding, MissingReport, Unmet, Why
-from relatum_consumer.expectations._expectation_limits import GRACE_S
+from relatum_consumer.expectations._expectation_limits import GRACE_S, POLL_S, UNMET_MAX
 from relatum_consumer.expectations._expectation_methods import ExpectationMethods
 from relatum_consumer.expectations._following import ExpectationStatistics
 
 __all__ = [
     "GRACE_S",
-    "AsyncExpectationMethods",
+    "POLL_S",
+    "UNMET_MAX",
     "Expectation",
     "ExpectationMethods",
     "ExpectationStatistics",

@@ -1,20 +1,19 @@
-# Generated from _async_expectation_methods.py by tools/make-twins: edit that, then "make twins".
 """The blocking face of expectations: the methods of `Relations` that say what is missing."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from relatum import metrics
 from relatum.errors import RelatumError, StreamReplaced
 from relatum.reading import BrokerAddress
-from relatum.waiting import BACKOFF_S, Outages, Pauses, may_repeat
+from relatum.waiting import BACKOFF_S, Outages, Pauses, has_passed, may_repeat
 from relatum_consumer.expectations import _missing as look_ups
 from relatum_consumer.expectations._expectation import Expectation, MissingReport, Unmet
 from relatum_consumer.expectations._expectation_limits import POLL_S, UNMET_MAX
 from relatum_consumer.expectations._following import Following, logger
-from relatum_consumer.lookups import Catalog, Pause, Steps
+from relatum_consumer.lookups import Catalog, Rest, Steps, rested
 
 _Result = TypeVar("_Result")
 
@@ -27,9 +26,6 @@ class ExpectationMethods(ABC):
 
     @abstractmethod
     def _run(self, steps: Steps[_Result], *, called: str = "") -> _Result: ...
-
-    @abstractmethod
-    def _carry_out(self, request: Any) -> Any: ...
 
     def expectations(self) -> tuple[Expectation, ...]:
         """The expectations that are defined for this virtual host, in the order of their names."""
@@ -87,9 +83,15 @@ class ExpectationMethods(ABC):
             NotFound, KeyNotDefined, StreamNotFound, TimeNotRecorded, InvalidInput: as for `missing`; when it is
                 iterated.
         """
+        return rested(self._watch_missing(expectation, since, poll_s))
+
+    def _watch_missing(
+        self, expectation: str | Expectation, since: datetime | None, poll_s: float
+    ) -> Generator[Unmet | Rest, None, None]:
+        """As `watch_missing`; whoever iterates sees to it himself that he rests."""
         return self._each_missing(Following(self._catalog, expectation, since, poll_s))
 
-    def _each_missing(self, following: Following) -> Generator[Unmet, None, None]:
+    def _each_missing(self, following: Following) -> Generator[Unmet | Rest, None, None]:
         outages, pauses = Outages(logger, broker=str(self._address)), Pauses()
         who = f"watching for what the expectation {following.name!r} misses"
         metrics.report(following.counts, expectation=following.name)
@@ -100,7 +102,7 @@ class ExpectationMethods(ABC):
                     found = self._run(following.step(), called="watch_missing")
                 except RelatumError as error:
                     # A recorder puts right what is said of a stream that was declared again.
-                    if not may_repeat(error) and not isinstance(error, StreamReplaced):
+                    if has_passed() or not (may_repeat(error) or isinstance(error, StreamReplaced)):
                         raise
                     following.failed(error)
                     outages.failed(who, error)
@@ -109,7 +111,7 @@ class ExpectationMethods(ABC):
                     outages.over(who)
                     pauses, pause_s = Pauses(), following.pause_s
                 yield from found
-                self._carry_out(Pause(pause_s))
+                yield Rest(pause_s)
         finally:
             outages.forget(who)
             metrics.retire(following.counts)

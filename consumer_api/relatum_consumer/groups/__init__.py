@@ -5,8 +5,12 @@ The methods are those of `Relations` and `AsyncRelations`: `groups`, `group`, `g
 """
 
 from relatum_consumer.groups.reading._assembly import GroupOrder
-from relatum_consumer.groups.reading._async_groups import AsyncGroupMethods
-from relatum_consumer.groups.reading._group_options import OnConflict, OnDuplicate
+from relatum_consumer.groups.reading._group_options import (
+    GroupArguments,
+    OnConflict,
+    OnDuplicate,
+    SharingArguments,
+)
 from relatum_consumer.groups.reading._group_values import Group, GroupPage, GroupReport, IncompleteGroupReport
 from relatum_consumer.groups.reading._groups import GroupMethods
 from relatum_consumer.groups.sharing._async_shared_groups import AsyncSharedGroup, AsyncSharedGroups
@@ -20,10 +24,10 @@ from relatum_consumer.groups.sharing._sharing_status import (
 )
 
 __all__ = [
-    "AsyncGroupMethods",
     "AsyncSharedGroup",
     "AsyncSharedGroups",
     "Group",
+    "GroupArguments",
     "GroupConsumer",
     "GroupConsumerStatus",
     "GroupMemberStatus",
@@ -38,4 +42,5 @@ __all__ = [
     "SharedGroup",
     "SharedGroups",
     "SharedGroupsStatistics",
+    "SharingArguments",
 ]

@@ -41,12 +41,6 @@ POLL_S_MAX: Final = 0.05
 USELESS_POLL_S_MAX: Final = 0.5
 """The longest pause of a wait whose value the index has, though only where no message can be read, in seconds."""
 
-SLICE: Final = 50
-"""Messages that are decoded and checked in one go, where others share the thread: about 3 ms."""
-
-SLICE_ROWS: Final = 1_000
-"""Rows of the index that are put in order in one go, where others share the thread: about 3 ms."""
-
 IDENTITY_POLL_S_MAX: Final = 0.5
 """The longest pause between two questions whether a stream is the recorded one, in seconds, while nobody can say."""
 

@@ -1,10 +1,9 @@
 """The look-ups by their public arguments: checked, and turned into steps. One for both faces."""
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, TypeAlias, get_args
 
 from relatum.checks import checked_count, checked_name, checked_seconds
@@ -22,7 +21,7 @@ from relatum_consumer.lookups._related import Itself, Question, answer, without_
 from relatum_consumer.lookups._requests import Select, Steps
 from relatum_consumer.lookups._time_search import Moment, Search, Side, Window
 from relatum_consumer.lookups._values import VALUES_OF_KEY, Times, times, values_parameters
-from relatum_consumer.lookups._waiting import asked_at_least, wait
+from relatum_consumer.lookups._waiting import Waiting
 
 Names: TypeAlias = str | Sequence[str] | None
 """One name, several, or None."""
@@ -74,15 +73,10 @@ class Lookups:
 
     def wait_related(
         self, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order, timeout_s: float
-    ) -> Steps[Answer]:
+    ) -> Waiting:
         """The same, waiting for the first of them."""
         checked_seconds("timeout_s", timeout_s)
-        until = time.monotonic() + timeout_s
-        steps = self._question(message, to, by, limit, order)
-        if timeout_s == 0:
-            return (yield from answer(self.catalog, (yield from steps)))
-        question = yield from asked_at_least(until, steps)
-        return (yield from wait(self.catalog, question, until, timeout_s))
+        return Waiting(self.catalog, partial(self._question, message, to, by, limit, order), timeout_s)
 
     def _question(
         self, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order

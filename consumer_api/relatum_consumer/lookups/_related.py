@@ -25,10 +25,10 @@ from relatum_consumer.lookups._answer import Answer, Hit, Lacking, Status
 from relatum_consumer.lookups._answering import Found, Gathered, answered, check_count
 from relatum_consumer.lookups._catalog import Catalog, Wanted, named
 from relatum_consumer.lookups._coverage import coverage_by_stream
-from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SLICE, SLICE_ROWS
+from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX
 from relatum_consumer.lookups._probe import FEW_STREAMS, Order, probe_statement
 from relatum_consumer.lookups._proof import Evidence, replaced
-from relatum_consumer.lookups._requests import Breathe, Partitions, Read, Select, Steps, Watch
+from relatum_consumer.lookups._requests import Partitions, Read, Select, Steps, Watch
 
 _Result = TypeVar("_Result")
 
@@ -89,7 +89,7 @@ class Question:
         return max(1, len(self.itself.ids)) + (ANSWER_MESSAGES_MAX if self.limit is None else self.limit)
 
     def watch(self, until: float) -> Watch:
-        """Wait for a message that is sought, no longer than to a moment, as of `time.monotonic`."""
+        """What to wait for, until a moment, as of `time.monotonic`."""
         return Watch(self.names, tuple((each.key_id, each.value) for each in self.wanted), self.itself.first, until)
 
     def named(self, answer: Answer) -> Answer:
@@ -208,7 +208,7 @@ def probe(catalog: Catalog, question: Question) -> Steps[Found]:
     while True:
         known = len(question.itself.ids)
         probed = yield from Select(*_probe(catalog, question, floors))
-        rows = yield from _merged(question, probed)
+        rows = _merged(question, probed)
         read, gone = yield from verified(catalog, question.wanted, rows, is_named=question.names is not None)
         hits = tuple(hit for hit in read if not question.itself.holds(hit.message))
         lost.update(gone)
@@ -244,12 +244,10 @@ def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> t
     return statement, parameters
 
 
-def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int]]) -> Steps[list[Row]]:
+def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int]]) -> list[Row]:
     """One row a message, in the order of the answer, as many as asked, without the message itself."""
     rows: dict[MessageId, Row] = {}
-    for count, (stream, offset, time_us, key_id) in enumerate(probed, 1):
-        if not count % SLICE_ROWS:
-            yield from Breathe()
+    for stream, offset, time_us, key_id in probed:
         where = MessageId(stream, offset)
         if where not in question.itself.ids:
             rows.setdefault(where, Row(where, time_us)).key_ids.add(key_id)
@@ -320,9 +318,7 @@ def read_rows(
         return {}
     gone: dict[MessageId, Gone] = {}
     messages = yield from Read([row.id for row in rows], kept)
-    for count, (row, message) in enumerate(zip(rows, messages, strict=True), 1):
-        if not count % SLICE:
-            yield from Breathe()
+    for row, message in zip(rows, messages, strict=True):
         if isinstance(message, Message):
             take(row, message)
         elif isinstance(message, AccessRefused) and not is_named:

@@ -5,6 +5,7 @@ do nothing else; so both give the same answers by construction.
 """
 
 from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -15,6 +16,7 @@ from relatum.ids import MessageId
 from relatum.reading import Agreement, BrokerIdentity, KeptChunks, Message, StreamBounds
 from relatum.steps import Request
 from relatum.store import Either, Position
+from relatum.waiting import pause
 
 CLOSED: Final = "these relations were closed: make others, or ask inside the `with` block"
 """What is said where they are used after that."""
@@ -106,6 +108,23 @@ class Sift(Request[list[Any]]):
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """There is nothing to give for so many seconds: whoever iterates pauses, and goes on. No thread need be held."""
+
+    seconds: float
+
+
+def rested(given: Generator[_Result | Rest, None, None]) -> Generator[_Result, None, None]:
+    """What is given, with pauses in this thread where there is nothing."""
+    with closing(given):
+        for each in given:
+            if isinstance(each, Rest):
+                pause(each.seconds)
+            else:
+                yield each
+
+
+@dataclass(frozen=True, slots=True)
 class Pause(Request[None]):
     """Wait for so many seconds. Answer: None."""
 
@@ -113,14 +132,14 @@ class Pause(Request[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Watch(Request[bool]):
-    """Wait until the index may name a message that is sought, no longer than to a moment. Answer: whether it may.
+class Watch:
+    """What is waited for: that the index may name a message that is sought.
 
     Attributes:
         names: Streams and super streams; None for all that are recorded.
         values: Key ids and the values sought of them.
         beside: The message that is not meant itself.
-        until: The moment, as of `time.monotonic`.
+        until: When to look in any case, as of `time.monotonic`.
     """
 
     names: tuple[str, ...] | None
@@ -145,11 +164,6 @@ class Together(Request[Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class Breathe(Request[None]):
-    """Let others go on for a moment, where they share a thread: after each slice of work of one's own. Answer: None."""
-
-
-@dataclass(frozen=True, slots=True)
 class InTime(Request[Any]):
     """Take steps, each request of theirs `in_time` of a moment, as of `time.monotonic`. Answer: what they return."""
 
@@ -169,9 +183,7 @@ LookupRequest: TypeAlias = (
     | Reach
     | Sift
     | Pause
-    | Watch
     | Together
-    | Breathe
     | InTime
 )
 Steps: TypeAlias = Generator[LookupRequest, Any, _Result]

@@ -49,8 +49,13 @@ def look_up(steps: Generator[Any, Any, _Result], called: str = "") -> AbstractCo
     return _opened(called or steps.__name__, {})  # type: ignore[attr-defined]  # typed as what any generator has
 
 
+def look_up_called(called: str) -> AbstractContextManager[Callable[[Any], Any]]:
+    """The same, of what has no steps of its own."""
+    return _opened(called, {}) if otel.is_on(Part.LOOKUPS) else _NOTHING
+
+
 def look_up_in(stream: str, called: str) -> AbstractContextManager[object]:
-    """The same, of what has no steps, and one stream."""
+    """The same, about one stream."""
     return _opened(called, {"messaging.destination.name": stream}) if otel.is_on(Part.LOOKUPS) else _NOTHING
 
 

@@ -12,10 +12,10 @@ at most `GRACE_S` behind it. One that does not end in time is no proof: the answ
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from relatum.errors import ReadTimeout, StreamReplaced, Transient
 from relatum.ids import MessageId
@@ -24,16 +24,10 @@ from relatum.waiting import has_passed, within
 from relatum_consumer.lookups._answer import Answer, Status
 from relatum_consumer.lookups._answering import Found, again_if_replaced, concluded, recorded_answer
 from relatum_consumer.lookups._catalog import Catalog, streams_meant
-from relatum_consumer.lookups._limits import POLL_S_MAX, POLL_S_MIN, USELESS_POLL_S_MAX
+from relatum_consumer.lookups._limits import POLL_S_MIN, USELESS_POLL_S_MAX
 from relatum_consumer.lookups._proof import Evidence, evidence_together
-from relatum_consumer.lookups._related import Question, probe, without_values
-from relatum_consumer.lookups._requests import InTime, LookupRequest, Pause, Read, Select, Steps, Watch
-
-SHARE: Final = 2
-"""How many times as long as the statement took nothing is asked at least: many waits in many streams cost what they
-cost, and the database is there for others, too."""
-
-_Waiter = TypeVar("_Waiter")
+from relatum_consumer.lookups._related import Question, answer, probe, without_values
+from relatum_consumer.lookups._requests import InTime, LookupRequest, Read, Steps, Watch
 
 _GIVEN: Final = f"""
       SELECT given.set_number, s.stream_id, s.name
@@ -101,72 +95,6 @@ def is_of_all(error: Exception) -> bool:
     return not (isinstance(error, Transient) and has_passed())
 
 
-class Pace:
-    """When the index is asked next: soon after a wait began or one was over, then at growing intervals."""
-
-    def __init__(self) -> None:
-        self._pause_s = POLL_S_MIN
-        self._asked_at = 0.0
-        self._least_s = 0.0
-
-    def stir(self, *, is_first: bool) -> None:
-        """Begin with short pauses again, for one who begins to wait, and has just asked for himself."""
-        self._pause_s = POLL_S_MIN
-        if is_first:
-            self._asked_at, self._least_s = time.monotonic(), 0.0
-
-    @property
-    def next_at(self) -> float:
-        """The moment, as of `time.monotonic`."""
-        return self._asked_at + max(self._pause_s, self._least_s)
-
-    def note(self, began: float, *, has_found: bool) -> None:
-        """Take in that it was asked, from a moment until now."""
-        self._asked_at = time.monotonic()
-        self._least_s = SHARE * (self._asked_at - began)
-        self._pause_s = POLL_S_MIN if has_found else min(2 * self._pause_s, POLL_S_MAX)
-
-
-class Waits(Generic[_Waiter]):
-    """The waits of one object, in the order in which they began. It is used by one thread at a time."""
-
-    def __init__(self, vhost: str) -> None:
-        self._vhost = vhost
-        self._watches: dict[_Waiter, Watch] = {}
-        self._leader: _Waiter | None = None
-        self.pace = Pace()
-
-    def __len__(self) -> int:
-        return len(self._watches)
-
-    def __iter__(self) -> Iterator[_Waiter]:
-        return iter(list(self._watches))
-
-    def enter(self, waiter: _Waiter, watch: Watch) -> _Waiter | None:
-        """Wait from now on. Who asks for all, and is to be told that somebody has come; None for nobody."""
-        self.pace.stir(is_first=not self._watches)
-        self._watches[waiter] = watch
-        return self._leader
-
-    def leads(self, waiter: _Waiter) -> bool:
-        """Whether this one asks for all: nobody else does, or it does so already."""
-        if self._leader is None:
-            self._leader = waiter
-        return self._leader is waiter
-
-    def leave(self, waiter: _Waiter) -> _Waiter | None:
-        """Wait no more. Who is to be told, because it asks for all from now on; None for nobody."""
-        self._watches.pop(waiter, None)
-        if self._leader is not waiter:
-            return None
-        self._leader = next(iter(self._watches), None)
-        return self._leader
-
-    def question(self) -> tuple[list[_Waiter], Select]:
-        """What to ask for all who wait now, and who they are: the answer names them by their places."""
-        return list(self._watches), Select(WATCHED, parameters_of(self._vhost, list(self._watches.values())))
-
-
 GRACE_S: Final = 0.25
 """Seconds behind the end of a wait in which what was begun may still end: a proof takes a few milliseconds mostly."""
 
@@ -228,87 +156,112 @@ def asked_at_least(until: float, steps: Steps[_Result]) -> Steps[_Result]:
     return result
 
 
-def wait(catalog: Catalog, question: Question, until: float, timeout_s: float) -> Steps[Answer]:
-    """Probe the index until it names a message or the time is over; then say what is known."""
-    waiting = _Waiting(catalog, question, until, timeout_s)
-    try:
-        answer: Answer = question.named((yield from InTime(waiting.run(), until + GRACE_S)))
-    except OutOfTime as out:
-        waiting.note_proof()
-        return question.named(waiting.out_of_time(out))
-    if catalog.is_news([*answer.unattended, *(each.key for each in answer.new_keys)]):
-        logger.warning("waited in vain for what is not recorded: %s", answer.explanation)
-    return answer
+class Waiting:
+    """One wait: it looks, rests, and looks again, until there is an answer.
 
+    Args:
+        catalog: Keys and streams.
+        asked: The steps that give what is sought.
+        timeout_s: Seconds to wait; 0 looks once.
 
-class _Waiting:
-    """One wait."""
+    Attributes:
+        pause_s: Seconds to pause after a look that gave nothing.
+        watch: What to wait for then.
+        is_seen: To be set before the next look: whether the index may name something by now.
+    """
 
-    def __init__(self, catalog: Catalog, question: Question, until: float, timeout_s: float) -> None:
+    watch: Watch
+
+    def __init__(self, catalog: Catalog, asked: Callable[[], Steps[Question]], timeout_s: float) -> None:
         self._catalog = catalog
-        self._question = question
-        self._until = until
+        self._asked = asked
+        self._timeout_s = timeout_s
+        self._until = time.monotonic() + timeout_s
         # Where the last proof took long, this one begins before the end.
-        self._proof_at = until - min(PROOF_FACTOR * catalog.proof_s, PROOF_S_MAX, timeout_s / 2)
+        self._proof_at = self._until - min(PROOF_FACTOR * catalog.proof_s, PROOF_S_MAX, timeout_s / 2)
         self._proof_began: float | None = None
+        self._question: Question | None = None
         self._known: Evidence | None = None
         self._was_replaced = False
+        self._useless_pause_s = POLL_S_MIN
+        self.pause_s = 0.0
+        self.is_seen = False
 
-    def run(self) -> Steps[Answer]:
-        """Wait, and prove what there is to prove."""
+    def look(self) -> Steps[Answer | None]:
+        """Probe the index; what is known, if it names a message or the time is over. None where the wait goes on."""
         catalog, question = self._catalog, self._question
-        yield from catalog.check_names(question.names)
+        if question is None and not self._timeout_s:
+            return (yield from answer(catalog, (yield from self._asked())))
+        if question is None:
+            question = yield from asked_at_least(self._until, self._asked())
+        try:
+            found: Answer | None = yield from InTime(self._look(question), self._until + GRACE_S)
+        except OutOfTime as out:
+            self._note_proof()
+            return question.named(self._out_of_time(question, out))
+        if found is None:
+            return None
+        if catalog.is_news([*found.unattended, *(each.key for each in found.new_keys)]):
+            logger.warning("waited in vain for what is not recorded: %s", found.explanation)
+        return question.named(found)
+
+    def _look(self, question: Question) -> Steps[Answer | None]:
+        if self._question is None:
+            yield from self._catalog.check_names(question.names)
+            self._question = question
         if not question.wanted:
-            return (yield from without_values(catalog, question.names, question.lacking))
-        pause, is_seen = POLL_S_MIN, False
+            return (yield from without_values(self._catalog, question.names, question.lacking))
         while True:
-            found = yield from self._probed()
+            found = yield from self._probed(question)
             if found.hits:
-                return (yield from recorded_answer(catalog, question.names, found))
+                return (yield from recorded_answer(self._catalog, question.names, found))
             now = time.monotonic()
             if now >= self._proof_at and self._known is None:
-                self._known = yield from self._proof()
+                self._known = yield from self._proof(question)
             elif now >= self._until:
-                break
+                assert self._known is not None, "the proof comes before the end"
+                return (yield from concluded(self._catalog, self._known, found, was_read=False))
             else:
-                next_at = self._until if self._known is not None else self._proof_at
-                if is_seen:
-                    # The index has a row all the time, of a message that retention took or that cannot be read.
-                    yield from Pause(max(0.0, min(pause, next_at - now)))
-                    pause = min(2 * pause, USELESS_POLL_S_MAX)
-                is_seen = yield from question.watch(next_at)
-        assert self._known is not None, "the proof comes before the end"
-        return (yield from concluded(catalog, self._known, found, was_read=False))
+                self._rest(question, now)
+                return None
 
-    def _probed(self) -> Steps[Found]:
+    def _rest(self, question: Question, now: float) -> None:
+        next_at = self._until if self._known is not None else self._proof_at
+        self.watch, self.pause_s = question.watch(next_at), 0.0
+        if self.is_seen:
+            # The index has a row all the time, of a message that retention took or that cannot be read.
+            self.pause_s = max(0.0, min(self._useless_pause_s, next_at - now))
+            self._useless_pause_s = min(2 * self._useless_pause_s, USELESS_POLL_S_MAX)
+
+    def _probed(self, question: Question) -> Steps[Found]:
         """Probe; nothing where the stream is being replaced: a proof, made anew once, says so if it stays like that."""
         try:
-            return (yield from probe(self._catalog, self._question))
+            return (yield from probe(self._catalog, question))
         except StreamReplaced as error:
-            is_left_out = self._question.names is None and self._was_replaced and self._catalog.leave_out(error)
+            is_left_out = question.names is None and self._was_replaced and self._catalog.leave_out(error)
             if self._known is not None and self._was_replaced and not is_left_out:
                 raise
             self._was_replaced, self._known = self._known is not None, None
             return Found()
 
-    def _proof(self) -> Steps[Evidence]:
+    def _proof(self, question: Question) -> Steps[Evidence]:
         """The evidence."""
         self._proof_began = time.monotonic()
-        keys = [wanted.key_id for wanted in self._question.wanted]
-        proof = partial(evidence_together, self._catalog, self._question.names, keys)
-        known: Evidence = yield from again_if_replaced(self._catalog, proof, leaves_out=self._question.names is None)
-        self.note_proof()
+        keys = [wanted.key_id for wanted in question.wanted]
+        proof = partial(evidence_together, self._catalog, question.names, keys)
+        known: Evidence = yield from again_if_replaced(self._catalog, proof, leaves_out=question.names is None)
+        self._note_proof()
         return known
 
-    def note_proof(self) -> None:
+    def _note_proof(self) -> None:
         """Remember how long the proof took, or that it took longer than it had."""
         if self._proof_began is not None and self._known is None:
             self._catalog.proof_s = time.monotonic() - self._proof_began
 
-    def out_of_time(self, out: OutOfTime) -> Answer:
+    def _out_of_time(self, question: Question, out: OutOfTime) -> Answer:
         """What is known, without asking for more."""
         known = self._known
-        streams = self._catalog.known(self._question.names) if known is None else known.streams
+        streams = self._catalog.known(question.names) if known is None else known.streams
         if not streams:
             raise out.error
         status = Status.UNPROVEN

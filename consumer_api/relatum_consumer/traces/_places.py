@@ -10,14 +10,11 @@ import sqlalchemy as sa
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.store import array_text, part_is_between, part_may_hold_values, sql
-from relatum_consumer.lookups import Breathe, Select, Steps, named, streams_meant
+from relatum_consumer.lookups import Select, Steps, named, streams_meant
 from relatum_consumer.traces._links import Value
 
 Places: TypeAlias = dict[MessageId, int | None]
 """Where messages lie, with their times as far as they are known."""
-
-_SLICE_ROWS: Final = 1_000
-"""Rows of the index that are put in order in one go, where others share the thread: about 3 ms."""
 
 _VALUE: Final = 'wanted.value COLLATE "C"'
 _WANTED: Final = "unnest(:numbers::int[], :key_ids::smallint[], :values::text[]) AS wanted (number, key_id, value)"
@@ -157,9 +154,7 @@ class PlacesOfValues:
         rows: list[Any] = yield from Select(statement, parameters)
         found: dict[int, Places] = {}
         others: Counter[int] = Counter()
-        for count, (number, stream, offset, time_us) in enumerate(rows, 1):
-            if not count % _SLICE_ROWS:
-                yield from Breathe()
+        for number, stream, offset, time_us in rows:
             if stream is None:
                 others[number] += 1
             elif (places := found.get(number)) is None:

@@ -7,7 +7,6 @@ from relatum.reading._agreement import (
     agreement_of,
     agreements,
     another_broker,
-    async_agreements,
     ends_of_known,
     position_of,
 )
@@ -78,7 +77,6 @@ __all__ = [
     "agreement_of",
     "agreements",
     "another_broker",
-    "async_agreements",
     "blocking_connection",
     "bounds_or_error",
     "check_limit",

@@ -13,7 +13,6 @@ from relatum.reading._plan import Result
 from relatum.wire import BrokerIdentity, Position, amqp10, fingerprint
 
 if TYPE_CHECKING:
-    from relatum.reading._async_reader import AsyncStreamReader
     from relatum.reading._kept import KeptChunks
     from relatum.reading._reader import StreamReader
 
@@ -82,22 +81,6 @@ def agreements(
         return _agreements(positions, reader.read_all(ids, kept=kept))
     # Of one of them; the others may be there.
     return {stream: agreement(reader, stream, position) for stream, position in positions.items()}
-
-
-async def async_agreements(
-    reader: "AsyncStreamReader", positions: Mapping[str, Position], kept: "KeptChunks | None" = None
-) -> dict[str, Agreement]:
-    """As `agreements`, with asyncio."""
-    ids = [(stream, position.offset) for stream, position in positions.items()]
-    with suppress(StreamUnavailable):
-        return _agreements(positions, await reader.read_all(ids, kept=kept))
-    found: dict[str, Agreement] = {}
-    for stream, position in positions.items():
-        try:
-            found |= _agreements({stream: position}, [await reader.read(stream, position.offset)])
-        except (OffsetNotFound, StreamUnavailable) as error:
-            found[stream] = agreement_of(position, error)
-    return found
 
 
 def _agreements(positions: Mapping[str, Position], found: Iterable[Result]) -> dict[str, Agreement]:

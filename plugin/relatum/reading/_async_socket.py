@@ -27,6 +27,7 @@ from relatum.reading._channels import GOODBYE_S, AsyncChannel
 from relatum.reading._connecting import SILENCE_HEARTBEATS, not_opened
 from relatum.reading._operations import StreamOperations
 from relatum.steps import async_run
+from relatum.waiting import has_passed
 from relatum.wire import Event, Login, Steps, StreamSession, frames
 
 _Result = TypeVar("_Result")
@@ -150,7 +151,7 @@ class AsyncSocketConnection:
                 now = time.monotonic()
                 if heartbeat_s and now - self._received_at > heartbeat_s * SILENCE_HEARTBEATS:
                     raise self._lost(None) from None
-                if now >= idle_at:
+                if now >= idle_at or has_passed():
                     return None
             except OSError as error:
                 raise self._lost(error) from error

@@ -7,7 +7,7 @@ import ssl
 import time
 from typing import Final, Self, cast
 
-from relatum.waiting import Bell
+from relatum.waiting import LOOK_S, Bell, has_passed
 
 RECEIVE_BYTES: Final = 256 << 10
 """Bytes taken from the socket at a time: more than a socket buffer usually holds, so one call empties it."""
@@ -69,14 +69,20 @@ class Channel:
             timeout_s: Seconds to wait; 0 takes what is there.
 
         Raises:
-            TimeoutError: nothing came.
+            TimeoutError: nothing came, or the call has no time left.
             OSError: the connection ended.
         """
-        self._socket.settimeout(timeout_s)
-        try:
-            return self._view[: self._socket.recv_into(self._buffer)]
-        except (BlockingIOError, ssl.SSLWantReadError) as error:
-            raise TimeoutError("nothing has come") from error
+        until = time.monotonic() + timeout_s
+        # In slices: the deadline of the call may be brought forward by another thread.
+        self._socket.settimeout(min(timeout_s, LOOK_S))
+        while True:
+            try:
+                return self._view[: self._socket.recv_into(self._buffer)]
+            except (BlockingIOError, ssl.SSLWantReadError, TimeoutError) as error:
+                left_s = until - time.monotonic()
+                if left_s <= 0 or has_passed():
+                    raise TimeoutError("nothing has come") from error
+                self._socket.settimeout(min(left_s, LOOK_S))
 
     def hand_over(self) -> socket.socket:
         """The socket, not blocking from now on, for a loop of somebody else's."""

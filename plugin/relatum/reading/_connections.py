@@ -15,6 +15,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from relatum.processes import after_fork, leave_to_parent
 from relatum.reading._stream_errors import check_time
 from relatum.reading._turns import CONNECTIONS_MAX, Line, ReaderStatistics, Use, Waiter
+from relatum.waiting import LOOK_S
 
 CONNECTIONS_KEPT: Final = CONNECTIONS_MAX
 """Idle connections a reader keeps, of all nodes: all that it may have by default. With half of them, 64 look-ups at
@@ -165,9 +166,12 @@ class Connections(_Kept[_Connection]):
     def _wait(self, line: Line, waiter: Waiter, came: threading.Event, asked_at: float, deadline: float) -> None:
         has_come = False
         try:
-            has_come = came.wait(max(0.0, deadline - asked_at))
-            if not has_come:
-                raise line.none_free(deadline - asked_at)
+            while not has_come:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise line.none_free(deadline - asked_at)
+                check_time()
+                has_come = came.wait(min(left_s, LOOK_S))
         finally:
             if not has_come:
                 with self._lock:

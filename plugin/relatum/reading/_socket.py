@@ -20,6 +20,7 @@ from relatum.reading._channels import GOODBYE_S, Channel
 from relatum.reading._connecting import SILENCE_HEARTBEATS, not_opened
 from relatum.reading._operations import StreamOperations
 from relatum.steps import run
+from relatum.waiting import has_passed
 from relatum.wire import Event, Login, Steps, StreamSession, frames
 
 _Result = TypeVar("_Result")
@@ -130,7 +131,7 @@ class SocketConnection:
                 now = time.monotonic()
                 if heartbeat_s and now - self._received_at > heartbeat_s * SILENCE_HEARTBEATS:
                     raise self._lost(None) from None
-                if now >= idle_at:
+                if now >= idle_at or has_passed():
                     return None
             except OSError as error:
                 raise self._lost(error) from error

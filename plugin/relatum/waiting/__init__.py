@@ -12,7 +12,6 @@ from relatum.waiting._deadline import (
     Deadline,
     current,
     has_passed,
-    in_thread,
     left_s,
     within,
 )
@@ -28,6 +27,8 @@ from relatum.waiting._repeating import (
     may_be_mended,
     may_repeat,
 )
+from relatum.waiting._shared_wait import SharedWait
+from relatum.waiting._threads import Threads, in_thread, pause
 
 __all__ = [
     "ANSWER_S",
@@ -43,6 +44,8 @@ __all__ = [
     "Outages",
     "Pauses",
     "Server",
+    "SharedWait",
+    "Threads",
     "backoff",
     "current",
     "ended",
@@ -52,5 +55,6 @@ __all__ = [
     "log_failure",
     "may_be_mended",
     "may_repeat",
+    "pause",
     "within",
 ]

@@ -12,11 +12,8 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor
-from contextvars import ContextVar, Token, copy_context
-from functools import partial
-from typing import Any, Final, TypeVar
+from contextvars import ContextVar, Token
+from typing import Final
 
 from relatum.checks import seconds_text
 
@@ -28,8 +25,6 @@ LEAST_S: Final = 0.5
 
 STOPPED_S: Final = 1.0
 """Seconds a server has to answer what is to stop."""
-
-_Result = TypeVar("_Result")
 
 _current: "ContextVar[Deadline | None]" = ContextVar("relatum_deadline", default=None)
 
@@ -154,16 +149,3 @@ def has_passed() -> bool:
     """Whether the call under way has no time left."""
     deadline = _current.get()
     return deadline is not None and deadline.has_passed
-
-
-async def in_thread(threads: Executor | None, function: Callable[..., _Result], *args: Any) -> _Result:
-    """Call a function in a thread, within the deadline of the task; cancelled, the thread lets go of what it waits for.
-
-    `threads`: Where to call it; None for the event loop's own threads.
-    """
-    with within(None) as deadline:
-        call = partial(copy_context().run, function, *args)
-        try:
-            return await asyncio.get_running_loop().run_in_executor(threads, call)
-        finally:
-            deadline.end_in(0)

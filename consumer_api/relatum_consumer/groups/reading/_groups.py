@@ -1,4 +1,3 @@
-# Generated from _async_groups.py by tools/make-twins: edit that, then "make twins".
 """The blocking face of groups: the methods of `Relations` that read them."""
 
 from abc import ABC, abstractmethod
@@ -22,7 +21,7 @@ from relatum_consumer.groups.reading._whole_groups import whole_groups
 from relatum_consumer.groups.sharing._shared_groups import SharedGroups
 from relatum_consumer.groups.sharing._sharing_options import GroupConsumer, SharedOptions, consumer_of
 from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, consumer_names, consumer_status
-from relatum_consumer.lookups import Answer, Catalog, Names, look_up, names_of
+from relatum_consumer.lookups import Answer, Catalog, Names, Rest, look_up, names_of, rested
 
 _Result = TypeVar("_Result")
 
@@ -105,6 +104,12 @@ class GroupMethods(ABC):
         names = names_of("streams", streams)
         if consumer is not None:
             return self._share(SharedOptions(names, consumer=consumer_of(consumer), **options))
+        return rested(self._groups(names, **options))
+
+    def _groups(
+        self, names: tuple[str, ...] | None, **options: Unpack[GroupArguments]
+    ) -> Generator[Group | Rest, None, None]:
+        """As `groups`; whoever iterates sees to it himself that he rests."""
         return self._each(whole_groups(self._catalog, GroupOptions(names, **options)))
 
     def incomplete_groups(
@@ -240,9 +245,11 @@ class GroupMethods(ABC):
         with closing(_Carrier(self)) as carrier:
             return run(steps, carrier.carry_out)
 
-    def _each(self, steps: GivingSteps[Group, None]) -> Generator[Group, None, None]:
-        with closing(_Carrier(self)) as carrier, closing(each(steps, carrier.carry_out)) as given:
-            yield from given
+    def _each(self, steps: GivingSteps[Group | Rest, None]) -> Generator[Group | Rest, None, None]:
+        with closing(_Carrier(self)) as carrier:
+            given: Generator[Group | Rest, None, None] = each(steps, carrier.carry_out)
+            with closing(given):
+                yield from given
 
 
 class _Carrier:

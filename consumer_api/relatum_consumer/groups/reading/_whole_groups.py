@@ -24,8 +24,8 @@ from relatum_consumer.lookups import (
     POLL_S_MAX,
     POLL_S_MIN,
     Catalog,
-    Pause,
     PresentStream,
+    Rest,
     coverage_by_stream,
     ends_of,
     replaced,
@@ -33,7 +33,7 @@ from relatum_consumer.lookups import (
 )
 
 
-def whole_groups(catalog: Catalog, options: GroupOptions) -> GivingSteps[Group, None]:
+def whole_groups(catalog: Catalog, options: GroupOptions) -> GivingSteps[Group | Rest, None]:
     """Give each complete group once."""
     view = yield from look(catalog, options.names, complete=options.complete)
     offset = None if isinstance(options.start, datetime) else options.start
@@ -169,15 +169,15 @@ class Idle:
         self._since = time.monotonic()
         self._pause = POLL_S_MIN
 
-    def wait(self, *, was_busy: bool) -> GroupSteps[bool]:
-        """Wait for the next look; False when it is time to end."""
+    def wait(self, *, was_busy: bool) -> GivingSteps[Rest, bool]:
+        """Rest until the next look; False when it is time to end."""
         if was_busy:
             self._since = time.monotonic()
             self._pause = POLL_S_MIN
         left = POLL_S_MAX if self._idle_s is None else self._since + self._idle_s - time.monotonic()
         if left <= 0:
             return False
-        yield from Pause(min(self._pause, left))
+        yield Rest(min(self._pause, left))
         self._pause = min(2 * self._pause, POLL_S_MAX)
         return True
 
@@ -196,7 +196,7 @@ class Following:
         self._ends = Ends(catalog, view, options.names)
         self._beginning = Beginning.of(options)
 
-    def run(self) -> GivingSteps[Group, None]:
+    def run(self) -> GivingSteps[Group | Rest, None]:
         """Give groups until none has come for the time given."""
         idle = Idle(self._options.idle_timeout_s)
         was_given = False

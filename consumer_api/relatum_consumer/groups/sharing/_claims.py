@@ -13,7 +13,7 @@ from relatum.reading import Message
 from relatum.store import RENEWED, sql
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._group_values import Group
-from relatum_consumer.lookups import Pause, Select
+from relatum_consumer.lookups import Rest, Select
 
 NEVER_ACKNOWLEDGED: Final = "never_acknowledged"
 """Why a group is given up that was given as often as its consumer allows."""
@@ -207,23 +207,23 @@ class Claims:
         self.forget(claim)
         return bool(rows)
 
-    def acknowledge(self, claim: Claim) -> GroupSteps[None]:
-        """The group is done. Asked again where the database does not answer, for as long as the lease may hold."""
-        deadline = time.monotonic() + self._lease_s
-        while True:
-            try:
-                is_done = (yield from self.end(claim, DONE)) or (yield from self._was_done(claim))
-            except DatabaseUnavailable:
-                if self.is_closed or time.monotonic() > deadline:
-                    raise
-                yield from Pause(ACKNOWLEDGE_PAUSE_S)
-                continue
-            if is_done:
-                return
-            raise ClaimLost(
-                f"the group {claim.group_id} is not this member's any more; it was not acknowledged",
-                group_id=claim.group_id,
-            )
+    def acknowledge(self, claim: Claim, began: float) -> GroupSteps[Rest | None]:
+        """The group is done; what to rest before asking again where the database does not answer.
+
+        `began`: When it was asked for first, as of `time.monotonic`: it is tried for as long as the lease may hold.
+        """
+        try:
+            is_done = (yield from self.end(claim, DONE)) or (yield from self._was_done(claim))
+        except DatabaseUnavailable:
+            if self.is_closed or time.monotonic() > began + self._lease_s:
+                raise
+            return Rest(ACKNOWLEDGE_PAUSE_S)
+        if is_done:
+            return None
+        raise ClaimLost(
+            f"the group {claim.group_id} is not this member's any more; it was not acknowledged",
+            group_id=claim.group_id,
+        )
 
     def _was_done(self, claim: Claim) -> GroupSteps[bool]:
         """Whether this very claim ended before: the answer to that may have been lost."""

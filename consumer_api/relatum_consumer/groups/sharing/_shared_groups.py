@@ -1,7 +1,7 @@
-# Generated from _async_shared_groups.py by tools/make-twins: edit that, then "make twins".
 """The blocking face of consumers that share groups."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -13,13 +13,13 @@ from relatum.processes import new_holder, of_one_process
 from relatum.publishing import DeadLetters
 from relatum.reading import BrokerAddress
 from relatum.store import renewal_s
-from relatum.waiting import Keeper, Outages, ended
+from relatum.waiting import Keeper, Outages, ended, pause
 from relatum_consumer.groups.reading._group_values import Group
-from relatum_consumer.groups.sharing._claims import Claim, Given, GivenUp
+from relatum_consumer.groups.sharing._claims import Claim, Given, GivenUp, Outcome
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
 from relatum_consumer.groups.sharing._sharing_status import SharedGroupsCounts, SharedGroupsStatistics
 from relatum_consumer.groups.sharing._sharing_steps import SharedReading
-from relatum_consumer.lookups import Catalog
+from relatum_consumer.lookups import Catalog, Rest
 
 logger = logging.getLogger("relatum.groups")
 
@@ -49,10 +49,17 @@ class SharedGroup(Group):
                 done with it is done again.
             DatabaseUnavailable: PostgreSQL does not answer; acknowledging again is safe.
         """
+        began = time.monotonic()
+        while (rest := self._acknowledge(began)) is not None:
+            pause(rest.seconds)
+
+    def _acknowledge(self, began: float) -> Rest | None:
         shared = self._shared
         is_first = shared._reading.claims.has(self._claim)
-        shared._run(shared._reading.claims.acknowledge(self._claim))
-        shared._counts.acknowledged += is_first
+        rest: Rest | None = shared._run(shared._reading.claims.acknowledge(self._claim, began))
+        if rest is None:
+            shared._counts.acknowledged += is_first
+        return rest
 
 
 class SharedGroups(Iterator[SharedGroup]):
@@ -85,30 +92,47 @@ class SharedGroups(Iterator[SharedGroup]):
             StreamNotFound: there is no stream, or no dead-letter stream, of a name that was given.
             PublishError: the dead-letter stream does not take a message; the group was given back.
         """
-        while True:
-            self._keep()
-            outcome = self._run(self._reading.next())
-            if outcome is None:
-                if not self._reading.claims.held:
-                    self.close()
-                raise StopIteration
-            if isinstance(outcome, Given):
-                group, claim = outcome.group, outcome.claim
-                self._counts.given += 1
-                self._counts.redelivered += claim.number > 1
-                return SharedGroup(
-                    group.group_id,
-                    group.messages,
-                    group.position,
-                    group.duplicates,
-                    group.expired,
-                    deliveries=claim.number,
-                    _claim=claim,
-                    _shared=self,
-                )
-            self._give_up(outcome)
+        self._reading.begin()
+        while isinstance(found := self._take(), Rest):
+            pause(found.seconds)
+        if found is None:
+            raise StopIteration
+        return found
 
-    def _give_up(self, outcome: GivenUp) -> None:
+    def _take(self) -> SharedGroup | Rest | None:
+        """The next group; None at the end, and a rest where there is none now."""
+        self._keep()
+        outcome: Outcome | Rest | None = self._run(self._reading.next())
+        if outcome is None:
+            if not self._reading.claims.held:
+                self.close()
+            return None
+        if isinstance(outcome, Rest):
+            return outcome
+        if isinstance(outcome, GivenUp):
+            return self._give_up(outcome)
+        group, claim = outcome.group, outcome.claim
+        self._counts.given += 1
+        self._counts.redelivered += claim.number > 1
+        return SharedGroup(
+            group.group_id,
+            group.messages,
+            group.position,
+            group.duplicates,
+            group.expired,
+            deliveries=claim.number,
+            _claim=claim,
+            _shared=self,
+        )
+
+    def _put_back(self, group: SharedGroup) -> None:
+        """A group did not arrive at who asked for it: it is the next again."""
+        self._counts.given -= 1
+        self._counts.redelivered -= group.deliveries > 1
+        plain = Group(group.group_id, group.messages, group.position, group.duplicates, group.expired)
+        self._reading.put_back(Given(group._claim, plain))
+
+    def _give_up(self, outcome: GivenUp) -> Rest:
         try:
             if outcome.messages:
                 assert self._letters is not None, "the options were checked"
@@ -116,8 +140,12 @@ class SharedGroups(Iterator[SharedGroup]):
             self._run(self._reading.given_up(outcome))
             self._counts.given_up += 1
         except Exception as error:
-            if not self._run(self._reading.not_given_up(outcome, error)):
+            rest: Rest | None = self._run(self._reading.not_given_up(outcome, error))
+            if rest is None:
                 raise
+            return rest
+        self._reading.begin()
+        return Rest(0.0)
 
     def statistics(self) -> SharedGroupsStatistics:
         """What this member has counted, and how many groups it holds. It asks nobody."""

@@ -12,7 +12,7 @@ from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transien
 from relatum.ids import MessageId
 from relatum.membership import Anomaly
 from relatum.reading import Message, StreamBounds
-from relatum.waiting import Outages, Pauses, ended, may_repeat
+from relatum.waiting import Outages, Pauses, ended, has_passed, may_repeat
 from relatum_consumer.groups.reading._assembly import Assembled, Row
 from relatum_consumer.groups.reading._delivery import Reading, all_of, conflict, floor_of, read_group
 from relatum_consumer.groups.reading._group_requests import GroupSteps
@@ -32,7 +32,7 @@ from relatum_consumer.groups.sharing._group_consumer import check_dead_letters, 
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
 from relatum_consumer.groups.sharing._sharing_scan import Scanner
 from relatum_consumer.groups.sharing._unrecorded import Unrecorded
-from relatum_consumer.lookups import POLL_S_MIN, Catalog, Pause, Read, ends_of
+from relatum_consumer.lookups import POLL_S_MIN, Catalog, Read, Rest, ends_of
 
 logger = logging.getLogger("relatum.groups")
 
@@ -66,39 +66,48 @@ class SharedReading:
         self._outcomes: deque[Outcome | Refused] = deque()
         self._pauses = Pauses()
         self._scanned_at = -math.inf
+        self.begin()
         self.claims = Claims(holder, float(options.consumer.lease_s))
         """What is this member's."""
 
     # --- the next group -----------------------------------------------------------------------------------
 
-    def next(self) -> GroupSteps[Outcome | None]:
-        """What is to be given or given up next; None at the end."""
+    def begin(self) -> None:
+        """The next group is asked for: from now on it is counted how long there is none."""
+        self._idle_since, self._pause_s = time.monotonic(), POLL_S_MIN
+
+    def next(self) -> GroupSteps[Outcome | Rest | None]:
+        """What is to be given or given up next; a rest where there is nothing now, None at the end."""
+        if self.claims.is_closed:
+            return None
         follow, idle_s = self._options.follow, self._options.idle_timeout_s
-        last, pause = time.monotonic(), POLL_S_MIN
-        while not self.claims.is_closed:
-            is_idle = idle_s is not None and time.monotonic() - last >= idle_s
-            is_end = not follow or is_idle
-            try:
-                outcome = yield from self._next()
-                if outcome is None:
-                    yield from self._unrecorded.check(is_end=is_end)
-            except (Transient, StreamReplaced) as error:
-                # Who follows waits until the servers are there again, and a recorder has put the stream right.
-                if not follow:
-                    raise
-                self._outages.failed(self._who, error)
-                self._unrecorded.interrupted()
-                outcome = None
-            else:
-                self._outages.over(self._who)
-            if outcome is not None:
-                return outcome
-            if is_end:
-                return None
-            left = POLL_S_MAX if idle_s is None else last + idle_s - time.monotonic()
-            yield from Pause(max(0.0, min(pause, left)))
-            pause = min(2 * pause, POLL_S_MAX)
-        return None
+        is_idle = idle_s is not None and time.monotonic() - self._idle_since >= idle_s
+        is_end = not follow or is_idle
+        try:
+            outcome = yield from self._next()
+            if outcome is None:
+                yield from self._unrecorded.check(is_end=is_end)
+        except (Transient, StreamReplaced) as error:
+            # Who follows waits until the servers are there again, and a recorder has put the stream right.
+            if not follow or has_passed():
+                raise
+            self._outages.failed(self._who, error)
+            self._unrecorded.interrupted()
+            outcome = None
+        else:
+            self._outages.over(self._who)
+        if outcome is not None:
+            return outcome
+        if is_end:
+            return None
+        left = POLL_S_MAX if idle_s is None else self._idle_since + idle_s - time.monotonic()
+        rest = Rest(max(0.0, min(self._pause_s, left)))
+        self._pause_s = min(2 * self._pause_s, POLL_S_MAX)
+        return rest
+
+    def put_back(self, given: Given) -> None:
+        """What was given did not arrive: it is the next again."""
+        self._outcomes.appendleft(given)
 
     def _next(self) -> GroupSteps[Outcome | None]:
         while True:
@@ -252,24 +261,23 @@ class SharedReading:
     def _who_buries(self, outcome: GivenUp) -> str:
         return f"publishing dead letters of the group {outcome.claim.group_id}, of {self._who},"
 
-    def not_given_up(self, outcome: GivenUp, error: Exception) -> GroupSteps[bool]:
+    def not_given_up(self, outcome: GivenUp, error: Exception) -> GroupSteps[Rest | None]:
         """The dead letters were not taken: the group's turn comes again, at any member.
 
         Returns:
-            Whether to go on all the same: who follows waits until the servers are there again.
+            The rest before that; who follows waits until the servers are there again. None where it is an error.
         """
         if self._options.follow and may_repeat(error):
             self._outages.failed(self._who_buries(outcome), error)
             self._outcomes.appendleft(outcome)
-            yield from Pause(DEAD_LETTERS_S + self._pauses.after(error))
-            return True
+            return Rest(DEAD_LETTERS_S + self._pauses.after(error))
         try:
             yield from self.claims.end(outcome.claim, READY)
         except RelatumError as lost:
             self.claims.forget(outcome.claim)
             text = "the group %s of the consumer %r could not be given back, and is free when its lease has run out: %s"
             logger.info(text, outcome.claim.group_id, self._options.consumer.name, ended(lost))
-        return False
+        return None
 
 
 _UNSOUND: Final = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST)

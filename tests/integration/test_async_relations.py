@@ -1,0 +1,255 @@
+"""`AsyncRelations` calls `Relations` in threads: how many it has, who holds one, and what a cancelled task leaves."""
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from relatum.errors import ConnectionsInUse
+from relatum.membership import GROUP_KEY
+from relatum.reading import BrokerAddress
+from relatum_consumer import AsyncRelations, GroupConsumer, Status
+from tests.support import wait_until
+from tests.support.forking import in_child
+from tests.support.groups import ids, whole_group
+from tests.support.place import Place
+from tests.support.proxy import Proxy
+from tests.support.standstill import in_time, locked, nobody_waits
+
+KEYS = ["order_id", GROUP_KEY]
+
+LONG_S = 80.0
+MANY = 200
+
+
+def lookup_threads(relations: AsyncRelations) -> int:
+    """How many threads it has for look-ups."""
+    return len(relations._threads._calls)
+
+
+@pytest.fixture
+def recorded(place: Place) -> Place:
+    """With three recorded messages of the order 1."""
+    place.put(*[(b"order", {"order_id": 1})] * 3)
+    place.record(keys=KEYS)
+    return place
+
+
+def few_threads(place: Place) -> AsyncRelations:
+    """Look-ups over two connections, so in two threads."""
+    return AsyncRelations(place.amqp, place.database, connections_max=2, timeout_s=LONG_S)
+
+
+def test_one_object_serves_one_event_loop_after_another(recorded: Place) -> None:
+    """And a loop of a child of the process."""
+    relations = AsyncRelations(recorded.amqp, recorded.database)
+
+    async def ask() -> list[int]:
+        message = (await relations.find("order_id", 1))[0]
+        waited = await relations.wait_related(message, timeout_s=LONG_S)
+        read = [each async for each in relations.read_many([(recorded.stream, 0)])]
+        return [each.offset for each in (message, *waited, *read)]  # type: ignore[union-attr]
+
+    assert asyncio.run(ask()) == [0, 1, 2, 0]
+    assert asyncio.run(ask()) == [0, 1, 2, 0]
+    assert in_child(lambda: asyncio.run(ask())) == [0, 1, 2, 0]
+    assert asyncio.run(ask()) == [0, 1, 2, 0]
+    asyncio.run(relations.close())
+
+
+async def test_two_threads_serve_all_methods_at_once(recorded: Place) -> None:
+    """None waits for another that waits for a thread."""
+    async with few_threads(recorded) as few:
+        message, stream = await few.read(recorded.stream, 0), recorded.stream
+
+        async def many() -> list[Any]:
+            return [each async for each in few.read_many([(stream, number) for number in range(3)])]
+
+        async def groups() -> list[Any]:
+            return [each async for each in few.groups(stream)]
+
+        asked: list[Any] = [
+            *[few.trace(("order_id", 1)) for _ in range(64)],
+            *[few.related(message, complete=True) for _ in range(16)],
+            *[many() for _ in range(8)],
+            *[groups() for _ in range(8)],
+            few.find("order_id", 1),
+            few.times("order_id", 1),
+            few.values("order_id"),
+            few.keys(),
+            few.streams(),
+            few.around(message, stream, after_s=60),
+            few.window(message, stream, after_s=60),
+            few.after(message, stream),
+            few.before(message, stream),
+            few.nearest(message, stream),
+            few.group("ab" * 24),
+            few.grouped("ab" * 24, 1),
+            few.group_position("ab" * 24),
+            few.group_consumers(),
+            few.incomplete_groups(older_than=0),
+            few.expectations(),
+            few.health(timeout_s=LONG_S),
+        ]
+        with in_time(LONG_S):
+            answers = await asyncio.gather(*asked)
+        assert [len(answer) for answer in answers[:96]] == [3] * 64 + [2] * 16 + [3] * 8 + [0] * 8
+        assert lookup_threads(few) <= 2
+
+
+async def test_who_waits_or_iterates_holds_no_thread(recorded: Place) -> None:
+    """Hundreds wait for messages, groups and what is missing, and a look-up is answered beside them."""
+    async with few_threads(recorded) as few:
+        recorded.put((b"alone", {"order_id": 2}))
+        recorded.record(keys=KEYS)
+        message = await few.read(recorded.stream, 3)
+        waits = [asyncio.create_task(few.wait_related(message, timeout_s=LONG_S)) for _ in range(MANY)]
+        followed = [few.groups(recorded.stream, follow=True) for _ in range(MANY)]
+        groups = [asyncio.create_task(anext(each)) for each in followed]
+        while few.statistics().awaiting < MANY:  # noqa: ASYNC110 - counted in other threads
+            await asyncio.sleep(0.01)
+        for _ in range(20):
+            assert (await few.find("order_id", 1)).status is Status.FOUND
+        assert lookup_threads(few) <= 2
+        for task in groups:
+            task.cancel()
+        await asyncio.gather(*groups, return_exceptions=True)
+        for each in followed:
+            await each.aclose()
+        await asyncio.to_thread(recorded.put, (b"another", {"order_id": 2}))
+        await asyncio.to_thread(recorded.record, keys=KEYS)
+        assert {(await wait).ids for wait in waits} == {((recorded.stream, 4),)}
+
+
+async def test_waits_end_by_their_own_time_while_the_database_stands_still(recorded: Place) -> None:
+    """However many; they say that nothing is proven, and once it goes on they are told."""
+    recorded.put((b"alone", {"order_id": 2}))
+    recorded.record(keys=KEYS)
+    with Proxy.to(recorded.database) as proxy:
+        url = proxy.url(recorded.database)
+        async with AsyncRelations(recorded.amqp, url, connections_max=4, timeout_s=LONG_S) as relations:
+            message = await relations.read(recorded.stream, 3)
+
+            async def wait(timeout_s: float) -> tuple[Status, float]:
+                began = time.monotonic()
+                answer = await relations.wait_related(message, timeout_s=timeout_s)
+                return answer.status, time.monotonic() - began
+
+            short = [asyncio.create_task(wait(4.0)) for _ in range(MANY)]
+            long = [asyncio.create_task(wait(LONG_S)) for _ in range(MANY)]
+            while relations.statistics().awaiting < 2 * MANY:  # noqa: ASYNC110 - counted in other threads
+                await asyncio.sleep(0.01)
+            proxy.mode = "frozen"
+            ended = await asyncio.gather(*short)
+            assert {status for status, _ in ended} == {Status.UNPROVEN}
+            assert all(4.0 <= took_s < 6.0 for _, took_s in ended)
+            proxy.mode = "pass"
+            recorded.put((b"another", {"order_id": 2}))
+            recorded.record(keys=KEYS)
+            assert {status for status, _ in await asyncio.gather(*long)} == {Status.FOUND}
+
+
+async def test_cancelled_calls_free_their_threads(recorded: Place) -> None:
+    """Amid a locked table, at the default time-out: others take their places at once."""
+    async with few_threads(recorded) as few:
+        with locked(recorded.database, "relationships"):
+            for _ in range(5):
+                calls = [asyncio.create_task(few.find("order_id", 1)) for _ in range(10)]
+                await asyncio.sleep(0.1)
+                for call in calls:
+                    call.cancel()
+                with in_time(1.0):
+                    await asyncio.gather(*calls, return_exceptions=True)
+                with in_time(1.0):
+                    assert await few.keys()
+            await asyncio.to_thread(nobody_waits, recorded.database)
+        assert (await few.find("order_id", 1)).status is Status.FOUND
+        assert few.statistics().in_use == 0
+
+
+async def test_cancelled_reads_free_their_threads(recorded: Place) -> None:
+    """Of a broker that stands still, too: what asks the database goes on, and the broker's connections are not lost."""
+    with Proxy.to(recorded.stream_url) as proxy:
+        broker = BrokerAddress.parse(recorded.amqp, proxy.url(recorded.stream_url))
+        async with AsyncRelations(broker, recorded.database, connections_max=2, timeout_s=LONG_S) as relations:
+            assert (await relations.read(recorded.stream, 0)).offset == 0
+            proxy.mode = "frozen"
+            calls = [asyncio.create_task(relations.read(recorded.stream, 0)) for _ in range(10)]
+            await asyncio.sleep(0.1)
+            for call in calls:
+                call.cancel()
+            with in_time(1.0):
+                await asyncio.gather(*calls, return_exceptions=True)
+                assert await relations.keys()
+            proxy.mode = "pass"
+            assert (await relations.read(recorded.stream, 0)).offset == 0
+            assert relations.statistics().in_use == 0
+
+
+async def test_who_finds_no_thread_in_time_is_told(recorded: Place) -> None:
+    """The call was not made: it is safe to repeat."""
+    async with AsyncRelations(recorded.amqp, recorded.database, connections_max=2, timeout_s=0.5) as relations:
+        assert await relations.keys()
+        gate = threading.Event()
+        held = [relations._threads.submit(gate.wait, LONG_S) for _ in range(2)]
+        with in_time(0.5), pytest.raises(ConnectionsInUse) as caught:
+            await relations.read(recorded.stream, 0)
+        assert caught.value.limit == 2
+        gate.set()
+        assert all(each.result(LONG_S) for each in held)
+        assert (await relations.read(recorded.stream, 0)).offset == 0
+
+
+async def test_iterations_are_bounded_and_leave_threads_to_others(recorded: Place) -> None:
+    """One that stands still keeps its connection; others wait for it without a thread, and are told in the end."""
+    wanted = [(recorded.stream, number % 3) for number in range(10_000)]
+    async with AsyncRelations(recorded.amqp, recorded.database, connections_max=2, timeout_s=1.0) as relations:
+        async with contextlib.aclosing(relations.read_many(wanted)) as first:
+            assert (await anext(first)).offset == 0  # type: ignore[union-attr]
+            others = [asyncio.create_task(anext(relations.read_many(wanted))) for _ in range(20)]
+            await asyncio.sleep(0.1)
+            assert (await relations.find("order_id", 1)).status is Status.FOUND
+            errors = await asyncio.gather(*others, return_exceptions=True)
+            assert {type(error) for error in errors} == {ConnectionsInUse}
+            assert (await anext(first)).offset == 1  # type: ignore[union-attr]
+        assert [each.offset async for each in relations.read_many(wanted[:3])] == [0, 1, 2]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("deliveries_max", [None, 100])
+async def test_a_task_that_is_cancelled_loses_no_group(place: Place, deliveries_max: int | None) -> None:
+    """At whatever moment: each group is given in the end, while this member has it."""
+    count, chance = 30, random.Random(1)
+    place.put_recorded(*(message for number in range(1, count + 1) for message in whole_group(number, 2)))
+    consumer = GroupConsumer("billing", prefetch=3, deliveries_max=deliveries_max)
+    given: list[str] = []
+    async with (
+        AsyncRelations(place.amqp, place.database) as relations,
+        relations.groups(place.stream, consumer=consumer, follow=True) as groups,
+    ):
+        while len(given) < count:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(chance.random() * 0.02):
+                    group = await anext(groups)
+                    given.append(group.group_id)
+        held = groups.statistics().held
+        assert (held, sorted(given), groups.statistics().given) == (count, ids(*range(1, count + 1)), count)
+    assert place.sql("SELECT DISTINCT state FROM relatum.group_states") == [("ready",)]
+
+
+async def test_an_iteration_that_is_left_gives_its_connection_back(recorded: Place) -> None:
+    """Left early, dropped, or cancelled at any moment."""
+    async with few_threads(recorded) as few:
+        wanted = [(recorded.stream, number % 3) for number in range(10_000)]
+        for number in range(10):
+            async with contextlib.aclosing(few.read_many(wanted)) as messages:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(number * 0.003):
+                        async for _ in messages:
+                            pass
+        async for _ in few.read_many(wanted):
+            break
+        await asyncio.to_thread(wait_until, lambda: few.statistics().in_use == 0, what="all given back")

@@ -1,0 +1,51 @@
+"""The blocking and the asyncio face of look-ups say the same: methods, arguments and defaults."""
+
+import inspect
+import re
+
+import pytest
+
+from relatum_consumer import (
+    AsyncRelations,
+    AsyncSharedGroup,
+    AsyncSharedGroups,
+    Relations,
+    SharedGroup,
+    SharedGroups,
+)
+
+IN_ASYNCIO = {"__next__": "__anext__", "__enter__": "__aenter__", "__exit__": "__aexit__"}
+"""What Python calls otherwise."""
+
+
+def methods(kind: type, *special: str, names: dict[str, str]) -> dict[str, str]:
+    """The public methods of a face by their names in asyncio, with their arguments and what they give."""
+    public = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+    return {
+        names.get(name, name): without_asyncio(str(inspect.signature(getattr(kind, name))))
+        for name in (*public, *special)
+    }
+
+
+def without_asyncio(signature: str) -> str:
+    """A signature with the names of the blocking face."""
+    # A generator of asyncio has one type less: it returns nothing.
+    text = re.sub(r"AsyncGenerator\[(.*?), None\]", r"Generator[\1, None, None]", signature)
+    return text.replace("Async", "").replace("_async_shared_groups", "_shared_groups")
+
+
+@pytest.mark.parametrize(
+    ("blocking", "asynchronous", "special", "names"),
+    [
+        (Relations, AsyncRelations, ("__init__", "__enter__", "__exit__"), {}),
+        # An iteration is closed as an asynchronous generator is.
+        (SharedGroups, AsyncSharedGroups, ("__next__", "__enter__", "__exit__"), {"close": "aclose"}),
+        (SharedGroup, AsyncSharedGroup, (), {}),
+    ],
+)
+def test_both_faces_have_the_same_methods(
+    blocking: type, asynchronous: type, special: tuple[str, ...], names: dict[str, str]
+) -> None:
+    """Each with the same arguments, defaults and results."""
+    expected = methods(blocking, *special, names=IN_ASYNCIO | names)
+    assert methods(asynchronous, *(IN_ASYNCIO.get(name, name) for name in special), names={}) == expected

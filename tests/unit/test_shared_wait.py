@@ -1,0 +1,211 @@
+"""Many who wait are asked for together, by one thread; each ends by its own time, and none is overlooked."""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from relatum.errors import AccessRefused, DatabaseUnavailable
+from relatum.waiting import SharedWait, pause, within
+from tests.support import wait_until
+from tests.support.forking import in_child
+
+LIMIT_S = 60.0
+SOON_S = 2.0
+
+
+class Table:
+    """What is asked: the values that are there by now."""
+
+    def __init__(self) -> None:
+        self.there: set[int] = set()
+        self.polls: list[int] = []
+        self.error: Exception | None = None
+        self.takes_s = 0.0
+
+    def poll(self, questions: Sequence[int]) -> Iterable[tuple[int, str]]:
+        """The answers there are."""
+        self.polls.append(len(questions))
+        if self.takes_s:
+            pause(self.takes_s)
+        if self.error is not None:
+            raise self.error
+        return [(place, f"v{value}") for place, value in enumerate(questions) if value in self.there]
+
+
+@pytest.fixture
+def table() -> Table:
+    """A table."""
+    return Table()
+
+
+@pytest.fixture
+def waits(table: Table) -> SharedWait[int, str]:
+    """Waits for its values."""
+    return SharedWait(table.poll)
+
+
+def in_time(seconds: float) -> float:
+    """A moment from now."""
+    return time.monotonic() + seconds
+
+
+def polling() -> bool:
+    """Whether a thread polls."""
+    return any(each.name == "relatum-waits" for each in threading.enumerate())
+
+
+def test_one_thread_asks_for_all_and_ends_with_them(table: Table, waits: SharedWait[int, str]) -> None:
+    """Twenty threads wait; each is told its own answer."""
+    with ThreadPoolExecutor(20) as threads:
+        answers = [threads.submit(waits.wait, value, in_time(LIMIT_S)) for value in range(20)]
+        wait_until(lambda: 20 in table.polls, what="a question for all")
+        table.there.update(range(20))
+        assert [answer.result(LIMIT_S) for answer in answers] == [f"v{value}" for value in range(20)]
+    assert len(waits) == 0
+    wait_until(lambda: not polling(), what="the thread's end")
+
+
+def test_each_ends_by_its_own_time_while_the_server_stands_still(table: Table, waits: SharedWait[int, str]) -> None:
+    """A poll that hangs ends as well, and is no error of those who wait."""
+    table.takes_s = LIMIT_S
+    table.error = DatabaseUnavailable("no answer in time", reason="timeout")
+    began = time.monotonic()
+    with ThreadPoolExecutor(2) as threads:
+        short = threads.submit(waits.wait, 1, in_time(0.1))
+        long = threads.submit(waits.wait, 2, in_time(LIMIT_S))
+        assert short.result(LIMIT_S) is None
+        assert time.monotonic() - began < SOON_S
+        wait_until(lambda: table.polls, what="a poll")
+        table.takes_s, table.error = 0.0, None
+        table.there.add(2)
+        assert long.result(LIMIT_S) == "v2"
+
+
+async def test_no_thread_is_held_by_tasks_that_wait(table: Table, waits: SharedWait[int, str]) -> None:
+    """Five hundred of them."""
+    await asyncio.to_thread(int)
+    before = threading.active_count()
+    tasks = [asyncio.create_task(waits.wait_in_task(value, in_time(LIMIT_S))) for value in range(500)]
+    await asyncio.to_thread(wait_until, lambda: 500 in table.polls, what="a question for all")
+    assert threading.active_count() <= before + 1
+    table.there.update(range(500))
+    assert await asyncio.gather(*tasks) == [f"v{value}" for value in range(500)]
+    assert await waits.wait_in_task(1_000, in_time(0.01)) is None
+
+
+async def test_who_is_cancelled_is_nobody_elses_business(table: Table, waits: SharedWait[int, str]) -> None:
+    """Thousands are cancelled while they are told: the others get their answers, and no one is left."""
+    chance = random.Random(1)
+    kept = asyncio.create_task(waits.wait_in_task(-1, in_time(LIMIT_S)))
+    for _ in range(50):
+        tasks = [asyncio.create_task(waits.wait_in_task(chance.randrange(50), in_time(LIMIT_S))) for _ in range(100)]
+        table.there = {chance.randrange(50) for _ in range(25)}
+        await asyncio.sleep(chance.random() * 0.01)
+        for task in tasks:
+            task.cancel()
+        for answer in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(answer, str | asyncio.CancelledError)
+    assert len(waits) == 1
+    table.there.add(-1)
+    assert await kept == "v-1"
+
+
+def test_two_who_wait_for_the_same_are_told_by_themselves(table: Table, waits: SharedWait[int, str]) -> None:
+    """One waits no more; the other is told."""
+    gone, stays = waits.ask(1), waits.ask(1)
+    assert gone.cancel()
+    table.there.add(1)
+    assert stays.result(LIMIT_S) == "v1"
+
+
+def test_none_is_missed_who_comes_as_the_last_one_leaves(table: Table, waits: SharedWait[int, str]) -> None:
+    """Eight threads come and go, some before they are told."""
+    table.there.add(1)
+    until = in_time(3.0)
+
+    def come_and_go(number: int) -> int:
+        count, chance = 0, random.Random(number)
+        while time.monotonic() < until:
+            if chance.random() < 0.5:
+                waits.ask(2).cancel()
+            assert waits.wait(1, in_time(LIMIT_S)) == "v1"
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(come_and_go, range(8))) > 100
+    assert len(waits) == 0
+
+
+def test_an_error_is_raised_to_each_who_waits(table: Table, waits: SharedWait[int, str]) -> None:
+    """Each has an error of its own; who comes next is asked for anew."""
+    table.error = AccessRefused("no")
+    with ThreadPoolExecutor(3) as threads:
+        errors = [threads.submit(waits.wait, 1, in_time(LIMIT_S)) for _ in range(3)]
+        found = [error.exception(LIMIT_S) for error in errors]
+    assert [type(error) for error in found] == [AccessRefused] * 3
+    assert len(set(map(id, found))) == 3
+    table.error = None
+    table.there.add(1)
+    assert waits.wait(1, in_time(LIMIT_S)) == "v1"
+
+
+def test_pauses_grow_to_a_limit_and_leave_a_slow_server_to_others(table: Table, waits: SharedWait[int, str]) -> None:
+    """20 polls a second at most after the first few, and no more than a third of the time where a poll takes long."""
+    assert waits.wait(1, in_time(1.0)) is None
+    assert len(table.polls) <= 25
+    table.polls.clear()
+    table.takes_s = 0.2
+    assert waits.wait(1, in_time(1.5)) is None
+    assert len(table.polls) <= 3
+
+
+def test_all_may_be_let_go(table: Table, waits: SharedWait[int, str]) -> None:
+    """They look for themselves then."""
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(waits.wait, 1, in_time(LIMIT_S))
+        wait_until(lambda: len(waits) == 1, what="a wait")
+        waits.end()
+        assert answer.result(LIMIT_S) is None
+
+
+def test_the_deadline_of_the_call_ends_a_wait(table: Table, waits: SharedWait[int, str]) -> None:
+    """As any other."""
+    with within(0.05):
+        assert waits.wait(1, in_time(LIMIT_S)) is None
+
+
+def test_a_loop_that_has_ended_is_told_nothing(
+    table: Table, waits: SharedWait[int, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread goes on for others, and nothing is logged."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(waits.wait_in_task(1, in_time(LIMIT_S)))
+    loop.run_until_complete(asyncio.sleep(0))
+    other = waits.ask(2)
+    loop.close()
+    table.there.update((1, 2))
+    assert other.result(LIMIT_S) == "v2"
+    wait_until(lambda: len(waits) == 0, what="both told")
+    assert caplog.text == ""
+    task.get_coro().close()  # type: ignore[union-attr]
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_a_child_waits_by_a_thread_of_its_own(table: Table, waits: SharedWait[int, str]) -> None:
+    """What the parent waits for goes on in the parent."""
+    answer = waits.ask(1)
+    wait_until(lambda: table.polls, what="a poll")
+
+    def in_the_child() -> tuple[int, str | None]:
+        table.there.add(2)
+        return len(waits), waits.wait(2, in_time(LIMIT_S))
+
+    assert in_child(in_the_child) == (0, "v2")
+    table.there.add(1)
+    assert answer.result(LIMIT_S) == "v1"

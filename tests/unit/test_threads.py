@@ -1,0 +1,196 @@
+"""Blocking calls that tasks make in threads: how many there are, what ends them, and what becomes of what they took."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from relatum.waiting import Deadline, Threads, in_thread, left_s, pause, within
+from tests.support import wait_until
+from tests.support.forking import in_child
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What calls wait for; it opens when the test ends."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+def test_threads_are_started_as_needed_and_used_again(gate: threading.Event) -> None:
+    """Two at most; and a call after another takes the same thread."""
+    threads, begun = Threads(2, "relatum-test"), threading.Semaphore(0)
+
+    def hold() -> threading.Thread:
+        begun.release()
+        assert gate.wait(LIMIT_S)
+        return threading.current_thread()
+
+    first = threads.submit(threading.current_thread).result(LIMIT_S)
+    assert first.daemon
+    wait_until(lambda: threads._idle == 1, what="a thread without work")
+    assert threads.submit(threading.current_thread).result(LIMIT_S) is first
+    calls = [threads.submit(hold) for _ in range(5)]
+    assert begun.acquire(timeout=LIMIT_S)
+    assert begun.acquire(timeout=LIMIT_S)
+    assert not begun.acquire(timeout=0.05)
+    gate.set()
+    assert len({call.result(LIMIT_S) for call in calls}) <= 2
+
+
+def test_what_a_call_raises_comes_back_and_the_thread_goes_on() -> None:
+    """Whatever it is."""
+    threads = Threads(1, "relatum-test")
+    for error in (KeyError("no"), SystemExit(1)):
+
+        def fail(error: BaseException = error) -> None:
+            raise error
+
+        assert threads.submit(fail).exception(LIMIT_S) is error
+    assert threads.submit(abs, -1).result(LIMIT_S) == 1
+
+
+def test_threads_end_when_they_are_shut_down(gate: threading.Event) -> None:
+    """What waits is made first, unless it is cancelled; nothing more is taken."""
+    threads = Threads(1, "relatum-test")
+    running, waiting = threads.submit(gate.wait, LIMIT_S), threads.submit(abs, -1)
+    threads.shutdown(wait=False, cancel_futures=True)
+    gate.set()
+    assert running.result(LIMIT_S)
+    assert waiting.cancelled()
+    with pytest.raises(RuntimeError, match="shut down"):
+        threads.submit(abs, -1)
+    threads.shutdown()
+
+
+async def test_a_cancelled_task_frees_its_thread() -> None:
+    """Its deadline has passed for what it called, which looks at it every tenth of a second."""
+    threads, began, ended = Threads(1, "relatum-test"), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        pause(LIMIT_S)
+        ended.set()
+
+    task = asyncio.create_task(in_thread(threads, wait))
+    assert await asyncio.to_thread(began.wait, LIMIT_S)
+    cancelled_at = time.monotonic()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(ended.wait, LIMIT_S)
+    assert time.monotonic() - cancelled_at < 1.0
+    assert await in_thread(threads, abs, -1) == 1
+
+
+async def test_what_a_cancelled_call_returns_is_given_back() -> None:
+    """At whatever moment it is cancelled: each number taken is returned to somebody, once."""
+    threads, numbers, lock = Threads(2, "relatum-test"), iter(range(10**6)), threading.Lock()
+    taken: list[int] = []
+    got: list[int] = []
+    back: list[int] = []
+
+    def take() -> int:
+        with lock:
+            taken.append(next(numbers))
+            return taken[-1]
+
+    for number in range(300):
+        task = asyncio.create_task(in_thread(threads, take, returned=back.append))
+        for _ in range(number % 4):
+            await asyncio.sleep(0)
+        time.sleep(number % 3 * 0.0002)  # noqa: ASYNC251 - the loop is to be late
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            got.append(await task)
+    await asyncio.to_thread(wait_until, lambda: len(got) + len(back) == len(taken), what="all given back")
+    assert sorted(got + back) == taken
+
+
+async def test_a_call_that_finds_no_thread_in_time_is_not_made(gate: threading.Event) -> None:
+    """The deadline of the task holds while it waits for one, too."""
+    threads = Threads(1, "relatum-test")
+    made: list[int] = []
+    threads.submit(gate.wait, LIMIT_S)
+    with within(0.05), pytest.raises(TimeoutError):
+        await in_thread(threads, made.append, 1)
+    gate.set()
+    assert await in_thread(threads, abs, -1) == 1
+    assert made == []
+
+
+async def test_a_call_takes_the_deadline_along() -> None:
+    """And knows what is left."""
+    with within(LIMIT_S):
+        assert 0 < await in_thread(Threads(1, "relatum-test"), left_s) <= LIMIT_S
+
+
+def test_a_thread_that_would_wait_for_itself_is_refused() -> None:
+    """With one thread it would wait for ever."""
+    threads = Threads(1, "relatum-test")
+
+    def nested() -> None:
+        asyncio.run(in_thread(threads, abs, -1))
+
+    with pytest.raises(RuntimeError, match="same threads"):
+        threads.submit(nested).result(LIMIT_S)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_calls_that_look_at_no_deadline_are_replaced_once(most: int, gate: threading.Event) -> None:
+    """They hang long past their time: others go on. Where those that took their places hang too, that is all."""
+    threads, overdue = Threads(most, "relatum-test"), Deadline(-10.0)
+    for replaced in (most, 2 * most):
+        with within(overdue):
+            for _ in range(most):
+                threads.submit(gate.wait, LIMIT_S)
+        answer = threads.submit(abs, -1)
+        if replaced == most:
+            assert answer.result(LIMIT_S) == 1
+        else:
+            time.sleep(0.6)
+            assert not answer.done()
+        assert threads.replaced == most
+    gate.set()
+    assert answer.result(LIMIT_S) == 1
+
+
+def test_a_child_has_threads_of_its_own(gate: threading.Event) -> None:
+    """Those of the parent are not there, and go on in the parent."""
+    threads = Threads(1, "relatum-test")
+    held = threads.submit(gate.wait, LIMIT_S)
+    threads.submit(abs, -2)
+    assert in_child(lambda: threads.submit(abs, -1).result(LIMIT_S)) == 1
+    gate.set()
+    assert held.result(LIMIT_S)
+
+
+AT_EXIT = """
+import asyncio, atexit, threading, time
+from relatum.waiting import Threads, in_thread
+
+threads, other = Threads(2, "used"), Threads(2, "new")
+
+def at_exit():
+    for each in (threads, other):
+        print(each.submit(abs, -1).result(20), asyncio.run(in_thread(each, abs, -2)), flush=True)
+
+atexit.register(at_exit)
+threads.submit(abs, -1).result()
+threads.submit(time.sleep, 60)
+threads.submit(print, "begun", flush=True).result()
+"""
+
+
+def test_threads_work_as_the_interpreter_ends_and_do_not_hold_it() -> None:
+    """One hangs; handlers of `atexit` submit; the program ends all the same."""
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=40, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("begun\n1 2\n1 2\n", "", 0)
