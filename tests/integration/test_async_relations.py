@@ -18,12 +18,13 @@ from tests.support.forking import in_child
 from tests.support.groups import ids, whole_group
 from tests.support.place import Place
 from tests.support.proxy import Proxy
-from tests.support.standstill import in_time, locked, nobody_waits
+from tests.support.standstill import SLACK_S, in_time, locked, nobody_waits
 
 KEYS = ["order_id", GROUP_KEY]
 
 LONG_S = 80.0
 MANY = 200
+SHORT_S = 12.0
 
 
 def lookup_threads(relations: AsyncRelations) -> int:
@@ -139,14 +140,14 @@ async def test_waits_end_by_their_own_time_while_the_database_stands_still(recor
                 answer = await relations.wait_related(message, timeout_s=timeout_s)
                 return answer.status, time.monotonic() - began
 
-            short = [asyncio.create_task(wait(4.0)) for _ in range(MANY)]
+            short = [asyncio.create_task(wait(SHORT_S)) for _ in range(MANY)]
             long = [asyncio.create_task(wait(LONG_S)) for _ in range(MANY)]
             while relations.statistics().awaiting < 2 * MANY:  # noqa: ASYNC110 - counted in other threads
                 await asyncio.sleep(0.01)
             proxy.mode = "frozen"
             ended = await asyncio.gather(*short)
             assert {status for status, _ in ended} == {Status.UNPROVEN}
-            assert all(4.0 <= took_s < 6.0 for _, took_s in ended)
+            assert all(SHORT_S <= took_s < SHORT_S + SLACK_S for _, took_s in ended)
             proxy.mode = "pass"
             recorded.put((b"another", {"order_id": 2}))
             recorded.record(keys=KEYS)
@@ -192,11 +193,11 @@ async def test_cancelled_reads_free_their_threads(recorded: Place) -> None:
 
 async def test_who_finds_no_thread_in_time_is_told(recorded: Place) -> None:
     """The call was not made: it is safe to repeat."""
-    async with AsyncRelations(recorded.amqp, recorded.database, connections_max=2, timeout_s=0.5) as relations:
+    async with AsyncRelations(recorded.amqp, recorded.database, connections_max=2, timeout_s=3.0) as relations:
         assert await relations.keys()
         gate = threading.Event()
         held = [relations._threads.submit(gate.wait, LONG_S) for _ in range(2)]
-        with in_time(0.5), pytest.raises(ConnectionsInUse) as caught:
+        with in_time(3.0), pytest.raises(ConnectionsInUse) as caught:
             await relations.read(recorded.stream, 0)
         assert caught.value.limit == 2
         gate.set()
@@ -207,7 +208,7 @@ async def test_who_finds_no_thread_in_time_is_told(recorded: Place) -> None:
 async def test_iterations_are_bounded_and_leave_threads_to_others(recorded: Place) -> None:
     """One that stands still keeps its connection; others wait for it without a thread, and are told in the end."""
     wanted = [(recorded.stream, number % 3) for number in range(10_000)]
-    async with AsyncRelations(recorded.amqp, recorded.database, connections_max=2, timeout_s=1.0) as relations:
+    async with AsyncRelations(recorded.amqp, recorded.database, connections_max=2, timeout_s=5.0) as relations:
         async with contextlib.aclosing(relations.read_many(wanted)) as first:
             assert (await anext(first)).offset == 0  # type: ignore[union-attr]
             others = [asyncio.create_task(anext(relations.read_many(wanted))) for _ in range(20)]
@@ -230,9 +231,11 @@ async def test_a_task_that_is_cancelled_loses_no_group(place: Place, deliveries_
         AsyncRelations(place.amqp, place.database) as relations,
         relations.groups(place.stream, consumer=consumer, follow=True) as groups,
     ):
+        tries = 0
         while len(given) < count:
+            tries += 1  # A busy machine needs longer for one change of threads.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(chance.random() * 0.02):
+                async with asyncio.timeout(chance.random() * 0.02 * (1 + tries // 100)):
                     group = await anext(groups)
                     given.append(group.group_id)
         held = groups.statistics().held
