@@ -281,17 +281,17 @@ async def _bare_in_tasks(case: Case) -> AsyncIterator[AskInTask]:
 @contextmanager
 def _counted() -> Iterator[list[int]]:
     """How many statements look-ups made, as a number that grows."""
-    count, asked = [0], Database.asked
+    count, rows = [0], Database.rows
 
-    def counting(self: Database, *args: Any) -> Any:
+    def counting(self: Database, *args: Any, **options: Any) -> Any:
         count[0] += 1
-        return asked(self, *args)
+        return rows(self, *args, **options)
 
-    Database.asked = counting  # type: ignore[method-assign]
+    Database.rows = counting  # type: ignore[method-assign]
     try:
         yield count
     finally:
-        Database.asked = asked  # type: ignore[method-assign]
+        Database.rows = rows  # type: ignore[method-assign]
 
 
 async def _waits(case: Case) -> list[Row]:
