@@ -390,7 +390,11 @@ def test_each_wait_ends_when_the_table_says(wait: str, failing: FailingPlace) ->
     """With a broker that stands still in the middle, it has said what it says by then."""
 
     def is_in_time() -> bool:
-        BROKER_FROZEN[wait](failing)
+        try:
+            BROKER_FROZEN[wait](failing)
+        except DatabaseUnavailable:
+            # PostgreSQL stands still in no case here: a busy machine opened no connection in half a second.
+            return False
         return failing.took_s < WAIT_S + DOCUMENTED[wait] + BUSY_S
 
     in_a_try(is_in_time, what=f"{wait} ended in time")
