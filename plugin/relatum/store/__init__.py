@@ -23,7 +23,6 @@ from relatum.store._catalog import (
     set_record_time,
     streams_named,
 )
-from relatum.store._connection import NoAnswerInTime
 from relatum.store._coverage import (
     TIME,
     CoverageRow,
@@ -49,7 +48,7 @@ from relatum.store._database import (
     make_engine,
     sql,
 )
-from relatum.store._lease import LEASE_S, NOW, RENEWED, holds, interval, lapsed, leased, renewal_s, unleased
+from relatum.store._lease import LEASE_S, NOW, RENEWED, interval, renewal_s
 from relatum.store._members import RECORDERS, Member, Share, Sharing, holders_of
 from relatum.store._part_bounds import (
     may_hold_offsets,
@@ -141,7 +140,6 @@ __all__ = [
     "Filled",
     "Member",
     "NewTail",
-    "NoAnswerInTime",
     "Part",
     "Position",
     "Range",
@@ -189,13 +187,10 @@ __all__ = [
     "group_scans",
     "group_states",
     "holders_of",
-    "holds",
     "interval",
     "key_definitions",
     "keys",
-    "lapsed",
     "last_position",
-    "leased",
     "lock_stream",
     "make_engine",
     "marked",
@@ -246,6 +241,5 @@ __all__ = [
     "time_blocks",
     "translated_errors",
     "turn_parts",
-    "unleased",
     "writable_tables",
 ]

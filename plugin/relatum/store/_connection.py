@@ -43,11 +43,13 @@ class NoAnswerInTime(psycopg.OperationalError):
 class _Ended(Generator[Any, Any, _Result]):
     """The steps of a wait, ended at a moment, or by a deadline that is brought forward meanwhile."""
 
-    def __init__(self, steps: Generator[Any, Any, _Result], until: float, deadline: Deadline | None, what: str) -> None:
+    def __init__(
+        self, steps: Generator[Any, Any, _Result], until: float, deadline: Deadline | None, limit_s: float | None
+    ) -> None:
         self._steps = steps
         self._until = until
         self._deadline = deadline
-        self._what = what
+        self._limit_s = limit_s
 
     def __next__(self) -> Any:
         return next(self._steps)
@@ -57,7 +59,7 @@ class _Ended(Generator[Any, Any, _Result]):
         # Steps that have what they waited for do not come here: an answer just in time is taken.
         deadline = self._deadline
         if time.monotonic() >= self._until or (not answer and deadline is not None and deadline.has_passed):
-            raise _no_answer(deadline, self._what)
+            raise _no_answer(deadline, self._limit_s)
         return wanted
 
     def throw(self, *error: Any) -> Any:
@@ -67,15 +69,16 @@ class _Ended(Generator[Any, Any, _Result]):
         self._steps.close()
 
 
-def _no_answer(deadline: Deadline | None, what: str) -> NoAnswerInTime:
-    reason = str(deadline) if deadline is not None and deadline.has_passed else what
+def _no_answer(deadline: Deadline | None, limit_s: float | None) -> NoAnswerInTime:
+    is_over = deadline is not None and deadline.has_passed
+    reason = str(deadline) if is_over or limit_s is None else seconds_text(limit_s)
     return NoAnswerInTime(f"no answer in time ({reason}); it is safe to repeat")
 
 
 def check(deadline: Deadline | None) -> None:
     """Raise `NoAnswerInTime` where no time is left."""
     if deadline is not None and deadline.has_passed:
-        raise _no_answer(deadline, "")
+        raise _no_answer(deadline, None)
 
 
 class TimedConnection(psycopg.Connection[Any]):
@@ -97,6 +100,11 @@ class TimedConnection(psycopg.Connection[Any]):
     _step = ""
     """"commit" or "rollback", while that is waited for."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._told: set[Any] = set()
+        """Handlers of notices that were added."""
+
     def close(self) -> None:
         """Give it back to its pool: that is what SQLAlchemy calls for one that it is done with."""
         if self.give_back is None:
@@ -110,9 +118,8 @@ class TimedConnection(psycopg.Connection[Any]):
 
     def add_notice_handler(self, callback: Any) -> None:
         """Add it once: SQLAlchemy adds its own each time that it is given the connection."""
-        handlers = self.__dict__.setdefault("added", set())
-        if callback not in handlers:
-            handlers.add(callback)
+        if callback not in self._told:
+            self._told.add(callback)
             super().add_notice_handler(callback)
 
     def wait(self, gen: Any, interval: float = LOOK_S, *args: Any, **options: Any) -> Any:
@@ -129,9 +136,8 @@ class TimedConnection(psycopg.Connection[Any]):
         until = math.inf if limit_s is None else now + limit_s
         if deadline is not None:
             until = min(until, deadline.until)
-        limit = "" if limit_s is None else seconds_text(limit_s)
         try:
-            return super().wait(_Ended(gen, until, deadline, limit), min(interval, until - now), *args, **options)
+            return super().wait(_Ended(gen, until, deadline, limit_s), min(interval, until - now), *args, **options)
         except NoAnswerInTime as error:
             # A commit is not to be cancelled: where it waits for a standby, it would go on without it.
             if self._step != "commit" and self.pgconn.transaction_status == TransactionStatus.ACTIVE:

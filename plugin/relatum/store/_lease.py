@@ -39,29 +39,5 @@ def interval(seconds: Any) -> "sa.ColumnElement[Any]":
     return sa.func.make_interval(*nothing, seconds)
 
 
-def leased(seconds: "sa.ColumnElement[float]", by: Any = None) -> dict[str, Any]:
-    """What is written of a lease that holds for so many seconds from now.
-
-    `by`: Who has it; None where that stays as it is.
-    """
-    held: dict[str, Any] = {} if by is None else {"holder": by}
-    return held | {"lease_expires_at": NOW + interval(seconds)}
-
-
 RENEWED: Final = "lease_expires_at = clock_timestamp() + make_interval(secs => :lease_s::double precision)"
-"""What `leased` writes, as SQL."""
-
-
-def unleased() -> dict[str, Any]:
-    """What is written of what nobody holds any more."""
-    return {"holder": sa.null(), "lease_expires_at": sa.null()}
-
-
-def holds(expires_at: "sa.ColumnElement[Any]") -> sa.ColumnElement[bool]:
-    """Whether a lease holds that ends then; not for one that nobody has."""
-    return expires_at >= NOW
-
-
-def lapsed(expires_at: "sa.ColumnElement[Any]") -> sa.ColumnElement[bool]:
-    """Whether a lease has run out that ended then; not for one that nobody has."""
-    return expires_at < NOW
+"""Sets a lease that holds for `lease_s` seconds from now, in an UPDATE."""
