@@ -17,7 +17,7 @@ from relatum.membership import GroupPosition
 from relatum.processes import after_fork
 from relatum.reading import CONNECTIONS_MAX, AuthMechanism, BrokerAddress, Message
 from relatum.store import AnyDatabase
-from relatum.waiting import Deadline, Threads, current, in_thread, left_s, within
+from relatum.waiting import Deadline, Threads, in_thread, left_s, within
 from relatum_consumer._lookup_statistics import LookupStatistics
 from relatum_consumer._relations import Relations
 from relatum_consumer.consumed import Consumed
@@ -121,8 +121,8 @@ class AsyncRelations(AsyncClosing):
         await in_thread(self._aside, self._relations._end_sharing)
         self._ending.end_in(0)
         await in_thread(self._aside, self._relations.close)
-        self._threads.shutdown(wait=False)
-        self._for_waits.shutdown(wait=False)
+        self._threads.shutdown()
+        self._for_waits.shutdown()
 
     def statistics(self) -> LookupStatistics:
         """The connections to the broker that are in use, idle and waited for, and what was asked. It asks nobody."""
@@ -453,17 +453,15 @@ class AsyncRelations(AsyncClosing):
         """Call a function in a thread. Closing ends what is under way."""
         if self._is_closed:
             raise UsedAfterClose(CLOSED)
-        outer = current()
-        with within(Deadline(None, self._ending) if outer is None else Deadline(None, outer, self._ending)):
-            try:
-                return await in_thread(threads or self._threads, function, *args, returned=returned)
-            except TimeoutError as error:
-                most = self._threads.most
-                raise ConnectionsInUse(
-                    f"{error}: ask less at once, or set connections_max= (now {most}) higher",
-                    limit=most,
-                    waiting=self._threads.waiting,
-                ) from None
+        try:
+            return await in_thread(threads or self._threads, function, *args, ending=self._ending, returned=returned)
+        except TimeoutError as error:
+            most = self._threads.most
+            raise ConnectionsInUse(
+                f"{error}: ask less at once, or set connections_max= (now {most}) higher",
+                limit=most,
+                waiting=self._threads.waiting,
+            ) from None
 
     async def _in_parts(self, begin: Callable[[], Generator[_Item | Rest, None, None]]) -> AsyncGenerator[_Item, None]:
         """What an iteration gives, taken in parts, each by one call; between two no thread is held."""

@@ -37,7 +37,7 @@ def test_threads_are_started_as_needed_and_used_again(gate: threading.Event) -> 
 
     first = threads.submit(threading.current_thread).result(LIMIT_S)
     assert first.daemon
-    wait_until(lambda: threads._idle == 1, what="a thread without work")
+    wait_until(lambda: threads._unfinished == 0, what="a thread without work")
     assert threads.submit(threading.current_thread).result(LIMIT_S) is first
     calls = [threads.submit(hold) for _ in range(5)]
     assert begun.acquire(timeout=LIMIT_S)
@@ -60,17 +60,20 @@ def test_what_a_call_raises_comes_back_and_the_thread_goes_on() -> None:
 
 
 def test_threads_end_when_they_are_shut_down(gate: threading.Event) -> None:
-    """What waits is made first, unless it is cancelled; nothing more is taken."""
-    threads = Threads(1, "relatum-test")
-    running, waiting = threads.submit(gate.wait, LIMIT_S), threads.submit(abs, -1)
+    """What waits is made first, unless it is cancelled; nothing more is taken, and no thread is left."""
+    threads, thread = Threads(2, "relatum-test"), threading.current_thread
+    idle = threads.submit(thread).result(LIMIT_S)
+    running, other = threads.submit(gate.wait, LIMIT_S), threads.submit(thread)
+    waiting, cancelled = threads.submit(thread), threads.submit(abs, -1)
     wait_until(running.running, what="the first has begun")
-    threads.shutdown(wait=False, cancel_futures=True)
+    assert cancelled.cancel() or cancelled.done()
+    threads.shutdown()
     gate.set()
     assert running.result(LIMIT_S)
-    assert waiting.cancelled()
+    ended = {idle, other.result(LIMIT_S), waiting.result(LIMIT_S)}
     with pytest.raises(RuntimeError, match="shut down"):
         threads.submit(abs, -1)
-    threads.shutdown()
+    wait_until(lambda: not any(each.is_alive() for each in ended), what="they end")
 
 
 async def test_a_cancelled_task_frees_its_thread() -> None:
@@ -165,7 +168,7 @@ def test_calls_that_look_at_no_deadline_are_replaced_once(most: int, gate: threa
         else:
             time.sleep(0.6)
             assert not answer.done()
-        assert threads.replaced == most
+        wait_until(lambda: threads.replaced == most, what="all are replaced, and no more")
     gate.set()
     assert answer.result(LIMIT_S) == 1
 

@@ -1,20 +1,21 @@
-"""Blocking calls for tasks: an executor of daemon threads, and one change to a thread and back for each call.
+"""Blocking calls for tasks: daemon threads that belong to one object, one change to a thread and back for each call.
 
 `concurrent.futures` joins its threads as the interpreter ends, so a server that does not answer would keep a program
-from ending; `asyncio.to_thread` shares one executor with the application. These threads belong to one object, and are
-left where they are at the end. See docs/adr/0048.
+from ending; `asyncio.to_thread` shares one executor with the application. These threads are left where they are at the
+end, and a change to one and back takes half the time. See docs/adr/0048.
 """
 
 import asyncio
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Final, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from relatum.processes import after_fork, leave_to_parent
 from relatum.waiting._deadline import LOOK_S, Deadline, current, within
@@ -28,32 +29,19 @@ OVERDUE_S: Final = 1.0
 _Result = TypeVar("_Result")
 
 
-class _Call:
+class _Call(Protocol):
     """A call that waits for a thread, or has one."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
-        self._deadline: Deadline | None = current()
-        self.future: Future[Any] = Future()
-
     @property
-    def is_overdue(self) -> bool:
-        """Whether it should have ended long ago."""
-        return self._deadline is not None and self._deadline.left_s() < -OVERDUE_S
+    def deadline(self) -> Deadline | None:
+        """When it should have ended; None for no such moment."""
 
     def run(self) -> None:
-        """Make it, unless it was cancelled."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            self.future.set_result(self._function())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-            self.future.set_exception(error)
-            self = None  # type: ignore[assignment]  # else the error holds this frame, which holds the error
+        """Make it, unless it was cancelled; it raises nothing."""
 
 
-class Threads(Executor):
-    """An executor of daemon threads, which are started as they are needed and end when they have long had no work.
+class Threads:
+    """Daemon threads for calls, which are started as they are needed and end when they have long had no work.
 
     A call takes along the deadline that is set where it is submitted. One that is overdue, because it hangs where
     nobody looks at a deadline, no longer counts against the limit: another thread takes its place, once for each place.
@@ -77,15 +65,15 @@ class Threads(Executor):
         after_fork(self, Threads._renew)
 
     def _begin(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        self._queue: deque[_Call] = deque()
+        self._lock = threading.Lock()
+        self._queue: SimpleQueue[_Call | None] = SimpleQueue()
         self._calls: dict[threading.Thread, _Call | None] = {}
         self._lost: set[threading.Thread] = set()
-        self._idle = 0
+        self._unfinished = 0
         self._is_watched = self._is_shut = False
 
     def _renew(self) -> None:
-        leave_to_parent(self._changed, self._queue, self._calls)
+        leave_to_parent(self._lock, self._queue, self._calls)
         self._begin()
 
     def submit(self, function: Callable[..., _Result], /, *args: Any, **options: Any) -> "Future[_Result]":
@@ -94,23 +82,28 @@ class Threads(Executor):
         Raises:
             RuntimeError: it was shut down.
         """
-        call = _Call(partial(function, *args, **options))
-        with self._changed:
+        call = _Submitted(partial(function, *args, **options))
+        self._take(call)
+        return call.future
+
+    def _take(self, call: _Call) -> bool:
+        """Have a call made; whether it waits until a thread is free."""
+        with self._lock:
             if self._is_shut:
                 raise RuntimeError("these threads were shut down")
-            self._queue.append(call)
-            if len(self._queue) <= self._idle:
-                self._changed.notify()
-            elif len(self._calls) < self.most:
+            self._unfinished += 1
+            if self.waiting and len(self._calls) < self.most:
                 self._start(self._work)
-            elif not self._is_watched:
-                self._is_watched = self._start(self._watch)
-            has_threads = bool(self._calls)
+            has_threads, is_waiting = bool(self._calls), bool(self.waiting)
             if not has_threads:
-                self._queue.remove(call)
-        if not has_threads:
+                self._unfinished -= 1
+            elif is_waiting and not self._is_watched:
+                self._is_watched = self._start(self._watch)
+        if has_threads:
+            self._queue.put(call)
+        else:
             call.run()
-        return call.future
+        return has_threads and is_waiting
 
     def _start(self, target: Callable[[], None]) -> bool:
         thread = threading.Thread(target=target, name=self._name, daemon=True)
@@ -127,68 +120,162 @@ class Threads(Executor):
     def _work(self) -> None:
         thread = threading.current_thread()
         while (call := self._next(thread)) is not None:
+            self._calls[thread] = call
             call.run()
             del call
+            with self._lock:
+                if thread not in self._calls:
+                    self._lost.discard(thread)
+                    return
+                self._calls[thread] = None
+                self._unfinished -= 1
 
     def _next(self, thread: threading.Thread) -> _Call | None:
         """The next call; None where the thread is to end."""
-        with self._changed:
-            if thread not in self._calls:
-                self._lost.discard(thread)
-                return None
-            self._calls[thread] = None
-            while not self._queue:
-                self._idle += 1
-                has_come = not self._is_shut and self._changed.wait(IDLE_S)
-                self._idle -= 1
-                if not has_come and not self._queue:
+        while True:
+            with suppress(Empty):
+                call = self._queue.get(timeout=IDLE_S)
+                if call is not None:
+                    return call
+                # For all: each thread that comes to it ends.
+                self._queue.put(None)
+            with self._lock:
+                if self._is_shut or self._unfinished < len(self._calls):
                     del self._calls[thread]
                     return None
-            call = self._calls[thread] = self._queue.popleft()
-            return call
 
     def _watch(self) -> None:
         """While calls wait for a thread, replace those that are lost."""
         while True:
             time.sleep(OVERDUE_S / 4)
-            with self._changed:
-                if not self._queue:
+            with self._lock:
+                if not self.waiting:
                     self._is_watched = False
                     return
-                overdue = [thread for thread, call in self._calls.items() if call is not None and call.is_overdue]
+                overdue = [thread for thread, call in self._calls.items() if _is_overdue(call)]
                 for thread in overdue[: max(0, self.most - len(self._lost))]:
                     del self._calls[thread]
                     self._lost.add(thread)
+                    self._unfinished -= 1
                     self.replaced += 1
                     self._start(self._work)
 
     @property
     def waiting(self) -> int:
         """Calls that wait for a thread."""
-        return len(self._queue)
+        return max(0, self._unfinished - len(self._calls))
 
     def has(self, thread: threading.Thread) -> bool:
         """Whether a thread is one of these."""
-        with self._changed:
-            return thread in self._calls or thread in self._lost
+        return thread in self._calls or thread in self._lost
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls. Those under way end by themselves, and threads without work at once."""
-        with self._changed:
+    def shutdown(self) -> None:
+        """Take no more calls. Those that were taken are made, and then the threads end."""
+        with self._lock:
             self._is_shut = True
-            cancelled = list(self._queue) if cancel_futures else []
-            threads = list(self._calls)
-            self._changed.notify_all()
-        for call in cancelled:
-            call.future.cancel()
-        for thread in threads if wait else []:
-            thread.join()
+            self._queue.put(None)
+
+
+def _is_overdue(call: _Call | None) -> bool:
+    """Whether a call should have ended long ago."""
+    return call is not None and call.deadline is not None and call.deadline.left_s() < -OVERDUE_S
+
+
+class _Submitted:
+    """A call of which a thread may wait for the result."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.deadline = current()
+        self.future: Future[Any] = Future()
+        self._function = function
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self._function())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            self.future.set_exception(error)
+            self = None  # type: ignore[assignment]  # else the error holds this frame, which holds the error
+
+
+class _Awaited(Generic[_Result]):
+    """A call of which a task waits for the result."""
+
+    def __init__(
+        self,
+        threads: Threads,
+        function: Callable[[], _Result],
+        deadline: Deadline,
+        returned: Callable[[_Result], object] | None,
+    ) -> None:
+        self.deadline = deadline
+        self._threads = threads
+        self._function = function
+        self._returned = returned
+        self._loop = asyncio.get_running_loop()
+        self._came: asyncio.Future[_Result] = self._loop.create_future()
+        self._begun = threading.Lock()
+
+    async def result(self) -> _Result:
+        timer, came = None, self._came
+        if self._threads._take(self) and (left_s := self.deadline.left_s()) < math.inf:
+            timer = self._loop.call_later(max(0.0, left_s), self._end)
+        try:
+            return await came
+        except asyncio.CancelledError:
+            self._begins()
+            if came.done() and not came.cancelled() and came.exception() is None:
+                self._give_back(came.result())
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def run(self) -> None:
+        if not self._begins():
+            return
+        try:
+            result = self._function()
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            self._tell(self._fail, error)
+        else:
+            self._tell(self._succeed, result)
+
+    def _begins(self) -> bool:
+        """Whether this is the first to begin it, or to see that it never begins."""
+        return self._begun.acquire(blocking=False)
+
+    def _end(self) -> None:
+        if not self._came.done() and self._begins():
+            self._came.set_exception(TimeoutError(f"no thread became free in time ({self.deadline})"))
+
+    def _tell(self, tell: Callable[[Any], None], what: Any) -> None:
+        # A loop that has ended has nobody to tell.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(tell, what)
+
+    def _succeed(self, result: _Result) -> None:
+        if self._came.done():
+            self._give_back(result)
+        else:
+            self._came.set_result(result)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._came.done():
+            self._came.set_exception(error)
+
+    def _give_back(self, result: _Result) -> None:
+        """Nobody takes the result. In a thread: what takes it back may wait, and this is the loop."""
+        if self._returned is not None:
+            self._threads.submit(self._returned, result)
 
 
 async def in_thread(
-    threads: Executor | None,
+    threads: Threads | Executor | None,
     function: Callable[..., _Result],
     *args: Any,
+    ending: Deadline | None = None,
     returned: Callable[[_Result], object] | None = None,
 ) -> _Result:
     """Call a function in a thread, within the deadline of the task; cancelled, the thread lets go of what it waits for.
@@ -197,44 +284,26 @@ async def in_thread(
         threads: Where to call it; None for the event loop's own threads.
         function: What to call.
         args: With what.
-        returned: Takes back, in a thread, what a call returned that was cancelled; None where it took nothing.
+        ending: A further deadline of the call; None for none.
+        returned: Takes back, in a thread, what a call returned that was cancelled; None where it took nothing. For
+            `Threads`.
 
     Raises:
         TimeoutError: no thread became free before the deadline; the function was not called.
         RuntimeError: this is one of those very threads, which would wait for itself.
     """
-    if isinstance(threads, Threads) and threads.has(threading.current_thread()):
-        raise RuntimeError("a call in a thread waits for another of the same threads: make that in the same call")
-    loop = asyncio.get_running_loop()
-    with within(None) as deadline:
-        call = partial(copy_context().run, function, *args)
-        if threads is None:
-            try:
-                return await loop.run_in_executor(None, call)
-            finally:
-                deadline.end_in(0)
-        future = threads.submit(call)
-        left_s = deadline.left_s()
-        timer = loop.call_later(max(0.0, left_s), future.cancel) if left_s < math.inf else None
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if future.cancelled() and task is not None and not task.cancelling():
-                raise TimeoutError(f"no thread became free in time ({deadline})") from None
-            if returned is not None:
-                future.add_done_callback(partial(_give_back, threads, returned))
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-            deadline.end_in(0)
-
-
-def _give_back(threads: Executor, returned: Callable[[Any], object], future: "Future[Any]") -> None:
-    if not future.cancelled() and future.exception() is None:
-        # The loop may be what calls this, and `returned` may wait.
-        threads.submit(returned, future.result())
+    deadline = Deadline(None, *(outer for outer in (current(), ending) if outer is not None))
+    with within(deadline):
+        context = copy_context()
+    call = partial(context.run, function, *args)
+    try:
+        if not isinstance(threads, Threads):
+            return await asyncio.get_running_loop().run_in_executor(threads, call)
+        if threads.has(threading.current_thread()):
+            raise RuntimeError("a call in a thread waits for another of the same threads: make that in the same call")
+        return await _Awaited(threads, call, deadline, returned).result()
+    finally:
+        deadline.end_in(0)
 
 
 def pause(seconds: float) -> None:
