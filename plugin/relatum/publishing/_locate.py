@@ -22,7 +22,7 @@ from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailabl
 from relatum.headers import BROKERS_OWN, RECEIPT_HEADER, TIME_HEADER
 from relatum.ids import MessageId
 from relatum.metrics import Histogram
-from relatum.outcomes import AsyncOutcomes, Outcomes
+from relatum.outcomes import Outcomes
 from relatum.processes import after_fork
 from relatum.publishing._lent import CONNECT_S, LentReader
 from relatum.reading import BrokerAddress, Message, StreamReader
@@ -153,6 +153,7 @@ class Locator:
         self._lock = threading.Lock()
         self._lent = LentReader(address)
         self._asked_database: Database | None = None
+        self._outcomes: Outcomes | None = None
         # Weakly: what is dropped without being released must not wait for the garbage collector.
         self.waits: SharedWait[Look, bool] = SharedWait(partial(Locator._poll, weakref.proxy(self)), first_s=0)
         after_fork(self, Locator._renew)
@@ -174,7 +175,7 @@ class Locator:
         with self._lock:
             if self._asked_database is not None:
                 self._asked_database.close()
-                self._asked_database = None
+                self._asked_database = self._outcomes = None
 
     def subscribe(self, sent: Sent, listener: Callable[[MessageId], None]) -> Callable[[], None]:
         """Hear of the message's places from the recorder in this process; without one, nothing is heard."""
@@ -288,12 +289,12 @@ class Locator:
         return self._open_database().rows(statement, {"vhost": self._address.vhost, **parameters})
 
     def outcomes(self) -> Outcomes:
-        """Where to ask what became of messages."""
-        return Outcomes(self._open_database())
-
-    def async_outcomes(self) -> AsyncOutcomes:
-        """The asyncio twin of `outcomes`."""
-        return AsyncOutcomes(self._open_database())
+        """Where to ask what became of messages, until `close`."""
+        database = self._open_database()
+        with self._lock:
+            if self._outcomes is None:
+                self._outcomes = Outcomes(database)
+            return self._outcomes
 
     def _open_database(self) -> Database:
         with self._lock:

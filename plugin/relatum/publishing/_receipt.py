@@ -13,7 +13,7 @@ from relatum.errors import (
     PublishOutcomeUnknown,
 )
 from relatum.ids import MessageId
-from relatum.outcomes import Outcome, not_finished
+from relatum.outcomes import Outcome, not_finished, outcome_in_task
 from relatum.publishing._locate import Locator, Sent
 from relatum.publishing._look import Look
 from relatum.publishing._settle import Unsettled
@@ -259,7 +259,7 @@ class AsyncReceipt(_Published):
             NotFound: there was no collector of that name until the end.
             DatabaseUnavailable: PostgreSQL did not answer until the end.
         """
-        return await self._locator.async_outcomes().wait(self.message_id, timeout_s, collector=collector)
+        return await outcome_in_task(self._locator.outcomes(), self.message_id, timeout_s, collector)
 
     async def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
         """Find the message by reading its streams; see `Receipt.settle`. The reading runs in threads."""
