@@ -26,9 +26,9 @@ from relatum.contexts.placement._publication_requests import (
     T,
 )
 from relatum.contexts.placement._sending import AsyncSending, Sending
+from relatum.contexts.steps import async_run, run
 from relatum.errors import ConfigurationError, UsedAfterClose
 from relatum.processes import of_one_process
-from relatum.steps import async_run, run
 from relatum.store import AnyDatabase
 from relatum.superstreams import Target
 from relatum.waiting import in_thread
