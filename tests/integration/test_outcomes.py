@@ -181,6 +181,35 @@ def test_a_handler_that_raises_or_exits_breaks_nothing(
     assert {line.name for line in caplog.records} == {"relatum.collector"}
 
 
+def test_a_handler_that_takes_its_time_delays_no_wait(collecting: Collecting, outcomes: Outcomes) -> None:
+    """It has a thread of its own; and it may close what calls it."""
+    called, done, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(outcome: Outcome) -> None:
+        called.set()
+        done.wait(90)
+        outcomes.close()
+        closed.set()
+
+    collecting.all_at_once("id", SUCCEEDED)
+    outcomes.register_result_handler(slow, "id")
+    assert called.wait(90)
+    assert outcomes.wait("id", 60).status is SUCCEEDED
+    done.set()
+    assert closed.wait(90)
+
+
+async def test_many_tasks_wait_and_hold_no_thread(collecting: Collecting, database_url: str) -> None:
+    """One thread asks for all of them; each ends by its own time."""
+    async with AsyncOutcomes(database_url) as asked:
+        waits = [asyncio.create_task(asked.wait("id", 90)) for _ in range(200)]
+        with pytest.raises(NotFinishedInTime):
+            await asked.wait("id", 0.2)
+        assert [thread.name for thread in threading.enumerate()].count("relatum-outcomes") == 1
+        await asyncio.to_thread(collecting.all_at_once, "id", SUCCEEDED)
+        assert {outcome.status for outcome in await asyncio.gather(*waits)} == {SUCCEEDED}
+
+
 def test_closing_ends_the_thread(database_url: str) -> None:
     """No thread is left behind."""
     asked = Outcomes(database_url)

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -99,6 +100,62 @@ def test_not_recorded_in_time_says_where_the_message_is(place: Place, recorded: 
         assert (caught.value.in_stream, caught.value.found) == (True, ())
         (at,) = receipt.settle()
         assert body_at(place, at) == b"alone"
+        relatum.release(connection)
+
+
+async def test_one_thread_asks_for_all_receipts(place: Place, recorded: dict[str, Any]) -> None:
+    """However many tasks wait: each gets the place of its own, and one that is cancelled is nobody else's business."""
+    recorded["recorder"] = "external"
+    async with await aio_pika.connect(place.amqp) as connection:
+        relatum.intercept(connection, **recorded)
+        channel = await connection.channel()
+        messages = [aio_pika.Message(b"%d" % number) for number in range(100)]
+        receipts = [
+            await relatum.publish_async(channel.default_exchange, message, place.stream) for message in messages
+        ]
+        waits = [asyncio.create_task(receipt.wait(90)) for receipt in receipts]
+        with pytest.raises(NotRecordedInTime):
+            await receipts[0].wait(0.5)
+        assert [each.name for each in threading.enumerate()].count("relatum-waits") == 1
+        for wait in waits[::3]:
+            wait.cancel()
+        await asyncio.to_thread(place.record)
+        found = await asyncio.gather(*waits, return_exceptions=True)
+        for number, places in enumerate(found):
+            if number % 3:
+                assert places == (relatum.MessageId(place.stream, number),)
+            else:
+                assert isinstance(places, asyncio.CancelledError)
+        assert await receipts[0].wait() == ((place.stream, 0),)
+        relatum.release(connection)
+
+
+def test_a_stream_that_lacks_the_message_is_waited_for_to_its_end(
+    place: Place, recorded: dict[str, Any], other_stream: str
+) -> None:
+    """Of an exchange that leads to one of two streams, there is nothing more once the other is recorded that far."""
+    recorded["recorder"] = "external"
+    with broker_connection(place.amqp) as connection:
+        relatum.intercept(connection, **recorded)
+        channel, direct = connection.channel(), unique_name()
+        channel.exchange_declare(direct, "direct")
+        for key, stream in (("here", place.stream), ("there", other_stream)):
+            channel.queue_bind(stream, direct, key)
+            relatum.publish(channel, direct, key, b"first")
+        place.record(place.stream, other_stream)
+        relatum.publish(channel, direct, "there", b"behind")
+        receipt = relatum.publish(channel, direct, "here", b"second")
+        place.record(place.stream)
+        # What is in one stream is all that is known in time; with the other recorded it is all there is, at once.
+        began = time.monotonic()
+        assert receipt.wait(0.5) == ((place.stream, 1),)
+        assert time.monotonic() - began >= 0.5
+        place.record(other_stream)
+        began = time.monotonic()
+        assert receipt.wait(90) == ((place.stream, 1),)
+        assert time.monotonic() - began < 60
+        assert receipt.streams is None
+        channel.exchange_delete(direct)
         relatum.release(connection)
 
 

@@ -1,10 +1,19 @@
-"""The blocking and the asyncio face of look-ups say the same: methods, arguments and defaults."""
+"""The blocking and the asyncio face of a class say the same: methods, arguments and defaults."""
 
 import inspect
 import re
 
 import pytest
 
+from relatum import (
+    AffinityRouter,
+    AsyncAffinityRouter,
+    AsyncContextRouter,
+    AsyncSerialConsumer,
+    ContextRouter,
+    SerialConsumer,
+)
+from relatum.superstreams import Target
 from relatum_consumer import (
     AsyncRelations,
     AsyncSharedGroup,
@@ -17,10 +26,15 @@ from relatum_consumer import (
 IN_ASYNCIO = {"__next__": "__anext__", "__enter__": "__aenter__", "__exit__": "__aexit__"}
 """What Python calls otherwise."""
 
+OF_CLIENTS = {"publish", *(name for name in dir(Target) if not name.startswith("_"))}
+"""What routers take as their client does: a channel of pika's with body and properties, or one of aio-pika's with a
+message."""
+
 
 def methods(kind: type, *special: str, names: dict[str, str]) -> dict[str, str]:
     """The public methods of a face by their names in asyncio, with their arguments and what they give."""
     public = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+    public = [name for name in public if not (name in OF_CLIENTS and kind.__name__.endswith("Router"))]
     return {
         names.get(name, name): without_asyncio(str(inspect.signature(getattr(kind, name))))
         for name in (*public, *special)
@@ -31,7 +45,12 @@ def without_asyncio(signature: str) -> str:
     """A signature with the names of the blocking face."""
     # A generator of asyncio has one type less: it returns nothing.
     text = re.sub(r"AsyncGenerator\[(.*?), None\]", r"Generator[\1, None, None]", signature)
-    return text.replace("Async", "").replace("_async_shared_groups", "_shared_groups")
+    text = re.sub(r"collections\.abc\.Awaitable\[(\w+)\]", r"\1", text)
+    return (
+        text.replace("Async", "")
+        .replace("_async_shared_groups", "_shared_groups")
+        .replace("asyncio.locks", "threading")
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,6 +60,9 @@ def without_asyncio(signature: str) -> str:
         # An iteration is closed as an asynchronous generator is.
         (SharedGroups, AsyncSharedGroups, ("__next__", "__enter__", "__exit__"), {"close": "aclose"}),
         (SharedGroup, AsyncSharedGroup, (), {}),
+        (ContextRouter, AsyncContextRouter, ("__init__", "__enter__", "__exit__"), {}),
+        (AffinityRouter, AsyncAffinityRouter, ("__init__", "__enter__", "__exit__"), {}),
+        (SerialConsumer, AsyncSerialConsumer, ("__init__", "__enter__", "__exit__"), {}),
     ],
 )
 def test_both_faces_have_the_same_methods(

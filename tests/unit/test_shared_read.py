@@ -1,10 +1,12 @@
 """Reads that tasks share, the order in which they get the lock of a name, and what wakes them."""
 
 import asyncio
+import threading
 
 import pytest
 
-from relatum.contexts.placement._router_faces import AsyncNameLocks, NameLocks, SharedRead
+from relatum.contexts._async_routers import SharedRead
+from relatum.contexts.placement._name_locks import NameLocks
 from relatum.errors import DatabaseUnavailable
 from relatum.waiting import Bell
 from tests.support import in_a_loop
@@ -74,12 +76,13 @@ def test_one_who_is_cancelled_takes_nothing_from_the_others() -> None:
 
 async def test_a_names_lock_goes_to_those_who_came_first() -> None:
     """Tasks get a name's lock in the order they asked; other names are free; nothing is kept afterwards."""
-    locks, order, may_end = AsyncNameLocks(), [], asyncio.Event()
+    locks, order, may_end = NameLocks(asyncio.Lock), [], asyncio.Event()
 
     async def hold(name: str, number: int) -> None:
-        async with locks(name):
-            order.append((name, number))
-            await may_end.wait()
+        with locks(name) as lock:
+            async with lock:
+                order.append((name, number))
+                await may_end.wait()
 
     tasks = [asyncio.create_task(hold("x", number)) for number in range(5)]
     tasks.append(asyncio.create_task(hold("y", 0)))
@@ -89,16 +92,16 @@ async def test_a_names_lock_goes_to_those_who_came_first() -> None:
     may_end.set()
     await asyncio.wait(tasks)
     assert order == [("x", 0), ("y", 0), ("x", 1), ("x", 3), ("x", 4)]
-    assert not locks._held
+    assert not locks._used
 
 
 def test_a_names_lock_is_let_go_with_an_error() -> None:
     """An error inside leaves the lock free, and nothing of the name is kept."""
-    locks = NameLocks()
+    locks = NameLocks(threading.Lock)
     for _ in range(2):
-        with pytest.raises(KeyError), locks("x"):
+        with pytest.raises(KeyError), locks("x") as lock, lock:
             raise KeyError
-    assert not locks._held
+    assert not locks._used
 
 
 LONG_S = 90.0

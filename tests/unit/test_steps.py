@@ -1,22 +1,19 @@
-"""One rule for steps: what is raised where, what is closed when, what is given.
-
-By the blocking driver, which is made of the asyncio one; what tasks alone can do, by that.
-"""
+"""One rule for steps: what is raised where, and what is closed when. What tasks alone can do, by the asyncio driver."""
 
 import asyncio
 import contextlib
 import gc
-import itertools
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from relatum.steps import Request, Steps, async_each, async_run, each, run
+from relatum.contexts.steps import Request, async_run, run
 
-Perform = Callable[[Any], Any]
+_Result = TypeVar("_Result")
+Steps = Generator[Request[Any], Any, _Result]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +39,6 @@ def perform(request: Double | Fail) -> Any:
     if isinstance(request, Fail):
         raise request.error
     return 2 * request.number
-
-
-def given(steps: Generator[Any, Any, None], most: int = 99) -> list[Any]:
-    """What steps give on the way, as many as wanted."""
-    with contextlib.closing(each(steps, perform)) as items:
-        return list(itertools.islice(items, most))
 
 
 @contextlib.contextmanager
@@ -211,53 +202,6 @@ def test_a_finally_may_ask_where_an_error_was_met() -> None:
     assert asked == [42]
 
 
-# --- what is given on the way -----------------------------------------------------------------------------
-
-
-def counting(log: list[str]) -> Generator[Double | str | None, Any, None]:
-    """Give things between requests."""
-    with noting(log, "steps"):
-        for number in range(1, 4):
-            answer = yield from Double(number)
-            yield str(answer)
-            yield None
-
-
-def test_what_is_no_request_is_given() -> None:
-    """Anything may be given, None too, in its order; the steps go on when more is wanted."""
-    log: list[str] = []
-    assert given(counting(log)) == ["2", None, "4", None, "6", None]
-    assert log == ["steps"]
-
-
-@pytest.mark.parametrize("most", [1, 2, 3])
-def test_left_early_the_steps_are_closed_where_they_stand(most: int) -> None:
-    """Who wants no more need not take the rest."""
-    log: list[str] = []
-    assert len(given(counting(log), most)) == most
-    assert log == ["steps: GeneratorExit"]
-
-
-def test_giving_steps_meet_errors_where_they_asked() -> None:
-    """What was given before an error was right; one that nobody catches is the caller's."""
-
-    def failing(log: list[str]) -> Generator[Fail | str, Any, None]:
-        with noting(log, "steps"):
-            try:
-                yield from Fail(Oops("met"))
-            except Oops as error:
-                yield str(error)
-            yield from Fail(Oops("the end"))
-
-    left: list[str] = []
-    assert given(failing(left), 1) == ["met"]
-    assert left == ["steps: GeneratorExit"]
-    ended: list[str] = []
-    with pytest.raises(Oops):
-        given(failing(ended))
-    assert ended == ["steps: Oops"]
-
-
 # --- asyncio alone ----------------------------------------------------------------------------------------
 
 
@@ -307,26 +251,3 @@ async def test_a_limit_of_the_performer_is_an_error_in_the_steps() -> None:
     log: list[str] = []
     assert await async_run(patient(log), waiting(log, asyncio.Event(), limit_s=0)) == "out of time"
     assert log == ["performer: TimeoutError", "steps"]
-
-
-async def test_cancelled_between_two_things_that_are_given() -> None:
-    """Who is cancelled while it waits for the next thing leaves nothing open."""
-    log: list[str] = []
-    started = asyncio.Event()
-
-    def steps() -> Generator[Double | str, Any, None]:
-        with noting(log, "steps"):
-            yield "first"
-            yield from Double(1)
-
-    async def take() -> None:
-        async with contextlib.aclosing(async_each(steps(), waiting(log, started))) as items:
-            log.append(await anext(items))
-            log.append(await anext(items))
-
-    task = asyncio.create_task(take())
-    await started.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert log == ["first", "performer: CancelledError", "steps: GeneratorExit"]

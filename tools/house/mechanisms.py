@@ -14,6 +14,9 @@ from tools.house.sources import Module
 FOLLOWING: Final = "relatum.following"
 """The room of what follows streams for ever."""
 
+STEPS: Final = ("relatum.steps", "relatum.contexts.steps")
+"""Where steps are driven: the first goes with the last room that has them."""
+
 _LEASE_ENDS: Final = "lease_expires_at"
 _NULLS: Final = ("_NULL", "sa.null()")
 
@@ -28,7 +31,7 @@ def step_drivers(modules: Mapping[str, Module]) -> list[str]:
 def step_protocols(modules: Mapping[str, Module]) -> list[str]:
     """Return the protocols of steps, by what `Generator[Step, Answer, Result]` with an answer yields.
 
-    All that yield a `Request` of `relatum.steps`, or a kind of it, have one; what else is yielded is another's.
+    All that yield a `Request` of `STEPS`, or a kind of it, have one; what else is yielded is another's.
     """
     requests = _requests(modules)
     found = set()
@@ -41,7 +44,8 @@ def step_protocols(modules: Mapping[str, Module]) -> list[str]:
             ):
                 kinds = [ast.unparse(part) for part in node.slice.elts]
                 if len(kinds) == 3 and kinds[1] != "None" and kinds[0] not in ("Any", "None"):
-                    is_one = module.room == "relatum.steps" or not requests.isdisjoint(kinds[0].split(" | "))
+                    requested = not requests.isdisjoint(kinds[0].split(" | "))
+                    is_one = requested or module.room in STEPS or module.name in STEPS
                     found.add("relatum.steps: Request" if is_one else f"{module.room}: {kinds[0]}")
     return sorted(found)
 

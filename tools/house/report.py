@@ -69,7 +69,7 @@ def figures(modules: Mapping[str, Module], checkout: Path) -> list[Figure]:
         _all("floors: the longest chain of rooms", [" + ".join(link) for link in chain], 12),
         _all("cycles of rooms", [" <-> ".join(cycle) for cycle in cycles], 0),
         _all("protocols of steps", mechanisms.step_protocols(modules), 1),
-        _all("modules that drive steps", mechanisms.step_drivers(modules), 2),
+        _all("modules that drive steps", mechanisms.step_drivers(modules), 3),
         _all("modules that run SQL outside the store", mechanisms.sql_runners(modules)),
         _all("modules that write a lease", mechanisms.leases(modules), 1),
         _all("modules that follow streams", mechanisms.followers(modules), 1),

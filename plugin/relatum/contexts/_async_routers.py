@@ -1,28 +1,79 @@
-# The blocking face of this, _routers.py, is made by tools/make-twins.
-"""Routers: each message is published to the partition where its context, or affinity set, is."""
+"""Routers in an event loop: aio-pika's own publishing, and threads for what asks PostgreSQL or reads streams."""
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from relatum.checks import checked_seconds
 from relatum.closing import AsyncClosing
 from relatum.contexts._options import AffinityOptions, ContextOptions
+from relatum.contexts._routers import RouterBase
 from relatum.contexts.affinity._affinity_headers import NO_WISH, wish_of
 from relatum.contexts.affinity._predecessors import Found
 from relatum.contexts.affinity._set_keeping import SetKeeper
 from relatum.contexts.placement._model import PartitionRow
-from relatum.contexts.placement._placement_core import Places, rejected, unsettled
+from relatum.contexts.placement._name_locks import NameLocks
+from relatum.contexts.placement._placement_core import CLOSED, Places, rejected, unsettled
 from relatum.contexts.placement._publication import Published, Unsettled
-from relatum.contexts.placement._publication_requests import Send, Sent
-from relatum.contexts.placement._router_faces import AsyncRouterFace
+from relatum.contexts.placement._publication_requests import (
+    Adopt,
+    PublicationRequest,
+    ReadGeneration,
+    Send,
+    Sent,
+    Sleep,
+    Steps,
+    T,
+)
 from relatum.contexts.placement._sending import AsyncSending
-from relatum.errors import PublishOutcomeUnknown, RelatumError
+from relatum.contexts.steps import async_run
+from relatum.errors import PublishOutcomeUnknown, RelatumError, UsedAfterClose
 from relatum.store import AnyDatabase
+from relatum.waiting import in_thread
+
+if TYPE_CHECKING:
+    from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
+
+THREADS: Final = 8
+"""Threads for what blocks: placing, reading what changed, and looking for strays."""
 
 
-class AsyncRouter(AsyncRouterFace, AsyncClosing):
-    """Publishes messages with a name where that is placed, others by a rule."""
+class SharedRead:
+    """A read that serves all who asked before it began; one is under way at a time."""
+
+    def __init__(self, read: Callable[[], Awaitable[int]]) -> None:
+        self._read = read
+        self._running: asyncio.Task[int] | None = None
+        self._waiting: asyncio.Task[int] | None = None
+
+    async def __call__(self) -> int:
+        """What a read gave that began after this was called."""
+        if self._waiting is None:
+            self._waiting = asyncio.create_task(self._begin(self._running))
+            # Its error is for those who wait; were all of them cancelled, it is for nobody.
+            self._waiting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        # Shielded: the others wait for it as well.
+        return await asyncio.shield(self._waiting)
+
+    async def _begin(self, earlier: "asyncio.Task[int] | None") -> int:
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        self._running, self._waiting = self._waiting, None
+        return await self._read()
+
+
+class AsyncRouter(RouterBase, AsyncClosing):
+    """`Router` for aio-pika's channels, used in one event loop. What blocks is done by threads; looks are shared."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._locks = NameLocks(asyncio.Lock)
+        self._generation = SharedRead(lambda: self._in_thread(ReadGeneration()))
+        self._threads = ThreadPoolExecutor(THREADS, "relatum-router")
+        self._has_threads = True
 
     async def open(self, source: Any = None) -> None:
         """Connect eagerly. Idempotent.
@@ -65,13 +116,50 @@ class AsyncRouter(AsyncRouterFace, AsyncClosing):
         finally:
             await self._end()
 
+    async def publish(
+        self,
+        channel: "AbstractChannel | AbstractExchange",
+        message: "AbstractMessage",
+        routing_key: str = "",
+        **kwargs: Any,
+    ) -> Any:
+        """Publish a message where its context, or affinity set, is; of a context, return when it is in its order.
+
+        Cancelling it leaves open whether the message was published.
+
+        Args:
+            channel: An aio-pika channel with publisher confirms, or an exchange of one; intercepted or not.
+            message: The message; the headers that name the context, or set, are among its headers. Not changed.
+            routing_key: Of messages of none: their key, if any, to balance by. None is sent by it.
+            kwargs: Further arguments of `Exchange.publish`, such as `timeout`.
+
+        Returns:
+            What `Exchange.publish` returned.
+
+        Raises:
+            ConfigurationError, InvalidInput, PredecessorNotFound, ContextMoving, TooManyOpenSets, DatabaseUnavailable,
+            BrokerUnavailable, SuperStreamNotFound, SuperStreamConflict: nothing was sent; as of the blocking router.
+            PublishUnroutable: the partition is not bound any more; it is in no stream.
+            PublishOutcomeUnknown: it may be in its context's order, or in its set: `await error.settle()`.
+            Exception: what `Exchange.publish` raises.
+        """
+        return await self._publish(AsyncSending(channel, message, routing_key, kwargs))
+
+    async def _publish(self, sending: AsyncSending) -> Any:
+        raise NotImplementedError
+
+    def exchange(self, channel: "AbstractChannel") -> "RouterExchange":
+        """This router on one channel, in the form of an exchange: it has `publish(message, routing_key)`."""
+        return RouterExchange(self, channel)
+
     # --- for routers of contexts and of sets ----------------------------------------------------------------------
 
     async def _publish_named(self, sending: AsyncSending, name: str) -> Published:
         """Publish a message of a name; its header names it afterwards, whether it did before or not."""
         # Nothing is awaited before: tasks of a name queue in the order they called.
-        async with self._locks(name):
-            return await self._publish_locked(sending, name)
+        with self._locks(name) as lock:
+            async with lock:
+                return await self._publish_locked(sending, name)
 
     async def _publish_locked(self, sending: AsyncSending, name: str, *, stream: str | None = None) -> Published:
         """Publish a message of a name whose lock is held; a stream: where to place it, if it is not placed yet."""
@@ -112,8 +200,9 @@ class AsyncRouter(AsyncRouterFace, AsyncClosing):
             raise
 
     async def _settle_name(self, name: str, timeout_s: float | None = None) -> None:
-        async with self._locks(name):
-            await self._run(self._core.publications.settle(name, timeout_s))
+        with self._locks(name) as lock:
+            async with lock:
+                await self._run(self._core.publications.settle(name, timeout_s))
 
     async def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> Places:
         """Wait until a message counts that the broker has; gives no places, the name's partition has it.
@@ -142,9 +231,55 @@ class AsyncRouter(AsyncRouterFace, AsyncClosing):
             return places
         raise rejected(sent)
 
+    async def _connect(self, source: Any, *, with_database: bool = True) -> None:
+        if hasattr(source, "get_underlay_channel"):
+            source = (await source.get_underlay_channel()).connection
+        elif getattr(source, "transport", None) is not None:
+            source = source.transport.connection
+        await in_thread(None, partial(self._core.open, source, with_database=with_database))
+
+    async def _end(self) -> None:
+        await asyncio.to_thread(self._core.close)
+        self._has_threads = False
+        # What waits for a thread is still done: it finds the router closed, and says so.
+        self._threads.shutdown(wait=False)
+
+    async def _run(self, steps: Steps[T], send: Callable[[Send], Awaitable[Any]] | None = None) -> T:
+        """Perform steps until they return."""
+        return await async_run(steps, lambda request: self._perform(request, send))
+
+    async def _perform(self, request: PublicationRequest, send: Any) -> Any:
+        if isinstance(request, Send):
+            return await send(request)
+        if isinstance(request, Sleep):
+            return await asyncio.sleep(request.seconds)
+        if isinstance(request, ReadGeneration):
+            return await self._generation()
+        if isinstance(request, Adopt):
+            return await self._to_the_end(self._in_thread(request))
+        return await self._in_thread(request)
+
+    async def _in_thread(self, request: PublicationRequest) -> Any:
+        if not self._has_threads:
+            raise UsedAfterClose(CLOSED)
+        return await in_thread(self._threads, self._core.perform, request)
+
+    async def _to_the_end(self, step: Awaitable[Any]) -> Any:
+        """Wait for a step even where this is cancelled: what follows of the name must not overtake it."""
+        task = asyncio.ensure_future(step)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            while not task.done():
+                # Nor is it left under way where this is cancelled once more.
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([task])
+            # Retrieve the exception so that asyncio does not log it.
+            _ = task.cancelled() or task.exception()
+            raise
+
 
 class AsyncContextRouter(AsyncRouter):
-    # asyncio only:
     """Publishes messages to the partitions their serialization contexts are in: the twin of `ContextRouter`.
 
         async with relatum.AsyncContextRouter("orders", DATABASE_URL) as router:
@@ -153,36 +288,6 @@ class AsyncContextRouter(AsyncRouter):
     Tasks publish side by side; those of one context go one after the other, in the order they called. One look at the
     database serves all whose confirms came before it. Arguments are as of `ContextRouter`.
     """
-
-    # blocking only:
-    # """Publishes messages to the partitions their serialization contexts are in.
-    #
-    # A context manager; threads may share one.
-    #
-    #     with relatum.ContextRouter("orders", DATABASE_URL) as router:
-    #         router.publish(channel, body, BasicProperties(headers={"serialization_context": account}))
-    #
-    # When `publish` returns, the message is in its context's order, behind all that was published before it, and every
-    # serial consumer sees it there once, wherever the context is moved, and however long this process slept in between.
-    # While it publishes, it has a session, which moves wait for; where that may have lapsed, it looks at the database
-    # after the broker's confirm, which costs a round trip to PostgreSQL.
-    #
-    # It can be given as the exchange on an intercepted channel: `channel.basic_publish(router, "", body, properties)`.
-    # One message of a context is under way at a time; threads with channels of their own publish different contexts
-    # side by side. A message without the header is published to any partition and waits for no database.
-    #
-    # Args:
-    #     super_stream: The super stream's name.
-    #     database: PostgreSQL's URL, or a `Database`, which stays the caller's.
-    #     options: How it places and checks.
-    #     broker: The broker's URL. None (default): that of the channel first published on.
-    #     stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
-    #
-    # Raises:
-    #     ConfigurationError: an option, or a URL, cannot be one.
-    #     InvalidInput: the super stream's name cannot be one.
-    # """
-    # both:
 
     def __init__(
         self,
@@ -203,7 +308,6 @@ class AsyncContextRouter(AsyncRouter):
 
 
 class AsyncAffinityRouter(AsyncRouter):
-    # asyncio only:
     """Publishes all messages of an affinity set to the partition where its first one went: `AffinityRouter`'s twin.
 
         async with relatum.AsyncAffinityRouter("invoices", DATABASE_URL) as router:
@@ -212,34 +316,6 @@ class AsyncAffinityRouter(AsyncRouter):
     Tasks publish side by side; those of one set go one after the other, in the order they called. Arguments are as of
     `AffinityRouter`.
     """
-
-    # blocking only:
-    # """Publishes all messages of an affinity set to the partition where its first one went.
-    #
-    # A context manager; threads may share one, each with a channel of its own.
-    #
-    #     with relatum.AffinityRouter("invoices", DATABASE_URL, AffinityOptions(balance="least_loaded")) as router:
-    #         router.publish(channel, body, BasicProperties(headers={"affinity_set": "invoice 17"}))
-    #
-    # The set is named in a header. The partition of its first message is chosen by the rule and stored atomically, so
-    # that all who publish to it agree; it is remembered, so that further messages go there without asking. A message
-    # with the header `affinity_last: True` ends its set, one with `affinity_predecessor` joins that of another message,
-    # and those with neither are balanced by the rule and never wait for PostgreSQL.
-    #
-    # It can be given as the exchange on an intercepted channel: `channel.basic_publish(router, "", body, properties)`.
-    #
-    # Args:
-    #     super_stream: The super stream's name.
-    #     database: PostgreSQL's URL, or a `Database`, which stays the caller's.
-    #     options: How it places and checks.
-    #     broker: The broker's URL. None (default): that of the channel first published on.
-    #     stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
-    #
-    # Raises:
-    #     ConfigurationError: an option, or a URL, cannot be one.
-    #     InvalidInput: the super stream's name cannot be one.
-    # """
-    # both:
 
     def __init__(
         self,
@@ -252,36 +328,29 @@ class AsyncAffinityRouter(AsyncRouter):
     ) -> None:
         super().__init__(super_stream, database, options, AffinityOptions, broker=broker, stream_url=stream_url)
         self._sets = SetKeeper(self._core, self._settle_set, predecessors_max=options.predecessors_max)
-        # asyncio only:
         self._loop: asyncio.AbstractEventLoop | None = None
-        # both:
 
     async def _publish(self, sending: AsyncSending) -> Any:
         core, sets = self._core, self._sets
         wish = wish_of(sending.headers, core.options.header)
         if wish is NO_WISH:
             return await self._publish_of_none(sending)
-        # asyncio only:
         self._loop = asyncio.get_running_loop()
-        # both:
         if not sets.knows(wish):
             await self._connect(await sending.source())
-        # asyncio only:
         # Nothing is awaited before the set's lock where its name is known: tasks queue in the order they called.
         place = sets.place_of(wish) if sets.knows(wish) else await asyncio.to_thread(sets.place_of, wish)
-        # blocking only:
-        # place = sets.place_of(wish)
-        # both:
         if place.name is None:
             return await self._publish_of_none(sending, core.active(place.stream or ""))
-        async with self._locks(place.name):
-            if sets.is_ending(place.name):
-                await self._run(core.publications.settle(place.name))
-                await asyncio.to_thread(sets.end_now, place.name)
-            published = await self._publish_locked(sending, place.name, stream=place.stream)
-            placement = published.placement
-            sets.published(Found(placement.name, placement.stream), sending.message_id)
-            sets.used(placement.name, placement.epoch, is_last=wish.is_last)
+        with self._locks(place.name) as lock:
+            async with lock:
+                if sets.is_ending(place.name):
+                    await self._run(core.publications.settle(place.name))
+                    await asyncio.to_thread(sets.end_now, place.name)
+                published = await self._publish_locked(sending, place.name, stream=place.stream)
+                placement = published.placement
+                sets.published(Found(placement.name, placement.stream), sending.message_id)
+                sets.used(placement.name, placement.epoch, is_last=wish.is_last)
         return published.result
 
     async def _publish_of_none(self, sending: AsyncSending, partition: PartitionRow | None = None) -> Any:
@@ -304,13 +373,19 @@ class AsyncAffinityRouter(AsyncRouter):
         finally:
             await super().close()
 
-    # asyncio only:
     def _settle_set(self, name: str) -> None:
         """Settle in the loop, whose locks the names have; called in another thread."""
         if self._loop is not None:
             asyncio.run_coroutine_threadsafe(self._settle_name(name), self._loop).result()
 
-    # blocking only:
-    # def _settle_set(self, name: str) -> None:
-    #     self._settle_name(name)
-    # both:
+
+class RouterExchange:
+    """An asyncio router on one aio-pika channel, in the form of an exchange."""
+
+    def __init__(self, router: AsyncRouter, channel: Any) -> None:
+        self.router = router
+        self.channel = channel
+
+    async def publish(self, message: "AbstractMessage", routing_key: str = "", **kwargs: Any) -> Any:
+        """Publish as the router's own `publish` does."""
+        return await self.router.publish(self.channel, message, routing_key, **kwargs)

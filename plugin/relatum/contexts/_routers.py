@@ -1,27 +1,70 @@
-# Generated from _async_routers.py by tools/make-twins: edit that, then "make twins".
 """Routers: each message is published to the partition where its context, or affinity set, is."""
 
+import threading
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from relatum.checks import checked_seconds
+from pika import BasicProperties
+
+from relatum.checks import checked_seconds, shown
 from relatum.closing import Closing
-from relatum.contexts._options import AffinityOptions, ContextOptions
+from relatum.contexts._options import AffinityOptions, ContextOptions, RouterOptions
+from relatum.contexts._statistics import RouterStatistics
 from relatum.contexts.affinity._affinity_headers import NO_WISH, wish_of
 from relatum.contexts.affinity._predecessors import Found
 from relatum.contexts.affinity._set_keeping import SetKeeper
 from relatum.contexts.placement._model import PartitionRow
-from relatum.contexts.placement._placement_core import Places, rejected, unsettled
+from relatum.contexts.placement._name_locks import NameLocks
+from relatum.contexts.placement._placement_core import Places, RouterCore, rejected, unsettled
 from relatum.contexts.placement._publication import Published, Unsettled
-from relatum.contexts.placement._publication_requests import Send, Sent
-from relatum.contexts.placement._router_faces import RouterFace
+from relatum.contexts.placement._publication_requests import PublicationRequest, Send, Sent, Sleep, Steps, T
 from relatum.contexts.placement._sending import Sending
-from relatum.errors import PublishOutcomeUnknown, RelatumError
+from relatum.contexts.steps import run
+from relatum.errors import ConfigurationError, PublishOutcomeUnknown, RelatumError
+from relatum.processes import of_one_process
 from relatum.store import AnyDatabase
+from relatum.superstreams import Target
 
 
-class Router(RouterFace, Closing):
-    """Publishes messages with a name where that is placed, others by a rule."""
+class RouterBase:
+    """What routers for threads and for tasks do alike."""
+
+    def __init__(
+        self,
+        super_stream: str,
+        database: "AnyDatabase",
+        options: RouterOptions,
+        kind: type[RouterOptions],
+        *,
+        broker: str | None,
+        stream_url: str | None,
+    ) -> None:
+        if not isinstance(options, kind):
+            raise ConfigurationError(f"options= takes {kind.__name__}, not {shown(options)}")
+        self._core = RouterCore(super_stream, database, options, broker=broker, stream_url=stream_url)
+        of_one_process(self, "a router")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._core.super_stream!r}>"
+
+    @property
+    def session(self) -> str:
+        """What this router's messages name it by in their header `relatum_placed`: 16 hexadecimal digits."""
+        return self._core.publications.name
+
+    def statistics(self) -> RouterStatistics:
+        """What was published, and what is remembered. It asks nobody."""
+        return self._core.statistics()
+
+
+class Router(RouterBase, Target, Closing):
+    """Publishes messages by pika with a name where that is placed, others by a rule. Threads may share it."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._locks = NameLocks(threading.Lock)
 
     def open(self, source: Any = None) -> None:
         """Connect eagerly. Idempotent.
@@ -64,12 +107,60 @@ class Router(RouterFace, Closing):
         finally:
             self._end()
 
+    def publish(
+        self,
+        channel: Any,
+        body: bytes | str,
+        properties: BasicProperties | None = None,
+        *,
+        routing_key: str = "",
+        mandatory: bool = True,
+    ) -> Any:
+        """Publish a message where its context, or affinity set, is; of a context, return when it is in its order.
+
+        Args:
+            channel: A BlockingChannel of pika in confirm mode, intercepted or not. For messages of no context or set
+                any channel of pika.
+            body: The body.
+            properties: The properties; the headers that name the context, or set, are among their headers. Not changed.
+            routing_key: Of messages of none: their key, if any, to balance by. None is sent by it.
+            mandatory: Of messages of none: whether one that nothing is bound for comes back. The others always do.
+
+        Returns:
+            What `basic_publish` returned.
+
+        Raises:
+            ConfigurationError: the channel has no confirms, or is in another virtual host, or the router is closed;
+                nothing was sent.
+            InvalidInput: the headers make no sense, or the name is no text of 1 to 1,024 bytes; nothing was sent.
+            PredecessorNotFound: the message that was named is not known, or not yet; nothing was sent.
+            ContextMoving: a move did not end within `timeout_s`; nothing was sent, and it may be repeated.
+            TooManyOpenSets: nothing was sent; it may be repeated.
+            DatabaseUnavailable, BrokerUnavailable: nothing was sent.
+            SuperStreamNotFound, SuperStreamConflict: nothing was sent.
+            PublishOutcomeUnknown: it may be in its context's order, or in its set. `settle(timeout_s)` finds out, and
+                helps it in where a move came between. Nothing else of the name is published by this router before.
+            Exception: what `basic_publish` raises.
+        """
+        return self._publish(Sending(channel, body, properties, routing_key, mandatory))
+
+    def _publish(self, sending: Sending) -> Any:
+        raise NotImplementedError
+
+    async def publish_async(self, channel: Any, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
+        """Nothing is published with aio-pika here.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(f"a {type(self).__name__} publishes with pika: use Async{type(self).__name__}")
+
     # --- for routers of contexts and of sets ----------------------------------------------------------------------
 
     def _publish_named(self, sending: Sending, name: str) -> Published:
         """Publish a message of a name; its header names it afterwards, whether it did before or not."""
         # Nothing is awaited before: threads of a name queue in the order they called.
-        with self._locks(name):
+        with self._locks(name) as lock, lock:
             return self._publish_locked(sending, name)
 
     def _publish_locked(self, sending: Sending, name: str, *, stream: str | None = None) -> Published:
@@ -111,7 +202,7 @@ class Router(RouterFace, Closing):
             raise
 
     def _settle_name(self, name: str, timeout_s: float | None = None) -> None:
-        with self._locks(name):
+        with self._locks(name) as lock, lock:
             self._run(self._core.publications.settle(name, timeout_s))
 
     def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> Places:
@@ -140,6 +231,23 @@ class Router(RouterFace, Closing):
         if self._run(self._core.publications.counts(sent)):
             return places
         raise rejected(sent)
+
+    def _connect(self, source: Any, *, with_database: bool = True) -> None:
+        self._core.open(source, with_database=with_database)
+
+    def _end(self) -> None:
+        self._core.close()
+
+    def _run(self, steps: Steps[T], send: Callable[[Send], Any] | None = None) -> T:
+        """Perform steps until they return."""
+        return run(steps, lambda request: self._perform(request, send))
+
+    def _perform(self, request: PublicationRequest, send: Any) -> Any:
+        if isinstance(request, Send):
+            return send(request)
+        if isinstance(request, Sleep):
+            return time.sleep(request.seconds)
+        return self._core.perform(request)
 
 
 class ContextRouter(Router):
@@ -238,7 +346,7 @@ class AffinityRouter(Router):
         place = sets.place_of(wish)
         if place.name is None:
             return self._publish_of_none(sending, core.active(place.stream or ""))
-        with self._locks(place.name):
+        with self._locks(place.name) as lock, lock:
             if sets.is_ending(place.name):
                 self._run(core.publications.settle(place.name))
                 sets.end_now(place.name)

@@ -4,7 +4,7 @@ Collectors write it (`relatum.collecting`); here it is only read, so that who as
 """
 
 from relatum.outcomes._outcome_values import Outcome, OutcomeStatus, least_advanced, read_outcomes, unknown
-from relatum.outcomes._outcomes import AsyncOutcomes, Outcomes, not_finished
+from relatum.outcomes._outcomes import AsyncOutcomes, Outcomes, not_finished, outcome_in_task
 
 __all__ = [
     "AsyncOutcomes",
@@ -13,6 +13,7 @@ __all__ = [
     "Outcomes",
     "least_advanced",
     "not_finished",
+    "outcome_in_task",
     "read_outcomes",
     "unknown",
 ]

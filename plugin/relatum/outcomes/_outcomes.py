@@ -4,96 +4,38 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from relatum.checks import checked_callable, checked_name, checked_seconds, seconds_text, shown
 from relatum.closing import AsyncClosing, Closing
-from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, RelatumError, Transient, UsedAfterClose
+from relatum.errors import InvalidInput, NotFinishedInTime, RelatumError, Transient, UsedAfterClose
 from relatum.outcomes._outcome_values import Outcome, OutcomeStatus, read_outcomes, require_collector
-from relatum.processes import after_fork, leave_to_parent
+from relatum.processes import after_fork
 from relatum.store import AnyDatabase, Database
-from relatum.waiting import LEAST_S, Deadline, Outages, in_thread, within
+from relatum.waiting import LEAST_S, Deadline, Outages, SharedWait, Threads, in_thread, within
 
 logger = logging.getLogger("relatum.collector")
 
-POLL_LAST_S: Final = 0.1
-"""Seconds between two questions at most: what a final outcome can come late by."""
+WAIT_S: Final = 10.0
+"""Seconds an outcome is waited for by default."""
 
 _WHO: Final = "asking for outcomes that handlers wait for"
+_THREADS: Final = "relatum-outcomes"
 
 
-@dataclass(slots=True)
-class _Handler:
-    """A handler, and the status it was last told."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A message whose outcome is waited for, and the status that a handler was last told."""
 
-    call: Callable[[Outcome], object]
+    message_id: str
+    collector: str | None
     told: tuple[OutcomeStatus, int] = (OutcomeStatus.UNKNOWN, 0)
-
-
-class OutcomeWatch:
-    """The thread that asks for all messages somebody has a handler for."""
-
-    def __init__(self, read: Callable[[list[str], str | None], Mapping[str, Outcome]], database: str) -> None:
-        self._read = read
-        self._outages = Outages(logger, database=database)
-        self._changed = threading.Condition()
-        self._handlers: dict[tuple[str | None, str], list[_Handler]] = {}
-        self._is_new = False
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="relatum-outcomes", daemon=True)
-        self._thread.start()
-
-    def add(self, message_id: str, collector: str | None, handler: Callable[[Outcome], object]) -> None:
-        with self._changed:
-            self._handlers.setdefault((collector, message_id), []).append(_Handler(handler))
-            self._is_new = True
-            self._changed.notify_all()
-
-    def stop(self) -> None:
-        with self._changed:
-            self._is_stopping = True
-            self._changed.notify_all()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while (waiting := self._waiting()) is not None:
-            for collector in {collector for collector, _ in waiting}:
-                ids = [message_id for named, message_id in waiting if named == collector]
-                try:
-                    found = self._read(ids, collector)
-                except RelatumError as error:
-                    self._outages.failed(_WHO, error)
-                    continue
-                self._outages.over(_WHO)
-                for outcome in found.values():
-                    self._tell(collector, outcome)
-
-    def _waiting(self) -> list[tuple[str | None, str]] | None:
-        """What to ask for now; None at the end."""
-        with self._changed:
-            while not self._is_stopping and not self._handlers:
-                self._changed.wait()
-            if not self._is_new and not self._is_stopping:
-                self._changed.wait(POLL_LAST_S)
-            self._is_new = False
-            return None if self._is_stopping else list(self._handlers)
-
-    def _tell(self, collector: str | None, outcome: Outcome) -> None:
-        key = (collector, outcome.message_id)
-        status = (outcome.status, outcome.attempts)
-        with self._changed:
-            handlers = [handler for handler in self._handlers.get(key, ()) if handler.told != status]
-            for handler in handlers:
-                handler.told = status
-            if outcome.is_final:
-                del self._handlers[key]
-        for handler in handlers:
-            # Exits, too: they would end this thread, and no handler would be called any more.
-            call_handler(handler.call, outcome, caught=BaseException)
 
 
 def call_handler(
@@ -104,13 +46,6 @@ def call_handler(
         handler(outcome)
     except caught:
         logger.exception("a result handler raised for message %s (%s)", outcome.message_id, outcome.status.value)
-
-
-WAIT_S: Final = 10.0
-"""Seconds an outcome is waited for by default."""
-
-_POLL_FIRST_S: Final = 0.005
-"""Seconds before the table is asked again for the first time; collecting and consuming a bulk take longer mostly."""
 
 
 class Outcomes(Closing):
@@ -124,25 +59,29 @@ class Outcomes(Closing):
     def __init__(self, database: AnyDatabase) -> None:
         self._ending = Deadline(None)
         self._database = Database(database, refusing=None, ending=self._ending, pool_size=2)
+        self._outages = Outages(logger, database=self._database.address.name)
         self._lock = threading.Lock()
-        self._watch: OutcomeWatch | None = None
         self._is_closed = False
+        # Weakly: what is dropped without being closed must not wait for the garbage collector.
+        this = weakref.proxy(self)
+        self._waits: SharedWait[_Asked, Outcome] = SharedWait(partial(Outcomes._finals, this), _THREADS, first_s=0)
+        self._handlers: SharedWait[_Asked, Outcome] = SharedWait(partial(Outcomes._news, this), _THREADS, first_s=0)
+        self._calls = Threads(1, _THREADS)
         after_fork(self, Outcomes._renew)
 
     def _renew(self) -> None:
-        """In a child: handlers, and the thread that calls them, are the parent's. The engine sees to itself."""
+        """In a child: handlers are the parent's. What waits and calls sees to itself."""
         self._lock = threading.Lock()
-        leave_to_parent(self._watch)
-        self._watch = None
 
     def close(self) -> None:
-        """End the thread that watches for result handlers, and give connections back."""
+        """Call no more result handlers, let go of whoever waits, and give connections back."""
         with self._lock:
-            watch, self._watch = self._watch, None
             self._is_closed = True
         self._ending.end_in(0)
-        if watch is not None:
-            watch.stop()
+        for waits in (self._waits, self._handlers):
+            waits.end()
+            waits.join()
+        self._calls.shutdown(wait=not self._calls.has(threading.current_thread()))
         self._database.close()
 
     def of(self, message_id: str, *, collector: str | None = None) -> Outcome:
@@ -177,10 +116,27 @@ class Outcomes(Closing):
                 require_collector(connection, collector)
             return found
 
-    def _read(self, message_ids: list[str], collector: str | None) -> dict[str, Outcome]:
+    def _read(self, asked: Sequence[_Asked]) -> Iterator[tuple[int, Outcome]]:
         """As `of_many`, for what waits: a collector that nobody has made yet may come."""
-        with self._database.transaction() as connection:
-            return read_outcomes(connection, message_ids, collector=collector)
+        for collector in {each.collector for each in asked}:
+            ids = {number: each.message_id for number, each in enumerate(asked) if each.collector == collector}
+            with self._database.transaction() as connection:
+                found = read_outcomes(connection, ids.values(), collector=collector)
+            yield from ((number, found[message_id]) for number, message_id in ids.items())
+
+    def _finals(self, asked: Sequence[_Asked]) -> Iterator[tuple[int, Outcome]]:
+        # While PostgreSQL is away, it is waited for.
+        with suppress(Transient):
+            yield from ((number, outcome) for number, outcome in self._read(asked) if outcome.is_final)
+
+    def _news(self, asked: Sequence[_Asked]) -> list[tuple[int, Outcome]]:
+        try:
+            read = list(self._read(asked))
+        except RelatumError as error:
+            self._outages.failed(_WHO, error)
+            return []
+        self._outages.over(_WHO)
+        return [(number, outcome) for number, outcome in read if _status(outcome) != asked[number].told]
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -199,35 +155,32 @@ class Outcomes(Closing):
             NotFound: there was no collector of that name until the end.
             DatabaseUnavailable: PostgreSQL did not answer until the end.
         """
-        checked_seconds("timeout_s", timeout_s)
-        deadline = time.monotonic() + timeout_s
-        pause = _POLL_FIRST_S
-        while True:
-            outcome = self._asked(message_id, collector, deadline)
-            if outcome is not None and outcome.is_final:
-                return outcome
-            remaining = deadline - time.monotonic()
-            if outcome is not None and remaining <= 0:
-                raise not_finished(outcome, timeout_s)
-            time.sleep(max(0.0, min(pause, remaining)))
-            pause = min(2 * pause, POLL_LAST_S)
+        asked, until = self._asked(message_id, collector), _until(timeout_s)
+        outcome = self._waits.wait(asked, until)
+        if outcome is None:
+            with within(LEAST_S):
+                outcome = self._at_end(asked, timeout_s)
+        return outcome
 
-    def _asked(self, message_id: str, collector: str | None, deadline: float) -> Outcome | None:
-        """The outcome now; None while the database is away, or the collector not made, and there is time left."""
-        try:
-            with within(max(LEAST_S, deadline - time.monotonic())):
-                return self.of(message_id, collector=collector)
-        except (Transient, NotFound):
-            if time.monotonic() >= deadline:
-                raise
-            return None
+    def _asked(self, message_id: str, collector: str | None) -> _Asked:
+        _checked([message_id])
+        if collector is not None:
+            checked_name("collector", collector)
+        self._require_open()
+        return _Asked(message_id, collector)
+
+    def _at_end(self, asked: _Asked, timeout_s: float) -> Outcome:
+        outcome = self.of(asked.message_id, collector=asked.collector)
+        if outcome.is_final:
+            return outcome
+        raise not_finished(outcome, timeout_s)
 
     def register_result_handler(
         self, handler: Callable[[Outcome], object], message_id: str, *, collector: str | None = None
     ) -> None:
         """Have a handler called with each new status of a message, until it is final: `collected` and on.
 
-        It is called in a thread of this object, which asks the table ten times a second for all handlers at once; a
+        It is called in a thread of this object; the table is asked twenty times a second for all handlers at once. A
         status that lasts for less may be passed over, the final one never is. One that raises is logged, and called
         again with the next status. Where the status is final already, it is called once.
 
@@ -242,13 +195,29 @@ class Outcomes(Closing):
         """
         checked_callable("handler", handler)
         checked_name("message_id", message_id)
-        if collector is not None:
-            checked_name("collector", collector)
+        self._listen(handler, self._asked(message_id, collector))
+
+    def _listen(self, handler: Callable[[Outcome], object], asked: _Asked) -> None:
         with self._lock:
             self._require_open()
-            if self._watch is None:
-                self._watch = OutcomeWatch(self._read, self._database.address.name)
-            self._watch.add(message_id, collector, handler)
+            future = self._handlers.ask(asked)
+        future.add_done_callback(partial(self._call_later, handler, asked))
+
+    def _call_later(
+        self, handler: Callable[[Outcome], object], asked: _Asked, future: "Future[Outcome | None]"
+    ) -> None:
+        outcome = future.result()
+        # Nothing is called any more once this was closed.
+        with suppress(RuntimeError):
+            if outcome is not None:
+                self._calls.submit(self._call, handler, asked, outcome)
+
+    def _call(self, handler: Callable[[Outcome], object], asked: _Asked, outcome: Outcome) -> None:
+        # Exits, too: a handler's end is nobody else's.
+        call_handler(handler, outcome, caught=BaseException)
+        if not outcome.is_final:
+            with suppress(UsedAfterClose):
+                self._listen(handler, replace(asked, told=_status(outcome)))
 
 
 class AsyncOutcomes(AsyncClosing):
@@ -275,20 +244,7 @@ class AsyncOutcomes(AsyncClosing):
 
     async def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
         """The outcome of a message, once it is final; see `Outcomes.wait`. Cancelling it leaves nothing behind."""
-        checked_seconds("timeout_s", timeout_s)
-        deadline = time.monotonic() + timeout_s
-        pause = _POLL_FIRST_S
-        while True:
-            # From here on, not from when a thread is free: many that wait at once end in time, too.
-            with within(max(LEAST_S, deadline - time.monotonic())):
-                outcome = await in_thread(None, self._outcomes._asked, message_id, collector, deadline)
-            if outcome is not None and outcome.is_final:
-                return outcome
-            remaining = deadline - time.monotonic()
-            if outcome is not None and remaining <= 0:
-                raise not_finished(outcome, timeout_s)
-            await asyncio.sleep(max(0.0, min(pause, remaining)))
-            pause = min(2 * pause, POLL_LAST_S)
+        return await outcome_in_task(self._outcomes, message_id, timeout_s, collector)
 
     def register_result_handler(
         self, handler: Callable[[Outcome], object], message_id: str, *, collector: str | None = None
@@ -297,10 +253,32 @@ class AsyncOutcomes(AsyncClosing):
         loop = asyncio.get_running_loop()
 
         def in_loop(outcome: Outcome) -> None:
-            loop.call_soon_threadsafe(call_handler, handler, outcome)
+            # A loop that has ended has nobody to tell.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(call_handler, handler, outcome)
 
         checked_callable("handler", handler)
         self._outcomes.register_result_handler(in_loop, message_id, collector=collector)
+
+
+async def outcome_in_task(outcomes: Outcomes, message_id: str, timeout_s: float, collector: str | None) -> Outcome:
+    """As `Outcomes.wait`, for a task: no thread is held while it waits."""
+    asked, until = outcomes._asked(message_id, collector), _until(timeout_s)
+    outcome = await outcomes._waits.wait_in_task(asked, until)
+    if outcome is None:
+        # From here on, not from when a thread is free: many that wait at once end in time, too.
+        with within(LEAST_S):
+            outcome = await in_thread(None, outcomes._at_end, asked, timeout_s)
+    return outcome
+
+
+def _until(timeout_s: float) -> float:
+    return time.monotonic() + checked_seconds("timeout_s", timeout_s)
+
+
+def _status(outcome: Outcome) -> tuple[OutcomeStatus, int]:
+    """What a handler is told once."""
+    return outcome.status, outcome.attempts
 
 
 def not_finished(outcome: Outcome, timeout_s: float) -> NotFinishedInTime:

@@ -7,26 +7,30 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from relatum.errors import AccessRefused, ConfigurationError, DataError, NotFound, Transient
+from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, DataError, NotFound, Transient
 from relatum.headers import BROKERS_OWN, RECEIPT_HEADER, TIME_HEADER
 from relatum.ids import MessageId
 from relatum.metrics import Histogram
-from relatum.outcomes import AsyncOutcomes, Outcomes
+from relatum.outcomes import Outcomes
 from relatum.processes import after_fork
 from relatum.publishing._lent import CONNECT_S, LentReader
 from relatum.reading import BrokerAddress, Message, StreamReader
-from relatum.store import AnyDatabase, Database, coverage, receipts, streams, translated_errors
-from relatum.waiting import LEAST_S, within
+from relatum.store import AnyDatabase, Database, sql
+from relatum.waiting import LEAST_S, SharedWait, within
 
 if TYPE_CHECKING:
+    from relatum.publishing._look import Look
     from relatum.recording import EmbeddedRecorder
 
 logger = logging.getLogger("relatum.interception")
@@ -39,6 +43,16 @@ ASK_AGAIN_S: Final = 30.0
 
 EXCHANGES_MAX: Final = 1000
 """Exchanges of which the streams are remembered."""
+
+PLACES: Final = sql("""
+    SELECT message_id, name, stream_offset FROM relatum.receipts JOIN relatum.streams USING (stream_id)
+    WHERE message_id = ANY (:receipts::text[]) AND vhost = :vhost::text""")
+
+RECORDED_TO: Final = sql("""
+    SELECT name, max(to_offset) FROM relatum.streams LEFT JOIN relatum.coverage USING (stream_id)
+    WHERE vhost = :vhost::text AND name = ANY (:names::text[]) AND replaced_at IS NULL
+        AND kind IS DISTINCT FROM 'hole'
+    GROUP BY name""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +129,11 @@ class Sent:
 
 
 class Locator:
-    """Finds the messages of one connection."""
+    """Finds the messages of one connection.
+
+    Attributes:
+        waits: Waits for places: the table is asked for all of them together.
+    """
 
     def __init__(
         self,
@@ -135,6 +153,9 @@ class Locator:
         self._lock = threading.Lock()
         self._lent = LentReader(address)
         self._asked_database: Database | None = None
+        self._outcomes: Outcomes | None = None
+        # Weakly: what is dropped without being released must not wait for the garbage collector.
+        self.waits: SharedWait[Look, bool] = SharedWait(partial(Locator._poll, weakref.proxy(self)), first_s=0)
         after_fork(self, Locator._renew)
 
     def _renew(self) -> None:
@@ -150,10 +171,11 @@ class Locator:
     def close(self) -> None:
         """Close what was opened for reading; what is under way goes on to its end."""
         self._lent.close()
+        self.waits.join()
         with self._lock:
             if self._asked_database is not None:
                 self._asked_database.close()
-                self._asked_database = None
+                self._asked_database = self._outcomes = None
 
     def subscribe(self, sent: Sent, listener: Callable[[MessageId], None]) -> Callable[[], None]:
         """Hear of the message's places from the recorder in this process; without one, nothing is heard."""
@@ -234,40 +256,45 @@ class Locator:
                     found[stream] = bounds.end - 1
         return found
 
-    def lacking(self, ends: dict[str, int]) -> frozenset[str]:
-        """Which of these streams are still to be recorded up to their ends.
+    def look(self, looks: "Sequence[Look]") -> None:
+        """Tell looks what the table has of their messages, by one question for all.
+
+        The table is derived: while it is away, the messages are simply not recorded yet.
+        """
+        looked_in = frozenset[str]().union(*(look.ends or () for look in looks))
+        wanted = [look.sent.receipt for look in looks if look.sent.receipt is not None]
+        places: defaultdict[str | None, set[MessageId]] = defaultdict(set)
+        with suppress(DatabaseUnavailable):
+            # In this order: what is recorded meanwhile is among the places that are read then.
+            recorded_to = self._recorded_to(looked_in) if looked_in else {}
+            for receipt, stream, offset in self._rows(PLACES, receipts=wanted):
+                places[receipt].add(MessageId(stream, offset))
+            for look in looks:
+                look.learn(frozenset(places[look.sent.receipt]), recorded_to)
+
+    def _poll(self, looks: "Sequence[Look]") -> Iterator[tuple[int, bool]]:
+        self.look(looks)
+        return ((number, True) for number, look in enumerate(looks) if look.leads_on)
+
+    def _recorded_to(self, names: Iterable[str]) -> dict[str, float]:
+        """How far streams are recorded.
 
         Streams that nobody has ever recorded count only where a recorder of this process is about to.
         """
-        query = (
-            sa.select(streams.c.name, sa.func.max(coverage.c.to_offset))
-            .join_from(streams, coverage, coverage.c.stream_id == streams.c.stream_id, isouter=True)
-            .where(streams.c.vhost == self._address.vhost, streams.c.replaced_at.is_(None))
-            .where(streams.c.name.in_(ends), coverage.c.kind.is_distinct_from("hole"))
-            .group_by(streams.c.name)
-        )
-        with translated_errors(), self._open_database().engine.connect() as connection:
-            recorded = {name: to_offset or 0 for name, to_offset in connection.execute(query)}
         nobodys = 0 if self._recorder is not None else math.inf
-        return frozenset(stream for stream, end in ends.items() if recorded.get(stream, nobodys) <= end)
+        recorded = {name: to_offset or 0 for name, to_offset in self._rows(RECORDED_TO, names=list(names))}
+        return {name: recorded.get(name, nobodys) for name in names}
 
-    def recorded(self, sent: Sent) -> frozenset[MessageId]:
-        """The message's places in the table so far."""
-        query = (
-            sa.select(streams.c.name, receipts.c.stream_offset)
-            .join_from(receipts, streams, receipts.c.stream_id == streams.c.stream_id)
-            .where(receipts.c.message_id == sent.receipt, streams.c.vhost == self._address.vhost)
-        )
-        with translated_errors(), self._open_database().engine.connect() as connection:
-            return frozenset(MessageId(name, offset) for name, offset in connection.execute(query))
+    def _rows(self, statement: sa.TextClause, **parameters: list[str]) -> list[Any]:
+        return self._open_database().rows(statement, {"vhost": self._address.vhost, **parameters})
 
     def outcomes(self) -> Outcomes:
-        """Where to ask what became of messages."""
-        return Outcomes(self._open_database())
-
-    def async_outcomes(self) -> AsyncOutcomes:
-        """The asyncio twin of `outcomes`."""
-        return AsyncOutcomes(self._open_database())
+        """Where to ask what became of messages, until `close`."""
+        database = self._open_database()
+        with self._lock:
+            if self._outcomes is None:
+                self._outcomes = Outcomes(database)
+            return self._outcomes
 
     def _open_database(self) -> Database:
         with self._lock:

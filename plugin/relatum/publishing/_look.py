@@ -3,27 +3,20 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Final
 
 from relatum.checks import seconds_text
-from relatum.errors import DatabaseUnavailable, NotRecordedInTime
+from relatum.errors import NotRecordedInTime
 from relatum.ids import MessageId
 from relatum.publishing._locate import Locator, Sent, Whereabouts
-from relatum.steps import Request
-
-POLL_FIRST_S: Final = 0.002
-"""Seconds before the table is asked again for the first time; a batch is recorded in about that time."""
-
-POLL_LAST_S: Final = 0.05
-"""Seconds between two questions at most: what a receipt can come late by."""
+from relatum.waiting import LEAST_S, within
 
 LOOKED_AT_MAX: Final = 32
 """Streams of one exchange whose recording a receipt waits for; with more, it gives what is recorded first."""
-
 
 NAMED_ONCE_MAX: Final = 100
 """Queues that are no streams and were named in the log, which are not named again."""
@@ -31,108 +24,131 @@ NAMED_ONCE_MAX: Final = 100
 logger = logging.getLogger("relatum.interception")
 
 
-@dataclass(frozen=True, slots=True)
-class Ask(Request[Any]):
-    """A question to the servers, in what is left of the time."""
-
-    question: Callable[[], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Rest(Request[None]):
-    """So many seconds, or until a place is heard of."""
-
-    seconds: float
-
-
 class Look:
-    """Looks for the places of one message, again and again, until it is known that there are no more.
+    """One wait for the places of a message: take steps, and wait in between, until there are places or an error.
+
+    The table is asked for all who wait together (`Locator.waits`), the broker in the caller's thread.
 
     Attributes:
-        where: Where to look; None until that was asked.
+        where: Where it may be; None until that was asked.
+        until: The moment to wait to, as of `time.monotonic`: the table is asked once, however little time there is.
+        ends: Up to where streams may hold the message, where these are not exactly known; asked once it has a place.
     """
 
-    def __init__(self, locator: Locator, sent: Sent, timeout_s: float, where: Whereabouts | None) -> None:
+    def __init__(
+        self, locator: Locator, sent: Sent, timeout_s: float, deadline: float, where: Whereabouts | None
+    ) -> None:
+        self.sent = sent
+        self.until = self._deadline = deadline
         self.where = where
+        self.ends: dict[str, int] | None = None
         self._locator = locator
-        self._sent = sent
         self._timeout_s = timeout_s
-        self._ends: dict[str, int] | None = None
+        self._has_begun = self._is_answered = self._is_beyond = False
         self._lock = threading.Lock()
         self._heard: frozenset[MessageId] = frozenset()
 
-    def hear(self, places: frozenset[MessageId]) -> frozenset[MessageId]:
-        """All places heard of so far, with these: from the recorder in this process, or from the table."""
+    def step(self) -> tuple[MessageId, ...] | None:
+        """The places, where there are no more; None where it has to be waited for them. Asks the servers.
+
+        Raises:
+            NotRecordedInTime: time is over.
+        """
+        with within(max(LEAST_S, self._deadline - time.monotonic())):
+            if not self._has_begun:
+                self._begin()
+            if self._needs_ends:
+                # After the message was confirmed, so that it is before them wherever it is.
+                self.ends = self._locator.ends(self._others)
+        if self._has_all:
+            self._locator.told(self.sent)
+            return self._found
+        return self._at_end() if self._is_over else None
+
+    @contextmanager
+    def asked(self) -> "Iterator[Future[bool | None]]":
+        """Ask for news of the message while the block lasts: of the table, and of the recorder in this process."""
+        waits = self._locator.waits
+        future = waits.ask(self)
+
+        def arrived(place: MessageId) -> None:
+            self.learn(frozenset([place]))
+            if self.leads_on:
+                waits.answer(future, True)
+
+        unsubscribe = self._locator.subscribe(self.sent, arrived)
+        try:
+            yield future
+        finally:
+            unsubscribe()
+            future.cancel()
+
+    def learn(self, places: frozenset[MessageId], recorded_to: Mapping[str, float] | None = None) -> None:
+        """Take places of the message, and how far streams were recorded before these were looked for."""
         with self._lock:
             self._heard |= places
-            return self._heard
+        if recorded_to is None:
+            return
+        self._is_answered = True
+        if self.ends is not None and self._heard:
+            others = self._others
+            # A stream that was not asked about is not recorded far enough: its end came in the midst of the question.
+            self._is_beyond = all(recorded_to.get(name, -1) > end for name, end in self.ends.items() if name in others)
 
-    def places(self, deadline: float) -> Generator[Ask | Rest, Any, tuple[MessageId, ...]]:
-        """The places, when there are no more; or those that `_at_end` gives, or its error. Asks by `Ask` and `Rest`."""
-        yield from Ask(self._begin)
-        pause = POLL_FIRST_S
-        while True:
-            found, is_complete = yield from Ask(partial(self._look, self.hear(frozenset())))
-            self.hear(found)
-            if is_complete:
-                self._locator.told(self._sent)
-                return _in_order(found)
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                return self._at_end(found)
-            yield from Rest(min(pause, remaining))
-            pause = min(2 * pause, POLL_LAST_S)
+    @property
+    def leads_on(self) -> bool:
+        """Whether a step has something to do: the places are all there, time is over, or ends are to be asked for."""
+        return self._has_all or self._needs_ends or self._is_over
+
+    @property
+    def _is_over(self) -> bool:
+        return time.monotonic() >= (self._deadline if self._is_answered else self.until)
 
     def _begin(self) -> None:
-        self.where = self._locator.whereabouts(self._sent, self._timeout_s)
-        if self.where.is_exact and not self.where.streams and not self._sent.routing_key.startswith("amq."):
-            _warn_of_no_stream(self._sent.routing_key)
+        self.where = self._locator.whereabouts(self.sent, self._timeout_s)
+        self._has_begun = True
+        self.until = max(self._deadline, time.monotonic() + LEAST_S)
+        if self.where.is_exact and not self.where.streams and not self.sent.routing_key.startswith("amq."):
+            _warn_of_no_stream(self.sent.routing_key)
 
-    def _look(self, found: frozenset[MessageId]) -> tuple[frozenset[MessageId], bool]:
-        """The places known now, the table's as well, and whether they are all of the message's.
+    @property
+    def _has_all(self) -> bool:
+        """Whether there are no more places.
 
         Where its streams are exactly known, each must have it. Otherwise, once one has it at all, each stream it may be
         in must have it or be recorded up to the end that it had after the message was confirmed.
         """
-        if not self._has_all(found):
-            # The table is derived: while it is away, the message is simply not recorded yet.
-            with suppress(DatabaseUnavailable):
-                # In this order: what is recorded meanwhile is among the places that are read then.
-                is_beyond = bool(found) and not self._lacks_any(found)
-                found |= self._locator.recorded(self._sent)
-                if is_beyond:
-                    return found, True
-        return found, self._has_all(found)
+        if self._is_exact:
+            return not self._others
+        return bool(self._heard) and (self._is_beyond or not 0 < len(self._others) <= LOOKED_AT_MAX)
 
-    def _has_all(self, found: frozenset[MessageId]) -> bool:
-        """Whether the places tell by themselves that they are all."""
+    @property
+    def _needs_ends(self) -> bool:
+        return bool(self._heard) and self.ends is None and not self._is_exact and not self._has_all
+
+    @property
+    def _is_exact(self) -> bool:
+        return self.where is not None and self.where.is_exact
+
+    @property
+    def _others(self) -> frozenset[str]:
+        """Streams the message may be in, of which no place is known."""
         where = self.where
-        assert where is not None
-        if where.is_exact:
-            return where.streams <= {place.stream for place in found}
-        return bool(found) and not 0 < len(self._others(found)) <= LOOKED_AT_MAX
+        assert where is not None, "waited for before it was asked"
+        return where.streams - {place.stream for place in self._heard}
 
-    def _lacks_any(self, found: frozenset[MessageId]) -> bool:
-        """Whether a stream that may have the message, too, is not recorded far enough to tell."""
-        others = self._others(found)
-        if self.where is None or self.where.is_exact:
-            return True
-        if self._ends is None:
-            self._ends = self._locator.ends(others)
-        return bool(self._locator.lacking({name: end for name, end in self._ends.items() if name in others}))
+    @property
+    def _found(self) -> tuple[MessageId, ...]:
+        """One place for each stream, by the stream's name."""
+        return tuple(sorted(self._heard))
 
-    def _others(self, found: frozenset[MessageId]) -> frozenset[str]:
-        where = self.where
-        assert where is not None
-        return where.streams - {place.stream for place in found}
-
-    def _at_end(self, found: frozenset[MessageId]) -> tuple[MessageId, ...]:
+    def _at_end(self) -> tuple[MessageId, ...]:
         """What to give when time is over."""
-        where = self.where
+        where, found = self.where, self._found
         assert where is not None
         if found and not where.is_exact:
-            return _in_order(found)
-        missing = self._others(found)
+            return found
+        missing = self._others
         note = ""
         if not where.is_known:
             note = " (its streams are not known: name them in intercept(…, streams=[…]))"
@@ -140,9 +156,9 @@ class Look:
             note = f" ({'missing' if where.is_exact else 'looked for in'}: {', '.join(sorted(missing))})"
         within = seconds_text(self._timeout_s)
         raise NotRecordedInTime(
-            f"the message {self._sent.message_id} is confirmed, but was not recorded within {within}{note}: "
+            f"the message {self.sent.message_id} is confirmed, but was not recorded within {within}{note}: "
             "wait again, or see whether a recorder runs (`relatum status`)",
-            found=_in_order(found),
+            found=found,
             in_stream=True if where.is_exact or found else None,
         )
 
@@ -150,8 +166,3 @@ class Look:
 @lru_cache(NAMED_ONCE_MAX)
 def _warn_of_no_stream(queue: str) -> None:
     logger.warning("a receipt was waited for, and %r is no stream: what is published there has no place", queue)
-
-
-def _in_order(found: frozenset[MessageId]) -> tuple[MessageId, ...]:
-    """One place for each stream, by the stream's name."""
-    return tuple(sorted(found))

@@ -1,11 +1,9 @@
 """Receipts: what a publisher that needs the offsets of its message waits on."""
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from relatum.checks import checked_seconds, seconds_text
 from relatum.errors import (
@@ -15,13 +13,12 @@ from relatum.errors import (
     PublishOutcomeUnknown,
 )
 from relatum.ids import MessageId
-from relatum.outcomes import Outcome, not_finished
+from relatum.outcomes import Outcome, not_finished, outcome_in_task
 from relatum.publishing._locate import Locator, Sent
-from relatum.publishing._look import Ask, Look, Rest
+from relatum.publishing._look import Look
 from relatum.publishing._settle import Unsettled
-from relatum.steps import async_run, run
 from relatum.uuid7 import uuid7
-from relatum.waiting import LEAST_S, in_thread, within
+from relatum.waiting import in_thread
 
 WAIT_S: Final = 10.0
 """Seconds a receipt waits by default."""
@@ -36,7 +33,31 @@ def receipt_header(message_id: str | None) -> str | bool:
     return True if message_id is None else uuid7(time.time_ns())
 
 
-class Receipt:
+class _Published:
+    """What is known of a message that was sent, and of where it is."""
+
+    def __init__(self, sent: Sent, locator: Locator) -> None:
+        self.message_id = sent.message_id
+        self._sent = sent
+        self._locator = locator
+        self._look: Look | None = None
+
+    @property
+    def streams(self) -> frozenset[str] | None:
+        """The streams the message was routed to; None where that is not exactly known, and before `wait`.
+
+        It is known of the default exchange and of super streams. Of other exchanges it is not: see `wait`.
+        """
+        where = None if self._look is None else self._look.where
+        return where.streams if where is not None and where.is_exact else None
+
+    def _begin(self, timeout_s: float, deadline: float) -> Look:
+        known = None if self._look is None else self._look.where
+        look = self._look = Look(self._locator, self._sent, timeout_s, deadline, known)
+        return look
+
+
+class Receipt(_Published):
     """A published message that is, or will be, confirmed. Given by `relatum.publish`; safe to hand to other threads.
 
     Attributes:
@@ -44,10 +65,7 @@ class Receipt:
     """
 
     def __init__(self, sent: Sent, locator: Locator, *, pending: bool = False) -> None:
-        self.message_id = sent.message_id
-        self._sent = sent
-        self._locator = locator
-        self._look: Look | None = None
+        super().__init__(sent, locator)
         self._final_at: float | None = None
         self._error: PublishError | None = None
         self._decided = threading.Event()
@@ -66,15 +84,6 @@ class Receipt:
     def is_confirmed(self) -> bool:
         """Whether the broker has confirmed the message. Over a blocking connection it always has."""
         return self._decided.is_set() and self._error is None
-
-    @property
-    def streams(self) -> frozenset[str] | None:
-        """The streams the message was routed to; None where that is not exactly known, and before `wait`.
-
-        It is known of the default exchange and of super streams. Of other exchanges it is not: see `wait`.
-        """
-        where = None if self._look is None else self._look.where
-        return where.streams if where is not None and where.is_exact else None
 
     @property
     def error(self) -> PublishError | None:
@@ -120,26 +129,11 @@ class Receipt:
         checked_seconds("timeout_s", timeout_s)
         deadline = time.monotonic() + timeout_s
         self._await_answer(deadline, timeout_s)
-        known = None if self._look is None else self._look.where
-        look = self._look = Look(self._locator, self._sent, timeout_s, known)
-        arrived = threading.Event()
-
-        def on_arrival(place: MessageId) -> None:
-            look.hear(frozenset([place]))
-            arrived.set()
-
-        def perform(step: Ask | Rest) -> Any:
-            if isinstance(step, Rest):
-                arrived.wait(step.seconds)
-                return arrived.clear()
-            with within(max(LEAST_S, deadline - time.monotonic())):
-                return step.question()
-
-        unsubscribe = self._locator.subscribe(self._sent, on_arrival)
-        try:
-            return run(look.places(deadline), perform)
-        finally:
-            unsubscribe()
+        look = self._begin(timeout_s, deadline)
+        while (places := look.step()) is None:
+            with look.asked() as answer:
+                self._locator.waits.result(answer, look.until)
+        return places
 
     def outcome(self, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
         """What became of the message, once that is final: the broker's answer is waited for first, then a collector.
@@ -218,30 +212,15 @@ class Receipt:
             callback(self)
 
 
-class AsyncReceipt:
+class AsyncReceipt(_Published):
     """A published and confirmed message. Given by `relatum.publish_async`.
 
     Attributes:
         message_id: The message's property `message_id`.
     """
 
-    def __init__(self, sent: Sent, locator: Locator) -> None:
-        self.message_id = sent.message_id
-        self._sent = sent
-        self._locator = locator
-        self._look: Look | None = None
-
     def __repr__(self) -> str:
         return f"<AsyncReceipt {self.message_id} confirmed>"
-
-    @property
-    def streams(self) -> frozenset[str] | None:
-        """The streams the message was routed to; None where that is not exactly known, and before `wait`.
-
-        It is known of the default exchange and of super streams. Of other exchanges it is not: see `wait`.
-        """
-        where = None if self._look is None else self._look.where
-        return where.streams if where is not None and where.is_exact else None
 
     async def wait(self, timeout_s: float = WAIT_S) -> tuple[MessageId, ...]:
         """The message's places, once they are recorded; see `Receipt.wait`.
@@ -259,31 +238,11 @@ class AsyncReceipt:
                 only), `found` has the places known so far. Waiting again is fine.
         """
         checked_seconds("timeout_s", timeout_s)
-        deadline = time.monotonic() + timeout_s
-        known = None if self._look is None else self._look.where
-        look = self._look = Look(self._locator, self._sent, timeout_s, known)
-        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-
-        def on_arrival(place: MessageId) -> None:
-            look.hear(frozenset([place]))
-            # The loop may be closed by the time the recorder comes to it.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(arrived.set)
-
-        async def perform(step: Ask | Rest) -> Any:
-            if isinstance(step, Rest):
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(step.seconds):
-                        await arrived.wait()
-                return arrived.clear()
-            with within(max(LEAST_S, deadline - time.monotonic())):
-                return await in_thread(None, step.question)
-
-        unsubscribe = self._locator.subscribe(self._sent, on_arrival)
-        try:
-            return await async_run(look.places(deadline), perform)
-        finally:
-            unsubscribe()
+        look = self._begin(timeout_s, time.monotonic() + timeout_s)
+        while (places := await in_thread(None, look.step)) is None:
+            with look.asked() as answer:
+                await self._locator.waits.result_in_task(answer, look.until)
+        return places
 
     async def outcome(self, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
         """What became of the message, once that is final; see `Receipt.outcome`. Cancelling it leaves nothing behind.
@@ -300,7 +259,7 @@ class AsyncReceipt:
             NotFound: there was no collector of that name until the end.
             DatabaseUnavailable: PostgreSQL did not answer until the end.
         """
-        return await self._locator.async_outcomes().wait(self.message_id, timeout_s, collector=collector)
+        return await outcome_in_task(self._locator.outcomes(), self.message_id, timeout_s, collector)
 
     async def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
         """Find the message by reading its streams; see `Receipt.settle`. The reading runs in threads."""

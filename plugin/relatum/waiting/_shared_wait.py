@@ -43,21 +43,27 @@ class SharedWait(Generic[_Question, _Answer]):
             answer, by their places, each with the answer. A question without one is asked again. What it raises is
             raised to all who wait, but not that the time of the poll itself was over.
         name: Of the thread.
+        first_s: Seconds until a new question is asked, at most; 0 where whoever waits has not looked by himself.
     """
 
     def __init__(
-        self, poll: Callable[[Sequence[_Question]], Iterable[tuple[int, _Answer]]], name: str = "relatum-waits"
+        self,
+        poll: Callable[[Sequence[_Question]], Iterable[tuple[int, _Answer]]],
+        name: str = "relatum-waits",
+        *,
+        first_s: float = PAUSE_S[0],
     ) -> None:
         self._poll = poll
         self._name = name
+        self._first_s = first_s
         self._begin()
         after_fork(self, SharedWait._renew)
 
     def _begin(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._questions: dict[Future[_Answer | None], _Question] = {}
-        self._is_polling = False
-        self._pause_s = PAUSE_S[0]
+        self._thread: threading.Thread | None = None
+        self._pause_s = self._first_s
 
     def _renew(self) -> None:
         leave_to_parent(self._changed, self._questions)
@@ -67,22 +73,20 @@ class SharedWait(Generic[_Question, _Answer]):
         return len(self._questions)
 
     def ask(self, question: _Question) -> "Future[_Answer | None]":
-        """A future of the answer; None where all are let go. It belongs to one waiter, who cancels it to wait no more.
-
-        It is asked for after the shortest pause: whoever waits has looked for himself just now.
-        """
+        """A future of the answer, None where all are let go. It belongs to one waiter, who cancels it to leave."""
         future: Future[_Answer | None] = Future()
         future.add_done_callback(self._leave)
         with self._changed:
             self._questions[future] = question
-            self._pause_s = PAUSE_S[0]
-            if self._is_polling:
+            self._pause_s = self._first_s
+            if self._thread is not None:
                 self._changed.notify()
             else:
                 # As the interpreter ends there are no threads any more: each wait then lasts for its whole time.
                 with contextlib.suppress(RuntimeError):
-                    threading.Thread(target=self._run, name=self._name, daemon=True).start()
-                    self._is_polling = True
+                    thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    thread.start()
+                    self._thread = thread
         return future
 
     def _leave(self, future: "Future[_Answer | None]") -> None:
@@ -100,7 +104,14 @@ class SharedWait(Generic[_Question, _Answer]):
         Raises:
             RelatumError: what a poll raised.
         """
-        future = self.ask(question)
+        return self.result(self.ask(question), until)
+
+    async def wait_in_task(self, question: _Question, until: float) -> _Answer | None:
+        """As `wait`, for a task."""
+        return await self.result_in_task(self.ask(question), until)
+
+    def result(self, future: "Future[_Answer | None]", until: float) -> _Answer | None:
+        """Wait in this thread for what `ask` gave, as `wait` does. The future is done with afterwards."""
         try:
             return future.result(max(0.0, left_s(until - time.monotonic())))
         except TimeoutError:
@@ -108,11 +119,10 @@ class SharedWait(Generic[_Question, _Answer]):
         finally:
             future.cancel()
 
-    async def wait_in_task(self, question: _Question, until: float) -> _Answer | None:
-        """As `wait`, for a task."""
+    async def result_in_task(self, future: "Future[_Answer | None]", until: float) -> _Answer | None:
+        """As `result`, for a task."""
         loop = asyncio.get_running_loop()
         came: asyncio.Future[None] = loop.create_future()
-        future = self.ask(question)
         future.add_done_callback(partial(_tell, loop, came))
         try:
             async with asyncio.timeout(max(0.0, left_s(until - time.monotonic()))):
@@ -123,12 +133,22 @@ class SharedWait(Generic[_Question, _Answer]):
             future.cancel()
         return future.result()
 
+    def answer(self, future: "Future[_Answer | None]", answer: _Answer) -> None:
+        """Answer what `ask` gave without a poll, from any thread. A future that is done stays as it is."""
+        self._resolve(future, partial(future.set_result, answer))
+
     def end(self) -> None:
         """Let all who wait go, with None as the answer."""
         with self._changed:
             waiting = list(self._questions)
         for future in waiting:
             self._resolve(future, partial(future.set_result, None))
+
+    def join(self) -> None:
+        """Wait for the poll that is under way, where nobody waits for it any more."""
+        thread = self._thread
+        if thread is not None and not self._questions and thread is not threading.current_thread():
+            thread.join(POLL_S)
 
     # --- the thread ---------------------------------------------------------------------------------------
 
@@ -140,7 +160,7 @@ class SharedWait(Generic[_Question, _Answer]):
                     self._changed.wait(left)
                 if not self._questions:
                     # Decided where `ask` would see it: who comes next starts another.
-                    self._is_polling = False
+                    self._thread = None
                     return
                 waiting = list(self._questions.items())
             began = time.monotonic()
@@ -148,7 +168,7 @@ class SharedWait(Generic[_Question, _Answer]):
             asked_at = time.monotonic()
             least_s = SHARE * (asked_at - began)
             with self._changed:
-                self._pause_s = PAUSE_S[0] if has_found else min(2 * self._pause_s, PAUSE_S[1])
+                self._pause_s = PAUSE_S[0] if has_found else min(max(PAUSE_S[0], 2 * self._pause_s), PAUSE_S[1])
 
     def _ask_for(self, futures: "list[Future[_Answer | None]]", questions: list[_Question]) -> bool:
         """Poll once, and tell those for whom there is an answer; whether there was one."""

@@ -32,6 +32,7 @@ from relatum.contexts.placement._publication_requests import (
 from relatum.contexts.placement._session import elapsed_s
 from relatum.contexts.serial.moving._move_store import MoveStore, logger
 from relatum.contexts.serial.moving._mover import go_on_with_abandoned
+from relatum.contexts.steps import run
 from relatum.errors import (
     ConfigurationError,
     DatabaseUnavailable,
@@ -44,7 +45,6 @@ from relatum.headers import PLACED_HEADER
 from relatum.ids import MessageId
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.steps import run
 from relatum.store import AnyDatabase, Database
 from relatum.superstreams import Candidate, address_of, describe_super_stream
 from relatum.superstreams import checked_stream_name as checked_super_stream

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from relatum.contexts.placement._entries import CONTROL_BYTES, Adoption, Entry, Fence, Marker, Placed
 from relatum.contexts.placement._model import MoveInfo, Placement
-from relatum.steps import Request
+from relatum.contexts.steps import Request
 
 WhenAway: TypeAlias = Literal["known", "wait", "fail"]
 """What to do while the database is away: go on with known placements, wait, or fail."""

@@ -1,28 +1,25 @@
-# The blocking face of this, _consumer.py, is made by tools/make-twins.
-"""The serial consumer: what its faces do alike."""
+"""The serial consumer for tasks: it waits in the event loop for what threads read."""
 
 import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, Self
+from contextlib import suppress
+from functools import partial
+from typing import Self
 
-from relatum.checks import checked_callable
+from relatum.checks import checked_callable, checked_seconds
 from relatum.closing import AsyncClosing
-from relatum.contexts.serial.consuming._consumer_faces import AsyncConsumerFace
-from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch, consuming
+from relatum.contexts.serial.consuming._consumer import CLOSE_S, LOOK_S, ConsumerBase
+from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch, consuming, in_thread
 from relatum.contexts.serial.consuming._serial_state import log_defect
 from relatum.contexts.serial.consuming._serial_status import SerialStatus
-from relatum.errors import DatabaseUnavailable, PartitionLost
+from relatum.errors import PartitionLost
 from relatum.reading import Message
-from relatum.waiting import AfterStop, backoff, within
-
-LOOK_S: Final = 0.25
-"""How often `run` looks whether it should stop while there is nothing to do."""
+from relatum.waiting import backoff
 
 
-class AsyncSerialConsumer(AsyncConsumerFace, AsyncClosing):
-    # asyncio only:
+class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
     """The asyncio twin of `SerialConsumer`: the same names, options and promises, in one event loop.
 
     Partitions are read, and PostgreSQL is asked, in threads. An async context manager: entering starts it, leaving
@@ -31,36 +28,52 @@ class AsyncSerialConsumer(AsyncConsumerFace, AsyncClosing):
     Args: as for `SerialConsumer`.
     """
 
-    # blocking only:
-    # """Consumes a super stream so that the messages of each serialization context come in the order of publishing.
-    #
-    # All consumers of one name, in any number of processes, share the partitions: one member reads a partition at a
-    # time. Positions are stored in PostgreSQL. Contexts may move to other partitions meanwhile: what a context has in
-    # its new partition is held back until all it had in the old one is consumed. Contexts that do not move never wait.
-    #
-    # A context manager: entering starts it, leaving closes it. Threads may share it; batches of different partitions
-    # can be consumed side by side.
-    #
-    # Args:
-    #     super_stream: The super stream's name.
-    #     name: The consumer's name. Each name consumes every message.
-    #     options: How it reads.
-    #     database: PostgreSQL's URL, or a `Database`, which stays the caller's.
-    #     broker: The broker's URL or address.
-    #     stream_url: The stream protocol's URL, where it cannot be told from the broker's.
-    #     ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
-    #     auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
-    #         broker's URL says, or PLAIN.
-    #
-    # Raises:
-    #     InvalidInput: A name cannot be one.
-    #     ConfigurationError: A URL cannot be read.
-    # """
-    # both:
-
     async def __aenter__(self) -> Self:
         await self.start()
         return self
+
+    async def start(self) -> None:
+        """Join the members of this name and begin to read; see `SerialConsumer.start`.
+
+        Cancelled, it waits until what it began is ended, and was not started.
+        """
+        self._check_startable()
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._member.shared.listeners.append(self._notify)
+        await in_thread(self._member.start, undo=partial(self._member.close, CLOSE_S))
+        self._is_started = True
+
+    def _notify(self) -> None:
+        # Of a loop that was closed first, nobody waits any more.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._changed.set)
+
+    async def close(self, timeout_s: float = CLOSE_S) -> bool:
+        """Stop reading and let other members have the partitions at once; see `SerialConsumer.close`."""
+        checked_seconds("timeout_s", timeout_s)
+        if self._is_closed:
+            return True
+        self._is_closed = True
+        return await asyncio.shield(asyncio.to_thread(self._member.close, timeout_s))
+
+    async def next_batch(self, timeout_s: float | None = None) -> AsyncSerialBatch | None:
+        """The next batch of any partition; see `SerialConsumer.next_batch`."""
+        until, shared = self._until(timeout_s), self._member.shared
+        while not shared.stopping.is_set():
+            self._changed.clear()
+            now = time.monotonic()
+            taken = shared.take(now)
+            if isinstance(taken, tuple):
+                # Another task may wait for what else there is.
+                self._changed.set()
+                return AsyncSerialBatch(self._member, *taken)
+            if until is not None and now >= until:
+                return None
+            waits = [at - now for at in (taken, until) if at is not None]
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), min(waits) if waits else None)
+        return None
 
     async def batches(self, timeout_s: float | None = None) -> AsyncIterator[AsyncSerialBatch]:
         """Batches as they come, each to be acknowledged.
@@ -101,20 +114,9 @@ class AsyncSerialConsumer(AsyncConsumerFace, AsyncClosing):
     async def run(
         self, handler: Callable[[AsyncSerialBatch], Awaitable[object]], stop: asyncio.Event | None = None
     ) -> None:
-        # asyncio only:
         """Hand batches to a coroutine function, one after the other; see `SerialConsumer.run`."""
-        # blocking only:
-        # """Hand batches to a function, one after the other, and acknowledge each that it has not acknowledged.
-        #
-        # Args:
-        #     handler: Is called with each batch; it may use `batch.transaction()`. Where it raises, the batch is given
-        #         back and the error is raised here.
-        #     stop: Ends it, after the batch under way. Where PostgreSQL does not answer then, that one is delivered
-        #         again later. None runs until the consumer is closed.
-        # """
-        # both:
         checked_callable("handler", handler)
-        while not (self._member.shared.stopping.is_set() or (stop is not None and stop.is_set())):
+        while not self._is_ending(stop):
             batch = await self.next_batch(LOOK_S)
             if batch is None:
                 continue
@@ -132,27 +134,14 @@ class AsyncSerialConsumer(AsyncConsumerFace, AsyncClosing):
                 await self._acknowledge(batch, stop)
 
     async def _acknowledge(self, batch: AsyncSerialBatch, stop: asyncio.Event | None = None) -> None:
-        """Acknowledge, waiting for PostgreSQL; a batch that is another member's now is that one's."""
-        pauses, outages = backoff(), self._member.shared.outages
-        who = f"acknowledging a batch of {batch.partition!r}"
-        deadline = None if stop is None else AfterStop(stop)
-        while not self._member.shared.stopping.is_set():
-            try:
-                with within(deadline):
-                    await batch.acknowledge()
-            except PartitionLost as error:
-                outages.forget(who)
-                return log_defect(error, "batch not acknowledged", level=logging.INFO)
-            except DatabaseUnavailable as error:
-                outages.failed(who, error)
-            else:
-                return outages.over(who)
+        """Acknowledge, waiting for PostgreSQL."""
+        pauses, stopping = backoff(), self._member.shared.stopping
+        while not stopping.is_set() and not await asyncio.shield(asyncio.to_thread(self._try_acknowledge, batch, stop)):
             until = time.monotonic() + next(pauses)
-            while (left_s := until - time.monotonic()) > 0 and not self._member.shared.stopping.is_set():
-                if stop is not None and stop.is_set():
-                    outages.forget(who)
-                    return batch.give_back()
-                await self._pause(min(left_s, LOOK_S))
+            while (left_s := until - time.monotonic()) > 0 and not stopping.is_set():
+                if self._is_ending(stop):
+                    return self._leave(batch)
+                await asyncio.sleep(min(left_s, LOOK_S))
 
     async def status(self) -> SerialStatus:
         """How far the consumer is in each partition, whoever has it, and what it holds back.

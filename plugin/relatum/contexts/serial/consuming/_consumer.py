@@ -1,27 +1,118 @@
-# Generated from _async_consumer.py by tools/make-twins: edit that, then "make twins".
-"""The serial consumer: what its faces do alike."""
+"""The serial consumer for threads, and what it does as the one for tasks does."""
 
+import asyncio
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Final, Self
 
-from relatum.checks import checked_callable
+from relatum import metrics
+from relatum.checks import checked_callable, checked_name, checked_seconds, shown
 from relatum.closing import Closing
-from relatum.contexts.serial.consuming._consumer_faces import ConsumerFace
-from relatum.contexts.serial.consuming._serial_batch import SerialBatch, consuming
+from relatum.contexts._options import SerialOptions
+from relatum.contexts._statistics import SerialStatistics
+from relatum.contexts.serial.consuming._serial_batch import BatchBase, SerialBatch, consuming
+from relatum.contexts.serial.consuming._serial_member import Member
 from relatum.contexts.serial.consuming._serial_state import log_defect
-from relatum.contexts.serial.consuming._serial_status import SerialStatus
-from relatum.errors import DatabaseUnavailable, PartitionLost
-from relatum.reading import Message
+from relatum.contexts.serial.consuming._serial_status import SerialStatus, read_status
+from relatum.contexts.serial.consuming._serial_store import ConsumerStore
+from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, PartitionLost, UsedAfterClose
+from relatum.processes import of_one_process
+from relatum.reading import AuthMechanism, BrokerAddress, Message, StreamReader
+from relatum.store import AnyDatabase
 from relatum.waiting import AfterStop, backoff, within
+
+CLOSE_S: Final = 10.0
+"""Seconds `close` waits for threads by default."""
 
 LOOK_S: Final = 0.25
 """How often `run` looks whether it should stop while there is nothing to do."""
 
 
-class SerialConsumer(ConsumerFace, Closing):
+class ConsumerBase:
+    """What serial consumers for threads and for tasks do alike."""
+
+    def __init__(
+        self,
+        super_stream: str,
+        name: str,
+        options: SerialOptions = SerialOptions(),
+        *,
+        database: AnyDatabase,
+        broker: str | BrokerAddress,
+        stream_url: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        auth_mechanism: AuthMechanism | None = None,
+    ) -> None:
+        self.super_stream = checked_name("super_stream", super_stream)
+        self.name = checked_name("name", name)
+        if not isinstance(options, SerialOptions):
+            raise InvalidInput(f"options= takes SerialOptions, not {shown(options)}")
+        self._options = options
+        self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
+        self._store = ConsumerStore(super_stream, name, database, vhost=self._address.vhost, lease_s=options.lease_s)
+        self._member = Member(super_stream, self._store, self._address, options=options)
+        self._is_started = self._is_closed = False
+        of_one_process(self, "a serial consumer")
+        metrics.report(self._member.shared, super_stream=super_stream, consumer=name)
+
+    def _check_startable(self) -> None:
+        if self._is_started or self._is_closed:
+            raise ConfigurationError("a consumer is started once")
+
+    def _until(self, timeout_s: float | None) -> float | None:
+        """When a wait for a batch ends; None for never."""
+        self._check_running()
+        return None if timeout_s is None else time.monotonic() + checked_seconds("timeout_s", timeout_s)
+
+    def _check_running(self) -> None:
+        if not self._is_started:
+            raise ConfigurationError("the consumer does not run: start it")
+
+    def _is_ending(self, stop: threading.Event | asyncio.Event | None) -> bool:
+        return self._member.shared.stopping.is_set() or (stop is not None and stop.is_set())
+
+    def _try_acknowledge(self, batch: BatchBase, stop: threading.Event | asyncio.Event | None) -> bool:
+        """Acknowledge; False where PostgreSQL does not answer. A batch that is another member's now is that one's."""
+        outages, who = self._member.shared.outages, _acknowledging(batch)
+        try:
+            with within(None if stop is None else AfterStop(stop)):
+                batch._acknowledge()
+        except PartitionLost as error:
+            outages.forget(who)
+            log_defect(error, "batch not acknowledged", level=logging.INFO)
+        except DatabaseUnavailable as error:
+            outages.failed(who, error)
+            return False
+        else:
+            outages.over(who)
+        return True
+
+    def _leave(self, batch: BatchBase) -> None:
+        """Acknowledge no more of a batch: it is delivered again later."""
+        self._member.shared.outages.forget(_acknowledging(batch))
+        batch.give_back()
+
+    def _status(self) -> SerialStatus:
+        self._check_running()
+        if self._is_closed:
+            raise UsedAfterClose("the consumer was closed: make another one")
+        with StreamReader.open(self._address) as reader:
+            return read_status(self._store, reader)
+
+    def statistics(self) -> SerialStatistics:
+        """What this member has counted, and what it has. It asks nobody."""
+        return self._member.shared.statistics()
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """The streams this member reads now."""
+        return tuple(sorted(following.stream for following in self._member.shared.followings))
+
+
+class SerialConsumer(ConsumerBase, Closing):
     """Consumes a super stream so that the messages of each serialization context come in the order of publishing.
 
     All consumers of one name, in any number of processes, share the partitions: one member reads a partition at a
@@ -50,6 +141,61 @@ class SerialConsumer(ConsumerFace, Closing):
     def __enter__(self) -> Self:
         self.start()
         return self
+
+    def start(self) -> None:
+        """Join the members of this name and begin to read.
+
+        Raises:
+            SuperStreamNotFound: There is no such super stream.
+            SuperStreamConflict: Its contexts are named by another header.
+            DatabaseUnavailable: PostgreSQL does not answer.
+            SchemaMissing: Run `relatum migrate`.
+            BrokerUnavailable: The broker does not answer, and is to be asked where to begin.
+            ConfigurationError: It was started before.
+        """
+        self._check_startable()
+        self._member.start()
+        self._is_started = True
+
+    def close(self, timeout_s: float = CLOSE_S) -> bool:
+        """Stop reading and let other members have the partitions at once. A second call does nothing.
+
+        What was handed out and not acknowledged is delivered again, to whoever has the partition next.
+
+        Args:
+            timeout_s: Seconds to wait for the threads.
+
+        Returns:
+            False where some had not ended by then.
+        """
+        checked_seconds("timeout_s", timeout_s)
+        if self._is_closed:
+            return True
+        self._is_closed = True
+        return self._member.close(timeout_s)
+
+    def next_batch(self, timeout_s: float | None = None) -> SerialBatch | None:
+        """The next batch of any partition; None where none came in time, or the consumer was closed.
+
+        Args:
+            timeout_s: Seconds to wait; None for as long as it takes, 0 for not at all.
+
+        Raises:
+            TlsRefused, AccessRefused, ConfigurationError: The broker does not let this consumer in; it goes on trying,
+                so asking again gives messages once that is put right.
+        """
+        until, shared = self._until(timeout_s), self._member.shared
+        with shared.changed:
+            while not shared.stopping.is_set():
+                now = time.monotonic()
+                taken = shared.take(now)
+                if isinstance(taken, tuple):
+                    return SerialBatch(self._member, *taken)
+                if until is not None and now >= until:
+                    return None
+                waits = [at - now for at in (taken, until) if at is not None]
+                shared.changed.wait(min(waits) if waits else None)
+        return None
 
     def batches(self, timeout_s: float | None = None) -> Iterator[SerialBatch]:
         """Batches as they come, each to be acknowledged.
@@ -96,7 +242,7 @@ class SerialConsumer(ConsumerFace, Closing):
                 again later. None runs until the consumer is closed.
         """
         checked_callable("handler", handler)
-        while not (self._member.shared.stopping.is_set() or (stop is not None and stop.is_set())):
+        while not self._is_ending(stop):
             batch = self.next_batch(LOOK_S)
             if batch is None:
                 continue
@@ -114,27 +260,14 @@ class SerialConsumer(ConsumerFace, Closing):
                 self._acknowledge(batch, stop)
 
     def _acknowledge(self, batch: SerialBatch, stop: threading.Event | None = None) -> None:
-        """Acknowledge, waiting for PostgreSQL; a batch that is another member's now is that one's."""
-        pauses, outages = backoff(), self._member.shared.outages
-        who = f"acknowledging a batch of {batch.partition!r}"
-        deadline = None if stop is None else AfterStop(stop)
-        while not self._member.shared.stopping.is_set():
-            try:
-                with within(deadline):
-                    batch.acknowledge()
-            except PartitionLost as error:
-                outages.forget(who)
-                return log_defect(error, "batch not acknowledged", level=logging.INFO)
-            except DatabaseUnavailable as error:
-                outages.failed(who, error)
-            else:
-                return outages.over(who)
+        """Acknowledge, waiting for PostgreSQL."""
+        pauses, stopping = backoff(), self._member.shared.stopping
+        while not stopping.is_set() and not self._try_acknowledge(batch, stop):
             until = time.monotonic() + next(pauses)
-            while (left_s := until - time.monotonic()) > 0 and not self._member.shared.stopping.is_set():
-                if stop is not None and stop.is_set():
-                    outages.forget(who)
-                    return batch.give_back()
-                self._pause(min(left_s, LOOK_S))
+            while (left_s := until - time.monotonic()) > 0 and not stopping.is_set():
+                if self._is_ending(stop):
+                    return self._leave(batch)
+                stopping.wait(min(left_s, LOOK_S))
 
     def status(self) -> SerialStatus:
         """How far the consumer is in each partition, whoever has it, and what it holds back.
@@ -144,3 +277,7 @@ class SerialConsumer(ConsumerFace, Closing):
             BrokerUnavailable: The broker does not answer.
         """
         return self._status()
+
+
+def _acknowledging(batch: BatchBase) -> str:
+    return f"acknowledging a batch of {batch.partition!r}"

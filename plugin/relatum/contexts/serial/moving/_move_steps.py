@@ -28,8 +28,8 @@ from typing import Any, Final, Literal, TypeAlias
 from relatum.contexts.placement._entries import Control, Fence, Marker
 from relatum.contexts.placement._model import MoveInfo, MoveState
 from relatum.contexts.placement._session import DRIFT, elapsed_s
+from relatum.contexts.steps import Request
 from relatum.errors import MoveConflict, StreamUnavailable
-from relatum.steps import Request
 
 GRACE_S: Final = 0.05
 """Seconds between the moment contexts stop and the fence: what is on its way to the source arrives before it.

@@ -34,10 +34,10 @@ from relatum.contexts.serial.moving._move_steps import (
     go_on,
 )
 from relatum.contexts.serial.moving._move_store import MoveStore, NothingToMove, logger
+from relatum.contexts.steps import run
 from relatum.errors import Conflict, MoveConflict, NotFound, PublishNacked, PublishUnroutable, RelatumError, Transient
 from relatum.otel import Description, Part
 from relatum.processes import new_holder
-from relatum.steps import run
 from relatum.store import LEASE_S, renewal_s
 from relatum.waiting import Server, has_passed, log_failure
 
