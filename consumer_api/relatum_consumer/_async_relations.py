@@ -33,7 +33,7 @@ from relatum_consumer.groups import (
     IncompleteGroupReport,
     SharingArguments,
 )
-from relatum_consumer.lookups import CLOSED, Answer, Health, Names, Order, Rest, Times, look_up_called, names_of
+from relatum_consumer.lookups import CLOSED, Answer, Health, Names, Order, Rest, Times, look_up, names_of
 from relatum_consumer.traces import Start, Trace
 
 _Item = TypeVar("_Item")
@@ -208,10 +208,10 @@ class AsyncRelations(AsyncClosing):
         waiting = relations._lookups.wait_related(message, to, by, limit, order, timeout_s)
         with (
             within(self._timeout_s + timeout_s),
-            look_up_called("wait_related") as told,
+            look_up("wait_related") as told,
             relations._counts.counted(),
         ):
-            while (answer := await self._in_thread(relations._look, waiting, threads=self._for_waits)) is None:
+            while (answer := await self._in_thread(waiting.look, threads=self._for_waits)) is None:
                 with relations._counts.awaiting():
                     await asyncio.sleep(left_s(waiting.pause_s))
                     waiting.is_seen = bool(await relations._waits.wait_in_task(waiting.watch, waiting.watch.until))

@@ -4,11 +4,10 @@ from datetime import datetime
 from typing import Any
 
 from relatum.reading import Message
-from relatum.steps import run
 from relatum.waiting import pause, within
 from relatum_consumer._holdings import Holdings
 from relatum_consumer.consumed import Consumed
-from relatum_consumer.lookups import Answer, Names, Order, Times, Waiting, look_up_called
+from relatum_consumer.lookups import Answer, Names, Order, Times, look_up
 from relatum_consumer.traces import Start, Trace, trace
 
 
@@ -85,7 +84,7 @@ class Relations(Holdings):
             StreamNotFound: neither the database nor the broker knows a stream of `to`, or it was deleted.
             InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
         """
-        return self._run(self._lookups.related(message, to, by, limit, order, complete=complete))
+        return self._run("related", self._lookups.related, message, to, by, limit, order, complete=complete)
 
     def find(
         self,
@@ -119,7 +118,7 @@ class Relations(Holdings):
             StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
             InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
         """
-        return self._run(self._lookups.find(key, value, streams, since, until, limit, order, complete=complete))
+        return self._run("find", self._lookups.find, key, value, streams, since, until, limit, order, complete=complete)
 
     def times(
         self,
@@ -150,7 +149,7 @@ class Relations(Holdings):
             KeyNotDefined, InvalidRelationshipKey, StreamNotFound: as for `find`.
             InvalidInput: an argument is wrong.
         """
-        return self._run(self._lookups.times(key, value, streams, since, until, spans, order))
+        return self._run("times", self._lookups.times, key, value, streams, since, until, spans, order)
 
     def wait_related(
         self,
@@ -185,16 +184,13 @@ class Relations(Holdings):
             KeyNotDefined, NothingRecorded, StreamNotFound, InvalidInput: as for `related`.
         """
         waiting = self._lookups.wait_related(message, to, by, limit, order, timeout_s)
-        with within(self._timeout_s + timeout_s), look_up_called("wait_related") as told, self._counts.counted():
-            while (answer := self._look(waiting)) is None:
+        with within(self._timeout_s + timeout_s), look_up("wait_related") as told, self._counts.counted():
+            while (answer := waiting.look()) is None:
                 with self._counts.awaiting():
                     pause(waiting.pause_s)
                     waiting.is_seen = bool(self._waits.wait(waiting.watch, waiting.watch.until))
             told(answer)
             return answer
-
-    def _look(self, waiting: Waiting) -> Answer | None:
-        return run(waiting.look(), self._carry_out)
 
     # --- what is connected ---------------------------------------------------------------------------------
 
@@ -242,18 +238,18 @@ class Relations(Holdings):
             InvalidInput: an argument is wrong.
         """
         return self._run(
-            trace(
-                self._catalog,
-                start,
-                by=by,
-                streams=streams,
-                hops=hops,
-                limit=limit,
-                fan_out=fan_out,
-                since=since,
-                until=until,
-                complete=complete,
-            )
+            "trace",
+            trace,
+            self._catalog,
+            start,
+            by=by,
+            streams=streams,
+            hops=hops,
+            limit=limit,
+            fan_out=fan_out,
+            since=since,
+            until=until,
+            complete=complete,
         )
 
     # --- by time ------------------------------------------------------------------------------------------
@@ -291,9 +287,8 @@ class Relations(Holdings):
             StreamNotFound: neither the database nor the broker knows the stream, or it was deleted.
             InvalidInput: an argument is wrong, or the message has no time.
         """
-        return self._run(
-            self._lookups.beside("after", moment, stream, by, inclusive=inclusive, complete=complete), called="after"
-        )
+        beside = self._lookups.beside
+        return self._run("after", beside, "after", moment, stream, by, inclusive=inclusive, complete=complete)
 
     def before(
         self,
@@ -308,9 +303,8 @@ class Relations(Holdings):
 
         With `inclusive`, of several messages of an equal time it is the one with the highest offset.
         """
-        return self._run(
-            self._lookups.beside("before", moment, stream, by, inclusive=inclusive, complete=complete), called="before"
-        )
+        beside = self._lookups.beside
+        return self._run("before", beside, "before", moment, stream, by, inclusive=inclusive, complete=complete)
 
     def nearest(
         self, moment: Message | Consumed | datetime, stream: str, *, by: str | None = None, complete: bool = False
@@ -322,8 +316,7 @@ class Relations(Holdings):
         stream those of its time that come after it are later: the first of them, where none comes before. Arguments,
         result and errors are those of `after`.
         """
-        steps = self._lookups.beside("nearest", moment, stream, by, complete=complete)
-        return self._run(steps, called="nearest")
+        return self._run("nearest", self._lookups.beside, "nearest", moment, stream, by, complete=complete)
 
     def window(
         self,
@@ -349,7 +342,7 @@ class Relations(Holdings):
             InvalidInput: also where there are more than 100,000 messages.
             TimeNotRecorded, KeyNotDefined, StreamNotFound: as for `after`.
         """
-        return self._run(self._lookups.window(moment, stream, before_s, after_s, by, complete=complete))
+        return self._run("window", self._lookups.window, moment, stream, before_s, after_s, by, complete=complete)
 
     def around(
         self,
@@ -379,5 +372,4 @@ class Relations(Holdings):
             StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
             InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
         """
-        steps = self._lookups.around(moment, streams, before_s, after_s, limit, complete=complete)
-        return self._run(steps)
+        return self._run("around", self._lookups.around, moment, streams, before_s, after_s, limit, complete=complete)

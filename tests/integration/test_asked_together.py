@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from relatum.reading import Message
+from relatum.reading import Message, StreamBounds, StreamReader
 from relatum.store import Database
 from relatum_consumer import Answer, Relations, Status
 from relatum_consumer.lookups._waiting import WATCHED
@@ -83,24 +83,26 @@ def test_many_waits_share_their_questions(place: Place, messages: list[Message],
     assert asked.of("LATERAL") - asked.of(together) <= 2 * WAITS
 
 
-def test_an_absence_is_proven_by_what_began_after_it_was_asked(place: Place, messages: list[Message]) -> None:
+def test_an_absence_is_proven_by_what_began_after_it_was_asked(
+    place: Place, messages: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who asks while another's proof is under way does not take that one's word: more was published meanwhile."""
-    began, go_on = threading.Event(), threading.Event()
+    began, go_on, bounds = threading.Event(), threading.Event(), StreamReader.bounds
+
+    def held(reader: StreamReader, stream: str) -> StreamBounds:
+        answer = bounds(reader, stream)
+        if not began.is_set():
+            began.set()
+            assert go_on.wait(LONG_S)
+        return answer
+
+    monkeypatch.setattr(StreamReader, "bounds", held)
     with Relations(place.amqp, place.database) as relations, ThreadPoolExecutor(2) as threads:
-
-        def held(request: Any) -> Any:
-            answer = Relations._carry_out(relations, request)
-            if type(request).__name__ == "Bounds" and not began.is_set():
-                began.set()
-                assert go_on.wait(LONG_S)
-            return answer
-
-        relations._carry_out = held  # type: ignore[method-assign]
         first = threads.submit(relations.related, messages[0])
         assert began.wait(LONG_S)
         place.put((b"", {"order_id": "0"}))
         second = threads.submit(relations.related, messages[1])
-        wait_until(lambda: relations._together._next, what="the second one who asks")
+        wait_until(lambda: relations._servers.flights._next, what="the second one who asks")
         go_on.set()
         assert first.result(LONG_S).status is Status.ABSENT
         assert second.result(LONG_S).status is Status.NOT_RECORDED_YET

@@ -211,7 +211,7 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
             streams._lock,
             streams._connections._lock,
             *[each._sending for each in streams._connections.idle],
-            relations._lock,
+            relations._servers._lock,
             orders._lock,
             orders.placing._lock,
         ]

@@ -1,6 +1,7 @@
 """Traces against real streams and a real database; a walk over all says what is connected."""
 
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -10,9 +11,9 @@ from relatum import MessageId
 from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, NothingRecorded
 from relatum.keys import KeyDefinition, moment
 from relatum.reading import Message, StreamReader
-from relatum.store import add_keys
+from relatum.store import Database, add_keys
 from relatum_consumer import Relations, Status, Trace
-from relatum_consumer.lookups import LookupRequest, Select, Uncovered
+from relatum_consumer.lookups import Uncovered
 from relatum_consumer.traces import Edge, Stop, StopReason
 from tests.support import delete_stream, new_streams, recording, wait_recorded
 from tests.support.pages import blocks_of, run
@@ -216,30 +217,23 @@ def test_what_is_not_recorded_is_said_and_read_where_asked(
     assert [each.offset for each in relations.trace(start, complete=True, until=moment(3))] == [0, 1]
 
 
-class _Interrupted(Relations):
-    """Look-ups during which something happens, when the index is about to be asked for the first time."""
-
-    def __init__(self, amqp_url: str, database_url: str, happens: Callable[[], object]) -> None:
-        super().__init__(amqp_url, database_url)
-        self._happening = [happens]
-
-    def _carry_out(self, request: LookupRequest) -> Any:
-        if self._happening and isinstance(request, Select) and "relationships" in str(request.sql):
-            self._happening.pop()()
-        return super()._carry_out(request)
-
-
 @pytest.mark.parametrize("ask", ["trace", "find"])
 def test_a_stream_that_is_begun_anew_meanwhile_is_no_longer_answered_for(
-    place: Place, streams: list[str], ask: str
+    place: Place, streams: list[str], ask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index leaves out what was recorded of it, so the proof from before says nothing of it."""
     publish(place, {streams[0]: [said(0, order_id="17")], streams[1]: [said(1, order_id="18")]})
 
-    def replace() -> None:
-        place.sql("UPDATE relatum.streams SET replaced_at = now() WHERE name = :name", name=streams[0])
+    rows, interrupted = Database.rows, threading.Event()
 
-    with _Interrupted(place.amqp, place.database, replace) as relations:
+    def rows_of(database: Database, statement: Any, parameters: Any) -> Any:
+        if "relationships" in str(statement) and not interrupted.is_set():
+            interrupted.set()
+            place.sql("UPDATE relatum.streams SET replaced_at = now() WHERE name = :name", name=streams[0])
+        return rows(database, statement, parameters)
+
+    monkeypatch.setattr(Database, "rows", rows_of)
+    with Relations(place.amqp, place.database) as relations:
         found = (
             relations.trace(("order_id", "17")) if ask == "trace" else relations.find("order_id", "17", complete=True)
         )

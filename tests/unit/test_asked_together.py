@@ -1,8 +1,7 @@
-"""What is asked once for many, without a server: who takes the steps, and who shares what."""
+"""What is asked once for many, without a server: who asks, and who shares what."""
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 
 from relatum.errors import InvalidInput, ReadTimeout, RelatumError
 from relatum.waiting import Deadline, within
-from relatum_consumer._together import Flight, Flights
-from relatum_consumer.lookups import Reach, Together
+from relatum_consumer.lookups._flights import Flight, Flights
 from tests.support import wait_until
 
 OTHERS = 5
@@ -33,44 +31,38 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> list[Flight]:
 
 
 class Proof:
-    """Steps that ask one thing, and return how often they were begun; the first are held until they may go on."""
+    """Returns how often it was asked for; the first is held until it may go on."""
 
     def __init__(self) -> None:
         self.begun = 0
         self.is_under_way, self.go_on = threading.Event(), threading.Event()
         self.error: RelatumError | None = None
 
-    def __call__(self) -> Iterator[Any]:
-        """The steps."""
+    def __call__(self) -> int:
+        """Hold the first; fail the others, if they are to."""
         self.begun += 1
         mine = self.begun
-        yield from Reach()
-        return mine
-
-    def perform(self, _: Any) -> None:
-        """Hold the first; fail the others, if they are to."""
-        if self.begun == 1:
+        if mine == 1:
             self.is_under_way.set()
             assert self.go_on.wait(LIMIT_S)
         elif self.error is not None:
             raise self.error
+        return mine
 
 
 class Entered:
     """Flights, and the threads that ask for the same."""
 
     def __init__(self, proof: Proof, threads: ThreadPoolExecutor) -> None:
-        self.flights = Flights()
+        self.flights = Flights(LIMIT_S)
         self._proof, self._threads = proof, threads
 
     def ask(self) -> "Future[Any]":
         """One more."""
-        return self._threads.submit(
-            self.flights.run, Together("it", self._proof), self._proof.perform, within_s=LIMIT_S
-        )
+        return self._threads.submit(self.flights.run, "it", self._proof)
 
     def first(self) -> "Future[Any]":
-        """One whose steps are held."""
+        """One whose proof is held."""
         first = self.ask()
         assert self._proof.is_under_way.wait(LIMIT_S)
         return first
@@ -101,35 +93,32 @@ def test_who_comes_while_it_is_under_way_shares_the_next(error: RelatumError | N
 
 
 def test_that_the_time_of_one_is_over_is_nothing_to_the_others(waiting: list[Flight]) -> None:
-    """One of them takes the steps anew."""
-    flights, goes_on = Flights(), threading.Event()
+    """One of them asks anew."""
+    flights, goes_on = Flights(LIMIT_S), threading.Event()
     begun: list[int] = []
 
-    def steps() -> Iterator[Any]:
+    def ask() -> int:
         begun.append(1)
-        yield from Reach()
-        return len(begun)
-
-    def perform(_: Any) -> None:
         if len(begun) == 1:
             assert goes_on.wait(LIMIT_S)
             raise ReadTimeout("too late")
+        return len(begun)
 
-    def in_no_time() -> Any:
+    def in_no_time() -> int:
         with within(0.0):
-            return flights.run(Together("it", steps), perform, within_s=LIMIT_S)
+            return flights.run("it", ask)
 
     with ThreadPoolExecutor(2) as threads:
         hurried = threads.submit(in_no_time)
         wait_until(lambda: begun, what="the first")
-        patient = threads.submit(flights.run, Together("it", steps), perform, within_s=LIMIT_S)
+        patient = threads.submit(flights.run, "it", ask)
         wait_until(lambda: len(waiting) == 1, what="the second")
         goes_on.set()
         assert isinstance(hurried.exception(LIMIT_S), ReadTimeout)
         assert patient.result(LIMIT_S) == 2
 
 
-def test_who_waits_for_anothers_steps_lets_go_at_its_deadline(waiting: list[Flight]) -> None:
+def test_who_waits_for_anothers_proof_lets_go_at_its_deadline(waiting: list[Flight]) -> None:
     """Also where that is brought forward: a task that is cancelled frees its thread."""
     proof, deadline = Proof(), Deadline(LIMIT_S)
     with ThreadPoolExecutor(3) as threads:
@@ -137,9 +126,9 @@ def test_who_waits_for_anothers_steps_lets_go_at_its_deadline(waiting: list[Flig
         first = entered.first()
         second = entered.ask()  # it waits for the first, to begin after it
 
-        def third() -> Any:
+        def third() -> int:
             with within(deadline):
-                return entered.flights.run(Together("it", proof), proof.perform, within_s=LIMIT_S)
+                return entered.flights.run("it", proof)
 
         hurried = threads.submit(third)
         wait_until(lambda: len(waiting) == 2, what="both")

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -15,11 +16,10 @@ from pika import BasicProperties
 from relatum import MessageId
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced, StreamUnavailable
 from relatum.reading import Agreement, KeptChunks, Message, Properties, StreamBounds, UnreadableRecord
-from relatum.steps import run
 from relatum.store import TIME, CoverageRow, Position, covered, last_position
 from relatum.wire._identity import fingerprint
 from relatum_consumer import Answer, Hit, Lacking, Status, Trace
-from relatum_consumer.lookups import Agree, Catalog, Evidence, Pause, Sift, Uncovered, check_identity, first_retained
+from relatum_consumer.lookups import Catalog, Evidence, Servers, Uncovered, check_identity, first_retained
 from relatum_consumer.lookups._proof import gaps
 from relatum_consumer.lookups._related import is_sure
 from relatum_consumer.traces import Edge, Shared, Step, Stop, StopReason
@@ -113,15 +113,47 @@ def test_the_rule_of_statuses(known: Evidence, options: dict[str, bool], status:
     assert known.status(**facts) is status
 
 
+class Broker(Servers):
+    """Says what it is told to.
+
+    Args:
+        messages: What a scan of the gap comes across.
+        agreements: What is said of the last recorded message, time after time.
+        patience_s: Seconds to wait for an answer.
+    """
+
+    def __init__(
+        self, messages: Sequence[Message] = (), agreements: Sequence[Agreement] = (), patience_s: float = 10.0
+    ) -> None:
+        def nobody(*_: Any) -> Any:
+            raise AssertionError("nothing else is asked")
+
+        super().__init__(nobody, nobody, patience_s)
+        self._messages = messages
+        self._ways = iter(agreements)
+        self.taken: list[Any] = []
+        self.asked: list[str] = []
+
+    def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], Any]) -> list[Any]:
+        """Show the messages."""
+        assert Uncovered(stream, start, stop) in GAP
+        self.taken = [take(each) for each in self._messages]
+        return []
+
+    def agreements(self, positions: Mapping[str, Position], _: KeptChunks) -> dict[str, Agreement]:
+        """Say the next thing."""
+        self.asked.append("agree")
+        return {stream: next(self._ways) for stream in positions}
+
+
 def test_a_batch_that_cannot_be_unpacked_proves_nothing() -> None:
     """A scan that meets one leaves its stream unproven, and keeps what it could read."""
     known = Evidence(("s",), uncovered=GAP)
     seen: list[int] = []
-    steps = known.scan(lambda each: seen.append(each.offset))
-    request = next(steps)
-    assert isinstance(request, Sift)
     packed = Message.from_record("s", 3, UnreadableRecord("no codec"), None)
-    assert [request.take(each) for each in (packed, message(4), message(5))] == [None, None, None]
+    broker = Broker([packed, message(4), message(5)])
+    known.scan(broker, lambda each: seen.append(each.offset))
+    assert broker.taken == [None, None, None]
     assert seen == [4, 5]
     assert known.unproven == {"s"}
 
@@ -165,37 +197,35 @@ def test_a_row_without_its_message_has_expired_or_belongs_to_another_stream() ->
     ("is_proven", "agreements", "patience_s", "ends"),
     [
         # The same message, or an expired one, is the same stream; another one, or the leader's end, is another stream.
-        (True, [Agreement.SAME], 60, [Agree]),
-        (True, [Agreement.EXPIRED], 60, [Agree]),
+        (True, [Agreement.SAME], 60, ["agree"]),
+        (True, [Agreement.EXPIRED], 60, ["agree"]),
         (True, [Agreement.OTHER], 60, StreamReplaced),
         (True, [Agreement.ENDS_BEFORE], 60, StreamReplaced),
         # A leader that does not answer is waited for, and then the question is to be repeated.
-        (True, [*[Agreement.UNKNOWN] * 3, Agreement.SAME], 60, [*[Agree, Pause] * 3, Agree]),
+        (True, [*[Agreement.UNKNOWN] * 3, Agreement.SAME], 60, [*["agree", "pause"] * 3, "agree"]),
         (True, [Agreement.UNKNOWN], 0, StreamUnavailable),
         # Over AMQP 0.9.1 nobody ever knows; the answer says `unproven`.
-        (False, [Agreement.UNKNOWN], 60, [Agree]),
+        (False, [Agreement.UNKNOWN], 60, ["agree"]),
         (False, [Agreement.OTHER], 60, StreamReplaced),
     ],
 )
 def test_a_stream_is_the_same_by_its_furthest_message(
-    is_proven: bool, agreements: list[Agreement], patience_s: float, ends: list[type] | type[Exception]
+    is_proven: bool,
+    agreements: list[Agreement],
+    patience_s: float,
+    ends: list[str] | type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What may be concluded from what a broker says of the last message that was recorded."""
-    ways = iter(agreements)
+    broker = Broker(agreements=agreements, patience_s=patience_s)
+    monkeypatch.setattr("relatum_consumer.lookups._proof.pause", lambda _: broker.asked.append("pause"))
     of_stream = {"s": [covers(0, 5, 1, position=Position(4, 1, None))]}, {"s": StreamBounds(0, 9, is_proven=is_proven)}
-    asked: list[Any] = []
-
-    def carry_out(request: Any) -> Any:
-        asked.append(type(request))
-        return {"s": next(ways)} if isinstance(request, Agree) else None
-
-    steps = check_identity(Catalog("/", patience_s), *of_stream, KeptChunks())
     if isinstance(ends, list):
-        run(steps, carry_out)
-        assert asked == ends
+        check_identity(Catalog(broker, "/"), *of_stream, KeptChunks())
+        assert broker.asked == ends
     else:
         with pytest.raises(ends):
-            run(steps, carry_out)
+            check_identity(Catalog(broker, "/"), *of_stream, KeptChunks())
 
 
 def test_an_explanation_is_short_however_much_is_lacking() -> None:

@@ -1,6 +1,6 @@
-"""Look-ups by time, without servers: the steps against a table of blocks and messages in memory."""
+"""Look-ups by time, without servers: against a table of blocks and messages in memory."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -10,22 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import InvalidInput
+from relatum.ids import MessageId
 from relatum.keys import moment as moment_of
 from relatum.limits import INTEGER_MAX, TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, Properties, StreamBounds
-from relatum.steps import run
 from relatum_consumer import Answer, Status
-from relatum_consumer.lookups import (
-    AllBounds,
-    Bounds,
-    LookupRequest,
-    Lookups,
-    Partitions,
-    Read,
-    Select,
-    Sift,
-    Together,
-)
+from relatum_consumer.lookups import Lookups, Servers
 from relatum_consumer.lookups import _limits as limits
 from relatum_consumer.lookups._time_index import BLOCK_PAGE, BLOCKS_BESIDE, BLOCKS_BETWEEN, BLOCKS_BEYOND, WIDTHS_US
 from relatum_consumer.lookups._time_search import Block, earliest, mirrored
@@ -67,37 +57,44 @@ class World:
         headers = {} if time_us is None else {"relatum_time": time_us}
         return Message(stream, offset, None, None, lambda: (headers, Properties(), b"", True))
 
-    def run(self, steps: Generator[LookupRequest, Any, Answer]) -> Answer:
-        """Carry out the steps."""
-        return run(steps, self._answer)
+    @property
+    def lookups(self) -> Lookups:
+        """Look-ups in it: it is the database and the broker."""
+        broker: Any = self
+        return Lookups(Servers(self.rows, lambda: broker), "/")
 
-    def _answer(self, request: LookupRequest) -> Any:
-        if isinstance(request, Select):
-            return self._rows(request)
-        if isinstance(request, Bounds):
-            count = len(self.times[request.stream])
-            ends = (self.first, count - 1) if count > self.first else (None, None)
-            return StreamBounds(*ends, is_proven=True)
-        if isinstance(request, Sift):
-            self.reads += 1
-            stop = min(request.stop, len(self.times[request.stream]))
-            messages = (self.message(request.stream, offset) for offset in range(max(request.start, self.first), stop))
-            return [message for message in messages if request.take(message)]
-        if isinstance(request, AllBounds):
-            ends = {stream: self._answer(Bounds(stream)) for stream in request.streams}
-            is_unknown = {stream: stream in request.lasts and ends[stream].last is not None for stream in ends}
-            return {
-                s: StreamBounds(0, each.last, is_proven=True) if is_unknown[s] else each for s, each in ends.items()
-            }
-        if isinstance(request, Partitions):
-            return []
-        if isinstance(request, Together):
-            return self.run(request.begin())
-        assert isinstance(request, Read), request
-        return [self.message(*each) for each in request.ids]
+    def bounds(self, stream: str) -> StreamBounds:
+        """As of the broker."""
+        count = len(self.times[stream])
+        ends = (self.first, count - 1) if count > self.first else (None, None)
+        return StreamBounds(*ends, is_proven=True)
 
-    def _rows(self, request: Select) -> list[Any]:
-        sql, given = request.sql, request.parameters
+    def all_bounds(self, streams: Sequence[str], _: Any, lasts: Collection[str]) -> dict[str, StreamBounds]:
+        """As of the broker."""
+        ends = {stream: self.bounds(stream) for stream in streams}
+        is_unknown = {stream: stream in lasts and ends[stream].last is not None for stream in ends}
+        return {s: StreamBounds(0, each.last, is_proven=True) if is_unknown[s] else each for s, each in ends.items()}
+
+    def partitions(self, _: str) -> list[str]:
+        """As of the broker."""
+        return []
+
+    def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], Any]) -> list[Message]:
+        """As of the broker."""
+        self.reads += 1
+        offsets = range(max(start, self.first), min(stop, len(self.times[stream])))
+        return [message for offset in offsets if take(message := self.message(stream, offset))]
+
+    def read(self, stream: str, offset: int) -> Message:
+        """As of the broker."""
+        return self.message(stream, offset)
+
+    def read_all(self, ids: Sequence[MessageId], **_: Any) -> list[Message]:
+        """As of the broker."""
+        return [self.message(*each) for each in ids]
+
+    def rows(self, sql: Any, given: Any) -> list[Any]:
+        """As of the database."""
         if "relatum.keys" in sql.text:
             return []
         if "relatum.streams" in sql.text:
@@ -143,6 +140,11 @@ some_without = disordered.map(lambda each: [None if time % 5 == 0 else time for 
 any_times = ordered | disordered | nearly | some_without
 
 
+def offsets_of(answer: Answer) -> list[int]:
+    """Where its messages lie."""
+    return [message.offset for message in answer]
+
+
 @given(any_times, any_times, st.sampled_from([1, 50, 128, 300, 1000]), st.data())
 def test_look_ups_by_time_give_what_looking_at_every_message_gives(
     own: list[int | None], other: list[int | None], batch: int, data: st.DataObject
@@ -150,7 +152,6 @@ def test_look_ups_by_time_give_what_looking_at_every_message_gives(
     """After, before, nearest and window, from a message and a datetime, in its own and in another stream."""
     page = data.draw(st.sampled_from([1, 2, BLOCK_PAGE]))
     world = World({"a": own, "b": other}, batch)
-    look = Lookups("/")
     timed = [offset for offset, time in enumerate(own) if time is not None]
     at: Any = (
         world.message("a", data.draw(st.sampled_from(timed)))
@@ -164,20 +165,18 @@ def test_look_ups_by_time_give_what_looking_at_every_message_gives(
         moment: slow.Moment = (time, 0 if is_own else None, at.offset if is_own else 0)
         one = World({stream: world.times[stream]}, batch, page=page)
 
-        def offsets(steps: Any, one: World = one) -> list[int]:
-            return [message.offset for message in one.run(steps)]
-
+        look = one.lookups
         for inclusive in (False, True):
             options: Any = {"inclusive": inclusive, "complete": False}
             expected = slow.after(places, moment, inclusive=inclusive)
-            assert offsets(look.beside("after", at, stream, None, **options)) == [p[2] for p in (expected,) if p]
+            assert offsets_of(look.beside("after", at, stream, None, **options)) == [p[2] for p in (expected,) if p]
             expected = slow.before(places, moment, inclusive=inclusive)
-            assert offsets(look.beside("before", at, stream, None, **options)) == [p[2] for p in (expected,) if p]
+            assert offsets_of(look.beside("before", at, stream, None, **options)) == [p[2] for p in (expected,) if p]
         expected = slow.nearest(places, moment)
-        assert offsets(look.beside("nearest", at, stream, None, complete=False)) == [p[2] for p in (expected,) if p]
+        assert offsets_of(look.beside("nearest", at, stream, None, complete=False)) == [p[2] for p in (expected,) if p]
         span = data.draw(st.integers(0, 40))
         around = slow.window(places, moment, span * SECOND, 2 * SECOND)
-        assert offsets(look.window(at, stream, span, 2, None, complete=False)) == [place[2] for place in around]
+        assert offsets_of(look.window(at, stream, span, 2, None, complete=False)) == [place[2] for place in around]
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=60), min_size=1, max_size=4), st.data())
@@ -185,7 +184,7 @@ def test_going_on_through_a_super_stream_passes_every_message_once(parts: list[l
     """Equal times are ordered by partition, `s-2` before `s-10`, then by offset; backwards likewise."""
     numbers = data.draw(st.lists(st.integers(0, 20), min_size=len(parts), max_size=len(parts), unique=True))
     world = World({f"s-{number}": list(times) for number, times in zip(numbers, parts, strict=True)}, super_stream="s")
-    look = Lookups("/")
+    look = world.lookups
     order = sorted(
         (time, number, offset)
         for number, times in zip(numbers, parts, strict=True)
@@ -195,7 +194,7 @@ def test_going_on_through_a_super_stream_passes_every_message_once(parts: list[l
     for where, start, expected in ways:
         seen: list[tuple[int, int, int]] = []
         at: Any = moment_of(start)
-        while (answer := world.run(look.beside(where, at, "s", None, complete=False))).hits:
+        while (answer := look.beside(where, at, "s", None, complete=False)).hits:
             at = answer[0]
             seen.append((at.time_us, int(at.stream[2:]), at.offset))
         assert seen == expected
@@ -213,7 +212,7 @@ def test_what_retention_dropped_is_passed_over_and_told(
     lost = [(t, 0, o) for o, t in enumerate(times) if t is not None and o < first]
     moment: slow.Moment = (time, None, 0)
     for where, find in (("after", slow.after), ("before", slow.before)):
-        answer = world.run(Lookups("/").beside(where, moment_of(time), "a", None, complete=False))
+        answer = world.lookups.beside(where, moment_of(time), "a", None, complete=False)
         expected = find(retained, moment)
         assert [message.offset for message in answer] == ([] if expected is None else [expected[2]])
         if expected is None:
@@ -225,7 +224,7 @@ def test_equal_times_by_the_million_are_passed_by_offset() -> None:
     world = World({"a": [5] * 20_000})
     at: Any = world.message("a", 12_345)
     for where, next_to in (("after", 12_346), ("before", 12_344)):
-        assert world.run(Lookups("/").beside(where, at, "a", None, complete=False)).ids == (("a", next_to),)
+        assert world.lookups.beside(where, at, "a", None, complete=False).ids == (("a", next_to),)
     assert world.reads <= 4
 
 
@@ -235,7 +234,7 @@ def test_few_blocks_are_read_where_times_are_in_order() -> None:
     for offset in (0, 1, 127, 128, 5000, 19_998):
         world.reads = 0
         at: Any = world.message("a", offset)
-        assert world.run(Lookups("/").beside("after", at, "a", None, complete=False)).ids == (("a", offset + 1),)
+        assert world.lookups.beside("after", at, "a", None, complete=False).ids == (("a", offset + 1),)
         assert world.reads <= 2
 
 
@@ -245,9 +244,8 @@ def test_a_window_reads_no_more_than_an_answer_may_have(monkeypatch: pytest.Monk
     monkeypatch.setattr(limits, "ANSWER_MESSAGES_MAX", 500)
     partitions = {f"orders-{number}": [offset * 1000 for offset in range(400)] for number in range(3)}
     world = World(partitions, super_stream="orders")
-    lookups = Lookups("/")
     with pytest.raises(InvalidInput, match="more than 500 messages: ask for a shorter span"):
-        world.run(lookups.window(moment_of(0), "orders", 0.0, 1e6, None, complete=complete))
+        world.lookups.window(moment_of(0), "orders", 0.0, 1e6, None, complete=complete)
     assert world.messages_read == 501
 
 
@@ -255,7 +253,7 @@ def test_a_window_counts_each_message_once(monkeypatch: pytest.MonkeyPatch) -> N
     """What is read twice, since a part is recorded anew, is one message of the answer."""
     monkeypatch.setattr(limits, "ANSWER_MESSAGES_MAX", 500)
     world = World({"orders": [offset * 1000 for offset in range(500)]}, batch=100)
-    found = world.run(Lookups("/").window(moment_of(0), "orders", 0.0, 1e6, None, complete=True))
+    found = world.lookups.window(moment_of(0), "orders", 0.0, 1e6, None, complete=True)
     assert len(found) == 500
 
 

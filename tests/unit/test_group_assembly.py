@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from relatum_consumer.groups.reading._group_options import BATCH_MESSAGES, GROUP
 from relatum_consumer.groups.reading._group_scan import Scan
 from relatum_consumer.groups.reading._streams_view import View
 from relatum_consumer.groups.reading._whole_groups import Batches
+from relatum_consumer.lookups import Servers
 
 ID = "0" * 48
 
@@ -66,21 +68,18 @@ def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:
         at = int(id_, 16)
         return [(f"{id_}|{n}|{'true' if n == size else 'false'}", 1, at + n - 1, None) for n in range(1, size + 1)]
 
-    view = View(1, {1: "s"}, {"s": 0}, {"s": len(groups) + 50})
+    def answer(_: Any, asked: Any) -> list[Any]:
+        if "group_ids" in asked:
+            return [row for id_ in asked["group_ids"] for row in rows_of(id_)]
+        return firsts[asked["low"] : asked["high"]]
+
+    def nobody() -> Any:
+        raise AssertionError("no message is read")
+
+    view = View(Servers(answer, nobody), 1, {1: "s"}, {"s": 0}, {"s": len(groups) + 50})
     batches = Batches(view, Scan(view, "logical", None), GroupOptions(("s",)))
     counts = []
-    while True:
-        steps, answer = batches.next(), None
-        try:
-            while True:
-                asked = steps.send(answer).parameters
-                if "group_ids" in asked:
-                    answer = [row for id_ in asked["group_ids"] for row in rows_of(id_)]
-                else:
-                    answer = firsts[asked["low"] : asked["high"]]
-        except StopIteration as end:
-            if end.value is None:
-                break
-            counts.append(sum(len(group.rows) for group in end.value))
+    while (batch := batches.next()) is not None:
+        counts.append(sum(len(group.rows) for group in batch))
     assert sum(counts) == sum(sizes.values())
     assert max(counts) < BATCH_MESSAGES + 50 * GROUPS_AT_ONCE

@@ -8,9 +8,8 @@ import pytest
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX
 from relatum.reading import StreamBounds
-from relatum.steps import run
 from relatum_consumer.expectations._known import ALWAYS, Known, _apart, _both, _low, still
-from relatum_consumer.lookups import Bounds, Catalog, Select
+from relatum_consumer.lookups import Catalog, Servers
 
 
 def of_spans(*spans: tuple[int, int]) -> Known:
@@ -56,11 +55,11 @@ def test_a_key_that_was_defined_anew_proves_nothing(key_id: int, spans: tuple[tu
     """Its rows may be gone; while it is the same, and the stream retains what it did, all is known still."""
     rows = [(key_id, "order_id", ["header:order_id"], "text", datetime.now(UTC), None, False)]
 
-    def answer(request: Any) -> Any:
-        if isinstance(request, Bounds):
+    class Broker:
+        def bounds(self, _: str) -> StreamBounds:
             return StreamBounds(0, 8)
-        assert isinstance(request, Select), request
-        return [] if "vhost" in request.parameters else rows
 
-    found = run(still(Catalog("/"), of_spans((ALWAYS, 100)), KeyDefinition("order_id", key_id=1)), answer)
+    reader: Any = Broker()
+    servers = Servers(lambda _, given: [] if "vhost" in given else rows, lambda: reader)
+    found = still(Catalog(servers, "/"), of_spans((ALWAYS, 100)), KeyDefinition("order_id", key_id=1))
     assert found.spans == spans

@@ -1,13 +1,14 @@
 """Questions that cannot be answered, refused before the broker or the database is asked."""
 
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
 from relatum.errors import InvalidInput, InvalidKeyDefinition
 from relatum.keys import KeyDefinition
 from relatum_consumer import Expectation, Relations
-from relatum_consumer.lookups import Lookups
+from relatum_consumer.lookups import Lookups, Servers
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -24,8 +25,13 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 )
 def test_what_cannot_be_asked_is_refused(names: object, since: datetime, until: datetime, said: str) -> None:
     """A span of time that cannot be, and a name that no stream can have; the argument is named."""
+
+    def ask(*_: Any) -> Any:
+        raise AssertionError("nobody is asked")
+
+    nobody = Servers(ask, ask)
     with pytest.raises(InvalidInput, match=said):
-        next(Lookups("/").find("order_id", 1, names, since, until, 1, "newest", complete=False))
+        Lookups(nobody, "/").find("order_id", 1, names, since, until, 1, "newest", complete=False)
 
 
 def test_what_is_missing_is_not_asked_of_no_time() -> None:

@@ -1,9 +1,9 @@
 """The blocking face of expectations: the methods of `Relations` that say what is missing."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from datetime import datetime
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from relatum import metrics
 from relatum.errors import RelatumError, StreamReplaced
@@ -13,8 +13,9 @@ from relatum_consumer.expectations import _missing as look_ups
 from relatum_consumer.expectations._expectation import Expectation, MissingReport, Unmet
 from relatum_consumer.expectations._expectation_limits import POLL_S, UNMET_MAX
 from relatum_consumer.expectations._following import Following, logger
-from relatum_consumer.lookups import Catalog, Rest, Steps, rested
+from relatum_consumer.lookups import Catalog, Rest, rested
 
+_Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
@@ -25,11 +26,17 @@ class ExpectationMethods(ABC):
     _address: BrokerAddress
 
     @abstractmethod
-    def _run(self, steps: Steps[_Result], *, called: str = "") -> _Result: ...
+    def _run(
+        self,
+        called: str,
+        function: Callable[_Arguments, _Result],
+        *args: _Arguments.args,
+        **options: _Arguments.kwargs,
+    ) -> _Result: ...
 
     def expectations(self) -> tuple[Expectation, ...]:
         """The expectations that are defined for this virtual host, in the order of their names."""
-        return self._run(look_ups.defined(self._catalog), called="expectations")
+        return self._run("expectations", look_ups.defined, self._catalog)
 
     def missing(
         self,
@@ -60,7 +67,7 @@ class ExpectationMethods(ABC):
             TimeNotRecorded: the times of one of its streams are not recorded.
             InvalidInput: an argument is wrong.
         """
-        return self._run(look_ups.missing(self._catalog, expectation, since, until, limit))
+        return self._run("missing", look_ups.missing, self._catalog, expectation, since, until, limit)
 
     def watch_missing(
         self, expectation: str | Expectation, *, since: datetime | None = None, poll_s: float = POLL_S
@@ -99,7 +106,7 @@ class ExpectationMethods(ABC):
             while True:
                 found: list[Unmet] = []
                 try:
-                    found = self._run(following.step(), called="watch_missing")
+                    found = self._run("watch_missing", following.step)
                 except RelatumError as error:
                     # A recorder puts right what is said of a stream that was declared again.
                     if has_passed() or not (may_repeat(error) or isinstance(error, StreamReplaced)):

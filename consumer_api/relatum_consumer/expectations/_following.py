@@ -25,7 +25,7 @@ from relatum_consumer.expectations._expectation import Expectation, Unmet
 from relatum_consumer.expectations._judging import Judge, Part, TooManyMessages
 from relatum_consumer.expectations._known import Known
 from relatum_consumer.expectations._missing import expectation_named, streams_of
-from relatum_consumer.lookups import Catalog, Steps, span_of
+from relatum_consumer.lookups import Catalog, span_of
 
 
 @reported("expectation", "expectation")
@@ -114,15 +114,15 @@ class Following:
         """Take in that a step failed: one that took too long has less to look at the next time."""
         self._halved += isinstance(error, ReadTimeout)
 
-    def step(self) -> Steps[list[Unmet]]:
+    def step(self) -> list[Unmet]:
         """What is to be told of now, in the order of its times; nothing of it was told before."""
         if self._expectation is None:
-            self._expectation = yield from expectation_named(self._catalog, self._given)
-        by = yield from self._catalog.definition(self._expectation.by)
-        of, followed = yield from streams_of(self._catalog, self._expectation, by.key_id)
-        return (yield from self._look(self._expectation, by, of, followed))
+            self._expectation = expectation_named(self._catalog, self._given)
+        by = self._catalog.definition(self._expectation.by)
+        of, followed = streams_of(self._catalog, self._expectation, by.key_id)
+        return self._look(self._expectation, by, of, followed)
 
-    def _look(self, expectation: Expectation, by: KeyDefinition, of: Known, followed: Known) -> Steps[list[Unmet]]:
+    def _look(self, expectation: Expectation, by: KeyDefinition, of: Known, followed: Known) -> list[Unmet]:
         known_us = min(of.until, followed.until, followed.asked_us)
         step = self._next(expectation, of, known_us)
         found: list[Unmet] = []
@@ -130,7 +130,7 @@ class Following:
         judge = Judge(self._catalog, expectation, by, followed, found.append, messages_max=most)
         try:
             for part in step.parts:
-                yield from judge.judge(of, part)
+                judge.judge(of, part)
         except TooManyMessages:
             self._halved, self._has_more = self._halved + 1, True
             return []

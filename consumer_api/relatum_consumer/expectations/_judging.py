@@ -14,7 +14,7 @@ from relatum.store import part_may_hold_values, sql
 from relatum_consumer.expectations import _expectation_limits as limits
 from relatum_consumer.expectations._expectation import Expectation, Finding, Unmet, Why
 from relatum_consumer.expectations._known import Known, still
-from relatum_consumer.lookups import Bounds, Catalog, PresentStream, Select, Sift, Steps, offsets_within
+from relatum_consumer.lookups import Catalog, PresentStream, offsets_within
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NOBODY: Final = -1
@@ -130,34 +130,34 @@ class Judge:
         self.checked = self.without_value = self.unreadable = 0
         self.has_lost = False
 
-    def judge(self, of: Known, part: Part) -> Steps[None]:
+    def judge(self, of: Known, part: Part) -> None:
         """Look at all messages of a part.
 
         Raises:
             TooManyMessages: there are more than so many; some were told of.
         """
         for stream in of.recorded:
-            begun = yield from self._read(stream, part, max(of.firsts[stream.name], part.starts.get(stream.name, 0)))
+            begun = self._read(stream, part, max(of.firsts[stream.name], part.starts.get(stream.name, 0)))
             if begun is not None:
                 # The broker moves a reader forward, without a word, where retention is at work.
-                bounds: StreamBounds = yield from Bounds(stream.name)
+                bounds: StreamBounds = self._catalog.servers.bounds(stream.name)
                 self.has_lost = self.has_lost or bounds.first is None or bounds.first > begun
-        yield from self._settle()
+        self._settle()
 
-    def _read(self, stream: PresentStream, part: Part, start: int) -> Steps[int | None]:
+    def _read(self, stream: PresentStream, part: Part, start: int) -> int | None:
         """Look at a stream's messages from an offset on; the first offset that was read, if any."""
         at: int | None = start
         begun: int | None = None
         stop = part.stops.get(stream.name, INTEGER_MAX)
-        look = partial(self._look, stream.stream_id, part)
+        look, servers = partial(self._look, stream.stream_id, part), self._catalog.servers
         while at is not None:
-            ranges, at = yield from offsets_within(stream, part.low, part.high, at, blocks_max=limits.PAGE_BLOCKS)
+            ranges, at = offsets_within(servers, stream, part.low, part.high, at, blocks_max=limits.PAGE_BLOCKS)
             for low, high in ranges:
                 for piece in range(low, min(high, stop), limits.PIECE):
                     begun = low if begun is None else begun
-                    yield from Sift(stream.name, piece, min(piece + limits.PIECE, high, stop), look)
+                    servers.scan(stream.name, piece, min(piece + limits.PIECE, high, stop), look)
                     if len(self._batch) >= limits.BATCH:
-                        yield from self._settle()
+                        self._settle()
         return begun
 
     def _look(self, stream_id: int, part: Part, message: Message) -> None:
@@ -178,13 +178,13 @@ class Judge:
         # Of several values, each is to be followed.
         self._batch += [_Asked(message.id, stream_id, value, time_us, due_us) for value in values]
 
-    def _settle(self) -> Steps[None]:
+    def _settle(self) -> None:
         """Ask what followed the messages at hand."""
         batch, self._batch = self._batch, []
         if not batch:
             return
         stream_ids = {stream.stream_id: stream.name for stream in self._followed.recorded}
-        rows: list[Any] = yield from Select(
+        rows: list[Any] = self._catalog.servers.rows(
             UNFOLLOWED,
             {
                 "numbers": list(range(len(batch))),
@@ -199,7 +199,7 @@ class Judge:
             },
         )
         if rows:
-            self._followed = yield from still(self._catalog, self._followed, self._by)
+            self._followed = still(self._catalog, self._followed, self._by)
         for number, stream_id, offset, time_us in sorted(rows):
             came = None if stream_id is None else (MessageId(stream_ids[stream_id], offset), time_us)
             self._tell(self._found(batch[number], came))

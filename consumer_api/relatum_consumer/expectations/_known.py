@@ -19,11 +19,9 @@ from relatum.limits import INTEGER_MIN
 from relatum.reading import StreamBounds
 from relatum.store import TIME, CoverageRow, Range, merged, missing, proven, sql
 from relatum_consumer.lookups import (
-    Bounds,
     Catalog,
     PresentStream,
-    Select,
-    Steps,
+    Servers,
     all_ends,
     all_names,
     attended,
@@ -72,13 +70,13 @@ class Known:
         at = bisect_left(self.spans, (low, ALWAYS)) - 1
         return at >= 0 and self.spans[at][0] < low and high < self.spans[at][1]
 
-    def unattended(self, catalog: Catalog) -> Steps[tuple[str, ...]]:
+    def unattended(self, catalog: Catalog) -> tuple[str, ...]:
         """Those of the streams that are behind that nobody records now."""
-        recorded = yield from attended(catalog, self.unrecorded)
+        recorded = attended(catalog, self.unrecorded)
         return tuple(stream for stream in self.unrecorded if stream not in recorded)
 
 
-def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Steps[Known]:
+def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Known:
     """What is known of a stream or super stream for each of the keys.
 
     Raises:
@@ -88,19 +86,19 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Steps[Known]:
         StreamReplaced: what lies at the last recorded offset is not what was recorded there.
     """
     asked_us = time.time_ns() // 1_000
-    recorded = yield from catalog.streams([name])
+    recorded = catalog.streams([name])
     for stream in recorded:
         if not stream.record_time:
             raise TimeNotRecorded(f"times are not recorded for the stream {stream.name!r}", stream=stream.name)
     by_name = {stream.name: stream.stream_id for stream in recorded}
-    names = yield from all_names(recorded, [name])
-    found = yield from all_ends(names, is_named=True)
+    names = all_names(catalog.servers, recorded, [name])
+    found = all_ends(catalog.servers, names, is_named=True)
     bounds = {each: ends for each, ends in found.items() if isinstance(ends, StreamBounds)}
-    ranges = yield from coverage_by_stream(recorded)
+    ranges = coverage_by_stream(catalog.servers, recorded)
     held = {each: ranges.get(by_name.get(each, 0), []) for each in bounds}
-    yield from check_identity(catalog, held, bounds)
+    check_identity(catalog, held, bounds)
     courses = [_Course(each, by_name.get(each), ends, held[each], tuple(key_ids)) for each, ends in bounds.items()]
-    spans = yield from _spans(courses, asked_us)
+    spans = _spans(catalog.servers, courses, asked_us)
     return Known(
         name,
         asked_us,
@@ -114,17 +112,17 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Steps[Known]:
     )
 
 
-def still(catalog: Catalog, before: Known, by: KeyDefinition) -> Steps[Known]:
+def still(catalog: Catalog, before: Known, by: KeyDefinition) -> Known:
     """What is known still of a key, where retention may have taken messages since, and pruning their rows."""
     catalog.forget()
-    definition = yield from catalog.definition(by.name)
+    definition = catalog.definition(by.name)
     if definition.key_id != by.key_id:
         # It was removed, and defined anew: the rows may be gone.
         return replace(before, spans=())
     for stream, first in before.firsts.items():
-        bounds: StreamBounds = yield from Bounds(stream)
+        bounds: StreamBounds = catalog.servers.bounds(stream)
         if (bounds.first or 0) != first:
-            now = yield from known(catalog, before.name, (by.key_id, TIME))
+            now = known(catalog, before.name, (by.key_id, TIME))
             return replace(before, spans=tuple(_both(before.spans, now.spans)), firsts=now.firsts)
     return before
 
@@ -200,17 +198,15 @@ No row where no message lies behind.
 """
 
 
-def _spans(courses: Sequence[_Course], asked_us: int) -> Steps[list[Range]]:
+def _spans(servers: Servers, courses: Sequence[_Course], asked_us: int) -> list[Range]:
     """The spans of time of which all is known in every one of the streams."""
-    rows = yield from Select(
-        LIVES, {"stream_ids": [course.stream_id for course in courses if course.stream_id is not None]}
-    )
+    rows = servers.rows(LIVES, {"stream_ids": [course.stream_id for course in courses if course.stream_id is not None]})
     lives = {stream_id: (generation, timestamp_us(created_at)) for stream_id, generation, created_at in rows}
     for course in courses:
         if course.stream_id is not None and course.stream_id not in lives:
             raise replaced(course.name, course.end)
     begins = [(course, each) for course in courses for each in course.ranges if course.stream_id is not None]
-    rows = yield from Select(
+    rows = servers.rows(
         TIMES_AT,
         {
             "numbers": list(range(len(begins))),

@@ -1,4 +1,4 @@
-"""What an expectation was not met for in a span of time, as steps."""
+"""What an expectation was not met for in a span of time."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -18,21 +18,19 @@ from relatum_consumer.lookups import (
     ANSWER_MESSAGES_MAX,
     Catalog,
     NewKey,
-    Select,
     Status,
-    Steps,
     again_if_replaced,
     span_of,
 )
 
 
-def defined(catalog: Catalog) -> Steps[tuple[Expectation, ...]]:
+def defined(catalog: Catalog) -> tuple[Expectation, ...]:
     """The expectations of the virtual host, in the order of their names."""
-    rows: list[Any] = yield from Select(DEFINED, {"vhost": catalog.vhost})
+    rows: list[Any] = catalog.servers.rows(DEFINED, {"vhost": catalog.vhost})
     return tuple(Expectation(*row) for row in rows)
 
 
-def expectation_named(catalog: Catalog, name: str | Expectation) -> Steps[Expectation]:
+def expectation_named(catalog: Catalog, name: str | Expectation) -> Expectation:
     """An expectation by its name; one that is given is it itself.
 
     Raises:
@@ -42,40 +40,40 @@ def expectation_named(catalog: Catalog, name: str | Expectation) -> Steps[Expect
         return name
     if not isinstance(name, str):
         raise InvalidInput(f"an expectation is asked for by its name, not by {type(name).__name__}")
-    found = {each.name: each for each in (yield from defined(catalog))}
+    found = {each.name: each for each in defined(catalog)}
     if name not in found:
         raise not_defined(name, catalog.vhost, meant(name, found))
     return found[name]
 
 
-def streams_of(catalog: Catalog, expectation: Expectation, key_id: int) -> Steps[tuple[Known, Known]]:
+def streams_of(catalog: Catalog, expectation: Expectation, key_id: int) -> tuple[Known, Known]:
     """What is known of the messages that are to be followed, and of those that follow."""
-    yield from catalog.check_names([expectation.of, expectation.follows])
-    of = yield from known(catalog, expectation.of, (TIME,))
+    catalog.check_names([expectation.of, expectation.follows])
+    of = known(catalog, expectation.of, (TIME,))
     # After it: what is in there may be followed by what came a moment later.
-    return of, (yield from known(catalog, expectation.follows, (key_id, TIME)))
+    return of, known(catalog, expectation.follows, (key_id, TIME))
 
 
 def missing(
     catalog: Catalog, name: str | Expectation, since: datetime | None, until: datetime | None, limit: int
-) -> Steps[MissingReport]:
+) -> MissingReport:
     """What an expectation was not met for."""
     checked_count("limit", limit, most=ANSWER_MESSAGES_MAX)
     low, high = span_of(since, until)
-    expectation = yield from expectation_named(catalog, name)
-    return (yield from again_if_replaced(catalog, partial(_missing, catalog, expectation, low, high, limit)))
+    expectation = expectation_named(catalog, name)
+    return again_if_replaced(catalog, partial(_missing, catalog, expectation, low, high, limit))
 
 
 def _missing(
     catalog: Catalog, expectation: Expectation, since: int | None, until: int | None, limit: int
-) -> Steps[MissingReport]:
-    by = yield from catalog.definition(expectation.by)
-    of, followed = yield from streams_of(catalog, expectation, by.key_id)
+) -> MissingReport:
+    by = catalog.definition(expectation.by)
+    of, followed = streams_of(catalog, expectation, by.key_id)
     end = of.asked_us if until is None else until
     begin = _begin(expectation, of, end) if since is None else since
     found = _Findings(limit)
     judge = Judge(catalog, expectation, by, followed, found.take)
-    yield from judge.judge(of, Part(begin, end - 1))
+    judge.judge(of, Part(begin, end - 1))
     # What is not due changes nothing: what of it is known does not matter either.
     grace = expectation.grace_us
     due = min(end - 1, of.asked_us - expectation.within_us - grace - 1)
@@ -89,7 +87,7 @@ def _missing(
     new_keys = (NewKey(by.name, followed.not_looked_at),) if is_open and followed.not_looked_at else ()
     if status is Status.NOT_RECORDED_YET:
         for each in (of, followed):
-            unattended.update((yield from each.unattended(catalog)))
+            unattended.update(each.unattended(catalog))
     return MissingReport(
         expectation=expectation,
         status=status,

@@ -3,10 +3,10 @@
 A stream that is not the one that was recorded is met here, and messages are gathered within the bounds of one answer.
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from relatum.errors import AccessRefused, InvalidInput, NotFound, StreamReplaced, Transient
 from relatum.ids import MessageId
@@ -18,15 +18,12 @@ from relatum_consumer.lookups._answer import Answer, Hit, Status
 from relatum_consumer.lookups._catalog import Catalog
 from relatum_consumer.lookups._coverage import coverage_by_stream
 from relatum_consumer.lookups._proof import Evidence, evidence_together
-from relatum_consumer.lookups._requests import Bounds, Read, Steps
 
 _Result = TypeVar("_Result")
 
 
-def again_if_replaced(
-    catalog: Catalog, begin: Callable[[], Generator[Any, Any, _Result]], *, leaves_out: bool = False
-) -> Generator[Any, Any, _Result]:
-    """Take steps; once more from the start where the recorder replaced a stream under our hands.
+def again_if_replaced(catalog: Catalog, ask: Callable[[], _Result], *, leaves_out: bool = False) -> _Result:
+    """Ask; once more from the start where the recorder replaced a stream under our hands.
 
     `leaves_out`: True leaves out a stream that stays another than what was recorded: where none is named.
 
@@ -34,33 +31,33 @@ def again_if_replaced(
         StreamReplaced: it is not the stream that was recorded; where that can be found out, the error says why.
     """
     try:
-        return (yield from begin())
+        return ask()
     except StreamReplaced:
         pass
     while True:
         try:
-            return (yield from begin())
+            return ask()
         except StreamReplaced as error:
             if leaves_out and catalog.leave_out(error):
                 continue
-            became = yield from _became(catalog, error.stream)
+            became = _became(catalog, error.stream)
             if not became:
                 raise
             raise StreamReplaced(f"the stream {error.stream!r} {became}", stream=error.stream) from error
 
 
-def _became(catalog: Catalog, stream: str) -> Steps[str]:
+def _became(catalog: Catalog, stream: str) -> str:
     """What happened to a stream that is not the one that was recorded, and what to do; empty where nobody can say.
 
     A stream that begins with a message younger than the last one recorded is another stream.
     """
     try:
-        rows = yield from coverage_by_stream((yield from catalog.streams([stream])))
+        rows = coverage_by_stream(catalog.servers, catalog.streams([stream]))
         last = last_position(row for ranges in rows.values() for row in ranges)
-        bounds: StreamBounds = yield from Bounds(stream)
+        bounds: StreamBounds = catalog.servers.bounds(stream)
         if last is None or last.chunk_ms is None or bounds.first is None:
             return ""
-        first = (yield from Read([MessageId(stream, bounds.first)]))[0]
+        first = catalog.servers.read([MessageId(stream, bounds.first)])[0]
     except (NotFound, AccessRefused, Transient):
         return ""
     if not isinstance(first, Message) or first.chunk_ms is None:
@@ -141,35 +138,35 @@ class Found:
     deleted: tuple[MessageId, ...] = ()
 
 
-Find: TypeAlias = Callable[[Evidence | None], Steps[Found]]
+Find: TypeAlias = Callable[[Evidence | None], Found]
 """Finds what the index names and, where evidence is given, what is not recorded."""
 
 
 def answered(
     catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int], find: Find, *, complete: bool
-) -> Steps[Answer]:
+) -> Answer:
     """The answer to what is found in streams, once more from the start where one was replaced under our hands."""
-    steps = partial(_answered, catalog, names, list(key_ids), find, complete=complete)
-    return (yield from again_if_replaced(catalog, steps, leaves_out=names is None))
+    ask = partial(_answered, catalog, names, list(key_ids), find, complete=complete)
+    return again_if_replaced(catalog, ask, leaves_out=names is None)
 
 
 def _answered(
     catalog: Catalog, names: Sequence[str] | None, key_ids: Sequence[int], find: Find, *, complete: bool
-) -> Steps[Answer]:
+) -> Answer:
     if not complete:
-        found = yield from find(None)
+        found = find(None)
         if found.hits:
-            return (yield from recorded_answer(catalog, names, found))
-    known = yield from evidence_together(catalog, names, key_ids)
-    found = yield from find(known if complete else None)
+            return recorded_answer(catalog, names, found)
+    known = evidence_together(catalog, names, key_ids)
+    found = find(known if complete else None)
     if complete or not found.hits:
-        yield from known.check_present(catalog, names)
-    return (yield from concluded(catalog, known, found, was_read=complete))
+        known.check_present(catalog, names)
+    return concluded(catalog, known, found, was_read=complete)
 
 
-def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found) -> Steps[Answer]:
+def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found) -> Answer:
     """The answer where the table knows something: nothing needs a proof, and nothing more is asked."""
-    streams = yield from catalog.recorded(names, (hit.message.stream for hit in found.hits))
+    streams = catalog.recorded(names, (hit.message.stream for hit in found.hits))
     left_out = catalog.leaves_out(names)
     status = Status.UNPROVEN if found.unread or left_out else Status.FOUND
     return Answer(
@@ -183,14 +180,14 @@ def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found)
     )
 
 
-def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool) -> Steps[Answer]:
+def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool) -> Answer:
     """The answer that evidence and what was found after it amount to."""
     hits, unread, deleted = found.hits, found.unread, found.deleted
     has_expired = found.has_expired or bool(found.expired)
     if not known.streams and not (hits or has_expired or deleted):
         if known.left_out:
             raise catalog.why_left_out(known.left_out[0])
-        yield from catalog.nothing_recorded(known.gone)
+        catalog.nothing_recorded(known.gone)
     status = known.status(
         is_found=bool(hits),
         was_read=was_read,
@@ -205,5 +202,5 @@ def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool
     )
     if status is not Status.NOT_RECORDED_YET:
         return answer
-    unattended = yield from known.unattended(catalog)
-    return replace(answer, unattended=unattended, new_keys=(yield from known.named_new_keys(catalog)))
+    unattended = known.unattended(catalog)
+    return replace(answer, unattended=unattended, new_keys=known.named_new_keys(catalog))

@@ -28,7 +28,7 @@ from relatum.reading import BrokerIdentity, Message, another_broker
 from relatum.store import KEYS_IN_FORCE, definitions_of, sql
 from relatum_consumer.lookups._answer import Lacking, LeftOut
 from relatum_consumer.lookups._limits import CATALOG_AGE_S, IDENTIFY_S, UNUSABLE_S
-from relatum_consumer.lookups._requests import Bounds, Identify, Partitions, Reach, Select, Steps
+from relatum_consumer.lookups._servers import Servers
 from relatum_consumer.lookups._telemetry import note_sought
 
 
@@ -138,11 +138,15 @@ class Catalog:
 
     A stale snapshot cannot make an answer wrong, only a second old: key ids are never used again, every message is
     checked against the definition that was used, and the streams are looked up in the statements themselves.
+
+    Args:
+        servers: What is asked.
+        vhost: The virtual host.
     """
 
-    def __init__(self, vhost: str, patience_s: float = 10.0) -> None:
+    def __init__(self, servers: Servers, vhost: str) -> None:
+        self.servers = servers
         self.vhost = vhost
-        self.patience_s = patience_s
         self._snapshot: _Snapshot | None = None
         # Seconds the last proof took that was made at the end of a wait.
         self.proof_s = 0.0
@@ -165,46 +169,46 @@ class Catalog:
         self._told |= new
         return bool(new)
 
-    def _current(self, *, fresh: bool = False) -> Steps[_Snapshot]:
+    def _current(self, *, fresh: bool = False) -> _Snapshot:
         snapshot = self._snapshot
         if snapshot is None or fresh:
-            return (yield from self._read())
+            return self._read()
         age_s = time.monotonic() - snapshot.read_at
         # One of many reads it anew; meanwhile it serves the others, but not for ever.
         if age_s <= CATALOG_AGE_S or (self._is_being_read and age_s <= 2 * CATALOG_AGE_S):
             return snapshot
         self._is_being_read = True
         try:
-            return (yield from self._read())
+            return self._read()
         finally:
             self._is_being_read = False
 
-    def _read(self) -> Steps[_Snapshot]:
+    def _read(self) -> _Snapshot:
         now = time.monotonic()
-        keys = yield from Select(KEYS_IN_FORCE, {})
-        streams = yield from Select(present_streams(None), {"vhost": self.vhost})
+        keys = self.servers.rows(KEYS_IN_FORCE, {})
+        streams = self.servers.rows(present_streams(None), {"vhost": self.vhost})
         recorded = [PresentStream(*row) for row in streams]
         brokers = {stream.name: stream.broker for stream in recorded if stream.broker_id is not None}
         definitions = {each.name: each for each in definitions_of(keys)}
         self._snapshot = snapshot = _Snapshot(definitions, *_names(recorded), brokers, now)
         return snapshot
 
-    def keys(self) -> Steps[tuple[KeyDefinition, ...]]:
+    def keys(self) -> tuple[KeyDefinition, ...]:
         """The definitions in force, by name."""
-        snapshot = yield from self._current()
+        snapshot = self._current()
         return tuple(snapshot.definitions[name] for name in sorted(snapshot.definitions))
 
-    def all_streams(self) -> Steps[tuple[str, ...]]:
+    def all_streams(self) -> tuple[str, ...]:
         """The names of all recorded streams, in order."""
-        return (yield from self._current()).streams
+        return self._current().streams
 
-    def definition(self, key: str) -> Steps[KeyDefinition]:
+    def definition(self, key: str) -> KeyDefinition:
         """A key's definition."""
         if not isinstance(key, str):
             raise InvalidInput(f"a key is asked for by its name, not by {type(key).__name__}")
-        snapshot = yield from self._current()
+        snapshot = self._current()
         if key not in snapshot.definitions:
-            snapshot = yield from self._current(fresh=True)
+            snapshot = self._current(fresh=True)
         try:
             return snapshot.definitions[key]
         except KeyError:
@@ -212,24 +216,24 @@ class Catalog:
             cure = "`relatum keys list` shows those that are, `relatum keys add` defines one"
             raise KeyNotDefined(f"no key {key!r} is defined{hint}: {cure}", key=key) from None
 
-    def definitions(self, keys: Sequence[str] | None) -> Steps[list[KeyDefinition]]:
+    def definitions(self, keys: Sequence[str] | None) -> list[KeyDefinition]:
         """The definitions of keys, or of every key defined where None."""
         if keys is not None:
             found = []
             for key in dict.fromkeys(keys):
-                definition = yield from self.definition(key)
+                definition = self.definition(key)
                 found.append(definition)
             return found
-        snapshot = yield from self._current()
+        snapshot = self._current()
         if not snapshot.definitions:
-            snapshot = yield from self._current(fresh=True)
+            snapshot = self._current(fresh=True)
         if not snapshot.definitions:
             raise KeyNotDefined("no key is defined, so nothing can be related: see `relatum keys add`", key="")
         return list(snapshot.definitions.values())
 
-    def values_of(self, message: Message, keys: Sequence[str] | None) -> Steps[Values]:
+    def values_of(self, message: Message, keys: Sequence[str] | None) -> Values:
         """The message's own values of the keys, or of every key defined where None; and the keys it has no value of."""
-        definitions = yield from self.definitions(keys)
+        definitions = self.definitions(keys)
         base_of = bases_of(message)
         found = [_look(definition, base_of) for definition in definitions]
         values = Values(
@@ -239,9 +243,9 @@ class Catalog:
         self._note(values.wanted)
         return values
 
-    def value_sought(self, key: str, value: Any) -> Steps[Wanted]:
+    def value_sought(self, key: str, value: Any) -> Wanted:
         """A value someone asks for."""
-        definition = yield from self.definition(key)
+        definition = self.definition(key)
         try:
             wanted = Wanted(definition, definition.canonical_query(value))
         except InvalidValue as error:
@@ -255,44 +259,44 @@ class Catalog:
         definitions = {} if self._snapshot is None else self._snapshot.definitions
         note_sought([(each.definition, each.value) for each in wanted], definitions)
 
-    def check_names(self, names: Sequence[str] | None) -> Steps[None]:
+    def check_names(self, names: Sequence[str] | None) -> None:
         """See that each name is a stream or super stream of this broker, recorded or not.
 
         Raises:
             AnotherBroker: one was recorded from another broker.
         """
-        others = yield from self._of_others()
+        others = self._of_others()
         if names is None:
             return
-        snapshot = yield from self._current()
+        snapshot = self._current()
         for stream in others and self.known(names):
             if stream in others:
                 raise another_broker(stream, others[stream], self._identity)
         if all(name in snapshot.by_name for name in names):
             return
-        snapshot = yield from self._current(fresh=True)
+        snapshot = self._current(fresh=True)
         for name in names:
-            if name not in snapshot.by_name and not (yield from Partitions(name)):
+            if name not in snapshot.by_name and not self.servers.partitions(name):
                 try:
-                    yield from Bounds(name)
+                    self.servers.bounds(name)
                 except StreamNotFound as error:
                     said = f"{str(error).removesuffix('.')}{meant(name, snapshot.by_name)}"
                     raise StreamNotFound(said, stream=error.stream) from error
 
     # --- streams that cannot be used --------------------------------------------------------------------------
 
-    def _of_others(self) -> Steps[Mapping[str, BrokerIdentity]]:
+    def _of_others(self) -> Mapping[str, BrokerIdentity]:
         """The streams that were recorded from another broker, with that one. The broker is rarely asked which it is."""
-        snapshot = yield from self._current()
+        snapshot = self._current()
         known_of, others = self._others
         if known_of is not snapshot:
             if snapshot.brokers:
-                yield from self._identify(snapshot.brokers.values())
+                self._identify(snapshot.brokers.values())
             others = {stream: each for stream, each in snapshot.brokers.items() if each.contradicts(self._identity)}
             self._others = snapshot, others
         return others
 
-    def _identify(self, brokers: Iterable[BrokerIdentity]) -> Steps[None]:
+    def _identify(self, brokers: Iterable[BrokerIdentity]) -> None:
         """Ask the broker which it is, unless that is known and nothing speaks against it."""
         now = time.monotonic()
         is_known = self._identity.broker_id is not None
@@ -300,7 +304,7 @@ class Catalog:
             return
         self._identify_at = now + IDENTIFY_S
         with suppress(Transient):
-            self._identity = yield from Identify()
+            self._identity = self.servers.identity()
 
     def left_out(self) -> Mapping[str, RelatumError]:
         """The recorded streams that are left out where none is named, and why, as they are known now."""
@@ -326,14 +330,14 @@ class Catalog:
         self._unusable = self._unusable | new
         return bool(new)
 
-    def recorded(self, names: Sequence[str] | None, found_in: Iterable[str] = ()) -> Steps[tuple[str, ...]]:
+    def recorded(self, names: Sequence[str] | None, found_in: Iterable[str] = ()) -> tuple[str, ...]:
         """The names of the recorded streams meant, in order, by the snapshot in hand: without a statement.
 
         Args:
             names: Streams and super streams; None for all that are recorded.
             found_in: Streams that have a place among them whatever the snapshot says: messages were found there.
         """
-        snapshot = self._snapshot or (yield from self._current())
+        snapshot = self._snapshot or self._current()
         if names is None:
             left_out = self.left_out()
             streams = tuple(each for each in snapshot.streams if each not in left_out) if left_out else snapshot.streams
@@ -352,10 +356,10 @@ class Catalog:
         by_name = {} if snapshot is None else snapshot.by_name
         return tuple(sorted({stream for name in names for stream in by_name.get(name, (name,))}))
 
-    def nothing_recorded(self, gone: Sequence[str] = ()) -> Steps[NoReturn]:
+    def nothing_recorded(self, gone: Sequence[str] = ()) -> NoReturn:
         """Say that no stream is there of which anything could be known, once the broker was reached."""
-        yield from Reach()
-        others = yield from Select(_OTHER_VHOSTS, {"vhost": self.vhost})
+        self.servers.reach()
+        others = self.servers.rows(_OTHER_VHOSTS, {"vhost": self.vhost})
         if gone:
             what = f"all {len(gone)} recorded streams of the virtual host {self.vhost!r} are gone from the broker"
         else:
@@ -368,10 +372,10 @@ class Catalog:
             vhost=self.vhost,
         )
 
-    def streams(self, names: Sequence[str] | None) -> Steps[list[PresentStream]]:
+    def streams(self, names: Sequence[str] | None) -> list[PresentStream]:
         """The recorded streams of those names and super streams, or all, as the database has them now."""
         count = None if names is None else len(names)
-        rows = yield from Select(present_streams(count), {"vhost": self.vhost} | named(names))
+        rows = self.servers.rows(present_streams(count), {"vhost": self.vhost} | named(names))
         left_out = self.left_out() if names is None else ()
         return [PresentStream(*row) for row in rows if row[1] not in left_out]
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from relatum.store import CoverageRow, sql
 from relatum_consumer.lookups._catalog import Catalog, PresentStream
-from relatum_consumer.lookups._requests import Select, Steps
+from relatum_consumer.lookups._servers import Servers
 
 COVERAGE: Final = sql(
     f"""
@@ -18,9 +18,9 @@ COVERAGE: Final = sql(
 )
 
 
-def coverage_by_stream(recorded: Sequence[PresentStream]) -> Steps[dict[int, list[CoverageRow]]]:
+def coverage_by_stream(servers: Servers, recorded: Sequence[PresentStream]) -> dict[int, list[CoverageRow]]:
     """What is recorded of streams, by their numbers, in the order of offsets."""
-    rows = yield from Select(COVERAGE, {"stream_ids": [stream.stream_id for stream in recorded]})
+    rows = servers.rows(COVERAGE, {"stream_ids": [stream.stream_id for stream in recorded]})
     ranges: dict[int, list[CoverageRow]] = defaultdict(list)
     for values in rows:
         row = CoverageRow(*values)
@@ -41,9 +41,9 @@ ATTENDED: Final = sql(
 )
 
 
-def attended(catalog: Catalog, streams: Sequence[str]) -> Steps[set[str]]:
+def attended(catalog: Catalog, streams: Sequence[str]) -> set[str]:
     """Those of the streams that some process records now."""
     if not streams:
         return set()
-    rows = yield from Select(ATTENDED, {"vhost": catalog.vhost, "streams": list(streams)})
+    rows = catalog.servers.rows(ATTENDED, {"vhost": catalog.vhost, "streams": list(streams)})
     return {name for (name,) in rows}

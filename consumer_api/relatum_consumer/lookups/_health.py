@@ -1,14 +1,13 @@
 """Whether what look-ups need answers: asked anew, and quickly."""
 
-import time
-from collections.abc import Generator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from relatum.errors import RelatumError
 from relatum.store import KEYS_IN_FORCE
-from relatum_consumer.lookups._requests import InTime, LookupRequest, Missing, Reach, Select, Steps
-from relatum_consumer.lookups._waiting import OutOfTime
+from relatum.waiting import within
+from relatum_consumer.lookups._servers import Servers
 
 _ASKED_FOR: Final = "relatum"
 """A stream that need not be there: the broker is asked whether it is, and any answer will do."""
@@ -32,36 +31,32 @@ class Health:
         return not self.database and not self.broker
 
 
-def database_steps() -> Steps[None]:
-    """Ask the database for what every look-up needs."""
-    yield from Select(KEYS_IN_FORCE, {})
-
-
-def broker_steps() -> Steps[None]:
-    """Ask the broker something harmless."""
-    yield from Reach()
-    yield from Missing([_ASKED_FOR])
-
-
-def health(timeout_s: float) -> Steps[Health]:
+def health(servers: Servers, timeout_s: float) -> Health:
     """Ask both, each for half of the time at most."""
-    database = yield from _wrong(database_steps(), timeout_s / 2)
-    return Health(database, (yield from _wrong(broker_steps(), timeout_s / 2)))
+    return Health(_wrong(servers, _ask_database, timeout_s / 2), _wrong(servers, _ask_broker, timeout_s / 2))
 
 
-def reached() -> Steps[None]:
+def reached(servers: Servers) -> None:
     """Ask both; the error of what does not answer is raised."""
-    yield from database_steps()
-    yield from broker_steps()
+    _ask_database(servers)
+    _ask_broker(servers)
 
 
-def _wrong(steps: Steps[None], within_s: float) -> Generator[LookupRequest, Any, str]:
+def _ask_database(servers: Servers) -> None:
+    """Ask for what every look-up needs."""
+    servers.rows(KEYS_IN_FORCE, {})
+
+
+def _ask_broker(servers: Servers) -> None:
+    """Ask something harmless."""
+    servers.reach()
+    servers.missing([_ASKED_FOR])
+
+
+def _wrong(servers: Servers, ask: Callable[[Servers], None], within_s: float) -> str:
     try:
-        yield from InTime(steps, time.monotonic() + within_s)
-    except OutOfTime as out:
-        error: Exception = out.error
-    except RelatumError as met:
-        error = met
-    else:
-        return ""
-    return f"{type(error).__name__}: {error}"
+        with within(within_s):
+            ask(servers)
+    except RelatumError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -1,4 +1,4 @@
-"""The look-ups by their public arguments: checked, and turned into steps. One for both faces."""
+"""The look-ups by their public arguments, which are checked here."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from relatum.checks import checked_count, checked_name, checked_seconds
 from relatum.errors import InvalidInput
-from relatum.keys import InvalidValue, KeyDefinition, timestamp_us
+from relatum.keys import InvalidValue, timestamp_us
 from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX
 from relatum.reading import Message
 from relatum_consumer.consumed import Consumed, in_hand
@@ -18,7 +18,7 @@ from relatum_consumer.lookups._catalog import Catalog, Values
 from relatum_consumer.lookups._limits import TIMES_SPANS_MAX, VALUES_MAX
 from relatum_consumer.lookups._probe import Order
 from relatum_consumer.lookups._related import Itself, Question, answer, without_values
-from relatum_consumer.lookups._requests import Select, Steps
+from relatum_consumer.lookups._servers import Servers
 from relatum_consumer.lookups._time_search import Moment, Search, Side, Window
 from relatum_consumer.lookups._values import VALUES_OF_KEY, Times, times, values_parameters
 from relatum_consumer.lookups._waiting import Waiting
@@ -38,38 +38,30 @@ _SIDES: dict[Beside, tuple[Side, ...]] = {
 class Lookups:
     """Look-ups in the streams of one virtual host.
 
-    Every method checks its arguments and gives the steps of the look-up; what they mean is told at `Relations`.
+    What the arguments mean is told at `Relations`.
     """
 
-    def __init__(self, vhost: str, patience_s: float = 10.0) -> None:
-        self.catalog = Catalog(vhost, patience_s)
+    def __init__(self, servers: Servers, vhost: str) -> None:
+        self.catalog = Catalog(servers, vhost)
 
-    def keys(self) -> Steps[tuple[KeyDefinition, ...]]:
-        """The key definitions in force."""
-        return (yield from self.catalog.keys())
-
-    def streams(self) -> Steps[tuple[str, ...]]:
-        """The streams that are recorded."""
-        return (yield from self.catalog.all_streams())
-
-    def values(self, key: str, prefix: str, limit: int) -> Steps[tuple[str, ...]]:
+    def values(self, key: str, prefix: str, limit: int) -> tuple[str, ...]:
         """Values of a key that begin with a prefix."""
         checked_count("limit", limit, most=VALUES_MAX)
         if not isinstance(prefix, str) or not _is_beginning(prefix):
             most = f"{KEY_VALUE_BYTES_MAX:,}"
             raise InvalidInput(f"prefix= takes the beginning of a value: text of {most} bytes at most, without NUL")
-        definition = yield from self.catalog.definition(key)
+        definition = self.catalog.definition(key)
         if definition.is_composite:
             raise InvalidInput(f"the values of the key {key!r} have several parts: only single values are listed")
         parameters = values_parameters(self.catalog.vhost, definition.key_id, prefix, limit)
-        return tuple(value for (value,) in (yield from Select(VALUES_OF_KEY, parameters)))
+        return tuple(value for (value,) in self.catalog.servers.rows(VALUES_OF_KEY, parameters))
 
     def related(
         self, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order, *, complete: bool
-    ) -> Steps[Answer]:
+    ) -> Answer:
         """Messages that share a key's value with a message."""
-        question = yield from self._question(message, to, by, limit, order)
-        return (yield from answer(self.catalog, question, complete=complete))
+        question = self._question(message, to, by, limit, order)
+        return answer(self.catalog, question, complete=complete)
 
     def wait_related(
         self, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order, timeout_s: float
@@ -78,13 +70,11 @@ class Lookups:
         checked_seconds("timeout_s", timeout_s)
         return Waiting(self.catalog, partial(self._question, message, to, by, limit, order), timeout_s)
 
-    def _question(
-        self, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order
-    ) -> Steps[Question]:
+    def _question(self, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order) -> Question:
         held = in_hand(message)
         names, keys = names_of("to", to), names_of("by", by)
         _check_limit(limit, order)
-        wanted, lacking = yield from self.catalog.values_of(held.message, keys)
+        wanted, lacking = self.catalog.values_of(held.message, keys)
         return Question(wanted, names, order, limit, itself=Itself(held), lacking=lacking)
 
     def find(
@@ -98,14 +88,14 @@ class Lookups:
         order: Order,
         *,
         complete: bool,
-    ) -> Steps[Answer]:
+    ) -> Answer:
         """Messages that carry a key's value."""
         names = names_of("streams", streams)
         _check_limit(limit, order)
         low, high = span_of(since, until)
-        wanted = yield from self.catalog.value_sought(key, value)
+        wanted = self.catalog.value_sought(key, value)
         question = Question((wanted,), names, order, limit, low, high)
-        return (yield from answer(self.catalog, question, complete=complete))
+        return answer(self.catalog, question, complete=complete)
 
     def times(
         self,
@@ -116,15 +106,15 @@ class Lookups:
         until: datetime | None,
         spans: int,
         order: Order,
-    ) -> Steps[Times]:
+    ) -> Times:
         """When messages carry a key's value."""
         names = names_of("streams", streams)
         checked_count("spans", spans, most=TIMES_SPANS_MAX)
         _check_limit(None, order)
         low, high = span_of(since, until)
-        wanted = yield from self.catalog.value_sought(key, value)
-        yield from self.catalog.check_names(names)
-        return (yield from times(self.catalog, wanted, names, low, high, order, spans))
+        wanted = self.catalog.value_sought(key, value)
+        self.catalog.check_names(names)
+        return times(self.catalog, wanted, names, low, high, order, spans)
 
     def beside(
         self,
@@ -135,14 +125,14 @@ class Lookups:
         *,
         inclusive: bool = False,
         complete: bool,
-    ) -> Steps[Answer]:
+    ) -> Answer:
         """The message next to a moment."""
         at, message = _moment(moment)
-        search = yield from self._search(message, stream, by)
+        search = self._search(message, stream, by)
         if isinstance(search, Values):
-            return (yield from without_values(self.catalog, [stream], search.lacking))
+            return without_values(self.catalog, [stream], search.lacking)
         sides = tuple(Side(side.direction, side.inclusive or inclusive) for side in _SIDES[where])
-        return (yield from beside(search, at, sides, complete=complete))
+        return beside(search, at, sides, complete=complete)
 
     def window(
         self,
@@ -153,17 +143,17 @@ class Lookups:
         by: str | None,
         *,
         complete: bool,
-    ) -> Steps[Answer]:
+    ) -> Answer:
         """All messages around a moment."""
         # More than the calendar holds means all of it.
         checked_seconds("before_s", before_s, most=math.inf)
         checked_seconds("after_s", after_s, most=math.inf)
         at, message = _moment(moment)
-        search = yield from self._search(message, stream, by)
+        search = self._search(message, stream, by)
         if isinstance(search, Values):
-            return (yield from without_values(self.catalog, [stream], search.lacking))
+            return without_values(self.catalog, [stream], search.lacking)
         span = Window(at.time_us - _microseconds(before_s), at.time_us + _microseconds(after_s), at.id)
-        return (yield from window(search, span, complete=complete))
+        return window(search, span, complete=complete)
 
     def around(
         self,
@@ -174,7 +164,7 @@ class Lookups:
         limit: int | None,
         *,
         complete: bool,
-    ) -> Steps[Answer]:
+    ) -> Answer:
         """All messages of many streams around a moment."""
         names = names_of("streams", streams)
         if limit is not None:
@@ -184,9 +174,9 @@ class Lookups:
         at, _ = _moment(moment)
         span = Window(at.time_us - _microseconds(before_s), at.time_us + _microseconds(after_s), None)
         search = Search(self.catalog, names)
-        return (yield from window(search, span, complete=complete, nearest=at.time_us, limit=limit))
+        return window(search, span, complete=complete, nearest=at.time_us, limit=limit)
 
-    def _search(self, message: Message | None, stream: str, by: str | None) -> Steps[Search | Values]:
+    def _search(self, message: Message | None, stream: str, by: str | None) -> Search | Values:
         """Where to look; the lack of values where the message has none of the key."""
         if not isinstance(stream, str):
             raise InvalidInput("a look-up by time takes the name of one stream or super stream")
@@ -197,7 +187,7 @@ class Lookups:
             raise InvalidInput("a look-up by time takes one key by its name")
         if message is None:
             raise InvalidInput("by= takes the value from a message; with a datetime, use find(…, since=, until=)")
-        values: Values = yield from self.catalog.values_of(message, [by])
+        values: Values = self.catalog.values_of(message, [by])
         if len(values.wanted) > 1:
             raise InvalidInput(
                 f"the message has {len(values.wanted)} values of the key {by!r}, and by= takes one: "
@@ -206,7 +196,7 @@ class Lookups:
         if values.wanted:
             return Search(self.catalog, (stream,), values.wanted[0])
         # No message can share a value that is not there; the stream must exist all the same.
-        yield from self.catalog.check_names([stream])
+        self.catalog.check_names([stream])
         return values
 
 

@@ -23,28 +23,16 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
 
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
 from relatum.reading import Agreement, KeptChunks, Message, Position, StreamBounds, UnreadableRecord
 from relatum.store import TIME, CoverageRow, Range, covered, last_position, merged, missing, proven
+from relatum.waiting import pause
 from relatum_consumer.lookups._answer import LeftOut, NewKey, Status
 from relatum_consumer.lookups._catalog import Catalog, PresentStream
 from relatum_consumer.lookups._coverage import attended, coverage_by_stream
 from relatum_consumer.lookups._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
-from relatum_consumer.lookups._requests import (
-    Agree,
-    AllBounds,
-    Bounds,
-    Missing,
-    Partitions,
-    Pause,
-    Sift,
-    Steps,
-    Together,
-)
-
-_Result = TypeVar("_Result")
+from relatum_consumer.lookups._servers import Servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +71,7 @@ class Evidence:
     is_partial: bool = False
     """Whether the index has rows of streams that are left out, and nobody may look which."""
 
-    def scan(self, consider: Callable[[Message], object]) -> Steps[None]:
+    def scan(self, servers: Servers, consider: Callable[[Message], object]) -> None:
         """Read what is not recorded. What cannot be unpacked makes its stream unproven."""
 
         def look(message: Message) -> None:
@@ -93,7 +81,7 @@ class Evidence:
                 consider(message)
 
         for each in self.uncovered:
-            yield from Sift(each.stream, each.start, each.stop, look)
+            servers.scan(each.stream, each.start, each.stop, look)
 
     def note_gaps(self, stream: str, key_id: int, uncovered: Iterable[Range], recorded: Sequence[Range]) -> None:
         """Tell what was recorded, but not looked at for this key, from what nobody recorded."""
@@ -104,31 +92,31 @@ class Evidence:
             if unrecorded != [gap]:
                 self.new_keys.setdefault(key_id, {})[stream] = None
 
-    def unattended(self, catalog: Catalog) -> Steps[tuple[str, ...]]:
+    def unattended(self, catalog: Catalog) -> tuple[str, ...]:
         """Those of the streams that are behind and that nobody records now."""
         names = sorted(self.behind)
         try:
-            recorded = yield from attended(catalog, names)
+            recorded = attended(catalog, names)
         except Transient:
             return ()  # A hint is no reason to fail.
         return tuple(name for name in names if name not in recorded)
 
-    def named_new_keys(self, catalog: Catalog, sought: Collection[int] | None = None) -> Steps[tuple[NewKey, ...]]:
+    def named_new_keys(self, catalog: Catalog, sought: Collection[int] | None = None) -> tuple[NewKey, ...]:
         """The new keys, or those of them that were sought, by name."""
-        definitions = (yield from catalog.keys()) if self.new_keys else ()
+        definitions = catalog.keys() if self.new_keys else ()
         return tuple(
             NewKey(key.name, tuple(self.new_keys[key.key_id]))
             for key in definitions
             if key.key_id in self.new_keys and (sought is None or key.key_id in sought)
         )
 
-    def check_present(self, catalog: Catalog, names: Sequence[str] | None) -> Steps[None]:
+    def check_present(self, catalog: Catalog, names: Sequence[str] | None) -> None:
         """See, after the index was asked, that each stream still was the one of which this is the evidence.
 
         Raises:
             StreamReplaced: a recorder has begun it anew meanwhile: then the index left out what was recorded of it.
         """
-        present = {stream.name: stream.stream_id for stream in (yield from catalog.streams(names))}
+        present = {stream.name: stream.stream_id for stream in catalog.streams(names)}
         for stream in self.streams:
             if stream in self.generations and present.get(stream) != self.generations[stream]:
                 message = f"the stream {stream!r} was begun anew, or forgotten, while it was asked about: repeat it"
@@ -173,7 +161,7 @@ def evidence(
     *,
     is_proof: bool = True,
     kept: KeptChunks | None = None,
-) -> Steps[Evidence]:
+) -> Evidence:
     """What is known of the streams meant: which there are, and what of them is not recorded for each of the keys.
 
     Names are of streams and super streams, which stand for their partitions; None means all that are recorded. For
@@ -186,15 +174,15 @@ def evidence(
         StreamReplaced: what lies at the last recorded offset is not what was recorded there.
     """
     kept = kept or KeptChunks()
-    recorded = yield from catalog.streams(names)
+    recorded = catalog.streams(names)
     ends: dict[str, StreamBounds] = {}
     # A stream that was recorded once and is gone holds nothing, and proves nothing either.
     gone: list[str] = []
     unusable = catalog.leaves_out(names)
     left_out = list(unusable)
-    meant = yield from all_names(recorded, names)
+    meant = all_names(catalog.servers, recorded, names)
     lasts = {stream.name for stream in recorded} if len(meant) > 1 else set()
-    for stream, found in (yield from all_ends(meant, is_named=names is not None, kept=kept, lasts=lasts)).items():
+    for stream, found in all_ends(catalog.servers, meant, is_named=names is not None, kept=kept, lasts=lasts).items():
         if isinstance(found, StreamBounds):
             ends[stream] = found
         elif found is None:
@@ -202,13 +190,13 @@ def evidence(
         else:
             left_out.append(found)
     unproven = {stream for stream, bounds in ends.items() if not bounds.is_proven}
-    ranges = yield from coverage_by_stream(recorded)
+    ranges = coverage_by_stream(catalog.servers, recorded)
     keys = tuple(key_ids)
     generations = {stream.name: stream.stream_id for stream in recorded}
     result = Evidence(tuple(ends), tuple(gone), tuple(left_out), generations, unproven=unproven)
     result.is_partial = bool(unusable)
     held = {stream: ranges.get(generations.get(stream, 0), []) for stream in ends}
-    there = yield from check_identity(catalog, held, ends, kept)
+    there = check_identity(catalog, held, ends, kept)
 
     # Where no leader says where a stream ends, nothing is proven of it, however often it is read.
     needs_proof = {stream: is_proof and bounds.is_proven for stream, bounds in ends.items()}
@@ -223,7 +211,7 @@ def evidence(
         for stream in lasts.intersection(ends)
         if ends[stream].first == 0 and any(start <= there.get(stream, start) for start, _ in uncovered_of(stream))
     ]
-    ends |= (yield from _begun(unsure, ends)) if unsure else {}
+    ends |= _begun(catalog.servers, unsure, ends) if unsure else {}
     for stream in ends:
         uncovered = uncovered_of(stream)
         result.uncovered += [Uncovered(stream, *gap) for gap in uncovered]
@@ -235,9 +223,9 @@ def evidence(
     return result
 
 
-def _begun(streams: Sequence[str], ends: Mapping[str, StreamBounds]) -> Steps[dict[str, StreamBounds]]:
+def _begun(servers: Servers, streams: Sequence[str], ends: Mapping[str, StreamBounds]) -> dict[str, StreamBounds]:
     """The same ends, with the first offsets retained, as far as they can be had; the next answer will say why not."""
-    found = yield from all_ends(streams, is_named=False)
+    found = all_ends(servers, streams, is_named=False)
     return {
         stream: StreamBounds(bounds.first, ends[stream].last, is_proven=True)
         for stream, bounds in found.items()
@@ -245,21 +233,23 @@ def _begun(streams: Sequence[str], ends: Mapping[str, StreamBounds]) -> Steps[di
     }
 
 
-def evidence_together(catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> Steps[Evidence]:
-    """The same, of steps that are taken once for all who ask for it at the same time."""
+def evidence_together(catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> Evidence:
+    """The same, asked once for all who ask for it at the same time."""
     streams, keys = None if names is None else tuple(names), tuple(sorted(set(key_ids)))
-    known: Evidence = yield from Together(("evidence", streams, keys), partial(evidence, catalog, streams, keys))
+    known: Evidence = catalog.servers.flights.run(
+        ("evidence", streams, keys), partial(evidence, catalog, streams, keys)
+    )
     # What is read from the streams is noted in it.
     return replace(known, uncovered=list(known.uncovered), unproven=set(known.unproven))
 
 
-def ends_of(stream: str, *, is_named: bool) -> Steps[StreamBounds | LeftOut | None]:
+def ends_of(servers: Servers, stream: str, *, is_named: bool) -> StreamBounds | LeftOut | None:
     """A stream's ends; None where the broker surely has no such stream; or why this user cannot read it.
 
     Where it was asked for by name, that is an error (`StreamNotFound`, `NotAStream`, `AccessRefused`).
     """
     try:
-        bounds: StreamBounds = yield from Bounds(stream)
+        bounds: StreamBounds = servers.bounds(stream)
     except (NotFound, AccessRefused) as error:
         if is_named:
             raise
@@ -268,8 +258,13 @@ def ends_of(stream: str, *, is_named: bool) -> Steps[StreamBounds | LeftOut | No
 
 
 def all_ends(
-    streams: Sequence[str], *, is_named: bool, kept: KeptChunks | None = None, lasts: Collection[str] = ()
-) -> Steps[dict[str, StreamBounds | LeftOut | None]]:
+    servers: Servers,
+    streams: Sequence[str],
+    *,
+    is_named: bool,
+    kept: KeptChunks | None = None,
+    lasts: Collection[str] = (),
+) -> dict[str, StreamBounds | LeftOut | None]:
     """What `ends_of` says of each of many streams, in their order: together, and one by one what is not had so.
 
     Of `lasts` the first offset need not be known, and may be 0 for that.
@@ -279,15 +274,15 @@ def all_ends(
     """
     bounds: dict[str, StreamBounds] = {}
     if len(streams) > 1:
-        bounds = yield from AllBounds(streams, kept or KeptChunks(), lasts)
+        bounds = servers.all_bounds(streams, kept or KeptChunks(), lasts)
     others = [stream for stream in streams if stream not in bounds]
-    gone: set[str] = set((yield from Missing(others))) if others and not is_named else set()
+    gone: set[str] = set(servers.missing(others)) if others and not is_named else set()
     found: dict[str, StreamBounds | LeftOut | None] = {}
     for stream in streams:
         if stream in bounds:
             found[stream] = bounds[stream]
         else:
-            found[stream] = None if stream in gone else (yield from ends_of(stream, is_named=is_named))
+            found[stream] = None if stream in gone else ends_of(servers, stream, is_named=is_named)
     return found
 
 
@@ -305,12 +300,12 @@ def gaps(
     return merged(gap for key_id in key_ids for gap in missing(retained, recorded_as(rows, key_id)))
 
 
-def all_names(recorded: Sequence[PresentStream], names: Sequence[str] | None) -> Steps[list[str]]:
+def all_names(servers: Servers, recorded: Sequence[PresentStream], names: Sequence[str] | None) -> list[str]:
     """The streams meant: those recorded, and named ones or partitions of named super streams that are not."""
     found = {stream.name for stream in recorded}
     for name in names or ():
         if name not in found:
-            partitions = yield from Partitions(name)
+            partitions = servers.partitions(name)
             supers = {stream.super_stream for stream in recorded}
             found.update(partitions or (() if name in supers else (name,)))
     return sorted(found)
@@ -321,7 +316,7 @@ def check_identity(
     held: Mapping[str, Sequence[CoverageRow]],
     ends: Mapping[str, StreamBounds],
     kept: KeptChunks | None = None,
-) -> Steps[dict[str, int]]:
+) -> dict[str, int]:
     """See that each stream is the one that was recorded, by what lies at the last recorded offset; all together.
 
     Returns:
@@ -339,9 +334,9 @@ def check_identity(
         if position is not None and (bounds.first is None or position.offset >= bounds.first):
             positions[stream] = position
     there: dict[str, int] = {}
-    deadline, pause = time.monotonic() + catalog.patience_s, POLL_S_MIN
+    deadline, pause_s = time.monotonic() + catalog.servers.timeout_s, POLL_S_MIN
     while positions:
-        agreed: dict[str, Agreement] = yield from Agree(positions, kept or KeptChunks())
+        agreed: dict[str, Agreement] = catalog.servers.agreements(positions, kept or KeptChunks())
         others = [stream for stream, each in agreed.items() if each in (Agreement.OTHER, Agreement.ENDS_BEFORE)]
         if others:
             first, *also = [replaced(stream, positions[stream].offset) for stream in others]
@@ -357,8 +352,8 @@ def check_identity(
         if left <= 0:
             message = f"nobody can say whether {doubted[0]!r} is the stream that was recorded"
             raise StreamUnavailable(f"{message}: its leader does not answer; repeat it later", stream=doubted[0])
-        yield from Pause(min(pause, left))
-        pause = min(2 * pause, IDENTITY_POLL_S_MAX)
+        pause(min(pause_s, left))
+        pause_s = min(2 * pause_s, IDENTITY_POLL_S_MAX)
     return there
 
 

@@ -1,4 +1,4 @@
-"""Look-ups by key, as steps: one probe of the index, one read of what it names, and proof where nothing is found."""
+"""Look-ups by key: one probe of the index, one read of what it names, and proof where nothing is found."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ from relatum_consumer.lookups._coverage import coverage_by_stream
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX
 from relatum_consumer.lookups._probe import FEW_STREAMS, Order, probe_statement
 from relatum_consumer.lookups._proof import Evidence, replaced
-from relatum_consumer.lookups._requests import Partitions, Read, Select, Steps, Watch
+from relatum_consumer.lookups._servers import Servers
 
 _Result = TypeVar("_Result")
 
@@ -88,10 +88,6 @@ class Question:
         """Rows to probe for in each stream: one more than asked, for the message itself or to notice too many."""
         return max(1, len(self.itself.ids)) + (ANSWER_MESSAGES_MAX if self.limit is None else self.limit)
 
-    def watch(self, until: float) -> Watch:
-        """What to wait for, until a moment, as of `time.monotonic`."""
-        return Watch(self.names, tuple((each.key_id, each.value) for each in self.wanted), self.itself.first, until)
-
     def named(self, answer: Answer) -> Answer:
         """The answer, which names where the message in hand lies itself, if that had to be found out."""
         copies = self.itself.copies
@@ -149,34 +145,34 @@ class HasPlace(Protocol):
 _Placed = TypeVar("_Placed", bound=HasPlace)
 
 
-def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> Steps[Answer]:
+def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> Answer:
     """Answer a question."""
-    yield from catalog.check_names(question.names)
+    catalog.check_names(question.names)
     if not question.wanted:
-        return (yield from without_values(catalog, question.names, question.lacking))
+        return without_values(catalog, question.names, question.lacking)
     key_ids = [wanted.key_id for wanted in question.wanted] + ([TIME] if question.is_bounded else [])
     find = partial(_find, catalog, question)
-    found = yield from answered(catalog, question.names, key_ids, find, complete=complete)
+    found = answered(catalog, question.names, key_ids, find, complete=complete)
     return question.named(found)
 
 
-def without_values(catalog: Catalog, names: Sequence[str] | None, lacking: tuple[Lacking, ...]) -> Steps[Answer]:
+def without_values(catalog: Catalog, names: Sequence[str] | None, lacking: tuple[Lacking, ...]) -> Answer:
     """The answer for a message that has no value to be shared: no message of any stream can share it."""
-    streams: set[str] = set((yield from catalog.recorded(names)))
+    streams: set[str] = set(catalog.recorded(names))
     for name in names or ():
-        if not (yield from catalog.recorded([name])):
-            streams.update((yield from Partitions(name)) or [name])
+        if not catalog.recorded([name]):
+            streams.update(catalog.servers.partitions(name) or [name])
     if not streams:
-        yield from catalog.nothing_recorded()
+        catalog.nothing_recorded()
     return Answer(Status.ABSENT, streams=tuple(sorted(streams)), lacking=lacking)
 
 
-def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Steps[Found]:
-    found = yield from probe(catalog, question)
+def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Found:
+    found = probe(catalog, question)
     if known is None:
         return found
     gathered = question.gathering()
-    yield from known.scan(gathered.consider)
+    known.scan(catalog.servers, gathered.consider)
     return replace(found, hits=_with(question, found.hits, gathered.messages))
 
 
@@ -197,19 +193,25 @@ def _keys_of(wanted: Sequence[Wanted], message: Message) -> tuple[str, ...]:
 # --- the index --------------------------------------------------------------------------------------------
 
 
-def probe(catalog: Catalog, question: Question) -> Steps[Found]:
+def probe(catalog: Catalog, question: Question, unread: list[MessageId] | None = None) -> Found:
     """What the index names, read and checked.
 
     Where retention has dropped some of it, or some are the message in hand itself, and the limit may have hidden what
     comes after, the index is asked again. Each round knows a stream's first offset or those places better, so they end.
+
+    `unread`: Is given what is being read, for as long as that takes.
     """
     floors: dict[str, int] = dict.fromkeys(catalog.left_out() if question.names is None else (), INTEGER_MAX)
     lost: dict[MessageId, Gone] = {}
     while True:
         known = len(question.itself.ids)
-        probed = yield from Select(*_probe(catalog, question, floors))
+        probed = catalog.servers.rows(*_probe(catalog, question, floors))
         rows = _merged(question, probed)
-        read, gone = yield from verified(catalog, question.wanted, rows, is_named=question.names is not None)
+        if unread is not None:
+            unread[:] = [row.id for row in rows]
+        read, gone = verified(catalog, question.wanted, rows, is_named=question.names is not None)
+        if unread is not None:
+            unread.clear()
         hits = tuple(hit for hit in read if not question.itself.holds(hit.message))
         lost.update(gone)
         floors.update({where.stream: each.first for where, each in gone.items()})
@@ -270,7 +272,7 @@ class Gone(NamedTuple):
 
 def verified(
     catalog: Catalog, wanted: Sequence[Wanted], rows: Sequence[Row], *, is_named: bool
-) -> Steps[tuple[tuple[Hit, ...], dict[MessageId, Gone]]]:
+) -> tuple[tuple[Hit, ...], dict[MessageId, Gone]]:
     """The rows' messages, each checked against its row; and the rows whose messages are gone, or not as they say."""
     hits: list[Hit] = []
     others: dict[MessageId, StreamReplaced] = {}
@@ -281,13 +283,13 @@ def verified(
         except StreamReplaced as error:
             others[row.id] = error
 
-    gone = yield from read_rows(rows, take, is_named=is_named)
+    gone = read_rows(catalog.servers, rows, take, is_named=is_named)
     # As if retention had taken it, for all that is known: what is asked for again comes behind it.
-    seen_otherwise = yield from seen_over_amqp(catalog, others)
+    seen_otherwise = seen_over_amqp(catalog, others)
     return tuple(hits), gone | {where: Gone(where.offset + 1, is_sure=False) for where in seen_otherwise}
 
 
-def seen_over_amqp(catalog: Catalog, others: Mapping[MessageId, StreamReplaced]) -> Steps[Collection[MessageId]]:
+def seen_over_amqp(catalog: Catalog, others: Mapping[MessageId, StreamReplaced]) -> Collection[MessageId]:
     """The places of messages that are not as their rows say: AMQP 0.9.1 showed them otherwise, a number of 42.7 as 42.
 
     Releases up to 0.4 recorded over it.
@@ -296,7 +298,7 @@ def seen_over_amqp(catalog: Catalog, others: Mapping[MessageId, StreamReplaced])
         StreamReplaced: One was not recorded so.
     """
     for where, error in others.items():
-        ranges = yield from coverage_by_stream((yield from catalog.streams([where.stream])))
+        ranges = coverage_by_stream(catalog.servers, catalog.streams([where.stream]))
         rows = (row for of_stream in ranges.values() for row in of_stream)
         if not any(row.over_amqp and row.from_offset <= where.offset < row.to_offset for row in rows):
             raise error
@@ -304,20 +306,21 @@ def seen_over_amqp(catalog: Catalog, others: Mapping[MessageId, StreamReplaced])
 
 
 def read_rows(
+    servers: Servers,
     rows: Sequence[_Placed],
     take: Callable[[_Placed, Message], object],
     *,
     is_named: bool,
     kept: KeptChunks | None = None,
-) -> Steps[dict[MessageId, Gone]]:
+) -> dict[MessageId, Gone]:
     """Show each row with its message to `take`, which checks it; the rows whose messages are gone.
 
-    `kept`: As for `Read`.
+    `kept`: As for `Servers.read`.
     """
     if not rows:
         return {}
     gone: dict[MessageId, Gone] = {}
-    messages = yield from Read([row.id for row in rows], kept)
+    messages = servers.read([row.id for row in rows], kept)
     for row, message in zip(rows, messages, strict=True):
         if isinstance(message, Message):
             take(row, message)

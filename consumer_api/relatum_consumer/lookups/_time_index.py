@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from relatum.store import sql
 from relatum_consumer.lookups._catalog import PresentStream
-from relatum_consumer.lookups._requests import Select, Steps
+from relatum_consumer.lookups._servers import Servers
 from relatum_consumer.lookups._time_search import Block, Direction, Place
 
 WIDTH_CLASSES: Final = tuple(range(31))
@@ -59,10 +59,12 @@ BLOCKS_BETWEEN: Final = sql(
 )
 
 
-def blocks_between(streams: Sequence[PresentStream], low: int, high: int) -> Steps[Mapping[int, list[Block]]]:
+def blocks_between(
+    servers: Servers, streams: Sequence[PresentStream], low: int, high: int
+) -> Mapping[int, list[Block]]:
     """Blocks of streams that have times between two moments, both included, by offsets: by the stream's number."""
     parameters = _CLASS_VALUES | {"stream_ids": [stream.stream_id for stream in streams], "floor": 0}
-    rows = yield from Select(BLOCKS_BETWEEN, parameters | {"low": low, "high": high})
+    rows = servers.rows(BLOCKS_BETWEEN, parameters | {"low": low, "high": high})
     found: dict[int, list[Block]] = defaultdict(list)
     for stream_id, *block in rows:
         found[stream_id].append(Block._make(block))
@@ -79,10 +81,10 @@ BLOCKS_PAGE: Final = sql(
 )
 
 
-def blocks_page(stream: PresentStream, floor: int, low: int, high: int, most: int) -> Steps[list[Block]]:
+def blocks_page(servers: Servers, stream: PresentStream, floor: int, low: int, high: int, most: int) -> list[Block]:
     """The first blocks of a stream that have times between two moments, both included, by offsets."""
     parameters = _blocks_of(stream, floor) | {"low": low, "high": high, "blocks_max": most}
-    return [Block._make(row) for row in (yield from Select(BLOCKS_PAGE, parameters))]
+    return [Block._make(row) for row in servers.rows(BLOCKS_PAGE, parameters)]
 
 
 _CLASS_VALUES: Final[dict[str, Any]] = {"classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
@@ -167,8 +169,15 @@ BLOCKS_BEYOND: Final[Mapping[Direction, sa.TextClause]] = {
 
 
 def blocks_beside(
-    stream: PresentStream, floor: int, time_us: int, beyond: Place, direction: Direction, *, is_first: bool
-) -> Steps[list[Block]]:
+    servers: Servers,
+    stream: PresentStream,
+    floor: int,
+    time_us: int,
+    beyond: Place,
+    direction: Direction,
+    *,
+    is_first: bool,
+) -> list[Block]:
     """A page of the blocks beside a moment, from a place on in their order; in no order.
 
     The first page has those that hold the moment, too. A page of those beyond it is not empty while there are any, has
@@ -176,4 +185,4 @@ def blocks_beside(
     """
     statement = (BLOCKS_BESIDE if is_first else BLOCKS_BEYOND)[direction]
     parameters = _blocks_of(stream, floor) | {"t": time_us, "u": beyond[0], "o": beyond[1]}
-    return [Block._make(row) for row in (yield from Select(statement, parameters))]
+    return [Block._make(row) for row in servers.rows(statement, parameters)]

@@ -17,7 +17,6 @@ from relatum.store import TIME
 from relatum_consumer.lookups._answer import Hit
 from relatum_consumer.lookups._answering import Found
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted, in_partition_order
-from relatum_consumer.lookups._requests import Steps
 
 Place: TypeAlias = tuple[int, int]
 Direction: TypeAlias = Literal["after", "before"]
@@ -168,9 +167,9 @@ class Search:
     names: tuple[str, ...] | None
     by: Wanted | None = None
 
-    def targets(self) -> Steps[list[PresentStream]]:
+    def targets(self) -> list[PresentStream]:
         """The recorded streams meant; where none is named, those whose times are recorded."""
-        streams = yield from self.catalog.streams(self.names)
+        streams = self.catalog.streams(self.names)
         if self.names is None:
             return [stream for stream in streams if stream.record_time]
         for stream in streams:

@@ -14,7 +14,6 @@ from relatum.store import part_may_hold_values, sql
 from relatum_consumer.lookups._catalog import Catalog, Wanted, named, streams_meant
 from relatum_consumer.lookups._limits import TIMES_ROWS_MAX, VALUES_STEPS
 from relatum_consumer.lookups._probe import Order, lying_in, rows_of, stream_of
-from relatum_consumer.lookups._requests import Select, Steps
 
 _LAST: Final = "\U0010ffff"
 """Sorts behind all that a value may go on with, and is no character itself."""
@@ -126,7 +125,7 @@ def times(
     high: int | None,
     order: Order,
     spans: int,
-) -> Steps[Times]:
+) -> Times:
     """Count what is recorded of a value, from `low` to before `high`, in microseconds."""
     parameters = {
         "vhost": catalog.vhost,
@@ -138,7 +137,7 @@ def times(
         "most": TIMES_ROWS_MAX,
     }
     statement = times_of_value(None if names is None else len(names), order)
-    rows = yield from Select(statement, parameters | named(names))
+    rows = catalog.servers.rows(statement, parameters | named(names))
     found = tuple(
         TimeSpan(number, _moment(first + number * width), _moment(first + (number + 1) * width), count)
         for width, first, number, count in rows

@@ -12,22 +12,60 @@ at most `GRACE_S` behind it. One that does not end in time is no proof: the answ
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from relatum.errors import ReadTimeout, StreamReplaced, Transient
+from relatum.errors import StreamReplaced, Transient
 from relatum.ids import MessageId
 from relatum.store import part_may_hold_values, sql
-from relatum.waiting import has_passed, within
+from relatum.waiting import pause, within
 from relatum_consumer.lookups._answer import Answer, Status
 from relatum_consumer.lookups._answering import Found, again_if_replaced, concluded, recorded_answer
 from relatum_consumer.lookups._catalog import Catalog, streams_meant
 from relatum_consumer.lookups._limits import POLL_S_MIN, USELESS_POLL_S_MAX
 from relatum_consumer.lookups._proof import Evidence, evidence_together
 from relatum_consumer.lookups._related import Question, answer, probe, without_values
-from relatum_consumer.lookups._requests import InTime, LookupRequest, Read, Steps, Watch
+from relatum_consumer.lookups._servers import Servers
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """There is nothing to give for so many seconds: whoever iterates pauses, and goes on. No thread need be held."""
+
+    seconds: float
+
+
+def rested(given: Generator[_Item | Rest, None, None]) -> Generator[_Item, None, None]:
+    """What is given, with pauses in this thread where there is nothing."""
+    with closing(given):
+        for each in given:
+            if isinstance(each, Rest):
+                pause(each.seconds)
+            else:
+                yield each
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What is waited for: that the index may name a message that is sought.
+
+    Attributes:
+        names: Streams and super streams; None for all that are recorded.
+        values: Key ids and the values sought of them.
+        beside: The message that is not meant itself.
+        until: When to look in any case, as of `time.monotonic`.
+    """
+
+    names: tuple[str, ...] | None
+    values: tuple[tuple[int, str], ...]
+    beside: MessageId | None
+    until: float
+
 
 _GIVEN: Final = f"""
       SELECT given.set_number, s.stream_id, s.name
@@ -90,9 +128,9 @@ def parameters_of(vhost: str, watches: Sequence[Watch]) -> dict[str, Any]:
     }
 
 
-def is_of_all(error: Exception) -> bool:
-    """Whether what one met who asked for others is theirs, too. That his own time is over says nothing of them."""
-    return not (isinstance(error, Transient) and has_passed())
+def poll(servers: Servers, vhost: str, watches: Sequence[Watch]) -> Iterable[tuple[int, bool]]:
+    """Ask the index for all who wait: the numbers of those that it may have something for."""
+    return ((number, True) for (number,) in servers.rows(WATCHED, parameters_of(vhost, watches)))
 
 
 GRACE_S: Final = 0.25
@@ -110,50 +148,7 @@ PROOF_FACTOR: Final = 1.5
 PROOF_S_MAX: Final = 5.0
 """The longest time by which a proof begins before the end of a wait; no more than half of the wait either way."""
 
-_Result = TypeVar("_Result")
-
 logger = logging.getLogger("relatum.relations")
-
-
-class OutOfTime(Exception):
-    """The time of a wait is over.
-
-    Attributes:
-        unread: What was being read then.
-        error: What a question met that ran out of time; for a wait of which not even that can be said what it means.
-    """
-
-    def __init__(self, request: LookupRequest, met: Transient | None = None) -> None:
-        super().__init__()
-        self.unread: tuple[MessageId, ...] = tuple(request.ids) if type(request) is Read else ()
-        self.error = met or ReadTimeout("The time was over before anything could be asked.")
-
-
-@contextmanager
-def in_time(request: LookupRequest, until: float) -> Iterator[None]:
-    """Carry a request out inside, no longer than to a moment.
-
-    Raises:
-        OutOfTime: it had no answer then. Other errors, and passing ones before that, are its own.
-    """
-    if time.monotonic() >= until:
-        raise OutOfTime(request)
-    try:
-        with within(until - time.monotonic()):
-            yield
-    except Transient as met:
-        if time.monotonic() >= until - CLOSE_S:
-            raise OutOfTime(request, met) from met
-        raise
-
-
-def asked_at_least(until: float, steps: Steps[_Result]) -> Steps[_Result]:
-    """What must be known before anything can be sought."""
-    try:
-        result: _Result = yield from InTime(steps, max(until + GRACE_S, time.monotonic() + COLD_S))
-    except OutOfTime as out:
-        raise out.error from None
-    return result
 
 
 class Waiting:
@@ -161,7 +156,7 @@ class Waiting:
 
     Args:
         catalog: Keys and streams.
-        asked: The steps that give what is sought.
+        asked: Gives what is sought.
         timeout_s: Seconds to wait; 0 looks once.
 
     Attributes:
@@ -172,7 +167,7 @@ class Waiting:
 
     watch: Watch
 
-    def __init__(self, catalog: Catalog, asked: Callable[[], Steps[Question]], timeout_s: float) -> None:
+    def __init__(self, catalog: Catalog, asked: Callable[[], Question], timeout_s: float) -> None:
         self._catalog = catalog
         self._asked = asked
         self._timeout_s = timeout_s
@@ -184,72 +179,81 @@ class Waiting:
         self._known: Evidence | None = None
         self._was_replaced = False
         self._useless_pause_s = POLL_S_MIN
+        self._unread: list[MessageId] = []
         self.pause_s = 0.0
         self.is_seen = False
 
-    def look(self) -> Steps[Answer | None]:
+    def look(self) -> Answer | None:
         """Probe the index; what is known, if it names a message or the time is over. None where the wait goes on."""
         catalog, question = self._catalog, self._question
         if question is None and not self._timeout_s:
-            return (yield from answer(catalog, (yield from self._asked())))
+            return answer(catalog, self._asked())
         if question is None:
-            question = yield from asked_at_least(self._until, self._asked())
+            # What must be known before anything can be sought.
+            with within(max(self._until + GRACE_S - time.monotonic(), COLD_S)):
+                question = self._asked()
+        until = self._until + GRACE_S
         try:
-            found: Answer | None = yield from InTime(self._look(question), self._until + GRACE_S)
-        except OutOfTime as out:
+            with within(until - time.monotonic()):
+                found = self._look(question)
+        except Transient as error:
+            if time.monotonic() < until - CLOSE_S:
+                raise
             self._note_proof()
-            return question.named(self._out_of_time(question, out))
+            return question.named(self._out_of_time(question, error))
         if found is None:
             return None
         if catalog.is_news([*found.unattended, *(each.key for each in found.new_keys)]):
             logger.warning("waited in vain for what is not recorded: %s", found.explanation)
         return question.named(found)
 
-    def _look(self, question: Question) -> Steps[Answer | None]:
+    def _look(self, question: Question) -> Answer | None:
         if self._question is None:
-            yield from self._catalog.check_names(question.names)
+            self._catalog.check_names(question.names)
             self._question = question
         if not question.wanted:
-            return (yield from without_values(self._catalog, question.names, question.lacking))
+            return without_values(self._catalog, question.names, question.lacking)
         while True:
-            found = yield from self._probed(question)
+            found = self._probed(question)
             if found.hits:
-                return (yield from recorded_answer(self._catalog, question.names, found))
+                return recorded_answer(self._catalog, question.names, found)
             now = time.monotonic()
             if now >= self._proof_at and self._known is None:
-                self._known = yield from self._proof(question)
+                self._known = self._proof(question)
             elif now >= self._until:
                 assert self._known is not None, "the proof comes before the end"
-                return (yield from concluded(self._catalog, self._known, found, was_read=False))
+                return concluded(self._catalog, self._known, found, was_read=False)
             else:
                 self._rest(question, now)
                 return None
 
     def _rest(self, question: Question, now: float) -> None:
         next_at = self._until if self._known is not None else self._proof_at
-        self.watch, self.pause_s = question.watch(next_at), 0.0
+        values = tuple((each.key_id, each.value) for each in question.wanted)
+        self.watch, self.pause_s = Watch(question.names, values, question.itself.first, next_at), 0.0
         if self.is_seen:
             # The index has a row all the time, of a message that retention took or that cannot be read.
             self.pause_s = max(0.0, min(self._useless_pause_s, next_at - now))
             self._useless_pause_s = min(2 * self._useless_pause_s, USELESS_POLL_S_MAX)
 
-    def _probed(self, question: Question) -> Steps[Found]:
+    def _probed(self, question: Question) -> Found:
         """Probe; nothing where the stream is being replaced: a proof, made anew once, says so if it stays like that."""
         try:
-            return (yield from probe(self._catalog, question))
+            return probe(self._catalog, question, self._unread)
         except StreamReplaced as error:
+            self._unread.clear()
             is_left_out = question.names is None and self._was_replaced and self._catalog.leave_out(error)
             if self._known is not None and self._was_replaced and not is_left_out:
                 raise
             self._was_replaced, self._known = self._known is not None, None
             return Found()
 
-    def _proof(self, question: Question) -> Steps[Evidence]:
+    def _proof(self, question: Question) -> Evidence:
         """The evidence."""
         self._proof_began = time.monotonic()
         keys = [wanted.key_id for wanted in question.wanted]
         proof = partial(evidence_together, self._catalog, question.names, keys)
-        known: Evidence = yield from again_if_replaced(self._catalog, proof, leaves_out=question.names is None)
+        known: Evidence = again_if_replaced(self._catalog, proof, leaves_out=question.names is None)
         self._note_proof()
         return known
 
@@ -258,13 +262,13 @@ class Waiting:
         if self._proof_began is not None and self._known is None:
             self._catalog.proof_s = time.monotonic() - self._proof_began
 
-    def _out_of_time(self, question: Question, out: OutOfTime) -> Answer:
+    def _out_of_time(self, question: Question, error: Transient) -> Answer:
         """What is known, without asking for more."""
         known = self._known
         streams = self._catalog.known(question.names) if known is None else known.streams
         if not streams:
-            raise out.error
+            raise error
         status = Status.UNPROVEN
         if known is not None:
             status = known.status(is_found=False, was_read=False, is_whole=False)
-        return Answer(status, streams=streams, unread=out.unread)
+        return Answer(status, streams=streams, unread=tuple(self._unread))

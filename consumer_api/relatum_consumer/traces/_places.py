@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.store import array_text, part_is_between, part_may_hold_values, sql
-from relatum_consumer.lookups import Select, Steps, named, streams_meant
+from relatum_consumer.lookups import Catalog, named, streams_meant
 from relatum_consumer.traces._links import Value
 
 Places: TypeAlias = dict[MessageId, int | None]
@@ -117,7 +117,7 @@ class PlacesOfValues:
     """Asks the index for values, each by a number.
 
     Args:
-        vhost: The virtual host.
+        catalog: Keys and streams.
         names: The streams and super streams meant; None for all.
         most: Rows of each value, at most.
         since: The first time that is in the span; None for no bound.
@@ -125,33 +125,31 @@ class PlacesOfValues:
     """
 
     def __init__(
-        self, vhost: str, names: Sequence[str] | None, most: int, since: int | None, until: int | None
+        self, catalog: Catalog, names: Sequence[str] | None, most: int, since: int | None, until: int | None
     ) -> None:
-        self._vhost = vhost
+        self._catalog = catalog
         self._names = names
         self._count = None if names is None else len(names)
         self._most = most
         self._span = since, until
 
-    def places(self, numbered: Mapping[int, Value]) -> Steps[dict[int, Places]]:
+    def places(self, numbered: Mapping[int, Value]) -> dict[int, Places]:
         """Where messages of each value lie, of any time."""
-        found, unsure = yield from self._select(rows_of_values(self._count), numbered)
+        found, unsure = self._select(rows_of_values(self._count), numbered)
         if unsure:
             again = {number: numbered[number] for number in unsure}
-            meant, _ = yield from self._select(rows_by_stream(self._count, bounded=False), again)
+            meant, _ = self._select(rows_by_stream(self._count, bounded=False), again)
             found |= {number: meant.get(number, {}) for number in again}
         return found
 
-    def places_in_time(self, numbered: Mapping[int, Value]) -> Steps[dict[int, Places]]:
+    def places_in_time(self, numbered: Mapping[int, Value]) -> dict[int, Places]:
         """Where messages of each value lie, of times in the span."""
-        return (yield from self._select(rows_by_stream(self._count, bounded=True), numbered))[0]
+        return self._select(rows_by_stream(self._count, bounded=True), numbered)[0]
 
-    def _select(
-        self, statement: sa.TextClause, numbered: Mapping[int, Value]
-    ) -> Steps[tuple[dict[int, Places], list[int]]]:
+    def _select(self, statement: sa.TextClause, numbered: Mapping[int, Value]) -> tuple[dict[int, Places], list[int]]:
         """Rows by the values' numbers; and the numbers of those that have too many, some of streams not meant."""
-        parameters = parameters_of(self._vhost, self._names, numbered, self._most, *self._span)
-        rows: list[Any] = yield from Select(statement, parameters)
+        parameters = parameters_of(self._catalog.vhost, self._names, numbered, self._most, *self._span)
+        rows: list[Any] = self._catalog.servers.rows(statement, parameters)
         found: dict[int, Places] = {}
         others: Counter[int] = Counter()
         for number, stream, offset, time_us in rows:

@@ -1,4 +1,4 @@
-"""A trace, as steps: hop by hop all new values in one statement, all new messages in one read. See docs/adr/0027."""
+"""A trace: hop by hop all new values in one statement, all new messages in one read. See docs/adr/0027."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,6 @@ from relatum_consumer.lookups import (
     Gathered,
     Names,
     Status,
-    Steps,
     again_if_replaced,
     evidence,
     names_of,
@@ -95,41 +94,41 @@ def trace(
     since: datetime | None,
     until: datetime | None,
     complete: bool,
-) -> Steps[Trace]:
+) -> Trace:
     """All that is connected with a start."""
     checked_count("hops", hops, most=HOPS_MAX)
     checked_count("limit", limit, most=ANSWER_MESSAGES_MAX)
     checked_count("fan_out", fan_out, most=FAN_OUT_MAX)
     bounds = _Bounds(hops, limit, fan_out, *span_of(since, until))
     names, meant = names_of("by", by), names_of("streams", streams)
-    yield from catalog.check_names(meant)
+    catalog.check_names(meant)
     if isinstance(start, MessageId):
         raise InvalidInput("a trace starts with a message, not with its place: relations.read(stream, offset) first")
     if isinstance(start, tuple) and len(start) == 2 and isinstance(start[0], str):
-        wanted = yield from catalog.value_sought(*start)
-        definitions = yield from _keys(catalog, None if names is None else (*names, start[0]))
+        wanted = catalog.value_sought(*start)
+        definitions = _keys(catalog, None if names is None else (*names, start[0]))
         required = frozenset(key.key_id for key in definitions if key.name in (start[0], *(names or ())))
         begin = partial(
             _Course, catalog, Directions(definitions), bounds, meant, None, ((wanted.key_id, wanted.value),), required
         )
     else:
         held = in_hand(start, "a message, or a key's name and a value as a tuple,")
-        definitions = yield from _keys(catalog, names)
+        definitions = _keys(catalog, names)
         required = frozenset(key.key_id for key in definitions if key.name in (names or ()))
         begin = partial(_Course, catalog, Directions(definitions), bounds, meant, held, (), required)
-        values = yield from catalog.values_of(held.message, [key.name for key in definitions])
+        values = catalog.values_of(held.message, [key.name for key in definitions])
         if not values.wanted:
             alone = () if held.id is None else (held.message,)
             return Trace(alone, {message.id: 0 for message in alone}, lacking=values.lacking)
-    return (yield from again_if_replaced(catalog, lambda: begin().trace(complete=complete), leaves_out=meant is None))
+    return again_if_replaced(catalog, lambda: begin().trace(complete=complete), leaves_out=meant is None)
 
 
-def _keys(catalog: Catalog, names: Sequence[str] | None) -> Steps[list[KeyDefinition]]:
+def _keys(catalog: Catalog, names: Sequence[str] | None) -> list[KeyDefinition]:
     """The keys to follow: those named, and what they name, as far as it is defined."""
-    chosen = yield from catalog.definitions(names)
+    chosen = catalog.definitions(names)
     if names is None:
         return chosen
-    in_force = {key.name: key for key in (yield from catalog.definitions(None))}
+    in_force = {key.name: key for key in catalog.definitions(None)}
     more = [in_force[key.names] for key in chosen if key.names in in_force]
     return list({key.name: key for key in (*chosen, *more)}.values())
 
@@ -152,7 +151,7 @@ class _Course:
         self._directions = directions
         self._bounds = bounds
         self._names = names
-        self._index = PlacesOfValues(catalog.vhost, names, bounds.fan_out + 1, bounds.since, bounds.until)
+        self._index = PlacesOfValues(catalog, names, bounds.fan_out + 1, bounds.since, bounds.until)
         self._met: dict[MessageId, _Met] = {}
         self._asked: set[Value] = set()
         self._too_many: set[Value] = set()
@@ -170,16 +169,16 @@ class _Course:
         elif start is not None:
             self._frontier += directions.values_of(start.message)
 
-    def trace(self, *, complete: bool) -> Steps[Trace]:
+    def trace(self, *, complete: bool) -> Trace:
         """Go to the end, or to a bound."""
         # Before the index is asked for anything: so it holds for all that comes.
         key_ids = [*self._directions.definitions, *([TIME] if self._bounds.is_in_time else [])]
-        known = yield from evidence(self._catalog, self._names, key_ids, kept=self._kept)
+        known = evidence(self._catalog, self._names, key_ids, kept=self._kept)
         if not known.streams:
             if known.left_out:
                 raise self._catalog.why_left_out(known.left_out[0])
             if not known.gone:
-                yield from self._catalog.nothing_recorded()
+                self._catalog.nothing_recorded()
         for hop in range(1, self._bounds.hops + 2):
             wanted = self._next_values()
             if not wanted:
@@ -187,9 +186,9 @@ class _Course:
             if hop > self._bounds.hops:
                 self._stops.append(Stop(StopReason.HOPS, len(wanted)))
                 break
-            if not (yield from self._hop(hop, wanted, known, complete=complete)):
+            if not self._hop(hop, wanted, known, complete=complete):
                 break
-        return (yield from self._concluded(known, complete=complete))
+        return self._concluded(known, complete=complete)
 
     def _next_values(self) -> list[Value]:
         """The values that were not asked for yet."""
@@ -212,13 +211,13 @@ class _Course:
 
     # --- one hop ------------------------------------------------------------------------------------------
 
-    def _hop(self, hop: int, wanted: Sequence[Value], known: Evidence, *, complete: bool) -> Steps[bool]:
+    def _hop(self, hop: int, wanted: Sequence[Value], known: Evidence, *, complete: bool) -> bool:
         """Find what has the values, and read it. Whether to go on."""
         self._asked.update(wanted)
-        by_value = yield from self._rows(wanted)
+        by_value = self._rows(wanted)
         unrecorded: dict[MessageId, Message] = {}
         if complete:
-            unrecorded = yield from self._unrecorded(set(wanted), by_value, known)
+            unrecorded = self._unrecorded(set(wanted), by_value, known)
         rows = self._new_rows(by_value)
         cut = len(rows) - (self._bounds.limit - len(self._met))
         if cut > 0:
@@ -226,7 +225,7 @@ class _Course:
             self._stops.append(Stop(StopReason.LIMIT, cut))
         before, expired, deleted = len(self._met), len(self._expired), len(self._deleted)
         was_whole = not self._unread
-        yield from self._read(rows, hop, unrecorded, known)
+        self._read(rows, hop, unrecorded, known)
         # The start's own copies are no finding.
         found = sum(1 for met in islice(self._met.values(), before, None) if met.hops)
         status = known.status(
@@ -240,18 +239,18 @@ class _Course:
         self._steps.append(Step(hop, len(wanted), found, status))
         return cut <= 0
 
-    def _rows(self, wanted: Sequence[Value]) -> Steps[dict[Value, Places]]:
+    def _rows(self, wanted: Sequence[Value]) -> dict[Value, Places]:
         """Where messages of each value lie, by the index; of too many, so many that it shows."""
         numbered = dict(enumerate(wanted))
-        found = yield from self._index.places(numbered)
+        found = self._index.places(numbered)
         if self._bounds.is_in_time:
-            yield from self._keep_in_time(numbered, found)
+            self._keep_in_time(numbered, found)
         return {numbered[number]: rows for number, rows in found.items()}
 
-    def _keep_in_time(self, numbered: Mapping[int, Value], found: dict[int, Places]) -> Steps[None]:
+    def _keep_in_time(self, numbered: Mapping[int, Value], found: dict[int, Places]) -> None:
         """Leave out rows of other times; of values that have too many, those of the span are asked for."""
         full = {number: numbered[number] for number, rows in found.items() if len(rows) > self._bounds.fan_out}
-        within = (yield from self._index.places_in_time(full)) if full else {}
+        within = self._index.places_in_time(full) if full else {}
         for number, rows in found.items():
             inside = within.get(number, {})
             if number not in full:
@@ -264,7 +263,7 @@ class _Course:
 
     def _unrecorded(
         self, wanted: set[Value], by_value: dict[Value, Places], known: Evidence
-    ) -> Steps[dict[MessageId, Message]]:
+    ) -> dict[MessageId, Message]:
         """Messages of the values that are not recorded, which join those that are; of each so many that it shows."""
         most = self._bounds.fan_out + 1
         gathered = Gathered(lambda _: True, "ask for fewer with fan_out=, or for a span of time (since=, until=)")
@@ -278,7 +277,7 @@ class _Course:
                     places.setdefault(message.id, message.time_us)
                     gathered.take(message)
 
-        yield from known.scan(consider)
+        known.scan(self._catalog.servers, consider)
         return {message.id: message for message in gathered.messages}
 
     def _new_rows(self, by_value: Mapping[Value, Places]) -> list[_Found]:
@@ -304,7 +303,7 @@ class _Course:
         hop: int,
         unrecorded: Mapping[MessageId, Message],
         known: Evidence,
-    ) -> Steps[None]:
+    ) -> None:
         """Read messages, each checked against its row; of streams that are gone or refused, nothing is asked."""
         refused = {each.stream for each in known.left_out}
         asked: list[_Found] = []
@@ -327,17 +326,17 @@ class _Course:
                 self._deleted[row.id] = None
             else:
                 asked.append(row)
-        gone = yield from read_rows(asked, take, is_named=self._names is not None, kept=self._kept)
+        gone = read_rows(self._catalog.servers, asked, take, is_named=self._names is not None, kept=self._kept)
         self._kept.visited.update(row.id.stream for row in asked)
         for where, each in gone.items():
             lost = self._deleted if each.is_deleted else self._expired if each.is_sure else self._unread
             lost[where] = None
-        self._unread |= dict.fromkeys((yield from seen_over_amqp(self._catalog, others)))
+        self._unread |= dict.fromkeys(seen_over_amqp(self._catalog, others))
 
     # --- the end ------------------------------------------------------------------------------------------
 
-    def _concluded(self, known: Evidence, *, complete: bool) -> Steps[Trace]:
-        yield from known.check_present(self._catalog, self._names)
+    def _concluded(self, known: Evidence, *, complete: bool) -> Trace:
+        known.check_present(self._catalog, self._names)
         ordered = sorted(self._met, key=self._rank)
         edges, shared = self._directions.links({where: self._met[where].values for where in ordered}, self._too_many)
         found = Trace(
@@ -355,10 +354,10 @@ class _Course:
         )
         if not complete:
             uncovered = tuple(known.uncovered) if known.is_open(self._required & self._sought) else ()
-            new_keys = yield from known.named_new_keys(self._catalog, self._sought)
+            new_keys = known.named_new_keys(self._catalog, self._sought)
             found = replace(found, uncovered=uncovered, new_keys=new_keys)
         if found.status is Status.NOT_RECORDED_YET:
-            found = replace(found, unattended=(yield from known.unattended(self._catalog)))
+            found = replace(found, unattended=known.unattended(self._catalog))
         return found
 
     def _rank(self, where: MessageId) -> tuple[bool, int, MessageId]:

@@ -1,6 +1,7 @@
 """Reading assembled groups: one pass over the streams for many of them, every message checked against its row."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from typing import Final
@@ -13,9 +14,8 @@ from relatum.reading import Message, StreamBounds
 from relatum.recording import Extractor
 from relatum_consumer.groups.reading._assembly import Assembled, Row, assemble
 from relatum_consumer.groups.reading._group_options import BATCH_MESSAGES, READ_RETRIES, GroupOptions
-from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSteps, OpenMany, TakeMany
 from relatum_consumer.groups.reading._group_values import Group, sequence_of
-from relatum_consumer.lookups import first_retained, replaced
+from relatum_consumer.lookups import Servers, first_retained, replaced
 
 _RECORDED: Final = Extractor([GROUP_KEY])
 
@@ -51,17 +51,18 @@ def conflict(group_id: str, anomaly: Anomaly) -> GroupConflict:
     return GroupConflict(f"the group {group_id} is not sound: {what[anomaly]}", group_id=group_id, anomaly=anomaly)
 
 
-def deliver(groups: Sequence[Assembled], options: GroupOptions) -> GivingSteps[Group, None]:
+def deliver(servers: Servers, groups: Sequence[Assembled], options: GroupOptions) -> Generator[Group, None, None]:
     """Give those of the groups that are whole and sound, one after the other, reading them all in one pass."""
-    reading = Reading([row for group in groups if _is_readable(group) for row in all_of(group)])
-    for group in groups:
-        if not _is_readable(group):
-            # It is not given; but what is wrong with it is said at its turn.
-            _passes(group, options)
-            continue
-        given = yield from read_group(reading, group, options)
-        if given is not None:
-            yield given
+    rows = [row for group in groups if _is_readable(group) for row in all_of(group)]
+    with closing(Reading(servers, rows)) as reading:
+        for group in groups:
+            if not _is_readable(group):
+                # It is not given; but what is wrong with it is said at its turn.
+                _passes(group, options)
+                continue
+            given = read_group(reading, group, options)
+            if given is not None:
+                yield given
 
 
 def _is_readable(group: Assembled) -> bool:
@@ -73,10 +74,10 @@ def all_of(group: Assembled) -> tuple[Row, ...]:
     return group.rows + group.duplicate_rows
 
 
-def read_group(reading: "Reading", group: Assembled, options: GroupOptions) -> GroupSteps[Group | None]:
+def read_group(reading: "Reading", group: Assembled, options: GroupOptions) -> Group | None:
     """The next group of a reading; None where it is to be passed over, now that its messages are known."""
     members = all_of(group)
-    messages, floors = yield from read_members(reading, members, is_named=options.is_named)
+    messages, floors = read_members(reading, members, is_named=options.is_named)
     if floors:
         # Retention took a message between the look at the stream's first offset and the reading.
         group = assemble(group.group_id, (*members, *group.expired), options.order, raised(group, floors))
@@ -141,31 +142,28 @@ class Reading:
     """Members read one after the other, by one batched read.
 
     The broker closes a connection that is not read from while the groups of a batch are being handled; then it is
-    gone on with where it was, on a new one.
+    gone on with where it was, on a new one. To be closed.
     """
 
-    def __init__(self, members: Sequence[Row]) -> None:
+    def __init__(self, servers: Servers, members: Sequence[Row]) -> None:
+        self._servers = servers
         self._members = members
         self._at = 0
-        self._is_open = False
+        self._messages: Generator[Message | RelatumError, None, None] | None = None
 
-    @property
-    def _ids(self) -> list[MessageId]:
-        return [MessageId(row[3], row[4]) for row in self._members]
-
-    def take(self, count: int) -> GroupSteps[list[Message | RelatumError]]:
+    def take(self, count: int) -> list[Message | RelatumError]:
         """The next so many messages, or for each the error that says why there is none."""
         if count == 0:
             return []
         failures = 0
         while True:
             try:
-                if not self._is_open:
-                    yield from OpenMany((row[3:5] for row in islice(self._members, self._at, None)), BATCH_MESSAGES)
-                    self._is_open = True
-                results: list[Message | RelatumError] = yield from TakeMany(count)
+                if self._messages is None:
+                    ids = (row[3:5] for row in islice(self._members, self._at, None))
+                    self._messages = self._servers.read_many(ids, BATCH_MESSAGES)
+                results = list(islice(self._messages, count))
             except Transient:
-                self._is_open = False
+                self.close()
                 failures += 1
                 if failures > READ_RETRIES:
                     raise
@@ -173,14 +171,18 @@ class Reading:
                 self._at += count
                 return results
 
+    def close(self) -> None:
+        """Let the connection go."""
+        messages, self._messages = self._messages, None
+        if messages is not None:
+            messages.close()
 
-def read_members(
-    reading: Reading, members: Collection[Row], *, is_named: bool
-) -> GroupSteps[tuple[list[Message], dict[str, int]]]:
+
+def read_members(reading: Reading, members: Collection[Row], *, is_named: bool) -> tuple[list[Message], dict[str, int]]:
     """The next members of a reading, each checked; and the first retained offsets of streams that dropped some."""
     messages: list[Message] = []
     floors: dict[str, int] = {}
-    for row, found in zip(members, (yield from reading.take(len(members))), strict=True):
+    for row, found in zip(members, reading.take(len(members)), strict=True):
         if isinstance(found, Message):
             check(row, found)
             messages.append(found)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -34,7 +35,6 @@ from relatum_consumer.groups.reading._delivery import (
     without_copies,
 )
 from relatum_consumer.groups.reading._group_options import check_order
-from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._group_values import Group, GroupPage, GroupReport, IncompleteGroupReport
 from relatum_consumer.groups.reading._streams_view import MEMBERS, View, group_key, look, member_of
 from relatum_consumer.lookups import (
@@ -45,8 +45,7 @@ from relatum_consumer.lookups import (
     Names,
     PresentStream,
     Question,
-    Select,
-    Sift,
+    Servers,
     Wanted,
     again_if_replaced,
     all_ends,
@@ -73,19 +72,19 @@ _BEHIND_ALL = "g"
 
 def standing(
     catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder = "logical", complete: bool
-) -> GroupSteps[Assembled]:
+) -> Assembled:
     """A group as it is now."""
-    key_id = yield from group_key(catalog)
-    yield from catalog.check_names(names)
-    known = (yield from evidence(catalog, names, [key_id])) if complete else None
-    recorded = yield from catalog.streams(names)
+    key_id = group_key(catalog)
+    catalog.check_names(names)
+    known = evidence(catalog, names, [key_id]) if complete else None
+    recorded = catalog.streams(names)
     if names is None and not recorded:
-        yield from catalog.nothing_recorded()
-    members = yield from _recorded_members(recorded, key_id, group_id)
+        catalog.nothing_recorded()
+    members = _recorded_members(catalog.servers, recorded, key_id, group_id)
     for gap in known.uncovered if known else ():
-        found: list[Member] = yield from Sift(gap.stream, gap.start, gap.stop, member_of)
+        found: list[Member] = catalog.servers.scan(gap.stream, gap.start, gap.stop, member_of)
         members += [member for member in found if member.group_id == group_id]
-    floors = yield from _floors(members, is_named=names is not None)
+    floors = _floors(catalog.servers, members, is_named=names is not None)
     group = assemble(group_id, distinct(members), order, floors)
     return replace(group, position=_said_of(group.position, recorded, names, known))
 
@@ -103,10 +102,10 @@ def _said_of(
     return replace(position, streams=tuple(sorted(streams - left_out)), is_of_all=is_of_all, is_proven=is_proven)
 
 
-def _recorded_members(recorded: Sequence[PresentStream], key_id: int, group_id: str) -> GroupSteps[list[Member]]:
+def _recorded_members(servers: Servers, recorded: Sequence[PresentStream], key_id: int, group_id: str) -> list[Member]:
     streams = {stream.stream_id: stream.name for stream in recorded}
     parameters = {"key_id": key_id, "group_ids": [group_id], "stream_ids": list(streams)}
-    rows = yield from Select(MEMBERS, parameters)
+    rows = servers.rows(MEMBERS, parameters)
     members = []
     for value, stream_id, offset, time_us in rows:
         if place := parse_value(value):
@@ -114,11 +113,11 @@ def _recorded_members(recorded: Sequence[PresentStream], key_id: int, group_id: 
     return members
 
 
-def _floors(members: Sequence[Member], *, is_named: bool) -> GroupSteps[dict[str, int]]:
+def _floors(servers: Servers, members: Sequence[Member], *, is_named: bool) -> dict[str, int]:
     """The first retained offset of each stream that has members."""
     floors: dict[str, int] = {}
     streams = sorted({member.stream for member in members})
-    for stream, bounds in (yield from all_ends(streams, is_named=is_named)).items():
+    for stream, bounds in all_ends(servers, streams, is_named=is_named).items():
         if bounds is None:
             floors[stream] = INTEGER_MAX
         else:
@@ -127,14 +126,14 @@ def _floors(members: Sequence[Member], *, is_named: bool) -> GroupSteps[dict[str
     return floors
 
 
-def position(catalog: Catalog, group_id: str, streams: Names, *, complete: bool) -> GroupSteps[GroupPosition]:
+def position(catalog: Catalog, group_id: str, streams: Names, *, complete: bool) -> GroupPosition:
     """How far a group is."""
     names = names_of("streams", streams)
-    group = yield from standing(catalog, checked_group_id(group_id), names, complete=complete)
-    return (yield from settled(group, is_named=names is not None))
+    group = standing(catalog, checked_group_id(group_id), names, complete=complete)
+    return settled(catalog.servers, group, is_named=names is not None)
 
 
-def settled(group: Assembled, *, is_named: bool) -> GroupSteps[GroupPosition]:
+def settled(servers: Servers, group: Assembled, *, is_named: bool) -> GroupPosition:
     """A group's position, with copies that an exchange routed to other streams told from duplicates."""
     found = group.position
     assert found is not None, "a group has a position"
@@ -143,25 +142,27 @@ def settled(group: Assembled, *, is_named: bool) -> GroupSteps[GroupPosition]:
     if len({member.stream for member in (*disputed, *group.duplicates)}) < 2:
         return found
     members = (*disputed, *group.duplicates)
-    messages, gone = yield from read_members(Reading(members), members, is_named=is_named)
+    with closing(Reading(servers, members)) as reading:
+        messages, gone = read_members(reading, members, is_named=is_named)
     if gone or without_copies(messages[: len(disputed)], messages[len(disputed) :]):
         return found
     return replace(found, anomalies=tuple(each for each in found.anomalies if each is not Anomaly.DUPLICATE))
 
 
-def group(catalog: Catalog, group_id: str, streams: Names, order: GroupOrder, *, complete: bool) -> GroupSteps[Group]:
+def group(catalog: Catalog, group_id: str, streams: Names, order: GroupOrder, *, complete: bool) -> Group:
     """What there is of a group."""
     check_order(order)
     names = names_of("streams", streams)
     asked = partial(_group, catalog, checked_group_id(group_id), names, order=order, complete=complete)
-    return (yield from again_if_replaced(catalog, asked, leaves_out=names is None))
+    return again_if_replaced(catalog, asked, leaves_out=names is None)
 
 
-def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder, complete: bool) -> GroupSteps[Group]:
-    found = yield from standing(catalog, group_id, names, order=order, complete=complete)
+def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder, complete: bool) -> Group:
+    found = standing(catalog, group_id, names, order=order, complete=complete)
     while True:
         members = all_of(found)
-        messages, floors = yield from read_members(Reading(members), members, is_named=names is not None)
+        with closing(Reading(catalog.servers, members)) as reading:
+            messages, floors = read_members(reading, members, is_named=names is not None)
         if not floors:
             return as_group(found, messages)
         # Retention took some meanwhile; each round knows a first offset better, so they end.
@@ -170,15 +171,15 @@ def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder,
         found = replace(again, position=replace(again.position, **said))
 
 
-def grouped(catalog: Catalog, group_id: str, sequence: int, streams: Names, *, complete: bool) -> GroupSteps[Answer]:
+def grouped(catalog: Catalog, group_id: str, sequence: int, streams: Names, *, complete: bool) -> Answer:
     """The messages of one number of a group: those that are its last, and those that are not."""
     names = names_of("streams", streams)
     place = checked_group_id(group_id), checked_sequence(sequence)
-    yield from group_key(catalog)
+    group_key(catalog)
     values = [Membership(*place, last).value for last in (False, True)]
-    definition = yield from catalog.definition(GROUP_KEY.name)
+    definition = catalog.definition(GROUP_KEY.name)
     question = Question(tuple(Wanted(definition, value) for value in values), names)
-    return (yield from answer(catalog, question, complete=complete))
+    return answer(catalog, question, complete=complete)
 
 
 # --- groups that are not complete -------------------------------------------------------------------------
@@ -186,20 +187,20 @@ def grouped(catalog: Catalog, group_id: str, sequence: int, streams: Names, *, c
 
 def incomplete(
     catalog: Catalog, streams: Names, older_than: timedelta | float, *, complete: bool
-) -> GroupSteps[list[IncompleteGroupReport]]:
+) -> list[IncompleteGroupReport]:
     """The groups that are not complete, or not sound, and whose first message is old enough; oldest first."""
     seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
     names, age_s = names_of("streams", streams), checked_seconds("older_than", seconds)
     before = time.time_ns() // 1_000 - round(age_s * 1_000_000)
-    view = yield from look(catalog, names, complete=complete)
-    ids = iter((yield from _suspects(view, before)))
+    view = look(catalog, names, complete=complete)
+    ids = iter(_suspects(view, before))
     reports: list[IncompleteGroupReport] = []
     while part := list(islice(ids, _IDS_AT_ONCE)):
-        members = yield from view.members_of(part)
+        members = view.members_of(part)
         for group_id, rows in members.items():
             found = assemble(group_id, rows, "physical", view.floors)
             if _is_due(found, before):
-                place = yield from settled(found, is_named=names is not None)
+                place = settled(catalog.servers, found, is_named=names is not None)
                 reports.append(report(group_id, place, found, IncompleteGroupReport))
     return sorted(reports, key=lambda each: (each.first_seen is not None, each.first_seen, each.group_id))
 
@@ -231,26 +232,26 @@ Each takes one probe of each part's index: the greatest value before all of the 
 """
 
 
-def newest(catalog: Catalog, streams: Names, before: str | None, limit: int) -> GroupSteps[GroupPage]:
+def newest(catalog: Catalog, streams: Names, before: str | None, limit: int) -> GroupPage:
     """Groups as they are recorded, the newest first."""
     names = names_of("streams", streams)
     most = checked_count("limit", limit, least=0, most=_IDS_AT_ONCE)
     at: str | None = _BEHIND_ALL if before is None else checked_name("before", before)
-    view = yield from look(catalog, names, complete=False)
+    view = look(catalog, names, complete=False)
     if not most:
         return GroupPage((), before, view.gaps)
     reports: list[GroupReport] = []
     # Groups of other streams and virtual hosts come among them; a page ends after so many, however few are meant.
     for _ in range(_ROUNDS):
         wanted = most - len(reports)
-        rows = yield from Select(NEWEST, {"key_id": view.key_id, "before": at, "most": wanted})
+        rows = catalog.servers.rows(NEWEST, {"key_id": view.key_id, "before": at, "most": wanted})
         ids = [group_id for (group_id,) in rows]
-        members = yield from view.members_of(ids)
+        members = view.members_of(ids)
         for group_id in ids:
             found = assemble(group_id, members.get(group_id, ()), "physical", view.floors)
             # What is gone altogether is none any more.
             if found.members:
-                place = yield from settled(found, is_named=names is not None)
+                place = settled(catalog.servers, found, is_named=names is not None)
                 reports.append(report(group_id, place, found, GroupReport))
         at = (ids[-1] or None) if len(ids) == wanted else None
         if at is None or len(reports) == most:
@@ -293,11 +294,11 @@ publishers set the same headers.
 """
 
 
-def _suspects(view: View, before: int) -> GroupSteps[list[str]]:
+def _suspects(view: View, before: int) -> list[str]:
     """Ids of groups that the table does not show as whole, and of those that are not recorded yet."""
     floors = [view.floors[stream] for stream in view.stream_ids.values()]
     parameters = {"key_id": view.key_id, "stream_ids": list(view.stream_ids), "floors": floors}
-    rows = yield from Select(UNFINISHED, parameters | {"before": before, "limit": ANSWER_MESSAGES_MAX + 1})
+    rows = view.servers.rows(UNFINISHED, parameters | {"before": before, "limit": ANSWER_MESSAGES_MAX + 1})
     if len(rows) > ANSWER_MESSAGES_MAX:
         raise InvalidInput(
             f"more than {ANSWER_MESSAGES_MAX:,} groups are not complete: ask for one stream, or for older ones"

@@ -10,9 +10,7 @@ from relatum.membership import parse_value
 from relatum.store import part_may_hold_offsets, sql
 from relatum_consumer.groups.reading._assembly import Clock, GroupOrder, Member, Place
 from relatum_consumer.groups.reading._group_options import WINDOW_OFFSETS
-from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._streams_view import View
-from relatum_consumer.lookups import Select
 
 
 class Candidate(NamedTuple):
@@ -41,7 +39,7 @@ class Scan:
         self._at: dict[str, int] = {}
         self._buffers: dict[str, deque[Candidate]] = {}
 
-    def take(self, count: int) -> GroupSteps[list[Candidate]]:
+    def take(self, count: int) -> list[Candidate]:
         """The next so many; fewer at the streams' ends."""
         taken: list[Candidate] = []
         while len(taken) < count:
@@ -49,7 +47,7 @@ class Scan:
             for stream in sorted(self._view.stops):
                 buffer = self._buffers.setdefault(stream, deque())
                 if not buffer:
-                    yield from self._fill(stream, buffer)
+                    self._fill(stream, buffer)
                 if buffer:
                     buffers.append(buffer)
             if not buffers:
@@ -57,7 +55,7 @@ class Scan:
             _merge(buffers, taken, count)
         return taken
 
-    def _fill(self, stream: str, buffer: deque[Candidate]) -> GroupSteps[None]:
+    def _fill(self, stream: str, buffer: deque[Candidate]) -> None:
         """Read windows until one has something in it."""
         view = self._view
         while not buffer:
@@ -68,11 +66,11 @@ class Scan:
             if low >= stop:
                 return
             high = min(stop, low + WINDOW_OFFSETS)
-            buffer.extend((yield from self._window(stream, low, high)))
+            buffer.extend(self._window(stream, low, high))
             self._at[stream] = high
 
-    def _window(self, stream: str, low: int, high: int) -> GroupSteps[list[Candidate]]:
-        members = yield from rows_between(self._view, stream, low, high, firsts_only=self._firsts_only)
+    def _window(self, stream: str, low: int, high: int) -> list[Candidate]:
+        members = rows_between(self._view, stream, low, high, firsts_only=self._firsts_only)
         return [Candidate(self._clock.place(*member[3:]), member.group_id) for member in members]
 
 
@@ -112,7 +110,7 @@ FIRSTS_BETWEEN: Final = _rows_between("AND split_part(r.value, '|', 2) = '1'")
 """The same, of number 1."""
 
 
-def rows_between(view: View, stream: str, low: int, high: int, *, firsts_only: bool) -> GroupSteps[list[Member]]:
+def rows_between(view: View, stream: str, low: int, high: int, *, firsts_only: bool) -> list[Member]:
     """The members that lie in a part of a stream, in the order of offsets; `firsts_only` those of number 1."""
     members = {
         member.offset: member
@@ -121,7 +119,7 @@ def rows_between(view: View, stream: str, low: int, high: int, *, firsts_only: b
     }
     for stream_id, name in view.stream_ids.items():
         if name == stream:
-            rows = yield from Select(
+            rows = view.servers.rows(
                 FIRSTS_BETWEEN if firsts_only else ROWS_BETWEEN,
                 {"key_id": view.key_id, "stream_id": stream_id, "low": low, "high": high},
             )

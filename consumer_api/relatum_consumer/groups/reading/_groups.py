@@ -1,21 +1,16 @@
 """The blocking face of groups: the methods of `Relations` that read them."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import Callable, Generator
 from datetime import timedelta
-from itertools import islice
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from relatum.membership import GroupPosition
-from relatum.reading import BrokerAddress, StreamReader
-from relatum.steps import each, run
+from relatum.reading import BrokerAddress
 from relatum.waiting import within
 from relatum_consumer.groups.reading import _group_position as look_ups
 from relatum_consumer.groups.reading._assembly import GroupOrder
 from relatum_consumer.groups.reading._group_options import GroupArguments, GroupOptions, SharingArguments
-from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupRequest, GroupSteps, OpenMany, TakeMany
 from relatum_consumer.groups.reading._group_values import Group, GroupPage, IncompleteGroupReport
 from relatum_consumer.groups.reading._whole_groups import whole_groups
 from relatum_consumer.groups.sharing._shared_groups import SharedGroups
@@ -23,22 +18,17 @@ from relatum_consumer.groups.sharing._sharing_options import GroupConsumer, Shar
 from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, consumer_names, consumer_status
 from relatum_consumer.lookups import Answer, Catalog, Names, Rest, look_up, names_of, rested
 
+_Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
-class GroupMethods(ABC):
-    """What `Relations` offers for groups, over its look-ups and its reader."""
+class GroupMethods:
+    """What `Relations` offers for groups, over its look-ups."""
 
     _catalog: Catalog
     _address: BrokerAddress
     _timeout_s: float
     _sharing: "WeakSet[SharedGroups]"
-
-    @abstractmethod
-    def _carry_out(self, request: Any) -> Any: ...
-
-    @abstractmethod
-    def _open_reader(self) -> StreamReader: ...
 
     # --- many groups --------------------------------------------------------------------------------------
 
@@ -110,7 +100,7 @@ class GroupMethods(ABC):
         self, names: tuple[str, ...] | None, **options: Unpack[GroupArguments]
     ) -> Generator[Group | Rest, None, None]:
         """As `groups`; whoever iterates sees to it himself that he rests."""
-        return self._each(whole_groups(self._catalog, GroupOptions(names, **options)))
+        return whole_groups(self._catalog, GroupOptions(names, **options))
 
     def incomplete_groups(
         self, streams: Names = None, *, older_than: timedelta | float, complete: bool = True
@@ -132,9 +122,10 @@ class GroupMethods(ABC):
             KeyNotDefined, StreamNotFound: as for `groups`.
             InvalidInput: an argument is wrong, or there are more than 100,000.
         """
-        steps = look_ups.incomplete(self._catalog, streams, older_than, complete=complete)
-        with look_up(steps, "incomplete_groups") as told:
-            return told(self._run_out(steps))
+        with look_up("incomplete_groups") as told:
+            found = look_ups.incomplete(self._catalog, streams, older_than, complete=complete)
+            told(found)
+            return found
 
     # --- one group ----------------------------------------------------------------------------------------
 
@@ -157,7 +148,7 @@ class GroupMethods(ABC):
             KeyNotDefined, StreamNotFound: as for `groups`.
             NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
         """
-        return self._finish(look_ups.group(self._catalog, group_id, streams, order, complete=complete))
+        return self._finish("group", look_ups.group, self._catalog, group_id, streams, order, complete=complete)
 
     def grouped(self, group_id: str, sequence: int, *, streams: Names = None, complete: bool = False) -> Answer:
         """The messages of one number of a group: one, or several where it has duplicates, oldest first.
@@ -175,7 +166,7 @@ class GroupMethods(ABC):
             InvalidGroup: that is no group's id, or no number.
             KeyNotDefined, StreamNotFound: as for `groups`.
         """
-        return self._finish(look_ups.grouped(self._catalog, group_id, sequence, streams, complete=complete))
+        return self._finish("grouped", look_ups.grouped, self._catalog, group_id, sequence, streams, complete=complete)
 
     def group_position(self, group_id: str, *, streams: Names = None, complete: bool = True) -> GroupPosition:
         """How far a group is: what a publisher needs to go on with it after a failure.
@@ -196,14 +187,13 @@ class GroupMethods(ABC):
             KeyNotDefined, StreamNotFound: as for `groups`.
             NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
         """
-        steps = look_ups.position(self._catalog, group_id, streams, complete=complete)
-        return self._finish(steps, called="group_position")
+        return self._finish("group_position", look_ups.position, self._catalog, group_id, streams, complete=complete)
 
     # --- sharing groups -----------------------------------------------------------------------------------
 
     def group_consumers(self) -> tuple[str, ...]:
         """The names of the consumers that share groups in this virtual host, in order."""
-        return self._finish(consumer_names(self._catalog), called="group_consumers")
+        return self._finish("group_consumers", consumer_names, self._catalog)
 
     def group_consumer_status(self, name: str) -> GroupConsumerStatus:
         """What is known of a consumer that shares groups: its groups by state, its members, its streams with their lag.
@@ -216,10 +206,10 @@ class GroupMethods(ABC):
         Raises:
             NotFound: nobody has read under that name.
         """
-        return self._finish(consumer_status(self._catalog, name), called="group_consumer_status")
+        return self._finish("group_consumer_status", consumer_status, self._catalog, name)
 
     def _share(self, options: SharedOptions) -> SharedGroups:
-        shared = SharedGroups(self._run_out, self._catalog, self._address, options)
+        shared = SharedGroups(self._catalog, self._address, options)
         self._sharing.add(shared)
         return shared
 
@@ -230,46 +220,17 @@ class GroupMethods(ABC):
         begin with the time they were made at. `before` is `next` of the page before; a `limit` of 0 asks only what is
         not recorded. Where streams are named, a page may have fewer groups, and still a next one.
         """
-        steps = look_ups.newest(self._catalog, streams, before, limit)
-        return self._finish(steps, called="newest_groups")
+        return self._finish("newest_groups", look_ups.newest, self._catalog, streams, before, limit)
 
-    # --- carrying out -------------------------------------------------------------------------------------
-
-    def _finish(self, steps: GroupSteps[_Result], *, called: str = "") -> _Result:
-        """Take the steps of one call to their end, in its time; what they return."""
-        with within(self._timeout_s), look_up(steps, called) as told:
-            return told(self._run_out(steps))
-
-    def _run_out(self, steps: GroupSteps[_Result]) -> _Result:
-        """Take steps that give nothing on the way to their end; what they return."""
-        with closing(_Carrier(self)) as carrier:
-            return run(steps, carrier.carry_out)
-
-    def _each(self, steps: GivingSteps[Group | Rest, None]) -> Generator[Group | Rest, None, None]:
-        with closing(_Carrier(self)) as carrier:
-            given: Generator[Group | Rest, None, None] = each(steps, carrier.carry_out)
-            with closing(given):
-                yield from given
-
-
-class _Carrier:
-    """Carries out the requests of one run of steps; it has one batched read under way at most."""
-
-    def __init__(self, relations: GroupMethods) -> None:
-        self._relations = relations
-        self._many: Any = None
-
-    def carry_out(self, request: GroupRequest) -> Any:
-        if type(request) is TakeMany:
-            return list(islice(self._many, request.count))
-        if type(request) is OpenMany:
-            self.close()
-            reader = self._relations._open_reader()
-            self._many = reader.read_many(request.ids, window=request.window)
-            return None
-        return self._relations._carry_out(request)
-
-    def close(self) -> None:
-        """End the batched read."""
-        if self._many is not None:
-            self._many.close()
+    def _finish(
+        self,
+        called: str,
+        function: Callable[_Arguments, _Result],
+        *args: _Arguments.args,
+        **options: _Arguments.kwargs,
+    ) -> _Result:
+        """One call, in its time; what the function returns."""
+        with within(self._timeout_s), look_up(called) as told:
+            result = function(*args, **options)
+            told(result)
+            return result

@@ -18,8 +18,7 @@ from relatum.reading import Message, StreamBounds
 from relatum.store import part_may_hold_values, sql
 from relatum_consumer.groups.reading._assembly import Member, Row, by_group, distinct
 from relatum_consumer.groups.reading._group_options import UNRECORDED_MEMBERS_MAX
-from relatum_consumer.groups.reading._group_requests import GroupSteps
-from relatum_consumer.lookups import Catalog, LeftOut, Select, Sift, Uncovered, all_ends, all_names, evidence
+from relatum_consumer.lookups import Catalog, LeftOut, Servers, Uncovered, all_ends, all_names, evidence
 
 GROUP_ID_LENGTH: Final = 2 * GROUP_ID_BYTES
 """Characters of a group's id."""
@@ -60,6 +59,7 @@ class View:
     """The streams meant, and how far they are read.
 
     Attributes:
+        servers: What is asked.
         key_id: The number of the key of groups.
         stream_ids: Streams by their number in the database.
         floors: The first retained offset by stream.
@@ -69,6 +69,7 @@ class View:
         gaps: What is retained and not in the table.
     """
 
+    servers: Servers
     key_id: int
     stream_ids: dict[int, str]
     floors: dict[str, int]
@@ -89,9 +90,9 @@ class View:
         held = self.unrecorded.get(stream, [])
         return held[bisect_left(held, low, key=_offset) : bisect_left(held, high, key=_offset)]
 
-    def members_of(self, group_ids: Sequence[str]) -> GroupSteps[dict[str, list[Row]]]:
+    def members_of(self, group_ids: Sequence[str]) -> dict[str, list[Row]]:
         """All rows of groups, by group; those of none are left out."""
-        rows = yield from Select(
+        rows = self.servers.rows(
             MEMBERS,
             {"key_id": self.key_id, "group_ids": list(group_ids), "stream_ids": list(self.stream_ids)},
         )
@@ -119,10 +120,10 @@ def _offset(member: Member) -> int:
     return member.offset
 
 
-def group_key(catalog: Catalog) -> GroupSteps[int]:
+def group_key(catalog: Catalog) -> int:
     """The number of the key by which groups are found."""
     try:
-        definition = yield from catalog.definition(GROUP_KEY.name)
+        definition = catalog.definition(GROUP_KEY.name)
     except KeyNotDefined:
         definition = None
     if definition is None or definition.sources != GROUP_KEY.sources or definition.type != GROUP_KEY.type:
@@ -136,14 +137,15 @@ def group_key(catalog: Catalog) -> GroupSteps[int]:
     return definition.key_id
 
 
-def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> GroupSteps[View]:
+def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> View:
     """The streams as they stand now."""
-    key_id = yield from group_key(catalog)
-    yield from catalog.check_names(names)
-    bounds = yield from _bounds(catalog, names)
-    known = yield from evidence(catalog, names, [key_id], is_proof=complete)
-    recorded = yield from catalog.streams(names)
+    key_id = group_key(catalog)
+    catalog.check_names(names)
+    bounds = _bounds(catalog, names)
+    known = evidence(catalog, names, [key_id], is_proof=complete)
+    recorded = catalog.streams(names)
     view = View(
+        catalog.servers,
         key_id,
         {stream.stream_id: stream.name for stream in recorded if stream.name in bounds},
         {stream: ends.first or 0 for stream, ends in bounds.items()},
@@ -152,17 +154,17 @@ def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> 
     gaps = [gap for gap in known.uncovered if gap.stream in bounds]
     view.gaps = tuple(gaps)
     if complete:
-        view.hold((yield from _unrecorded(view, gaps)))
+        view.hold(_unrecorded(view, gaps))
     else:
         _leave_out(view, gaps)
     return view
 
 
-def _bounds(catalog: Catalog, names: tuple[str, ...] | None) -> GroupSteps[dict[str, StreamBounds]]:
-    recorded = yield from catalog.streams(names)
+def _bounds(catalog: Catalog, names: tuple[str, ...] | None) -> dict[str, StreamBounds]:
+    recorded = catalog.streams(names)
     bounds: dict[str, StreamBounds] = {}
-    meant = yield from all_names(recorded, names)
-    for stream, found in (yield from all_ends(meant, is_named=names is not None)).items():
+    meant = all_names(catalog.servers, recorded, names)
+    for stream, found in all_ends(catalog.servers, meant, is_named=names is not None).items():
         if isinstance(found, StreamBounds):
             bounds[stream] = found
         elif found is not None:
@@ -182,12 +184,12 @@ def _leave_out(view: View, gaps: Sequence[Uncovered]) -> None:
             view.stops[gap.stream] = gap.start
 
 
-def _unrecorded(view: View, gaps: Sequence[Uncovered]) -> GroupSteps[list[Member]]:
+def _unrecorded(view: View, gaps: Sequence[Uncovered]) -> list[Member]:
     members: list[Member] = []
     for gap in gaps:
         stop = min(gap.stop, view.stops[gap.stream])
         if gap.start < stop:
-            members += yield from Sift(gap.stream, gap.start, stop, member_of)
+            members += view.servers.scan(gap.stream, gap.start, stop, member_of)
         if len(members) > UNRECORDED_MEMBERS_MAX:
             raise InvalidInput(
                 f"more than {UNRECORDED_MEMBERS_MAX:,} messages of groups are not recorded yet: run a recorder or a "

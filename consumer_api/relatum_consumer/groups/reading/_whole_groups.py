@@ -1,7 +1,7 @@
 """Whole groups, one after the other: what lies in the streams now, and then, if asked, what completes later."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -16,7 +16,6 @@ from relatum_consumer.groups.reading._group_options import (
     WINDOW_OFFSETS,
     GroupOptions,
 )
-from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSteps
 from relatum_consumer.groups.reading._group_scan import Candidate, Scan, rows_between
 from relatum_consumer.groups.reading._group_values import Group
 from relatum_consumer.groups.reading._streams_view import View, look, say_left_out
@@ -33,14 +32,14 @@ from relatum_consumer.lookups import (
 )
 
 
-def whole_groups(catalog: Catalog, options: GroupOptions) -> GivingSteps[Group | Rest, None]:
+def whole_groups(catalog: Catalog, options: GroupOptions) -> Generator[Group | Rest, None, None]:
     """Give each complete group once."""
-    view = yield from look(catalog, options.names, complete=options.complete)
+    view = look(catalog, options.names, complete=options.complete)
     offset = None if isinstance(options.start, datetime) else options.start
     scan = Scan(view, options.order, offset)
     batches = Batches(view, scan, options)
-    while (batch := (yield from batches.next())) is not None:
-        yield from deliver(batch, options)
+    while (batch := batches.next()) is not None:
+        yield from deliver(catalog.servers, batch, options)
     if options.follow:
         yield from Following(catalog, view, options).run()
 
@@ -79,25 +78,25 @@ class Batches:
         self._beginning = Beginning.of(options)
         self._mean = BATCH_MESSAGES / FIRST_GROUPS
 
-    def next(self) -> GroupSteps[list[Assembled] | None]:
+    def next(self) -> list[Assembled] | None:
         """The next groups, complete or not; None at the end of the scan."""
         batch: list[Assembled] = []
         messages = 0
         while messages < BATCH_MESSAGES:
             count = min(GROUPS_AT_ONCE, max(1, int((BATCH_MESSAGES - messages) / self._mean)))
-            candidates = yield from self._scan.take(count)
+            candidates = self._scan.take(count)
             if not candidates:
                 return batch if messages else None
-            found, rows = yield from self._assembled(candidates)
+            found, rows = self._assembled(candidates)
             self._mean = max(1.0, rows / len(candidates))
             messages += rows
             batch += found
         return batch
 
-    def _assembled(self, candidates: Sequence[Candidate]) -> GroupSteps[tuple[list[Assembled], int]]:
+    def _assembled(self, candidates: Sequence[Candidate]) -> tuple[list[Assembled], int]:
         """The groups that stand at the candidates, in order, and how many rows that took."""
         ids = list(dict.fromkeys(each.group_id for each in candidates))
-        members = yield from self._view.members_of(ids)
+        members = self._view.members_of(ids)
         groups = {id_: assemble(id_, rows, self._order, self._view.floors) for id_, rows in members.items()}
         found: list[Assembled] = []
         for each in candidates:
@@ -128,23 +127,23 @@ class Ends:
         self._names = names
         self._gone: set[int] = set()
 
-    def beyond(self) -> GroupSteps[list[tuple[str, int]]]:
+    def beyond(self) -> list[tuple[str, int]]:
         """The streams that are recorded further than the view goes, each with its new end."""
         view = self._view
-        present = yield from self._catalog.streams(self._names)
+        present = self._catalog.streams(self._names)
         known = {name: stream_id for stream_id, name in view.stream_ids.items()}
         for stream in present:
             if known.get(stream.name, stream.stream_id) != stream.stream_id:
                 raise replaced(stream.name, view.stops[stream.name])
             if stream.stream_id not in view.stream_ids and stream.stream_id not in self._gone:
-                yield from self._join(stream)
-        rows = yield from coverage_by_stream(present)
+                self._join(stream)
+        rows = coverage_by_stream(self._catalog.servers, present)
         ends = ((name, _end(rows.get(stream_id, ()), view.key_id)) for stream_id, name in view.stream_ids.items())
         return sorted((name, end) for name, end in ends if end > view.stops[name])
 
-    def _join(self, stream: PresentStream) -> GroupSteps[None]:
+    def _join(self, stream: PresentStream) -> None:
         """Take in a stream that is recorded since the last look."""
-        bounds = yield from ends_of(stream.name, is_named=self._names is not None)
+        bounds = ends_of(self._catalog.servers, stream.name, is_named=self._names is not None)
         if not isinstance(bounds, StreamBounds):
             if bounds is not None:
                 say_left_out(bounds)
@@ -162,24 +161,24 @@ def _end(rows: Iterable[CoverageRow], key_id: int) -> int:
 
 
 class Idle:
-    """Waits between two looks, longer each time, until nothing has come for the time given."""
+    """How long to rest between two looks: longer each time, until nothing has come for the time given."""
 
     def __init__(self, idle_s: float | None) -> None:
         self._idle_s = idle_s
         self._since = time.monotonic()
         self._pause = POLL_S_MIN
 
-    def wait(self, *, was_busy: bool) -> GivingSteps[Rest, bool]:
-        """Rest until the next look; False when it is time to end."""
+    def next(self, *, was_busy: bool) -> Rest | None:
+        """The rest until the next look; None when it is time to end."""
         if was_busy:
             self._since = time.monotonic()
             self._pause = POLL_S_MIN
         left = POLL_S_MAX if self._idle_s is None else self._since + self._idle_s - time.monotonic()
         if left <= 0:
-            return False
-        yield Rest(min(self._pause, left))
+            return None
+        rest = Rest(min(self._pause, left))
         self._pause = min(2 * self._pause, POLL_S_MAX)
-        return True
+        return rest
 
 
 class Following:
@@ -196,33 +195,34 @@ class Following:
         self._ends = Ends(catalog, view, options.names)
         self._beginning = Beginning.of(options)
 
-    def run(self) -> GivingSteps[Group | Rest, None]:
+    def run(self) -> Generator[Group | Rest, None, None]:
         """Give groups until none has come for the time given."""
         idle = Idle(self._options.idle_timeout_s)
         was_given = False
-        while (yield from idle.wait(was_busy=was_given)):
+        while (rest := idle.next(was_busy=was_given)) is not None:
+            yield rest
             was_given = False
-            for stream, end in (yield from self._ends.beyond()):
+            for stream, end in self._ends.beyond():
                 was_given = (yield from self._advance(stream, end)) or was_given
 
-    def _advance(self, stream: str, end: int) -> GivingSteps[Group, bool]:
+    def _advance(self, stream: str, end: int) -> Generator[Group, None, bool]:
         """Move one stream's end on, part by part, and give what completes with it."""
         view = self._view
         given = False
         while (low := view.stops[stream]) < end:
             high = min(end, low + WINDOW_OFFSETS)
-            rows = yield from rows_between(view, stream, low, high, firsts_only=False)
+            rows = rows_between(view, stream, low, high, firsts_only=False)
             view.stops[stream] = high
-            found = yield from self._completed(rows, stream, low)
+            found = self._completed(rows, stream, low)
             if found:
-                yield from deliver(sorted(found, key=_place), self._options)
+                yield from deliver(view.servers, sorted(found, key=_place), self._options)
                 given = True
         return given
 
-    def _completed(self, rows: Iterable[Member], stream: str, low: int) -> GroupSteps[list[Assembled]]:
+    def _completed(self, rows: Iterable[Member], stream: str, low: int) -> list[Assembled]:
         """The groups that are complete with the rows, and were not before `low` of the stream."""
         ids = list(dict.fromkeys(row.group_id for row in rows))
-        members = (yield from self._view.members_of(ids)) if ids else {}
+        members = self._view.members_of(ids) if ids else {}
         found = []
         for group_id, all_rows in members.items():
             group = assemble(group_id, all_rows, self._options.order, self._view.floors)

@@ -11,9 +11,8 @@ from relatum.membership import GroupPosition
 from relatum.publishing import REASON_CHARACTERS_MAX, Burial, DeadLetters
 from relatum.reading import Message
 from relatum.store import RENEWED, sql
-from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._group_values import Group
-from relatum_consumer.lookups import Rest, Select
+from relatum_consumer.lookups import Rest, Servers
 
 NEVER_ACKNOWLEDGED: Final = "never_acknowledged"
 """Why a group is given up that was given as often as its consumer allows."""
@@ -154,7 +153,8 @@ OPEN: Final = _set("state = 'open', holder = NULL, lease_expires_at = NULL")
 class Claims:
     """What one member has claimed and not ended. One thread or task claims; any may end."""
 
-    def __init__(self, holder: str, lease_s: float) -> None:
+    def __init__(self, servers: Servers, holder: str, lease_s: float) -> None:
+        self._servers = servers
         self._holder = holder
         self._lease_s = lease_s
         self._consumer_id: int | None = None
@@ -166,11 +166,11 @@ class Claims:
         """Say whose groups are claimed."""
         self._consumer_id = consumer_id
 
-    def take(self, limit: int) -> GroupSteps[list[Claim]]:
+    def take(self, limit: int) -> list[Claim]:
         """Claim so many groups that are ready; in their order."""
         good_until = time.monotonic() + self._lease_s
         given = {"lease_s": self._lease_s, "limit": limit, "held": list(self.held)}
-        rows = yield from Select(CLAIM, self._mine() | given)
+        rows = self._servers.rows(CLAIM, self._mine() | given)
         # RETURNING keeps no order: by rank, stream, offset.
         claims = [
             Claim(group_id, number, given, stream_id, first_offset, good_until)
@@ -183,10 +183,10 @@ class Claims:
         """Whether a group is this member's by this claim, as far as it knows."""
         return self.held.get(claim.group_id) is claim
 
-    def is_mine(self, claim: Claim) -> GroupSteps[bool]:
+    def is_mine(self, claim: Claim) -> bool:
         """Whether a group is still this member's: it may have been read some time ago."""
         if self.has(claim) and claim.good_until < time.monotonic():
-            yield from self.renew()
+            self.renew()
         return self.has(claim)
 
     def forget(self, claim: Claim) -> None:
@@ -194,26 +194,26 @@ class Claims:
         if self.has(claim):
             del self.held[claim.group_id]
 
-    def count_given(self, claim: Claim) -> GroupSteps[bool]:
+    def count_given(self, claim: Claim) -> bool:
         """Write down that a group is given; False where it is another's by now. Again, it changes nothing."""
-        rows = yield from Select(COUNT_GIVEN, self._this(claim) | {"given": claim.given + 1})
+        rows = self._servers.rows(COUNT_GIVEN, self._this(claim) | {"given": claim.given + 1})
         if not rows:
             self.forget(claim)
         return bool(rows)
 
-    def end(self, claim: Claim, ending: sa.TextClause) -> GroupSteps[bool]:
+    def end(self, claim: Claim, ending: sa.TextClause) -> bool:
         """End a claim: `DONE`, `DEAD`, `READY` or `OPEN`. Whether it was this member's until then."""
-        rows = yield from Select(ending, self._this(claim))
+        rows = self._servers.rows(ending, self._this(claim))
         self.forget(claim)
         return bool(rows)
 
-    def acknowledge(self, claim: Claim, began: float) -> GroupSteps[Rest | None]:
+    def acknowledge(self, claim: Claim, began: float) -> Rest | None:
         """The group is done; what to rest before asking again where the database does not answer.
 
         `began`: When it was asked for first, as of `time.monotonic`: it is tried for as long as the lease may hold.
         """
         try:
-            is_done = (yield from self.end(claim, DONE)) or (yield from self._was_done(claim))
+            is_done = self.end(claim, DONE) or self._was_done(claim)
         except DatabaseUnavailable:
             if self.is_closed or time.monotonic() > began + self._lease_s:
                 raise
@@ -225,19 +225,19 @@ class Claims:
             group_id=claim.group_id,
         )
 
-    def _was_done(self, claim: Claim) -> GroupSteps[bool]:
+    def _was_done(self, claim: Claim) -> bool:
         """Whether this very claim ended before: the answer to that may have been lost."""
-        rows = yield from Select(STATE_OF, self._mine() | {"group_id": claim.group_id})
+        rows = self._servers.rows(STATE_OF, self._mine() | {"group_id": claim.group_id})
         return [tuple(row) for row in rows] == [("done", self._holder, claim.number)]
 
-    def renew(self) -> GroupSteps[None]:
+    def renew(self) -> None:
         """Renew the leases of everything held; what is another's by now is let go."""
         held = list(self.held.values())
         if not held:
             return
         good_until = time.monotonic() + self._lease_s
         ids = [claim.group_id for claim in held]
-        rows = yield from Select(RENEW, self._mine() | {"lease_s": self._lease_s, "group_ids": ids})
+        rows = self._servers.rows(RENEW, self._mine() | {"lease_s": self._lease_s, "group_ids": ids})
         numbers: dict[str, int] = dict(rows)
         for claim in held:
             if numbers.get(claim.group_id) == claim.number:
@@ -245,10 +245,10 @@ class Claims:
             else:
                 self.forget(claim)
 
-    def give_back(self) -> GroupSteps[None]:
+    def give_back(self) -> None:
         """End all claims: other members need not wait for the lease."""
         for claim in list(self.held.values()):
-            yield from self.end(claim, READY)
+            self.end(claim, READY)
 
     def _mine(self) -> dict[str, Any]:
         assert self._consumer_id is not None, "nothing is claimed before that is known"

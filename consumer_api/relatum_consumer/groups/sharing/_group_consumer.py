@@ -5,11 +5,10 @@ from typing import Any, Final
 
 from relatum.errors import AccessRefused, ConfigurationError, NotAStream, StreamNotFound
 from relatum.store import sql
-from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._whole_groups import Beginning
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
 from relatum_consumer.groups.sharing._sharing_scan import SharedConsumer
-from relatum_consumer.lookups import Bounds, Catalog, Select, time_us_of
+from relatum_consumer.lookups import Catalog, Servers, time_us_of
 
 ADD: Final = sql(
     """
@@ -33,13 +32,13 @@ BY_NAME: Final = sql(
 )
 
 
-def find_consumer(catalog: Catalog, options: SharedOptions) -> GroupSteps[SharedConsumer]:
+def find_consumer(catalog: Catalog, options: SharedOptions) -> SharedConsumer:
     """The consumer that is asked for, as the first member made it."""
-    consumer = yield from by_name(catalog, options.consumer.name)
+    consumer = by_name(catalog, options.consumer.name)
     if consumer is None:
         values = {"vhost": catalog.vhost, "name": options.consumer.name}
-        yield from Select(ADD, values | (yield from _wanted(catalog, options)))
-        consumer = yield from by_name(catalog, options.consumer.name)
+        catalog.servers.rows(ADD, values | _wanted(catalog, options))
+        consumer = by_name(catalog, options.consumer.name)
     assert consumer is not None, "it was made, here or by another member"
     if consumer.names != _sorted(options.names) or consumer.order != options.order:
         streams = "all streams" if consumer.names is None else ", ".join(consumer.names)
@@ -50,12 +49,12 @@ def find_consumer(catalog: Catalog, options: SharedOptions) -> GroupSteps[Shared
     return consumer
 
 
-def check_dead_letters(name: str | None) -> GroupSteps[None]:
+def check_dead_letters(servers: Servers, name: str | None) -> None:
     """See that there is a stream, or a queue, for dead letters: at the start, not when there is the first."""
     if name is None:
         return
     try:
-        yield from Bounds(name)
+        servers.bounds(name)
     except StreamNotFound as error:
         raise StreamNotFound(
             f"dead_letter_stream={name!r}: there is no such stream; declare it", stream=name
@@ -64,9 +63,9 @@ def check_dead_letters(name: str | None) -> GroupSteps[None]:
         pass  # A queue will do; and who may publish need not be allowed to read.
 
 
-def by_name(catalog: Catalog, name: str) -> GroupSteps[SharedConsumer | None]:
+def by_name(catalog: Catalog, name: str) -> SharedConsumer | None:
     """A consumer as the database has it; None where there is none of that name."""
-    rows = yield from Select(BY_NAME, {"vhost": catalog.vhost, "name": name})
+    rows = catalog.servers.rows(BY_NAME, {"vhost": catalog.vhost, "name": name})
     if not rows:
         return None
     consumer_id, names, order, start_offset, start_us, start_stream_id = rows[0]
@@ -74,10 +73,10 @@ def by_name(catalog: Catalog, name: str) -> GroupSteps[SharedConsumer | None]:
     return SharedConsumer(consumer_id, None if names is None else tuple(names), order, start, start_stream_id)
 
 
-def _wanted(catalog: Catalog, options: SharedOptions) -> GroupSteps[dict[str, Any]]:
+def _wanted(catalog: Catalog, options: SharedOptions) -> dict[str, Any]:
     """What a new consumer is to be."""
     start = options.start
-    present = yield from catalog.streams(options.names)
+    present = catalog.streams(options.names)
     offset = None if isinstance(start, datetime) else start
     return {
         "streams": None if options.names is None else list(_sorted(options.names) or ()),

@@ -2,10 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from relatum import metrics
 from relatum.errors import RelatumError, Transient
@@ -15,16 +15,13 @@ from relatum.reading import BrokerAddress
 from relatum.store import renewal_s
 from relatum.waiting import Keeper, Outages, ended, pause
 from relatum_consumer.groups.reading._group_values import Group
-from relatum_consumer.groups.sharing._claims import Claim, Given, GivenUp, Outcome
+from relatum_consumer.groups.sharing._claims import Claim, Given, GivenUp
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
 from relatum_consumer.groups.sharing._sharing_status import SharedGroupsCounts, SharedGroupsStatistics
 from relatum_consumer.groups.sharing._sharing_steps import SharedReading
 from relatum_consumer.lookups import Catalog, Rest
 
 logger = logging.getLogger("relatum.groups")
-
-Run = Callable[[Any], Any]
-"""Takes steps to their end, and returns what they do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
@@ -56,7 +53,7 @@ class SharedGroup(Group):
     def _acknowledge(self, began: float) -> Rest | None:
         shared = self._shared
         is_first = shared._reading.claims.has(self._claim)
-        rest: Rest | None = shared._run(shared._reading.claims.acknowledge(self._claim, began))
+        rest = shared._reading.claims.acknowledge(self._claim, began)
         if rest is None:
             shared._counts.acknowledged += is_first
         return rest
@@ -69,9 +66,8 @@ class SharedGroups(Iterator[SharedGroup]):
     also after its end was reached.
     """
 
-    def __init__(self, run: Run, catalog: Catalog, address: BrokerAddress, options: SharedOptions) -> None:
+    def __init__(self, catalog: Catalog, address: BrokerAddress, options: SharedOptions) -> None:
         consumer = options.consumer
-        self._run = run
         self._name = consumer.name
         self._outages = Outages(logger, broker=str(address))
         self._reading = SharedReading(catalog, options, consumer.member or new_holder(), self._outages)
@@ -102,7 +98,7 @@ class SharedGroups(Iterator[SharedGroup]):
     def _take(self) -> SharedGroup | Rest | None:
         """The next group; None at the end, and a rest where there is none now."""
         self._keep()
-        outcome: Outcome | Rest | None = self._run(self._reading.next())
+        outcome = self._reading.next()
         if outcome is None:
             if not self._reading.claims.held:
                 self.close()
@@ -137,10 +133,10 @@ class SharedGroups(Iterator[SharedGroup]):
             if outcome.messages:
                 assert self._letters is not None, "the options were checked"
                 _publish(self._letters, outcome)
-            self._run(self._reading.given_up(outcome))
+            self._reading.given_up(outcome)
             self._counts.given_up += 1
         except Exception as error:
-            rest: Rest | None = self._run(self._reading.not_given_up(outcome, error))
+            rest = self._reading.not_given_up(outcome, error)
             if rest is None:
                 raise
             return rest
@@ -160,7 +156,7 @@ class SharedGroups(Iterator[SharedGroup]):
     def _renew(self) -> None:
         who = f"renewing the leases of the consumer {self._name!r} of groups"
         try:
-            self._run(self._reading.claims.renew())
+            self._reading.claims.renew()
         except Transient:
             pass  # There are two more before the lease runs out; then the groups are let go.
         except Exception as error:  # noqa: BLE001 - it is tried again; the leases run out where they must
@@ -176,7 +172,7 @@ class SharedGroups(Iterator[SharedGroup]):
         if self._keeper is not None:
             self._keeper.end()
         try:
-            self._run(self._reading.claims.give_back())
+            self._reading.claims.give_back()
         except RelatumError as error:
             text = "groups of the consumer %r could not be given back, and are free when their lease has run out: %s"
             logger.info(text, self._name, ended(error))

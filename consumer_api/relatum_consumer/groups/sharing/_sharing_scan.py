@@ -8,11 +8,10 @@ from typing import Final
 from relatum.limits import INTEGER_MAX
 from relatum.store import CoverageRow, Range, merged, missing, sql
 from relatum_consumer.groups.reading._assembly import Assembled, GroupOrder, Member, assemble, in_arrival
-from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._group_scan import rows_between
 from relatum_consumer.groups.reading._streams_view import View, group_key
 from relatum_consumer.groups.reading._whole_groups import Beginning
-from relatum_consumer.lookups import Catalog, PresentStream, Select, coverage_by_stream
+from relatum_consumer.lookups import Catalog, PresentStream, Servers, coverage_by_stream
 
 WINDOW_OFFSETS_MIN: Final = 1_000
 """Offsets of the smallest window: where each message is one of a group of its own, a thousand groups are looked at."""
@@ -87,11 +86,11 @@ SCANS: Final = sql(
 )
 
 
-def scanned_of(consumer: SharedConsumer, stream_ids: Iterable[int]) -> GroupSteps[dict[int, list[Range]]]:
+def scanned_of(servers: Servers, consumer: SharedConsumer, stream_ids: Iterable[int]) -> dict[int, list[Range]]:
     """What a consumer has scanned of streams, by their numbers."""
     parameters = {"consumer_id": consumer.consumer_id, "stream_ids": list(stream_ids)}
     found: dict[int, list[Range]] = defaultdict(list)
-    for stream_id, start, stop in (yield from Select(SCANS, parameters)):
+    for stream_id, start, stop in servers.rows(SCANS, parameters):
         found[stream_id].append((start, stop))
     return found
 
@@ -164,7 +163,7 @@ class Scanner:
         self._catalog = catalog
         self._consumer = consumer
         self._width = WINDOW_ROWS
-        self._view = View(0, {}, {}, {})
+        self._view = View(catalog.servers, 0, {}, {}, {})
         self._stream_ids: dict[str, int] = {}
         self._by_offset = False
 
@@ -173,64 +172,64 @@ class Scanner:
         """The streams read, as they were at the last look: names by number."""
         return self._view.stream_ids
 
-    def run(self) -> GroupSteps[bool]:
+    def run(self) -> bool:
         """Scan up to where the streams are recorded now; whether there was anything."""
-        present = yield from self._look()
-        rows = yield from coverage_by_stream(present)
-        scanned = yield from scanned_of(self._consumer, self._view.stream_ids)
+        present = self._look()
+        rows = coverage_by_stream(self._catalog.servers, present)
+        scanned = scanned_of(self._catalog.servers, self._consumer, self._view.stream_ids)
         is_any = False
         for stream in present:
             low = self._consumer.low(stream.stream_id)
             of_stream = rows.get(stream.stream_id, [])
             for stretch in stretches(of_stream, scanned.get(stream.stream_id, []), self._view.key_id, low):
                 is_any = True
-                if not (yield from self._scan(stream.name, stretch)):
+                if not self._scan(stream.name, stretch):
                     break  # Another member did; what is left shows at the next look.
         return is_any
 
-    def groups(self, group_ids: Iterable[str]) -> GroupSteps[dict[str, Assembled]]:
+    def groups(self, group_ids: Iterable[str]) -> dict[str, Assembled]:
         """Groups as their rows show them now; one of which there are none is incomplete."""
         ids = sorted(set(group_ids))
         found: dict[str, Assembled] = {}
         for at in range(0, len(ids), GROUPS_AT_ONCE):
             part = ids[at : at + GROUPS_AT_ONCE]
-            members = yield from self._view.members_of(part)
+            members = self._view.members_of(part)
             for group_id in part:
                 found[group_id] = assemble(group_id, members.get(group_id, ()), self._consumer.order)
         return found
 
-    def write_down_again(self, group_ids: Iterable[str]) -> GroupSteps[None]:
+    def write_down_again(self, group_ids: Iterable[str]) -> None:
         """Write down what groups are now, outside any window: where what was written may be older."""
         noted = Noted()
-        self._note(noted, (yield from self.groups(group_ids)))
-        yield from Select(WRITE_DOWN_AGAIN, self._parameters(noted))
+        self._note(noted, self.groups(group_ids))
+        self._catalog.servers.rows(WRITE_DOWN_AGAIN, self._parameters(noted))
 
-    def _look(self) -> GroupSteps[list[PresentStream]]:
-        key_id = yield from group_key(self._catalog)
+    def _look(self) -> list[PresentStream]:
+        key_id = group_key(self._catalog)
         names = self._consumer.names
-        yield from self._catalog.check_names(names)
-        present = yield from self._catalog.streams(names)
+        self._catalog.check_names(names)
+        present = self._catalog.streams(names)
         ids = {stream.stream_id: stream.name for stream in present}
         # What is not recorded yet is not in the table; what is, counts up to wherever it is recorded by then.
-        self._view = View(key_id, ids, {}, dict.fromkeys(ids.values(), INTEGER_MAX))
+        self._view = View(self._catalog.servers, key_id, ids, {}, dict.fromkeys(ids.values(), INTEGER_MAX))
         self._stream_ids = {name: stream_id for stream_id, name in ids.items()}
         self._by_offset = names is not None and len(names) == 1 and names[0] in self._stream_ids
         return present
 
-    def _scan(self, stream: str, stretch: Stretch) -> GroupSteps[bool]:
+    def _scan(self, stream: str, stretch: Stretch) -> bool:
         """Scan a stretch, window after window; False where another member was first."""
         at = stretch.start
         while at < stretch.stop:
             to = min(stretch.stop, at + self._width)
-            rows = yield from rows_between(self._view, stream, at, to, firsts_only=False)
+            rows = rows_between(self._view, stream, at, to, firsts_only=False)
             touched = {member.membership.group_id for member in rows}
             noted = Noted()
             ids = sorted(touched)
             for first in range(0, len(ids), GROUPS_AT_ONCE):
-                self._note(noted, (yield from self.groups(ids[first : first + GROUPS_AT_ONCE])))
+                self._note(noted, self.groups(ids[first : first + GROUPS_AT_ONCE]))
             window = {"from_offset": stretch.grows, "expected": at, "to_offset": to}
             source = {"stream_id": stretch.stream_id, "coverage_id": stretch.coverage_id}
-            ((counted,),) = yield from Select(
+            ((counted,),) = self._catalog.servers.rows(
                 WRITE_DOWN,
                 {**self._parameters(noted), **window, **source, "outside": noted.outside},
             )

@@ -10,11 +10,10 @@ from relatum.metrics import Counter, Gauge, reported
 from relatum.reading import StreamBounds
 from relatum.store import Range, merged, missing, sql
 from relatum_consumer.groups.reading._assembly import GroupOrder
-from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.sharing._group_consumer import by_name
 from relatum_consumer.groups.sharing._sharing_options import check_name
 from relatum_consumer.groups.sharing._sharing_scan import SharedConsumer, scanned_of
-from relatum_consumer.lookups import Catalog, LeftOut, Select, all_ends
+from relatum_consumer.lookups import Catalog, LeftOut, all_ends
 
 
 @dataclass(slots=True)
@@ -111,9 +110,9 @@ class GroupConsumerStatus:
 NAMES: Final = sql("SELECT name FROM relatum.group_consumers WHERE vhost = :vhost::text ORDER BY name")
 
 
-def consumer_names(catalog: Catalog) -> GroupSteps[tuple[str, ...]]:
+def consumer_names(catalog: Catalog) -> tuple[str, ...]:
     """The consumers of the virtual host, by name."""
-    rows = yield from Select(NAMES, {"vhost": catalog.vhost})
+    rows = catalog.servers.rows(NAMES, {"vhost": catalog.vhost})
     return tuple(name for (name,) in rows)
 
 
@@ -140,18 +139,18 @@ HOLDERS: Final = sql(
 """Who has claimed groups: holder, number, the first lease that ends, whether it is still good."""
 
 
-def consumer_status(catalog: Catalog, name: str) -> GroupSteps[GroupConsumerStatus]:
+def consumer_status(catalog: Catalog, name: str) -> GroupConsumerStatus:
     """What is known of a consumer."""
     check_name("a consumer's name", name)
-    consumer = yield from by_name(catalog, name)
+    consumer = by_name(catalog, name)
     if consumer is None:
         raise NotFound(f"there is no consumer {name!r} of groups: its first member makes it")
     mine = {"consumer_id": consumer.consumer_id}
     counts = dict.fromkeys(STATES, 0)
     oldest: dict[str, datetime] = {}
-    for state, count, opened_at in (yield from Select(COUNTS, mine)):
+    for state, count, opened_at in catalog.servers.rows(COUNTS, mine):
         counts[state], oldest[state] = count, opened_at
-    members = yield from Select(HOLDERS, mine)
+    members = catalog.servers.rows(HOLDERS, mine)
     return GroupConsumerStatus(
         name,
         consumer.names,
@@ -160,15 +159,15 @@ def consumer_status(catalog: Catalog, name: str) -> GroupSteps[GroupConsumerStat
         min((oldest[state] for state in ("ready", "claimed") if state in oldest), default=None),
         oldest.get("open"),
         tuple(GroupMemberStatus(*row) for row in members),
-        (yield from _sources(catalog, consumer)),
+        _sources(catalog, consumer),
     )
 
 
-def _sources(catalog: Catalog, consumer: SharedConsumer) -> GroupSteps[tuple[GroupSourceStatus, ...]]:
-    present = yield from catalog.streams(consumer.names)
-    scanned = yield from scanned_of(consumer, (stream.stream_id for stream in present))
+def _sources(catalog: Catalog, consumer: SharedConsumer) -> tuple[GroupSourceStatus, ...]:
+    present = catalog.streams(consumer.names)
+    scanned = scanned_of(catalog.servers, consumer, (stream.stream_id for stream in present))
     sources = []
-    ends = yield from all_ends(sorted({stream.name for stream in present}), is_named=False)
+    ends = all_ends(catalog.servers, sorted({stream.name for stream in present}), is_named=False)
     for stream in sorted(present, key=lambda each: each.name):
         known = merged(scanned.get(stream.stream_id, ()))
         lag = _lag(ends[stream.name], known, consumer.low(stream.stream_id))

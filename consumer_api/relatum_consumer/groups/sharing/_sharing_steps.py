@@ -1,4 +1,4 @@
-"""Consumers that share groups, as steps: what a member is given next, and what is given up."""
+"""Consumers that share groups: what a member is given next, and what is given up."""
 
 import logging
 import math
@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transient
 from relatum.ids import MessageId
@@ -15,7 +15,6 @@ from relatum.reading import Message, StreamBounds
 from relatum.waiting import Outages, Pauses, ended, has_passed, may_repeat
 from relatum_consumer.groups.reading._assembly import Assembled, Row
 from relatum_consumer.groups.reading._delivery import Reading, all_of, conflict, floor_of, read_group
-from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.sharing._claims import (
     DEAD,
     NEVER_ACKNOWLEDGED,
@@ -32,7 +31,7 @@ from relatum_consumer.groups.sharing._group_consumer import check_dead_letters, 
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
 from relatum_consumer.groups.sharing._sharing_scan import Scanner
 from relatum_consumer.groups.sharing._unrecorded import Unrecorded
-from relatum_consumer.lookups import POLL_S_MIN, Catalog, Read, Rest, ends_of
+from relatum_consumer.lookups import POLL_S_MIN, Catalog, Rest, Servers, ends_of
 
 logger = logging.getLogger("relatum.groups")
 
@@ -67,7 +66,7 @@ class SharedReading:
         self._pauses = Pauses()
         self._scanned_at = -math.inf
         self.begin()
-        self.claims = Claims(holder, float(options.consumer.lease_s))
+        self.claims = Claims(catalog.servers, holder, float(options.consumer.lease_s))
         """What is this member's."""
 
     # --- the next group -----------------------------------------------------------------------------------
@@ -76,7 +75,7 @@ class SharedReading:
         """The next group is asked for: from now on it is counted how long there is none."""
         self._idle_since, self._pause_s = time.monotonic(), POLL_S_MIN
 
-    def next(self) -> GroupSteps[Outcome | Rest | None]:
+    def next(self) -> Outcome | Rest | None:
         """What is to be given or given up next; a rest where there is nothing now, None at the end."""
         if self.claims.is_closed:
             return None
@@ -84,9 +83,9 @@ class SharedReading:
         is_idle = idle_s is not None and time.monotonic() - self._idle_since >= idle_s
         is_end = not follow or is_idle
         try:
-            outcome = yield from self._next()
+            outcome = self._next()
             if outcome is None:
-                yield from self._unrecorded.check(is_end=is_end)
+                self._unrecorded.check(is_end=is_end)
         except (Transient, StreamReplaced) as error:
             # Who follows waits until the servers are there again, and a recorder has put the stream right.
             if not follow or has_passed():
@@ -109,145 +108,145 @@ class SharedReading:
         """What was given did not arrive: it is the next again."""
         self._outcomes.appendleft(given)
 
-    def _next(self) -> GroupSteps[Outcome | None]:
+    def _next(self) -> Outcome | None:
         while True:
             while self._outcomes:
                 # Taken off only when that is sure: where the database goes away, it is the next again.
                 outcome = self._outcomes[0]
-                is_mine = yield from self.claims.is_mine(outcome.claim)
+                is_mine = self.claims.is_mine(outcome.claim)
                 if isinstance(outcome, Refused):
                     if is_mine:
-                        yield from self._refuse(outcome)
+                        self._refuse(outcome)
                     self._outcomes.popleft()
                     continue
                 if is_mine and isinstance(outcome, Given) and self._deliveries_max is not None:
-                    is_mine = yield from self.claims.count_given(outcome.claim)
+                    is_mine = self.claims.count_given(outcome.claim)
                 self._outcomes.popleft()
                 if is_mine:
                     return outcome
             if not self._waiting:
-                is_fresh = yield from self._look()
+                is_fresh = self._look()
                 if not self._waiting:
                     if not is_fresh:
                         self._scanned_at = -math.inf
                         continue
                     return None
-            yield from self._read()
+            self._read()
 
-    def _look(self) -> GroupSteps[bool]:
+    def _look(self) -> bool:
         """Claim what there is; whether what the streams hold by now was looked at for that."""
-        scanner = yield from self._opened()
+        scanner = self._opened()
         now = time.monotonic()
         is_fresh = now - self._scanned_at >= SCANS_S
         if is_fresh:
-            yield from scanner.run()
+            scanner.run()
             self._scanned_at = now
-        claims = yield from self.claims.take(self._options.consumer.prefetch)
+        claims = self.claims.take(self._options.consumer.prefetch)
         self._waiting.extend(claims)
         return is_fresh
 
     # --- the consumer -------------------------------------------------------------------------------------
 
-    def _opened(self) -> GroupSteps[Scanner]:
+    def _opened(self) -> Scanner:
         """Find the consumer, or make it, once it is sure that its dead letters have a place."""
         if self._scanner is None:
-            yield from check_dead_letters(self._options.consumer.dead_letter_stream)
-            consumer = yield from find_consumer(self._catalog, self._options)
+            check_dead_letters(self._catalog.servers, self._options.consumer.dead_letter_stream)
+            consumer = find_consumer(self._catalog, self._options)
             self.claims.bind(consumer.consumer_id)
             self._scanner = Scanner(self._catalog, consumer)
         return self._scanner
 
     # --- reading what was claimed -------------------------------------------------------------------------
 
-    def _read(self) -> GroupSteps[None]:
+    def _read(self) -> None:
         """Read the groups claimed, as many as may be held at once, in one pass."""
         assert self._scanner is not None, "nothing is claimed before that is known"
         self._waiting = deque(claim for claim in self._waiting if self.claims.has(claim))
-        found = yield from self._scanner.groups(claim.group_id for claim in self._waiting)
+        found = self._scanner.groups(claim.group_id for claim in self._waiting)
         part: list[tuple[Claim, Assembled]] = []
         messages = 0
         for claim in self._waiting:
             if messages < MESSAGES_AT_ONCE:
                 part.append((claim, found[claim.group_id]))
                 messages += len(all_of(found[claim.group_id]))
-        reading = _AtOnce([row for _, group in part for row in all_of(group)])
+        reading = _AtOnce(self._catalog.servers, [row for _, group in part for row in all_of(group)])
         for claim, group in part:
             # Where this raises, the broker or the database went away: it and what follows it is read again.
-            yield from self._read_one(reading, claim, group)
+            self._read_one(reading, claim, group)
             self._waiting.popleft()
 
-    def _read_one(self, reading: Reading, claim: Claim, group: Assembled) -> GroupSteps[None]:
+    def _read_one(self, reading: Reading, claim: Claim, group: Assembled) -> None:
         if not group.is_complete:
-            yield from reading.take(len(all_of(group)))
-            yield from self._not_whole(claim, group)
+            reading.take(len(all_of(group)))
+            self._not_whole(claim, group)
             return
         if self._deliveries_max is not None and claim.given >= self._deliveries_max:
-            yield from reading.take(len(all_of(group)))
-            yield from self._never_acknowledged(claim, group)
+            reading.take(len(all_of(group)))
+            self._never_acknowledged(claim, group)
             return
         try:
             if unsound := next((each for each in _UNSOUND if each in group.anomalies), None):
-                yield from reading.take(len(all_of(group)))
+                reading.take(len(all_of(group)))
                 raise conflict(group.group_id, unsound)
-            given = yield from read_group(reading, group, self._of_one)
+            given = read_group(reading, group, self._of_one)
         except GroupConflict as error:
-            yield from self._conflict(claim, group, error)
+            self._conflict(claim, group, error)
         else:
             assert given is not None, "what retention took raises"
             self._outcomes.append(Given(claim, given))
 
-    def _not_whole(self, claim: Claim, group: Assembled) -> GroupSteps[None]:
+    def _not_whole(self, claim: Claim, group: Assembled) -> None:
         """A group was complete and is not: retention dropped a part, or its stream lost its end or was replaced."""
         scanner = self._scanner
         assert scanner is not None, "it was claimed"
         stream = scanner.present.get(claim.stream_id)
         if stream is None:
             # It lay in a stream that was deleted; what comes of it in a new one is another group.
-            yield from self.claims.end(claim, DEAD)
-        elif (yield from _is_dropped(stream, claim.first_offset)):
-            yield from self._conflict(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
+            self.claims.end(claim, DEAD)
+        elif _is_dropped(self._catalog.servers, stream, claim.first_offset):
+            self._conflict(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
         else:
-            yield from self.claims.end(claim, OPEN)
+            self.claims.end(claim, OPEN)
             # It may have been recorded again meanwhile; who scanned that saw it claimed, and left it alone.
-            yield from scanner.write_down_again([claim.group_id])
+            scanner.write_down_again([claim.group_id])
 
-    def _conflict(self, claim: Claim, group: Assembled, error: GroupConflict) -> GroupSteps[None]:
+    def _conflict(self, claim: Claim, group: Assembled, error: GroupConflict) -> None:
         if self._options.on_conflict == "raise":
             self._outcomes.append(Refused(claim, error))
             return
         if self._options.on_conflict == "skip":
-            yield from self.claims.end(claim, DEAD)
+            self.claims.end(claim, DEAD)
             return
-        messages = yield from self._retained(group)
+        messages = self._retained(group)
         self._outcomes.append(GivenUp(claim, error.anomaly, group.position, messages))
 
-    def _never_acknowledged(self, claim: Claim, group: Assembled) -> GroupSteps[None]:
+    def _never_acknowledged(self, claim: Claim, group: Assembled) -> None:
         """Give a group up that was given as often as it may be: it may be what its members die of."""
         is_kept = self._options.consumer.dead_letter_stream is not None
-        messages = (yield from self._retained(group)) if is_kept else ()
+        messages = self._retained(group) if is_kept else ()
         self._outcomes.append(GivenUp(claim, NEVER_ACKNOWLEDGED, group.position, messages))
 
-    def _refuse(self, refused: Refused) -> GroupSteps[None]:
+    def _refuse(self, refused: Refused) -> None:
         """Give back what was claimed and not given, and raise."""
         for claim in [*(outcome.claim for outcome in self._outcomes), *self._waiting]:
-            yield from self.claims.end(claim, READY)
+            self.claims.end(claim, READY)
         self._outcomes.clear()
         self._waiting.clear()
         raise refused.error
 
-    def _retained(self, group: Assembled) -> GroupSteps[tuple[Message, ...]]:
+    def _retained(self, group: Assembled) -> tuple[Message, ...]:
         """What is left of a group's messages, in its order."""
-        found = (yield from Read([MessageId(*row[3:5]) for row in all_of(group)])) if all_of(group) else ()
+        found = self._catalog.servers.read([MessageId(*row[3:5]) for row in all_of(group)]) if all_of(group) else ()
         return tuple(message for message in found if isinstance(message, Message))
 
     # --- groups that are given up -------------------------------------------------------------------------
 
-    def given_up(self, outcome: GivenUp) -> GroupSteps[None]:
+    def given_up(self, outcome: GivenUp) -> None:
         """The dead letters are published."""
         claim = outcome.claim
         self._pauses = Pauses()
         self._outages.over(self._who_buries(outcome))
-        was_mine = yield from self.claims.end(claim, DEAD)
+        was_mine = self.claims.end(claim, DEAD)
         if was_mine and outcome.reason == NEVER_ACKNOWLEDGED:
             name, letters = self._options.consumer.name, self._options.consumer.dead_letter_stream
             logger.warning(
@@ -261,7 +260,7 @@ class SharedReading:
     def _who_buries(self, outcome: GivenUp) -> str:
         return f"publishing dead letters of the group {outcome.claim.group_id}, of {self._who},"
 
-    def not_given_up(self, outcome: GivenUp, error: Exception) -> GroupSteps[Rest | None]:
+    def not_given_up(self, outcome: GivenUp, error: Exception) -> Rest | None:
         """The dead letters were not taken: the group's turn comes again, at any member.
 
         Returns:
@@ -272,7 +271,7 @@ class SharedReading:
             self._outcomes.appendleft(outcome)
             return Rest(DEAD_LETTERS_S + self._pauses.after(error))
         try:
-            yield from self.claims.end(outcome.claim, READY)
+            self.claims.end(outcome.claim, READY)
         except RelatumError as lost:
             self.claims.forget(outcome.claim)
             text = "the group %s of the consumer %r could not be given back, and is free when its lease has run out: %s"
@@ -287,24 +286,24 @@ _UNSOUND: Final = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
 class _AtOnce(Reading):
     """A reading whose messages all come at the first use, for few groups."""
 
-    def __init__(self, members: Sequence[Row]) -> None:
-        super().__init__(members)
-        self._messages: list[Any] | None = None
+    def __init__(self, servers: Servers, members: Sequence[Row]) -> None:
+        super().__init__(servers, members)
+        self._read: list[Message | RelatumError] | None = None
 
-    def take(self, count: int) -> GroupSteps[list[Any]]:
+    def take(self, count: int) -> list[Message | RelatumError]:
         """The next so many."""
         if count == 0:
             return []
-        if self._messages is None:
-            self._messages = yield from Read(self._ids)
-        taken = self._messages[self._at : self._at + count]
+        if self._read is None:
+            self._read = self._servers.read([MessageId(*row[3:5]) for row in self._members])
+        taken = self._read[self._at : self._at + count]
         self._at += count
         return taken
 
 
-def _is_dropped(stream: str, offset: int) -> GroupSteps[bool]:
+def _is_dropped(servers: Servers, stream: str, offset: int) -> bool:
     """Whether a stream does not hold an offset any more that it has held."""
-    bounds = yield from ends_of(stream, is_named=False)
+    bounds = ends_of(servers, stream, is_named=False)
     if isinstance(bounds, StreamBounds):
         return floor_of(stream, bounds) > offset
     return bounds is None

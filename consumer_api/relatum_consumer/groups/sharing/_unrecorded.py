@@ -7,8 +7,7 @@ from typing import Final
 
 from relatum.errors import AccessRefused, NotFound, Transient
 from relatum.store import CoverageRow
-from relatum_consumer.groups.reading._group_requests import GroupSteps
-from relatum_consumer.lookups import Bounds, Catalog, all_names, attended, coverage_by_stream
+from relatum_consumer.lookups import Catalog, Servers, all_names, attended, coverage_by_stream
 
 logger = logging.getLogger("relatum.groups")
 
@@ -30,14 +29,14 @@ class Unrecorded:
         self._pause_s = CHECKS_S
         self._next_at = -math.inf
 
-    def check(self, *, is_end: bool) -> GroupSteps[None]:
+    def check(self, *, is_end: bool) -> None:
         """Look at the streams, where it is time to."""
         now = time.monotonic()
         if now < self._next_at and not is_end:
             return
         self._next_at, self._pause_s = now + self._pause_s, min(2 * self._pause_s, CHECKS_S_MAX)
         try:
-            found = yield from self._find()
+            found = self._find()
         except Transient:
             return  # Whoever reads on meets it, and says so; a hint is no reason to end.
         for stream, count in found.items():
@@ -56,25 +55,25 @@ class Unrecorded:
         self._seen = set()
         self._next_at = time.monotonic() + CHECKS_S_MAX
 
-    def _find(self) -> GroupSteps[dict[str, int]]:
+    def _find(self) -> dict[str, int]:
         """How many messages lie behind what is recorded of streams that nobody records, where there are any."""
-        present = yield from self._catalog.streams(self._names)
-        told = self._told | (yield from attended(self._catalog, [stream.name for stream in present]))
+        present = self._catalog.streams(self._names)
+        told = self._told | attended(self._catalog, [stream.name for stream in present])
         ends: dict[str, tuple[int, int]] = {}
-        for name in (yield from all_names(present, self._names)):
-            if name not in told and (end := (yield from _end(name))) is not None:
+        for name in all_names(self._catalog.servers, present, self._names):
+            if name not in told and (end := _end(self._catalog.servers, name)) is not None:
                 ends[name] = end
         # The coverage comes last: what a recorder wrote meanwhile counts.
-        ranges = yield from coverage_by_stream([stream for stream in present if stream.name in ends])
+        ranges = coverage_by_stream(self._catalog.servers, [stream for stream in present if stream.name in ends])
         recorded = {stream.name: _stop(ranges.get(stream.stream_id, [])) for stream in present}
         counts = {name: min(last + 1 - recorded.get(name, 0), last + 1 - first) for name, (first, last) in ends.items()}
         return {name: count for name, count in counts.items() if count > 0}
 
 
-def _end(stream: str) -> GroupSteps[tuple[int, int] | None]:
+def _end(servers: Servers, stream: str) -> tuple[int, int] | None:
     """The first and last offset of a stream; None where it has none, or does not say."""
     try:
-        first, last = yield from Bounds(stream)
+        first, last = servers.bounds(stream)
     except (NotFound, AccessRefused):
         return None
     return None if first is None or last is None else (first, last)

@@ -1,21 +1,21 @@
-"""What threads ask for at the same time, asked once."""
+"""What threads ask for at the same time, asked once. See docs/adr/0026."""
 
 import threading
 import time
 from collections.abc import Callable, Hashable
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
-from relatum.errors import ReadTimeout
-from relatum.steps import run
-from relatum.waiting import LOOK_S, left_s
-from relatum_consumer.lookups import LookupRequest, Together, is_of_all
+from relatum.errors import ReadTimeout, Transient
+from relatum.waiting import LOOK_S, has_passed, left_s
+
+_Answer = TypeVar("_Answer")
 
 
 class Flight:
-    """Steps that are taken once for all who have asked before they began.
+    """A question that is asked once for all who came before it began.
 
-    Where they end with neither result nor error, whoever still wants to know asks again.
+    Where it ends with neither result nor error, whoever still wants to know asks again.
     """
 
     def __init__(self) -> None:
@@ -29,64 +29,68 @@ class Flight:
         self._over.set()
 
     def wait(self, until: float) -> None:
-        """Wait until they ended, no longer than to a moment."""
+        """Wait until it ended, no longer than to a moment."""
         while not self._over.wait(min(LOOK_S, left := left_s(until - time.monotonic()))):
             if left <= 0:
                 raise ReadTimeout("What others ask for as well was not answered in time; it is safe to repeat.")
 
 
 class Flights:
-    """Takes steps once for many. Threads share it.
+    """Asks once for many. Threads share it.
 
-    What is under way has begun before one asks who comes now, and so proves nothing to him: he waits for the next, with
-    all others who come meanwhile. The first of them takes the steps.
+    A question that is under way began before a later caller came, and so proves nothing to that one: the caller waits
+    for the next, with all others who come meanwhile. The first of them asks it.
+
+    Args:
+        within_s: Seconds to wait for another's answer, at most.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, within_s: float) -> None:
+        self._within_s = within_s
         self._next: dict[Hashable, Flight] = {}
         self._under_way: dict[Hashable, Flight] = {}
         self._lock = threading.Lock()
 
-    def run(self, request: Together, perform: Callable[[LookupRequest], Any], *, within_s: float) -> Any:
-        """What the steps return, taken here or by another."""
-        about, until = request.about, time.monotonic() + within_s
+    def run(self, about: Hashable, ask: Callable[[], _Answer]) -> _Answer:
+        """What a function returns, called here or by another thread. It is shared: nobody changes it.
+
+        Args:
+            about: What is the same for all who may share it.
+            ask: The function.
+        """
+        until = time.monotonic() + self._within_s
         while True:
             with self._lock:
                 flight, before = self._next.get(about), self._under_way.get(about)
                 if flight is None:
                     mine = self._next[about] = Flight()
             if flight is None:
-                return self._take(request, mine, before, perform, until)
+                return self._take(about, ask, mine, before, until)
             flight.wait(until)
             if flight.error is not None:
                 raise copy(flight.error) from flight.error
             if flight.has_result:
-                return flight.result
+                result: _Answer = flight.result
+                return result
 
     def _take(
-        self,
-        request: Together,
-        flight: Flight,
-        before: Flight | None,
-        perform: Callable[[LookupRequest], Any],
-        until: float,
-    ) -> Any:
-        about = request.about
+        self, about: Hashable, ask: Callable[[], _Answer], flight: Flight, before: Flight | None, until: float
+    ) -> _Answer:
         try:
             if before is not None:
                 before.wait(until)
             with self._lock:
                 del self._next[about]
                 self._under_way[about] = flight
-            flight.result = run(request.begin(), perform)
+            result = flight.result = ask()
             flight.has_result = True
         except Exception as error:
-            # Else one of the others takes the steps anew.
-            if is_of_all(error):
+            # That the asking thread's own time is over says nothing of the others: one of them asks anew.
+            if not (isinstance(error, Transient) and has_passed()):
                 flight.error = error
             raise
         else:
-            return flight.result
+            return result
         finally:
             with self._lock:
                 for flights in (self._next, self._under_way):
