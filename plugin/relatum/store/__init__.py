@@ -2,7 +2,6 @@
 
 from relatum.store._address import DatabaseAddress, parse_database
 from relatum.store._arrays import BigIntegers, array_text, arrays
-from relatum.store._async_database import AsyncDatabase
 from relatum.store._catalog import (
     FORGOTTEN,
     KEYS_IN_FORCE,
@@ -130,7 +129,6 @@ __all__ = [
     "STATEMENT_S",
     "TIME",
     "AnyDatabase",
-    "AsyncDatabase",
     "BigIntegers",
     "CommitInDoubt",
     "CoverageRow",

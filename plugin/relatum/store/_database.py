@@ -97,8 +97,6 @@ def sql(text: str) -> sa.TextClause:
 def _text_of(statement: Any) -> Text:
     if isinstance(statement, Either):
         return Text(_text_of(statement.prepared).sql, _text_of(statement.unprepared).sql, {})
-    if isinstance(statement, str):
-        return Text(statement.encode(), statement.encode(), {})
     text = statement.compile(dialect=_DIALECT)
     sql = str(text).encode()
     return Text(sql, sql, {name: value for name, value in text.params.items() if value is not None})
@@ -210,7 +208,7 @@ class Database:
     ) -> Rows:
         """The rows a statement gives, as named tuples; those of an update that gives none: none.
 
-        - `statement`: Built once, so that it is compiled once; or its text, or either of two.
+        - `statement`: Built once, so that it is compiled once; or either of two.
         - `accept`: Whether what it wrote shall stay, by its rows: then it is a transaction. None (default): it stays.
         - `once`: Whether it is not repeated here where the connection is lost, since the caller finds out what became
           of it. Default: False.
