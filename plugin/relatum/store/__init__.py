@@ -1,7 +1,7 @@
 """PostgreSQL: the schema `relatum`, its key definitions and streams, its coverage, and the way rows get in."""
 
 from relatum.store._address import DatabaseAddress, parse_database
-from relatum.store._arrays import BigIntegers, array_text, arrays
+from relatum.store._arrays import BigIntegers, array_text
 from relatum.store._catalog import (
     FORGOTTEN,
     KEYS_IN_FORCE,
@@ -137,7 +137,6 @@ __all__ = [
     "add_keys",
     "advance_all",
     "array_text",
-    "arrays",
     "as_engine",
     "at_one_moment",
     "backfill_command",
