@@ -14,16 +14,12 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import DatabaseUnavailable, RowRefused, UsedAfterClose
-from relatum.store import Database, as_engine, keys, make_engine, sql
+from relatum.store import Database, as_engine, make_engine, sql
 from relatum.waiting import Threads, in_thread
 
-ADD = (
-    sa.insert(keys)
-    .values(name=sa.bindparam("named"), sources=["header:a"], type="text")
-    .returning(keys.c.key_id, keys.c.name)
-)
-NAMES = sa.select(keys.c.name).order_by(keys.c.key_id)
-SLOW = sa.select(sa.func.pg_sleep(0.05))
+ADD = sql("INSERT INTO relatum.keys (name, sources, type) VALUES (:named::text, '{}', 'text') RETURNING key_id, name")
+NAMES = sql("SELECT name FROM relatum.keys ORDER BY key_id")
+SLOW = sql("SELECT pg_sleep(0.05)")
 PID = sql("SELECT pg_backend_pid() AS pid")
 
 
