@@ -18,7 +18,6 @@ from sqlalchemy import Connection, inspect
 
 from relatum.errors import ConfigurationError
 from relatum.store import SCHEMA, AnyDatabase, as_engine, translated_errors
-from relatum_migrations._sql import run, text
 
 __all__ = ["LOCK_S", "current", "head", "missing_roles", "sql", "upgrade"]
 
@@ -126,8 +125,18 @@ def sql() -> str:
     """The SQL that makes the whole schema in a new database, for review; nothing is run."""
     stamp = io.StringIO()
     alembic_command.stamp(_config(output=stamp), "head", sql=True)
-    files = _CREATE, text("functions.sql"), text("schema.sql"), stamp.getvalue(), text("roles.sql")
+    files = _CREATE, _text("functions.sql"), _text("schema.sql"), stamp.getvalue(), _text("roles.sql")
     return "\n".join(("BEGIN;\n", *files, "COMMIT;\n"))
+
+
+def run(connection: Connection, name: str) -> None:
+    """Run a file of SQL, in the transaction under way."""
+    # Without parameters psycopg takes any number of statements, and `%` as it stands.
+    connection.exec_driver_sql(_text(name), execution_options={"no_parameters": True})
+
+
+def _text(name: str) -> str:
+    return (Path(__file__).parent / "sql" / name).read_text()
 
 
 _CREATE: Final = f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};\n"

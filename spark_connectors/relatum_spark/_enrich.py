@@ -20,13 +20,12 @@ import sqlalchemy as sa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BooleanType, IntegerType, LongType, StringType, StructField, StructType
-from sqlalchemy.dialects import postgresql
 
 from relatum.checks import checked_count
 from relatum.errors import ConfigurationError, InvalidInput, StreamReplaced
 from relatum.keys import InvalidValue, KeyDefinition, Place
 from relatum.reading import BrokerAddress
-from relatum.store import arrays, as_engine, may_hold_values, relationships, streams, translated_errors
+from relatum.store import as_engine, part_may_hold_values, sql, translated_errors
 from relatum_spark._evidence import status_of_missing
 from relatum_spark._resolve import resolve
 from relatum_spark._where import Broker, database_url, definitions_of
@@ -485,34 +484,27 @@ class _Lookup:
 
 
 @lru_cache
-def _probes(is_bounded: bool) -> sa.Select[Any]:
-    """Select where the relata of many rows are: row, stream, offset; the oldest first, at most `limit` of each stream.
+def _probes(is_bounded: bool) -> sa.TextClause:
+    """Selects where the relata of many rows are: row, stream, offset; the oldest first, at most `limit` of each stream.
 
     One probe for each row and stream, of each part of the table that may hold the value, which stops at the limit.
     """
-    span = {"low": sa.BigInteger, "high": sa.BigInteger} if is_bounded else {}
-    wanted: Any = arrays("wanted", row=sa.Integer, value=sa.Text, **span)
-    rows, key_id = relationships.c, sa.bindparam("key_id", type_=sa.SmallInteger)
     # A function's column has the database's collation; the column's own is needed to use its index.
-    value = wanted.c.value.collate("C")
-    inner = sa.select(rows.stream_offset, rows.time_us).where(
-        rows.key_id == key_id,
-        rows.value == value,
-        rows.stream_id == streams.c.stream_id,
-        may_hold_values(key_id, value, value),
-    )
+    value = 'wanted.value COLLATE "C"'
+    arrays, columns, within = ":rows::integer[], :values::text[]", "number, value", ""
     if is_bounded:
-        inner = inner.where(rows.time_us >= wanted.c.low, rows.time_us <= wanted.c.high)
-    inner = inner.order_by(rows.time_us, rows.stream_offset).limit(sa.bindparam("limit", type_=sa.BigInteger))
-    found = inner.lateral("found")
-    named = sa.any_(sa.bindparam("names", type_=postgresql.ARRAY(sa.Text)))
-    return (
-        sa.select(wanted.c.row, streams.c.name, found.c.stream_offset)
-        .select_from(wanted.join(streams, sa.true()).join(found, sa.true()))
-        .where(
-            streams.c.vhost == sa.bindparam("vhost", type_=sa.Text),
-            streams.c.replaced_at.is_(None),
-            (streams.c.name == named) | (streams.c.super_stream == named),
-        )
-        .order_by(wanted.c.row, found.c.time_us, streams.c.name, found.c.stream_offset)
-    )
+        arrays, columns = f"{arrays}, :lows::bigint[], :highs::bigint[]", f"{columns}, low, high"
+        within = "AND r.time_us >= wanted.low AND r.time_us <= wanted.high"
+    return sql(f"""
+        SELECT wanted.number, s.name, found.stream_offset
+        FROM unnest({arrays}) AS wanted ({columns})
+        CROSS JOIN relatum.streams s
+        CROSS JOIN LATERAL (
+          SELECT r.stream_offset, r.time_us FROM relatum.relationships r
+          WHERE r.key_id = :key_id::smallint AND r.value = {value} AND r.stream_id = s.stream_id
+            AND {part_may_hold_values("r", ":key_id::smallint", value, value)} {within}
+          ORDER BY r.time_us, r.stream_offset
+          LIMIT :limit::bigint) found
+        WHERE s.vhost = :vhost::text AND s.replaced_at IS NULL
+          AND (s.name = ANY (:names::text[]) OR s.super_stream = ANY (:names::text[]))
+        ORDER BY wanted.number, found.time_us, s.name, found.stream_offset""")

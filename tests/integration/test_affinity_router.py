@@ -22,11 +22,11 @@ from relatum.errors import (
     TooManyOpenSets,
 )
 from relatum.keys import KeyDefinition
-from relatum.store import placements
 from relatum.superstreams import Layout, unbind_partition
 from tests.support import recording, wait_recorded, wait_until
 from tests.support.affinity import CONTEXTS, Faces, Partitions
 from tests.support.routing import consumed
+from tests.support.tables import placements
 
 NAMES = ["a1", "a2", "b1", "b2", "b3", "c1"]
 

@@ -23,11 +23,11 @@ from relatum.contexts import (
     SerializationContexts,
 )
 from relatum.errors import ContextMoving
-from relatum.store import publisher_sessions
 from relatum.superstreams import Layout
 from tests.support import broker_connection, wait_until
 from tests.support.leases import let_lapse
 from tests.support.routing import HeldMove, consumed, of_context, other_than
+from tests.support.tables import publisher_sessions
 
 PARTITIONS = 2
 """Of the fixture `layout`."""

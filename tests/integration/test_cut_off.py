@@ -13,11 +13,11 @@ import sqlalchemy as sa
 from relatum.collecting import Bulk, ExecutorOptions, Failure, MessageCollector, OutcomeStatus
 from relatum.contexts import SerialConsumer, SerialOptions
 from relatum.reading import BrokerAddress
-from relatum.store import serial_members
 from tests.support import wait_until
 from tests.support.leases import LEASE_S
 from tests.support.place import FailingPlace, Place
 from tests.support.serial_consuming import SerialBed, serial_bed
+from tests.support.tables import serial_members
 
 PARTITIONS = 4
 

@@ -14,16 +14,13 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import DatabaseUnavailable, RowRefused, UsedAfterClose
-from relatum.store import AsyncDatabase, Database, as_engine, keys, make_engine
-from tests.support.plans import text_of
+from relatum.store import Database, as_engine, make_engine, sql
+from relatum.waiting import Threads, in_thread
 
-ADD = (
-    sa.insert(keys)
-    .values(name=sa.bindparam("named"), sources=["header:a"], type="text")
-    .returning(keys.c.key_id, keys.c.name)
-)
-NAMES = sa.select(keys.c.name).order_by(keys.c.key_id)
-SLOW = sa.select(sa.func.pg_sleep(0.05))
+ADD = sql("INSERT INTO relatum.keys (name, sources, type) VALUES (:named::text, '{}', 'text') RETURNING key_id, name")
+NAMES = sql("SELECT name FROM relatum.keys ORDER BY key_id")
+SLOW = sql("SELECT pg_sleep(0.05)")
+PID = sql("SELECT pg_backend_pid() AS pid")
 
 
 @pytest.fixture
@@ -44,11 +41,10 @@ def end_all_connections(url: str) -> None:
 
 
 def test_a_statement_by_itself_is_kept_or_rolled_back(database: Database) -> None:
-    """Its rows are named, its text will do as well; what it wrote is there, if the rows that it gave are accepted."""
+    """Its rows are named; what it wrote is there, if the rows that it gave are accepted."""
     assert database.rows(ADD, {"named": "a"}, accept=lambda rows: rows[0].name == "b") == []
     ((_, name),) = database.rows(ADD, {"named": "b"}, accept=lambda rows: rows[0].name == "b")
     assert [row.name for row in database.rows(NAMES, {})] == [name] == ["b"]
-    assert database.rows(text_of(NAMES), {}) == [("b",)]
 
 
 def test_no_way_to_a_connection_leaves_a_row_of_a_transaction_that_was_rolled_back(database_url: str) -> None:
@@ -101,10 +97,10 @@ def test_what_was_dead_in_the_pool_is_replaced(database: Database, database_url:
 def test_a_refused_value_is_not_repeated_and_harms_no_connection(database: Database) -> None:
     """The connection is used on."""
     database.rows(ADD, {"named": "a"})
-    (before,) = database.rows("SELECT pg_backend_pid() AS pid", {})
+    (before,) = database.rows(PID, {})
     with pytest.raises(RowRefused):
         database.rows(ADD, {"named": "a"})
-    assert database.rows("SELECT pg_backend_pid() AS pid", {}) == [before]
+    assert database.rows(PID, {}) == [before]
 
 
 def test_a_connection_that_is_kept_stands_in_nobodys_way(database_url: str) -> None:
@@ -146,50 +142,19 @@ def test_what_is_closed_says_so(database_url: str) -> None:
             use()
 
 
-async def test_tasks_have_all_rows(database_url: str) -> None:
-    """Of an own pool and of a shared one, and more than are taken over at a time; without an open transaction after."""
-    counts = []
-    shared = Database(database_url)
-    for given in (shared, database_url):
-        database = AsyncDatabase(given)
-        for count in (0, 1, 2_500):
-            rows = await database.rows(sa.select(sa.func.generate_series(1, sa.bindparam("n"))), {"n": count})
-            assert [row[0] for row in rows] == list(range(1, count + 1))
-            counts.append(len(rows))
-        assert await database.rows("SET LOCAL search_path TO public", {}) == []
-        await database.close()
-    assert counts == [0, 1, 2_500] * 2
-    shared.close()
-
-
-async def test_tasks_repeat_what_was_dead_in_the_pool(database_url: str) -> None:
-    """As threads do."""
-    database = AsyncDatabase(database_url, pool_size=2)
-    await asyncio.gather(*(database.rows(SLOW, {}) for _ in range(4)))
-    await asyncio.to_thread(end_all_connections, database_url)
-    assert await asyncio.gather(*(database.rows(NAMES, {}) for _ in range(4))) == [[]] * 4
-    with pytest.raises(RowRefused):
-        await database.rows(ADD, {"named": "a\0"})
-    assert await database.rows(NAMES, {}) == []
-    await database.close()
-    with pytest.raises(UsedAfterClose):
-        await database.rows(NAMES, {})
-
-
 async def test_a_task_that_waits_for_a_connection_no_more_leaves_it_to_others(database_url: str) -> None:
-    """Cancelled while a thread of its own waits for the only one of a shared pool."""
-    shared = Database(database_url, connections_max=1)
-    engine, database = shared.engine, AsyncDatabase(shared)
-    with engine.connect():
-        task = asyncio.create_task(database.rows(NAMES, {}))
+    """Cancelled while a thread waits for the only one of the pool."""
+    database, threads = Database(database_url, connections_max=1), Threads(2, "asking")
+    with database.engine.connect():
+        task = asyncio.create_task(in_thread(threads, database.rows, NAMES, {}))
         await asyncio.sleep(0.2)  # a thread waits for a connection
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert await database.rows(NAMES, {}) == []
-    await database.close()
-    assert shared.pool.in_use == 0
-    shared.close()
+    assert await in_thread(threads, database.rows, NAMES, {}) == []
+    assert database.pool.in_use == 0
+    threads.shutdown()
+    database.close()
 
 
 @pytest.mark.parametrize("style", ["German", "SQL, DMY"])

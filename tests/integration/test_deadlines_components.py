@@ -489,6 +489,6 @@ def test_the_urls_options_set_the_pool(database_url: str) -> None:
     with database.transaction(), database.transaction() as connection:
         assert connection.scalar(sa.text("SELECT 1")) == 1
         with in_time(0.2), pytest.raises(DatabaseUnavailable, match="no connection to PostgreSQL became free"):
-            database.rows("SELECT 1", {})
+            database.rows(sa.text("SELECT 1"), {})
     assert (database.pool.idle, database.pool.in_use) == (1, 0)
     database.close()

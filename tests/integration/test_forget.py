@@ -20,8 +20,8 @@ from relatum.store import (
     advance_all,
     current_stream,
     lock_stream,
-    metadata,
     receipts,
+    streams,
 )
 from relatum.superstreams import Layout
 from relatum_consumer import GroupConsumer, Relations
@@ -44,7 +44,7 @@ INSERT INTO relatum.collected_messages (source_id, stream_offset, size, message_
 
 def rows_by_table(place: Place) -> dict[str, int]:
     """How many rows the tables have that name streams by their id; those without any left out."""
-    names = [table.name for table in metadata.sorted_tables if "stream_id" in table.c]
+    names = [table.name for table in streams.metadata.sorted_tables if "stream_id" in table.c]
     counts = {name: place.sql(f"SELECT count(*) FROM relatum.{name}")[0][0] for name in names}
     return {name: count for name, count in counts.items() if count}
 

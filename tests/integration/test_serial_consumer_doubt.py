@@ -13,12 +13,12 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors
-from relatum.store import serial_holds
 from tests.support import LIMIT_S, wait_until
 from tests.support.commits import AT_COMMIT, committing, end_committing, written
 from tests.support.leases import let_lapse
 from tests.support.proxy import Proxy
 from tests.support.serial_consuming import Stage
+from tests.support.tables import serial_holds
 
 pytestmark = pytest.mark.usefixtures("quick_rhythm", "held_commits")
 

@@ -9,12 +9,13 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors
-from relatum.store import CommitInDoubt, Tokens, forget_settlements, make_engine, settle, settlements
+from relatum.store import CommitInDoubt, Tokens, forget_settlements, make_engine, settle
 from relatum.store._settling import joined
 from tests.support import wait_until
 from tests.support.commits import AT_COMMIT, committing, end_committing, written
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
+from tests.support.tables import settlements
 
 
 @pytest.fixture

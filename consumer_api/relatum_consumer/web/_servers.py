@@ -14,8 +14,8 @@ import anyio
 
 from relatum.errors import RelatumError
 from relatum.reading import AsyncStreamReader, BrokerAddress
-from relatum.store import KEYS_IN_FORCE, AsyncDatabase
-from relatum.waiting import within
+from relatum.store import KEYS_IN_FORCE, Database
+from relatum.waiting import Threads, in_thread, within
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,8 @@ class Servers:
 
     def __init__(self, address: BrokerAddress, database: str) -> None:
         self._address = address
-        self._database = AsyncDatabase(database, pool_size=1, connections_max=1)
+        self._database = Database(database, connections_max=1)
+        self._threads = Threads(1, "relatum-servers")
         self._reader: AsyncStreamReader | None = None
         self._lock = anyio.Lock()
         self.broker = Server("RabbitMQ", "", _place_of(address))
@@ -88,7 +89,8 @@ class Servers:
         """Close both connections."""
         if self._reader is not None:
             await self._reader.close()
-        await self._database.close()
+        self._threads.shutdown(wait=False)
+        self._database.close()
 
     async def _ask_broker(self) -> None:
         error = await _error_of(self._reach_broker())
@@ -101,7 +103,8 @@ class Servers:
         await self._reader.missing([_ANY_STREAM])
 
     async def _ask_database(self) -> None:
-        self.database = _found(self.database, await _error_of(self._database.rows(KEYS_IN_FORCE, {})))
+        asked = in_thread(self._threads, self._database.rows, KEYS_IN_FORCE, {})
+        self.database = _found(self.database, await _error_of(asked))
 
 
 async def _error_of(asked: Awaitable[object]) -> str:
@@ -110,7 +113,7 @@ async def _error_of(asked: Awaitable[object]) -> str:
     try:
         with within(ANSWER_S):
             await asked
-    except RelatumError as error:
+    except (RelatumError, TimeoutError) as error:
         return str(error).rstrip(".") if time.monotonic() - began < ANSWER_S else f"no answer within {ANSWER_S:g} s"
     return ""
 

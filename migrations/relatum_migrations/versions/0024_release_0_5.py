@@ -2,7 +2,7 @@
 
 from alembic import op
 
-from relatum_migrations._sql import run
+from relatum_migrations import run
 
 revision = "0024"
 down_revision = "0023"

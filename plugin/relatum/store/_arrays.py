@@ -1,4 +1,4 @@
-"""Many rows in one statement: arrays of parameters as a table, so that it is compiled and prepared once."""
+"""Arrays of many values as parameters: the text of one, which takes psycopg a fifth of the time of a list."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -27,18 +27,3 @@ def array_text(values: Iterable[str]) -> str:
     # Escaped all at once, and told apart by what is in none of them.
     escaped = "\0".join(given).replace("\\", "\\\\").replace('"', '\\"')
     return '{"' + escaped.replace("\0", '","') + '"}' if given else "{}"
-
-
-def arrays(table: str, **columns: Any) -> Any:
-    """Arrays as a table of that name: a column each, by its type; the parameter's name has an `s` more.
-
-    given = arrays("given", stream_id=sa.Integer, end=sa.BigInteger)  # parameters: stream_ids, ends
-
-    A column may also be the array itself: a parameter of another name, or the values.
-    """
-    given: list[Any] = [
-        each if isinstance(each, sa.ColumnElement) else sa.bindparam(f"{name}s", type_=sa.ARRAY(each))
-        for name, each in columns.items()
-    ]
-    values = [sa.column(name, array.type.item_type) for name, array in zip(columns, given, strict=True)]
-    return sa.func.unnest(*given).table_valued(*values).render_derived(table)

@@ -40,33 +40,21 @@ class NoAnswerInTime(psycopg.OperationalError):
     """PostgreSQL did not answer in time; the connection was closed."""
 
 
-class _Ended(Generator[Any, Any, _Result]):
+def _ended(
+    steps: Generator[Any, Any, _Result], until: float, deadline: Deadline | None, limit_s: float | None
+) -> Generator[Any, Any, _Result]:
     """The steps of a wait, ended at a moment, or by a deadline that is brought forward meanwhile."""
-
-    def __init__(
-        self, steps: Generator[Any, Any, _Result], until: float, deadline: Deadline | None, limit_s: float | None
-    ) -> None:
-        self._steps = steps
-        self._until = until
-        self._deadline = deadline
-        self._limit_s = limit_s
-
-    def __next__(self) -> Any:
-        return next(self._steps)
-
-    def send(self, answer: Any) -> Any:
-        wanted = self._steps.send(answer)
-        # Steps that have what they waited for do not come here: an answer just in time is taken.
-        deadline = self._deadline
-        if time.monotonic() >= self._until or (not answer and deadline is not None and deadline.has_passed):
-            raise _no_answer(deadline, self._limit_s)
-        return wanted
-
-    def throw(self, *error: Any) -> Any:
-        return self._steps.throw(*error)
-
-    def close(self) -> None:
-        self._steps.close()
+    try:
+        wanted = next(steps)
+        while True:
+            answer = yield wanted
+            wanted = steps.send(answer)
+            # Steps that have what they waited for do not come here: an answer just in time is taken.
+            if time.monotonic() >= until or (not answer and deadline is not None and deadline.has_passed):
+                raise _no_answer(deadline, limit_s)
+    except StopIteration as end:
+        result: _Result = end.value
+        return result
 
 
 def _no_answer(deadline: Deadline | None, limit_s: float | None) -> NoAnswerInTime:
@@ -137,7 +125,7 @@ class TimedConnection(psycopg.Connection[Any]):
         if deadline is not None:
             until = min(until, deadline.until)
         try:
-            return super().wait(_Ended(gen, until, deadline, limit_s), min(interval, until - now), *args, **options)
+            return super().wait(_ended(gen, until, deadline, limit_s), min(interval, until - now), *args, **options)
         except NoAnswerInTime as error:
             # A commit is not to be cancelled: where it waits for a standby, it would go on without it.
             if self._step != "commit" and self.pgconn.transaction_status == TransactionStatus.ACTIVE:

@@ -67,18 +67,6 @@ class Either(NamedTuple):
         return str(self.prepared)
 
 
-class Text(NamedTuple):
-    """A statement as psycopg takes it, and the parameters it brings itself."""
-
-    sql: bytes
-    unprepared: bytes
-    own: Mapping[str, Any]
-
-    def on(self, driver: TimedConnection) -> bytes:
-        """What a connection is asked."""
-        return self.sql if driver.prepare_threshold is not None else self.unprepared
-
-
 def sql(text: str) -> sa.TextClause:
     """A statement, written as SQL with parameters as `:name::type`: PostgreSQL plans by the types that it is told.
 
@@ -94,14 +82,11 @@ def sql(text: str) -> sa.TextClause:
 
 
 @lru_cache(maxsize=1024)
-def _text_of(statement: Any) -> Text:
+def _text_of(statement: sa.TextClause | Either, *, is_prepared: bool) -> bytes:
+    """A statement as psycopg takes it, on a connection that prepares statements, or on one that does not."""
     if isinstance(statement, Either):
-        return Text(_text_of(statement.prepared).sql, _text_of(statement.unprepared).sql, {})
-    if isinstance(statement, str):
-        return Text(statement.encode(), statement.encode(), {})
-    text = statement.compile(dialect=_DIALECT)
-    sql = str(text).encode()
-    return Text(sql, sql, {name: value for name, value in text.params.items() if value is not None})
+        statement = statement.prepared if is_prepared else statement.unprepared
+    return str(statement.compile(dialect=_DIALECT)).encode()
 
 
 class Database:
@@ -202,7 +187,7 @@ class Database:
 
     def rows(
         self,
-        statement: Any,
+        statement: sa.TextClause | Either,
         parameters: Mapping[str, Any],
         *,
         accept: Callable[[Rows], bool] | None = None,
@@ -210,7 +195,7 @@ class Database:
     ) -> Rows:
         """The rows a statement gives, as named tuples; those of an update that gives none: none.
 
-        - `statement`: Built once, so that it is compiled once; or its text, or either of two.
+        - `statement`: Made by `sql`, once, so that it is compiled once; or either of two.
         - `accept`: Whether what it wrote shall stay, by its rows: then it is a transaction. None (default): it stays.
         - `once`: Whether it is not repeated here where the connection is lost, since the caller finds out what became
           of it. Default: False.
@@ -222,14 +207,13 @@ class Database:
             DatabaseUnavailable: PostgreSQL does not answer, on a new connection either.
             UsedAfterClose: it was closed.
         """
-        text = _text_of(statement)
-        given = {**text.own, **parameters} if text.own else parameters
         with translated_errors():
             for tries_left in reversed(range(1 if once else TRIES)):
                 connection = self._taken(autocommit=True)
                 is_new, connection.is_used = not connection.is_used, True
                 try:
-                    return _executed(connection, text.on(connection), given, accept)
+                    text = _text_of(statement, is_prepared=connection.prepare_threshold is not None)
+                    return _executed(connection, text, parameters, accept)
                 except psycopg.Error as error:
                     if not tries_left or not self._may_go_on(connection, error, is_new=is_new):
                         raise
@@ -300,20 +284,20 @@ def at_one_moment(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def _executed(
-    driver: TimedConnection, sql: bytes, given: Mapping[str, Any], accept: Callable[[Rows], bool] | None
+    driver: TimedConnection, text: bytes, given: Mapping[str, Any], accept: Callable[[Rows], bool] | None
 ) -> Rows:
     if accept is None:
-        return _fetched(driver, sql, given)
+        return _fetched(driver, text, given)
     with driver.transaction():
-        rows = _fetched(driver, sql, given)
+        rows = _fetched(driver, text, given)
         if accept(rows):
             return rows
         raise psycopg.Rollback
     return []  # type: ignore[unreachable]  # psycopg.Rollback ends the block, and goes no further
 
 
-def _fetched(driver: TimedConnection, sql: bytes, given: Mapping[str, Any]) -> Rows:
-    cursor = driver.cursor(row_factory=namedtuple_row).execute(sql, given)
+def _fetched(driver: TimedConnection, text: bytes, given: Mapping[str, Any]) -> Rows:
+    cursor = driver.cursor(row_factory=namedtuple_row).execute(text, given)
     result = cursor.pgresult
     # `description` would look up the type of each column.
     return cursor.fetchall() if result is not None and result.nfields else []

@@ -29,10 +29,6 @@ def renewal_s(lease_s: float) -> float:
     return lease_s / RENEWALS
 
 
-NOW: Final = sa.func.clock_timestamp()
-"""The database's time, also amid a transaction that had to wait."""
-
-
 def interval(seconds: Any) -> "sa.ColumnElement[Any]":
     """So many seconds, as a span of time that moments are counted by."""
     nothing: list[Any] = [sa.literal_column("0")] * 6  # No parameters: the text alone is what some prepare.

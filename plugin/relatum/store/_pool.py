@@ -40,15 +40,6 @@ OLDEST: Final = 15
 """The oldest PostgreSQL that is supported."""
 
 
-class _Turn:
-    """Who waits for a connection."""
-
-    def __init__(self) -> None:
-        self.came = threading.Event()
-        self.connection: TimedConnection | None = None
-        """What was given back for it; None where it is to open one."""
-
-
 class Pool:
     """Connections to one database. Threads share it; in a child, it is empty: what it had is the parent's.
 
@@ -87,7 +78,8 @@ class Pool:
         self._idle: list[TimedConnection] = []
         self._in_use: set[TimedConnection] = set()
         self._opening = 0
-        self._turns: deque[_Turn] = deque()
+        self._turns: deque[threading.Condition] = deque()
+        """Of those who wait, in the order they came."""
         self._generation = 0
 
     def _renew(self) -> None:
@@ -116,10 +108,8 @@ class Pool:
             psycopg.Error: it could not be opened.
             ConfigurationError: the server is too old.
         """
-        outer = [each for each in (current(), ending) if each is not None]
-        connection = self._turn(Deadline(self._wait_s, *outer), is_ended_by_others=bool(outer))
-        if connection is None:
-            connection = self._opened(Deadline(None, *outer))
+        deadline = Deadline(None, *(each for each in (current(), ending) if each is not None))
+        connection = self._idle_one(Deadline(self._wait_s, deadline)) or self._opened(deadline)
         try:
             connection.ending = ending
             if connection.autocommit != autocommit:
@@ -129,43 +119,39 @@ class Pool:
             raise
         return connection
 
-    def _turn(self, deadline: Deadline, *, is_ended_by_others: bool) -> TimedConnection | None:
+    def _idle_one(self, deadline: Deadline) -> TimedConnection | None:
         """An idle connection; None where there is room for another, which the caller is to open."""
         with self._lock:
+            if self._turns or not self._has_one():
+                self._wait(deadline)
             while self._idle:
                 connection = self._idle.pop()
                 if not connection.closed:
                     self._in_use.add(connection)
                     return connection
-            if self.in_use < self._most:
-                self._opening += 1
-                return None
-            turn = _Turn()
-            self._turns.append(turn)
-        look_s = LOOK_S if is_ended_by_others else math.inf
-        try:
-            while not turn.came.is_set() and not deadline.has_passed:
-                turn.came.wait(max(0.0, min(look_s, deadline.left_s())))
-        except BaseException:
-            if not self._withdrawn(turn):
-                # It came just as the caller was interrupted: for the next.
-                with self._lock:
-                    if turn.connection is None:
-                        self._leave_room()
-                    else:
-                        self.give_back(turn.connection)
-            raise
-        if self._withdrawn(turn):
-            raise no_connection()
-        return turn.connection
+            self._opening += 1
+            return None
 
-    def _withdrawn(self, turn: _Turn) -> bool:
-        """Wait no more; False where it has come meanwhile."""
-        with self._lock:
-            if not turn.came.is_set():
-                self._turns.remove(turn)
-                return True
-            return False
+    def _has_one(self) -> bool:
+        return bool(self._idle) or self.in_use < self._most
+
+    def _wait(self, deadline: Deadline) -> None:
+        """Wait for a connection or for room, behind those who came before; the lock is held."""
+        turn = threading.Condition(self._lock)
+        self._turns.append(turn)
+        try:
+            while self._turns[0] is not turn or not self._has_one():
+                if deadline.has_passed:
+                    raise no_connection()
+                turn.wait(max(0.0, min(LOOK_S, deadline.left_s())))
+        finally:
+            self._turns.remove(turn)
+            self._wake_first()
+
+    def _wake_first(self) -> None:
+        """Have who has waited for longest look whether there is one; the lock is held."""
+        if self._turns:
+            self._turns[0].notify()
 
     def _opened(self, deadline: Deadline) -> TimedConnection:
         """A new connection, opened in a thread of its own, which nobody waits for behind his deadline.
@@ -188,7 +174,8 @@ class Pool:
             # What comes all the same is nobody's.
             opening.add_done_callback(_end)
             with self._lock:
-                self._leave_room()
+                self._opening -= 1
+                self._wake_first()
             raise
         with self._lock:
             self._opening -= 1
@@ -231,30 +218,13 @@ class Pool:
             connection.end()
         with self._lock:
             self._in_use.discard(connection)
-            self._pass_on(connection)
-
-    def _pass_on(self, connection: TimedConnection) -> None:
-        """Give a connection to who has waited for longest, or keep it, or end it."""
-        is_good = not connection.closed and connection.generation == self._generation and not self._is_closed
-        if is_good and self._turns:
-            turn = self._turns.popleft()
-            turn.connection = connection
-            self._in_use.add(connection)
-            turn.came.set()
-        elif is_good and len(self._idle) < self._kept:
-            self._idle.append(connection)
-        else:
-            # To say goodbye waits for nobody.
-            connection.end()
-            self._opening += 1
-            self._leave_room()
-
-    def _leave_room(self) -> None:
-        """Let who has waited for longest open a connection, in place of one that is not opened, or is ended."""
-        self._opening -= 1
-        if self._turns:
-            self._opening += 1
-            self._turns.popleft().came.set()
+            is_good = not connection.closed and connection.generation == self._generation and not self._is_closed
+            if is_good and (self._turns or len(self._idle) < self._kept):
+                self._idle.append(connection)
+            else:
+                # To say goodbye waits for nobody.
+                connection.end()
+            self._wake_first()
 
     def close(self) -> None:
         """End all connections, and keep none from now on."""

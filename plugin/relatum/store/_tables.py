@@ -49,8 +49,6 @@ streams = _table(
     uuid="broker_id",
 )
 
-recorder_members = _table("recorder_members", text="holder name", moment="lease_expires_at")
-
 keys = _table(
     "keys",
     small="key_id names_key_id",
@@ -95,8 +93,6 @@ skips = _table("skips", integer="stream_id", small="key_id", text="reason", big=
 
 events = _table("events", big="event_id from_offset to_offset", integer="stream_id", text="kind detail", moment="at")
 
-settlements = _table("settlements", uuid="token", boolean="is_void", moment="written_at")
-
 expectations = _table(
     "expectations",
     integer="expectation_id",
@@ -114,15 +110,6 @@ taps = _table(
     moment="created_at",
 )
 
-group_consumers = _table(
-    "group_consumers",
-    integer="consumer_id start_stream_id",
-    text="vhost name ordering",
-    texts="streams",
-    big="start_offset start_us",
-    moment="created_at",
-)
-
 group_scans = _table("group_scans", integer="consumer_id stream_id", big="from_offset to_offset")
 
 group_states = _table(
@@ -133,8 +120,6 @@ group_states = _table(
     sorted="group_id",
     moment="opened_at touched_at lease_expires_at done_at",
 )
-
-placement_epochs: Final = sa.Sequence("placement_epochs", schema=SCHEMA)
 
 super_streams = _table(
     "super_streams",
@@ -153,51 +138,4 @@ super_stream_partitions = _table(
     text="binding_key state",
     double="weight",
     big="open_sets",
-)
-
-placements = _table(
-    "placements",
-    big="placement_id epoch first_epoch generation move_id",
-    integer="super_stream_id partition_id",
-    sorted="name",
-    text="state",
-    moment="opened_at used_at released_at",
-)
-
-context_moves = _table(
-    "context_moves",
-    big="move_id fence_epoch epoch scan_from target_scan_from fence_offset marker_offset generation",
-    integer="super_stream_id source_id target_id attempt contexts",
-    text="state holder reason",
-    boolean="aborting",
-    moment="lease_expires_at started_at fenced_at ended_at",
-)
-
-moved_contexts = _table("moved_contexts", big="move_id from_epoch", sorted="name")
-
-publisher_sessions = _table(
-    "publisher_sessions",
-    integer="super_stream_id",
-    text="holder",
-    big="seen beat",
-    double="session_s",
-    moment="lease_expires_at",
-)
-
-serial_consumers = _table("serial_consumers", integer="consumer_id super_stream_id", sorted="name", moment="created_at")
-
-serial_members = _table("serial_members", integer="consumer_id", text="holder", moment="lease_expires_at")
-
-serial_positions = _table(
-    "serial_positions",
-    integer="consumer_id partition_id",
-    text="holder",
-    big="position version last_offset last_fingerprint last_chunk_ms",
-)
-
-serial_holds = _table(
-    "serial_holds",
-    integer="consumer_id partition_id source_id",
-    big="move_id marker_offset cursor epoch fence_offset held",
-    moment="since",
 )

@@ -5,11 +5,12 @@ texts. A server that speaks another language than English (`lc_messages`) is the
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import psycopg
 import sqlalchemy as sa
+from psycopg import errors
 
 from relatum.errors import (
     AccessRefused,
@@ -21,7 +22,7 @@ from relatum.errors import (
 )
 from relatum.store._connection import NoAnswerInTime
 
-REFUSALS: Final = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
+REFUSALS: Final = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded)
 """What no waiting cures: SQLSTATE classes 22 and 23, and 54000, which psycopg counts among what passes.
 
 Source: PostgreSQL, appendix A, "PostgreSQL Error Codes".
@@ -31,61 +32,39 @@ _PASSING: Final = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
     # Sessions ended for their time: a new connection does better.
-    psycopg.errors.IdleInTransactionSessionTimeout,
-    psycopg.errors.TransactionTimeout,
+    errors.IdleInTransactionSessionTimeout,
+    errors.TransactionTimeout,
 )
 
-_READ_ONLY: Final = (
-    "PostgreSQL is read-only here (a standby, or default_transaction_read_only): give the primary's URL, or all hosts "
-    "and target_session_attrs=read-write; nothing was written"
-)
-
-_POOLED: Final = (
-    "a statement that was prepared belongs to another session: a pooler hands out sessions by transaction. Add "
-    "?pgbouncer=true to the database's URL"
-)
-
-_LOCKED: Final = (
-    "another session holds a lock for too long (pg_stat_activity and pg_blocking_pids show which); nothing was "
-    "changed, and it is safe to repeat"
-)
-
-_MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], Callable[[str], RelatumError]], ...]] = (
-    # What SQLSTATEs mean, with the first line of PostgreSQL's words.
+_MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], type[RelatumError], str, str], ...]] = (
+    # What SQLSTATEs mean, the reason where that passes, and what is said of it; {} is the first line of PostgreSQL's.
     (
-        (
-            psycopg.errors.UndefinedTable,
-            psycopg.errors.UndefinedColumn,
-            psycopg.errors.UndefinedFunction,
-            psycopg.errors.InvalidSchemaName,
-        ),
-        lambda said: SchemaMissing("the database has no schema `relatum`, or an older one: run `relatum migrate`"),
+        (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName),
+        SchemaMissing, "", "the database has no schema `relatum`, or an older one: run `relatum migrate`",
     ),
     (
-        (psycopg.errors.ReadOnlySqlTransaction,),
-        lambda said: DatabaseUnavailable(_READ_ONLY, reason="read_only"),
+        (errors.ReadOnlySqlTransaction,), DatabaseUnavailable, "read_only",
+        "PostgreSQL is read-only here (a standby, or default_transaction_read_only): give the primary's URL, or all "
+        "hosts and target_session_attrs=read-write; nothing was written",
     ),
     (
-        (psycopg.errors.DuplicatePreparedStatement, psycopg.errors.InvalidSqlStatementName),
-        lambda said: ConfigurationError(f"{_POOLED} ({said})"),
+        (errors.DuplicatePreparedStatement, errors.InvalidSqlStatementName), ConfigurationError, "",
+        "a statement that was prepared belongs to another session: a pooler hands out sessions by transaction. Add "
+        "?pgbouncer=true to the database's URL ({})",
     ),
     (
-        (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidPassword),
-        lambda said: AccessRefused(f"PostgreSQL refuses this user: {said}{_grant(said)}"),
+        (errors.InsufficientPrivilege, errors.InvalidPassword), AccessRefused, "",
+        "PostgreSQL refuses this user: {}",
     ),
+    ((errors.InvalidCatalogName,), ConfigurationError, "", "there is no such database: {}"),
     (
-        (psycopg.errors.InvalidCatalogName,),
-        lambda said: ConfigurationError(f"there is no such database: {said}"),
+        (errors.LockNotAvailable,), DatabaseUnavailable, "timeout",
+        "another session holds a lock for too long (pg_stat_activity and pg_blocking_pids show which); nothing was "
+        "changed, and it is safe to repeat: {}",
     ),
-    (
-        (psycopg.errors.LockNotAvailable,),
-        lambda said: DatabaseUnavailable(f"{_LOCKED}: {said}", reason="timeout"),
-    ),
-    (
-        (psycopg.errors.DiskFull,),
-        lambda said: DatabaseUnavailable(f"PostgreSQL's disk is full: {said}; nothing was written", reason="disk_full"),
-    ),
-)
+    ((errors.DiskFull,), DatabaseUnavailable, "disk_full", "PostgreSQL's disk is full: {}; nothing was written"),
+    ((NoAnswerInTime,), DatabaseUnavailable, "timeout", "PostgreSQL: {}"),
+)  # fmt: skip
 
 _TLS_HINT: Final = " (sslmode, sslrootcert, sslcert and sslkey in the database's URL say what is asked of TLS)"
 
@@ -157,32 +136,31 @@ class translated_errors:  # noqa: N801 - reads as the statement it is: `with tra
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, sa.exc.DBAPIError):
-            if not (self._theirs_too and isinstance(error.orig, REFUSALS)):
-                raise_translated(error, error.orig, lost=error.connection_invalidated)
-        elif isinstance(error, psycopg.Error) and not (self._theirs_too and isinstance(error, REFUSALS)):
-            raise_translated(error, error)
+            original, is_lost = error.orig, error.connection_invalidated
+        elif isinstance(error, psycopg.Error):
+            original, is_lost = error, False
+        else:
+            return
+        if self._theirs_too and isinstance(original, REFUSALS):
+            return
+        translated = _translated(original, is_lost=is_lost)
+        # What is not translated is a defect of ours.
+        if translated is not None:
+            raise translated from error
 
 
-def raise_translated(error: BaseException, original: BaseException | None, *, lost: bool = False) -> None:
-    """Raise Relatum's error for a driver's error; return where the driver's own should be seen (a defect of ours)."""
-    translated = _translated(original, lost=lost)
-    if translated is not None:
-        raise translated from error
-
-
-def _translated(original: BaseException | None, *, lost: bool) -> RelatumError | None:
-    first = _first_line(original)
-    for kinds, translate in _MEANT:
-        if isinstance(original, kinds):
-            return translate(first)
-    if isinstance(original, REFUSALS) and not lost:
-        return RowRefused(f"PostgreSQL refuses a value, and would again: {first}", sqlstate=original.sqlstate)
-    if isinstance(original, NoAnswerInTime):
-        return DatabaseUnavailable(f"PostgreSQL: {first}", reason="timeout")
-    if _is_of_connecting(original) and not lost:
+def _translated(original: BaseException | None, *, is_lost: bool) -> RelatumError | None:
+    # Its first line: psycopg puts neither passwords nor parameters into it.
+    said = (str(original).strip().splitlines() or [type(original).__name__])[0]
+    for classes, kind, reason, told in _MEANT:
+        if isinstance(original, classes):
+            return _made(kind, told.format(said) + _grant(said), reason)
+    if isinstance(original, REFUSALS) and not is_lost:
+        return RowRefused(f"PostgreSQL refuses a value, and would again: {said}", sqlstate=original.sqlstate)
+    if _is_of_connecting(original) and not is_lost:
         return _of_connecting(str(original))
-    if lost or isinstance(original, _PASSING):
-        return DatabaseUnavailable(f"PostgreSQL does not answer: {first}")
+    if is_lost or isinstance(original, _PASSING):
+        return DatabaseUnavailable(f"PostgreSQL does not answer: {said}")
     return None
 
 
@@ -217,8 +195,7 @@ def _of_one_host(said: str) -> RelatumError:
     if not _NOT_TLS.search(said):
         for known, kind, reason, more in _KNOWN:
             if known.search(said):
-                told = f"{_OPENINGS[kind]}: {said}{more}"
-                return kind(told, reason=reason) if reason else kind(told)
+                return _made(kind, f"{_OPENINGS[kind]}: {said}{more}", reason)
     return DatabaseUnavailable(f"PostgreSQL does not answer: {said}")
 
 
@@ -227,6 +204,10 @@ _OPENINGS: Final[dict[type[RelatumError], str]] = {
     ConfigurationError: "PostgreSQL cannot be reached as it is set up",
     AccessRefused: "PostgreSQL refuses this user",
 }
+
+
+def _made(kind: type[RelatumError], told: str, reason: str) -> RelatumError:
+    return kind(told, reason=reason) if reason else kind(told)
 
 
 def _grant(said: str) -> str:
@@ -240,8 +221,3 @@ def _grant(said: str) -> str:
         "order, relatum_recorder records, taps and defines, relatum_collector collects, relatum_router places contexts "
         "and sets (GRANT relatum_reader TO its_name)"
     )
-
-
-def _first_line(error: BaseException | None) -> str:
-    """The first line of a driver's message; psycopg puts neither passwords nor parameters into it."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
