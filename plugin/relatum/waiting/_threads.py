@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -24,6 +25,9 @@ IDLE_S: Final = 10.0
 
 OVERDUE_S: Final = 1.0
 """Seconds after its deadline from which on a call counts as one that never looks at it, and its thread as lost."""
+
+LET_GO_S: Final = 2 * LOOK_S
+"""Seconds that a cancelled task waits at most until its thread has let go of what it held."""
 
 _Result = TypeVar("_Result")
 
@@ -193,6 +197,9 @@ async def in_thread(
 ) -> _Result:
     """Call a function in a thread, within the deadline of the task; cancelled, the thread lets go of what it waits for.
 
+    So a task that is cancelled ends `LET_GO_S` later at most: what its call held has been given back by then, unless it
+    hangs where nobody looks at a deadline.
+
     Args:
         threads: Where to call it; None for the event loop's own threads.
         function: What to call.
@@ -224,11 +231,32 @@ async def in_thread(
                 raise TimeoutError(f"no thread became free in time ({deadline})") from None
             if returned is not None:
                 future.add_done_callback(partial(_give_back, threads, returned))
+            deadline.end_in(0)
+            await _let_go(future)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
             deadline.end_in(0)
+
+
+async def _let_go(future: "Future[Any]") -> None:
+    """Wait until a call that was cancelled has ended."""
+    if not future.done():
+        ended = asyncio.get_running_loop().create_future()
+
+        def end() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        future.add_done_callback(lambda _: _in_loop(ended.get_loop(), end))
+        await asyncio.wait([ended], timeout=LET_GO_S)
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    # The loop may have ended before the call.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)
 
 
 def _give_back(threads: Executor, returned: Callable[[Any], object], future: "Future[Any]") -> None:
