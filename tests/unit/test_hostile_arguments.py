@@ -92,7 +92,8 @@ def readers() -> None:
     """Everything that reads."""
     transport: Any = Unreachable()
     for kind in (StreamReader, AsyncStreamReader):
-        reader: Any = kind(transport, 1.0)
+        blocking = StreamReader(transport, 1.0)
+        reader: Any = blocking if kind is StreamReader else AsyncStreamReader(blocking, 1.0)
         name = kind.__name__
         take(f"{name}.read", reader.read, {"stream": "s", "offset": 1}, stream=[*NAMES, None], offset=[*OFFSETS, None])
         take(f"{name}.read_many", reader.read_many, {"ids": []}, ids=[*OTHERS, None], window=COUNTS)

@@ -1,6 +1,5 @@
-"""What is done beside an object: again and again, by a thread or by a task, and once it is dropped."""
+"""What is done beside an object: again and again, by a thread, and once it is dropped."""
 
-import asyncio
 import gc
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import weakref
 from queue import SimpleQueue
 
 from relatum.closing import close_when_dropped
-from relatum.waiting import AsyncKeeper, Keeper
+from relatum.waiting import Keeper
 
 EVERY_S = 0.001
 
@@ -20,7 +19,6 @@ class _Owner:
     def __init__(self) -> None:
         self.calls: SimpleQueue[str] = SimpleQueue()
         self.ended = threading.Event()
-        self.thrice = asyncio.Event()
         self.ends: Keeper | None = None
 
     def call(self) -> None:
@@ -28,13 +26,6 @@ class _Owner:
         if self.ends is not None:
             self.ends.end()
             self.ended.set()
-
-    async def call_in_task(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.calls.put(task.get_name())
-        if self.calls.qsize() == 3:
-            self.thrice.set()
 
 
 def test_a_thread_calls_again_until_it_is_ended() -> None:
@@ -64,20 +55,6 @@ def test_a_thread_ends_with_its_owner() -> None:
     gc.collect()
     assert gone() is None
     assert not keeper._thread.is_alive()
-
-
-async def test_a_task_calls_again_until_it_is_ended_or_its_owner_is_forgotten() -> None:
-    """A task does as the thread does."""
-    owner = _Owner()
-    keeper = AsyncKeeper(owner, _Owner.call_in_task, every_s=EVERY_S, name="again")
-    async with asyncio.timeout(90):
-        await owner.thrice.wait()
-    await keeper.end()
-    assert [task.get_name() for task in asyncio.all_tasks() if task.get_name() == "again"] == []
-    forgotten = AsyncKeeper(owner, _Owner.call_in_task, every_s=EVERY_S, name="alone")
-    del owner
-    async with asyncio.timeout(90):
-        await asyncio.wait([forgotten._task])
 
 
 def test_another_thread_closes_what_is_dropped() -> None:

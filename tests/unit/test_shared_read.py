@@ -1,4 +1,4 @@
-"""Reads that tasks share, the order in which they get the lock of a name, and what wakes them."""
+"""Reads that tasks share, and the order in which they get the lock of a name."""
 
 import asyncio
 import threading
@@ -8,7 +8,6 @@ import pytest
 from relatum.contexts._async_routers import SharedRead
 from relatum.contexts.placement._name_locks import NameLocks
 from relatum.errors import DatabaseUnavailable
-from relatum.waiting import Bell
 from tests.support import in_a_loop
 
 
@@ -102,39 +101,3 @@ def test_a_names_lock_is_let_go_with_an_error() -> None:
         with pytest.raises(KeyError), locks("x") as lock, lock:
             raise KeyError
     assert not locks._used
-
-
-LONG_S = 90.0
-
-
-async def test_a_wait_ends_when_it_is_rung_or_its_time_is_over() -> None:
-    """Also where an earlier wait has left its timer, and where a later one may end sooner."""
-    bell, loop = Bell(), asyncio.get_running_loop()
-    bell.ring(5)  # nobody waits
-    told = [await bell.wait(0.0)]
-    loop.call_soon(bell.ring, 1)
-    loop.call_soon(bell.ring, 2)
-    told.append(await bell.wait(LONG_S))
-    told.append(await bell.wait(0.001))
-    loop.call_soon(bell.ring, 3)
-    told.append(await bell.wait(0.001))
-    told.append(await bell.wait(0.002))
-    assert told == [0, 1, 0, 3, 0]
-
-
-def test_a_bell_serves_one_loop_after_the_other() -> None:
-    """The timer of a loop that is no more never goes off; who was cancelled waits no more."""
-    bell = Bell()
-
-    async def cancelled() -> None:
-        waits = asyncio.create_task(bell.wait(LONG_S))
-        await asyncio.sleep(0)
-        waits.cancel()
-        await asyncio.wait([waits])
-        bell.ring(1)
-
-    async def wait() -> int:
-        return await bell.wait(0.001)
-
-    asyncio.run(cancelled())
-    assert asyncio.run(wait()) == 0

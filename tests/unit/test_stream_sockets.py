@@ -1,6 +1,5 @@
-"""A stream connection whose other side takes nothing any more, through both faces."""
+"""A stream connection whose other side takes nothing any more."""
 
-import asyncio
 import socket
 from collections.abc import Iterator
 
@@ -8,8 +7,7 @@ import pytest
 
 from relatum.errors import ConnectionLost
 from relatum.reading import SocketConnection, _channels
-from relatum.reading._async_socket import AsyncSocketConnection
-from relatum.reading._channels import AsyncChannel, Channel
+from relatum.reading._channels import Channel
 from relatum.wire import Login
 
 LOGIN = Login("guest", "guest", "/", heartbeat_s=0)
@@ -31,14 +29,4 @@ def test_what_cannot_be_sent_in_time_ends_the_connection(near: socket.socket) ->
     connection.session.send(MORE_THAN_FITS)
     with pytest.raises(ConnectionLost):
         connection.wait(0.0)
-    assert not connection.is_usable
-
-
-async def test_what_a_task_cannot_send_in_time_ends_the_connection(near: socket.socket) -> None:
-    """The asyncio face does the same."""
-    _, channel = await asyncio.get_running_loop().create_connection(AsyncChannel, sock=near)
-    connection = AsyncSocketConnection(channel, LOGIN)
-    connection.session.send(MORE_THAN_FITS)
-    with pytest.raises(ConnectionLost):
-        await connection.wait(0.0)
     assert not connection.is_usable

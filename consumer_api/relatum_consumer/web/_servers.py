@@ -89,7 +89,7 @@ class Servers:
         """Close both connections."""
         if self._reader is not None:
             await self._reader.close()
-        self._threads.shutdown(wait=False)
+        self._threads.shutdown()
         self._database.close()
 
     async def _ask_broker(self) -> None:

@@ -1,65 +1,63 @@
-# The blocking face of this, _reader.py, is made by tools/make-twins.
-"""The asyncio reader."""
+"""The asyncio reader: `StreamReader`, called in threads of its own."""
 
 import asyncio
-import contextlib
 import ssl
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
-from typing import Self, TypeVar
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, Generic, ParamSpec, Self, TypeVar
 
 from relatum import metrics
-from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, seconds_text
 from relatum.closing import AsyncClosing
-
-# blocking only:
-# from relatum.reading._socket import SocketConnection
-# from relatum.wire import Broker
-# both:
-from relatum.errors import AccessRefused, NotFound, ReadTimeout
+from relatum.errors import ReadTimeout, UsedAfterClose
 from relatum.processes import of_one_process
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._connecting import HEARTBEAT_S
 from relatum.reading._kept import KeptChunks
 from relatum.reading._message import Message
-from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
-from relatum.reading._scan import CREDIT, IDLE_S, Scan, Start, checked_ids, checked_scan
-from relatum.reading._stream_asyncio import SLICE, AsyncStreams
-from relatum.reading._stream_errors import check_offset
-from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
-from relatum.waiting import current, has_passed, left_s
-from relatum.wire import IDENTITY_STREAM, AuthMechanism, BrokerIdentity, broker_id_of
+from relatum.reading._plan import WINDOW_MESSAGES, Result
+from relatum.reading._reader import StreamReader
+from relatum.reading._scan import CREDIT, Start
+from relatum.reading._stream_errors import check_time
+from relatum.reading._turns import CONNECTIONS_MAX, Line, ReaderStatistics, Use, check_limit
+from relatum.waiting import Threads, in_thread, left_s
+from relatum.wire import AuthMechanism, BrokerIdentity
 
-_Taken = TypeVar("_Taken")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
+
+SLICE: Final = 50
+"""Items after which other tasks run: messages are decoded where they are used, and so many take about 3 ms."""
+
+ASIDE_THREADS: Final = 4
+"""Threads that close the reader and what iterations hold: closing waits for no question."""
 
 
 class AsyncStreamReader(AsyncClosing):
-    # asyncio only:
     """Reads streams with asyncio. An asynchronous context manager; tasks may share one.
 
-    A cancelled call leaves the reader usable. Use `async with contextlib.aclosing(...)` around iterations that end
-    early.
+    It holds a `StreamReader` and calls it in threads of its own, `connections_max` at most, and one for each stream
+    that is followed. Between two parts of an iteration it uses no thread. A cancelled call leaves the reader usable.
+    Use `async with contextlib.aclosing(...)` around iterations that end early.
 
     Every method may raise `StreamNotFound`, `NotAStream`, `AccessRefused`, and, safe to repeat, `StreamUnavailable`,
     `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and `ConnectionsInUse` (all
     `connections_max` were in use all that time).
     """
 
-    # blocking only:
-    # """Reads streams, blocking. A context manager; threads may share one.
-    #
-    # Every method may raise `StreamNotFound`, `NotAStream`, `AccessRefused`, and, safe to repeat, `StreamUnavailable`,
-    # `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and `ConnectionsInUse` (all
-    # `connections_max` were in use all that time).
-    # """
-    # both:
-
-    def __init__(self, streams: AsyncStreams, timeout_s: float) -> None:
-        self._streams = streams
+    def __init__(self, reader: StreamReader, timeout_s: float, connections_max: int = CONNECTIONS_MAX) -> None:
+        self._reader = reader
         self._timeout_s = timeout_s
-        # asyncio only:
+        self._line = Line(connections_max)
+        self._threads = Threads(connections_max, "relatum-reader")
+        self._following = Threads(sys.maxsize, "relatum-reader-following")
+        self._aside = Threads(ASIDE_THREADS, "relatum-reader-aside")
+        self._is_closed = False
         of_one_process(self, "a reader for asyncio")
-        # both:
         metrics.report(self)
 
     @classmethod
@@ -73,36 +71,23 @@ class AsyncStreamReader(AsyncClosing):
         heartbeat_s: int = HEARTBEAT_S,
         connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
-        """A reader that is connected.
-
-        Args:
-            address: The broker's address or URL.
-            timeout_s: Seconds until a call without an answer ends as `ReadTimeout`; connecting included.
-            ssl_context: TLS context for addresses with TLS; None: what the address says, whose certificates and host
-                names are verified.
-            auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what
-                the address says.
-            heartbeat_s: Seconds of heartbeat asked for; a broker that is silent for 1.5 times that counts as lost
-                while a reader waits.
-            connections_max: Connections at most, to all nodes of the broker together, in use and kept open; from 2
-                on. A call waits for one, within `timeout_s`, in the order of the calls. Each stream that is followed
-                has one beside that.
-
-        Raises:
-            BrokerUnavailable: Nothing answers; where the broker is there, its plugin `rabbitmq_stream` is not enabled.
-            AccessRefused: The broker refuses the user or the virtual host.
-            TlsRefused: TLS cannot be, for a reason that it names.
-            ConfigurationError: The URL has no stream port, something else listens there, or a file of TLS cannot be
-                used.
-            InvalidInput: `connections_max` is no number from 2 on.
-        """
-        address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
+        """A reader that is connected; arguments and errors as of `StreamReader.open`."""
         check_limit(connections_max)
-        checked_seconds("timeout_s", timeout_s)
-        checked_count("heartbeat_s", heartbeat_s, least=0)
-        streams = AsyncStreams(address, timeout_s=timeout_s, heartbeat_s=heartbeat_s, connections=connections_max)
-        await streams.open()
-        return cls(streams, timeout_s)
+        opening = partial(
+            StreamReader._connected,
+            address,
+            timeout_s=timeout_s,
+            ssl_context=ssl_context,
+            auth_mechanism=auth_mechanism,
+            heartbeat_s=heartbeat_s,
+            connections_max=connections_max,
+        )
+        threads = Threads(1, "relatum-reader-opening")
+        try:
+            reader = await in_thread(threads, opening, returned=StreamReader.close)
+        finally:
+            threads.shutdown()
+        return cls(reader, timeout_s, connections_max)
 
     async def read(self, stream: str, offset: int) -> Message:
         """The message at an offset.
@@ -111,25 +96,16 @@ class AsyncStreamReader(AsyncClosing):
             OffsetExpired: Retention has dropped it; `first` is the first one retained.
             OffsetNotFound: The stream ends before it (`last` says where), or the broker used that offset itself.
         """
-        checked_name("stream", stream)
-        check_offset(stream, offset)
-        return await self._streams.read(stream, offset)
+        return await self._call(self._reader.read, stream, offset)
 
     def read_many(
         self, ids: Iterable[tuple[str, int]], *, window: int = WINDOW_MESSAGES
     ) -> AsyncGenerator[Result, None]:
-        """The messages of many ids, in the order of the ids; neighbours are read together.
+        """The messages of many ids, in the order of the ids; as `StreamReader.read_many`.
 
-        Each id gives its message, or the `NotFound` or `AccessRefused` error that says why there is none, as a value.
-        Memory is bounded: at most `window` messages and 64 MiB are held. What comes past that before its turn is read
-        again.
-
-        Args:
-            ids: What to read; any order, any number, from any streams; may repeat.
-            window: Ids planned together.
+        `ids` is iterated in a thread, some way ahead of what was given.
         """
-        checked_count("window", window, most=WINDOW_MAX)
-        return self._streams.read_many(checked_ids(ids), window, Use.LENT)
+        return self._in_parts(self._reader._many_in_parts(ids, window), Use.LENT)
 
     async def read_all(self, ids: Iterable[tuple[str, int]], *, kept: KeptChunks | None = None) -> list[Result]:
         """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
@@ -141,10 +117,7 @@ class AsyncStreamReader(AsyncClosing):
             kept: Chunks that were read before and are not read again; those that are read now join them. None reads
                 all.
         """
-        async with contextlib.aclosing(
-            self._streams.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER, kept)
-        ) as results:
-            return [result async for result in results]
+        return await self._call(self._reader.read_all, ids, kept=kept)
 
     def iterate(
         self,
@@ -155,128 +128,51 @@ class AsyncStreamReader(AsyncClosing):
         follow: bool = False,
         idle_timeout_s: float | None = None,
     ) -> AsyncGenerator[Message, None]:
-        """The messages of a stream from a point on, ascending.
+        """The messages of a stream from a point on, ascending; arguments and errors as of `StreamReader.iterate`."""
+        parts = self._reader._messages_in_parts(stream, start, stop=stop, follow=follow, idle_timeout_s=idle_timeout_s)
+        return self._in_parts(parts, Use.FOLLOW if follow else Use.LENT)
 
-        Args:
-            stream: The stream's name.
-            start: Where to begin. "last" begins with the last chunk the broker wrote, a moment with the first message
-                written at or after it.
-            stop: The offset to end before; None for none.
-            follow: False ends where the stream ended when this was called; True waits for what is published later.
-            idle_timeout_s: With `follow`, ends when no message came for so many seconds; None waits for ever.
+    async def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], _Item | None]) -> list[_Item]:
+        """What a function makes of the messages from an offset to before another; as `StreamReader.scan`.
 
-        Raises:
-            ReadTimeout: Without `follow`: nothing came for `timeout_s`, though more is in the stream.
+        `take` is called in a thread.
         """
-        scan = checked_scan(stream, start, stop, follow=follow)
-        if idle_timeout_s is not None:
-            checked_seconds("idle_timeout_s", idle_timeout_s)
-        return self._iterate(stream, scan, idle_timeout_s, Use.FOLLOW if follow else Use.LENT)
-
-    async def _iterate(
-        self, stream: str, scan: Scan, idle_timeout_s: float | None, use: Use
-    ) -> AsyncGenerator[Message, None]:
-        idle_s = left_s(self._timeout_s) if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
-        # asyncio only:
-        count = 0
-        # both:
-        async with contextlib.aclosing(self._streams.batches(stream, scan, idle_s, use)) as batches:
-            async for batch in batches:
-                if batch is not None:
-                    for message in batch.each_message():
-                        yield message
-                        # asyncio only:
-                        count += 1
-                        if not count % SLICE:
-                            await asyncio.sleep(0)
-                        # both:
-                    if has_passed():
-                        raise ReadTimeout(f"The stream {stream!r} was not read to the end in time ({current()}).")
-                elif not scan.follow:
-                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {seconds_text(idle_s)}.")
-                elif idle_timeout_s is not None:
-                    return
-
-    async def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], _Taken | None]) -> list[_Taken]:
-        """What a function makes of the messages from an offset to before another, without a wait between them.
-
-        Args:
-            stream: The stream's name.
-            start: The first offset.
-            stop: The offset to end before.
-            take: Gives what to keep of a message, None for nothing. It asks this reader nothing.
-
-        Raises:
-            ReadTimeout: Nothing came for `timeout_s`, though more is in the stream.
-        """
-        scan = checked_scan(stream, start, stop, follow=False)
-        async with contextlib.aclosing(self._iterate(stream, scan, None, Use.ANSWER)) as messages:
-            return [taken async for message in messages if (taken := take(message)) is not None]
+        return await self._call(self._reader.scan, stream, start, stop, take)
 
     @property
     def cluster_name(self) -> str | None:
         """The name of the broker's cluster, as it said when the reader was opened; None where it does not say."""
-        return self._streams.server_properties.get("cluster_name") or None
+        return self._reader.cluster_name
 
     async def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
-        return await self._streams.bounds(checked_name("stream", stream))
+        return await self._call(self._reader.bounds, stream)
 
     async def all_bounds(
         self, streams: Sequence[str], kept: KeptChunks | None = None, lasts: Collection[str] = ()
     ) -> dict[str, StreamBounds]:
-        """As `bounds`, of those of many streams whose leaders say so at once, asked for together.
-
-        What is not in the answer is asked for by itself: it is empty, or starting, or led elsewhere, or not there.
-
-        Args:
-            streams: Their names.
-            kept: What came of their first and last chunks joins these.
-            lasts: Those of which the last offset alone is asked for, which takes half as long; the first of these is 0.
-        """
-        return await self._streams.all_bounds(checked_names("streams", streams), kept or KeptChunks(), lasts)
+        """As `bounds`, of those of many streams whose leaders say so at once; as `StreamReader.all_bounds`."""
+        return await self._call(self._reader.all_bounds, streams, kept, lasts)
 
     async def missing(self, streams: Sequence[str]) -> list[str]:
-        """Those of many streams that the broker surely has not, all asked for together.
-
-        Args:
-            streams: Their names.
-        """
-        return await self._streams.missing(checked_names("streams", streams))
+        """Those of many streams that the broker surely has not, all asked for together."""
+        return await self._call(self._reader.missing, streams)
 
     async def identity(self) -> BrokerIdentity:
         """Which broker this is; its id is None where no recorder left one, or where it cannot be read from here."""
-        known = None
-        if not await self._streams.missing([IDENTITY_STREAM]):
-            with contextlib.suppress(NotFound, AccessRefused):
-                known = broker_id_of((await self._streams.read(IDENTITY_STREAM, 0)).body)
-        return BrokerIdentity(known, self.cluster_name or "")
+        return await self._call(self._reader.identity)
 
     async def partitions(self, super_stream: str) -> list[str]:
-        """The streams that a name stands for as a super stream, in their order; empty where it is no super stream's.
-
-        Empty too where there is a stream of that very name: it is meant, whatever is bound to an exchange of the name.
-        Of an exchange that is no super stream: as `bound`.
-        """
-        found = await self.bound(checked_name("super_stream", super_stream))
-        return [] if found and await self.routes("", super_stream) else found
+        """The streams that a name stands for as a super stream, in their order; as `StreamReader.partitions`."""
+        return await self._call(self._reader.partitions, super_stream)
 
     async def bound(self, exchange: str) -> list[str]:
         """The streams that are bound to an exchange: a super stream's in their order; empty where it is not there."""
-        return await self._streams.partitions(checked_name("exchange", exchange))
+        return await self._call(self._reader.bound, exchange)
 
     async def routes(self, exchange: str, routing_key: str) -> list[str] | None:
-        """The streams an exchange routes a key to; None where that cannot be asked.
-
-        "" is the default exchange, which leads to the stream of that name: any broker can be asked by the stream
-        protocol. Other exchanges are asked about from RabbitMQ 4.3 on, since the question takes down the stream plugin
-        of older ones where a headers exchange is reached. A headers exchange routes by headers, so there are none.
-
-        Raises:
-            NotFound: There is no such exchange.
-        """
-        checked_text("exchange", exchange)
-        return await self._streams.routes(exchange, checked_text("routing_key", routing_key))
+        """The streams an exchange routes a key to; None where that cannot be asked. As `StreamReader.routes`."""
+        return await self._call(self._reader.routes, exchange, routing_key)
 
     def batches(
         self,
@@ -288,44 +184,101 @@ class AsyncStreamReader(AsyncClosing):
         credit: int = CREDIT,
         idle_s: float = 1.0,
     ) -> AsyncGenerator[RecordBatch | None, None]:
-        """The stream's records in batches, undecoded: what a recorder reads.
-
-        The broker may send new chunks only for chunks that were handled, that is, after the next batch is asked for.
-        Offsets ascend; there are gaps. Where retention overtook the reader, batches go on further ahead without a
-        word: compare offsets.
-
-        Args:
-            stream: The stream's name.
-            start: Where to begin.
-            stop: The offset to end before; None for none.
-            follow: True waits for what is published later; False ends where the stream ended when
-                this was called.
-            credit: Chunks the broker may send ahead of those handled.
-            idle_s: Seconds after which None is yielded when nothing came, and again each time.
-
-        Raises:
-            StreamUnavailable: The stream moved or was deleted meanwhile.
-        """
-        use = Use.FOLLOW if follow else Use.LENT
-        scan = checked_scan(stream, start, stop, follow=follow, credit=credit)
-        checked_seconds("idle_s", idle_s)
-        return self._streams.batches(stream, scan, idle_s, use)
-
-    # blocking only:
-    # def link(self, node: Broker | None) -> SocketConnection:
-    #     """A connection by the stream protocol for a loop of the caller's own, logged in as the reader is.
-    #
-    #     Args:
-    #         node: The node, as it was advertised; None for the one that the reader is connected to.
-    #     """
-    #     return self._streams.link(node)
-    # both:
+        """The stream's records in batches, undecoded; arguments and errors as of `StreamReader.batches`."""
+        parts = self._reader._batches_in_parts(stream, start, stop=stop, follow=follow, credit=credit, idle_s=idle_s)
+        return self._in_parts(parts, Use.FOLLOW if follow else Use.LENT)
 
     def statistics(self) -> ReaderStatistics:
         """How many connections to the broker are in use, idle and waited for, and how many there may be."""
-        return self._streams.statistics()
+        found = self._reader.statistics()
+        return replace(found, waiting=found.waiting + self._line.waiting)
 
     async def close(self) -> None:
         """Close all connections. Calls under way in other tasks may end as `ConnectionLost`."""
-        await self._streams.close()
-        metrics.retire(self)
+        if not self._is_closed:
+            self._is_closed = True
+            metrics.retire(self)
+            self._threads.shutdown()
+            self._following.shutdown()
+            await in_thread(self._aside, self._reader.close)
+
+    # --- threads ------------------------------------------------------------------------------------------
+
+    async def _call(
+        self, method: Callable[_Arguments, _Result], *args: _Arguments.args, **options: _Arguments.kwargs
+    ) -> _Result:
+        """One call, in its turn."""
+        await self._enter(Use.ANSWER)
+        try:
+            return await self._in_thread(self._threads, partial(method, *args, **options))
+        finally:
+            self._line.leave(Use.ANSWER)
+
+    async def _enter(self, use: Use) -> None:
+        """Have a turn, and with it a thread that is free or about to be.
+
+        An iteration needs a thread to go on and give its connection back. So at most three turns of four are lent to
+        iterations, as their connections are.
+        """
+        check_time()
+        if self._line.enter_at_once(use):
+            return
+        came = asyncio.get_running_loop().create_future()
+        waiter = self._line.enter(use, lambda: None if came.done() else came.set_result(None))
+        assert waiter is not None, "there was no room a moment ago"
+        limit_s = left_s(self._timeout_s)
+        try:
+            async with asyncio.timeout(limit_s):
+                await came
+        except TimeoutError:
+            error = self._line.none_free(limit_s)
+            self._line.withdraw(waiter)
+            raise error from None
+        except BaseException:
+            self._line.withdraw(waiter)
+            raise
+
+    async def _in_thread(self, threads: Threads, function: Callable[[], _Result]) -> _Result:
+        if self._is_closed:
+            raise UsedAfterClose("the reader was closed: open another one")
+        try:
+            return await in_thread(threads, function)
+        except TimeoutError as error:
+            raise ReadTimeout(f"The time of the call is over: {error}.") from None
+
+    async def _in_parts(self, given: Generator[list[_Item], None, None], use: Use) -> AsyncGenerator[_Item, None]:
+        """What an iteration gives, taken in parts, each by one call; between two no thread is used."""
+        parts, count = _Parts(given), 0
+        threads = self._following if use is Use.FOLLOW else self._threads
+        await self._enter(use)
+        try:
+            while (part := await self._in_thread(threads, parts.take)) is not None:
+                for item in part:
+                    yield item
+                    count += 1
+                    if not count % SLICE:
+                        await asyncio.sleep(0)
+        finally:
+            try:
+                # To its end, whatever becomes of this task: it gives a connection back.
+                await asyncio.shield(asyncio.wrap_future(self._aside.submit(parts.close)))
+            finally:
+                self._line.leave(use)
+
+
+class _Parts(Generic[_Item]):
+    """The parts of a blocking iteration. One thread at a time uses it: another waits for a moment."""
+
+    def __init__(self, given: Generator[list[_Item], None, None]) -> None:
+        self._given = given
+        self._lock = threading.Lock()
+
+    def take(self) -> list[_Item] | None:
+        """The next part; None at the end."""
+        with self._lock:
+            return next(self._given, None)
+
+    def close(self) -> None:
+        """End it."""
+        with self._lock:
+            self._given.close()

@@ -76,7 +76,7 @@ class RecordBatch:
         """Offset of the last record of the batch."""
         return self.offsets[-1]
 
-    def each_message(self) -> Sequence[Message]:
+    def each_message(self) -> list[Message]:
         """The batch's messages, none of them decoded yet."""
         stream, chunk_ms = self.stream, self.chunk_ms
         pairs = zip(self.offsets, self.records, strict=True)

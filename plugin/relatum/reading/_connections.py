@@ -1,15 +1,13 @@
-"""The connections of one reader: used by turns, kept while idle, bounded over all nodes; blocking and asyncio.
+"""The connections of one reader: used by turns, kept while idle, bounded over all nodes.
 
 What is in use and what is kept open are never more than the limit: to open one where that is reached, the one that was
 idle for longest is closed. Who follows a stream has a connection beside that.
 """
 
-import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Hashable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Final, Generic, Protocol, TypeVar
 
 from relatum.processes import after_fork, leave_to_parent
@@ -33,17 +31,26 @@ class _Closable(Protocol):
 _Connection = TypeVar("_Connection", bound=_Closable)
 
 
-class _Kept(Generic[_Connection]):
-    """The line, and the idle connections by node, least recently used first."""
+class Connections(Generic[_Connection]):
+    """The line, and the idle connections by node, least recently used first. Threads share it.
 
-    _lock: AbstractContextManager[object] = nullcontext()
-    """Held for each change; tasks of one event loop need none."""
+    In a child, all turns are free again and no connection is there: they are the parent's.
+    """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = CONNECTIONS_MAX) -> None:
         self._line = Line(limit)
         self._idle: list[tuple[Hashable, _Connection]] = []
         self._opened = self._out = 0
         self._is_closed = False
+        # One thread may come twice: the garbage collector ends readings that were dropped, wherever it runs.
+        self._lock = threading.RLock()
+        after_fork(self, Connections._renew)
+
+    def _renew(self) -> None:
+        # Who holds a turn in the parent gives it back to the parent's line.
+        self._lock, self._line = threading.RLock(), Line(self._line.limit)
+        leave_to_parent(*self.idle)
+        self._idle, self._out = [], 0
 
     @property
     def idle(self) -> list[_Connection]:
@@ -64,19 +71,6 @@ class _Kept(Generic[_Connection]):
         return ReaderStatistics(
             line.limit, line.in_use, len(self._idle), line.waiting, line.following, opened=self._opened
         )
-
-    def _take(self, node: Hashable, use: Use) -> tuple[_Connection | None, list[_Connection]]:
-        """The idle connection to a node that was used last, if there is one; else what is to be closed before opening.
-
-        Counted as out from now on, also where it is still to be opened.
-        """
-        self._out += use is not Use.FOLLOW
-        for index in reversed(range(len(self._idle))):
-            if self._idle[index][0] == node:
-                return self._idle.pop(index)[1], []
-        count = max(0, self._out + len(self._idle) - self._line.limit)
-        surplus, self._idle = self._idle[:count], self._idle[count:]
-        return None, [connection for _, connection in surplus]
 
     def leave(self, line: Line, use: Use) -> None:
         """Give a turn back to the line it is of."""
@@ -117,22 +111,6 @@ class _Kept(Generic[_Connection]):
             self._is_closed = True
             idle, self._idle = self.idle, []
             return idle
-
-
-class Connections(_Kept[_Connection]):
-    """For threads. In a child, all turns are free again and no connection is there: they are the parent's."""
-
-    def __init__(self, limit: int = CONNECTIONS_MAX) -> None:
-        super().__init__(limit)
-        # One thread may come twice: the garbage collector ends readings that were dropped, wherever it runs.
-        self._lock = threading.RLock()
-        after_fork(self, Connections._renew)
-
-    def _renew(self) -> None:
-        # Who holds a turn in the parent gives it back to the parent's line.
-        self._lock, self._line = threading.RLock(), Line(self._line.limit)
-        leave_to_parent(*self.idle)
-        self._idle, self._out = [], 0
 
     def enter(self, use: Use, deadline: float) -> Line:
         """Have a turn of a line, to be given back by `leave`.
@@ -183,58 +161,12 @@ class Connections(_Kept[_Connection]):
         What is taken or opened is given back by `put` or `drop`.
         """
         with self._lock:
-            connection, surplus = self._take(node, use)
-        for each in surplus:
-            each.close()
-        return connection
-
-
-class AsyncConnections(_Kept[_Connection]):
-    """As `Connections`, for the tasks of one event loop."""
-
-    async def enter(self, use: Use, deadline: float) -> Line:
-        """Have a turn; see `Connections.enter`. Cancelled while it waits, it leaves the line."""
-        check_time()
-        line = self._line
-        if line.enter_at_once(use):
-            return line
-        asked_at, came = time.monotonic(), asyncio.get_running_loop().create_future()
-        waiter = line.enter(use, partial(_set, came))
-        assert waiter is not None, "there was no room a moment ago"
-        try:
-            async with asyncio.timeout(max(0.0, deadline - asked_at)):
-                await came
-        except TimeoutError:
-            error = line.none_free(deadline - asked_at)
-            line.withdraw(waiter)
-            raise error from None
-        except BaseException:
-            line.withdraw(waiter)
-            raise
-        return line
-
-    @asynccontextmanager
-    async def turn(self, use: Use, deadline: float) -> AsyncIterator[None]:
-        """Have a turn inside; see `enter`."""
-        line = await self.enter(use, deadline)
-        try:
-            yield
-        finally:
-            self.leave(line, use)
-
-    async def take(self, node: Hashable, use: Use) -> _Connection | None:
-        """See `Connections.take`."""
-        connection, surplus = self._take(node, use)
-        try:
-            for each in surplus:
-                await each.close()  # type: ignore[misc]
-        except BaseException:
-            self.drop(use)
-            raise
-        return connection
-
-
-def _set(came: "asyncio.Future[None]") -> None:
-    # Who was cancelled a moment ago gives the turn back as he leaves.
-    if not came.done():
-        came.set_result(None)
+            self._out += use is not Use.FOLLOW
+            for index in reversed(range(len(self._idle))):
+                if self._idle[index][0] == node:
+                    return self._idle.pop(index)[1]
+            count = max(0, self._out + len(self._idle) - self._line.limit)
+            surplus, self._idle = self._idle[:count], self._idle[count:]
+        for _, connection in surplus:
+            connection.close()
+        return None

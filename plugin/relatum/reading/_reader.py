@@ -1,7 +1,7 @@
-# Generated from _async_reader.py by tools/make-twins: edit that, then "make twins".
 """The blocking reader."""
 
 import contextlib
+import itertools
 import ssl
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from typing import Self, TypeVar
@@ -24,6 +24,7 @@ from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check
 from relatum.waiting import current, has_passed, left_s
 from relatum.wire import IDENTITY_STREAM, AuthMechanism, Broker, BrokerIdentity, broker_id_of
 
+_Item = TypeVar("_Item")
 _Taken = TypeVar("_Taken")
 
 
@@ -38,7 +39,6 @@ class StreamReader(Closing):
     def __init__(self, streams: Streams, timeout_s: float) -> None:
         self._streams = streams
         self._timeout_s = timeout_s
-        metrics.report(self)
 
     @classmethod
     def open(
@@ -74,6 +74,29 @@ class StreamReader(Closing):
                 used.
             InvalidInput: `connections_max` is no number from 2 on.
         """
+        reader = cls._connected(
+            address,
+            timeout_s=timeout_s,
+            ssl_context=ssl_context,
+            auth_mechanism=auth_mechanism,
+            heartbeat_s=heartbeat_s,
+            connections_max=connections_max,
+        )
+        metrics.report(reader)
+        return reader
+
+    @classmethod
+    def _connected(
+        cls,
+        address: BrokerAddress | str,
+        *,
+        timeout_s: float,
+        ssl_context: ssl.SSLContext | None,
+        auth_mechanism: AuthMechanism | None,
+        heartbeat_s: int,
+        connections_max: int,
+    ) -> Self:
+        """As `open`, for who reports the statistics itself."""
         address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         check_limit(connections_max)
         checked_seconds("timeout_s", timeout_s)
@@ -106,6 +129,9 @@ class StreamReader(Closing):
             ids: What to read; any order, any number, from any streams; may repeat.
             window: Ids planned together.
         """
+        return _each(self._many_in_parts(ids, window))
+
+    def _many_in_parts(self, ids: Iterable[tuple[str, int]], window: int) -> Generator[list[Result], None, None]:
         checked_count("window", window, most=WINDOW_MAX)
         return self._streams.read_many(checked_ids(ids), window, Use.LENT)
 
@@ -119,10 +145,7 @@ class StreamReader(Closing):
             kept: Chunks that were read before and are not read again; those that are read now join them. None reads
                 all.
         """
-        with contextlib.closing(
-            self._streams.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER, kept)
-        ) as results:
-            return list(results)
+        return list(_each(self._streams.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER, kept)))
 
     def iterate(
         self,
@@ -146,19 +169,25 @@ class StreamReader(Closing):
         Raises:
             ReadTimeout: Without `follow`: nothing came for `timeout_s`, though more is in the stream.
         """
+        return _each(self._messages_in_parts(stream, start, stop=stop, follow=follow, idle_timeout_s=idle_timeout_s))
+
+    def _messages_in_parts(
+        self, stream: str, start: Start, *, stop: int | None, follow: bool, idle_timeout_s: float | None
+    ) -> Generator[list[Message], None, None]:
         scan = checked_scan(stream, start, stop, follow=follow)
         if idle_timeout_s is not None:
             checked_seconds("idle_timeout_s", idle_timeout_s)
-        return self._iterate(stream, scan, idle_timeout_s, Use.FOLLOW if follow else Use.LENT)
+        return self._messages(stream, scan, idle_timeout_s, Use.FOLLOW if follow else Use.LENT)
 
-    def _iterate(
+    def _messages(
         self, stream: str, scan: Scan, idle_timeout_s: float | None, use: Use
-    ) -> Generator[Message, None, None]:
+    ) -> Generator[list[Message], None, None]:
+        """The messages that a scan brings, those that came together in one part."""
         idle_s = left_s(self._timeout_s) if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
-        with contextlib.closing(self._streams.batches(stream, scan, idle_s, use)) as batches:
-            for batch in batches:
+        with contextlib.closing(self._streams.batches(stream, scan, idle_s, use)) as parts:
+            for batch in itertools.chain.from_iterable(parts):
                 if batch is not None:
-                    yield from batch.each_message()
+                    yield batch.each_message()
                     if has_passed():
                         raise ReadTimeout(f"The stream {stream!r} was not read to the end in time ({current()}).")
                 elif not scan.follow:
@@ -179,7 +208,8 @@ class StreamReader(Closing):
             ReadTimeout: Nothing came for `timeout_s`, though more is in the stream.
         """
         scan = checked_scan(stream, start, stop, follow=False)
-        with contextlib.closing(self._iterate(stream, scan, None, Use.ANSWER)) as messages:
+        messages = _each(self._messages(stream, scan, None, Use.ANSWER))
+        with contextlib.closing(messages):
             return [taken for message in messages if (taken := take(message)) is not None]
 
     @property
@@ -275,10 +305,14 @@ class StreamReader(Closing):
         Raises:
             StreamUnavailable: The stream moved or was deleted meanwhile.
         """
-        use = Use.FOLLOW if follow else Use.LENT
+        return _each(self._batches_in_parts(stream, start, stop=stop, follow=follow, credit=credit, idle_s=idle_s))
+
+    def _batches_in_parts(
+        self, stream: str, start: Start, *, stop: int | None, follow: bool, credit: int, idle_s: float
+    ) -> Generator[list[RecordBatch | None], None, None]:
         scan = checked_scan(stream, start, stop, follow=follow, credit=credit)
         checked_seconds("idle_s", idle_s)
-        return self._streams.batches(stream, scan, idle_s, use)
+        return self._streams.batches(stream, scan, idle_s, Use.FOLLOW if follow else Use.LENT)
 
     def link(self, node: Broker | None) -> SocketConnection:
         """A connection by the stream protocol for a loop of the caller's own, logged in as the reader is.
@@ -296,3 +330,10 @@ class StreamReader(Closing):
         """Close all connections. Calls under way in other threads may end as `ConnectionLost`."""
         self._streams.close()
         metrics.retire(self)
+
+
+def _each(parts: Generator[Iterable[_Item], None, None]) -> Generator[_Item, None, None]:
+    """What is in the parts, one by one."""
+    with contextlib.closing(parts):
+        for part in parts:
+            yield from part

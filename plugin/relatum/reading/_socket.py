@@ -1,4 +1,3 @@
-# Generated from _async_socket.py by tools/make-twins: edit that, then "make twins".
 """A blocking connection of the stream protocol: bytes around a session."""
 
 import contextlib

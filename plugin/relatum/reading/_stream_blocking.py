@@ -1,4 +1,3 @@
-# Generated from _stream_asyncio.py by tools/make-twins: edit that, then "make twins".
 """Reading streams over the stream protocol, blocking."""
 
 import contextlib
@@ -40,7 +39,7 @@ from relatum.reading._stream_errors import check_time, is_inside, not_there, pro
 from relatum.reading._stream_nodes import StreamNodes
 from relatum.reading._turns import Use
 from relatum.steps import each, run
-from relatum.waiting import left_s
+from relatum.waiting import left_s, pause
 from relatum.wire import Broker, Chunk, Event, Steps
 
 _Result = TypeVar("_Result")
@@ -117,7 +116,7 @@ class Streams(StreamNodes):
     def bounds(self, stream: str) -> StreamBounds:
         def perform(request: Ask | Pause) -> Any:
             if isinstance(request, Pause):
-                return time.sleep(left_s(request.seconds))
+                return pause(request.seconds)
             return self._bounds_at(request.node, stream, any_node=request.any_node)
 
         return run(self._leaders.ends_of(stream, self.limit_s), perform)
@@ -168,7 +167,7 @@ class Streams(StreamNodes):
         with once(self._address, super_stream):
             found, may_lack = self._ask(lambda operations: operations.partitions(super_stream))
             while may_lack:
-                time.sleep(left_s(RECOVERING_S))
+                pause(RECOVERING_S)
                 ask = partial(StreamOperations.partitions, super_stream=super_stream, before=found)
                 found, may_lack = self._ask(ask)
             return found
@@ -179,7 +178,7 @@ class Streams(StreamNodes):
 
     def read_many(
         self, ids: Iterable[tuple[str, int]], window: int, use: Use, kept: KeptChunks | None = None
-    ) -> Generator[Result, None, None]:
+    ) -> Generator[list[Result], None, None]:
         """See `StreamReader.read_many`. It has a connection while something is under way on it, and no longer."""
         begins: dict[str, int] = {}
         with contextlib.ExitStack() as stack:
@@ -197,9 +196,8 @@ class Streams(StreamNodes):
             steps = ManyReader(Window(ids, window), self._densities, kept).run()
             try:
                 given: Generator[list[Result], None, None] = each(steps, perform)
-                with contextlib.closing(given) as results:
-                    for part in results:
-                        yield from part
+                with contextlib.closing(given):
+                    yield from given
             finally:
                 lanes.send()
 
@@ -265,11 +263,14 @@ class Streams(StreamNodes):
             finally:
                 connection.put_by(self.limit_s)
 
-    def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> Generator[RecordBatch | None, None, None]:
-        """See `StreamReader.batches`."""
+    def batches(
+        self, stream: str, scan: Scan, idle_s: float, use: Use
+    ) -> Generator[list[RecordBatch | None], None, None]:
+        """See `StreamReader.batches`: in parts."""
         with contextlib.closing(self.chunks(stream, scan, idle_s, use)) as chunks:
             for chunk in chunks:
                 if chunk is None:
-                    yield None
+                    yield [None]
                     continue
-                yield from batches_of(stream, chunk, scan)
+                for batch in batches_of(stream, chunk, scan):
+                    yield [batch]

@@ -1,4 +1,3 @@
-# Generated from _async_stream_nodes.py by tools/make-twins: edit that, then "make twins".
 """Connections of the stream protocol to a broker's nodes, blocking: one for each question, a turn for each."""
 
 import contextlib

@@ -4,7 +4,6 @@ Whatever waits for a server, or tries again, does so by this room: one deadline 
 that may be repeated, one back-off, and one line in the log when something goes away and one when it is back.
 """
 
-from relatum.waiting._bell import Bell
 from relatum.waiting._deadline import (
     LEAST_S,
     LOOK_S,
@@ -15,7 +14,7 @@ from relatum.waiting._deadline import (
     left_s,
     within,
 )
-from relatum.waiting._keeper import AsyncKeeper, Keeper
+from relatum.waiting._keeper import Keeper
 from relatum.waiting._outages import ANSWER_S, Outages, Server
 from relatum.waiting._repeating import (
     BACKOFF_S,
@@ -37,8 +36,6 @@ __all__ = [
     "LOOK_S",
     "QUESTION_S",
     "AfterStop",
-    "AsyncKeeper",
-    "Bell",
     "Deadline",
     "Keeper",
     "Outages",

@@ -1,10 +1,8 @@
-"""Something done again and again beside an object, for as long as the object is there: in a thread, or in a task."""
+"""Something done again and again beside an object, in a thread, for as long as the object is there."""
 
-import asyncio
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
-from contextvars import Context
+from collections.abc import Callable
 from typing import TypeVar
 
 _Owner = TypeVar("_Owner")
@@ -33,21 +31,6 @@ class Keeper:
             self._thread.join()
 
 
-class AsyncKeeper:
-    """As `Keeper`, in a task of the event loop that runs; a call under way is cancelled when it is ended."""
-
-    def __init__(self, owner: _Owner, call: Callable[[_Owner], Awaitable[None]], *, every_s: float, name: str) -> None:
-        repeated = _repeat_in_task(weakref.ref(owner), call, every_s)
-        # In a context of its own, as a thread has one: the deadline of the call under way is not for what comes later.
-        self._task = asyncio.create_task(repeated, name=name, context=Context())
-
-    async def end(self) -> None:
-        """Call it no more."""
-        if self._task is not asyncio.current_task():
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-
 def _repeat(
     owner: "weakref.ref[_Owner]", call: Callable[[_Owner], None], every_s: float, ended: threading.Event
 ) -> None:
@@ -56,16 +39,4 @@ def _repeat(
         if held is None:
             return
         call(held)
-        del held
-
-
-async def _repeat_in_task(
-    owner: "weakref.ref[_Owner]", call: Callable[[_Owner], Awaitable[None]], every_s: float
-) -> None:
-    while True:
-        await asyncio.sleep(every_s)
-        held = owner()
-        if held is None:
-            return
-        await call(held)
         del held

@@ -26,6 +26,9 @@ IDLE_S: Final = 10.0
 OVERDUE_S: Final = 1.0
 """Seconds after its deadline from which on a call counts as one that never looks at it, and its thread as lost."""
 
+LET_GO_S: Final = 2 * LOOK_S
+"""Seconds that a cancelled task waits at most until its thread has let go of what it held."""
+
 _Result = TypeVar("_Result")
 
 
@@ -169,11 +172,14 @@ class Threads:
         """Whether a thread is one of these."""
         return thread in self._calls or thread in self._lost
 
-    def shutdown(self) -> None:
-        """Take no more calls. Those that were taken are made, and then the threads end."""
+    def shutdown(self, *, wait: bool = False) -> None:
+        """Take no more calls. Those that were taken are made, and then the threads end; True waits for that."""
         with self._lock:
             self._is_shut = True
             self._queue.put(None)
+            threads = list(self._calls)
+        for thread in threads if wait else []:
+            thread.join()
 
 
 def _is_overdue(call: _Call | None) -> bool:
@@ -215,6 +221,8 @@ class _Awaited(Generic[_Result]):
         self._returned = returned
         self._loop = asyncio.get_running_loop()
         self._came: asyncio.Future[_Result] = self._loop.create_future()
+        self._left: asyncio.Future[None] | None = None
+        self._has_ended = False
         self._begun = threading.Lock()
 
     async def result(self) -> _Result:
@@ -224,13 +232,22 @@ class _Awaited(Generic[_Result]):
         try:
             return await came
         except asyncio.CancelledError:
-            self._begins()
-            if came.done() and not came.cancelled() and came.exception() is None:
-                self._give_back(came.result())
+            if not self._begins():
+                await self._let_go()
             raise
         finally:
             if timer is not None:
                 timer.cancel()
+
+    async def _let_go(self) -> None:
+        """The task was cancelled: wait for a moment until the call has ended."""
+        if not self._came.cancelled():
+            if self._came.exception() is None:
+                self._give_back(self._came.result())
+        elif not self._has_ended:
+            self.deadline.end_in(0)
+            self._left = self._loop.create_future()
+            await asyncio.wait([self._left], timeout=LET_GO_S)
 
     def run(self) -> None:
         if not self._begins():
@@ -256,14 +273,21 @@ class _Awaited(Generic[_Result]):
             self._loop.call_soon_threadsafe(tell, what)
 
     def _succeed(self, result: _Result) -> None:
-        if self._came.done():
-            self._give_back(result)
-        else:
+        if self._is_awaited():
             self._came.set_result(result)
+        else:
+            self._give_back(result)
 
     def _fail(self, error: BaseException) -> None:
-        if not self._came.done():
+        if self._is_awaited():
             self._came.set_exception(error)
+
+    def _is_awaited(self) -> bool:
+        """Whether the task still waits, as the call has ended; one that was cancelled is told."""
+        self._has_ended = True
+        if self._left is not None and not self._left.done():
+            self._left.set_result(None)
+        return not self._came.done()
 
     def _give_back(self, result: _Result) -> None:
         """Nobody takes the result. In a thread: what takes it back may wait, and this is the loop."""
@@ -279,6 +303,9 @@ async def in_thread(
     returned: Callable[[_Result], object] | None = None,
 ) -> _Result:
     """Call a function in a thread, within the deadline of the task; cancelled, the thread lets go of what it waits for.
+
+    So a task that is cancelled ends `LET_GO_S` later at most: what its call held has been given back by then, unless it
+    hangs where nobody looks at a deadline.
 
     Args:
         threads: Where to call it; None for the event loop's own threads.
