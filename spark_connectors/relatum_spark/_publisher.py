@@ -91,8 +91,8 @@ class Publisher:
 
     def _answers(self, correlations: list[int]) -> list[Answer]:
         """Return the answers to requests, one for each stream, all of which must be OK."""
-        deadline = time.monotonic() + self._answer_timeout_s
-        answers = self._connection.run(self._connection.session.answers_to(*correlations), deadline)
+        self._connection.deadline = time.monotonic() + self._answer_timeout_s
+        answers = self._connection.answers(*correlations)
         for stream, answer in zip(self._streams, answers, strict=True):
             if answer.code != Code.OK:
                 raise _refusal(stream, answer.code)

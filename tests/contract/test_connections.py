@@ -145,6 +145,51 @@ async def test_a_cancelled_call_gives_its_place_back(address: BrokerAddress, str
         assert (await reader.read(stream, 4)).body == b"4"
 
 
+@pytest.mark.parametrize("ask", ["question", "iteration", "following"])
+async def test_a_task_cancelled_while_the_broker_is_silent_leaves_nothing_behind(
+    address: BrokerAddress, stream: str, proxy: Proxy, ask: str
+) -> None:
+    """It ends at once, its connection is given back, and no thread waits on for an answer."""
+    async with await AsyncStreamReader.open(address, connections_max=2) as reader, contextlib.AsyncExitStack() as stack:
+        following = await stack.enter_async_context(
+            contextlib.aclosing(reader.iterate(stream, "next" if ask == "following" else 9, follow=ask == "following"))
+        )
+        if ask == "iteration":
+            proxy.mode = "frozen"
+        asked: Any = reader.read(stream, 3) if ask == "question" else anext(following)
+        if ask == "question":
+            assert (await reader.read(stream, 3)).offset == 3
+            proxy.mode = "frozen"
+        task = asyncio.ensure_future(asked)
+        await asyncio.sleep(0.3)
+        assert not task.done()
+        task.cancel()
+        with in_time(0.2), pytest.raises(asyncio.CancelledError):
+            await task
+        await following.aclose()
+        statistics = reader.statistics()
+        assert (statistics.in_use, statistics.waiting, statistics.following) == (0, 0, 0)
+        proxy.mode = "pass"
+        found = await asyncio.gather(*(reader.read(stream, n) for n in range(10)))
+        assert [message.offset for message in found] == list(range(10))
+
+
+async def test_iterations_that_stand_still_do_not_keep_questions_from_being_asked(
+    address: BrokerAddress, stream: str
+) -> None:
+    """As many as may be open, and more that wait; questions are answered, and each iteration goes on."""
+    async with await AsyncStreamReader.open(address, connections_max=4, timeout_s=60) as reader:
+        open_ones = [reader.iterate(stream) for _ in range(3)]
+        firsts = [await anext(each) for each in open_ones]
+        waiting = [asyncio.create_task(_take_one(reader, stream)) for _ in range(8)]
+        found = await asyncio.gather(*(reader.read(stream, n % 10) for n in range(60)))
+        assert [message.offset for message in found] == [n % 10 for n in range(60)]
+        assert reader.statistics().waiting == len(waiting)
+        rests = [[message.offset async for message in each] for each in open_ones]
+        assert rests == [list(range(first.offset + 1, 10)) for first in firsts]
+        assert await asyncio.gather(*waiting) == [0] * len(waiting)
+
+
 async def _take_one(reader: AsyncStreamReader, stream: str) -> int:
     async with contextlib.aclosing(reader.iterate(stream)) as messages:
         return (await anext(messages)).offset
@@ -181,6 +226,18 @@ def test_a_name_that_is_missing_stays_within_the_limit(amqp_url: str, stream_url
             assert {type(each.exception()) for each in asking} == {StreamNotFound}
         assert asked.most <= 3
         assert proxy.most <= 2
+
+
+async def test_a_batched_read_of_tasks_holds_none_either(address: BrokerAddress, stream: str) -> None:
+    """The turn of one that has all it asked for is another's."""
+    async with await AsyncStreamReader.open(address, connections_max=2) as reader:
+        open_reads = []
+        for _ in range(5):
+            results = reader.read_many([MessageId(stream, n) for n in range(10)])
+            open_reads.append(results)
+            assert [(await anext(results)).offset for _ in range(10)] == list(range(10))  # type: ignore[union-attr]
+            assert reader.statistics().in_use == 0
+        assert [[each async for each in results] for results in open_reads] == [[]] * 5
 
 
 @pytest.mark.parametrize(("most", "lets_in", "opened"), [(16, True, 4), (16, False, 1), (2, True, 1)])

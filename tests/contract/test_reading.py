@@ -339,7 +339,7 @@ def test_a_worn_connection_is_replaced_on_the_way(
     face: Face, streams: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More attaches than a connection should have give the same results."""
-    monkeypatch.setattr("relatum.reading._operations.ATTACHES_MAX", 50)
+    monkeypatch.setattr("relatum.reading._connection.ATTACHES_MAX", 50)
     ids = [MessageId(streams[9], number % 10) for number in range(70)]
     assert [result.id for result in face.read_many(ids, window=1)] == ids
     assert [result.id for result in face.read_many(ids, window=len(ids))] == ids
@@ -421,9 +421,8 @@ def test_partitions_that_a_broker_still_recovers_are_waited_for(
     exchange = unique_name("exchange")
     answers = [["o-0"], ["o-0", "o-2"], ["o-0", "o-1", "o-2"], ["o-0", "o-1", "o-2"]]
     asked = iter([*answers, answers[-1]])
-    operations = "relatum.reading._operations.StreamOperations"
-    monkeypatch.setattr(f"{operations}._version", "3.10.8")
-    monkeypatch.setattr(f"{operations}._strings", lambda *_: next(asked))
+    monkeypatch.setattr("relatum.reading._questions.RECOVERED_SINCE", (99,))
+    monkeypatch.setattr("relatum.reading._questions._strings", lambda *_: next(asked))
     with broker_connection(amqp_url) as connection:
         channel = connection.channel()
         channel.exchange_declare(exchange, "direct")

@@ -20,7 +20,7 @@ import pytest
 from relatum.errors import RelatumError
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader
-from relatum.wire._frames import StreamPlaces
+from relatum.wire import StreamPlaces, frames
 from tests.support._streams import declare_stream, make_streams_survive, server_version
 from tests.support._waiting import START_S, wait_until
 from tests.support.ports import STREAM_OFFSET, Identity, free_port
@@ -210,7 +210,8 @@ class Cluster:
                 StreamReader.open(self.stream_url(number), timeout_s=5.0) as reader,
                 closing(reader.link(None)) as link,
             ):
-                return link.run(link.operations.places(stream), time.monotonic() + 5.0)
+                link.deadline = time.monotonic() + 5.0
+                return frames.decode_metadata(link.answer(frames.metadata, [stream]).body)[0]
         return None
 
     def leader_of(self, stream: str) -> int | None:

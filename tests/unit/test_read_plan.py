@@ -1,7 +1,9 @@
 """A batched read's plan: complete, bounded, and never much dearer than the better of the two simple ways."""
 
 import random
+import socket
 from bisect import bisect_right
+from collections.abc import Iterator
 from itertools import islice
 
 import pytest
@@ -10,10 +12,9 @@ from hypothesis import strategies as st
 
 from relatum import MessageId
 from relatum.errors import OffsetNotFound
-from relatum.reading import ATTACHES_MAX, KeptChunks, Message
-from relatum.reading._operations import StreamOperations
+from relatum.reading import ATTACHES_MAX, KeptChunks, Message, SocketConnection
 from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, Density, PlannedAttach, StreamPlan, Window
-from relatum.wire import Chunk, Login, StreamSession
+from relatum.wire import Chunk, Login
 from relatum.wire import _frames as frames
 from relatum.wire._frames import FIRST, Code, Command
 
@@ -128,32 +129,38 @@ def test_only_the_furthest_request_reads_ahead() -> None:
     assert more[-1] > 1
 
 
+@pytest.fixture
+def connection() -> Iterator[SocketConnection]:
+    """A connection whose other side says nothing."""
+    near, far = socket.socketpair()
+    with near, far:
+        yield SocketConnection(near, Login("user", "password"))
+
+
 @pytest.mark.parametrize(
     ("version", "is_worn"), [("3.10.8", True), ("3.11.28", True), ("3.12.0", False), ("4.3.6", False), ("", False)]
 )
-def test_a_connection_wears_out_where_the_broker_keeps_files_open(version: str, is_worn: bool) -> None:
+def test_a_connection_wears_out_where_the_broker_keeps_files_open(
+    connection: SocketConnection, version: str, is_worn: bool
+) -> None:
     """After so many attaches, not before, and only with a broker that leaks."""
-    session = StreamSession(Login("user", "password"))
-    session.server_properties = {"version": version}
-    operations = StreamOperations(session)
+    connection.session.server_properties = {"version": version}
     for _ in range(ATTACHES_MAX):
-        assert not operations.is_worn
-        attach = operations.attach("stream", FIRST)
+        assert not connection.is_worn
+        attach = connection.attach("stream", FIRST)
         # The least id again and again: it is free once the broker has answered its Unsubscribe.
         assert attach.subscription == 0
-        session.receive(frames.answer(Command.UNSUBSCRIBE, attach.barrier, Code.OK))
-    assert operations.is_worn is is_worn
+        connection.session.receive(frames.answer(Command.UNSUBSCRIBE, attach.barrier, Code.OK))
+    assert connection.is_worn is is_worn
 
 
-def test_ids_of_subscriptions_are_not_used_before_they_are_free() -> None:
+def test_ids_of_subscriptions_are_not_used_before_they_are_free(connection: SocketConnection) -> None:
     """An id that the broker may still deliver for is nobody else's; the least that is free comes next."""
-    session = StreamSession(Login("user", "password"))
-    operations = StreamOperations(session)
-    first, second = operations.attach("stream", FIRST), operations.attach("stream", FIRST)
+    first, second = connection.attach("stream", FIRST), connection.attach("stream", FIRST)
     assert (first.subscription, second.subscription) == (0, 1)
-    session.receive(frames.answer(Command.UNSUBSCRIBE, first.barrier, Code.OK))
-    assert operations.attach("stream", FIRST).subscription == 0
-    assert operations.attach_to_go_on("stream", FIRST, 2).subscription == 2
+    connection.session.receive(frames.answer(Command.UNSUBSCRIBE, first.barrier, Code.OK))
+    assert connection.attach("stream", FIRST).subscription == 0
+    assert connection.attach_to_go_on("stream", FIRST, 2).subscription == 2
 
 
 def message(stream: str, offset: int, size: int = 1) -> Message:

@@ -13,6 +13,7 @@ from relatum.wire import (
     AnotherProtocol,
     Answer,
     CreditRefused,
+    Event,
     Login,
     StreamMoved,
     StreamSession,
@@ -48,14 +49,15 @@ def server(*, heartbeat_s: int = 60, code: int = Code.OK, vhost_code: int = Code
 
 def log_in(session: StreamSession, replies: Iterator[bytes]) -> list[int]:
     """Drive a login; the keys the session sent."""
-    steps, sent = session.connecting(), []
-    try:
-        next(steps)
-        while True:
-            sent += keys_of(session.take_outgoing())
-            steps.send(session.receive(next(replies)))
-    except StopIteration:
-        return sent
+    sent: list[int] = []
+
+    def exchange() -> list[Event]:
+        sent.extend(keys_of(session.take_outgoing()))
+        return session.receive(next(replies))
+
+    with contextlib.suppress(StopIteration):
+        session.log_in(exchange)
+    return sent
 
 
 @pytest.mark.parametrize(("ours", "theirs", "agreed"), [(10, 60, 10), (60, 10, 10), (10, 0, 10), (0, 60, 0)])
@@ -190,8 +192,7 @@ def test_names_that_are_too_long() -> None:
 def test_another_servers_answer_is_known_before_anything_of_the_login_is_sent(answer: bytes) -> None:
     """The port is wrong, which no waiting cures; bytes that are no frame are a broken protocol once it has greeted."""
     session = StreamSession(LOGIN)
-    next(session.connecting())
-    assert b"secret" not in session.take_outgoing()
+    assert log_in(session, iter(())) == [Command.PEER_PROPERTIES]
     with pytest.raises(AnotherProtocol):
         session.receive(answer)
     assert session.take_outgoing() == b""

@@ -13,7 +13,6 @@ from relatum.reading._agreement import (
 from relatum.reading._async_reader import AsyncStreamReader
 from relatum.reading._attach import other_nodes
 from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._channels import RECEIVE_BYTES
 from relatum.reading._claiming import claimed_identity
 from relatum.reading._connecting import (
     GOODBYE_S,
@@ -23,6 +22,7 @@ from relatum.reading._connecting import (
     blocking_connection,
     in_time,
 )
+from relatum.reading._connection import ATTACHES_MAX, CLOSES_SINCE, RECEIVE_BYTES, SocketConnection
 from relatum.reading._kept import KeptChunks
 from relatum.reading._leading import OUT_OF_REACH_S
 from relatum.reading._login import BrokerLogin, login_of_query
@@ -30,13 +30,12 @@ from relatum.reading._message import Message, type_and_id_of
 from relatum.reading._message_parts import header_value, is_header, parts_of_delivery, property_text, reply_to_text
 from relatum.reading._message_time import message_time
 from relatum.reading._message_values import Properties, TimeSource
-from relatum.reading._operations import ATTACHES_MAX, CLOSES_SINCE, PLACES_AT_ONCE
+from relatum.reading._nodes import StreamNodes
 from relatum.reading._password import HeldPassword
 from relatum.reading._plan import Result
+from relatum.reading._questions import PLACES_AT_ONCE
 from relatum.reading._reader import StreamReader
-from relatum.reading._socket import SocketConnection
 from relatum.reading._stream_errors import bounds_or_error, is_of_all, refusal
-from relatum.reading._stream_nodes import StreamNodes
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.wire import AuthMechanism, Broker, BrokerIdentity, Position, StreamPlaces, UnreadableRecord
 

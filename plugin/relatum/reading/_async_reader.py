@@ -105,7 +105,8 @@ class AsyncStreamReader(AsyncClosing):
 
         `ids` is iterated in a thread, some way ahead of what was given.
         """
-        return self._in_parts(self._reader._many_in_parts(ids, window), Use.LENT)
+        many = self._reader._many(ids, window)
+        return self._in_parts(many.run(), Use.LENT, lambda: many.holds_connections)
 
     async def read_all(self, ids: Iterable[tuple[str, int]], *, kept: KeptChunks | None = None) -> list[Result]:
         """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
@@ -246,13 +247,26 @@ class AsyncStreamReader(AsyncClosing):
         except TimeoutError as error:
             raise ReadTimeout(f"The time of the call is over: {error}.") from None
 
-    async def _in_parts(self, given: Generator[list[_Item], None, None], use: Use) -> AsyncGenerator[_Item, None]:
-        """What an iteration gives, taken in parts, each by one call; between two no thread is used."""
-        parts, count = _Parts(given), 0
+    async def _in_parts(
+        self, given: Generator[list[_Item], None, None], use: Use, holds: Callable[[], bool] = lambda: True
+    ) -> AsyncGenerator[_Item, None]:
+        """What an iteration gives, taken in parts, each by one call; between two no thread is used.
+
+        `holds`: Whether it holds a connection between two parts; if not, others have its turn.
+        """
+        parts, has_turn, count = _Parts(given), False, 0
         threads = self._following if use is Use.FOLLOW else self._threads
-        await self._enter(use)
         try:
-            while (part := await self._in_thread(threads, parts.take)) is not None:
+            while True:
+                if not has_turn:
+                    await self._enter(use)
+                    has_turn = True
+                part = await self._in_thread(threads, parts.take)
+                if part is None:
+                    return
+                if not holds():
+                    self._line.leave(use)
+                    has_turn = False
                 for item in part:
                     yield item
                     count += 1
@@ -263,7 +277,8 @@ class AsyncStreamReader(AsyncClosing):
                 # To its end, whatever becomes of this task: it gives a connection back.
                 await asyncio.shield(asyncio.wrap_future(self._aside.submit(parts.close)))
             finally:
-                self._line.leave(use)
+                if has_turn:
+                    self._line.leave(use)
 
 
 class _Parts(Generic[_Item]):

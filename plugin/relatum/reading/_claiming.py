@@ -6,22 +6,18 @@ Any number of recorders may do it at once: whose message is the first one wins, 
 import contextlib
 import time
 import uuid
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from relatum.errors import AccessRefused, NotFound, OffsetNotFound, StreamUnavailable
+from relatum.reading._connection import SocketConnection
 from relatum.reading._reader import StreamReader
-from relatum.reading._socket import SocketConnection
 from relatum.waiting import left_s
 from relatum.wire import (
     IDENTITY_STREAM,
     BrokerIdentity,
     Code,
     Confirmed,
-    Exchange,
     Refused,
-    Steps,
-    StreamSession,
     amqp10,
     broker_id_of,
     frames,
@@ -50,11 +46,11 @@ def claimed_identity(reader: StreamReader) -> BrokerIdentity:
 
 
 def _claimed(reader: StreamReader, link: SocketConnection) -> uuid.UUID | None:
-    until = time.monotonic() + left_s(CLAIM_S)
+    until = link.deadline = time.monotonic() + left_s(CLAIM_S)
     # Else whoever declared it is about to publish. An empty stream of several nodes does not prove that it is.
     publishes_at = until - CLAIM_S / 2
     if IDENTITY_STREAM in reader.missing([IDENTITY_STREAM]):
-        declared = link.run(_answer(link.session, frames.create, IDENTITY_STREAM, {}), until)
+        declared = link.answer(frames.create, IDENTITY_STREAM, {}).code
         if declared == Code.OK:
             publishes_at = 0.0
         elif declared != Code.STREAM_EXISTS:
@@ -71,7 +67,7 @@ def _claimed(reader: StreamReader, link: SocketConnection) -> uuid.UUID | None:
         try:
             if is_empty and time.monotonic() >= publishes_at:
                 # It is read anew then: somebody else may have been faster.
-                publishes_at = until if link.run(_publish(link.session, str(uuid.uuid4())), until) else publishes_at
+                publishes_at = until if _publish(link, str(uuid.uuid4())) else publishes_at
         except AccessRefused:
             return None
         if time.monotonic() >= until:
@@ -80,26 +76,20 @@ def _claimed(reader: StreamReader, link: SocketConnection) -> uuid.UUID | None:
         time.sleep(_PAUSE_S)
 
 
-def _answer(session: StreamSession, request: Callable[..., bytes], *arguments: Any) -> Steps[int]:
-    correlation = session.next_correlation()
-    session.send(request(correlation, *arguments))
-    return (yield from session.answer_to(correlation)).code
-
-
-def _publish(session: StreamSession, text: str) -> Steps[bool]:
+def _publish(link: SocketConnection, text: str) -> bool:
     """Publish a message, and wait for what became of it; False where the stream cannot take one yet.
 
     Raises:
         AccessRefused: This user may not.
     """
-    code = yield from _answer(session, frames.declare_publisher, 0, "", IDENTITY_STREAM)
+    code = link.answer(frames.declare_publisher, 0, "", IDENTITY_STREAM).code
     if code == Code.ACCESS_REFUSED:
         raise AccessRefused(f"this user may not write to {IDENTITY_STREAM!r}")
     if code != Code.OK:
         return False
     message = amqp10.data_section(text.encode())
-    session.send(frames.publish(0, [frames.entry(0, message)]))
+    link.session.send(frames.publish(0, [frames.entry(0, message)]))
     while True:
-        for event in (yield from Exchange()):
+        for event in link.exchange():
             if isinstance(event, Confirmed | Refused):
                 return isinstance(event, Confirmed)

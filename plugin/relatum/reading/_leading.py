@@ -1,4 +1,4 @@
-"""Who knows where a stream ends: its leader. Steps that ask it, for both faces. No I/O.
+"""Who knows where a stream ends: its leader.
 
 A node that has a replica may lag behind, also on a healthy cluster, and its word about an end is worth nothing. So the
 question for a stream's ends carries the question who leads it (Metadata) in the same write. Where the connected node
@@ -23,13 +23,13 @@ when a leader has nothing to show yet (measured: for up to 0.3 s after 2 of 12 k
 See docs/adr/0012.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Protocol
 
 from relatum.errors import BrokerUnavailable, ReadTimeout, StreamUnavailable
 from relatum.reading._batches import StreamBounds
-from relatum.steps import Request
+from relatum.waiting import pause
 from relatum.wire import Broker
 
 EMPTY_LOOK_S: Final = 1.0
@@ -84,26 +84,6 @@ class OutOfReach(BrokerUnavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask(Request[StreamBounds]):
-    """Ask a node for the stream's ends.
-
-    Attributes:
-        node: Which one; None for the one that is connected.
-        any_node: True takes a node's word that does not lead.
-    """
-
-    node: Broker | None
-    any_node: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Pause(Request[None]):
-    """Wait for so many seconds."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Known:
     """What is remembered of a stream.
 
@@ -118,6 +98,13 @@ class _Known:
     is_empty: bool
     losses: int
     at: float
+
+
+class AskEnds(Protocol):
+    """Asks a node for a stream's ends; None for the one that is connected."""
+
+    def __call__(self, node: Broker | None, *, any_node: bool) -> StreamBounds:
+        """`any_node`: True takes a node's word that does not lead."""
 
 
 class Leaders:
@@ -142,51 +129,48 @@ class Leaders:
         known = self._known.get(stream)
         return known.node if known is not None else None
 
-    def ends_of(self, stream: str, timeout_s: float) -> Generator[Ask | Pause, Any, StreamBounds]:
+    def ends_of(self, stream: str, timeout_s: float, ask: AskEnds) -> StreamBounds:
         """Ask for a stream's ends until somebody gives them who can.
 
         Raises:
             StreamUnavailable: in all that time the stream had no leader, or one that showed nothing.
         """
-        deadline, pause, empty_since, losses = self._clock() + timeout_s, PAUSE_S[0], None, 0
-        ask, hops = Ask(self.of(stream)), 0
+        deadline, pause_s, empty_since, losses = self._clock() + timeout_s, PAUSE_S[0], None, 0
+        node, any_node, hops = self.of(stream), False, 0
         while True:
             error: Exception
             try:
-                bounds = yield from ask
-                return self._noted(stream, ask, bounds)
+                return self.noted(stream, node, ask(node, any_node=any_node))
             except LedElsewhere as elsewhere:
                 self._has_others = True
                 error, empty_since, hops = elsewhere, None, hops + 1
                 # From node to node without a pause once, more often only where two do not agree who leads.
-                if elsewhere.leader is not None and elsewhere.leader != ask.node:
-                    ask = Ask(elsewhere.leader)
-                    if hops % 2:
-                        continue
-                else:
-                    ask = Ask(None)
+                goes_on = elsewhere.leader is not None and elsewhere.leader != node
+                node, any_node = elsewhere.leader if goes_on else None, False
+                if goes_on and hops % 2:
+                    continue
             except NotSettled as unsettled:
                 error, now = unsettled, self._clock()
                 self._has_others |= not unsettled.is_alone
                 # A look ends with its connection: the next may lead to another node, and a leader of a moment.
-                before, losses = losses, self._losses(ask.node)
+                before, losses = losses, self._losses(node)
                 is_on = unsettled.may_be_empty and losses == before and empty_since is not None
                 empty_since = empty_since if is_on else now if unsettled.may_be_empty else None
-                if empty_since is not None and self._is_empty(stream, ask.node, unsettled, now, now - empty_since):
+                if empty_since is not None and self._is_empty(stream, node, unsettled, now, now - empty_since):
                     is_silence = self._has_others or not unsettled.is_alone
-                    empty = StreamBounds(None, None, is_proven=not ask.any_node, is_silence=is_silence)
-                    return self._noted(stream, ask, empty)
+                    empty = StreamBounds(None, None, is_proven=not any_node, is_silence=is_silence)
+                    return self.noted(stream, node, empty)
             except OutOfReach as out:
-                error, ask = out, Ask(None, any_node=True)
+                error, node, any_node = out, None, True
                 continue
             except (StreamUnavailable, ReadTimeout, BrokerUnavailable) as lost:
-                if ask.node is None and not isinstance(lost, StreamUnavailable):
+                if node is None and not isinstance(lost, StreamUnavailable):
                     raise
-                error, empty_since, ask = lost, None, Ask(None)
+                error, empty_since, node, any_node = lost, None, None, False
             if self._clock() >= deadline:
                 raise error
-            yield from Pause(pause)
-            pause = min(pause * 2, PAUSE_S[1])
+            pause(pause_s)
+            pause_s = min(pause_s * 2, PAUSE_S[1])
 
     def _is_empty(self, stream: str, node: Broker | None, shown: NotSettled, now: float, looked_s: float) -> bool:
         """Whether a stream whose leader has shown nothing for so long is empty."""
@@ -208,14 +192,11 @@ class Leaders:
 
     def noted(self, stream: str, node: Broker | None, bounds: StreamBounds) -> StreamBounds:
         """Take in what a node said of a stream that it leads."""
-        return self._noted(stream, Ask(node), bounds)
-
-    def _noted(self, stream: str, ask: Ask, bounds: StreamBounds) -> StreamBounds:
         known, is_empty, now = self._known.get(stream), bounds.first is None, self._clock()
-        if is_empty and known is not None and self._is_trusted(known, ask.node, now):
+        if is_empty and known is not None and self._is_trusted(known, node, now):
             # Believed because of an earlier look: only a new one begins the time anew.
             return bounds
         if len(self._known) >= STREAMS_MAX and stream not in self._known:
             self._known.clear()
-        self._known[stream] = _Known(ask.node, is_empty, self._losses(ask.node), now)
+        self._known[stream] = _Known(node, is_empty, self._losses(node), now)
         return bounds

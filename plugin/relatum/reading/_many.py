@@ -1,16 +1,19 @@
-"""Reading many messages over the stream protocol: several attaches in flight, results in order. No I/O."""
+"""Reading many messages: several attaches in flight, over several connections, and the results in order."""
 
-from collections.abc import Collection, Generator
+import time
+from collections.abc import Callable, Collection, Generator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from relatum.errors import AccessRefused, NotFound, StreamNotHere
 from relatum.reading._attach import Attach
+from relatum.reading._connection import SocketConnection
 from relatum.reading._kept import KeptChunks
 from relatum.reading._message import Message
-from relatum.reading._operations import StreamOperations
+from relatum.reading._nodes import StreamNodes
 from relatum.reading._plan import Density, PlannedAttach, Result, StreamPlan, Window
-from relatum.steps import Request
+from relatum.reading._turns import Use
 from relatum.wire import Chunk, Code, Event, Start, StartSpec, records_at
 
 ATTACHES_IN_FLIGHT: Final = 8
@@ -27,71 +30,58 @@ DENSITIES_MAX: Final = 1024
 """Streams whose chunk sizes are remembered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Take(Request[StreamOperations | None]):
-    """Give a lane's connection back, if it has one, and take another; answered with its operations.
-
-    Nothing is under way on it. None where it is not the first lane, and others may need what connections there are.
-    """
-
-    lane: int
-
-
-@dataclass(frozen=True, slots=True)
-class GiveBack(Request[None]):
-    """Give all connections back: what follows is results that have come already. Nothing is under way."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeOn(Request[list[Event]]):
-    """As `Exchange`, on one lane; what there is to send on the others is sent as well."""
-
-    lane: int
-
-
-@dataclass(frozen=True, slots=True)
-class Settle(Request[Result]):
-    """Find out what a result that is no message amounts to: the leader's answer, another name."""
-
-    result: Result | StreamNotHere
-
-
-ManyRequest: TypeAlias = ExchangeOn | Take | GiveBack | Settle
-Results: TypeAlias = Generator[ManyRequest | list[Result], Any, None]
-"""Gives results, in their order, as many at a time as are there."""
-
-
 @dataclass(slots=True)
 class _Lane:
-    """A connection, and what is under way on it."""
+    """A connection, had until the stack is closed, and what is under way on it."""
 
-    number: int
-    operations: StreamOperations
+    stack: ExitStack
+    connection: SocketConnection
     in_flight: list[tuple[Attach, PlannedAttach]] = field(default_factory=list)
 
     @property
     def has_room(self) -> bool:
         """Whether an attach more may be sent; none over a worn connection."""
-        return len(self.in_flight) < ATTACHES_IN_FLIGHT and not self.operations.is_worn
+        return len(self.in_flight) < ATTACHES_IN_FLIGHT and not self.connection.is_worn
 
 
 class ManyReader:
-    """Reads the ids of a window.
+    """Reads the ids of a window at one node.
 
     Args:
+        nodes: The node.
+        use: What its connections are wanted for.
+        window: The ids, and what came of them.
+        settle: Finds out what a result that is no message amounts to: the leader's answer, another name.
         kept: Chunks that need not be read again; what is read is kept there.
     """
 
-    def __init__(self, window: Window, densities: dict[str, Density], kept: KeptChunks | None = None) -> None:
+    def __init__(
+        self,
+        nodes: StreamNodes,
+        use: Use,
+        window: Window,
+        settle: Callable[[Result | StreamNotHere], Result],
+        kept: KeptChunks | None = None,
+    ) -> None:
+        self._nodes = nodes
+        self._use = use
         self._window = window
-        self._densities = densities
+        self._settle = settle
         self._kept = kept
         self._plans: dict[str, StreamPlan] = {}
         self._lanes: list[_Lane] = []
         self._may_widen = True
 
-    def run(self) -> Results:
-        """Read part after part until no id is left. Left early, nothing stays attached."""
+    @property
+    def holds_connections(self) -> bool:
+        """Whether something is under way; else what is given next has come already, or is not asked for yet."""
+        return bool(self._lanes)
+
+    def run(self) -> Generator[list[Result], None, None]:
+        """Read part after part until no id is left, and give results in their order, as many at a time as are there.
+
+        Left early, nothing stays attached.
+        """
         try:
             while wanted := self._window.open():
                 visited: Collection[str] = self._kept.visited if self._kept is not None else ()
@@ -101,19 +91,27 @@ class ManyReader:
                     if (offsets := self._not_kept(stream, valid))
                 }
                 if self._plans:
-                    self._lanes, self._may_widen = [_Lane(0, (yield from _first()))], True
+                    self._lanes, self._may_widen = [self._first_lane()], True
                     yield from self._part()
                     # Before the last results: who takes them may take his time, ask something else, or never ask for
                     # more.
-                    yield from GiveBack()
+                    self._give_back()
                 self._explain()
                 yield from self._ready()
                 self._window.close()
         finally:
-            # Their numbers come again on this connection, and the broker refuses one that is still attached.
-            for lane in self._lanes:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        lanes, self._lanes = self._lanes, []
+        with ExitStack() as stack:
+            for lane in lanes:
+                stack.push(lane.stack)
+            for lane in lanes:
+                # Their numbers come again on this connection, and the broker refuses one that is still attached.
                 for attach, _ in lane.in_flight:
-                    lane.operations.end(attach)
+                    lane.connection.end(attach)
+                lane.connection.put_by(self._nodes.limit_s)
 
     def _not_kept(self, stream: str, offsets: list[int]) -> list[int]:
         """Take what was kept of a stream; the offsets that are left."""
@@ -124,14 +122,15 @@ class ManyReader:
         return [offset for offset in offsets if offset not in taken] if taken else offsets
 
     def _density(self, stream: str) -> Density:
-        if stream not in self._densities and len(self._densities) >= DENSITIES_MAX:
-            self._densities.clear()
-        return self._densities.setdefault(stream, Density())
+        densities = self._nodes.densities
+        if stream not in densities and len(densities) >= DENSITIES_MAX:
+            densities.clear()
+        return densities.setdefault(stream, Density())
 
-    def _part(self) -> Results:
+    def _part(self) -> Generator[list[Result], None, None]:
         while True:
-            yield from self._renew()
-            yield from self._ask()
+            self._renew()
+            self._ask()
             busy = [lane for lane in self._lanes if lane.in_flight]
             if not busy:
                 return
@@ -139,53 +138,67 @@ class ManyReader:
             for lane in busy:
                 if self._window.lacks_any:
                     yield from self._ready()
-                self._take(lane, (yield from ExchangeOn(lane.number)))
+                self._send(beside=lane)
+                lane.connection.deadline = time.monotonic() + self._nodes.limit_s
+                self._take(lane, lane.connection.exchange())
 
-    def _renew(self) -> Generator[ManyRequest, Any, None]:
+    def _send(self, beside: _Lane | None = None) -> None:
+        """Send what there is to send, on all lanes but one."""
+        for lane in self._lanes:
+            if lane is not beside:
+                lane.connection.put_by(self._nodes.limit_s)
+
+    # --- connections ----------------------------------------------------------------------------------------
+
+    def _first_lane(self) -> _Lane:
+        with ExitStack() as stack:
+            connection = stack.enter_context(self._nodes.connection(self._use))
+            return _Lane(stack.pop_all(), connection)
+
+    def _further_lane(self) -> _Lane | None:
+        """Another connection; None where others may need what connections there are, or none can be had."""
+        # The broker has something to do meanwhile.
+        self._send()
+        stack = ExitStack()
+        connection = self._nodes.further(stack, self._use)
+        return _Lane(stack, connection) if connection is not None else None
+
+    def _renew(self) -> None:
         """Have other connections for those that are worn."""
         for lane in self._lanes.copy():
-            if lane.operations.is_worn and not lane.in_flight:
-                operations = yield from Take(lane.number)
-                if operations is None:
-                    self._lanes.remove(lane)
-                    self._may_widen = False
+            if lane.connection.is_worn and not lane.in_flight:
+                self._lanes.remove(lane)
+                lane.stack.close()
+                other = self._further_lane() if self._lanes else self._first_lane()
+                if other is not None:
+                    self._lanes.append(other)
                 else:
-                    lane.operations = operations
+                    self._may_widen = False
 
-    def _ready(self) -> Results:
-        while results := self._window.ready():
-            begin = 0
-            for place, result in enumerate(results):
-                if not isinstance(result, Message):
-                    # What comes before is given first: the answer may be an error.
-                    yield results[begin:place]
-                    yield [(yield from Settle(result))]
-                    begin = place + 1
-            yield results[begin:] if begin else results
+    def _lane(self) -> _Lane:
+        """Where to send the next attach: where the least are under way, on a further connection where that are many."""
+        least = min((lane for lane in self._lanes if lane.has_room), key=lambda lane: len(lane.in_flight))
+        if self._may_widen and len(self._lanes) < LANES_MAX and len(least.in_flight) >= LANE_ATTACHES:
+            further = self._further_lane()
+            if further is not None:
+                least = further
+                self._lanes.append(further)
+            self._may_widen = further is not None
+        return least
 
-    def _ask(self) -> Generator[ManyRequest, Any, None]:
+    # --- attaches and what comes of them ----------------------------------------------------------------------
+
+    def _ask(self) -> None:
         """Send attaches until enough are in flight, each stream in its turn."""
         for stream, plan in self._plans.items():
             while not self._window.is_full and any(lane.has_room for lane in self._lanes):
                 request = plan.next_request()
                 if request is None:
                     break
-                lane = yield from self._lane()
+                lane = self._lane()
                 start = StartSpec(Start.OFFSET, request.offsets[0])
-                operations = lane.operations
-                make = operations.attach if len(request.offsets) == 1 else operations.attach_to_go_on
-                lane.in_flight.append((make(stream, start, request.chunks), request))
-
-    def _lane(self) -> Generator[ManyRequest, Any, _Lane]:
-        """Where to send the next attach: where the least are under way, on a further connection where that are many."""
-        least = min((lane for lane in self._lanes if lane.has_room), key=lambda lane: len(lane.in_flight))
-        if self._may_widen and len(self._lanes) < LANES_MAX and len(least.in_flight) >= LANE_ATTACHES:
-            operations = yield from Take(len(self._lanes))
-            if operations is not None:
-                least = _Lane(len(self._lanes), operations)
-                self._lanes.append(least)
-            self._may_widen = operations is not None
-        return least
+                attach_to = lane.connection.attach if len(request.offsets) == 1 else lane.connection.attach_to_go_on
+                lane.in_flight.append((attach_to(stream, start, request.chunks), request))
 
     def _take(self, lane: _Lane, events: list[Event]) -> None:
         is_any_at_barrier = False
@@ -206,7 +219,7 @@ class ManyReader:
         has_more = attach.chunks_seen == attach.granted and attach.code == Code.OK
         if has_more and self._went_on(lane, attach, request):
             return False
-        lane.operations.end(attach)
+        lane.connection.end(attach)
         self._close(attach, request, is_at_end=not has_more)
         return True
 
@@ -217,7 +230,7 @@ class ManyReader:
         ahead = attach.granted - attach.chunks_seen
         chunks = self._plans[attach.stream].more(request, attach.reached, attach.chunks_seen, ahead)
         if chunks:
-            lane.operations.go_on(attach, chunks)
+            lane.connection.go_on(attach, chunks)
         return chunks > 0
 
     def _keep(self, attach: Attach, request: PlannedAttach, chunk: Chunk) -> None:
@@ -254,8 +267,15 @@ class ManyReader:
             message = f"This node has no message at offset {offset} of {stream!r}."
             self._window.put(stream, offset, StreamNotHere(message, stream=stream, offset=offset))
 
-
-def _first() -> Generator[ManyRequest, Any, StreamOperations]:
-    operations = yield from Take(0)
-    assert operations is not None, "the first lane has a connection"
-    return operations
+    def _ready(self) -> Generator[list[Result], None, None]:
+        while results := self._window.ready():
+            begin = 0
+            for place, result in enumerate(results):
+                if not isinstance(result, Message):
+                    # What comes before is given first: the answer may be an error.
+                    if place > begin:
+                        yield results[begin:place]
+                    yield [self._settle(result)]
+                    begin = place + 1
+            if begin < len(results):
+                yield results[begin:] if begin else results

@@ -1,7 +1,6 @@
 """The blocking reader."""
 
 import contextlib
-import itertools
 import ssl
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from typing import Self, TypeVar
@@ -13,13 +12,14 @@ from relatum.errors import AccessRefused, NotFound, ReadTimeout
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._connecting import HEARTBEAT_S
+from relatum.reading._connection import SocketConnection
 from relatum.reading._kept import KeptChunks
+from relatum.reading._many import ManyReader
 from relatum.reading._message import Message
 from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.reading._scan import CREDIT, IDLE_S, Scan, Start, checked_ids, checked_scan
-from relatum.reading._socket import SocketConnection
-from relatum.reading._stream_blocking import Streams
 from relatum.reading._stream_errors import check_offset
+from relatum.reading._streams import Streams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.waiting import current, has_passed, left_s
 from relatum.wire import IDENTITY_STREAM, AuthMechanism, Broker, BrokerIdentity, broker_id_of
@@ -129,11 +129,11 @@ class StreamReader(Closing):
             ids: What to read; any order, any number, from any streams; may repeat.
             window: Ids planned together.
         """
-        return _each(self._many_in_parts(ids, window))
+        return _each(self._many(ids, window).run())
 
-    def _many_in_parts(self, ids: Iterable[tuple[str, int]], window: int) -> Generator[list[Result], None, None]:
+    def _many(self, ids: Iterable[tuple[str, int]], window: int) -> ManyReader:
         checked_count("window", window, most=WINDOW_MAX)
-        return self._streams.read_many(checked_ids(ids), window, Use.LENT)
+        return self._streams.many(checked_ids(ids), window, Use.LENT)
 
     def read_all(self, ids: Iterable[tuple[str, int]], *, kept: KeptChunks | None = None) -> list[Result]:
         """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
@@ -145,7 +145,7 @@ class StreamReader(Closing):
             kept: Chunks that were read before and are not read again; those that are read now join them. None reads
                 all.
         """
-        return list(_each(self._streams.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER, kept)))
+        return list(_each(self._streams.many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER, kept).run()))
 
     def iterate(
         self,
@@ -185,9 +185,9 @@ class StreamReader(Closing):
         """The messages that a scan brings, those that came together in one part."""
         idle_s = left_s(self._timeout_s) if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
         with contextlib.closing(self._streams.batches(stream, scan, idle_s, use)) as parts:
-            for batch in itertools.chain.from_iterable(parts):
-                if batch is not None:
-                    yield batch.each_message()
+            for part in parts:
+                if part != [None]:
+                    yield [message for batch in part if batch is not None for message in batch.each_message()]
                     if has_passed():
                         raise ReadTimeout(f"The stream {stream!r} was not read to the end in time ({current()}).")
                 elif not scan.follow:

@@ -1,18 +1,21 @@
-"""Reading on from a point: what is wanted, the subscription that brings it, the batches it comes in. No I/O."""
+"""Reading on from a point: what is wanted, the subscription that brings it, the batches it comes in."""
 
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from operator import index
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal
 
 from relatum.checks import checked_count, checked_name, shown
 from relatum.errors import InvalidInput, StreamUnavailable
 from relatum.limits import INTEGER_MAX
 from relatum.reading._attach import Attach, not_settled
 from relatum.reading._batches import RecordBatch
-from relatum.reading._stream_errors import moved, refusal
-from relatum.steps import Request
+from relatum.reading._connection import GOODBYE_S, SocketConnection
+from relatum.reading._questions import attach_at_end, check_leading
+from relatum.reading._stream_errors import check_time, moved, refusal
+from relatum.waiting import left_s
 from relatum.wire import (
     NEXT,
     Answer,
@@ -22,7 +25,6 @@ from relatum.wire import (
     Event,
     StartSpec,
     StreamMoved,
-    StreamSession,
     frames,
     split,
 )
@@ -80,15 +82,6 @@ SHORT_SCAN_CREDIT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Watch(Request[list[Event] | None]):
-    """As `Exchange`; answered with None where nothing came for as long as the caller wants to wait."""
-
-
-Chunks: TypeAlias = Generator[Watch | Chunk | None, Any, None]
-"""Gives chunks, and None where nothing came."""
-
-
-@dataclass(frozen=True, slots=True)
 class Scan:
     """What a scan reads.
 
@@ -125,23 +118,44 @@ class Scan:
 
 
 class Subscription:
-    """A subscription that lasts, and its credit."""
+    """A subscription that lasts, its credit, and where it ends.
 
-    def __init__(self, session: StreamSession, number: int, stream: str, scan: Scan) -> None:
-        self._session = session
-        self._number = number
+    Attributes:
+        is_over: Whether all that is wanted has come.
+    """
+
+    def __init__(self, connection: SocketConnection, stream: str, scan: Scan) -> None:
+        self._connection = connection
+        self._session = session = connection.session
         self._stream = stream
+        self._scan = scan
+        self._end = scan.stop - 1 if scan.follow and scan.stop is not None else None
+        self.is_over = False
+        # Asked first, so that the end is known before the first chunk comes; both go out in one write.
+        self._tail = None if scan.follow else attach_at_end(connection, stream)
+        self._number = connection.next_subscription()
         self._correlation = session.next_correlation()
-        self._credit_max = scan.credit
         # A scan with a stop is mostly short: what is sent beyond it is wasted, so its credit grows on the way.
         self._credit = scan.credit if scan.stop is None else min(SHORT_SCAN_CREDIT, scan.credit)
         self._outstanding = self._credit
-        session.send(frames.subscribe(self._correlation, number, stream, scan.begin.spec, self._credit))
+        session.send(frames.subscribe(self._correlation, self._number, stream, scan.begin.spec, self._credit))
 
     def take(self, event: Event) -> Chunk | None:
-        """The chunk in an event, if it is one of this subscription's."""
+        """The chunk in an event, if it is one of this subscription's that is wanted.
+
+        Raises:
+            StreamNotFound, AccessRefused: The broker refuses the subscription.
+            StreamUnavailable: The stream moved or was deleted.
+            LedElsewhere, NotSettled: Where it ends cannot be said here, or not yet.
+        """
+        if self._tail is not None:
+            self._take_tail(self._tail, event)
         if type(event) is Chunk:
-            return event if event.subscription == self._number else None
+            if event.subscription != self._number or self.is_over:
+                return None
+            self._outstanding -= 1
+            self.is_over = self._end is not None and event.last_offset >= self._end
+            return event if self._scan.wants(event) else None
         stream = self._stream
         if type(event) is Answer:
             if event.correlation == self._correlation and event.code != Code.OK:
@@ -153,17 +167,55 @@ class Subscription:
             raise StreamUnavailable(f"The broker dropped the subscription to {stream!r}.", stream=stream)
         return None
 
-    def handled(self) -> None:
+    def _take_tail(self, tail: Attach, event: Event) -> None:
+        tail.take(event)
+        if tail.is_at_barrier:
+            check_leading(self._connection, tail, any_node=self._scan.any_node)
+            self._end, self._tail = self._scan.end(tail), None
+            self.is_over = self._end is None
+
+    def grant(self) -> None:
         """Grant anew what was handled, several chunks together: a frame for each would cost a system call each."""
-        self._outstanding -= 1
-        if self._outstanding * 2 <= self._credit:
-            self._credit = min(self._credit_max, self._credit * 2)
+        if not self.is_over and self._outstanding * 2 <= self._credit:
+            self._credit = min(self._scan.credit, self._credit * 2)
             self._session.send(frames.credit(self._number, self._credit - self._outstanding))
             self._outstanding = self._credit
 
     def close(self) -> None:
         """End it. What is still under way is for a number nobody has any more: it is dropped as it comes."""
         self._session.unsubscribe(self._number)
+        self._connection.put_by(GOODBYE_S)
+
+
+def chunks_of(
+    connection: SocketConnection, stream: str, scan: Scan, idle_s: float
+) -> Generator[list[Chunk] | None, None, None]:
+    """The chunks of a scan, those that came together in one list; None where nothing came for `idle_s`.
+
+    A chunk is granted anew after it was handled. Errors are those of `Subscription.take`, and `ReadTimeout` where the
+    call has no time left.
+    """
+    if scan.follow and scan.stop is not None and scan.stop <= scan.begin.offset:
+        return
+    subscription = Subscription(connection, stream, scan)
+    try:
+        while not subscription.is_over:
+            check_time()
+            events = connection.wait(left_s(idle_s))
+            if events is None:
+                yield None
+                continue
+            # What came before an event that is no chunk is given first: it may be an error.
+            for _, run in groupby(events, key=_is_chunk):
+                if came := [chunk for event in run if (chunk := subscription.take(event)) is not None]:
+                    yield came
+                subscription.grant()
+    finally:
+        subscription.close()
+
+
+def _is_chunk(event: Event) -> bool:
+    return type(event) is Chunk
 
 
 def batches_of(stream: str, chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:

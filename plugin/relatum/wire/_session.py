@@ -5,9 +5,9 @@ out of what arrives in time linear in the bytes. Who holds it sends `take_outgoi
 """
 
 import struct
-from collections.abc import Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from relatum.errors import (
     AccessRefused,
@@ -17,7 +17,6 @@ from relatum.errors import (
     ConnectionLost,
     ProtocolError,
 )
-from relatum.steps import Request
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk, decode_deliver
 from relatum.wire._frames import Code, Command, Confirmed, Refused
@@ -117,16 +116,8 @@ class Damaged(NamedTuple):
 
 Event = Answer | Chunk | StreamMoved | CreditRefused | Confirmed | Refused | Damaged
 
-_Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange(Request[list[Event]]):
-    """Send what there is to send, and wait for bytes; answered with the events that came of them, maybe none yet."""
-
-
-Steps: TypeAlias = Generator[Exchange, Any, _Result]
-"""What decides, between exchanges of bytes."""
+Exchange: TypeAlias = Callable[[], list[Event]]
+"""Sends what there is to send, and waits for bytes: the events that came of them, maybe none yet."""
 
 
 class StreamSession:
@@ -289,8 +280,8 @@ class StreamSession:
 
     # --- login --------------------------------------------------------------------------------------------
 
-    def connecting(self) -> "Steps[None]":
-        """Log in: steps that exchange bytes.
+    def log_in(self, exchange: Exchange) -> None:
+        """Log in.
 
         Raises:
             AccessRefused: User, password, virtual host or mechanism are refused.
@@ -301,27 +292,27 @@ class StreamSession:
         """
         properties = self.next_correlation()
         self.send(frames.peer_properties(properties, CLIENT_PROPERTIES))
-        self.server_properties = frames.decode_table(_expect((yield from self.answer_to(properties)), "greets"))
+        self.server_properties = frames.decode_table(_expect(self._answer_to(exchange, properties), "greets"))
         meant = self._login.cluster_name
         if meant is not None and self.server_properties.get("cluster_name") != meant:
             raise AnotherCluster(f"What answers the stream protocol there is not the cluster {meant!r}.")
         # One at a time: RabbitMQ (3.10 and 4.3 alike) hangs up on frames that are written ahead during the login.
         handshake = self.next_correlation()
         self.send(frames.sasl_handshake(handshake))
-        offered = _expect((yield from self.answer_to(handshake)), "offers mechanisms")
-        yield from self._authenticate(frames.decode_strings(offered))
+        offered = _expect(self._answer_to(exchange, handshake), "offers mechanisms")
+        self._authenticate(exchange, frames.decode_strings(offered))
         while not self._tuned:
-            yield from Exchange()
+            exchange()
         opened = self.next_correlation()
         self.send(frames.open_vhost(opened, self._login.vhost))
-        answer = yield from self.answer_to(opened)
+        answer = self._answer_to(exchange, opened)
         if answer.code in (Code.VHOST_ACCESS_FAILURE, Code.ACCESS_REFUSED):
             raise _vhost_refused(self._login)
         self.connection_properties = frames.decode_table(_expect(answer, "opens the virtual host"))
         self._frame_bytes_max = frames.FRAME_BYTES_MAX
         self.is_open = True
 
-    def _authenticate(self, offered: list[str]) -> "Steps[None]":
+    def _authenticate(self, exchange: Exchange, offered: list[str]) -> None:
         login = self._login
         if login.mechanism not in offered:
             message = f"The broker does not offer {login.mechanism}, only {', '.join(offered)}."
@@ -334,7 +325,7 @@ class StreamSession:
             )
         correlation = self.next_correlation()
         self.send(frames.sasl_authenticate(correlation, login.mechanism, login.sasl_response()))
-        answer = yield from self.answer_to(correlation)
+        answer = self._answer_to(exchange, correlation)
         if answer.code == Code.AUTHENTICATION_FAILURE_LOOPBACK:
             raise AccessRefused(f"The user {login.user!r} may connect to the broker from its own machine only.")
         if answer.code in (Code.AUTHENTICATION_FAILURE, Code.SASL_ERROR, Code.SASL_CHALLENGE):
@@ -344,19 +335,17 @@ class StreamSession:
             )
         _expect(answer, "logs in")
 
-    def answers_to(self, *correlations: int) -> "Steps[list[Answer]]":
+    def answers_to(self, exchange: Exchange, *correlations: int) -> list[Answer]:
         """Wait for answers; whatever else arrives meanwhile is dropped. For use while nothing is subscribed."""
         answers: dict[int, Answer] = {}
         while len(answers) < len(correlations):
-            for event in (yield from Exchange()):
+            for event in exchange():
                 if type(event) is Answer and event.correlation in correlations:
                     answers[event.correlation] = event
         return [answers[correlation] for correlation in correlations]
 
-    def answer_to(self, correlation: int) -> "Steps[Answer]":
-        """Wait for one answer, as `answers_to` does for several."""
-        (answer,) = yield from self.answers_to(correlation)
-        return answer
+    def _answer_to(self, exchange: Exchange, correlation: int) -> Answer:
+        return self.answers_to(exchange, correlation)[0]
 
     def leave(self) -> None:
         """Put Close among the bytes to send; the answer need not be waited for."""

@@ -1,4 +1,4 @@
-"""Connections of the stream protocol to a broker's nodes, blocking: one for each question, a turn for each."""
+"""Connections of the stream protocol to a broker's nodes: one for each question, a turn for each."""
 
 import contextlib
 import threading
@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Self, TypeVar
 
 from relatum.errors import (
+    AccessRefused,
     BrokerUnavailable,
     ConnectionLost,
     NotFound,
@@ -15,6 +16,7 @@ from relatum.errors import (
     RelatumError,
     StreamNotFound,
     StreamNotHere,
+    Transient,
     UsedAfterClose,
 )
 from relatum.processes import after_fork
@@ -32,6 +34,7 @@ from relatum.reading._connecting import (
     none_answered,
     shares,
 )
+from relatum.reading._connection import SocketConnection
 from relatum.reading._connections import ASIDE, Connections
 from relatum.reading._leading import (
     NODE_CONNECT_S,
@@ -40,16 +43,15 @@ from relatum.reading._leading import (
     OutOfReach,
 )
 from relatum.reading._missing_streams import name_missing
-from relatum.reading._operations import StreamOperations
 from relatum.reading._plan import Density
-from relatum.reading._socket import SocketConnection
+from relatum.reading._questions import elsewhere
 from relatum.reading._stream_errors import check_time
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.waiting import Keeper, left_s
-from relatum.wire import AnotherCluster, Broker, Steps
+from relatum.wire import AnotherCluster, Broker
 
 _Result = TypeVar("_Result")
-Operation = Callable[[StreamOperations], Steps[_Result]]
+Question = Callable[[SocketConnection], _Result]
 
 
 class StreamNodes:
@@ -79,7 +81,7 @@ class StreamNodes:
         self._heartbeat_s = heartbeat_s
         self._connections = connections if isinstance(connections, Connections) else Connections(connections)
         self._node = node
-        self._densities: dict[str, Density] = {}
+        self.densities: dict[str, Density] = {}
         self._nodes: dict[Broker, Self] = {}
         self._leaders = Leaders(time.monotonic, self._losses_of, has_others=bool(self._address.others))
         self.losses = 0
@@ -185,7 +187,7 @@ class StreamNodes:
         if not connection.is_usable:
             self.losses += 1
             self._connections.drop(use)
-        elif self._is_closed or connection.operations.is_worn:
+        elif self._is_closed or connection.is_worn:
             self._connections.drop(use)
             connection.close()
         elif not self._connections.put(self._node, connection, use):
@@ -211,10 +213,6 @@ class StreamNodes:
     def limit_s(self) -> float:
         """Seconds that an answer may take; less where the call has less left."""
         return left_s(self._limit_s)
-
-    def has_plenty(self, use: Use) -> bool:
-        """Whether who has a connection may have another beside it."""
-        return self._connections.has_plenty(use)
 
     def statistics(self) -> ReaderStatistics:
         """The connections, of all nodes."""
@@ -243,15 +241,15 @@ class StreamNodes:
         there = self._reach(node)
         return there._connect(connect_left_s(self._limit_s))
 
-    def _ask_about(self, stream: str, operation: Operation[_Result]) -> _Result:
-        """Run an operation on a node that has the stream."""
+    def _ask_about(self, stream: str, question: Question[_Result]) -> _Result:
+        """Ask a node that has the stream."""
         try:
-            return self._ask(operation)
+            return self._ask(question)
         except StreamNotHere:
             node = self._node_with(stream, self)
             if node is None:
                 raise
-            return node._ask(operation)
+            return node._ask(question)
 
     def _node_with(self, stream: str, asked: Self) -> Self | None:
         """A reader on another node that has the stream and can be reached; None where no other has it.
@@ -260,7 +258,7 @@ class StreamNodes:
             StreamNotHere: others have it, and none can be reached.
         """
         out: OutOfReach | None = None
-        for broker in asked._ask(lambda operations: operations.other_nodes(stream)):
+        for broker in asked._ask(lambda connection: elsewhere(connection, stream)):
             try:
                 return self._reach(broker)
             except OutOfReach as error:
@@ -304,23 +302,24 @@ class StreamNodes:
         with self._lock:
             return self._nodes.setdefault(broker, node)
 
-    def _ask(self, operation: Operation[_Result]) -> _Result:
-        """Run one operation; once more on a new connection if the idle one turns out to have been closed."""
+    def _ask(self, question: Question[_Result]) -> _Result:
+        """Ask; once more on a new connection if the idle one turns out to have been closed."""
         deadline = time.monotonic() + self.limit_s
         line = self._connections.enter(Use.ANSWER, deadline)
         try:
             try:
-                return self._ask_in_turn(operation, deadline)
+                return self._ask_in_turn(question, deadline)
             finally:
                 self._connections.leave(line, Use.ANSWER)
         except StreamNotFound as error:
             raise self._named(error) from None
 
-    def _ask_in_turn(self, operation: Operation[_Result], deadline: float) -> _Result:
+    def _ask_in_turn(self, question: Question[_Result], deadline: float) -> _Result:
         while True:
             connection = self._acquire(deadline, Use.ANSWER)
+            connection.deadline = deadline
             try:
-                return connection.run(operation(connection.operations), deadline)
+                return question(connection)
             except ConnectionLost:
                 # Reading changes nothing, so it can be asked again; but not for ever. What came before the end says
                 # nothing: it may be heartbeats, of when this program stood still, or of the question before.
@@ -350,6 +349,16 @@ class StreamNodes:
                 yield connection
             finally:
                 self._release(connection, use)
+
+    def further(self, stack: contextlib.ExitStack, use: Use) -> SocketConnection | None:
+        """A connection beside those that a caller has, until the stack is closed.
+
+        None where others may need what connections there are, or none can be had: he goes on with what he has.
+        """
+        if self._connections.has_plenty(use):
+            with contextlib.suppress(Transient, AccessRefused):
+                return stack.enter_context(self.connection(use))
+        return None
 
     def _losses_of(self, broker: Broker | None) -> int:
         """How often a connection to a node was lost, of those that single questions use."""
