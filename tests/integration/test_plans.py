@@ -14,7 +14,7 @@ from relatum_consumer.expectations._judging import UNFOLLOWED
 from relatum_consumer.expectations._known import LIVES, TIMES_AT
 from relatum_consumer.lookups import Watch
 from relatum_consumer.lookups import _by_time as by_time
-from relatum_consumer.lookups import _coverage as coverage
+from relatum_consumer.lookups import _stream_states as stream_states
 from relatum_consumer.lookups import _time_index as time_index
 from relatum_consumer.lookups._catalog import present_streams
 from relatum_consumer.lookups._probe import probe_statement
@@ -163,8 +163,8 @@ PLANS = {
     "what followed in many streams": Plan(UNFOLLOWED, BATCH | {"stream_ids": [*range(1, 9)]}),
     "the times at offsets": Plan(TIMES_AT, OFFSETS),
     "which generations there are": Plan(LIVES, THREE),
-    "coverage": Plan(coverage.COVERAGE, THREE),
-    "who is recorded now": Plan(coverage.ATTENDED, {"vhost": "/", "streams": ["s1", "s2"]}),
+    "coverage": Plan(stream_states.COVERAGE, THREE),
+    "who is recorded now": Plan(stream_states.ATTENDED, {"vhost": "/", "streams": ["s1", "s2"]}),
     "streams by name": Plan(present_streams(1), {"vhost": "/", "name_0": "s1"}),
     "many waits": Plan(WATCHED, parameters_of("/", WAITS), 500 * 12, ("streams",), rows=1),
     "a step of a trace": step(traces.rows_of_values(None), 50),

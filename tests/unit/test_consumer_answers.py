@@ -218,7 +218,7 @@ def test_a_stream_is_the_same_by_its_furthest_message(
 ) -> None:
     """What may be concluded from what a broker says of the last message that was recorded."""
     broker = Broker(agreements=agreements, patience_s=patience_s)
-    monkeypatch.setattr("relatum_consumer.lookups._proof.pause", lambda _: broker.asked.append("pause"))
+    monkeypatch.setattr("relatum_consumer.lookups._stream_states.pause", lambda _: broker.asked.append("pause"))
     of_stream = {"s": [covers(0, 5, 1, position=Position(4, 1, None))]}, {"s": StreamBounds(0, 9, is_proven=is_proven)}
     if isinstance(ends, list):
         check_identity(Catalog(broker, "/"), *of_stream, KeptChunks())

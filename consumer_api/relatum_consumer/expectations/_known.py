@@ -22,12 +22,9 @@ from relatum_consumer.lookups import (
     Catalog,
     PresentStream,
     Servers,
-    all_ends,
-    all_names,
     attended,
-    check_identity,
-    coverage_by_stream,
     replaced,
+    stream_states,
 )
 
 ALWAYS: Final = INTEGER_MIN
@@ -86,18 +83,16 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Known:
         StreamReplaced: what lies at the last recorded offset is not what was recorded there.
     """
     asked_us = time.time_ns() // 1_000
-    recorded = catalog.streams([name])
+    streams = stream_states(catalog, [name])
+    recorded = streams.recorded
     for stream in recorded:
         if not stream.record_time:
             raise TimeNotRecorded(f"times are not recorded for the stream {stream.name!r}", stream=stream.name)
-    by_name = {stream.name: stream.stream_id for stream in recorded}
-    names = all_names(catalog.servers, recorded, [name])
-    found = all_ends(catalog.servers, names, is_named=True)
-    bounds = {each: ends for each, ends in found.items() if isinstance(ends, StreamBounds)}
-    ranges = coverage_by_stream(catalog.servers, recorded)
-    held = {each: ranges.get(by_name.get(each, 0), []) for each in bounds}
-    check_identity(catalog, held, bounds)
-    courses = [_Course(each, by_name.get(each), ends, held[each], tuple(key_ids)) for each, ends in bounds.items()]
+    numbers = {stream.name: stream.stream_id for stream in recorded}
+    courses = [
+        _Course(each, numbers.get(each), ends, streams.held[each], tuple(key_ids))
+        for each, ends in streams.ends.items()
+    ]
     spans = _spans(catalog.servers, courses, asked_us)
     return Known(
         name,

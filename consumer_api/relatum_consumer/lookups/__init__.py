@@ -16,23 +16,31 @@ from relatum_consumer.lookups._answer import (
 from relatum_consumer.lookups._answering import Gathered, again_if_replaced
 from relatum_consumer.lookups._by_time import offsets_within
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted, named, streams_meant
-from relatum_consumer.lookups._coverage import attended, coverage_by_stream
 from relatum_consumer.lookups._health import Health, health, reached
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN, POOL_MAX
 from relatum_consumer.lookups._lookups import Lookups, Names, names_of, span_of, time_us_of
 from relatum_consumer.lookups._probe import Order
-from relatum_consumer.lookups._proof import (
-    Evidence,
-    Uncovered,
+from relatum_consumer.lookups._proof import Evidence, Uncovered, evidence, evidence_of
+from relatum_consumer.lookups._related import (
+    Question,
+    Row,
+    answer,
+    first_retained,
+    is_in_span,
+    read_rows,
+    seen_over_amqp,
+)
+from relatum_consumer.lookups._servers import CLOSED, Servers
+from relatum_consumer.lookups._stream_states import (
     all_ends,
     all_names,
+    attended,
     check_identity,
+    coverage_by_stream,
     ends_of,
-    evidence,
     replaced,
+    stream_states,
 )
-from relatum_consumer.lookups._related import Question, Row, answer, first_retained, read_rows, seen_over_amqp
-from relatum_consumer.lookups._servers import CLOSED, Servers
 from relatum_consumer.lookups._telemetry import look_up
 from relatum_consumer.lookups._values import Times, TimeSpan
 from relatum_consumer.lookups._waiting import Rest, Waiting, Watch, poll, rested
@@ -76,8 +84,10 @@ __all__ = [
     "coverage_by_stream",
     "ends_of",
     "evidence",
+    "evidence_of",
     "first_retained",
     "health",
+    "is_in_span",
     "look_up",
     "named",
     "names_of",
@@ -90,6 +100,7 @@ __all__ = [
     "rested",
     "seen_over_amqp",
     "span_of",
+    "stream_states",
     "streams_meant",
     "time_us_of",
     "to_be_recorded",

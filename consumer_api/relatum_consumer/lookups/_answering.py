@@ -16,8 +16,8 @@ from relatum.store import last_position
 from relatum_consumer.lookups import _limits as limits
 from relatum_consumer.lookups._answer import Answer, Hit, Status
 from relatum_consumer.lookups._catalog import Catalog
-from relatum_consumer.lookups._coverage import coverage_by_stream
 from relatum_consumer.lookups._proof import Evidence, evidence_together
+from relatum_consumer.lookups._stream_states import coverage_by_stream
 
 _Result = TypeVar("_Result")
 

@@ -16,9 +16,10 @@ from relatum_consumer.lookups._answer import Answer
 from relatum_consumer.lookups._answering import Find, Found, Gathered, answered
 from relatum_consumer.lookups._catalog import PresentStream, Wanted
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SCAN_BLOCKS_MAX
-from relatum_consumer.lookups._proof import Evidence, replaced
+from relatum_consumer.lookups._proof import Evidence
 from relatum_consumer.lookups._related import Row, verified
 from relatum_consumer.lookups._servers import Servers
+from relatum_consumer.lookups._stream_states import replaced
 from relatum_consumer.lookups._time_index import blocks_beside, blocks_between, blocks_page
 from relatum_consumer.lookups._time_search import (
     Block,

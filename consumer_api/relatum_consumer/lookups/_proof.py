@@ -1,9 +1,9 @@
 """What it takes to say that there is none: every message the streams retain was recorded for the keys asked by.
 
-The order of the steps is the argument. The streams' ends are taken from the broker first, the coverage from the
-database after that, and the index is probed once more after both: whatever lay in the streams when the ends were taken
-is then either in an uncovered range or in the index. Where one of several streams begins is asked after the coverage,
-and only where a range is not recorded of which it is not known that it is retained: it takes as long as the end.
+The streams' state is asked first (`_stream_states`), and the index is probed once more after that: whatever lay in the
+streams when their ends were taken is then either in an uncovered range or in the index. Where one of several streams
+begins is asked after the coverage, and only where a range is not recorded of which it is not known that it is retained:
+it takes as long as the end.
 
 The rule of statuses, the first line that fits:
 
@@ -19,20 +19,17 @@ The rule of statuses, the first line that fits:
 - None, and at least one stream: `absent`. Without any stream there is no answer: `NothingRecorded`.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
-from relatum.reading import Agreement, KeptChunks, Message, Position, StreamBounds, UnreadableRecord
-from relatum.store import TIME, CoverageRow, Range, covered, last_position, merged, missing, proven
-from relatum.waiting import pause
+from relatum.errors import StreamReplaced, Transient
+from relatum.reading import KeptChunks, Message, StreamBounds, UnreadableRecord
+from relatum.store import TIME, CoverageRow, Range, covered, merged, missing, proven
 from relatum_consumer.lookups._answer import LeftOut, NewKey, Status
-from relatum_consumer.lookups._catalog import Catalog, PresentStream
-from relatum_consumer.lookups._coverage import attended, coverage_by_stream
-from relatum_consumer.lookups._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
+from relatum_consumer.lookups._catalog import Catalog
 from relatum_consumer.lookups._servers import Servers
+from relatum_consumer.lookups._stream_states import StreamStates, all_ends, attended, stream_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,45 +156,29 @@ def evidence(
     names: Sequence[str] | None,
     key_ids: Iterable[int],
     *,
-    is_proof: bool = True,
     kept: KeptChunks | None = None,
 ) -> Evidence:
     """What is known of the streams meant: which there are, and what of them is not recorded for each of the keys.
 
-    Names are of streams and super streams, which stand for their partitions; None means all that are recorded. For
-    times, the key is `relatum.store.TIME`. Without `is_proof`, what release 0.4 recorded over AMQP 0.9.1 counts, too:
-    its rows count, but some may lack. Chunks that are read join those that are kept.
-
-    Raises:
-        StreamNotFound, NotAStream, AccessRefused: a named stream is unknown to the database and to the broker, or was
-            deleted; or this user may not read it.
-        StreamReplaced: what lies at the last recorded offset is not what was recorded there.
+    For times, the key is `relatum.store.TIME`. `names`, `kept` and errors are those of `stream_states`.
     """
-    kept = kept or KeptChunks()
-    recorded = catalog.streams(names)
-    ends: dict[str, StreamBounds] = {}
-    # A stream that was recorded once and is gone holds nothing, and proves nothing either.
-    gone: list[str] = []
-    unusable = catalog.leaves_out(names)
-    left_out = list(unusable)
-    meant = all_names(catalog.servers, recorded, names)
-    lasts = {stream.name for stream in recorded} if len(meant) > 1 else set()
-    for stream, found in all_ends(catalog.servers, meant, is_named=names is not None, kept=kept, lasts=lasts).items():
-        if isinstance(found, StreamBounds):
-            ends[stream] = found
-        elif found is None:
-            gone.append(stream)
-        else:
-            left_out.append(found)
-    unproven = {stream for stream, bounds in ends.items() if not bounds.is_proven}
-    ranges = coverage_by_stream(catalog.servers, recorded)
-    keys = tuple(key_ids)
-    generations = {stream.name: stream.stream_id for stream in recorded}
-    result = Evidence(tuple(ends), tuple(gone), tuple(left_out), generations, unproven=unproven)
-    result.is_partial = bool(unusable)
-    held = {stream: ranges.get(generations.get(stream, 0), []) for stream in ends}
-    there = check_identity(catalog, held, ends, kept)
+    return evidence_of(catalog.servers, stream_states(catalog, names, kept=kept, lasts_only=True), key_ids)
 
+
+def evidence_of(servers: Servers, streams: StreamStates, key_ids: Iterable[int], *, is_proof: bool = True) -> Evidence:
+    """The same of streams whose state is known.
+
+    Without `is_proof`, what release 0.4 recorded over AMQP 0.9.1 counts, too: its rows count, but some may lack.
+    """
+    ends, held, keys = streams.ends, streams.held, tuple(key_ids)
+    result = Evidence(
+        tuple(ends),
+        tuple(streams.gone),
+        (*streams.unusable, *streams.refused),
+        {stream.name: stream.stream_id for stream in streams.recorded},
+        unproven={stream for stream, bounds in ends.items() if not bounds.is_proven},
+        is_partial=bool(streams.unusable),
+    )
     # Where no leader says where a stream ends, nothing is proven of it, however often it is read.
     needs_proof = {stream: is_proof and bounds.is_proven for stream, bounds in ends.items()}
 
@@ -208,10 +189,11 @@ def evidence(
     # What lies behind a message that is there is retained, too.
     unsure = [
         stream
-        for stream in lasts.intersection(ends)
-        if ends[stream].first == 0 and any(start <= there.get(stream, start) for start, _ in uncovered_of(stream))
+        for stream in streams.lasts.intersection(ends)
+        if ends[stream].first == 0
+        and any(start <= streams.there.get(stream, start) for start, _ in uncovered_of(stream))
     ]
-    ends |= _begun(catalog.servers, unsure, ends) if unsure else {}
+    ends |= _begun(servers, unsure, ends) if unsure else {}
     for stream in ends:
         uncovered = uncovered_of(stream)
         result.uncovered += [Uncovered(stream, *gap) for gap in uncovered]
@@ -243,49 +225,6 @@ def evidence_together(catalog: Catalog, names: Sequence[str] | None, key_ids: It
     return replace(known, uncovered=list(known.uncovered), unproven=set(known.unproven))
 
 
-def ends_of(servers: Servers, stream: str, *, is_named: bool) -> StreamBounds | LeftOut | None:
-    """A stream's ends; None where the broker surely has no such stream; or why this user cannot read it.
-
-    Where it was asked for by name, that is an error (`StreamNotFound`, `NotAStream`, `AccessRefused`).
-    """
-    try:
-        bounds: StreamBounds = servers.bounds(stream)
-    except (NotFound, AccessRefused) as error:
-        if is_named:
-            raise
-        return LeftOut(stream, str(error)) if isinstance(error, AccessRefused) else None
-    return bounds
-
-
-def all_ends(
-    servers: Servers,
-    streams: Sequence[str],
-    *,
-    is_named: bool,
-    kept: KeptChunks | None = None,
-    lasts: Collection[str] = (),
-) -> dict[str, StreamBounds | LeftOut | None]:
-    """What `ends_of` says of each of many streams, in their order: together, and one by one what is not had so.
-
-    Of `lasts` the first offset need not be known, and may be 0 for that.
-
-    One that is gone, asked for by itself, costs a connection of AMQP 0.9.1 and a channel that the broker closes. So
-    those are found together, too, where nobody named them and many may have been recorded once and deleted.
-    """
-    bounds: dict[str, StreamBounds] = {}
-    if len(streams) > 1:
-        bounds = servers.all_bounds(streams, kept or KeptChunks(), lasts)
-    others = [stream for stream in streams if stream not in bounds]
-    gone: set[str] = set(servers.missing(others)) if others and not is_named else set()
-    found: dict[str, StreamBounds | LeftOut | None] = {}
-    for stream in streams:
-        if stream in bounds:
-            found[stream] = bounds[stream]
-        else:
-            found[stream] = None if stream in gone else ends_of(servers, stream, is_named=is_named)
-    return found
-
-
 def gaps(
     bounds: StreamBounds,
     rows: Sequence[CoverageRow],
@@ -298,70 +237,3 @@ def gaps(
         return []
     retained = (first, last + 1)
     return merged(gap for key_id in key_ids for gap in missing(retained, recorded_as(rows, key_id)))
-
-
-def all_names(servers: Servers, recorded: Sequence[PresentStream], names: Sequence[str] | None) -> list[str]:
-    """The streams meant: those recorded, and named ones or partitions of named super streams that are not."""
-    found = {stream.name for stream in recorded}
-    for name in names or ():
-        if name not in found:
-            partitions = servers.partitions(name)
-            supers = {stream.super_stream for stream in recorded}
-            found.update(partitions or (() if name in supers else (name,)))
-    return sorted(found)
-
-
-def check_identity(
-    catalog: Catalog,
-    held: Mapping[str, Sequence[CoverageRow]],
-    ends: Mapping[str, StreamBounds],
-    kept: KeptChunks | None = None,
-) -> dict[str, int]:
-    """See that each stream is the one that was recorded, by what lies at the last recorded offset; all together.
-
-    Returns:
-        That offset, of streams that have it still.
-
-    Raises:
-        StreamReplaced: one is another; field `also` has the errors of others that are.
-        StreamUnavailable: nobody can say now.
-    """
-    positions: dict[str, Position] = {}
-    for stream, bounds in ends.items():
-        position = last_position(held[stream])
-        # What lies before the first one retention has dropped; then it has dropped all that was recorded, and nothing
-        # is answered from that.
-        if position is not None and (bounds.first is None or position.offset >= bounds.first):
-            positions[stream] = position
-    there: dict[str, int] = {}
-    deadline, pause_s = time.monotonic() + catalog.servers.timeout_s, POLL_S_MIN
-    while positions:
-        agreed: dict[str, Agreement] = catalog.servers.agreements(positions, kept or KeptChunks())
-        others = [stream for stream, each in agreed.items() if each in (Agreement.OTHER, Agreement.ENDS_BEFORE)]
-        if others:
-            first, *also = [replaced(stream, positions[stream].offset) for stream in others]
-            first.also = tuple(also)
-            raise first
-        there |= {stream: positions[stream].offset for stream, each in agreed.items() if each is Agreement.SAME}
-        # Of one without a proof nobody can say from here, and the answer will say so.
-        doubted = [stream for stream, each in agreed.items() if each is Agreement.UNKNOWN and ends[stream].is_proven]
-        positions = {stream: positions[stream] for stream in doubted}
-        if not positions:
-            break
-        left = deadline - time.monotonic()
-        if left <= 0:
-            message = f"nobody can say whether {doubted[0]!r} is the stream that was recorded"
-            raise StreamUnavailable(f"{message}: its leader does not answer; repeat it later", stream=doubted[0])
-        pause(min(pause_s, left))
-        pause_s = min(2 * pause_s, IDENTITY_POLL_S_MAX)
-    return there
-
-
-def replaced(stream: str, offset: int) -> StreamReplaced:
-    """The error for a stream that is not the one that was recorded."""
-    return StreamReplaced(
-        f"the stream {stream!r} is not the one that was recorded: at offset {offset} lies something else, or nothing. "
-        "It was declared again, or lost its tail; a recorder puts that right",
-        stream=stream,
-        offset=offset,
-    )

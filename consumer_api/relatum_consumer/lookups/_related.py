@@ -24,11 +24,11 @@ from relatum_consumer.consumed import InHand
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, Status
 from relatum_consumer.lookups._answering import Found, Gathered, answered, check_count
 from relatum_consumer.lookups._catalog import Catalog, Wanted, named
-from relatum_consumer.lookups._coverage import coverage_by_stream
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX
 from relatum_consumer.lookups._probe import FEW_STREAMS, Order, probe_statement
-from relatum_consumer.lookups._proof import Evidence, replaced
+from relatum_consumer.lookups._proof import Evidence
 from relatum_consumer.lookups._servers import Servers
+from relatum_consumer.lookups._stream_states import coverage_by_stream, replaced
 
 _Result = TypeVar("_Result")
 
@@ -60,6 +60,13 @@ class Itself:
         if message.id not in self.ids and self._is_copy(message):
             self.ids.add(message.id)
         return message.id in self.ids
+
+
+def is_in_span(time_us: int | None, since: int | None, until: int | None) -> bool:
+    """Whether a time is from `since` to before `until`; None stands for no bound, and for a time that is not known."""
+    if time_us is None:
+        return since is None and until is None
+    return (since is None or time_us >= since) and (until is None or time_us < until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +104,7 @@ class Question:
         """Whether a message read from a stream is sought."""
         if not any(each.is_of(message) for each in self.wanted) or self.itself.holds(message):
             return False
-        return not self.is_bounded or self._is_in_time(message.time_us)
-
-    def _is_in_time(self, time_us: int | None) -> bool:
-        if time_us is None:
-            return False
-        return (self.since is None or time_us >= self.since) and (self.until is None or time_us < self.until)
+        return is_in_span(message.time_us, self.since, self.until)
 
     def rank(self, stream: str, offset: int, time_us: int | None) -> tuple[Any, ...]:
         """Where a message stands in the order; one without a time counts as later than all."""
@@ -284,9 +286,11 @@ def verified(
             others[row.id] = error
 
     gone = read_rows(catalog.servers, rows, take, is_named=is_named)
-    # As if retention had taken it, for all that is known: what is asked for again comes behind it.
-    seen_otherwise = seen_over_amqp(catalog, others)
-    return tuple(hits), gone | {where: Gone(where.offset + 1, is_sure=False) for where in seen_otherwise}
+    if others:
+        # As if retention had taken it, for all that is known: what is asked for again comes behind it.
+        seen_otherwise = seen_over_amqp(catalog, others)
+        gone |= {where: Gone(where.offset + 1, is_sure=False) for where in seen_otherwise}
+    return tuple(hits), gone
 
 
 def seen_over_amqp(catalog: Catalog, others: Mapping[MessageId, StreamReplaced]) -> Collection[MessageId]:

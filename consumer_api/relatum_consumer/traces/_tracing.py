@@ -23,6 +23,7 @@ from relatum_consumer.lookups import (
     Status,
     again_if_replaced,
     evidence,
+    is_in_span,
     names_of,
     read_rows,
     replaced,
@@ -57,12 +58,8 @@ class _Bounds:
         return self.since is not None or self.until is not None
 
     def has(self, time_us: int | None) -> bool:
-        """Whether a message of this time is meant; one without a time is where every time is."""
-        if not self.is_in_time:
-            return True
-        if time_us is None:
-            return False
-        return (self.since is None or time_us >= self.since) and (self.until is None or time_us < self.until)
+        """Whether a message of this time is meant."""
+        return is_in_span(time_us, self.since, self.until)
 
 
 class _Found(NamedTuple):

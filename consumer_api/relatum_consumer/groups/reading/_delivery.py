@@ -1,6 +1,6 @@
 """Reading assembled groups: one pass over the streams for many of them, every message checked against its row."""
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -160,7 +160,7 @@ class Reading:
             try:
                 if self._messages is None:
                     ids = (row[3:5] for row in islice(self._members, self._at, None))
-                    self._messages = self._servers.read_many(ids, BATCH_MESSAGES)
+                    self._messages = self._begin(ids)
                 results = list(islice(self._messages, count))
             except Transient:
                 self.close()
@@ -170,6 +170,9 @@ class Reading:
             else:
                 self._at += count
                 return results
+
+    def _begin(self, ids: Iterable[tuple[str, int]]) -> Generator[Message | RelatumError, None, None]:
+        return self._servers.read_many(ids, BATCH_MESSAGES)
 
     def close(self) -> None:
         """Let the connection go."""

@@ -14,11 +14,11 @@ from typing import Final
 from relatum.errors import InvalidInput, KeyNotDefined
 from relatum.limits import GROUP_ID_BYTES
 from relatum.membership import GROUP_KEY, membership, parse_value
-from relatum.reading import Message, StreamBounds
+from relatum.reading import Message
 from relatum.store import part_may_hold_values, sql
 from relatum_consumer.groups.reading._assembly import Member, Row, by_group, distinct
 from relatum_consumer.groups.reading._group_options import UNRECORDED_MEMBERS_MAX
-from relatum_consumer.lookups import Catalog, LeftOut, Servers, Uncovered, all_ends, all_names, evidence
+from relatum_consumer.lookups import Catalog, LeftOut, Servers, Uncovered, evidence_of, stream_states
 
 GROUP_ID_LENGTH: Final = 2 * GROUP_ID_BYTES
 """Characters of a group's id."""
@@ -141,35 +141,23 @@ def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> 
     """The streams as they stand now."""
     key_id = group_key(catalog)
     catalog.check_names(names)
-    bounds = _bounds(catalog, names)
-    known = evidence(catalog, names, [key_id], is_proof=complete)
-    recorded = catalog.streams(names)
+    streams = stream_states(catalog, names)
+    for refused in streams.refused:
+        say_left_out(refused)
+    gaps = evidence_of(catalog.servers, streams, [key_id], is_proof=complete).uncovered
     view = View(
         catalog.servers,
         key_id,
-        {stream.stream_id: stream.name for stream in recorded if stream.name in bounds},
-        {stream: ends.first or 0 for stream, ends in bounds.items()},
-        {stream: ends.end for stream, ends in bounds.items()},
+        {stream.stream_id: stream.name for stream in streams.recorded if stream.name in streams.ends},
+        {stream: ends.first or 0 for stream, ends in streams.ends.items()},
+        {stream: ends.end for stream, ends in streams.ends.items()},
     )
-    gaps = [gap for gap in known.uncovered if gap.stream in bounds]
     view.gaps = tuple(gaps)
     if complete:
         view.hold(_unrecorded(view, gaps))
     else:
         _leave_out(view, gaps)
     return view
-
-
-def _bounds(catalog: Catalog, names: tuple[str, ...] | None) -> dict[str, StreamBounds]:
-    recorded = catalog.streams(names)
-    bounds: dict[str, StreamBounds] = {}
-    meant = all_names(catalog.servers, recorded, names)
-    for stream, found in all_ends(catalog.servers, meant, is_named=names is not None).items():
-        if isinstance(found, StreamBounds):
-            bounds[stream] = found
-        elif found is not None:
-            say_left_out(found)
-    return bounds
 
 
 def say_left_out(found: LeftOut) -> None:

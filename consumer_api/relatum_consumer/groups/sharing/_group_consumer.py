@@ -1,14 +1,35 @@
 """Finding a consumer by its name, or making it: every member must want the same of it."""
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from relatum.errors import AccessRefused, ConfigurationError, NotAStream, StreamNotFound
 from relatum.store import sql
+from relatum_consumer.groups.reading._assembly import GroupOrder, Member
 from relatum_consumer.groups.reading._whole_groups import Beginning
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
-from relatum_consumer.groups.sharing._sharing_scan import SharedConsumer
 from relatum_consumer.lookups import Catalog, Servers, time_us_of
+
+
+@dataclass(frozen=True, slots=True)
+class SharedConsumer:
+    """A consumer name as the database has it: what all its members go by."""
+
+    consumer_id: int
+    names: tuple[str, ...] | None
+    order: GroupOrder
+    start: Beginning
+    start_stream_id: int | None
+
+    def low(self, stream_id: int) -> int:
+        """The first offset of a stream that counts."""
+        return self.start.offset if self.start_stream_id in (None, stream_id) else 0
+
+    def admits(self, head: Member, stream_id: int) -> bool:
+        """Whether a group is one of this consumer's, which depends on where it stands."""
+        return Beginning(self.low(stream_id), self.start.since_us).admits(head)
+
 
 ADD: Final = sql(
     """

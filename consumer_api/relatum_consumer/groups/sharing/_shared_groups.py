@@ -16,9 +16,9 @@ from relatum.store import renewal_s
 from relatum.waiting import Keeper, Outages, ended, pause
 from relatum_consumer.groups.reading._group_values import Group
 from relatum_consumer.groups.sharing._claims import Claim, Given, GivenUp
+from relatum_consumer.groups.sharing._shared_reading import SharedReading
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
 from relatum_consumer.groups.sharing._sharing_status import SharedGroupsCounts, SharedGroupsStatistics
-from relatum_consumer.groups.sharing._sharing_steps import SharedReading
 from relatum_consumer.lookups import Catalog, Rest
 
 logger = logging.getLogger("relatum.groups")

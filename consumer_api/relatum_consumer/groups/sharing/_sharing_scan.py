@@ -7,10 +7,10 @@ from typing import Final
 
 from relatum.limits import INTEGER_MAX
 from relatum.store import CoverageRow, Range, merged, missing, sql
-from relatum_consumer.groups.reading._assembly import Assembled, GroupOrder, Member, assemble, in_arrival
+from relatum_consumer.groups.reading._assembly import Assembled, Member, assemble, in_arrival
 from relatum_consumer.groups.reading._group_scan import rows_between
 from relatum_consumer.groups.reading._streams_view import View, group_key
-from relatum_consumer.groups.reading._whole_groups import Beginning
+from relatum_consumer.groups.sharing._group_consumer import SharedConsumer
 from relatum_consumer.lookups import Catalog, PresentStream, Servers, coverage_by_stream
 
 WINDOW_OFFSETS_MIN: Final = 1_000
@@ -24,25 +24,6 @@ WINDOW_ROWS: Final = 4_000
 
 GROUPS_AT_ONCE: Final = 500
 """Groups whose rows are asked for in one statement, and held until it is clear what each of them is."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedConsumer:
-    """A consumer name as the database has it: what all its members go by."""
-
-    consumer_id: int
-    names: tuple[str, ...] | None
-    order: GroupOrder
-    start: Beginning
-    start_stream_id: int | None
-
-    def low(self, stream_id: int) -> int:
-        """The first offset of a stream that counts."""
-        return self.start.offset if self.start_stream_id in (None, stream_id) else 0
-
-    def admits(self, head: Member, stream_id: int) -> bool:
-        """Whether a group is one of this consumer's, which depends on where it stands."""
-        return Beginning(self.low(stream_id), self.start.since_us).admits(head)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from relatum.metrics import Counter, Gauge, reported
 from relatum.reading import StreamBounds
 from relatum.store import Range, merged, missing, sql
 from relatum_consumer.groups.reading._assembly import GroupOrder
-from relatum_consumer.groups.sharing._group_consumer import by_name
+from relatum_consumer.groups.sharing._group_consumer import SharedConsumer, by_name
 from relatum_consumer.groups.sharing._sharing_options import check_name
-from relatum_consumer.groups.sharing._sharing_scan import SharedConsumer, scanned_of
+from relatum_consumer.groups.sharing._sharing_scan import scanned_of
 from relatum_consumer.lookups import Catalog, LeftOut, all_ends
 
 

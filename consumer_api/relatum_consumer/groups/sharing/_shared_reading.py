@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -13,7 +13,7 @@ from relatum.ids import MessageId
 from relatum.membership import Anomaly
 from relatum.reading import Message, StreamBounds
 from relatum.waiting import Outages, Pauses, ended, has_passed, may_repeat
-from relatum_consumer.groups.reading._assembly import Assembled, Row
+from relatum_consumer.groups.reading._assembly import Assembled
 from relatum_consumer.groups.reading._delivery import Reading, all_of, conflict, floor_of, read_group
 from relatum_consumer.groups.sharing._claims import (
     DEAD,
@@ -284,21 +284,10 @@ _UNSOUND: Final = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
 
 
 class _AtOnce(Reading):
-    """A reading whose messages all come at the first use, for few groups."""
+    """A reading whose messages all come at the first use, for few groups: it holds no connection afterwards."""
 
-    def __init__(self, servers: Servers, members: Sequence[Row]) -> None:
-        super().__init__(servers, members)
-        self._read: list[Message | RelatumError] | None = None
-
-    def take(self, count: int) -> list[Message | RelatumError]:
-        """The next so many."""
-        if count == 0:
-            return []
-        if self._read is None:
-            self._read = self._servers.read([MessageId(*row[3:5]) for row in self._members])
-        taken = self._read[self._at : self._at + count]
-        self._at += count
-        return taken
+    def _begin(self, ids: Iterable[tuple[str, int]]) -> Generator[Message | RelatumError, None, None]:
+        yield from self._servers.read([MessageId(*each) for each in ids])
 
 
 def _is_dropped(servers: Servers, stream: str, offset: int) -> bool:
