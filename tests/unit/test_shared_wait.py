@@ -54,9 +54,9 @@ def in_time(seconds: float) -> float:
     return time.monotonic() + seconds
 
 
-def polling() -> bool:
+def polling(name: str = "relatum-waits") -> bool:
     """Whether a thread polls."""
-    return any(each.name == "relatum-waits" for each in threading.enumerate())
+    return any(each.name == name for each in threading.enumerate())
 
 
 def test_one_thread_asks_for_all_and_ends_with_them(table: Table, waits: SharedWait[int, str]) -> None:
@@ -172,6 +172,33 @@ def test_all_may_be_let_go(table: Table, waits: SharedWait[int, str]) -> None:
         wait_until(lambda: len(waits) == 1, what="a wait")
         waits.end()
         assert answer.result(LIMIT_S) is None
+
+
+def test_who_knows_the_answer_tells_it_at_once(table: Table, waits: SharedWait[int, str]) -> None:
+    """No poll is needed for that; who was told, or has left, is told nothing more."""
+    told, left = waits.ask(1), waits.ask(2)
+    left.cancel()
+    for future in (told, left):
+        waits.answer(future, "known")
+        waits.answer(future, "late")
+    assert waits.result(told, in_time(LIMIT_S)) == "known"
+    assert left.cancelled()
+    assert len(waits) == 0
+
+
+def test_the_poll_that_nobody_waits_for_can_be_waited_for(table: Table) -> None:
+    """Afterwards there is no thread; while somebody waits there is nothing to wait for."""
+    waits = SharedWait(table.poll, "joined", first_s=0)
+    waits.join()
+    table.takes_s = 0.2
+    one, other = waits.ask(1), waits.ask(2)
+    wait_until(lambda: table.polls, what="a poll")
+    one.cancel()
+    waits.join()
+    assert polling("joined")
+    other.cancel()
+    waits.join()
+    assert not polling("joined")
 
 
 def test_the_deadline_of_the_call_ends_a_wait(table: Table, waits: SharedWait[int, str]) -> None:

@@ -8,7 +8,7 @@ from relatum.contexts._options import AffinityOptions, ContextOptions, SerialOpt
 from relatum.contexts._routers import AffinityRouter, ContextRouter
 from relatum.contexts._statistics import RouterStatistics, SerialStatistics
 from relatum.contexts.affinity._sets import AffinitySet, AffinitySets
-from relatum.contexts.placement._model import MoveState
+from relatum.contexts.placement._model import Move, MoveState
 from relatum.contexts.placement._placement_opening import placed_super_streams
 from relatum.contexts.placement._placement_prune import forget_placements
 from relatum.contexts.serial._order import ContextMessage, Finding, FindingKind, SerialReport
@@ -23,7 +23,7 @@ from relatum.contexts.serial.consuming._serial_status import (
     consumers,
     forget_consumer,
 )
-from relatum.contexts.serial.moving._assignments import Assignment, ContextsStatus, Move, MoveProgress, Plan, Progress
+from relatum.contexts.serial.moving._assignments import Assignment, ContextsStatus, MoveProgress, Plan, Progress
 from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 
 __all__ = [

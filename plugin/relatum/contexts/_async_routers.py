@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +31,7 @@ from relatum.contexts.placement._sending import AsyncSending
 from relatum.contexts.steps import async_run
 from relatum.errors import PublishOutcomeUnknown, RelatumError, UsedAfterClose
 from relatum.store import AnyDatabase
-from relatum.waiting import in_thread
+from relatum.waiting import Threads, in_thread
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
@@ -72,7 +71,7 @@ class AsyncRouter(RouterBase, AsyncClosing):
         super().__init__(*arguments, **more)
         self._locks = NameLocks(asyncio.Lock)
         self._generation = SharedRead(lambda: self._in_thread(ReadGeneration()))
-        self._threads = ThreadPoolExecutor(THREADS, "relatum-router")
+        self._threads = Threads(THREADS, "relatum-router")
         self._has_threads = True
 
     async def open(self, source: Any = None) -> None:

@@ -78,7 +78,7 @@ class Router(RouterBase, Target, Closing):
             SuperStreamConflict: its contexts, or sets, are named by another header.
             BrokerUnavailable, DatabaseUnavailable, AccessRefused, SchemaMissing: one of the servers cannot be used.
         """
-        self._connect(source)
+        self._core.open(source)
 
     def check(self, timeout_s: float | None = None) -> None:
         """Wait until every message published so far is known to be in its order.
@@ -105,7 +105,7 @@ class Router(RouterBase, Target, Closing):
             if self._core.is_open:
                 self.check()
         finally:
-            self._end()
+            self._core.close()
 
     def publish(
         self,
@@ -168,7 +168,7 @@ class Router(RouterBase, Target, Closing):
         sending.require_confirms()
         core = self._core
         if not core.is_open:
-            self._connect(sending.source())
+            self._core.open(sending.source())
         core.check_vhost(sending.vhost())
         try:
             published = self._run(core.publications.publish(name, stream=stream), partial(self._send, sending))
@@ -185,7 +185,7 @@ class Router(RouterBase, Target, Closing):
         """Where a message of no name goes, by the rule."""
         core = self._core
         if not core.has_layout:
-            self._connect(sending.source(), with_database=False)
+            self._core.open(sending.source(), with_database=False)
         core.check_vhost(sending.vhost())
         return core.unnamed(sending.routing_key)
 
@@ -231,12 +231,6 @@ class Router(RouterBase, Target, Closing):
         if self._run(self._core.publications.counts(sent)):
             return places
         raise rejected(sent)
-
-    def _connect(self, source: Any, *, with_database: bool = True) -> None:
-        self._core.open(source, with_database=with_database)
-
-    def _end(self) -> None:
-        self._core.close()
 
     def _run(self, steps: Steps[T], send: Callable[[Send], Any] | None = None) -> T:
         """Perform steps until they return."""
@@ -342,7 +336,7 @@ class AffinityRouter(Router):
         if wish is NO_WISH:
             return self._publish_of_none(sending)
         if not sets.knows(wish):
-            self._connect(sending.source())
+            self._core.open(sending.source())
         place = sets.place_of(wish)
         if place.name is None:
             return self._publish_of_none(sending, core.active(place.stream or ""))

@@ -15,9 +15,9 @@ from relatum.checks import (
     checked_weights,
 )
 from relatum.contexts.affinity._set_keeping import close_idle
-from relatum.contexts.placement._model import Placement, check_name
+from relatum.contexts.placement._model import Move, Placement, check_name
 from relatum.contexts.placement._placement_opening import IDLE_S_MIN
-from relatum.contexts.serial.moving._assignments import Move, Progress
+from relatum.contexts.serial.moving._assignments import Progress
 from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 from relatum.errors import PlacementNotFound, SuperStreamConflict
 from relatum.headers import CONTEXT_HEADER

@@ -134,7 +134,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveInfo:
+class Move:
     """A move of contexts from one partition to another.
 
     Attributes:

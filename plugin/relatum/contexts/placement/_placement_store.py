@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from relatum.contexts.placement._model import (
     Choose,
-    MoveInfo,
+    Move,
     MoveState,
     PartitionLike,
     PartitionRow,
@@ -337,12 +337,12 @@ class PlacementStore:
                 return
             after = found[-1].name
 
-    def move_of(self, move_id: int) -> MoveInfo | None:
+    def move_of(self, move_id: int) -> Move | None:
         """A move as it is now; None where it is not known."""
         rows = self._database.rows(FIND_MOVE, {"move_id": move_id})
         return move_info(rows[0]) if rows else None
 
-    def fence_after(self, name: str, epoch: int, stream: str) -> MoveInfo | None:
+    def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
         """The first move of a name out of a partition, or into it, whose fence or marker has an epoch above this one.
 
         A message of this epoch is a stray behind that fence or marker. Moves that are long over may be forgotten, but

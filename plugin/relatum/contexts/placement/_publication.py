@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 from relatum.checks import seconds_text
 from relatum.contexts.placement._cache import Known, PlacementCache, Unchecked
 from relatum.contexts.placement._entries import Adoption, Placed
-from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
+from relatum.contexts.placement._model import Move, Placement, PlacementState
 from relatum.contexts.placement._publication_requests import (
     Adopt,
     EndSession,
@@ -367,7 +367,7 @@ class Publications:
         return (yield from search)
 
 
-def _end_of(move: MoveInfo, sent: Sent) -> int | None:
+def _end_of(move: Move, sent: Sent) -> int | None:
     """Where the fence or marker lies behind which something sent is a stray; None where that is not known yet."""
     is_out = move.source == sent.stream and move.fence_epoch > sent.wanted.epoch
     return move.fence_offset if is_out else move.marker_offset
@@ -378,7 +378,7 @@ def _origin(sent: Sent) -> tuple[str, int] | None:
     return (sent.wanted.stream, sent.wanted.offset) if isinstance(sent.wanted, Adoption) else None
 
 
-def _scan_from(move: MoveInfo, stream: str) -> int:
+def _scan_from(move: Move, stream: str) -> int:
     """From where on a stream is read to meet all that a move wrote there."""
     offsets = [at for end, at in ((move.source, move.scan_from), (move.target, move.target_scan_from)) if end == stream]
     return min(offsets)

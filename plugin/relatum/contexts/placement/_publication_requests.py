@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from relatum.contexts.placement._entries import CONTROL_BYTES, Adoption, Entry, Fence, Marker, Placed
-from relatum.contexts.placement._model import MoveInfo, Placement
+from relatum.contexts.placement._model import Move, Placement
 from relatum.contexts.steps import Request
 
 WhenAway: TypeAlias = Literal["known", "wait", "fail"]
@@ -64,7 +64,7 @@ class Send(Request[Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class FindMove(Request[MoveInfo | None]):
+class FindMove(Request[Move | None]):
     """Find the first move of a name out of or into a stream whose fence or marker has a higher epoch."""
 
     name: str

@@ -7,7 +7,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.contexts.placement._entries import Control, Fence, Marker
-from relatum.contexts.placement._model import MoveInfo, MoveState
+from relatum.contexts.placement._model import Move, MoveState
 from relatum.store import sql
 
 IS_WAITED_FOR: Final = "s.super_stream_id = m.super_stream_id AND s.seen < m.generation AND m.fence_epoch = 0"
@@ -17,7 +17,7 @@ MOVE: Final = f"""m.move_id, source.stream AS source, target.stream AS target, m
         m.aborting, m.attempt, m.contexts, m.fence_epoch, m.epoch, m.scan_from, m.target_scan_from, m.fence_offset,
         m.marker_offset, m.holder, m.lease_expires_at, m.started_at, m.fenced_at, m.ended_at, m.reason,
         ARRAY (SELECT s.holder FROM relatum.publisher_sessions s WHERE {IS_WAITED_FOR}) AS waits_for"""
-"""The columns of `MoveInfo`, in its order."""
+"""The columns of `Move`, in its order."""
 
 OF_MOVES: Final = """relatum.context_moves m
     JOIN relatum.super_stream_partitions source ON source.partition_id = m.source_id
@@ -58,9 +58,9 @@ LOST_MARKERS: Final = sql(f"""
         AND m.marker_offset >= :from_offset::bigint AND m.marker_offset < :to_offset::bigint""")
 
 
-def move_info(row: Sequence[Any]) -> MoveInfo:
+def move_info(row: Sequence[Any]) -> Move:
     """A move from the columns of `MOVE`."""
-    move = MoveInfo(*row)
+    move = Move(*row)
     return replace(move, state=MoveState(move.state), waits_for=tuple(move.waits_for))
 
 

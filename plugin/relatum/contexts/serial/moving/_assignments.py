@@ -5,10 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self, TypeAlias
 
-from relatum.contexts.placement._model import MoveInfo, PartitionRow, Placement
-
-Move: TypeAlias = MoveInfo
-"""A move of contexts, as the database has it."""
+from relatum.contexts.placement._model import Move, PartitionRow, Placement
 
 
 @dataclass(frozen=True, slots=True)

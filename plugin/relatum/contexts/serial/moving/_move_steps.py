@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from relatum.contexts.placement._entries import Control, Fence, Marker
-from relatum.contexts.placement._model import MoveInfo, MoveState
+from relatum.contexts.placement._model import Move, MoveState
 from relatum.contexts.placement._session import DRIFT, elapsed_s
 from relatum.contexts.steps import Request
 from relatum.errors import MoveConflict, StreamUnavailable
@@ -52,7 +52,7 @@ LOOK_AGAIN_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoveStep(MoveInfo):
+class MoveStep(Move):
     """A move with the names of its contexts, as its steps know it."""
 
     names: frozenset[str]

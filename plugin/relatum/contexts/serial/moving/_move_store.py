@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.contexts.placement._model import MoveInfo, MoveState, PartitionState, PlacementState
+from relatum.contexts.placement._model import Move, MoveState, PartitionState, PlacementState
 from relatum.contexts.placement._placement_opening import RAISE_GENERATION
 from relatum.contexts.placement._stored_moves import IS_WAITED_FOR, MOVE, OF_MOVES, move_info
 from relatum.contexts.serial.moving._move_steps import (
@@ -30,7 +30,7 @@ from relatum.waiting import Outages
 
 logger = logging.getLogger("relatum.contexts")
 
-_FACTS: Final = len(MoveInfo.__dataclass_fields__)
+_FACTS: Final = len(Move.__dataclass_fields__)
 
 # What a crash of PostgreSQL takes back must not be in a stream already: a fence behind which a context goes on as if
 # there was none would make strays of all its messages.
@@ -42,7 +42,7 @@ _MOVES: Final = "WHERE m.super_stream_id = :super_stream_id::integer"
 ONE: Final = sql(f"""
     SELECT {MOVE}, ARRAY (SELECT c.name FROM relatum.moved_contexts c WHERE c.move_id = m.move_id) AS names
     FROM {OF_MOVES} {_MOVES} AND m.move_id = :move_id::bigint""")
-"""The columns of `MoveInfo`, and behind them the names of the contexts."""
+"""The columns of `Move`, and behind them the names of the contexts."""
 
 UNDER_WAY: Final = sql(f"SELECT {MOVE} FROM {OF_MOVES} {_MOVES} AND m.ended_at IS NULL ORDER BY m.move_id")
 
@@ -315,7 +315,7 @@ class MoveStore:
             connection.execute(SET_ABORTING, values)
             return self._step(connection, wanted.move_id)
 
-    def moves(self, *, latest: int | None = None) -> list[MoveInfo]:
+    def moves(self, *, latest: int | None = None) -> list[Move]:
         """The moves that have not ended, oldest first; or so many of all, latest first."""
         of_super_stream = {"super_stream_id": self._id}
         with self._transaction() as connection:
@@ -325,7 +325,7 @@ class MoveStore:
                 rows = connection.execute(LATEST, {**of_super_stream, "latest": latest})
             return [_info_of(row) for row in rows]
 
-    def move(self, move_id: int) -> MoveInfo:
+    def move(self, move_id: int) -> Move:
         """A move as it is shown.
 
         Raises:
@@ -348,5 +348,5 @@ def _step_of(row: Any) -> MoveStep:
     return replace(step, state=MoveState(step.state), waits_for=tuple(step.waits_for))
 
 
-def _info_of(row: Any) -> MoveInfo:
+def _info_of(row: Any) -> Move:
     return move_info(row[:_FACTS])

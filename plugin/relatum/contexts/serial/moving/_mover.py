@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 
 from relatum import otel
 from relatum.contexts.placement._controls import ControlStreams
-from relatum.contexts.placement._model import MoveInfo, Placement
+from relatum.contexts.placement._model import Move, Placement
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.serial.moving import _move_steps as moving
-from relatum.contexts.serial.moving._assignments import Call, Move
+from relatum.contexts.serial.moving._assignments import Call
 from relatum.contexts.serial.moving._move_steps import (
     Begin,
     FindControl,
@@ -62,7 +62,7 @@ class Mover:
         retry_s: float = RETRY_S,
         reason: str | None = None,
         holder: str | None = None,
-        tell: Callable[[MoveInfo], None] = lambda move: None,
+        tell: Callable[[Move], None] = lambda move: None,
     ) -> None:
         self._store = store
         store.outages.name(Server.BROKER, str(streams.address))

@@ -10,10 +10,10 @@ from typing import Final
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
 from relatum.closing import Closing
 from relatum.contexts.placement._controls import ControlStreams
-from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement, PlacementState, check_name
+from relatum.contexts.placement._model import Move, PartitionRow, PartitionState, Placement, PlacementState, check_name
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.serial.moving import _move_steps as moving
-from relatum.contexts.serial.moving._assignments import Assignment, Call, ContextsStatus, Move, Plan, Progress
+from relatum.contexts.serial.moving._assignments import Assignment, Call, ContextsStatus, Plan, Progress
 from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.contexts.serial.moving._mover import MOVES_AT_ONCE, RETRY_S, Movers, find_some, in_parts
 from relatum.contexts.serial.moving._retiring import retire_partition, unread
