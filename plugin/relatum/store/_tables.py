@@ -1,4 +1,4 @@
-"""The tables of the schema `relatum`, for statements: names and types of the columns that are used.
+"""The tables of the schema `relatum`, for statements: names and types of the columns that are used, and who may write.
 
 What is in each, its constraints, defaults and indexes stand in `relatum_migrations/sql/schema.sql`, and nowhere else.
 
@@ -9,6 +9,8 @@ placements by name, the row of `super_streams`, partitions by their id.
 from typing import Any, Final
 
 import sqlalchemy as sa
+
+from relatum.errors import AccessRefused
 
 SCHEMA: Final = "relatum"
 
@@ -25,7 +27,6 @@ _TYPES: Final[dict[str, Any]] = {
     "sorted": sa.Text(collation="C"),
     "moment": sa.DateTime(timezone=True),
     "uuid": sa.Uuid(),
-    "bytes": sa.LargeBinary(),
     "smalls": sa.ARRAY(sa.SmallInteger),
     "texts": sa.ARRAY(sa.Text),
 }
@@ -139,3 +140,32 @@ super_stream_partitions = _table(
     double="weight",
     big="open_sets",
 )
+
+
+_WRITABLE: Final = sa.text(
+    "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+    "WHERE n.nspname = 'relatum' AND c.relkind IN ('r', 'p') AND NOT c.relispartition "
+    "AND (has_table_privilege(c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE') "
+    "OR has_any_column_privilege(c.oid, 'INSERT, UPDATE')) ORDER BY 1"
+)
+
+_MAY_RECORD: Final = sa.text("SELECT has_table_privilege('relatum.relationships', 'INSERT'), current_user")
+
+
+def check_may_record(connection: sa.Connection) -> None:
+    """See that the user may write what a recorder writes.
+
+    Raises:
+        AccessRefused: it may not.
+    """
+    may, user = connection.execute(_MAY_RECORD).one()
+    if not may:
+        raise AccessRefused(
+            f"PostgreSQL lets the user {user!r} read here, but not record: grant it the role that may "
+            "(GRANT relatum_recorder TO its_name), or give the URL of another user"
+        )
+
+
+def writable_tables(connection: sa.Connection) -> list[str]:
+    """The tables of the schema that the user may write, whatever the session is set to."""
+    return list(connection.execute(_WRITABLE).scalars())
