@@ -72,6 +72,7 @@ COLUMNS = [coverage.c[name] for name in CoverageRow.__dataclass_fields__]
 
 
 def row_of(row: sa.Row[tuple[object, ...]]) -> CoverageRow:
+    """A range, by the columns of it."""
     values = dict(row._mapping)
     values["key_ids"] = tuple(values["key_ids"])
     return CoverageRow(**values)

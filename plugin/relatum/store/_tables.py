@@ -38,7 +38,7 @@ def _table(name: str, **columns: str) -> sa.Table:
     return sa.Table(name, metadata, *(sa.Column(each, of_type) for each, of_type in named))
 
 
-brokers = _table("brokers", uuid="broker_id", text="cluster_name", moment="created_at")
+brokers = _table("brokers", uuid="broker_id", text="cluster_name")
 
 streams = _table(
     "streams",
@@ -74,9 +74,7 @@ relationships = _table(
     "relationships", big="stream_offset time_us", integer="stream_id part", small="key_id", sorted="value"
 )
 
-table_parts = _table(
-    "table_parts", integer="part", moment="made_at opened_at closed_at compact_at leaving_at emptied_at"
-)
+table_parts = _table("table_parts", integer="part", moment="closed_at")
 
 part_streams = _table("part_streams", integer="part stream_id", big="first_offset last_offset row_count")
 
@@ -113,31 +111,15 @@ taps = _table(
 
 group_scans = _table("group_scans", integer="consumer_id stream_id", big="from_offset to_offset")
 
-group_states = _table(
-    "group_states",
-    integer="consumer_id stream_id deliveries given",
-    big="rank first_offset",
-    text="state holder",
-    sorted="group_id",
-    moment="opened_at touched_at lease_expires_at done_at",
-)
+group_states = _table("group_states", integer="stream_id")
 
-super_streams = _table(
-    "super_streams",
-    integer="super_stream_id",
-    text="vhost header",
-    sorted="name",
-    big="generation floor",
-    double="idle_s",
-    moment="created_at",
-)
+super_streams = _table("super_streams", integer="super_stream_id", text="vhost header", sorted="name")
 
 super_stream_partitions = _table(
     "super_stream_partitions",
     integer="partition_id super_stream_id place",
     sorted="stream",
     text="binding_key state",
-    double="weight",
     big="open_sets",
 )
 
