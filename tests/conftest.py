@@ -346,7 +346,7 @@ def engine(database_url: str) -> Iterator[sa.Engine]:
 @pytest.fixture
 def quick_rhythm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases of `tests.support.leases.LEASE_S` are renewed, and looked at, four times a second."""
-    monkeypatch.setattr("relatum.store._lease.RENEWALS", 4 * LEASE_S)
+    monkeypatch.setattr("relatum.store._members.RENEWALS", 4 * LEASE_S)
 
 
 @pytest.fixture(scope="session")

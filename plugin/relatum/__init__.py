@@ -76,37 +76,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncSerialConsumer": "relatum.contexts",
-    "SerialConsumer": "relatum.contexts",
-    "SerializationContexts": "relatum.contexts",
-    "GROUP_KEY": "relatum.groups",
-    "AffinityHandle": "relatum.superstreams",
-    "AffinityRouter": "relatum.contexts",
-    "AffinitySet": "relatum.contexts",
-    "AffinitySets": "relatum.contexts",
-    "AsyncContextRouter": "relatum.contexts",
-    "AsyncAffinityRouter": "relatum.contexts",
-    "AsyncMessageCollector": "relatum.collecting",
-    "AsyncMessageGroup": "relatum.groups",
-    "AsyncOutcomes": "relatum.outcomes",
-    "AsyncReceipt": "relatum.publishing",
-    "ContextRouter": "relatum.contexts",
-    "KeyDefinition": "relatum.keys",
-    "MessageCollector": "relatum.collecting",
-    "MessageGroup": "relatum.groups",
-    "Outcome": "relatum.outcomes",
-    "OutcomeStatus": "relatum.outcomes",
-    "Outcomes": "relatum.outcomes",
-    "Receipt": "relatum.publishing",
-    "SuperStream": "relatum.superstreams",
-    "intercept": "relatum.publishing",
-    "new_group_id": "relatum.groups",
-    "publish": "relatum.publishing",
-    "publish_async": "relatum.publishing",
-    "recording_here": "relatum.publishing",
-    "release": "relatum.publishing",
-    "stamped": "relatum.publishing",
-    "statistics": "relatum.publishing",
+    name: f"relatum.{room}"
+    for room, names in {
+        "collecting": "AsyncMessageCollector MessageCollector",
+        "contexts": "AffinityRouter AffinitySet AffinitySets AsyncAffinityRouter AsyncContextRouter "
+        "AsyncSerialConsumer ContextRouter SerialConsumer SerializationContexts",
+        "groups": "GROUP_KEY AsyncMessageGroup MessageGroup new_group_id",
+        "keys": "KeyDefinition",
+        "outcomes": "AsyncOutcomes Outcome OutcomeStatus Outcomes",
+        "publishing": "AsyncReceipt Receipt intercept publish publish_async recording_here release stamped statistics",
+        "superstreams": "AffinityHandle SuperStream",
+    }.items()
+    for name in names.split()
 }
 
 # This module runs before any other of the package. Were it to import pika and SQLAlchemy, so would the keys and the

@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch
 from relatum.recording import Extractor
-from relatum.store import CoverageRow, NewTail, _tails, add_keys, close_tails, coverage_of, ensure_stream, open_tail
+from relatum.store import CoverageRow, NewTail, add_keys, close_tails, coverage_of, ensure_stream, open_tail
+from relatum.store._coverage import ADVANCE_ALL
 from tests.support import new_streams, recorded_to, rows_of, wait_until
 from tests.support._recording import Batch, Share, commit_shares
 from tests.support.place import Place
@@ -129,7 +130,7 @@ def test_a_row_that_postgresql_refuses_holds_up_its_own_stream_alone(
 
 def test_what_moves_is_read_once_and_not_for_each_row(engine: sa.Engine) -> None:
     """Where nothing is prepared, as behind PgBouncer, a text that is cast would be cast anew for each row."""
-    statement = "EXPLAIN (VERBOSE) " + str(_tails._ADVANCE_ALL.compile(dialect=engine.dialect))
+    statement = "EXPLAIN (VERBOSE) " + str(ADVANCE_ALL.compile(dialect=engine.dialect))
     given = dict.fromkeys(("ids", "expected", "marks", "ends", "offsets", "fingerprints", "chunks_ms"), "{1,2,NULL}")
     with engine.begin() as connection:
         plan = "\n".join(connection.exec_driver_sql(statement, given).scalars())

@@ -5,8 +5,8 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.store import group_states, streams
-from tests.support.tables import collector_members, context_moves, recorder_members, serial_members
+from relatum.store import streams
+from tests.support.tables import collector_members, context_moves, group_states, recorder_members, serial_members
 
 _LEASED: Final = (recorder_members, serial_members, collector_members, context_moves, group_states)
 

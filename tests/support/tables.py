@@ -10,6 +10,7 @@ def _table(name: str, columns: str) -> sa.TableClause:
 recorder_members = _table("recorder_members", "holder name lease_expires_at")
 serial_members = _table("serial_members", "consumer_id holder lease_expires_at")
 collector_members = _table("collector_members", "holder lease_expires_at")
+group_states = _table("group_states", "holder lease_expires_at")
 serial_consumers = _table("serial_consumers", "consumer_id super_stream_id name")
 serial_positions = _table(
     "serial_positions",

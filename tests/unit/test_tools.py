@@ -38,15 +38,17 @@ def _named(files: dict[str, str]) -> dict[str, str]:
 
 
 def test_private_crossings(house):
-    """What a face lists is public, and everything behind it is not."""
+    """What a package lists is public, and so are its modules without an underscore; what is behind one is not."""
     modules = house(
         store____init__="from relatum.store._rows import copy, spare\n__all__ = ['copy']\n",
         store___rows="copy = spare = 1\n",
+        store__tails="open = _end = 1\n",
         errors="class Wrong(Exception): ...\n",
         recording___tail="""
             from relatum.errors import Wrong
             from relatum.store import copy, spare
             from relatum.store._rows import copy as again
+            from relatum.store.tails import _end, open
             def late():
                 from ..store import _rows
         """,
@@ -55,6 +57,7 @@ def test_private_crossings(house):
         "relatum.recording <- relatum.store._rows",
         "relatum.recording <- relatum.store._rows.copy",
         "relatum.recording <- relatum.store.spare",
+        "relatum.recording <- relatum.store.tails._end",
     ]
 
 

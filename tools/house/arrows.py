@@ -49,13 +49,13 @@ def arrows(modules: Mapping[str, Module]) -> dict[str, set[str]]:
 
 
 def private_crossings(modules: Mapping[str, Module]) -> set[Crossing]:
-    """Return the imports of what a room does not show: of any module but its face, or a name the face does not list."""
+    """Return the imports of what a room does not show: a private module or name, or a name a package does not list."""
     return {crossing for _, crossing in crossings(modules) if not _is_shown(crossing, modules)}
 
 
 def _is_shown(crossing: Crossing, modules: Mapping[str, Module]) -> bool:
     target = modules[crossing.module]
-    if target.name != target.room or target.is_private or crossing.name.startswith("_"):
+    if target.is_private or crossing.name.startswith("_"):
         return False
     return not crossing.name or not target.is_package or crossing.name in (target.listed or ())
 

@@ -6,6 +6,7 @@ Many rows are deleted in bounded transactions, so that nobody waits long for a l
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -29,7 +30,6 @@ from relatum.store import (
     events,
     group_scans,
     group_states,
-    interval,
     keys,
     receipts,
     relationships,
@@ -282,7 +282,7 @@ def _orphans() -> list[tuple[sa.Table, sa.ColumnElement[bool]]]:
     """What belongs to replaced streams and removed keys, and receipts nobody asks for any more."""
     replaced = sa.select(streams.c.stream_id).where(streams.c.replaced_at.is_not(None))
     removed = sa.select(keys.c.key_id).where(keys.c.removed_at.is_not(None))
-    age = sa.func.now() - interval(RECEIPTS_S)
+    age = sa.func.now() - timedelta(seconds=RECEIPTS_S)
     of_replaced = [
         (table, table.c.stream_id.in_(replaced)) for table in (relationships, time_blocks, checkpoints, coverage)
     ]

@@ -1,7 +1,6 @@
 """PostgreSQL: the schema `relatum`, its key definitions and streams, its coverage, and the way rows get in."""
 
 from relatum.store._address import DatabaseAddress, parse_database
-from relatum.store._arrays import BigIntegers, array_text
 from relatum.store._catalog import (
     FORGOTTEN,
     KEYS_IN_FORCE,
@@ -26,14 +25,21 @@ from relatum.store._coverage import (
     TIME,
     CoverageRow,
     Filled,
+    NewTail,
     Range,
+    TailMove,
     add_filled,
     add_hole,
+    advance_all,
+    close_tail,
+    close_tails,
     coverage_of,
     covered,
     last_position,
     merged,
     missing,
+    open_tail,
+    open_tails,
     proven,
     tail_of,
 )
@@ -47,15 +53,7 @@ from relatum.store._database import (
     make_engine,
     sql,
 )
-from relatum.store._lease import LEASE_S, RENEWED, interval, renewal_s
-from relatum.store._members import RECORDERS, Member, Share, Sharing, holders_of
-from relatum.store._part_bounds import (
-    may_hold_offsets,
-    may_hold_values,
-    part_is_between,
-    part_may_hold_offsets,
-    part_may_hold_values,
-)
+from relatum.store._members import LEASE_S, RECORDERS, RENEWED, Member, Share, Sharing, holders_of, renewal_s
 from relatum.store._parts import (
     PART_BYTES,
     Part,
@@ -63,12 +61,16 @@ from relatum.store._parts import (
     copy_rows,
     drop_parts,
     empty_parts,
+    may_hold_offsets,
+    may_hold_values,
+    part_is_between,
+    part_may_hold_offsets,
+    part_may_hold_values,
     retain_from,
     table_parts_of,
     turn_parts,
 )
-from relatum.store._rights import check_may_record, writable_tables
-from relatum.store._rows import copy_lines, copy_number, copy_text, count_skips, needs_escape
+from relatum.store._rows import BigIntegers, array_text, copy_lines, copy_number, copy_text, count_skips, needs_escape
 from relatum.store._settling import (
     SETTLE_S,
     CommitInDoubt,
@@ -80,6 +82,7 @@ from relatum.store._settling import (
 from relatum.store._tables import (
     SCHEMA,
     brokers,
+    check_may_record,
     checkpoints,
     coverage,
     events,
@@ -98,8 +101,8 @@ from relatum.store._tables import (
     table_parts,
     taps,
     time_blocks,
+    writable_tables,
 )
-from relatum.store._tails import NewTail, TailMove, advance_all, close_tail, close_tails, open_tail, open_tails
 from relatum.store._translation import translated_errors
 from relatum.wire import Position
 
@@ -168,7 +171,6 @@ __all__ = [
     "group_scans",
     "group_states",
     "holders_of",
-    "interval",
     "key_definitions",
     "keys",
     "last_position",

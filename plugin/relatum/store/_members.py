@@ -1,11 +1,22 @@
-"""Members that share things: streams among recorders, partitions among serial consumers.
+"""Leases, and members that share things by them: streams among recorders, partitions among serial consumers.
 
 A member has one lease, the row that names it. What it holds names the member, and is held for as long as that lease
 holds: so a member renews one row, however much it holds. Its rows are looked at in the same transaction, and shared
 evenly: a member that comes takes its part once others have let go of it, and what a member had that died is taken
 over. What has no holder that lives is taken by compare-and-set on the name that was seen there.
 
-See `relatum.store._lease` for what a lease is good for, and what not.
+A lease only says who is at work, so that others need not try: it saves work, and nothing rests on it. Its clock, the
+database's, may jump, its holder may be frozen between two statements and go on an hour later, believing what it
+believed. So whoever writes what it holds is fenced, by what is written and in the statement that writes, each in the
+way that fits:
+
+- a recorder by the coverage's end, which moves by compare-and-set;
+- a serial consumer's position, and a collector's, by the member its row names and the version, or position, it had;
+- a claim on a group by its number, which each new claim raises;
+- a step of a move by the move's state and attempt.
+
+One that was frozen and comes back learns by that that another has gone on, and never by asking a clock of its own.
+Source: docs/adr/0017.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -16,10 +27,25 @@ import sqlalchemy as sa
 
 from relatum.processes import new_holder
 from relatum.store._database import sql
-from relatum.store._lease import renewal_s
+
+LEASE_S: Final = 5.0
+"""How long a lease holds without renewal, by default, in seconds."""
+
+RENEWALS: Final = 3
+"""How often a lease is renewed while it holds. Tests set it high, so that a long lease has a quick rhythm."""
+
+_LEASE_END: Final = "clock_timestamp() + make_interval(secs => :lease_s::double precision)"
+
+RENEWED: Final = f"lease_expires_at = {_LEASE_END}"
+"""Sets a lease that holds for `lease_s` seconds from now, in an UPDATE."""
 
 _TRIES: Final = 3
 """Times one beat joins anew where the lease runs out amid it."""
+
+
+def renewal_s(lease_s: float) -> float:
+    """Seconds between two renewals of a lease."""
+    return lease_s / RENEWALS
 
 
 class Sharing:
@@ -50,15 +76,14 @@ class Sharing:
         taken: str | None = None,
     ) -> None:
         column, its_type = within
-        lease_end = "clock_timestamp() + make_interval(secs => :lease_s::double precision)"
         together = f"{column} = :within::{its_type}"
         shared = are if of_rows is None else f"{are} AND {of_rows} = :within::{its_type}"
         # One that has run out is not renewed: the member has to learn that it was dead to the others.
-        self.renew = sql(f"""UPDATE relatum.{members} SET lease_expires_at = {lease_end}
+        self.renew = sql(f"""UPDATE relatum.{members} SET {RENEWED}
             WHERE {together} AND holder = :holder::text AND lease_expires_at >= clock_timestamp()""")
         self.join = sql(f"""INSERT INTO relatum.{members} ({column}, holder, lease_expires_at)
-            VALUES (:within::{its_type}, :holder::text, {lease_end})
-            ON CONFLICT ({column}, holder) DO UPDATE SET lease_expires_at = {lease_end}""")
+            VALUES (:within::{its_type}, :holder::text, {_LEASE_END})
+            ON CONFLICT ({column}, holder) DO UPDATE SET {RENEWED}""")
         # Two that find each other dead must not wait for each other.
         self.bury = sql(f"""DELETE FROM relatum.{members} WHERE {together} AND holder IN (
             SELECT holder FROM relatum.{members} WHERE {together} AND lease_expires_at < clock_timestamp()
@@ -153,7 +178,7 @@ class Member:
         """Renew the lease, and take what this member should have and nobody holds.
 
         Five statements in the caller's transaction, whatever number is wanted. What they found may be untrue as soon as
-        they are done: what is written is fenced, see `relatum.store._lease`.
+        they are done: what is written is fenced.
 
         `wanted`: The keys of what it wants its share of: the others of its name want the same.
         """

@@ -1,4 +1,4 @@
-"""The tables of the schema `relatum`, for statements: names and types of the columns that are used.
+"""The tables of the schema `relatum`, for statements: names and types of the columns that are used, and who may write.
 
 What is in each, its constraints, defaults and indexes stand in `relatum_migrations/sql/schema.sql`, and nowhere else.
 
@@ -9,6 +9,8 @@ placements by name, the row of `super_streams`, partitions by their id.
 from typing import Any, Final
 
 import sqlalchemy as sa
+
+from relatum.errors import AccessRefused
 
 SCHEMA: Final = "relatum"
 
@@ -25,7 +27,6 @@ _TYPES: Final[dict[str, Any]] = {
     "sorted": sa.Text(collation="C"),
     "moment": sa.DateTime(timezone=True),
     "uuid": sa.Uuid(),
-    "bytes": sa.LargeBinary(),
     "smalls": sa.ARRAY(sa.SmallInteger),
     "texts": sa.ARRAY(sa.Text),
 }
@@ -37,7 +38,7 @@ def _table(name: str, **columns: str) -> sa.Table:
     return sa.Table(name, metadata, *(sa.Column(each, of_type) for each, of_type in named))
 
 
-brokers = _table("brokers", uuid="broker_id", text="cluster_name", moment="created_at")
+brokers = _table("brokers", uuid="broker_id", text="cluster_name")
 
 streams = _table(
     "streams",
@@ -73,9 +74,7 @@ relationships = _table(
     "relationships", big="stream_offset time_us", integer="stream_id part", small="key_id", sorted="value"
 )
 
-table_parts = _table(
-    "table_parts", integer="part", moment="made_at opened_at closed_at compact_at leaving_at emptied_at"
-)
+table_parts = _table("table_parts", integer="part", moment="closed_at")
 
 part_streams = _table("part_streams", integer="part stream_id", big="first_offset last_offset row_count")
 
@@ -112,30 +111,43 @@ taps = _table(
 
 group_scans = _table("group_scans", integer="consumer_id stream_id", big="from_offset to_offset")
 
-group_states = _table(
-    "group_states",
-    integer="consumer_id stream_id deliveries given",
-    big="rank first_offset",
-    text="state holder",
-    sorted="group_id",
-    moment="opened_at touched_at lease_expires_at done_at",
-)
+group_states = _table("group_states", integer="stream_id")
 
-super_streams = _table(
-    "super_streams",
-    integer="super_stream_id",
-    text="vhost header",
-    sorted="name",
-    big="generation floor",
-    double="idle_s",
-    moment="created_at",
-)
+super_streams = _table("super_streams", integer="super_stream_id", text="vhost header", sorted="name")
 
 super_stream_partitions = _table(
     "super_stream_partitions",
     integer="partition_id super_stream_id place",
     sorted="stream",
     text="binding_key state",
-    double="weight",
     big="open_sets",
 )
+
+
+_WRITABLE: Final = sa.text(
+    "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+    "WHERE n.nspname = 'relatum' AND c.relkind IN ('r', 'p') AND NOT c.relispartition "
+    "AND (has_table_privilege(c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE') "
+    "OR has_any_column_privilege(c.oid, 'INSERT, UPDATE')) ORDER BY 1"
+)
+
+_MAY_RECORD: Final = sa.text("SELECT has_table_privilege('relatum.relationships', 'INSERT'), current_user")
+
+
+def check_may_record(connection: sa.Connection) -> None:
+    """See that the user may write what a recorder writes.
+
+    Raises:
+        AccessRefused: it may not.
+    """
+    may, user = connection.execute(_MAY_RECORD).one()
+    if not may:
+        raise AccessRefused(
+            f"PostgreSQL lets the user {user!r} read here, but not record: grant it the role that may "
+            "(GRANT relatum_recorder TO its_name), or give the URL of another user"
+        )
+
+
+def writable_tables(connection: sa.Connection) -> list[str]:
+    """The tables of the schema that the user may write, whatever the session is set to."""
+    return list(connection.execute(_WRITABLE).scalars())
