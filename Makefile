@@ -11,8 +11,7 @@
 #                      it prints the seed of its deaths: TEST="--seed N" has them again)
 #   make test-4        a part of the tests on a RabbitMQ 4, where one can be had
 #   make test-docker   the same as `make test`, on the servers of docker/compose.yaml
-#   make check         lint, format, types, arrows between rooms, twins, and the house in figures
-#   make twins         write the blocking faces that are generated from asyncio ones
+#   make check         lint, format, types, arrows between rooms, and the house in figures
 #   make docs          the documentation as a site, in .venv/site
 #   make bench         the table of speeds                                 (BENCH="--help")
 #   make bench-spark   the table of Spark's speeds                         (BENCH="--help")
@@ -43,7 +42,7 @@ named := $(filter tests/%,$(foreach each,$(TEST),$(firstword $(subst ::, ,$(each
 speaks-of = $(if $(named),$(shell grep -rqs -e '$(1)' $(named) && echo yes),yes)
 browser := $(call speaks-of,playwright)
 spark := $(call speaks-of,pyspark\|pyarrow\|relatum_spark\|support.*spark\|support.decoding)
-lint := $(call speaks-of,mypy\|twins)
+lint := $(call speaks-of,mypy)
 test_needs := .venv/.made-test $(if $(lint),.venv/.made-lint) $(if $(browser),.venv/.made-browser) $(if $(spark),$(classes))
 test_system := rabbitmq $(if $(browser),chromium) $(if $(spark),java) \
   $(foreach each,pgbouncer java-client,$(if $(call speaks-of,$(each)),$(each)))
@@ -63,7 +62,7 @@ export PYTHON
 # Where the environment forbids compiled modules, each process of a test compiles SQLAlchemy anew, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-spark test-release test-long test-4 test-docker check docs twins bench bench-spark \
+.PHONY: demo test test-all test-spark test-release test-long test-4 test-docker check docs bench bench-spark \
   bench-short clean rabbitmq java
 .DELETE_ON_ERROR:
 
@@ -106,10 +105,6 @@ check: .venv/.made-lint
 	$(bin)/mypy tests/unit/group_types.py
 	$(bin)/lint-imports
 	$(bin)/python tools/measure-house --check
-	$(bin)/python tools/make-twins --check
-
-twins: .venv/.made-lint
-	$(bin)/python tools/make-twins
 
 # Links and anchors are checked. To read it with its search: python3 -m http.server --directory .venv/site
 docs: .venv/.made-docs

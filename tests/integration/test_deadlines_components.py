@@ -376,7 +376,7 @@ ONE_FACE = {
     "blocking": ("Recorder.run(stop)", "pollTimeoutMs", "recorder", "router"),
     "asyncio": ("messages(", "a serial consumer"),
 }
-"""What there is for threads alone, and what tools/make-twins makes of an asyncio face."""
+"""What there is for threads alone, and for asyncio alone."""
 
 
 def faces_of(cases: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What should be there once: protocols and drivers of steps, ways to run SQL, leases, followers, twins kept by hand.
+"""What should be there once: drivers of steps, ways to run SQL, leases, followers, twins kept by hand.
 
 Each is recognised by its mark in the syntax, not by a list of names: a new one is counted as soon as it is written.
 """
@@ -14,9 +14,6 @@ from tools.house.sources import Module
 FOLLOWING: Final = "relatum.following"
 """The room of what follows streams for ever."""
 
-STEPS: Final = ("relatum.steps", "relatum.contexts.steps")
-"""Where steps are driven: the first goes with the last room that has them."""
-
 _LEASE_ENDS: Final = "lease_expires_at"
 _NULLS: Final = ("_NULL", "sa.null()")
 
@@ -26,49 +23,6 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 def step_drivers(modules: Mapping[str, Module]) -> list[str]:
     """Return the modules that drive generators: a function there sends or throws into one and catches its end."""
     return _where(modules, lambda module: any(_drives(node) for node in module.nodes if isinstance(node, _FUNCTIONS)))
-
-
-def step_protocols(modules: Mapping[str, Module]) -> list[str]:
-    """Return the protocols of steps, by what `Generator[Step, Answer, Result]` with an answer yields.
-
-    All that yield a `Request` of `STEPS`, or a kind of it, have one; what else is yielded is another's.
-    """
-    requests = _requests(modules)
-    found = set()
-    for module in modules.values():
-        for node in module.nodes:
-            if (
-                isinstance(node, ast.Subscript)
-                and _last(node.value) == "Generator"
-                and isinstance(node.slice, ast.Tuple)
-            ):
-                kinds = [ast.unparse(part) for part in node.slice.elts]
-                if len(kinds) == 3 and kinds[1] != "None" and kinds[0] not in ("Any", "None"):
-                    requested = not requests.isdisjoint(kinds[0].split(" | "))
-                    is_one = requested or module.room in STEPS or module.name in STEPS
-                    found.add("relatum.steps: Request" if is_one else f"{module.room}: {kinds[0]}")
-    return sorted(found)
-
-
-def _requests(modules: Mapping[str, Module]) -> set[str]:
-    """Return the kinds of requests by their names, and the names of unions of them."""
-    named: list[tuple[str, list[str]]] = []
-    requests: set[str] = set()
-    for module in modules.values():
-        for node in module.tree.body:
-            if isinstance(node, ast.ClassDef) and any(
-                _last(getattr(base, "value", base)) == "Request" for base in node.bases
-            ):
-                requests.add(node.name)
-            elif isinstance(node, ast.AnnAssign) and node.value is not None:
-                named.append((ast.unparse(node.target), ast.unparse(node.value).split(" | ")))
-            elif isinstance(node, ast.Assign):
-                named.append((ast.unparse(node.targets[0]), ast.unparse(node.value).split(" | ")))
-    size = -1
-    while size != len(requests):
-        size = len(requests)
-        requests |= {name for name, parts in named if requests.issuperset(parts)}
-    return requests
 
 
 def sql_runners(modules: Mapping[str, Module]) -> list[str]:
@@ -118,7 +72,7 @@ def twins(modules: Mapping[str, Module]) -> list[str]:
     A pair has the same name but for a word that says which face it is, or one has a class and the other its `Async…`.
     A façade, which imports the blocking module, is none.
     """
-    by_hand = [module for module in modules.values() if not module.is_generated and not module.is_package]
+    by_hand = [module for module in modules.values() if not module.is_package]
     found = set()
     for module in by_hand:
         for other in by_hand:

@@ -46,17 +46,14 @@ class Figure:
 def figures(modules: Mapping[str, Module], checkout: Path) -> list[Figure]:
     """Return the table's lines."""
     counted = {name: module for name, module in modules.items() if module.package in COUNTED}
-    by_hand = [module for module in counted.values() if not module.is_generated]
-    generated = [module for module in modules.values() if module.is_generated]
     beside = [module for module in modules.values() if module.package not in COUNTED]
     private = arrows.private_crossings(modules)
     graph = arrows.arrows(modules)
     chain, cycles = arrows.floors(graph)
     long = [f"{module.name} {module.lines}" for module in modules.values() if module.lines > MODULE_LINES_MAX]
     return [
-        _lines("lines kept by hand: kernel and consumer", by_hand, 48_000),
-        _lines("lines kept by hand: migrations, Spark", beside),
-        _lines("lines generated", generated),
+        _lines("lines: kernel and consumer", list(counted.values()), 48_000),
+        _lines("lines: migrations, Spark", beside),
         _all("modules: kernel and consumer", list(counted)),
         _all("modules: migrations, Spark", [module.name for module in beside]),
         _all(f"modules over {MODULE_LINES_MAX} lines", long, 0),
@@ -68,8 +65,7 @@ def figures(modules: Mapping[str, Module], checkout: Path) -> list[Figure]:
         _all("rooms", sorted(graph)),
         _all("floors: the longest chain of rooms", [" + ".join(link) for link in chain], 12),
         _all("cycles of rooms", [" <-> ".join(cycle) for cycle in cycles], 0),
-        _all("protocols of steps", mechanisms.step_protocols(modules), 1),
-        _all("modules that drive steps", mechanisms.step_drivers(modules), 3),
+        _all("modules that drive steps", mechanisms.step_drivers(modules), 2),
         _all("modules that run SQL outside the store", mechanisms.sql_runners(modules)),
         _all("modules that write a lease", mechanisms.leases(modules), 1),
         _all("modules that follow streams", mechanisms.followers(modules), 1),

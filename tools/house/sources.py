@@ -1,4 +1,4 @@
-"""The product's modules, parsed: which room each is in, and whether it is kept by hand."""
+"""The product's modules, parsed: and which room each is in."""
 
 import ast
 from collections.abc import Iterable, Sequence
@@ -15,9 +15,6 @@ DIVIDED: Final = frozenset({"relatum", "relatum_consumer"})
 
 MODULES_ARE_ROOMS: Final = frozenset({"relatum"})
 """Packages whose modules at the top are rooms of their own, too: errors, limits, checks, …"""
-
-GENERATED_LINES: Final = 5
-"""In which of its first lines a generated file says that it is one."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +57,6 @@ class Module:
     def room(self) -> str:
         """The room that it is in."""
         return room_of(self.name, is_package=self.is_package)
-
-    @property
-    def is_generated(self) -> bool:
-        """A tool wrote it, which its first lines say in a comment."""
-        head = self.text.split("\n", GENERATED_LINES)[:GENERATED_LINES]
-        return any(line.startswith("#") and "generated" in line.lower() for line in head)
 
     @property
     def is_private(self) -> bool:

@@ -241,7 +241,7 @@ class AsyncRouter(RouterBase, AsyncClosing):
         await asyncio.to_thread(self._core.close)
         self._has_threads = False
         # What waits for a thread is still done: it finds the router closed, and says so.
-        self._threads.shutdown(wait=False)
+        self._threads.shutdown()
 
     async def _run(self, steps: Steps[T], send: Callable[[Send], Awaitable[Any]] | None = None) -> T:
         """Perform steps until they return."""

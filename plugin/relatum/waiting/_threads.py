@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -296,7 +296,7 @@ class _Awaited(Generic[_Result]):
 
 
 async def in_thread(
-    threads: Threads | Executor | None,
+    threads: Threads | None,
     function: Callable[..., _Result],
     *args: Any,
     ending: Deadline | None = None,
@@ -312,8 +312,8 @@ async def in_thread(
         function: What to call.
         args: With what.
         ending: A further deadline of the call; None for none.
-        returned: Takes back, in a thread, what a call returned that was cancelled; None where it took nothing. For
-            `Threads`.
+        returned: Takes back, in a thread, what a call returned that was cancelled, if it is one of `threads`; None
+            where it took nothing.
 
     Raises:
         TimeoutError: no thread became free before the deadline; the function was not called.
@@ -324,8 +324,8 @@ async def in_thread(
         context = copy_context()
     call = partial(context.run, function, *args)
     try:
-        if not isinstance(threads, Threads):
-            return await asyncio.get_running_loop().run_in_executor(threads, call)
+        if threads is None:
+            return await asyncio.get_running_loop().run_in_executor(None, call)
         if threads.has(threading.current_thread()):
             raise RuntimeError("a call in a thread waits for another of the same threads: make that in the same call")
         return await _Awaited(threads, call, deadline, returned).result()
