@@ -13,7 +13,7 @@ from relatum.reading._kept import KeptChunks
 from relatum.reading._message import Message
 from relatum.reading._nodes import StreamNodes
 from relatum.reading._plan import Density, PlannedAttach, Result, StreamPlan, Window
-from relatum.reading._turns import Use
+from relatum.reading._pool import Use
 from relatum.wire import Chunk, Code, Event, Start, StartSpec, records_at
 
 ATTACHES_IN_FLIGHT: Final = 8
