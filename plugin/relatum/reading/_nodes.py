@@ -141,8 +141,8 @@ class StreamNodes:
             self.losses += 1
             self._pool.give_back(line, use)
         elif self._is_closed or connection.is_worn:
-            self._pool.give_back(line, use)
             connection.close()
+            self._pool.give_back(line, use)
         else:
             self._pool.give_back(line, use, self._node, connection)
 

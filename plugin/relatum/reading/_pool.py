@@ -303,10 +303,13 @@ class Pool(Generic[_Connection]):
             if connection is not None and self._keeps_one_more():
                 self._idle.append((node, connection))
                 connection = None
-            if line is not None:
+            if connection is None and line is not None:
                 line.leave(use)
         if connection is not None:
             connection.close()
+            if line is not None:
+                with self._lock:
+                    line.leave(use)
 
     def _keeps_one_more(self) -> bool:
         line, idle = self._line, len(self._idle)
