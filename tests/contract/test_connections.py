@@ -240,6 +240,22 @@ async def test_a_batched_read_of_tasks_holds_none_either(address: BrokerAddress,
         assert [[each async for each in results] for results in open_reads] == [[]] * 5
 
 
+def test_batched_reads_of_missing_names_do_not_wait_for_each_other(address: BrokerAddress, amqp_url: str) -> None:
+    """To find out what a name is takes another connection: it is asked for when one's own have been given back."""
+    with (
+        new_streams(amqp_url, 12) as streams,
+        StreamReader.open(address, connections_max=2, timeout_s=10) as reader,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        for stream in streams:
+            publish_plain(amqp_url, stream, [b""])
+        ids = [MessageId("there-is-none", 0), *(MessageId(stream, 0) for stream in streams)]
+        found = list(threads.map(lambda _: reader.read_all(ids), range(12)))
+    for first, *others in found:
+        assert type(first) is StreamNotFound
+        assert [each.id for each in others] == ids[1:]
+
+
 @pytest.mark.parametrize(("most", "lets_in", "opened"), [(16, True, 4), (16, False, 1), (2, True, 1)])
 def test_connections_for_attaches_are_those_that_can_be_had(
     address: BrokerAddress, amqp_url: str, proxy: Proxy, most: int, lets_in: bool, opened: int

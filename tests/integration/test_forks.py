@@ -96,7 +96,7 @@ def test_what_only_asks_works_in_a_child(place: Place, database: str) -> None:
 
         before = ask()
         streams: Any = over_streams._streams
-        idle = streams._connections.idle
+        idle = streams._pool.idle
 
         def in_the_child() -> list[Any]:
             found = ask()
@@ -109,7 +109,7 @@ def test_what_only_asks_works_in_a_child(place: Place, database: str) -> None:
         assert in_child(in_the_child) == before
         assert ask() == before
         # The very connections: none was ended by a child.
-        assert streams._connections.idle == idle
+        assert streams._pool.idle == idle
         assert handle.partition is None
 
 
@@ -209,8 +209,8 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
         locks = [
             EmbeddedRecorders._lock,
             streams._lock,
-            streams._connections._lock,
-            *[each._sending for each in streams._connections.idle],
+            streams._pool._lock,
+            *[each._sending for each in streams._pool.idle],
             relations._servers._lock,
             orders._lock,
             orders.placing._lock,
@@ -254,7 +254,7 @@ place, = relatum.publish(channel, "", stream, b"before").wait(90)
 reader, relations = StreamReader.open(streams), Relations(streams, database)
 reader.read(stream, place.offset)
 relations.find("order_id", "x")
-idle = reader._streams._connections.idle
+idle = reader._streams._pool.idle
 child = os.fork()
 if child == 0:
     sys.exit(0)
@@ -262,7 +262,7 @@ assert os.waitpid(child, 0)[1] == 0
 place, = relatum.publish(channel, "", stream, b"after").wait(90)
 assert reader.read(stream, place.offset).body == b"after"
 relations.find("order_id", "x")
-assert reader._streams._connections.idle == idle, "the parent had to connect again"
+assert reader._streams._pool.idle == idle, "the parent had to connect again"
 """
     command = [sys.executable, "-c", script, place.amqp, place.stream_url, place.database, place.stream]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

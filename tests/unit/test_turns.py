@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relatum.reading import CONNECTIONS_MAX
-from relatum.reading._connections import Connections
-from relatum.reading._turns import Line, Use, Waiter
+from relatum.reading._pool import Line, Pool, Use, Waiter
 
 
 class Turns(RuleBasedStateMachine):
@@ -86,21 +85,24 @@ def test_a_turn_that_comes_as_its_owner_gives_up_goes_on_to_the_next() -> None:
 class Nothing:
     """In a connection's place."""
 
+    is_closed = False
+
     def close(self) -> None:
         """As a connection has it."""
+        self.is_closed = True
 
 
 def test_what_many_at_once_have_opened_is_kept_for_the_next() -> None:
     """As many as a reader may have by default, also when nobody asks any more; of more than that the rest is closed."""
     for limit in (CONNECTIONS_MAX, 2 * CONNECTIONS_MAX):
-        connections: Connections[Nothing] = Connections(limit)
-        lines = [connections.enter(Use.ANSWER, 0.0) for _ in range(limit)]
-        assert [connections.take(None, Use.ANSWER) for _ in range(limit)] == [None] * limit
-        kept = 0
-        for line in lines:
-            kept += connections.put(None, Nothing(), Use.ANSWER)
-            connections.leave(line, Use.ANSWER)
-        assert kept == connections.statistics().idle == CONNECTIONS_MAX
+        pool: Pool[Nothing] = Pool(limit)
+        taken = [pool.take(None, Use.ANSWER, 0.0) for _ in range(limit)]
+        assert [connection for _, connection in taken] == [None] * limit
+        opened = [Nothing() for _ in taken]
+        for (line, _), connection in zip(taken, opened, strict=True):
+            pool.give_back(line, Use.ANSWER, None, connection)
+        kept = [connection for connection in opened if not connection.is_closed]
+        assert len(kept) == pool.statistics().idle == CONNECTIONS_MAX
 
 
 @pytest.mark.parametrize(
@@ -109,14 +111,14 @@ def test_what_many_at_once_have_opened_is_kept_for_the_next() -> None:
 )
 def test_who_has_a_connection_may_have_others_while_there_are_plenty(limit: int, use: Use, most: int) -> None:
     """Up to half of them, a quarter by iterations; and none while somebody waits."""
-    connections = Connections[Any](limit)
-    line = connections.enter(use, 0.0)
-    while connections.has_plenty(use):
-        connections.enter(use, 0.0)
+    pool = Pool[Any](limit)
+    line, _ = pool.take(None, use, 0.0)
+    while pool.has_plenty(use):
+        pool.take(None, use, 0.0)
     assert line.in_use == most
     for _ in range(most - 1):
-        connections.leave(line, use)
+        pool.give_back(line, use)
     while line.enter_at_once(Use.ANSWER):
         pass
     assert line.enter(Use.ANSWER, lambda: None) is not None
-    assert not connections.has_plenty(use)
+    assert not pool.has_plenty(use)

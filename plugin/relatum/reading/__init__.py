@@ -27,16 +27,22 @@ from relatum.reading._kept import KeptChunks
 from relatum.reading._leading import OUT_OF_REACH_S
 from relatum.reading._login import BrokerLogin, login_of_query
 from relatum.reading._message import Message, type_and_id_of
-from relatum.reading._message_parts import header_value, is_header, parts_of_delivery, property_text, reply_to_text
-from relatum.reading._message_time import message_time
+from relatum.reading._message_parts import (
+    header_value,
+    is_header,
+    message_time,
+    parts_of_delivery,
+    property_text,
+    reply_to_text,
+)
 from relatum.reading._message_values import Properties, TimeSource
 from relatum.reading._nodes import StreamNodes
 from relatum.reading._password import HeldPassword
 from relatum.reading._plan import Result
+from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._questions import PLACES_AT_ONCE
 from relatum.reading._reader import StreamReader
 from relatum.reading._stream_errors import bounds_or_error, is_of_all, refusal
-from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.wire import AuthMechanism, Broker, BrokerIdentity, Position, StreamPlaces, UnreadableRecord
 
 __all__ = [

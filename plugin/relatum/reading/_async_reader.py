@@ -19,10 +19,10 @@ from relatum.reading._connecting import HEARTBEAT_S
 from relatum.reading._kept import KeptChunks
 from relatum.reading._message import Message
 from relatum.reading._plan import WINDOW_MESSAGES, Result
+from relatum.reading._pool import CONNECTIONS_MAX, Line, ReaderStatistics, Use, check_limit
 from relatum.reading._reader import StreamReader
 from relatum.reading._scan import CREDIT, Start
 from relatum.reading._stream_errors import check_time
-from relatum.reading._turns import CONNECTIONS_MAX, Line, ReaderStatistics, Use, check_limit
 from relatum.waiting import Threads, in_thread, left_s
 from relatum.wire import AuthMechanism, BrokerIdentity
 

@@ -298,10 +298,11 @@ class SocketConnection:
 
     def until(self, *attaches: Attach) -> None:
         """Wait for what is asked for with subscriptions: all that was there has come then."""
-        while not all(attach.is_at_barrier for attach in attaches):
-            for event in self.exchange():
-                for attach in attaches:
-                    attach.take(event)
+        for awaited in attaches:
+            while not awaited.is_at_barrier:
+                for event in self.exchange():
+                    for attach in attaches:
+                        attach.take(event)
 
     @property
     def is_worn(self) -> bool:

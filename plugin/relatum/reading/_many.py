@@ -13,7 +13,7 @@ from relatum.reading._kept import KeptChunks
 from relatum.reading._message import Message
 from relatum.reading._nodes import StreamNodes
 from relatum.reading._plan import Density, PlannedAttach, Result, StreamPlan, Window
-from relatum.reading._turns import Use
+from relatum.reading._pool import Use
 from relatum.wire import Chunk, Code, Event, Start, StartSpec, records_at
 
 ATTACHES_IN_FLIGHT: Final = 8
@@ -71,6 +71,8 @@ class ManyReader:
         self._plans: dict[str, StreamPlan] = {}
         self._lanes: list[_Lane] = []
         self._may_widen = True
+        self._rest: list[Result] = []
+        """What has come, from a result on that is no message."""
 
     @property
     def holds_connections(self) -> bool:
@@ -268,14 +270,16 @@ class ManyReader:
             self._window.put(stream, offset, StreamNotHere(message, stream=stream, offset=offset))
 
     def _ready(self) -> Generator[list[Result], None, None]:
-        while results := self._window.ready():
-            begin = 0
-            for place, result in enumerate(results):
-                if not isinstance(result, Message):
-                    # What comes before is given first: the answer may be an error.
-                    if place > begin:
-                        yield results[begin:place]
-                    yield [self._settle(result)]
-                    begin = place + 1
-            if begin < len(results):
-                yield results[begin:] if begin else results
+        """Give what has come. What is no message takes another connection to find out about, so it has to wait.
+
+        Else all could hold a connection, and wait for another one.
+        """
+        while results := self._rest or self._window.ready():
+            place = next((n for n, each in enumerate(results) if not isinstance(each, Message)), len(results))
+            self._rest = results[place:]
+            if place:
+                yield results[:place]
+            if self._rest:
+                if self._lanes:
+                    return
+                yield [self._settle(self._rest.pop(0))]

@@ -11,13 +11,15 @@ from relatum.headers import TIME_HEADER
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading._message_parts import (
+    EPOCH,
+    MICROSECOND,
     Parts,
     body_of_record,
+    message_time,
     parts_of_delivery,
     parts_of_record,
     type_and_id_in,
 )
-from relatum.reading._message_time import EPOCH, MICROSECOND, message_time
 from relatum.reading._message_values import Properties, TimeSource
 
 

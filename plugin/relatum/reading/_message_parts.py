@@ -1,9 +1,9 @@
-"""What a message says, out of a stream's record or an AMQP 0.9.1 delivery. Pure."""
+"""What a message says, out of a stream's record or an AMQP 0.9.1 delivery; what time it has, and whose. Pure."""
 
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 from uuid import UUID
@@ -11,10 +11,14 @@ from uuid import UUID
 from pika.compat import long as pika_long
 
 from relatum.errors import UndecodableMessage
-from relatum.limits import TIME_US_MAX
-from relatum.reading._message_time import EPOCH, SECOND, whole_second
-from relatum.reading._message_values import Properties
+from relatum.limits import TIME_US_MAX, TIME_US_MIN
+from relatum.reading._message_values import Properties, TimeSource
+from relatum.uuid7 import time_us_of
 from relatum.wire import amqp10
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+SECOND: Final = timedelta(seconds=1)
+MICROSECOND: Final = timedelta(microseconds=1)
 
 _NOT_HEADERS: Final = frozenset({"x-exchange", "x-routing-key", "x-stream-offset", "x-death", "x-cc"})
 _NOT_HEADERS_PREFIX: Final = "x-basic-"
@@ -31,6 +35,34 @@ _FIELDS: Final = 13
 _NONE: Final = Properties()
 Parts: TypeAlias = tuple[dict[str, Any], Properties, bytes, bool]
 """Headers, properties, body, and whether it is an AMQP message."""
+
+
+def message_time(stamped: Any, timestamp: Any, message_id: Any, chunk_ms: int | None) -> tuple[int | None, TimeSource]:
+    """A message's time, in microseconds, and whose it is.
+
+    Args:
+        stamped: The header `relatum_time`; anything but a moment's microseconds counts as none.
+        timestamp: The property `timestamp`; it counts in whole seconds, all that AMQP 0.9.1 shows of it.
+        message_id: The property `message_id`; one that no intercepted connection made counts as none.
+        chunk_ms: When the chunk was written; None where that is not known.
+    """
+    if type(stamped) is int and TIME_US_MIN <= stamped <= TIME_US_MAX:
+        return stamped, TimeSource.HEADER
+    if timestamp is not None and (second := whole_second(timestamp)) is not None:
+        return (second - EPOCH) // MICROSECOND, TimeSource.PROPERTY
+    if (time_us := time_us_of(message_id)) is not None:
+        return time_us, TimeSource.MESSAGE_ID
+    if chunk_ms is not None and 0 <= chunk_ms * 1000 <= TIME_US_MAX:
+        return chunk_ms * 1000, TimeSource.CHUNK
+    return None, TimeSource.UNKNOWN
+
+
+def whole_second(value: Any) -> datetime | None:
+    """AMQP 0.9.1 knows whole seconds only; deliveries and records must say the same."""
+    if not isinstance(value, datetime):
+        return None
+    moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+    return EPOCH + (moment - EPOCH) // SECOND * SECOND
 
 
 def parts_of_record(raw: bytes) -> Parts:

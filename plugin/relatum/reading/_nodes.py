@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from relatum.errors import (
     AccessRefused,
@@ -35,7 +35,6 @@ from relatum.reading._connecting import (
     shares,
 )
 from relatum.reading._connection import SocketConnection
-from relatum.reading._connections import ASIDE, Connections
 from relatum.reading._leading import (
     NODE_CONNECT_S,
     OUT_OF_REACH_S,
@@ -44,14 +43,18 @@ from relatum.reading._leading import (
 )
 from relatum.reading._missing_streams import name_missing
 from relatum.reading._plan import Density
+from relatum.reading._pool import CONNECTIONS_MAX, Line, Pool, ReaderStatistics, Use
 from relatum.reading._questions import elsewhere
 from relatum.reading._stream_errors import check_time
-from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.waiting import Keeper, left_s
 from relatum.wire import AnotherCluster, Broker
 
 _Result = TypeVar("_Result")
 Question = Callable[[SocketConnection], _Result]
+
+
+_ASIDE: Final = "aside"
+"""As a node: a connection that is used once, of another kind, and never kept."""
 
 
 class StreamNodes:
@@ -70,7 +73,7 @@ class StreamNodes:
         timeout_s: float,
         heartbeat_s: int = HEARTBEAT_S,
         connect_s: float | None = None,
-        connections: "int | Connections[SocketConnection]" = CONNECTIONS_MAX,
+        connections: "int | Pool[SocketConnection]" = CONNECTIONS_MAX,
         node: Broker | None = None,
     ) -> None:
         self._address = address
@@ -79,7 +82,7 @@ class StreamNodes:
         self._limit_s = timeout_s
         self._connect_s = connect_s
         self._heartbeat_s = heartbeat_s
-        self._connections = connections if isinstance(connections, Connections) else Connections(connections)
+        self._pool = connections if isinstance(connections, Pool) else Pool(connections)
         self._node = node
         self.densities: dict[str, Density] = {}
         self._nodes: dict[Broker, Self] = {}
@@ -99,9 +102,8 @@ class StreamNodes:
     def open(self) -> None:
         """Connect once, so that what is wrong shows at once."""
         deadline = time.monotonic() + self.limit_s
-        with self._connections.turn(Use.ANSWER, deadline):
-            connection = self._acquire(deadline, Use.ANSWER, self._connect_s or self.limit_s)
-            self._release(connection, Use.ANSWER)
+        line, connection = self._acquire(Use.ANSWER, deadline, self._connect_s or self.limit_s)
+        self._release(line, Use.ANSWER, connection)
         self.server_properties = connection.session.server_properties
 
     def _keep(self) -> None:
@@ -114,22 +116,35 @@ class StreamNodes:
                 every_s = self._heartbeat_s / 4
                 self._keeper = Keeper(self, StreamNodes.beat, every_s=every_s, name="relatum-heartbeats")
 
-    def _acquire(self, deadline: float, use: Use, connect_s: float | None = None) -> SocketConnection:
+    def _acquire(self, use: Use, deadline: float, connect_s: float | None = None) -> tuple[Line, SocketConnection]:
+        """A turn and a connection, which may have ended while it was idle; both are given back by `_release`."""
         if self._is_closed:
             raise UsedAfterClose("the reader was closed: open another one")
-        connection = self._connections.take(self._node, use)
+        line, connection = self._pool.take(self._node, use, deadline)
         if connection is not None:
             connection.is_reused = True
-            return connection
-        try:
-            within_s = connect_left_s(connect_s or max(CONNECT_S_MIN, deadline - time.monotonic()))
-            connection = self._connect(within_s)
-        except BaseException:
-            self._connections.drop(use)
-            raise
-        self._connections.note_opened()
-        self._keep()
-        return connection
+        else:
+            try:
+                self._pool.make_room()
+                connection = self._connect(connect_left_s(connect_s or max(CONNECT_S_MIN, deadline - time.monotonic())))
+            except BaseException:
+                self._pool.give_back(line, use)
+                raise
+            self._pool.note_opened()
+            self._keep()
+        connection.deadline = deadline
+        return line, connection
+
+    def _release(self, line: Line | None, use: Use, connection: SocketConnection) -> None:
+        """Give a turn back, and the connection where others can use it."""
+        if not connection.is_usable:
+            self.losses += 1
+            self._pool.give_back(line, use)
+        elif self._is_closed or connection.is_worn:
+            connection.close()
+            self._pool.give_back(line, use)
+        else:
+            self._pool.give_back(line, use, self._node, connection)
 
     def _connect(self, within_s: float) -> SocketConnection:
         """A connection to the node; of several addresses, to the one that answered last, else to the next that does."""
@@ -167,37 +182,11 @@ class StreamNodes:
                 self.losses += 1
                 self._leaders = Leaders(time.monotonic, self._losses_of, has_others=bool(self._address.others))
 
-    def _acquire_alive(self, deadline: float, use: Use) -> SocketConnection:
-        """A connection that has not ended while it was idle: what takes long is not begun anew for that."""
-        while True:
-            connection = self._acquire(deadline, use)
-            try:
-                while connection.wait(0.0) is not None:
-                    pass  # Heartbeats, of when this program stood still; its end may be behind them.
-            except ConnectionLost:
-                self._release(connection, use)
-                continue
-            except BaseException:
-                connection.abandon()
-                self._release(connection, use)
-                raise
-            return connection
-
-    def _release(self, connection: SocketConnection, use: Use) -> None:
-        if not connection.is_usable:
-            self.losses += 1
-            self._connections.drop(use)
-        elif self._is_closed or connection.is_worn:
-            self._connections.drop(use)
-            connection.close()
-        elif not self._connections.put(self._node, connection, use):
-            connection.close()
-
     def beat(self) -> None:
         """Exchange heartbeats on the idle connections; one that has ended is dropped."""
-        for _ in range(len(self._connections.idle)):
+        for _ in range(len(self._pool.idle)):
             # Taken out meanwhile: a connection is for one thread at a time.
-            taken = self._connections.take_oldest()
+            taken = self._pool.take_oldest()
             if taken is None:
                 return
             node, connection = taken
@@ -207,7 +196,7 @@ class StreamNodes:
             except RelatumError:
                 pass  # It is abandoned, and dropped below.
             finally:
-                holder._release(connection, Use.ANSWER)
+                holder._release(None, Use.ANSWER, connection)
 
     @property
     def limit_s(self) -> float:
@@ -216,7 +205,7 @@ class StreamNodes:
 
     def statistics(self) -> ReaderStatistics:
         """The connections, of all nodes."""
-        return self._connections.statistics()
+        return self._pool.statistics()
 
     def close(self) -> None:
         """Close all idle connections; those in use close when they are given back."""
@@ -226,7 +215,7 @@ class StreamNodes:
             self._keeper.end()
         for node in list(self._nodes.values()):
             node._is_closed = True
-        for connection in self._connections.end():
+        for connection in self._pool.end():
             connection.close()
 
     def link(self, node: Broker | None) -> SocketConnection:
@@ -289,7 +278,7 @@ class StreamNodes:
                 timeout_s=self._limit_s,
                 heartbeat_s=self._heartbeat_s,
                 connect_s=left_s(min(NODE_CONNECT_S, self._limit_s)),
-                connections=self._connections,
+                connections=self._pool,
                 node=broker,
             )
             node.open()
@@ -305,57 +294,51 @@ class StreamNodes:
     def _ask(self, question: Question[_Result]) -> _Result:
         """Ask; once more on a new connection if the idle one turns out to have been closed."""
         deadline = time.monotonic() + self.limit_s
-        line = self._connections.enter(Use.ANSWER, deadline)
         try:
-            try:
-                return self._ask_in_turn(question, deadline)
-            finally:
-                self._connections.leave(line, Use.ANSWER)
+            while True:
+                line, connection = self._acquire(Use.ANSWER, deadline)
+                try:
+                    return question(connection)
+                except ConnectionLost:
+                    # Reading changes nothing, so it can be asked again; but not for ever. What came before the end says
+                    # nothing: it may be heartbeats, of when this program stood still, or of the question before.
+                    if not connection.is_reused or time.monotonic() >= deadline:
+                        raise
+                finally:
+                    self._release(line, Use.ANSWER, connection)
         except StreamNotFound as error:
             raise self._named(error) from None
-
-    def _ask_in_turn(self, question: Question[_Result], deadline: float) -> _Result:
-        while True:
-            connection = self._acquire(deadline, Use.ANSWER)
-            connection.deadline = deadline
-            try:
-                return question(connection)
-            except ConnectionLost:
-                # Reading changes nothing, so it can be asked again; but not for ever. What came before the end says
-                # nothing: it may be heartbeats, of when this program stood still, or of the question before.
-                if not connection.is_reused or time.monotonic() >= deadline:
-                    raise
-            finally:
-                self._release(connection, Use.ANSWER)
 
     def _named(self, error: StreamNotFound) -> NotFound:
         """`NotAStream` for a queue of another kind: by a blocking question, it is an error's path."""
         if self._address.amqp_port is None:
             return error
-        with self._connections.turn(Use.ANSWER, time.monotonic() + self.limit_s):
-            self._connections.take(ASIDE, Use.ANSWER)
-            try:
-                return name_missing(error, self._address, self.limit_s)
-            finally:
-                self._connections.drop(Use.ANSWER)
+        line, _ = self._pool.take(_ASIDE, Use.ANSWER, time.monotonic() + self.limit_s)
+        try:
+            self._pool.make_room()
+            return name_missing(error, self._address, self.limit_s)
+        finally:
+            self._pool.give_back(line, Use.ANSWER)
 
     @contextlib.contextmanager
     def connection(self, use: Use) -> Iterator[SocketConnection]:
-        """A connection for as long as it is used."""
+        """A connection that has not ended while it was idle: what takes long is not begun anew for that."""
         deadline = time.monotonic() + self.limit_s
-        with self._connections.turn(use, deadline):
-            connection = self._acquire_alive(deadline, use)
+        while True:
+            line, connection = self._acquire(use, deadline)
             try:
-                yield connection
+                if _is_there(connection):
+                    yield connection
+                    return
             finally:
-                self._release(connection, use)
+                self._release(line, use, connection)
 
     def further(self, stack: contextlib.ExitStack, use: Use) -> SocketConnection | None:
         """A connection beside those that a caller has, until the stack is closed.
 
         None where others may need what connections there are, or none can be had: he goes on with what he has.
         """
-        if self._connections.has_plenty(use):
+        if self._pool.has_plenty(use):
             with contextlib.suppress(Transient, AccessRefused):
                 return stack.enter_context(self.connection(use))
         return None
@@ -364,3 +347,16 @@ class StreamNodes:
         """How often a connection to a node was lost, of those that single questions use."""
         node = self if broker is None else self._nodes.get(broker)
         return node.losses if node is not None else 0
+
+
+def _is_there(connection: SocketConnection) -> bool:
+    """Whether the other side has not hung up."""
+    try:
+        while connection.wait(0.0) is not None:
+            pass  # Heartbeats, of when this program stood still; its end may be behind them.
+    except ConnectionLost:
+        return False
+    except BaseException:
+        connection.abandon()
+        raise
+    return True

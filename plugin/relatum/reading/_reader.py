@@ -17,10 +17,10 @@ from relatum.reading._kept import KeptChunks
 from relatum.reading._many import ManyReader
 from relatum.reading._message import Message
 from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
+from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._scan import CREDIT, IDLE_S, Scan, Start, checked_ids, checked_scan
 from relatum.reading._stream_errors import check_offset
 from relatum.reading._streams import Streams
-from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.waiting import current, has_passed, left_s
 from relatum.wire import IDENTITY_STREAM, AuthMechanism, Broker, BrokerIdentity, broker_id_of
 

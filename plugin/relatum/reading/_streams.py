@@ -26,9 +26,9 @@ from relatum.reading._message import Message
 from relatum.reading._nodes import StreamNodes
 from relatum.reading._once import once
 from relatum.reading._plan import Result, Window
+from relatum.reading._pool import Use
 from relatum.reading._scan import Scan, batches_of, chunks_of
 from relatum.reading._stream_errors import is_inside, not_there, proven_not_there
-from relatum.reading._turns import Use
 from relatum.waiting import pause
 from relatum.wire import Broker, Chunk
 
