@@ -255,7 +255,7 @@ def no_connection() -> DatabaseUnavailable:
     return DatabaseUnavailable(text, reason="pool")
 
 
-def look_at(connection: "psycopg.Connection[Any]", prepare_threshold: int | None = None) -> None:
+def look_at(connection: TimedConnection, prepare_threshold: int | None) -> None:
     """See that a new connection can be used, and whether statements may be prepared on it.
 
     A pooler that hands out sessions by transaction (pgbouncer, `pool_mode = transaction`) gives each transaction

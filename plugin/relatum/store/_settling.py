@@ -150,7 +150,8 @@ class Tokens:
             except DatabaseUnavailable:
                 raise error from error.__cause__
             if not came_through:
-                raise rolled_back(what) from error
+                message = f"the connection to PostgreSQL was lost during the commit; nothing was committed{what}"
+                raise DatabaseUnavailable(message) from error
         self.committed(token)
 
     def came_through(self, engine: sa.Engine, token: UUID) -> bool:
@@ -191,11 +192,6 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
                 raise CommitInDoubt(
                     "the connection to PostgreSQL was lost during the commit, whose outcome is not known", token=token
                 ) from error
-
-
-def rolled_back(what: str = "") -> DatabaseUnavailable:
-    """The error of a commit that did not come through."""
-    return DatabaseUnavailable(f"the connection to PostgreSQL was lost during the commit; nothing was committed{what}")
 
 
 def settle(engine: sa.Engine, token: UUID, *, within_s: float = SETTLE_S, stop: threading.Event | None = None) -> bool:
