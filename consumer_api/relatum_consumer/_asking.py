@@ -30,7 +30,7 @@ from relatum.reading import (
     check_limit,
 )
 from relatum.steps import run
-from relatum.store import AnyDatabase, Database
+from relatum.store.database import AnyDatabase, Database
 from relatum.waiting import LOOK_S, SharedWait, left_s, pause, within
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
 from relatum_consumer._together import Flights

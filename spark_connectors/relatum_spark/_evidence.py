@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from relatum.reading import StreamReader, agreements
 from relatum.steps import run
-from relatum.store import TIME
+from relatum.store.coverage import TIME
 from relatum_consumer import Status
 from relatum_consumer.lookups import (
     Agree,

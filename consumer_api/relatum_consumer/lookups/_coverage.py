@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from relatum.store import CoverageRow, sql
+from relatum.store.coverage import CoverageRow
+from relatum.store.database import sql
 from relatum_consumer.lookups._catalog import Catalog, PresentStream
 from relatum_consumer.lookups._requests import Select, Steps
 

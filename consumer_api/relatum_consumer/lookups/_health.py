@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from relatum.errors import RelatumError
-from relatum.store import KEYS_IN_FORCE
+from relatum.store.catalog import KEYS_IN_FORCE
 from relatum_consumer.lookups._requests import InTime, LookupRequest, Missing, Reach, Select, Steps
 from relatum_consumer.lookups._waiting import OutOfTime
 

@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
 from relatum.reading import Agreement, KeptChunks, Message, Position, StreamBounds, UnreadableRecord
-from relatum.store import TIME, CoverageRow, Range, covered, last_position, merged, missing, proven
+from relatum.store.coverage import TIME, CoverageRow, Range, covered, last_position, merged, missing, proven
 from relatum_consumer.lookups._answer import LeftOut, NewKey, Status
 from relatum_consumer.lookups._catalog import Catalog, PresentStream
 from relatum_consumer.lookups._coverage import attended, coverage_by_stream

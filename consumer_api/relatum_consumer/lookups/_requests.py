@@ -13,9 +13,9 @@ import sqlalchemy as sa
 
 from relatum.errors import RelatumError
 from relatum.ids import MessageId
-from relatum.reading import Agreement, BrokerIdentity, KeptChunks, Message, StreamBounds
+from relatum.reading import Agreement, BrokerIdentity, KeptChunks, Message, Position, StreamBounds
 from relatum.steps import Request
-from relatum.store import Either, Position
+from relatum.store.database import Either
 from relatum.waiting import pause
 
 CLOSED: Final = "these relations were closed: make others, or ask inside the `with` block"

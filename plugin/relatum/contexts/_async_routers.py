@@ -18,7 +18,7 @@ from relatum.contexts.placement._publication_requests import Send, Sent
 from relatum.contexts.placement._router_faces import AsyncRouterFace
 from relatum.contexts.placement._sending import AsyncSending
 from relatum.errors import PublishOutcomeUnknown, RelatumError
-from relatum.store import AnyDatabase
+from relatum.store.database import AnyDatabase
 
 
 class AsyncRouter(AsyncRouterFace, AsyncClosing):

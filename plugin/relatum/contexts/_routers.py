@@ -17,7 +17,7 @@ from relatum.contexts.placement._publication_requests import Send, Sent
 from relatum.contexts.placement._router_faces import RouterFace
 from relatum.contexts.placement._sending import Sending
 from relatum.errors import PublishOutcomeUnknown, RelatumError
-from relatum.store import AnyDatabase
+from relatum.store.database import AnyDatabase
 
 
 class Router(RouterFace, Closing):

@@ -23,7 +23,9 @@ from relatum.outcomes import AsyncOutcomes, Outcomes
 from relatum.processes import after_fork
 from relatum.publishing._lent import CONNECT_S, LentReader
 from relatum.reading import BrokerAddress, Message, StreamReader
-from relatum.store import AnyDatabase, Database, coverage, receipts, streams, translated_errors
+from relatum.store.database import AnyDatabase, Database
+from relatum.store.tables import coverage, receipts, streams
+from relatum.store.translation import translated_errors
 from relatum.waiting import LEAST_S, within
 
 if TYPE_CHECKING:

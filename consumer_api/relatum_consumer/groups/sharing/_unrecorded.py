@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from relatum.errors import AccessRefused, NotFound, Transient
-from relatum.store import CoverageRow
+from relatum.store.coverage import CoverageRow
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.lookups import Bounds, Catalog, all_names, attended, coverage_by_stream
 

@@ -29,7 +29,7 @@ from relatum.contexts.placement._sending import AsyncSending, Sending
 from relatum.errors import ConfigurationError, UsedAfterClose
 from relatum.processes import of_one_process
 from relatum.steps import async_run, run
-from relatum.store import AnyDatabase
+from relatum.store.database import AnyDatabase
 from relatum.superstreams import Target
 from relatum.waiting import in_thread
 

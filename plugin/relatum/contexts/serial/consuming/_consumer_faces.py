@@ -18,7 +18,7 @@ from relatum.contexts.serial.consuming._serial_store import ConsumerStore
 from relatum.errors import ConfigurationError, InvalidInput, UsedAfterClose
 from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
-from relatum.store import AnyDatabase
+from relatum.store.database import AnyDatabase
 
 CLOSE_S: Final = 10.0
 """Seconds `close` waits for threads by default."""
