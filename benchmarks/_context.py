@@ -22,7 +22,8 @@ from benchmarks._recorder import catch_up
 from relatum import limits
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ
 from relatum.reading import BrokerAddress
-from relatum.store import add_keys, as_engine
+from relatum.store.catalog import add_keys
+from relatum.store.database import as_engine
 from relatum_migrations import upgrade
 
 KEYS: Final = ("order_id", "host")

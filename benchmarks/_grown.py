@@ -13,7 +13,7 @@ from benchmarks._results import Row
 from benchmarks._timing import median, milliseconds
 from relatum.reading import StreamReader
 from relatum.recording import status, verify
-from relatum.store import drop_parts, retain_from
+from relatum.store.parts import drop_parts, retain_from
 from relatum_consumer import Relations, Status
 
 GROUP: Final = "growth"

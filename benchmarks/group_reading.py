@@ -15,7 +15,8 @@ from benchmarks._results import Row, attempted
 from benchmarks._timing import in_turns, median
 from relatum import GROUP_KEY
 from relatum.reading import StreamReader
-from relatum.store import add_keys, as_engine
+from relatum.store.catalog import add_keys
+from relatum.store.database import as_engine
 from relatum_consumer import Relations
 
 GROUP: Final = "group_reading"

@@ -15,14 +15,9 @@ from benchmarks._context import Context
 from benchmarks._grown import GROUP, GROWN_ID, HOSTS, HOT_MESSAGES, MILLION, REAL_MESSAGES, Grown
 from benchmarks._recorder import catch_up
 from benchmarks._results import Row
-from relatum.store import (
-    PART_BYTES,
-    close_parts,
-    copy_rows,
-    ensure_stream,
-    make_engine,
-    turn_parts,
-)
+from relatum.store.catalog import ensure_stream
+from relatum.store.database import make_engine
+from relatum.store.parts import PART_BYTES, close_parts, copy_rows, turn_parts
 
 BATCH_ROWS: Final = 50_000
 """Rows of a transaction: a recorder that catches up has 40,000 to 60,000."""

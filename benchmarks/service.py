@@ -21,7 +21,7 @@ from benchmarks._results import Row
 from benchmarks._timing import milliseconds, no_collection, percentile
 from benchmarks.lookups import KEY_AND_STREAM, PROBE
 from relatum.reading import Message, StreamReader
-from relatum.store import Database
+from relatum.store.database import Database
 from relatum_consumer import AsyncRelations, Relations, Status
 
 GROUP: Final = "service"

@@ -12,7 +12,8 @@ from relatum import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum.recording import backfill
-from relatum.store import add_keys, as_engine
+from relatum.store.catalog import add_keys
+from relatum.store.database import as_engine
 from relatum_consumer import Relations, Status
 
 GROUP: Final = "trace"

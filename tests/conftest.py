@@ -27,7 +27,7 @@ from pika import BlockingConnection
 
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 from relatum.reading import StreamReader
-from relatum.store import make_engine
+from relatum.store.database import make_engine
 from relatum_migrations import upgrade
 from tests.support import (
     READERS,
@@ -346,7 +346,7 @@ def engine(database_url: str) -> Iterator[sa.Engine]:
 @pytest.fixture
 def quick_rhythm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases of `tests.support.leases.LEASE_S` are renewed, and looked at, four times a second."""
-    monkeypatch.setattr("relatum.store._members.RENEWALS", 4 * LEASE_S)
+    monkeypatch.setattr("relatum.store.members.RENEWALS", 4 * LEASE_S)
 
 
 @pytest.fixture(scope="session")

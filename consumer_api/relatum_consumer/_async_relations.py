@@ -16,7 +16,7 @@ from relatum.keys import KeyDefinition
 from relatum.membership import GroupPosition
 from relatum.processes import after_fork
 from relatum.reading import CONNECTIONS_MAX, AuthMechanism, BrokerAddress, Message
-from relatum.store import AnyDatabase
+from relatum.store.database import AnyDatabase
 from relatum.waiting import Deadline, Threads, in_thread, left_s, within
 from relatum_consumer._lookup_statistics import LookupStatistics
 from relatum_consumer._relations import Relations

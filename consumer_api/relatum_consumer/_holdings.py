@@ -14,7 +14,7 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.processes import after_fork, leave_to_parent
 from relatum.reading import CONNECTIONS_MAX, AuthMechanism, BrokerAddress, Message, StreamReader, check_limit
-from relatum.store import AnyDatabase, Database
+from relatum.store.database import AnyDatabase, Database
 from relatum.waiting import LOOK_S, SharedWait, within
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
 from relatum_consumer.expectations import ExpectationMethods

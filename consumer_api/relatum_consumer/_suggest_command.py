@@ -7,7 +7,8 @@ import typer
 from rich.table import Table
 
 from relatum.reading import StreamReader
-from relatum.store import add_keys, as_engine, backfill_command
+from relatum.store.catalog import add_keys, backfill_command
+from relatum.store.database import as_engine
 from relatum.terminal import JsonOption, ServerOptions, console, plain_text, print_json, spread
 from relatum_consumer.suggesting import SAMPLE_MESSAGES, Suggestion, sample
 from relatum_consumer.suggesting import suggest as suggested

@@ -17,7 +17,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect
 
 from relatum.errors import ConfigurationError
-from relatum.store import SCHEMA, AnyDatabase, as_engine, translated_errors
+from relatum.store.database import AnyDatabase, as_engine
+from relatum.store.tables import SCHEMA
+from relatum.store.translation import translated_errors
 
 __all__ = ["LOCK_S", "current", "head", "missing_roles", "sql", "upgrade"]
 

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from relatum.store import SCHEMA
+from relatum.store.tables import SCHEMA
 
 context.configure(
     connection=context.config.attributes["connection"],

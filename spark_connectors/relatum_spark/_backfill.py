@@ -22,7 +22,7 @@ from relatum.checks import checked_count, checked_names, shown
 from relatum.errors import InvalidInput, RelatumError, Transient
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import BackfillReport, Filler, Pace, Plan, Segment, edges_of, plan_backfill
-from relatum.store import as_engine
+from relatum.store.database import as_engine
 from relatum_spark._where import Broker, database_url
 
 SLICE_OFFSETS: Final = 100_000

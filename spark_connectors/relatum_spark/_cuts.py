@@ -14,7 +14,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.store import table_parts_of
+from relatum.store.parts import table_parts_of
 
 PAGES_A_PART: Final = 32
 """Pages looked at for each part: means of so many differ by a few percent. A part has as many pages at least: to read

@@ -25,7 +25,9 @@ from relatum.checks import checked_count
 from relatum.errors import ConfigurationError, InvalidInput, StreamReplaced
 from relatum.keys import InvalidValue, KeyDefinition, Place
 from relatum.reading import BrokerAddress
-from relatum.store import as_engine, part_may_hold_values, sql, translated_errors
+from relatum.store.database import as_engine, sql
+from relatum.store.parts import part_may_hold_values
+from relatum.store.translation import translated_errors
 from relatum_spark._evidence import status_of_missing
 from relatum_spark._resolve import resolve
 from relatum_spark._where import Broker, database_url, definitions_of

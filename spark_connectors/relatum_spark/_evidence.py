@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from relatum.reading import StreamReader
-from relatum.store import TIME
+from relatum.store.coverage import TIME
 from relatum_consumer import Status
 from relatum_consumer.lookups import Catalog, Servers, evidence
 

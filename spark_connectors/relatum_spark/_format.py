@@ -22,7 +22,8 @@ from pyspark.sql.types import StructType
 from relatum.errors import InvalidInput, StreamNotFound
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
-from relatum.store import as_engine, translated_errors
+from relatum.store.database import as_engine
+from relatum.store.translation import translated_errors
 from relatum_spark._offsets import Slice, slices
 from relatum_spark._options import SourceOptions, parse_options
 from relatum_spark._planner import Offset, StreamPlanner, Tails, check_named, range_of

@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from relatum.errors import ConfigurationError
-from relatum.store import DatabaseAddress, parse_database
+from relatum.store.address import DatabaseAddress, parse_database
 
 JAR_VARIABLE: Final = "RELATUM_JDBC_JAR"
 DRIVER: Final = "org.postgresql.Driver"

@@ -15,7 +15,10 @@ from relatum.errors import InvalidRelationshipKey, OffsetExpired, OffsetNotFound
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message, RecordBatch, StreamReader
 from relatum.recording import Extractor, is_same
-from relatum.store import coverage_of, covered, current_stream, last_position, may_hold_offsets, missing, relationships
+from relatum.store.catalog import current_stream
+from relatum.store.coverage import coverage_of, covered, last_position, missing
+from relatum.store.parts import may_hold_offsets
+from relatum.store.tables import relationships
 from relatum_spark._columns import ColumnBuilder, rows_of
 from relatum_spark._offsets import Slice
 from relatum_spark._options import SourceOptions

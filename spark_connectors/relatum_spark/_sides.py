@@ -20,7 +20,7 @@ from relatum.checks import checked_count
 from relatum.errors import InvalidInput
 from relatum.limits import TIME_US_MAX
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import streams_named
+from relatum.store.catalog import streams_named
 from relatum_spark._columns import ColumnBuilder
 from relatum_spark._offsets import Slice, slices
 from relatum_spark._options import BYTES_MAX, POLL_TIMEOUT_MS, RECORDS_PER_PARTITION, ROWS_MAX

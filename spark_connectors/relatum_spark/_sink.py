@@ -36,7 +36,9 @@ from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import KeyDefinition, SkipReason
 from relatum.publishing import Stamper
 from relatum.reading import StreamReader
-from relatum.store import as_engine, key_definitions, translated_errors
+from relatum.store.catalog import key_definitions
+from relatum.store.database import as_engine
+from relatum.store.translation import translated_errors
 from relatum.superstreams import partition_of
 from relatum.wire import frames
 from relatum_spark._encode import encode_content, is_new_layout

@@ -14,14 +14,10 @@ from pyspark.sql import functions as F
 
 from relatum.checks import checked_count, checked_name, checked_names, shown
 from relatum.errors import ConfigurationError, InvalidInput, StreamNotFound
-from relatum.store import (
-    as_engine,
-    coverage_of,
-    covered,
-    make_engine,
-    streams,
-    translated_errors,
-)
+from relatum.store.coverage import coverage_of, covered
+from relatum.store.database import as_engine, make_engine
+from relatum.store.tables import streams
+from relatum.store.translation import translated_errors
 from relatum_spark._cuts import Bound, offset_predicates, predicates_of
 from relatum_spark._jdbc import jdbc_options, require_driver
 from relatum_spark._where import database_url, definitions_in

@@ -12,7 +12,9 @@ import sqlalchemy as sa
 from relatum.errors import ConfigurationError, KeyNotDefined
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import as_engine, key_definitions, translated_errors
+from relatum.store.catalog import key_definitions
+from relatum.store.database import as_engine
+from relatum.store.translation import translated_errors
 
 if TYPE_CHECKING:
     from relatum_spark._table import Snapshot

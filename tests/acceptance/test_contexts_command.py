@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 import relatum as package
 from relatum.contexts import MoveProgress, SerialConsumer, SerializationContexts
-from relatum.store import super_streams
+from relatum.store.tables import super_streams
 from relatum.terminal import ExitCode
 from tests.acceptance._command import Relatum
 from tests.support import delete_stream, wait_until

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from pytest_docker.plugin import DockerComposeExecutor, Services, execute
 
-from relatum.store import make_engine
+from relatum.store.database import make_engine
 from tests.acceptance._command import Relatum
 from tests.conftest import DOCKER_PASSWORD
 from tests.support import declare_stream, publish_plain, unique_name, wait_until

@@ -20,7 +20,7 @@ import relatum_migrations
 from relatum.local import LocalServers
 from relatum.membership import GROUP_KEY
 from relatum.recording import status, verify
-from relatum.store import make_engine
+from relatum.store.database import make_engine
 from relatum_consumer import Relations
 from tests.acceptance._command import Relatum
 from tests.support import (

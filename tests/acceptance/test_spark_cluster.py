@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from relatum.store import add_keys, as_engine
+from relatum.store.catalog import add_keys
+from relatum.store.database import as_engine
 from tests.acceptance._command import Relatum
 from tests.acceptance._spark_application import write
 from tests.support import all_plain, new_streams, publish_plain, rows_of, wait_until

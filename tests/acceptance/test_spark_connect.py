@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from relatum.store import add_keys, as_engine
+from relatum.store.catalog import add_keys
+from relatum.store.database import as_engine
 from tests.acceptance._command import Relatum
 from tests.support import SPARK_START, START_S, all_plain, new_streams, publish_plain, wait_until
 from tests.support.ports import free_port

@@ -13,7 +13,7 @@ from pika.exceptions import AMQPError
 import relatum
 from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
 from relatum.recording import VerifyReport, verify
-from relatum.store import make_engine
+from relatum.store.database import make_engine
 from relatum_consumer import Relations
 from tests.support import read_plain, rows_of, unique_name, wait_until
 from tests.support.cluster import NODES, SETTLE_S, Cluster, on_each_cluster

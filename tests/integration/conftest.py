@@ -14,7 +14,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from relatum.contexts import SerializationContexts
 from relatum.errors import StreamNotFound
 from relatum.recording import verify
-from relatum.store import Database
+from relatum.store.database import Database
 from relatum.superstreams import Layout
 from relatum_consumer import Relations
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name

@@ -25,7 +25,7 @@ from relatum.errors import (
     SuperStreamNotFound,
 )
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import super_stream_partitions
+from relatum.store.tables import super_stream_partitions
 from relatum.superstreams import Layout
 from tests.support import broker_connection
 from tests.support.affinity import Face, Faces

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from relatum.reading import Message, StreamBounds, StreamReader
-from relatum.store import Database
+from relatum.store.database import Database
 from relatum_consumer import Answer, Relations, Status
 from relatum_consumer.lookups._waiting import WATCHED
 from tests.support import in_a_try, recording, wait_until

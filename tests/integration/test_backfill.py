@@ -12,7 +12,7 @@ import pytest
 from relatum.errors import CoverageConflict
 from relatum.reading import StreamReader
 from relatum.recording import Filler, Segment, plan_backfill
-from relatum.store import add_keys, streams_named
+from relatum.store.catalog import add_keys, streams_named
 from tests.support import wait_until
 from tests.support.leases import let_lapse, record_as
 from tests.support.place import Place

@@ -14,8 +14,8 @@ from relatum.collecting import Bulk, Collected, Failure, FlushReason, OutcomeSta
 from relatum.collecting._collector_core import Advance, Entry, Result
 from relatum.collecting._workers import JoinedRun
 from relatum.errors import Conflict, DatabaseUnavailable
-from relatum.reading import Message, Properties
-from relatum.store import Database, Position
+from relatum.reading import Message, Position, Properties
+from relatum.store.database import Database
 from tests.support.collectors import CollectorStore, StoreMember
 
 BULK = 7

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import DatabaseUnavailable, RowRefused, UsedAfterClose
-from relatum.store import Database, as_engine, make_engine, sql
+from relatum.store.database import Database, as_engine, make_engine, sql
 from relatum.waiting import Threads, in_thread
 
 ADD = sql("INSERT INTO relatum.keys (name, sources, type) VALUES (:named::text, '{}', 'text') RETURNING key_id, name")

@@ -15,7 +15,9 @@ import relatum
 from relatum.command import complete_app
 from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, RelatumError, SchemaMissing
 from relatum.recording import Recorder
-from relatum.store import as_engine, key_definitions, translated_errors
+from relatum.store.catalog import key_definitions
+from relatum.store.database import as_engine
+from relatum.store.translation import translated_errors
 from relatum.terminal import exit_code_of
 from relatum_consumer import Relations
 from relatum_migrations import upgrade

@@ -10,8 +10,9 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import DatabaseUnavailable
-from relatum.store import CommitInDoubt, Tokens, make_engine, settle, translated_errors
-from relatum.store._settling import joined
+from relatum.store.database import make_engine
+from relatum.store.settling import CommitInDoubt, Tokens, joined, settle
+from relatum.store.translation import translated_errors
 from relatum.waiting import Deadline, within
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, locked, nobody_waits, silent_database, stopped_sessions

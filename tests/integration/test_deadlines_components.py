@@ -31,7 +31,7 @@ from relatum.errors import (
 )
 from relatum.membership import GROUP_KEY
 from relatum.recording import EmbeddedRecorder, Recorder, prune, status
-from relatum.store import Database
+from relatum.store.database import Database
 from relatum_consumer import AsyncRelations, Relations
 from tests.support import broker_connection, in_a_try, unique_name, until_answered, wait_until
 from tests.support.affinity import Face

@@ -10,7 +10,8 @@ import pytest
 from relatum.errors import DatabaseUnavailable, KeyNotDefined, Transient
 from relatum.keys import KeyDefinition
 from relatum.membership import GROUP_KEY
-from relatum.store import Database, add_keys
+from relatum.store.catalog import add_keys
+from relatum.store.database import Database
 from relatum_consumer import AsyncRelations, Expectation, Status
 from tests.support import until_answered
 from tests.support.place import FailingPlace, Place

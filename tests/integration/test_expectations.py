@@ -19,7 +19,7 @@ from relatum.errors import InvalidInput, KeyNotDefined, NotFound, StreamNotFound
 from relatum.keys import moment as at
 from relatum.reading import StreamReader
 from relatum.recording import backfill, set_record_time
-from relatum.store import add_keys, remove_key
+from relatum.store.catalog import add_keys, remove_key
 from relatum_consumer import AsyncRelations, Expectation, Finding, MissingReport, Relations, Status, Unmet, Why
 from relatum_consumer.expectations import add_expectations, defined_expectations, remove_expectation
 from tests.support import recording, unique_name, wait_recorded, wait_until

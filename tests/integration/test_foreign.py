@@ -14,7 +14,8 @@ import pytest
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
 from relatum.recording import backfill, status, verify
-from relatum.store import NewTail, add_keys, ensure_stream, open_tail
+from relatum.store.catalog import add_keys, ensure_stream
+from relatum.store.coverage import NewTail, open_tail
 from relatum_consumer import Relations, Status
 from tests.support import new_streams, wait_until
 from tests.support._raw_publisher import Batch, RawPublisher, uncompressed

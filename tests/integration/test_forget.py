@@ -11,18 +11,12 @@ import relatum
 from relatum.errors import CoverageConflict, DataError, NothingRecorded, StreamInUse, StreamNotFound
 from relatum.local import LocalRabbitMQ
 from relatum.membership import GROUP_KEY
+from relatum.reading import Position
 from relatum.recording import ForgottenStream, backfill, forget, prune, set_record_time, status
-from relatum.store import (
-    Database,
-    Position,
-    TailMove,
-    add_keys,
-    advance_all,
-    current_stream,
-    lock_stream,
-    receipts,
-    streams,
-)
+from relatum.store.catalog import add_keys, current_stream, lock_stream
+from relatum.store.coverage import TailMove, advance_all
+from relatum.store.database import Database
+from relatum.store.tables import receipts, streams
 from relatum.superstreams import Layout
 from relatum_consumer import GroupConsumer, Relations
 from tests.support import declare_stream, publish_plain, reader_of, wait_until

@@ -23,7 +23,7 @@ from relatum.errors import UsedAfterFork
 from relatum.publishing._embedded import EmbeddedRecorders
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.recording import Recorder
-from relatum.store import Database
+from relatum.store.database import Database
 from relatum.superstreams import Layout
 from relatum_consumer import Expectation, Relations
 from tests.support import publish_plain, wait_until

@@ -26,7 +26,7 @@ from relatum.keys import moment
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, GroupStatus
 from relatum.reading import StreamReader
 from relatum.recording import prune
-from relatum.store import add_keys, ensure_stream
+from relatum.store.catalog import add_keys, ensure_stream
 from relatum_consumer import Relations, Status
 from relatum_consumer.groups import GroupPage
 from tests.support import (

@@ -17,7 +17,7 @@ from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, KeyNotDe
 from relatum.keys import AGREE_S, KeyDefinition
 from relatum.recording import Recorder
 from relatum.recording._publishers_keys import PublishersKeys
-from relatum.store import add_keys, check_keys, key_definitions, mask_key, remove_key
+from relatum.store.catalog import add_keys, check_keys, key_definitions, mask_key, remove_key
 from relatum.waiting import Outages
 from tests.support import broker_connection, unique_name, wait_until
 from tests.support.callbacks import open_channel, running

@@ -10,7 +10,7 @@ import relatum
 from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
 from relatum.recording import backfill, status, verify
-from relatum.store import add_keys, key_definitions
+from relatum.store.catalog import add_keys, key_definitions
 from relatum_consumer import Relations
 from tests.support import broker_connection, rows_of
 from tests.support.place import Place

@@ -8,7 +8,9 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relatum.store import RECORDERS, Member, Share, ensure_stream, streams
+from relatum.store.catalog import ensure_stream
+from relatum.store.members import RECORDERS, Member, Share
+from relatum.store.tables import streams
 from tests.support.leases import let_lapse
 from tests.support.plans import nodes_of, plan_of_statement
 

@@ -26,7 +26,7 @@ print(peak() - before)
 """
 
 RECORD = MEASURE.format(
-    imports="from relatum.store import make_engine\nfrom tests.support import recording, wait_recorded",
+    imports="from relatum.store.database import make_engine\nfrom tests.support import recording, wait_recorded",
     work="""
 broker, database, stream = sys.argv[1:]
 engine = make_engine(database)

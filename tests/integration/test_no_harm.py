@@ -19,7 +19,7 @@ from relatum.errors import NotRecordedInTime
 from relatum.local import LocalRabbitMQ
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import EmbeddedRecorder
-from relatum.store import streams_named
+from relatum.store.catalog import streams_named
 from tests.contract._clients import Queue
 from tests.support import (
     broker_connection,

@@ -19,7 +19,7 @@ from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCo
 from relatum.contexts import SerialConsumer, SerializationContexts
 from relatum.errors import DatabaseUnavailable, OffsetNotFound
 from relatum.keys import KeyDefinition
-from relatum.store import add_keys
+from relatum.store.catalog import add_keys
 from relatum.superstreams import Layout
 from relatum_consumer import Relations
 from relatum_consumer.expectations import Expectation

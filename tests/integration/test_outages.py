@@ -18,7 +18,7 @@ from relatum.local import LocalServers
 from relatum.membership import GROUP_KEY
 from relatum.reading import BrokerAddress
 from relatum.recording import EmbeddedRecorder
-from relatum.store import make_engine
+from relatum.store.database import make_engine
 from relatum.superstreams import declare_super_stream
 from relatum_consumer import Relations
 from relatum_migrations import upgrade

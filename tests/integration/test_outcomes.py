@@ -14,7 +14,7 @@ from relatum import MessageId
 from relatum.collecting import AsyncOutcomes, MessageCollector, Outcome, Outcomes, OutcomeStatus
 from relatum.collecting._collector_core import Entry, Result
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, NotFinishedInTime, NotFound
-from relatum.store import Database
+from relatum.store.database import Database
 from tests.contract._clients import open_line
 from tests.support import wait_until
 from tests.support.collectors import StoreMember

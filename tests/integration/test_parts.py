@@ -14,17 +14,10 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.recording import _part_tender, verify
-from relatum.store import (
-    Part,
-    add_keys,
-    copy_rows,
-    copy_text,
-    drop_parts,
-    empty_parts,
-    ensure_stream,
-    make_engine,
-    turn_parts,
-)
+from relatum.store.catalog import add_keys, ensure_stream
+from relatum.store.database import make_engine
+from relatum.store.parts import Part, copy_rows, drop_parts, empty_parts, turn_parts
+from relatum.store.rows import copy_text
 from relatum_consumer.lookups._probe import probe_statement
 from tests.support import new_streams, unique_name, wait_until
 from tests.support.parts import MESSAGES, Parts

@@ -15,7 +15,8 @@ import relatum
 from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
 from relatum.contexts import SerialConsumer, SerialOptions
 from relatum.errors import ConfigurationError, DatabaseUnavailable
-from relatum.store import as_engine, make_engine, translated_errors
+from relatum.store.database import as_engine, make_engine
+from relatum.store.translation import translated_errors
 from relatum.superstreams import Layout
 from relatum_consumer import AsyncRelations, Relations
 from relatum_migrations import current, head, upgrade

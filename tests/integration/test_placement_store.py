@@ -21,7 +21,7 @@ from relatum.errors import (
 )
 from relatum.limits import INTEGER_MAX
 from relatum.reading import BrokerAddress
-from relatum.store import super_stream_partitions
+from relatum.store.tables import super_stream_partitions
 from relatum.superstreams import Layout
 from tests.support import wait_until
 from tests.support.tables import placements, serial_consumers, serial_holds

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from relatum.limits import INTEGER_MAX
-from relatum.store import Either
+from relatum.store.database import Either
 from relatum_consumer.expectations import _expectation_limits as limits
 from relatum_consumer.expectations._judging import UNFOLLOWED
 from relatum_consumer.expectations._known import LIVES, TIMES_AT

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import AccessRefused, DatabaseUnavailable
-from relatum.store import Database, sql
+from relatum.store.database import Database, sql
 from relatum.waiting import Deadline, within
 from tests.support import wait_until
 from tests.support.fake_postgresql import answering, refusal

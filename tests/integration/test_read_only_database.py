@@ -13,7 +13,8 @@ from relatum.errors import DatabaseUnavailable
 from relatum.keys import KeyDefinition
 from relatum.local import LocalPostgreSQL
 from relatum.recording import verify
-from relatum.store import add_keys, as_engine
+from relatum.store.catalog import add_keys
+from relatum.store.database import as_engine
 from relatum.terminal import ExitCode
 from relatum_consumer import Relations
 from relatum_migrations import upgrade

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import relatum_migrations
-from relatum.store import make_engine
+from relatum.store.database import make_engine
 from relatum_consumer import Relations, Status
 from tests.integration.test_foreign import headed, in_batch, text, zipped
 from tests.support import wait_until

@@ -17,7 +17,8 @@ from relatum.errors import SchemaMissing
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader
 from relatum.recording import EmbeddedRecorder, Recorder, is_same, prune, set_record_time, status
-from relatum.store import add_keys, ensure_stream, merged, remove_key, tail_of
+from relatum.store.catalog import add_keys, ensure_stream, remove_key
+from relatum.store.coverage import merged, tail_of
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import Relations
 from tests.support import (

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch
 from relatum.recording import Extractor
-from relatum.store import CoverageRow, NewTail, add_keys, close_tails, coverage_of, ensure_stream, open_tail
-from relatum.store._coverage import ADVANCE_ALL
+from relatum.store.catalog import add_keys, ensure_stream
+from relatum.store.coverage import ADVANCE_ALL, CoverageRow, NewTail, close_tails, coverage_of, open_tail
 from tests.support import new_streams, recorded_to, rows_of, wait_until
 from tests.support._recording import Batch, Share, commit_shares
 from tests.support.place import Place

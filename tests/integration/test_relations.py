@@ -18,7 +18,7 @@ from relatum.errors import (
 )
 from relatum.keys import KeyDefinition
 from relatum.recording import backfill
-from relatum.store import add_keys, remove_key
+from relatum.store.catalog import add_keys, remove_key
 from relatum.superstreams import add_partition
 from relatum_consumer import AsyncRelations, Relations, Status
 from tests.support import delete_stream, recording, unique_name, wait_until

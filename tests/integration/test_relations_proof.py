@@ -21,7 +21,7 @@ from relatum.errors import (
     Transient,
 )
 from relatum.local import LocalServers
-from relatum.store import add_keys
+from relatum.store.catalog import add_keys
 from relatum_consumer import Answer, Relations, Status
 from tests.support import declare_stream, publish_plain, record, wait_until
 from tests.support.place import FailingPlace, Place

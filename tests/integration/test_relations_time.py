@@ -12,7 +12,7 @@ from relatum.errors import StreamNotFound, StreamReplaced, TimeNotRecorded
 from relatum.keys import moment as moment_of
 from relatum.limits import INTEGER_MAX
 from relatum.recording import backfill, set_record_time
-from relatum.store import Database
+from relatum.store.database import Database
 from relatum_consumer import Relations, Status
 from relatum_consumer.lookups._time_index import (
     BLOCK_PAGE,

@@ -18,7 +18,7 @@ from relatum.contexts import (
     forget_consumer,
 )
 from relatum.reading import StreamReader
-from relatum.store import super_streams
+from relatum.store.tables import super_streams
 from relatum.superstreams import add_partition
 from tests.support import broker_connection, declare_stream, wait_until
 from tests.support.commits import written

@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors
-from relatum.store import CommitInDoubt, Tokens, forget_settlements, make_engine, settle
-from relatum.store._settling import joined
+from relatum.store.database import make_engine
+from relatum.store.settling import CommitInDoubt, Tokens, forget_settlements, joined, settle
 from tests.support import wait_until
 from tests.support.commits import AT_COMMIT, committing, end_committing, written
 from tests.support.proxy import Proxy

@@ -5,7 +5,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from relatum.recording._strays import delete_strays
-from relatum.store import ensure_stream, receipts
+from relatum.store.catalog import ensure_stream
+from relatum.store.tables import receipts
 
 
 def test_rows_of_a_stream_that_is_new_meanwhile_stay(engine: sa.Engine) -> None:

@@ -31,7 +31,7 @@ from relatum.contexts import AsyncSerialConsumer
 from relatum.errors import AccessRefused, BrokerUnavailable, RelatumError, TlsRefused
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.recording import Recorder
-from relatum.store import make_engine
+from relatum.store.database import make_engine
 from relatum.superstreams import declare_super_stream, describe_super_stream
 from relatum_consumer import AsyncRelations, Relations
 from relatum_spark import Broker as SparkBroker

@@ -11,7 +11,8 @@ from relatum import MessageId
 from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, NothingRecorded
 from relatum.keys import KeyDefinition, moment
 from relatum.reading import Message, StreamReader
-from relatum.store import Database, add_keys
+from relatum.store.catalog import add_keys
+from relatum.store.database import Database
 from relatum_consumer import Relations, Status, Trace
 from relatum_consumer.lookups import Uncovered
 from relatum_consumer.traces import Edge, Stop, StopReason

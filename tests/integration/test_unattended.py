@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from relatum.command import complete_app
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
-from relatum.store import add_keys
+from relatum.store.catalog import add_keys
 from relatum_consumer import Answer, NewKey, Relations, Status
 from tests.acceptance._command import Relatum
 from tests.support import declare_stream, delete_stream, new_streams

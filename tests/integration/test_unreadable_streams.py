@@ -10,7 +10,7 @@ from relatum.local import LocalRabbitMQ
 from relatum.membership import GROUP_KEY
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import EmbeddedRecorder, backfill, prune, status, verify
-from relatum.store import add_keys
+from relatum.store.catalog import add_keys
 from relatum_consumer import Relations, Status
 from tests.support import (
     broker_connection,

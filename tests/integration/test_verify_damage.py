@@ -15,7 +15,8 @@ from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.membership import GROUP_KEY
 from relatum.reading import StreamReader
 from relatum.recording import Difference, StreamVerified, VerifyReport, repair, verify
-from relatum.store import Database, add_keys
+from relatum.store.catalog import add_keys
+from relatum.store.database import Database
 from tests.support import wait_recorded, wait_until
 from tests.support._raw_publisher import RawPublisher, uncompressed
 from tests.support.place import Place

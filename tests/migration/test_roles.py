@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from relatum.command import complete_app
 from relatum.keys import as_definitions
 from relatum.local import LocalPostgreSQL
-from relatum.store import add_keys, make_engine
+from relatum.store.catalog import add_keys
+from relatum.store.database import make_engine
 from relatum_migrations import upgrade
 from tests.support import START_S
 

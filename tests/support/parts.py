@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from relatum.store import Part, close_parts, copy_rows, retain_from, table_parts_of, turn_parts
+from relatum.store.parts import Part, close_parts, copy_rows, retain_from, table_parts_of, turn_parts
 from tests.support import wait_until
 
 MESSAGES = 100

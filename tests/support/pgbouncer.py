@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from relatum.local._account import Account
-from relatum.store import parse_database
+from relatum.store.address import parse_database
 from tests.support._waiting import wait_until
 from tests.support.ports import free_port
 

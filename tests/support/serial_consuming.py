@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from relatum.contexts import SerialConsumer, SerialOptions
 from relatum.contexts.placement._entries import Adoption, Control, Fence, Marker, Placed, encode
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
-from relatum.store import super_stream_partitions, super_streams
+from relatum.store.tables import super_stream_partitions, super_streams
 from relatum.superstreams import Layout, Partition
 from tests.support._recording import reader_of
 from tests.support._streams import broker_connection

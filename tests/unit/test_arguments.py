@@ -14,7 +14,8 @@ import typer
 from relatum.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds, seconds_text
 from relatum.errors import AccessRefused, ConfigurationError, InvalidInput
 from relatum.reading import BrokerAddress
-from relatum.store import parse_database, translated_errors
+from relatum.store.address import parse_database
+from relatum.store.translation import translated_errors
 from relatum.terminal import parse_moment, read_moment
 from relatum.waiting import Deadline
 

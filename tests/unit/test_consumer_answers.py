@@ -15,8 +15,8 @@ from pika import BasicProperties
 
 from relatum import MessageId
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced, StreamUnavailable
-from relatum.reading import Agreement, KeptChunks, Message, Properties, StreamBounds, UnreadableRecord
-from relatum.store import TIME, CoverageRow, Position, covered, last_position
+from relatum.reading import Agreement, KeptChunks, Message, Position, Properties, StreamBounds, UnreadableRecord
+from relatum.store.coverage import TIME, CoverageRow, covered, last_position
 from relatum.wire._identity import fingerprint
 from relatum_consumer import Answer, Hit, Lacking, Status, Trace
 from relatum_consumer.lookups import Catalog, Evidence, Servers, Uncovered, check_identity, first_retained

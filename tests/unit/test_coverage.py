@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.recording._ranges import unrecorded
-from relatum.store import TIME, CoverageRow, covered, merged, missing
+from relatum.store.coverage import TIME, CoverageRow, covered, merged, missing
 
 ranges = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair))), max_size=8

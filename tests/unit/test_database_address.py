@@ -5,7 +5,8 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.engine import URL, make_url
 
 from relatum.errors import ConfigurationError
-from relatum.store import make_engine, parse_database
+from relatum.store.address import parse_database
+from relatum.store.database import make_engine
 
 ADDRESSES: dict[str | URL, str] = {
     "postgresql://user:p%40w@db:5433/name": "user=user password=p@w host=db port=5433 dbname=name",

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors
-from relatum.store import translated_errors
+from relatum.store.translation import translated_errors
 from relatum.waiting import BACKOFF_S, QUESTION_S, backoff, may_be_mended, may_repeat
 
 REFUSED = (

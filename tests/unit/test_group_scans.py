@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.store import CoverageRow
+from relatum.store.coverage import CoverageRow
 from relatum_consumer.groups.sharing._sharing_scan import (
     WINDOW_OFFSETS_MAX,
     WINDOW_OFFSETS_MIN,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from relatum.contexts.serial.moving._spread import spread
 from relatum.errors import InvalidInput
-from relatum.store._members import target
+from relatum.store.members import target
 
 counts = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 40))
 

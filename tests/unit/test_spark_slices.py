@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from relatum.keys import KeyDefinition
 from relatum.recording import Plan, Segment
-from relatum.store import StreamRow
+from relatum.store.catalog import StreamRow
 
 pytest.importorskip("pyspark")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from relatum.store import sql
+from relatum.store.database import sql
 from tests.support.plans import text_of
 
 

@@ -18,7 +18,7 @@ import relatum
 from relatum import MessageCollector, SerialConsumer, SerializationContexts
 from relatum.collecting import Bulk, ExecutorOptions, collector_status
 from relatum.keys import KeyDefinition
-from relatum.store import make_engine
+from relatum.store.database import make_engine
 from relatum.superstreams import Layout
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from relatum.errors import InvalidInput
-from relatum.store import add_keys
+from relatum.store.catalog import add_keys
 from relatum_consumer.web._endpoint import BESIDE_S, Endpoint, answered
 from tests.support import wait_until
 from tests.support.groups import group_id

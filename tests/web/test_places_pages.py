@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from relatum import SerialConsumer, SerializationContexts
 from relatum.collecting import _collector_status as listing
 from relatum.membership import GROUP_KEY
-from relatum.store import add_keys
+from relatum.store.catalog import add_keys
 from relatum_consumer.web._api import _groups, _missing
 from tests.acceptance._command import Relatum
 from tests.support.groups import group_id, of_group, whole_group

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from relatum.errors import ConfigurationError
 from relatum.keys import KeyDefinition
-from relatum.store import add_keys
+from relatum.store.catalog import add_keys
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
 from relatum_consumer.web import WebOptions

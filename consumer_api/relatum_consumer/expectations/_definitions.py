@@ -9,7 +9,10 @@ from sqlalchemy.dialects.postgresql import insert
 
 from relatum.checks import checked_name, meant
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound
-from relatum.store import AnyDatabase, as_engine, expectations, key_definitions, sql, translated_errors
+from relatum.store.catalog import key_definitions
+from relatum.store.database import AnyDatabase, as_engine, sql
+from relatum.store.tables import expectations
+from relatum.store.translation import translated_errors
 from relatum_consumer.expectations._expectation import Expectation
 
 _COLUMNS: Final = ("name", "of_stream", "by_key", "follows", "within_s", "grace_s")

@@ -10,7 +10,8 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, StreamBounds, UnreadableRecord
-from relatum.store import part_may_hold_values, sql
+from relatum.store.database import sql
+from relatum.store.parts import part_may_hold_values
 from relatum_consumer.expectations import _expectation_limits as limits
 from relatum_consumer.expectations._expectation import Expectation, Finding, Unmet, Why
 from relatum_consumer.expectations._known import Known, still

@@ -17,7 +17,8 @@ from relatum.errors import TimeNotRecorded
 from relatum.keys import KeyDefinition, timestamp_us
 from relatum.limits import INTEGER_MIN
 from relatum.reading import StreamBounds
-from relatum.store import TIME, CoverageRow, Range, merged, missing, proven, sql
+from relatum.store.coverage import TIME, CoverageRow, Range, merged, missing, proven
+from relatum.store.database import sql
 from relatum_consumer.lookups import (
     Catalog,
     PresentStream,

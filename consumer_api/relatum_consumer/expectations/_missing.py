@@ -8,7 +8,7 @@ from typing import Any
 from relatum.checks import checked_count, meant
 from relatum.errors import InvalidInput
 from relatum.limits import TIME_US_MIN
-from relatum.store import TIME
+from relatum.store.coverage import TIME
 from relatum_consumer.expectations import _expectation_limits as limits
 from relatum_consumer.expectations._definitions import DEFINED, not_defined
 from relatum_consumer.expectations._expectation import Expectation, Finding, MissingReport, Unmet, Why

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, overload
 
 from relatum.ids import MessageId
 from relatum.reading import Message
-from relatum.store import backfill_command
+from relatum.store.catalog import backfill_command
 
 
 class Status(StrEnum):

@@ -12,7 +12,7 @@ from relatum.errors import AccessRefused, InvalidInput, NotFound, StreamReplaced
 from relatum.ids import MessageId
 from relatum.limits import MESSAGE_BYTES
 from relatum.reading import Message, StreamBounds
-from relatum.store import last_position
+from relatum.store.coverage import last_position
 from relatum_consumer.lookups import _limits as limits
 from relatum_consumer.lookups._answer import Answer, Hit, Status
 from relatum_consumer.lookups._catalog import Catalog

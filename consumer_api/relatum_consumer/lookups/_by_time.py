@@ -11,7 +11,9 @@ from relatum.errors import AccessRefused, NotFound, StreamUnavailable, TimeNotRe
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, StreamBounds
-from relatum.store import Range, merged, part_may_hold_values, sql
+from relatum.store.coverage import Range, merged
+from relatum.store.database import sql
+from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups._answer import Answer
 from relatum_consumer.lookups._answering import Find, Found, Gathered, answered
 from relatum_consumer.lookups._catalog import PresentStream, Wanted

@@ -25,7 +25,8 @@ from relatum.errors import (
 )
 from relatum.keys import InvalidValue, KeyDefinition, Place, bases_of, described
 from relatum.reading import BrokerIdentity, Message, another_broker
-from relatum.store import KEYS_IN_FORCE, definitions_of, sql
+from relatum.store.catalog import KEYS_IN_FORCE, definitions_of
+from relatum.store.database import sql
 from relatum_consumer.lookups._answer import Lacking, LeftOut
 from relatum_consumer.lookups._limits import CATALOG_AGE_S, IDENTIFY_S, UNUSABLE_S
 from relatum_consumer.lookups._servers import Servers

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from relatum.errors import RelatumError
-from relatum.store import KEYS_IN_FORCE
+from relatum.store.catalog import KEYS_IN_FORCE
 from relatum.waiting import within
 from relatum_consumer.lookups._servers import Servers
 

@@ -7,7 +7,8 @@ from typing import Final, Literal
 import sqlalchemy as sa
 
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.store import Either, part_may_hold_values, sql
+from relatum.store.database import Either, sql
+from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups._catalog import streams_meant
 
 Order = Literal["oldest", "newest", "offset"]

@@ -25,7 +25,7 @@ from functools import partial
 
 from relatum.errors import StreamReplaced, Transient
 from relatum.reading import KeptChunks, Message, StreamBounds, UnreadableRecord
-from relatum.store import TIME, CoverageRow, Range, covered, merged, missing, proven
+from relatum.store.coverage import TIME, CoverageRow, Range, covered, merged, missing, proven
 from relatum_consumer.lookups._answer import LeftOut, NewKey, Status
 from relatum_consumer.lookups._catalog import Catalog
 from relatum_consumer.lookups._servers import Servers

@@ -19,7 +19,8 @@ from relatum.errors import (
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import KeptChunks, Message
-from relatum.store import TIME, Either
+from relatum.store.coverage import TIME
+from relatum.store.database import Either
 from relatum_consumer.consumed import InHand
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, Status
 from relatum_consumer.lookups._answering import Found, Gathered, answered, check_count

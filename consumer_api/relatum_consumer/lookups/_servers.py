@@ -10,8 +10,16 @@ from typing import Any, Final, TypeVar, cast
 from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, UsedAfterClose
 from relatum.ids import MessageId
 from relatum.processes import after_fork
-from relatum.reading import Agreement, BrokerIdentity, KeptChunks, Message, StreamBounds, StreamReader, agreements
-from relatum.store import Position
+from relatum.reading import (
+    Agreement,
+    BrokerIdentity,
+    KeptChunks,
+    Message,
+    Position,
+    StreamBounds,
+    StreamReader,
+    agreements,
+)
 from relatum.waiting import left_s, within
 from relatum_consumer.lookups._flights import Flights
 

@@ -13,7 +13,8 @@ from typing import Final
 
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable
 from relatum.reading import Agreement, KeptChunks, Position, StreamBounds
-from relatum.store import CoverageRow, last_position, sql
+from relatum.store.coverage import CoverageRow, last_position
+from relatum.store.database import sql
 from relatum.waiting import pause
 from relatum_consumer.lookups._answer import LeftOut
 from relatum_consumer.lookups._catalog import Catalog, PresentStream

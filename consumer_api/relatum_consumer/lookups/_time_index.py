@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.store import sql
+from relatum.store.database import sql
 from relatum_consumer.lookups._catalog import PresentStream
 from relatum_consumer.lookups._servers import Servers
 from relatum_consumer.lookups._time_search import Block, Direction, Place

@@ -13,7 +13,7 @@ from relatum.errors import TimeNotRecorded
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message
-from relatum.store import TIME
+from relatum.store.coverage import TIME
 from relatum_consumer.lookups._answer import Hit
 from relatum_consumer.lookups._answering import Found
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted, in_partition_order

@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from relatum.keys import moment
 from relatum.limits import INTEGER_MAX, INTEGER_MIN, TIME_US_MAX
-from relatum.store import part_may_hold_values, sql
+from relatum.store.database import sql
+from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups._catalog import Catalog, Wanted, named, streams_meant
 from relatum_consumer.lookups._limits import TIMES_ROWS_MAX, VALUES_STEPS
 from relatum_consumer.lookups._probe import Order, lying_in, rows_of, stream_of

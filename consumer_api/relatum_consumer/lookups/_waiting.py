@@ -20,7 +20,8 @@ from typing import Any, Final, TypeVar
 
 from relatum.errors import StreamReplaced, Transient
 from relatum.ids import MessageId
-from relatum.store import part_may_hold_values, sql
+from relatum.store.database import sql
+from relatum.store.parts import part_may_hold_values
 from relatum.waiting import pause, within
 from relatum_consumer.lookups._answer import Answer, Status
 from relatum_consumer.lookups._answering import Found, again_if_replaced, concluded, recorded_answer

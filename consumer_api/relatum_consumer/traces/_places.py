@@ -9,7 +9,9 @@ import sqlalchemy as sa
 
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.store import array_text, part_is_between, part_may_hold_values, sql
+from relatum.store.database import sql
+from relatum.store.parts import part_is_between, part_may_hold_values
+from relatum.store.rows import array_text
 from relatum_consumer.lookups import Catalog, named, streams_meant
 from relatum_consumer.traces._links import Value
 

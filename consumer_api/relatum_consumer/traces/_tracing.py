@@ -12,7 +12,7 @@ from relatum.errors import InvalidInput, StreamReplaced
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import KeptChunks, Message
-from relatum.store import TIME
+from relatum.store.coverage import TIME
 from relatum_consumer.consumed import Consumed, InHand, in_hand
 from relatum_consumer.lookups import (
     ANSWER_MESSAGES_MAX,

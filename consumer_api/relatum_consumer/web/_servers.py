@@ -14,7 +14,8 @@ import anyio
 
 from relatum.errors import RelatumError
 from relatum.reading import AsyncStreamReader, BrokerAddress
-from relatum.store import KEYS_IN_FORCE, Database
+from relatum.store.catalog import KEYS_IN_FORCE
+from relatum.store.database import Database
 from relatum.waiting import Threads, in_thread, within
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,10 @@ from relatum.recording import (
     recorder_list,
     status,
 )
-from relatum.store import Database, mask_secret, translated_errors, writable_tables
+from relatum.store.catalog import mask_secret
+from relatum.store.database import Database
+from relatum.store.tables import writable_tables
+from relatum.store.translation import translated_errors
 from relatum.waiting import within
 from relatum_consumer import AsyncRelations
 from relatum_consumer.web._links import Links

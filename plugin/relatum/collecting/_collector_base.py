@@ -29,7 +29,7 @@ from relatum.limits import INTEGER_MAX
 from relatum.processes import of_one_process
 from relatum.publishing import DeadLetters
 from relatum.reading import AuthMechanism, BrokerAddress, Message, StreamBounds
-from relatum.store import AnyDatabase
+from relatum.store.database import AnyDatabase
 
 LEASE_S: Final = 15.0
 """Seconds a member's lease holds by default: after so long without a sign of life, others take its messages over."""

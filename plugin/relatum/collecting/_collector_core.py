@@ -14,7 +14,7 @@ from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.outcomes import OutcomeStatus
-from relatum.store import Position
+from relatum.reading import Position
 
 ENTRY_BYTES: Final = 640
 """Bytes a message takes beside its own while it is held: 490 to 550 with Python 3.11, by tracemalloc; rounded up."""

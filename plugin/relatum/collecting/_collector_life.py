@@ -16,7 +16,7 @@ from relatum.collecting._shared import Shared, logger
 from relatum.collecting._workers import Worker
 from relatum.errors import AccessRefused, NotAStream, StreamNotFound, Transient
 from relatum.reading import StreamReader
-from relatum.store import renewal_s
+from relatum.store.members import renewal_s
 from relatum.waiting import log_failure
 
 TAKE_OVER_S: Final = 1.0

@@ -15,7 +15,9 @@ from relatum.checks import checked_count, checked_seconds
 from relatum.collecting._collector_core import Entry, Result, Stored
 from relatum.ids import MessageId
 from relatum.outcomes import OutcomeStatus
-from relatum.store import BigIntegers, copy_lines, copy_text, needs_escape, sql, translated_errors
+from relatum.store.database import sql
+from relatum.store.rows import BigIntegers, copy_lines, copy_text, needs_escape
+from relatum.store.translation import translated_errors
 
 # The member is compared in a way no index serves: by its own, all that it has not finished would be read.
 _MINE: Final = """source_id = :source::integer AND stream_offset = ANY (:offsets::bigint[])

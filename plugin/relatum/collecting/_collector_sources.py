@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from relatum.collecting._collector_core import Advance
 from relatum.errors import Conflict
-from relatum.store import sql
+from relatum.store.database import sql
 
 # --- collectors and members
 

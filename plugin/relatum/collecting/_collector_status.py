@@ -12,7 +12,8 @@ from relatum.checks import checked_count, checked_name, checked_names, meant, sh
 from relatum.errors import InvalidInput, NotFound, StreamNotFound
 from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import AnyDatabase, as_engine, sql, translated_errors
+from relatum.store.database import AnyDatabase, as_engine, sql
+from relatum.store.translation import translated_errors
 
 _COLLECTORS: Final = "SELECT collector_id, vhost, name, keep_s FROM relatum.collectors"
 

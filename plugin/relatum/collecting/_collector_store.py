@@ -33,8 +33,11 @@ from relatum.collecting._collector_sources import CollectorSources
 from relatum.errors import Conflict, RowRefused
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, read_outcomes
+from relatum.reading import Position
 from relatum.recording import new_holder
-from relatum.store import AnyDatabase, Database, Position, Tokens, forget_settlements, translated_errors
+from relatum.store.database import AnyDatabase, Database
+from relatum.store.settling import Tokens, forget_settlements
+from relatum.store.translation import translated_errors
 from relatum.waiting import Deadline
 
 logger = logging.getLogger("relatum.collector")

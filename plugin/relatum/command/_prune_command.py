@@ -7,7 +7,7 @@ import typer
 from relatum.collecting import forget_finished
 from relatum.contexts import forget_placements
 from relatum.recording import prune as run_prune
-from relatum.store import as_engine
+from relatum.store.database import as_engine
 from relatum.terminal import JsonOption, ServerOptions, console, errors, print_json, spread
 
 

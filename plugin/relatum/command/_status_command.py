@@ -10,7 +10,9 @@ from relatum.collecting import CollectorStatus, SourceStatus, collector_status
 from relatum.reading import BrokerAddress
 from relatum.recording import StreamEvent, StreamStatus
 from relatum.recording import status as status_of
-from relatum.store import as_engine, check_recorded, translated_errors
+from relatum.store.catalog import check_recorded
+from relatum.store.database import as_engine
+from relatum.store.translation import translated_errors
 from relatum.terminal import (
     JsonOption,
     ServerOptions,

@@ -30,7 +30,7 @@ from relatum.contexts.placement._publication_requests import (
 from relatum.contexts.placement._sending import AsyncSending
 from relatum.contexts.steps import async_run
 from relatum.errors import PublishOutcomeUnknown, RelatumError, UsedAfterClose
-from relatum.store import AnyDatabase
+from relatum.store.database import AnyDatabase
 from relatum.waiting import Threads, in_thread
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from relatum.contexts.placement._sending import Sending
 from relatum.contexts.steps import run
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, RelatumError
 from relatum.processes import of_one_process
-from relatum.store import AnyDatabase
+from relatum.store.database import AnyDatabase
 from relatum.superstreams import Target
 
 

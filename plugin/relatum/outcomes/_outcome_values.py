@@ -9,7 +9,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.errors import NotFound
-from relatum.store import sql
+from relatum.store.database import sql
 
 
 class OutcomeStatus(Enum):

@@ -17,7 +17,7 @@ from relatum.closing import AsyncClosing, Closing
 from relatum.errors import InvalidInput, NotFinishedInTime, RelatumError, Transient, UsedAfterClose
 from relatum.outcomes._outcome_values import Outcome, OutcomeStatus, read_outcomes, require_collector
 from relatum.processes import after_fork
-from relatum.store import AnyDatabase, Database
+from relatum.store.database import AnyDatabase, Database
 from relatum.waiting import LEAST_S, Deadline, Outages, SharedWait, Threads, in_thread, within
 
 logger = logging.getLogger("relatum.collector")

@@ -10,7 +10,7 @@ from relatum.keys import KeyDefinition, as_definitions
 from relatum.publishing._interception import Interception, Options
 from relatum.publishing._stamp import Stamper
 from relatum.reading import BrokerAddress
-from relatum.store import AnyDatabase
+from relatum.store.database import AnyDatabase
 from relatum.uuid7 import uuid7
 
 _STAMPER: Final = Stamper(())

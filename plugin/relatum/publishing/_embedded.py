@@ -18,7 +18,7 @@ from sqlalchemy import URL
 from relatum.keys import KeyDefinition
 from relatum.processes import after_fork, leave_to_parent
 from relatum.reading import BrokerAddress
-from relatum.store import AnyDatabase
+from relatum.store.database import AnyDatabase
 
 if TYPE_CHECKING:
     from relatum.recording import EmbeddedRecorder, KeyWatcher

@@ -15,7 +15,7 @@ from relatum.publishing._process_interceptions import ProcessInterceptions
 from relatum.publishing._publisher_statistics import PublisherCounts, PublisherStatistics
 from relatum.publishing._stamp import OnInvalid
 from relatum.publishing.clients import _pika as pika_connections
-from relatum.store import AnyDatabase
+from relatum.store.database import AnyDatabase
 
 _Connection = TypeVar("_Connection")
 

@@ -16,7 +16,8 @@ from relatum.publishing._locate import Locator
 from relatum.publishing._publisher_statistics import PublisherCounts
 from relatum.publishing._stamp import OnInvalid, Stamper
 from relatum.reading import BrokerAddress
-from relatum.store import AnyDatabase, Database, parse_database
+from relatum.store.address import parse_database
+from relatum.store.database import AnyDatabase, Database
 from relatum.superstreams import address_of
 
 if TYPE_CHECKING:

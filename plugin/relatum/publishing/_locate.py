@@ -26,7 +26,7 @@ from relatum.outcomes import Outcomes
 from relatum.processes import after_fork
 from relatum.publishing._lent import CONNECT_S, LentReader
 from relatum.reading import BrokerAddress, Message, StreamReader
-from relatum.store import AnyDatabase, Database, sql
+from relatum.store.database import AnyDatabase, Database, sql
 from relatum.waiting import LEAST_S, SharedWait, within
 
 if TYPE_CHECKING:

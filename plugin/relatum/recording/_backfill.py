@@ -21,25 +21,11 @@ from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._broker import check_broker
 from relatum.recording._fill import Filler, check_same
 from relatum.recording._ranges import Segment, unrecorded
-from relatum.store import (
-    RECORDERS,
-    TIME,
-    AnyDatabase,
-    CoverageRow,
-    NewTail,
-    StreamRow,
-    as_engine,
-    close_tail,
-    coverage_of,
-    current_stream,
-    ensure_stream,
-    holders_of,
-    key_definitions,
-    lock_stream,
-    open_tail,
-    tail_of,
-    translated_errors,
-)
+from relatum.store.catalog import StreamRow, current_stream, ensure_stream, key_definitions, lock_stream
+from relatum.store.coverage import TIME, CoverageRow, NewTail, close_tail, coverage_of, open_tail, tail_of
+from relatum.store.database import AnyDatabase, as_engine
+from relatum.store.members import RECORDERS, holders_of
+from relatum.store.translation import translated_errors
 
 
 @dataclass(frozen=True, slots=True)

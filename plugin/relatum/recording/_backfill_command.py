@@ -72,7 +72,9 @@ def backfill(
 def _meant(address: "BrokerAddress", database_url: str, names: list[str] | None) -> "Iterable[tuple[str, str | None]]":
     """Streams, each with the super stream that it is a partition of: those named, or all that are recorded."""
     from relatum.reading import StreamReader
-    from relatum.store import as_engine, streams_named, translated_errors
+    from relatum.store.catalog import streams_named
+    from relatum.store.database import as_engine
+    from relatum.store.translation import translated_errors
 
     if not names:
         with as_engine(database_url) as engine, translated_errors(), engine.connect() as connection:

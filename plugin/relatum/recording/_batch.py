@@ -6,10 +6,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final, TypeAlias
 
-from relatum.reading import Message, RecordBatch, UnreadableRecord, position_of
+from relatum.reading import Message, Position, RecordBatch, UnreadableRecord, position_of
 from relatum.recording._extract import Extracted, Extractor
 from relatum.recording._time_blocks import TimeBlock, time_blocks
-from relatum.store import Position, copy_text, needs_escape
+from relatum.store.rows import copy_text, needs_escape
 
 BATCH_BYTES_MAX: Final = 4 << 20
 """Bytes of COPY lines one transaction writes at most, about: 100,000 rows, half a second of PostgreSQL's time."""

@@ -10,16 +10,20 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, StreamUnavailable
-from relatum.reading import Agreement, BrokerIdentity, StreamReader, agreement, another_broker, claimed_identity
-from relatum.store import (
-    RECORDERS,
+from relatum.reading import (
+    Agreement,
+    BrokerIdentity,
     Position,
-    StreamRow,
-    coverage_of,
-    last_position,
-    sql,
-    translated_errors,
+    StreamReader,
+    agreement,
+    another_broker,
+    claimed_identity,
 )
+from relatum.store.catalog import StreamRow
+from relatum.store.coverage import coverage_of, last_position
+from relatum.store.database import sql
+from relatum.store.members import RECORDERS
+from relatum.store.translation import translated_errors
 
 UNKNOWN_S: Final = 60.0
 """Seconds after which a broker whose id could not be told is asked again."""

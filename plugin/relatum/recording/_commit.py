@@ -13,17 +13,10 @@ from relatum import otel
 from relatum.otel import LINKS_MAX, Description, Part, Span
 from relatum.reading import Message, RecordBatch
 from relatum.recording._batch import Batch
-from relatum.store import (
-    CoverageRow,
-    TailMove,
-    advance_all,
-    copy_lines,
-    copy_number,
-    copy_rows,
-    copy_text,
-    count_skips,
-    translated_errors,
-)
+from relatum.store.coverage import CoverageRow, TailMove, advance_all
+from relatum.store.parts import copy_rows
+from relatum.store.rows import copy_lines, copy_number, copy_text, count_skips
+from relatum.store.translation import translated_errors
 
 
 def add_links(batch: Batch, parts: Sequence[RecordBatch]) -> None:

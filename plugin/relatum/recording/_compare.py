@@ -16,21 +16,10 @@ from relatum.keys import KeyDefinition, bases_of
 from relatum.limits import INTEGER_MAX, TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, TimeSource
 from relatum.recording._time_blocks import width_class
-from relatum.store import (
-    TIME,
-    CoverageRow,
-    Range,
-    coverage_of,
-    covered,
-    key_definitions,
-    keys,
-    may_hold_offsets,
-    merged,
-    missing,
-    proven,
-    relationships,
-    time_blocks,
-)
+from relatum.store.catalog import key_definitions
+from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of, covered, merged, missing, proven
+from relatum.store.parts import may_hold_offsets
+from relatum.store.tables import keys, relationships, time_blocks
 
 DIFFERENCES_MAX: Final = 1_000
 """Differences listed for one stream; more are counted, and mended as well."""

@@ -12,9 +12,10 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.reading import Agreement, Message, StreamBounds, StreamReader, agreement, position_of
+from relatum.reading import Agreement, Message, Position, StreamBounds, StreamReader, agreement, position_of
 from relatum.recording._compare import Block, Difference, Expected, stored_of
-from relatum.store import TIME, CoverageRow, Position, Range, merged, translated_errors
+from relatum.store.coverage import TIME, CoverageRow, Range, merged
+from relatum.store.translation import translated_errors
 
 
 def judged_to(recorded_to: int, stray: int | None, last: int | None) -> int:

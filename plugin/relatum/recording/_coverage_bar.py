@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
 
-from relatum.store import Range
+from relatum.store.coverage import Range
 
 PieceKind = Literal["recorded", "partly", "hole", "unrecorded"]
 

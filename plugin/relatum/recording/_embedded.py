@@ -24,7 +24,7 @@ from relatum.recording._group import STOP_S, RecorderGroup
 from relatum.recording._publishers_keys import PublishersKeys, begin_beside
 from relatum.recording._recorder import bounded
 from relatum.recording._statistics import RecorderStatistics
-from relatum.store import AnyDatabase
+from relatum.store.database import AnyDatabase
 from relatum.waiting import QUESTION_S, Server, backoff, ended
 
 ASK_S: Final = (0.5, 60.0)

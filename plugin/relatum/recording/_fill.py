@@ -25,25 +25,13 @@ from relatum.recording._extract import Extractor
 from relatum.recording._losing import is_same, note
 from relatum.recording._part_tender import TURN_S
 from relatum.recording._ranges import Segment, unrecorded
-from relatum.store import (
-    TIME,
-    CoverageRow,
-    Filled,
-    StreamRow,
-    add_filled,
-    count_skips,
-    coverage,
-    coverage_of,
-    group_scans,
-    last_position,
-    lock_stream,
-    merged,
-    missing,
-    relationships,
-    sql,
-    translated_errors,
-    turn_parts,
-)
+from relatum.store.catalog import StreamRow, lock_stream
+from relatum.store.coverage import TIME, CoverageRow, Filled, add_filled, coverage_of, last_position, merged, missing
+from relatum.store.database import sql
+from relatum.store.parts import turn_parts
+from relatum.store.rows import count_skips
+from relatum.store.tables import coverage, group_scans, relationships
+from relatum.store.translation import translated_errors
 
 _SCANS: Final = sql("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE MODE")
 

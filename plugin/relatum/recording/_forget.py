@@ -16,18 +16,11 @@ from relatum.checks import checked_count, checked_name, checked_names, meant
 from relatum.errors import StreamInUse, StreamNotFound
 from relatum.recording._overview import row_counts
 from relatum.recording._prune import BATCH_ROWS, FORGOTTEN_TABLES, finish_forgotten
-from relatum.store import (
-    FORGOTTEN,
-    RECORDERS,
-    AnyDatabase,
-    StreamRow,
-    as_engine,
-    holders_of,
-    relationships,
-    sql,
-    streams,
-    translated_errors,
-)
+from relatum.store.catalog import FORGOTTEN, StreamRow
+from relatum.store.database import AnyDatabase, as_engine, sql
+from relatum.store.members import RECORDERS, holders_of
+from relatum.store.tables import relationships, streams
+from relatum.store.translation import translated_errors
 
 _NEEDED: Final = {
     "super stream": "contexts or affinity sets of {!r} are placed in it; retire the partition first",

@@ -22,7 +22,9 @@ from relatum.recording._opening import late_holes
 from relatum.recording._ranges import Segment, gaps
 from relatum.recording._track import Track, Tracks, Worker
 from relatum.recording._writer import Writer
-from relatum.store import TIME, CoverageRow, Range, StreamRow, coverage_of, key_definitions, translated_errors
+from relatum.store.catalog import StreamRow, key_definitions
+from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of
+from relatum.store.translation import translated_errors
 from relatum.waiting import QUESTION_S, Outages, backoff
 
 logger = logging.getLogger("relatum.recorder")

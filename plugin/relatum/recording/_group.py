@@ -22,7 +22,10 @@ from relatum.recording._part_tender import PartTender
 from relatum.recording._statistics import RecorderMetrics, RecorderStatistics
 from relatum.recording._track import Missing, State, Then, Track, Tracks, Worker
 from relatum.recording._writer import RecordedListener, Writer
-from relatum.store import LEASE_S, RECORDERS, Database, Member, streams_named, translated_errors
+from relatum.store.catalog import streams_named
+from relatum.store.database import Database
+from relatum.store.members import LEASE_S, RECORDERS, Member
+from relatum.store.translation import translated_errors
 from relatum.waiting import QUESTION_S, Deadline, Outages, backoff, ended
 
 logger = logging.getLogger("relatum.recorder")

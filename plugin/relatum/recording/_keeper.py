@@ -17,18 +17,11 @@ from relatum.recording._broker import OwnBroker
 from relatum.recording._opener import Opener
 from relatum.recording._prune import prune_expired, prune_receipts
 from relatum.recording._track import State, Then, Track, Tracks, Worker
-from relatum.store import (
-    Member,
-    Share,
-    StreamRow,
-    ensure_streams,
-    key_definitions,
-    retain_from,
-    sql,
-    streams_named,
-    table_parts_of,
-    translated_errors,
-)
+from relatum.store.catalog import StreamRow, ensure_streams, key_definitions, streams_named
+from relatum.store.database import sql
+from relatum.store.members import Member, Share
+from relatum.store.parts import retain_from, table_parts_of
+from relatum.store.translation import translated_errors
 from relatum.waiting import Outages, Server, backoff, ended
 
 logger = logging.getLogger("relatum.recorder")

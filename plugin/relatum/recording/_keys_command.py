@@ -77,7 +77,8 @@ def add(
     A bare NAME is a header; where a property has that name, too, a hint on stderr says so. `--json` prints one
     document: the list of the keys as stored.
     """
-    from relatum.store import add_keys, as_engine, backfill_command
+    from relatum.store.catalog import add_keys, backfill_command
+    from relatum.store.database import as_engine
 
     wanted = [key for name in presets or () for key in preset(name)]
     if not names and not wanted:
@@ -103,7 +104,9 @@ def add(
 @keys.command("list")
 def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
     """List the keys in force, oldest first. `--json` prints one document, the list."""
-    from relatum.store import as_engine, key_definitions, translated_errors
+    from relatum.store.catalog import key_definitions
+    from relatum.store.database import as_engine
+    from relatum.store.translation import translated_errors
 
     with as_engine(require_database(database)) as engine, translated_errors(), engine.connect() as connection:
         found = key_definitions(connection)
@@ -129,7 +132,8 @@ def remove(
 
     One that is masked is not removed before it is `keys mask NAME --off`: nothing would hide its values.
     """
-    from relatum.store import as_engine, remove_key
+    from relatum.store.catalog import remove_key
+    from relatum.store.database import as_engine
 
     with as_engine(require_database(database)) as engine:
         remove_key(engine, name)
@@ -146,7 +150,8 @@ def mask(
 
     Pages go by it within two seconds.
     """
-    from relatum.store import as_engine, mask_key
+    from relatum.store.catalog import mask_key
+    from relatum.store.database import as_engine
 
     with as_engine(require_database(database)) as engine:
         mask_key(engine, name, on=on)
@@ -170,8 +175,8 @@ def time(
     """
     from relatum.reading import BrokerAddress
     from relatum.recording import set_record_time
-    from relatum.store import as_engine
-    from relatum.store import set_record_time as switch_record_time
+    from relatum.store.catalog import set_record_time as switch_record_time
+    from relatum.store.database import as_engine
 
     url = require_database(database)
     address = BrokerAddress.parse(broker, stream_url) if broker else None

@@ -12,29 +12,21 @@ import sqlalchemy as sa
 
 from relatum.errors import CoverageConflict, StreamUnavailable
 from relatum.limits import INTEGER_MAX
-from relatum.reading import Agreement, StreamBounds, StreamReader, agreement, ends_of_known
-from relatum.store import (
-    CoverageRow,
-    NewTail,
-    Position,
-    StreamRow,
-    add_hole,
+from relatum.reading import Agreement, Position, StreamBounds, StreamReader, agreement, ends_of_known
+from relatum.store.catalog import StreamRow, lock_stream
+from relatum.store.coverage import CoverageRow, NewTail, add_hole, close_tail, coverage_of, open_tail, tail_of
+from relatum.store.database import sql
+from relatum.store.tables import (
     checkpoints,
-    close_tail,
     coverage,
-    coverage_of,
     events,
     group_scans,
-    lock_stream,
-    open_tail,
     receipts,
     relationships,
-    sql,
     streams,
-    tail_of,
     time_blocks,
-    translated_errors,
 )
+from relatum.store.translation import translated_errors
 
 logger = logging.getLogger("relatum.recorder")
 

@@ -15,7 +15,7 @@ from relatum.recording._losing import after_loss, note_missing, pass_hole, pass_
 from relatum.recording._opening import Opened, open_streams
 from relatum.recording._track import LOOK_S, Missing, PassOver, State, Then, Track, Tracks, Worker, next_look
 from relatum.recording._writer import Writer
-from relatum.store import StreamRow
+from relatum.store.catalog import StreamRow
 from relatum.waiting import Outages, Server, backoff, ended, within
 
 logger = logging.getLogger("relatum.recorder")

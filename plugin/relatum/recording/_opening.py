@@ -11,22 +11,13 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
+from relatum.reading import Position
 from relatum.recording._statistics import LATELY_S
-from relatum.store import (
-    CoverageRow,
-    NewTail,
-    Position,
-    StreamRow,
-    close_tails,
-    coverage_of,
-    key_definitions,
-    last_position,
-    open_tails,
-    sql,
-    streams,
-    time_blocks,
-    translated_errors,
-)
+from relatum.store.catalog import StreamRow, key_definitions
+from relatum.store.coverage import CoverageRow, NewTail, close_tails, coverage_of, last_position, open_tails
+from relatum.store.database import sql
+from relatum.store.tables import streams, time_blocks
+from relatum.store.translation import translated_errors
 
 _MOST: Final = 1000
 """Holes looked at of one stream, the newest."""

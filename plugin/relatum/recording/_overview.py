@@ -9,19 +9,12 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
-from relatum.store import (
-    STATEMENT_S,
-    AnyDatabase,
-    Part,
-    Position,
-    as_engine,
-    check_recorded,
-    key_definitions,
-    relationships,
-    sql,
-    table_parts_of,
-    translated_errors,
-)
+from relatum.reading import Position
+from relatum.store.catalog import check_recorded, key_definitions
+from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine, sql
+from relatum.store.parts import Part, table_parts_of
+from relatum.store.tables import relationships
+from relatum.store.translation import translated_errors
 
 EXACT_BYTES_MAX: Final = 400 << 20
 """Bytes of rows that are not in closed parts, up to which they are counted; where there are more, they are sampled."""

@@ -8,7 +8,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.recording._track import Tracks, Worker
-from relatum.store import PART_BYTES, close_parts, drop_parts, empty_parts, turn_parts
+from relatum.store.parts import PART_BYTES, close_parts, drop_parts, empty_parts, turn_parts
 from relatum.waiting import Outages
 
 logger = logging.getLogger("relatum.recorder")

@@ -16,31 +16,24 @@ from relatum.checks import checked_count, checked_names
 from relatum.errors import RelatumError, StreamNotFound
 from relatum.membership import GROUP_KEY, value_bounds
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error
-from relatum.store import (
-    FORGOTTEN,
-    AnyDatabase,
-    Range,
-    StreamRow,
-    as_engine,
-    check_recorded,
+from relatum.store.catalog import FORGOTTEN, StreamRow, check_recorded, streams_named
+from relatum.store.coverage import Range, coverage_of
+from relatum.store.database import AnyDatabase, as_engine, sql
+from relatum.store.parts import drop_parts, retain_from
+from relatum.store.tables import (
     checkpoints,
     coverage,
-    coverage_of,
-    drop_parts,
     events,
     group_scans,
     group_states,
     keys,
     receipts,
     relationships,
-    retain_from,
     skips,
-    sql,
     streams,
-    streams_named,
     time_blocks,
-    translated_errors,
 )
+from relatum.store.translation import translated_errors
 
 BATCH_ROWS: Final = 10_000
 """Rows deleted in one transaction: a fraction of a second."""

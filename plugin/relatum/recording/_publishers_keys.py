@@ -12,7 +12,8 @@ from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, RelatumE
 from relatum.keys import KeyAgreement, KeyDefinition
 from relatum.processes import of_one_process
 from relatum.recording._recorder import bounded
-from relatum.store import AnyDatabase, add_keys, check_keys
+from relatum.store.catalog import add_keys, check_keys
+from relatum.store.database import AnyDatabase
 from relatum.waiting import QUESTION_S, Outages, backoff, ended
 
 LOOK_S: Final = 60.0

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from relatum.store import CoverageRow, Range, covered, merged, missing
+from relatum.store.coverage import CoverageRow, Range, covered, merged, missing
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,11 @@ from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
 from relatum.recording._group import RecorderGroup
 from relatum.recording._statistics import RecorderStatistics
-from relatum.store import LEASE_S, AnyDatabase, Database, add_keys, check_may_record, key_definitions, translated_errors
+from relatum.store.catalog import add_keys, key_definitions
+from relatum.store.database import AnyDatabase, Database
+from relatum.store.members import LEASE_S
+from relatum.store.tables import check_may_record
+from relatum.store.translation import translated_errors
 from relatum.waiting import QUESTION_S, AfterStop, Server, backoff, within
 
 logger = logging.getLogger("relatum.recorder")

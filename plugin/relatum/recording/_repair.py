@@ -38,27 +38,13 @@ from relatum.recording._verify import (
     read_window,
     windows,
 )
-from relatum.store import (
-    TIME,
-    AnyDatabase,
-    CoverageRow,
-    Range,
-    StreamRow,
-    as_engine,
-    copy_lines,
-    copy_rows,
-    copy_text,
-    coverage,
-    coverage_of,
-    current_stream,
-    group_scans,
-    merged,
-    relationships,
-    sql,
-    streams,
-    time_blocks,
-    translated_errors,
-)
+from relatum.store.catalog import StreamRow, current_stream
+from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of, merged
+from relatum.store.database import AnyDatabase, as_engine, sql
+from relatum.store.parts import copy_rows
+from relatum.store.rows import copy_lines, copy_text
+from relatum.store.tables import coverage, group_scans, relationships, streams, time_blocks
+from relatum.store.translation import translated_errors
 
 
 def lock_coverage(connection: sa.Connection, stream_id: int) -> list[CoverageRow]:

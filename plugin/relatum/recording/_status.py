@@ -23,25 +23,12 @@ from relatum.reading import BrokerAddress, BrokerIdentity, StreamBounds, StreamR
 from relatum.recording._broker import check_broker
 from relatum.recording._overview import bytes_of_a_row, row_counts
 from relatum.recording._ranges import gaps
-from relatum.store import (
-    RECORDERS,
-    STATEMENT_S,
-    TIME,
-    AnyDatabase,
-    CoverageRow,
-    Range,
-    StreamRow,
-    as_engine,
-    brokers,
-    coverage_of,
-    covered,
-    events,
-    holders_of,
-    key_definitions,
-    skips,
-    streams_named,
-    translated_errors,
-)
+from relatum.store.catalog import StreamRow, key_definitions, streams_named
+from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of, covered
+from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine
+from relatum.store.members import RECORDERS, holders_of
+from relatum.store.tables import brokers, events, skips
+from relatum.store.translation import translated_errors
 
 EVENTS_MAX: Final = 20
 """Newest events shown for each stream."""

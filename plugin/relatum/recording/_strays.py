@@ -9,20 +9,20 @@ import sqlalchemy as sa
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.recording._compare import DIFFERENCES_MAX, Difference, StreamVerified
 from relatum.recording._prune import BATCH_ROWS, delete_batch
-from relatum.store import (
-    at_one_moment,
+from relatum.store.catalog import key_definitions
+from relatum.store.database import at_one_moment
+from relatum.store.parts import may_hold_offsets
+from relatum.store.tables import (
     checkpoints,
     coverage,
     group_scans,
-    key_definitions,
-    may_hold_offsets,
     receipts,
     relationships,
     skips,
     streams,
     time_blocks,
-    translated_errors,
 )
+from relatum.store.translation import translated_errors
 
 _PLACES: Final[tuple[tuple[sa.Table, Any], ...]] = (
     (relationships, relationships.c.stream_offset),

@@ -3,8 +3,10 @@
 from relatum.checks import checked_name
 from relatum.errors import StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import AnyDatabase, as_engine, ensure_stream, translated_errors
-from relatum.store import set_record_time as switch
+from relatum.store.catalog import ensure_stream
+from relatum.store.catalog import set_record_time as switch
+from relatum.store.database import AnyDatabase, as_engine
+from relatum.store.translation import translated_errors
 
 
 def set_record_time(

@@ -12,7 +12,7 @@ from typing import Final
 from relatum.following import Follower, Hole, Replaced
 from relatum.recording._statistics import Progress
 from relatum.recording._writer import Writer
-from relatum.store import StreamRow
+from relatum.store.catalog import StreamRow
 from relatum.waiting import QUESTION_S, backoff
 
 

@@ -43,18 +43,10 @@ from relatum.recording._compare import (
 )
 from relatum.recording._compare_coverage import compare_coverage, compare_positions, is_replaced, judged_to, verdict_of
 from relatum.recording._strays import rows_behind, verify_strays
-from relatum.store import (
-    AnyDatabase,
-    CoverageRow,
-    Range,
-    StreamRow,
-    as_engine,
-    at_one_moment,
-    coverage_of,
-    current_stream,
-    streams_named,
-    translated_errors,
-)
+from relatum.store.catalog import StreamRow, current_stream, streams_named
+from relatum.store.coverage import CoverageRow, Range, coverage_of
+from relatum.store.database import AnyDatabase, as_engine, at_one_moment
+from relatum.store.translation import translated_errors
 
 WINDOW_OFFSETS: Final = 20_000
 """Offsets compared at a time: bounds memory to a few MB."""

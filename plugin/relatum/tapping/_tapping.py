@@ -19,7 +19,9 @@ from relatum.checks import checked_name, checked_names, checked_text, shown
 from relatum.errors import Conflict, InvalidInput, NotFound
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import BrokerAddress
-from relatum.store import AnyDatabase, as_engine, taps, translated_errors
+from relatum.store.database import AnyDatabase, as_engine
+from relatum.store.tables import taps
+from relatum.store.translation import translated_errors
 from relatum.superstreams import (
     KEPT,
     StreamOptions,

@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 import relatum_spark
 from relatum.errors import ConfigurationError, CoverageConflict, KeyNotDefined, StreamNotFound
 from relatum.recording import backfill as kernel_backfill
-from relatum.store import add_keys, as_engine, streams_named
+from relatum.store.catalog import add_keys, streams_named
+from relatum.store.database import as_engine
 from relatum.superstreams import Layout
 from tests.support import publish_plain, unique_name, wait_until
 from tests.support.databases import Databases

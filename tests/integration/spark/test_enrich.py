@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from relatum.keys import KeyDefinition
-from relatum.store import add_keys
+from relatum.store.catalog import add_keys
 from relatum_spark import Enrichment
 from tests.support.place import Place
 

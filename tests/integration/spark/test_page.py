@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from relatum.store import add_keys
+from relatum.store.catalog import add_keys
 from tests.support import (
     JVM_VARIABLES,
     broker_connection,

@@ -18,7 +18,8 @@ from pyspark.sql import functions as F
 import relatum_spark
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, KeyNotDefined, StreamNotFound
 from relatum.recording import prune
-from relatum.store import drop_parts, remove_key
+from relatum.store.catalog import remove_key
+from relatum.store.parts import drop_parts
 from tests.support import publish_plain, recording, unique_name, wait_until
 from tests.support.databases import named
 from tests.support.place import Place

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 import relatum_spark
 from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput, KeyNotDefined
 from relatum.reading import StreamReader
-from relatum.store import add_keys
+from relatum.store.catalog import add_keys
 from tests.support import publish_plain
 from tests.support.place import Place
 from tests.support.spark import Frame

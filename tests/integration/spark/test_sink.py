@@ -27,7 +27,7 @@ from relatum.errors import (
 from relatum.keys import KeyDefinition
 from relatum.local import LocalServers
 from relatum.reading import Message, StreamReader
-from relatum.store import add_keys
+from relatum.store.catalog import add_keys
 from relatum.superstreams import Layout, partition_of
 from tests.support import declare_stream, new_streams, publish_plain, stream_available, unique_name, wait_until
 from tests.support.place import Place

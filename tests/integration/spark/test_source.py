@@ -34,7 +34,7 @@ from relatum.errors import (
     Transient,
 )
 from relatum.reading import StreamReader
-from relatum.store import add_keys
+from relatum.store.catalog import add_keys
 from relatum.superstreams import Layout
 from relatum_spark import Broker
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name, wait_until

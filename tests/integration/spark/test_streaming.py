@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_relatum import DefaultSource
 from relatum.errors import BrokerUnavailable, InvalidInput, OffsetExpired, StreamNotFound, StreamReplaced
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import add_keys
+from relatum.store.catalog import add_keys
 from relatum.superstreams import Layout
 from tests.support import (
     broker_connection,

@@ -23,7 +23,8 @@ from relatum.membership import (
     parse_value,
 )
 from relatum.reading import StreamBounds
-from relatum.store import part_may_hold_values, sql
+from relatum.store.database import sql
+from relatum.store.parts import part_may_hold_values
 from relatum_consumer.groups.reading._assembly import Assembled, GroupOrder, Member, assemble, distinct
 from relatum_consumer.groups.reading._delivery import (
     Reading,

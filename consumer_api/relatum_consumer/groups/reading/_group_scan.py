@@ -7,7 +7,8 @@ import sqlalchemy as sa
 
 from relatum.ids import MessageId
 from relatum.membership import parse_value
-from relatum.store import part_may_hold_offsets, sql
+from relatum.store.database import sql
+from relatum.store.parts import part_may_hold_offsets
 from relatum_consumer.groups.reading._assembly import Clock, GroupOrder, Member, Place
 from relatum_consumer.groups.reading._group_options import WINDOW_OFFSETS
 from relatum_consumer.groups.reading._streams_view import View

@@ -15,7 +15,8 @@ from relatum.errors import InvalidInput, KeyNotDefined
 from relatum.limits import GROUP_ID_BYTES
 from relatum.membership import GROUP_KEY, membership, parse_value
 from relatum.reading import Message
-from relatum.store import part_may_hold_values, sql
+from relatum.store.database import sql
+from relatum.store.parts import part_may_hold_values
 from relatum_consumer.groups.reading._assembly import Member, Row, by_group, distinct
 from relatum_consumer.groups.reading._group_options import UNRECORDED_MEMBERS_MAX
 from relatum_consumer.lookups import Catalog, LeftOut, Servers, Uncovered, evidence_of, stream_states

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from relatum.reading import StreamBounds
-from relatum.store import CoverageRow, covered
+from relatum.store.coverage import CoverageRow, covered
 from relatum_consumer.groups.reading._assembly import NEVER_US, Assembled, Member, Place, assemble
 from relatum_consumer.groups.reading._delivery import deliver
 from relatum_consumer.groups.reading._group_options import (

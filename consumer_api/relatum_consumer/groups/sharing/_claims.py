@@ -10,7 +10,8 @@ from relatum.errors import ClaimLost, DatabaseUnavailable, GroupConflict
 from relatum.membership import GroupPosition
 from relatum.publishing import REASON_CHARACTERS_MAX, Burial, DeadLetters
 from relatum.reading import Message
-from relatum.store import RENEWED, sql
+from relatum.store.database import sql
+from relatum.store.members import RENEWED
 from relatum_consumer.groups.reading._group_values import Group
 from relatum_consumer.lookups import Rest, Servers
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from relatum.errors import AccessRefused, ConfigurationError, NotAStream, StreamNotFound
-from relatum.store import sql
+from relatum.store.database import sql
 from relatum_consumer.groups.reading._assembly import GroupOrder, Member
 from relatum_consumer.groups.reading._whole_groups import Beginning
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions

@@ -12,7 +12,7 @@ from relatum.errors import RelatumError, Transient
 from relatum.processes import new_holder, of_one_process
 from relatum.publishing import DeadLetters
 from relatum.reading import BrokerAddress
-from relatum.store import renewal_s
+from relatum.store.members import renewal_s
 from relatum.waiting import Keeper, Outages, ended, pause
 from relatum_consumer.groups.reading._group_values import Group
 from relatum_consumer.groups.sharing._claims import Claim, Given, GivenUp

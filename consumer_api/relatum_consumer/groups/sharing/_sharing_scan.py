@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from relatum.limits import INTEGER_MAX
-from relatum.store import CoverageRow, Range, merged, missing, sql
+from relatum.store.coverage import CoverageRow, Range, merged, missing
+from relatum.store.database import sql
 from relatum_consumer.groups.reading._assembly import Assembled, Member, assemble, in_arrival
 from relatum_consumer.groups.reading._group_scan import rows_between
 from relatum_consumer.groups.reading._streams_view import View, group_key

@@ -8,7 +8,8 @@ from typing import Annotated, Final
 from relatum.errors import NotFound
 from relatum.metrics import Counter, Gauge, reported
 from relatum.reading import StreamBounds
-from relatum.store import Range, merged, missing, sql
+from relatum.store.coverage import Range, merged, missing
+from relatum.store.database import sql
 from relatum_consumer.groups.reading._assembly import GroupOrder
 from relatum_consumer.groups.sharing._group_consumer import SharedConsumer, by_name
 from relatum_consumer.groups.sharing._sharing_options import check_name

@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from relatum.errors import AccessRefused, NotFound, Transient
-from relatum.store import CoverageRow
+from relatum.store.coverage import CoverageRow
 from relatum_consumer.lookups import Catalog, Servers, all_names, attended, coverage_by_stream
 
 logger = logging.getLogger("relatum.groups")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 from relatum.errors import InvalidInput, StreamNotFound
 from relatum.recording import CoveragePiece, RecorderMember, StreamEvent, StreamStatus, coverage_bar
-from relatum.store import Range
+from relatum.store.coverage import Range
 from relatum_consumer.web._api._cursors import WRONG_CURSOR
 from relatum_consumer.web._api._shown import hue_of
 from relatum_consumer.web._documents import FOR_PAGES, copied

@@ -11,7 +11,10 @@ from relatum.errors import NotFound, PredecessorNotFound
 from relatum.ids import MessageId
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message, StreamReader
-from relatum.store import key_definitions, may_hold_values, relationships, streams, translated_errors
+from relatum.store.catalog import key_definitions
+from relatum.store.parts import may_hold_values
+from relatum.store.tables import relationships, streams
+from relatum.store.translation import translated_errors
 
 SOURCE: Final = ("property:message_id",)
 """The sources of the key by which messages are found under their `message_id`."""

@@ -45,7 +45,7 @@ from relatum.headers import PLACED_HEADER
 from relatum.ids import MessageId
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import AnyDatabase, Database
+from relatum.store.database import AnyDatabase, Database
 from relatum.superstreams import Candidate, address_of, describe_super_stream
 from relatum.superstreams import checked_stream_name as checked_super_stream
 from relatum.waiting import LEAST_S, Deadline, log_failure, within

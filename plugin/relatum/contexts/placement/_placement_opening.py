@@ -9,7 +9,9 @@ import sqlalchemy as sa
 from relatum.checks import checked_name, seconds_text
 from relatum.contexts.placement._model import PartitionLike, PartitionRow, PartitionState
 from relatum.errors import StreamNotFound, SuperStreamConflict, SuperStreamNotFound
-from relatum.store import AnyDatabase, as_engine, sql, super_streams, translated_errors
+from relatum.store.database import AnyDatabase, as_engine, sql
+from relatum.store.tables import super_streams
+from relatum.store.translation import translated_errors
 
 USED_EVERY_S: Final = 15.0
 """Seconds between two times at which a router writes down which sets it used."""

@@ -9,7 +9,9 @@ from relatum.contexts.placement._model import PartitionState
 from relatum.errors import StreamNotFound
 from relatum.limits import INTEGER_MAX
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error
-from relatum.store import sql, super_stream_partitions, super_streams, translated_errors
+from relatum.store.database import sql
+from relatum.store.tables import super_stream_partitions, super_streams
+from relatum.store.translation import translated_errors
 
 KEEP_S: Final = 3600.0
 """Seconds a released placement is remembered: longer than anybody who has it cached goes without asking for changes."""

@@ -36,7 +36,7 @@ from relatum.contexts.placement._placing import RELEASE, Candidates, chosen_amon
 from relatum.contexts.placement._session import END_SESSION, RENEW_SESSION
 from relatum.contexts.placement._stored_moves import FENCE_AFTER, FIND_MOVE, move_info
 from relatum.errors import MoveConflict, PlacementNotFound, SuperStreamConflict
-from relatum.store import AnyDatabase, Database, sql
+from relatum.store.database import AnyDatabase, Database, sql
 
 CHANGES_MAX: Final = 10_000
 """Changes that are handed out one by one; more of them count as everything."""

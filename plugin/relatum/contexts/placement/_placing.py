@@ -1,6 +1,6 @@
 """Placing names in partitions, and releasing them: the statements, and which partition a new name gets.
 
-Rows are locked in the order that `relatum.store._tables` says: placements by name, the super stream, partitions by id.
+Rows are locked in the order that `relatum.store.tables` says: placements by name, the super stream, partitions by id.
 Each part of these statements reads from the one before it, so that it locks after it.
 """
 
@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from relatum.contexts.placement._model import Choose, PartitionRow, PartitionState
 from relatum.errors import RowRefused, SuperStreamConflict, TooManyOpenSets
-from relatum.store import Database, sql
+from relatum.store.database import Database, sql
 
 COUNTS_S: Final = 0.1
 """Seconds for which the partitions, and the numbers of sets open in them, serve to choose among them."""

@@ -19,7 +19,8 @@ from typing import Final
 
 from relatum.contexts.placement._placing import KEEP_COMMITS
 from relatum.processes import after_fork
-from relatum.store import renewal_s, sql
+from relatum.store.database import sql
+from relatum.store.members import renewal_s
 
 DRIFT: Final = 0.01
 """By how much a clock may be faster or slower than it should: quartz is within 0.0002, NTP changes rates by 0.0005."""

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from relatum.contexts.placement._entries import Control, Fence, Marker
 from relatum.contexts.placement._model import Move, MoveState
-from relatum.store import sql
+from relatum.store.database import sql
 
 IS_WAITED_FOR: Final = "s.super_stream_id = m.super_stream_id AND s.seen < m.generation AND m.fence_epoch = 0"
 """Whether a publisher's session is one that a move waits for before its fence."""

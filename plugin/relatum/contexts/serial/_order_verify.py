@@ -25,7 +25,8 @@ from relatum.contexts.serial._order import (
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperStreamNotFound
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import AnyDatabase, as_engine, translated_errors
+from relatum.store.database import AnyDatabase, as_engine
+from relatum.store.translation import translated_errors
 
 PROGRESS_MESSAGES: Final = 20_000
 """Messages between two calls of `progress`."""

@@ -21,7 +21,7 @@ from relatum.contexts.serial.consuming._serial_store import ConsumerStore
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, PartitionLost, UsedAfterClose
 from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress, Message, StreamReader
-from relatum.store import AnyDatabase
+from relatum.store.database import AnyDatabase
 from relatum.waiting import AfterStop, backoff, within
 
 CLOSE_S: Final = 10.0

@@ -6,7 +6,8 @@ from typing import Final
 from relatum.contexts.placement._placement_opening import partitions_in
 from relatum.contexts.serial._partition_log import MovedBefore, consistent_starts
 from relatum.errors import Conflict
-from relatum.store import Database, forget_settlements, sql
+from relatum.store.database import Database, sql
+from relatum.store.settling import forget_settlements
 
 _FIND_CONSUMER: Final = sql("""
     SELECT consumer_id FROM relatum.serial_consumers

@@ -26,7 +26,7 @@ from relatum.errors import (
 from relatum.following import Reach
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import CommitInDoubt
+from relatum.store.settling import CommitInDoubt
 from relatum.superstreams import Layout, describe_super_stream
 from relatum.waiting import Outages
 

@@ -9,7 +9,8 @@ from relatum.contexts.serial.consuming._serial_store import DRAINED, PARTITIONS,
 from relatum.contexts.serial.consuming._stored_holds import HOLDS_SHOWN
 from relatum.errors import NotFound, StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import AnyDatabase, Database, sql, translated_errors
+from relatum.store.database import AnyDatabase, Database, sql
+from relatum.store.translation import translated_errors
 
 _NAMES: Final = sql("""
     SELECT c.name

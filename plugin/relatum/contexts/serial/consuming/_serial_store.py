@@ -37,18 +37,10 @@ from relatum.contexts.serial.consuming._stored_holds import (
 )
 from relatum.errors import PartitionLost
 from relatum.following import Reach
-from relatum.reading import position_of
-from relatum.store import (
-    AnyDatabase,
-    Database,
-    Member,
-    Position,
-    Share,
-    Sharing,
-    Tokens,
-    marked,
-    sql,
-)
+from relatum.reading import Position, position_of
+from relatum.store.database import AnyDatabase, Database, sql
+from relatum.store.members import Member, Share, Sharing
+from relatum.store.settling import Tokens, marked
 from relatum.waiting import Deadline
 
 DRAINED: Final = 2**63 - 1

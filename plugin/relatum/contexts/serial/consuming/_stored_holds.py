@@ -6,7 +6,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.contexts.serial.consuming._partition_following import Step
-from relatum.store import sql
+from relatum.store.database import sql
 
 _IN_PARTITION: Final = "consumer_id = :consumer_id::integer AND partition_id = :partition_id::integer"
 _FROM_PARTITION: Final = "consumer_id = :consumer_id::integer AND source_id = :partition_id::integer"

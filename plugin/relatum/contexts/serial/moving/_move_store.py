@@ -1,6 +1,6 @@
 """Moves in PostgreSQL: each call is one transaction, and may be repeated when its outcome is not known.
 
-Rows are locked in the order that `relatum.store._tables` says: placements by name, then the row of the super stream,
+Rows are locked in the order that `relatum.store.tables` says: placements by name, then the row of the super stream,
 then partitions by their id. The row of a move is locked after its placements.
 """
 
@@ -25,7 +25,8 @@ from relatum.contexts.serial.moving._move_steps import (
     Switch,
 )
 from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
-from relatum.store import LEASE_S, Database, sql
+from relatum.store.database import Database, sql
+from relatum.store.members import LEASE_S
 from relatum.waiting import Outages
 
 logger = logging.getLogger("relatum.contexts")

@@ -38,7 +38,7 @@ from relatum.contexts.steps import run
 from relatum.errors import Conflict, MoveConflict, NotFound, PublishNacked, PublishUnroutable, RelatumError, Transient
 from relatum.otel import Description, Part
 from relatum.processes import new_holder
-from relatum.store import LEASE_S, renewal_s
+from relatum.store.members import LEASE_S, renewal_s
 from relatum.waiting import Server, has_passed, log_failure
 
 RETRY_S: Final = 30.0

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from relatum.contexts.placement._model import PartitionState
 from relatum.contexts.serial.moving._move_store import kept
 from relatum.errors import PartitionInUse, StreamNotFound
-from relatum.store import Database, sql
+from relatum.store.database import Database, sql
 
 _LOCK_SUPER_STREAM: Final = sql("""
     SELECT 1 FROM relatum.super_streams WHERE super_stream_id = :super_stream_id::integer FOR UPDATE""")

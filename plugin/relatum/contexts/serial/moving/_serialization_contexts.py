@@ -32,7 +32,7 @@ from relatum.headers import CONTEXT_HEADER
 from relatum.limits import INTEGER_MAX, PARTITIONS_MAX
 from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress
-from relatum.store import AnyDatabase
+from relatum.store.database import AnyDatabase
 from relatum.superstreams import Layout, add_partition, blocking_connection, describe_super_stream, unbind_partition
 
 LOOK_S: Final = 0.1

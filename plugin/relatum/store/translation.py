@@ -20,7 +20,7 @@ from relatum.errors import (
     RowRefused,
     SchemaMissing,
 )
-from relatum.store._connection import NoAnswerInTime
+from relatum.store.connection import NoAnswerInTime
 
 REFUSALS: Final = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded)
 """What no waiting cures: SQLSTATE classes 22 and 23, and 54000, which psycopg counts among what passes.

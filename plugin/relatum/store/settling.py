@@ -23,9 +23,9 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from relatum.errors import ConfigurationError, DatabaseUnavailable
-from relatum.store._connection import patient
-from relatum.store._database import ONCE_STATEMENT_S, sql
-from relatum.store._translation import translated_errors
+from relatum.store.connection import patient
+from relatum.store.database import ONCE_STATEMENT_S, sql
+from relatum.store.translation import translated_errors
 from relatum.uuid7 import uuid7
 from relatum.waiting import backoff, within
 

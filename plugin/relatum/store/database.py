@@ -6,7 +6,7 @@ of an index. Everything else is a transaction of SQLAlchemy's, which takes its c
 
 One rule says what is repeated: what met a connection of before that was dead in the pool, as after a restart of the
 server, and what a deadlock or a serialization failure ended. So what is run here does no harm when it is run again.
-All of it waits only so long (`relatum.store._connection`), prepares nothing behind a pooler (`relatum.store._pool`),
+All of it waits only so long (`relatum.store.connection`), prepares nothing behind a pooler (`relatum.store.pool`),
 and raises Relatum's errors.
 """
 
@@ -22,10 +22,10 @@ from psycopg.rows import namedtuple_row
 from sqlalchemy.dialects import registry
 
 from relatum.errors import UsedAfterClose
-from relatum.store._address import POOL, POOL_SIZE, STATEMENT, DatabaseAddress, parse_database
-from relatum.store._connection import NoAnswerInTime, TimedConnection
-from relatum.store._pool import Pool
-from relatum.store._translation import translated_errors
+from relatum.store.address import POOL, POOL_SIZE, STATEMENT, DatabaseAddress, parse_database
+from relatum.store.connection import NoAnswerInTime, TimedConnection
+from relatum.store.pool import Pool
+from relatum.store.translation import translated_errors
 from relatum.waiting import Deadline
 
 _DIALECT: Final = registry.load("postgresql.psycopg")()

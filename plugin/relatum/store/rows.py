@@ -7,7 +7,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.store._tables import skips
+from relatum.store.tables import skips
 
 _COLUMNS: Final = {
     "time_blocks": "(min_us, max_us, first_offset, last_offset, stream_id, width_class)",

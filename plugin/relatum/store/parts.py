@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from relatum.store._connection import patient
-from relatum.store._database import sql
-from relatum.store._rows import copy_into
-from relatum.store._tables import part_keys, part_streams, relationships, table_parts
-from relatum.store._translation import translated_errors
+from relatum.store.connection import patient
+from relatum.store.database import sql
+from relatum.store.rows import copy_into
+from relatum.store.tables import part_keys, part_streams, relationships, table_parts
+from relatum.store.translation import translated_errors
 
 PART_BYTES: Final = 240 << 20
 """Bytes of rows after which the next part is begun, at least: 3,500,000 rows of short values. Their index is as large,

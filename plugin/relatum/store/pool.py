@@ -18,7 +18,7 @@ from psycopg.pq import TransactionStatus
 
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.processes import after_fork, leave_to_parent
-from relatum.store._connection import TimedConnection, check
+from relatum.store.connection import TimedConnection, check
 from relatum.waiting import LOOK_S, Deadline, current
 
 LIBPQ_OPTIONS: Final[dict[str, Any]] = {

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from relatum.errors import CoverageConflict
 from relatum.keys import timestamp_us
-from relatum.store._database import sql
-from relatum.store._tables import coverage
+from relatum.store.database import sql
+from relatum.store.tables import coverage
 from relatum.wire import Position
 
 TIME: Final = 0

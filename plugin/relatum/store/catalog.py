@@ -20,9 +20,9 @@ from relatum.errors import (
 )
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import KEYS_MAX
-from relatum.store._database import sql
-from relatum.store._tables import keys, streams
-from relatum.store._translation import translated_errors
+from relatum.store.database import sql
+from relatum.store.tables import keys, streams
+from relatum.store.translation import translated_errors
 
 logger = logging.getLogger("relatum.keys")
 

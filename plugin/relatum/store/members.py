@@ -26,7 +26,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.processes import new_holder
-from relatum.store._database import sql
+from relatum.store.database import sql
 
 LEASE_S: Final = 5.0
 """How long a lease holds without renewal, by default, in seconds."""
