@@ -1,10 +1,11 @@
-"""The blocking and the asyncio face of look-ups say the same: methods, arguments and defaults."""
+"""The blocking and the asyncio faces of look-ups and of readers say the same: methods, arguments and defaults."""
 
 import inspect
 import re
 
 import pytest
 
+from relatum.reading import AsyncStreamReader, StreamReader
 from relatum_consumer import (
     AsyncRelations,
     AsyncSharedGroup,
@@ -13,6 +14,9 @@ from relatum_consumer import (
     SharedGroup,
     SharedGroups,
 )
+
+BLOCKING_ALONE = {"link"}
+"""Connections for a loop of the caller's own."""
 
 IN_ASYNCIO = {"__next__": "__anext__", "__enter__": "__aenter__", "__exit__": "__aexit__"}
 """What Python calls otherwise."""
@@ -41,6 +45,7 @@ def without_asyncio(signature: str) -> str:
         # An iteration is closed as an asynchronous generator is.
         (SharedGroups, AsyncSharedGroups, ("__next__", "__enter__", "__exit__"), {"close": "aclose"}),
         (SharedGroup, AsyncSharedGroup, (), {}),
+        (StreamReader, AsyncStreamReader, ("__enter__", "__exit__"), {}),
     ],
 )
 def test_both_faces_have_the_same_methods(
@@ -48,4 +53,6 @@ def test_both_faces_have_the_same_methods(
 ) -> None:
     """Each with the same arguments, defaults and results."""
     expected = methods(blocking, *special, names=IN_ASYNCIO | names)
+    for name in BLOCKING_ALONE:
+        expected.pop(name, None)
     assert methods(asynchronous, *(IN_ASYNCIO.get(name, name) for name in special), names={}) == expected
