@@ -13,6 +13,7 @@ from relatum import (
     ContextRouter,
     SerialConsumer,
 )
+from relatum.reading import AsyncStreamReader, StreamReader
 from relatum.superstreams import Target
 from relatum_consumer import (
     AsyncRelations,
@@ -22,6 +23,9 @@ from relatum_consumer import (
     SharedGroup,
     SharedGroups,
 )
+
+BLOCKING_ALONE = {"link"}
+"""Connections for a loop of the caller's own."""
 
 IN_ASYNCIO = {"__next__": "__anext__", "__enter__": "__aenter__", "__exit__": "__aexit__"}
 """What Python calls otherwise."""
@@ -63,6 +67,7 @@ def without_asyncio(signature: str) -> str:
         (ContextRouter, AsyncContextRouter, ("__init__", "__enter__", "__exit__"), {}),
         (AffinityRouter, AsyncAffinityRouter, ("__init__", "__enter__", "__exit__"), {}),
         (SerialConsumer, AsyncSerialConsumer, ("__init__", "__enter__", "__exit__"), {}),
+        (StreamReader, AsyncStreamReader, ("__enter__", "__exit__"), {}),
     ],
 )
 def test_both_faces_have_the_same_methods(
@@ -70,4 +75,6 @@ def test_both_faces_have_the_same_methods(
 ) -> None:
     """Each with the same arguments, defaults and results."""
     expected = methods(blocking, *special, names=IN_ASYNCIO | names)
+    for name in BLOCKING_ALONE:
+        expected.pop(name, None)
     assert methods(asynchronous, *(IN_ASYNCIO.get(name, name) for name in special), names={}) == expected

@@ -28,6 +28,7 @@ from relatum.wire import AuthMechanism, BrokerIdentity
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+_Taken = TypeVar("_Taken")
 _Arguments = ParamSpec("_Arguments")
 
 SLICE: Final = 50
@@ -133,7 +134,7 @@ class AsyncStreamReader(AsyncClosing):
         parts = self._reader._messages_in_parts(stream, start, stop=stop, follow=follow, idle_timeout_s=idle_timeout_s)
         return self._in_parts(parts, Use.FOLLOW if follow else Use.LENT)
 
-    async def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], _Item | None]) -> list[_Item]:
+    async def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], _Taken | None]) -> list[_Taken]:
         """What a function makes of the messages from an offset to before another; as `StreamReader.scan`.
 
         `take` is called in a thread.

@@ -54,7 +54,7 @@ class SocketConnection:
 
     Attributes:
         session: The session it carries.
-        deadline: When answers must have come, as `time.monotonic` counts; set by whoever asks.
+        deadline: When answers must have come, as `time.monotonic` counts; set by the caller.
         is_usable: False once it failed or timed out: what comes next on the socket is then unknown.
         is_reused: Others had it before, and it may have ended since.
         settled: Exchanges of which all bindings are recovered.
@@ -323,12 +323,12 @@ class SocketConnection:
     # --- the end ------------------------------------------------------------------------------------------
 
     def hand_over(self) -> socket.socket:
-        """The socket, not blocking from now on, for whoever exchanges the session's bytes by a loop of its own."""
+        """The socket, not blocking from now on, for a loop that exchanges the session's bytes itself."""
         self._socket.setblocking(False)
         return self._socket
 
     def abandon(self) -> None:
-        """Close the socket without a word: what would come next on it belongs to nobody."""
+        """Close the socket without a Close frame: an answer that comes later would be taken for another's."""
         self.is_usable = self.session.is_open = False
         self._socket.close()
 

@@ -72,7 +72,7 @@ class ManyReader:
         self._lanes: list[_Lane] = []
         self._may_widen = True
         self._rest: list[Result] = []
-        """What has come, from a result on that is no message."""
+        """Results that have come, from the first on that is to be settled."""
 
     @property
     def holds_connections(self) -> bool:
@@ -95,8 +95,7 @@ class ManyReader:
                 if self._plans:
                     self._lanes, self._may_widen = [self._first_lane()], True
                     yield from self._part()
-                    # Before the last results: who takes them may take his time, ask something else, or never ask for
-                    # more.
+                    # Before the last results: the caller may pause here, ask something else, or never go on.
                     self._give_back()
                 self._explain()
                 yield from self._ready()
@@ -270,9 +269,9 @@ class ManyReader:
             self._window.put(stream, offset, StreamNotHere(message, stream=stream, offset=offset))
 
     def _ready(self) -> Generator[list[Result], None, None]:
-        """Give what has come. What is no message takes another connection to find out about, so it has to wait.
+        """Give what has come, up to a result that is no message while connections are held.
 
-        Else all could hold a connection, and wait for another one.
+        Settling it takes another connection: reads that held theirs meanwhile could wait for each other.
         """
         while results := self._rest or self._window.ready():
             place = next((n for n, each in enumerate(results) if not isinstance(each, Message)), len(results))

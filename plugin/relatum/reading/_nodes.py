@@ -334,9 +334,9 @@ class StreamNodes:
                 self._release(line, use, connection)
 
     def further(self, stack: contextlib.ExitStack, use: Use) -> SocketConnection | None:
-        """A connection beside those that a caller has, until the stack is closed.
+        """A further connection for one caller, until the stack is closed.
 
-        None where others may need what connections there are, or none can be had: he goes on with what he has.
+        None where others may need the rest, or none can be opened: the caller goes on with what it has.
         """
         if self._pool.has_plenty(use):
             with contextlib.suppress(Transient, AccessRefused):

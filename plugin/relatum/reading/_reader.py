@@ -96,7 +96,7 @@ class StreamReader(Closing):
         heartbeat_s: int,
         connections_max: int,
     ) -> Self:
-        """As `open`, for who reports the statistics itself."""
+        """As `open`, without reporting statistics to the metrics."""
         address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         check_limit(connections_max)
         checked_seconds("timeout_s", timeout_s)

@@ -49,15 +49,18 @@ def slice_s(until: float, error: OSError | None = None) -> float:
 
 
 def _connected(host: str, port: int, until: float) -> socket.socket:
-    """As `socket.create_connection`: to the first of a host's addresses that answers."""
+    """As `socket.create_connection`: to the first of a host's addresses that answers, each within its share of time."""
     error: OSError = OSError(f"{host} has no address")
-    for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for number, (family, kind, protocol, _, where) in enumerate(addresses):
+        now = time.monotonic()
+        share_s = (until - now) / (len(addresses) - number)
         stream = socket.socket(family, kind, protocol)
         try:
             stream.setblocking(False)
             code = stream.connect_ex(where)
             if code == errno.EINPROGRESS:
-                _wait_until_writable(stream, until)
+                _wait_until_writable(stream, now + share_s)
                 code = stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
                 raise OSError(code, os.strerror(code))  # noqa: TRY301 - the next address is tried

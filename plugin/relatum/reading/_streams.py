@@ -78,7 +78,7 @@ class Streams(StreamNodes):
             by_node[self._leaders.of(stream)].append(stream)
         found: dict[str, StreamBounds] = {}
         for node, led in by_node.items():
-            # Whoever asks for one alone has the patience that it takes, and asks other nodes.
+            # `bounds` waits for such a stream, and asks other nodes.
             with suppress(StreamUnavailable, OutOfReach):
                 there = self._reach(node)
                 for part in (led[start : start + BOUNDS_AT_ONCE] for start in range(0, len(led), BOUNDS_AT_ONCE)):
