@@ -20,7 +20,7 @@ from relatum.reading import (
     StreamReader,
     agreements,
 )
-from relatum.waiting import left_s, within
+from relatum.waiting import current, has_passed, left_s, within
 from relatum_consumer.lookups._flights import Flights
 
 CLOSED: Final = "these relations were closed: make others, or ask inside the `with` block"
@@ -104,7 +104,9 @@ class Servers:
         self.flights = Flights(self.timeout_s)
 
     def reader(self) -> StreamReader:
-        """The reader."""
+        """The reader. It is not asked where no time is left: a question without an answer costs its connection."""
+        if has_passed():
+            raise ReadTimeout(f"There was no time left to ask the broker ({current()}); it is safe to repeat.")
         reader = self.opened
         if reader is None:
             # Who opens it may take all of its own time, if the broker is silent; others have theirs.

@@ -20,12 +20,11 @@ from relatum.membership import (
     Membership,
     checked_group_id,
     checked_sequence,
-    parse_value,
 )
 from relatum.reading import StreamBounds
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer.groups.reading._assembly import Assembled, GroupOrder, Member, assemble, distinct
+from relatum_consumer.groups.reading._assembly import Assembled, GroupOrder, Member, Row, assemble
 from relatum_consumer.groups.reading._delivery import (
     Reading,
     all_of,
@@ -37,7 +36,7 @@ from relatum_consumer.groups.reading._delivery import (
 )
 from relatum_consumer.groups.reading._group_options import check_order
 from relatum_consumer.groups.reading._group_values import Group, GroupPage, GroupReport, IncompleteGroupReport
-from relatum_consumer.groups.reading._streams_view import MEMBERS, View, group_key, look, member_of
+from relatum_consumer.groups.reading._streams_view import View, group_key, look, member_of
 from relatum_consumer.lookups import (
     ANSWER_MESSAGES_MAX,
     Answer,
@@ -81,12 +80,15 @@ def standing(
     recorded = catalog.streams(names)
     if names is None and not recorded:
         catalog.nothing_recorded()
-    members = _recorded_members(catalog.servers, recorded, key_id, group_id)
+    view = View.of_table(catalog.servers, key_id, recorded)
+    unrecorded: list[Member] = []
     for gap in known.uncovered if known else ():
         found: list[Member] = catalog.servers.scan(gap.stream, gap.start, gap.stop, member_of)
-        members += [member for member in found if member.group_id == group_id]
+        unrecorded += [member for member in found if member.group_id == group_id]
+    view.hold(unrecorded)
+    members = view.members_of([group_id]).get(group_id, [])
     floors = _floors(catalog.servers, members, is_named=names is not None)
-    group = assemble(group_id, distinct(members), order, floors)
+    group = assemble(group_id, members, order, floors)
     return replace(group, position=_said_of(group.position, recorded, names, known))
 
 
@@ -103,21 +105,10 @@ def _said_of(
     return replace(position, streams=tuple(sorted(streams - left_out)), is_of_all=is_of_all, is_proven=is_proven)
 
 
-def _recorded_members(servers: Servers, recorded: Sequence[PresentStream], key_id: int, group_id: str) -> list[Member]:
-    streams = {stream.stream_id: stream.name for stream in recorded}
-    parameters = {"key_id": key_id, "group_ids": [group_id], "stream_ids": list(streams)}
-    rows = servers.rows(MEMBERS, parameters)
-    members = []
-    for value, stream_id, offset, time_us in rows:
-        if place := parse_value(value):
-            members.append(Member(*place, streams[stream_id], offset, time_us))
-    return members
-
-
-def _floors(servers: Servers, members: Sequence[Member], *, is_named: bool) -> dict[str, int]:
+def _floors(servers: Servers, members: Sequence[Row], *, is_named: bool) -> dict[str, int]:
     """The first retained offset of each stream that has members."""
     floors: dict[str, int] = {}
-    streams = sorted({member.stream for member in members})
+    streams = sorted({row[3] for row in members})
     for stream, bounds in all_ends(servers, streams, is_named=is_named).items():
         if bounds is None:
             floors[stream] = INTEGER_MAX

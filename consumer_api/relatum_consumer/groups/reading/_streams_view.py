@@ -9,17 +9,17 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Self
 
 from relatum.errors import InvalidInput, KeyNotDefined
-from relatum.limits import GROUP_ID_BYTES
+from relatum.limits import GROUP_ID_BYTES, INTEGER_MAX
 from relatum.membership import GROUP_KEY, membership, parse_value
 from relatum.reading import Message
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.groups.reading._assembly import Member, Row, by_group, distinct
 from relatum_consumer.groups.reading._group_options import UNRECORDED_MEMBERS_MAX
-from relatum_consumer.lookups import Catalog, LeftOut, Servers, Uncovered, evidence_of, stream_states
+from relatum_consumer.lookups import Catalog, LeftOut, PresentStream, Servers, Uncovered, evidence_of, stream_states
 
 GROUP_ID_LENGTH: Final = 2 * GROUP_ID_BYTES
 """Characters of a group's id."""
@@ -78,6 +78,12 @@ class View:
     unrecorded: dict[str, list[Member]] = field(default_factory=dict)
     unrecorded_groups: dict[str, list[Member]] = field(default_factory=dict)
     gaps: tuple[Uncovered, ...] = ()
+
+    @classmethod
+    def of_table(cls, servers: Servers, key_id: int, recorded: Sequence[PresentStream]) -> Self:
+        """All that the table has of streams, whatever they retain."""
+        names = {stream.stream_id: stream.name for stream in recorded}
+        return cls(servers, key_id, names, {}, dict.fromkeys(names.values(), INTEGER_MAX))
 
     def hold(self, members: Iterable[Member]) -> None:
         """Count members that are not in the table."""

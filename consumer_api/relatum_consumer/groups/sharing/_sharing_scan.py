@@ -145,7 +145,7 @@ class Scanner:
         self._catalog = catalog
         self._consumer = consumer
         self._width = WINDOW_ROWS
-        self._view = View(catalog.servers, 0, {}, {}, {})
+        self._view = View.of_table(catalog.servers, 0, ())
         self._stream_ids: dict[str, int] = {}
         self._by_offset = False
 
@@ -191,10 +191,9 @@ class Scanner:
         names = self._consumer.names
         self._catalog.check_names(names)
         present = self._catalog.streams(names)
-        ids = {stream.stream_id: stream.name for stream in present}
         # What is not recorded yet is not in the table; what is, counts up to wherever it is recorded by then.
-        self._view = View(self._catalog.servers, key_id, ids, {}, dict.fromkeys(ids.values(), INTEGER_MAX))
-        self._stream_ids = {name: stream_id for stream_id, name in ids.items()}
+        self._view = View.of_table(self._catalog.servers, key_id, present)
+        self._stream_ids = {stream.name: stream.stream_id for stream in present}
         self._by_offset = names is not None and len(names) == 1 and names[0] in self._stream_ids
         return present
 
