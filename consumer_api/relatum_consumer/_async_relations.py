@@ -17,7 +17,7 @@ from relatum.membership import GroupPosition
 from relatum.processes import after_fork
 from relatum.reading import CONNECTIONS_MAX, AuthMechanism, BrokerAddress, Message
 from relatum.store.database import AnyDatabase
-from relatum.waiting import Deadline, Threads, in_thread, left_s, within
+from relatum.waiting import Deadline, NoThreadInTime, Threads, in_thread, left_s, within
 from relatum_consumer._lookup_statistics import LookupStatistics
 from relatum_consumer._relations import Relations
 from relatum_consumer.consumed import Consumed
@@ -455,7 +455,7 @@ class AsyncRelations(AsyncClosing):
             raise UsedAfterClose(CLOSED)
         try:
             return await in_thread(threads or self._threads, function, *args, ending=self._ending, returned=returned)
-        except TimeoutError as error:
+        except NoThreadInTime as error:
             most = self._threads.most
             raise ConnectionsInUse(
                 f"{error}: ask less at once, or set connections_max= (now {most}) higher",
@@ -520,16 +520,24 @@ class AsyncRelations(AsyncClosing):
 
 
 class _Parts(Generic[_Item]):
-    """A blocking iteration, in parts. One thread at a time uses it: another waits for a moment."""
+    """A blocking iteration, in parts, taken by one thread at a time."""
 
     def __init__(self, begin: Callable[[], Generator[_Item | Rest, None, None]]) -> None:
         self._begin = begin
         self._items: Generator[_Item | Rest, None, None] | None = None
         self._error: Exception | None = None
         self._lock = threading.Lock()
+        self._is_ended = False
 
     def take(self) -> list[_Item | Rest]:
         """What comes next, up to a rest; nothing at the end."""
+        try:
+            return self._take()
+        finally:
+            if self._is_ended:
+                self.close()
+
+    def _take(self) -> list[_Item | Rest]:
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -550,7 +558,11 @@ class _Parts(Generic[_Item]):
             return taken
 
     def close(self) -> None:
-        """End it."""
-        with self._lock:
-            if self._items is not None:
-                self._items.close()
+        """End it: by the thread that takes a part now, where one does, since a source of ids may hold that for long."""
+        self._is_ended = True
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._items is not None:
+                    self._items.close()
+            finally:
+                self._lock.release()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from relatum import MessageId
-from relatum.errors import ConnectionsInUse, StreamNotFound
+from relatum.errors import BrokerUnavailable, ConnectionLost, ConnectionsInUse, StreamNotFound
 from relatum.reading import (
     AsyncStreamReader,
     BrokerAddress,
@@ -22,6 +23,8 @@ from relatum.reading import (
     StreamBounds,
     StreamReader,
 )
+from relatum.reading._connection import SocketConnection
+from relatum.wire import frames
 from tests.support import new_streams, publish_plain
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
@@ -143,6 +146,53 @@ async def test_a_cancelled_call_gives_its_place_back(address: BrokerAddress, str
         statistics = reader.statistics()
         assert (statistics.in_use, statistics.waiting) == (0, 0)
         assert (await reader.read(stream, 4)).body == b"4"
+
+
+async def test_ids_that_do_not_come_hold_nobody_up(address: BrokerAddress, stream: str) -> None:
+    """Iterations that wait for their ids are cancelled, more than there are threads to close them, and all goes on."""
+    more = threading.Event()
+
+    def ids() -> Iterator[tuple[str, int]]:
+        assert more.wait(90)
+        yield stream, 0
+
+    try:
+        async with await AsyncStreamReader.open(address, connections_max=8) as reader:
+            tasks = [asyncio.ensure_future(anext(reader.read_many(ids()))) for _ in range(5)]
+            await asyncio.sleep(0.1)
+            for task in tasks:
+                task.cancel()
+            with in_time(0.5):
+                await asyncio.wait(tasks)
+                assert (await reader.read(stream, 3)).offset == 3
+    finally:
+        more.set()
+
+
+def test_a_question_that_ends_its_connection_is_not_repeated(
+    address: BrokerAddress, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker hangs up over it (as some do over Partitions): others' connections are not tried one by one."""
+    asked: list[str] = []
+    answer = SocketConnection.answer
+
+    def hang_up(self: SocketConnection, request: Any, *arguments: Any) -> Any:
+        if request is not frames.partitions:
+            return answer(self, request, *arguments)
+        asked.extend(arguments)
+        self.abandon()
+        raise ConnectionLost("The broker hung up.")
+
+    monkeypatch.setattr(SocketConnection, "answer", hang_up)
+    with StreamReader.open(address) as reader, contextlib.ExitStack() as stack:
+        # Three connections, which are idle afterwards and then used again.
+        for _ in range(3):
+            next(stack.enter_context(contextlib.closing(reader.iterate(stream))))  # type: ignore[type-var]
+        stack.close()
+        assert reader.statistics().idle == 3
+        with pytest.raises((ConnectionLost, BrokerUnavailable)):
+            reader.partitions("a super stream")
+    assert asked == ["a super stream"]
 
 
 @pytest.mark.parametrize("ask", ["question", "iteration", "following"])

@@ -7,6 +7,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from queue import Queue
+from typing import Any
 
 import pytest
 
@@ -117,6 +120,63 @@ async def test_what_a_cancelled_call_returns_is_given_back() -> None:
             got.append(await task)
     await asyncio.to_thread(wait_until, lambda: len(got) + len(back) == len(taken), what="all given back")
     assert sorted(got + back) == taken
+
+
+async def test_what_comes_after_threads_were_shut_down_is_given_back() -> None:
+    """A call that looks at no deadline, and returns when its task is long gone."""
+    threads, go_on, back = Threads(1, "relatum-test"), threading.Event(), Queue[str]()
+
+    def take() -> str:
+        assert go_on.wait(LIMIT_S)
+        return "a connection"
+
+    task = asyncio.create_task(in_thread(threads, take, returned=back.put))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    threads.shutdown()
+    go_on.set()
+    assert await asyncio.to_thread(back.get, timeout=LIMIT_S) == "a connection"
+
+
+def test_what_comes_after_the_loop_has_ended_is_given_back() -> None:
+    """Its task is gone as well."""
+    threads, go_on, back = Threads(1, "relatum-test"), threading.Event(), Queue[bool]()
+
+    async def leave() -> None:
+        task = asyncio.create_task(in_thread(threads, go_on.wait, LIMIT_S, returned=back.put))
+        await asyncio.sleep(0.05)
+        task.cancel()
+
+    asyncio.run(leave())
+    go_on.set()
+    assert back.get(timeout=LIMIT_S)
+
+
+async def test_a_call_may_raise_what_futures_do_not_take() -> None:
+    """Where the iterator that a caller gave is at its end."""
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await in_thread(Threads(1, "relatum-test"), next, iter(()))
+
+
+def test_what_is_taken_while_threads_are_shut_down_is_made() -> None:
+    """Or it is refused: nobody waits for ever."""
+    for _ in range(100):
+        threads, calls, began = Threads(2, "relatum-test"), list[Future[int]](), threading.Event()
+
+        def submit(threads: Threads = threads, calls: list[Future[int]] = calls, began: Any = began) -> None:
+            with contextlib.suppress(RuntimeError):
+                while True:
+                    calls.append(threads.submit(abs, -1))
+                    began.set()
+
+        submitting = threading.Thread(target=submit)
+        submitting.start()
+        assert began.wait(LIMIT_S)
+        threads.shutdown()
+        submitting.join(LIMIT_S)
+        assert {call.result(LIMIT_S) for call in calls} == {1}
 
 
 async def test_a_call_that_finds_no_thread_in_time_is_not_made(gate: threading.Event) -> None:

@@ -29,6 +29,7 @@ class Helpers:
         self._lock = threading.Lock()
         self._questions: deque[Callable[[], None]] = deque()
         self._threads: set[threading.Thread] = set()
+        self._untaken: set[SocketConnection] = set()
         self._is_closed = False
 
     def ask(self, question: Callable[[], _Answer], answered: Callable[[_Answer | Exception], None]) -> None:
@@ -39,10 +40,20 @@ class Helpers:
                 answer: _Answer | Exception = question()
             except Exception as error:  # noqa: BLE001 - whoever asked is told of it
                 answer = error
-            if not self._is_closed:
-                self._tell(lambda: answered(answer))
+            with self._lock:
+                is_told = not self._is_closed
+                if is_told and isinstance(answer, SocketConnection):
+                    self._untaken.add(answer)
+            if is_told:
+                self._tell(lambda: take(answer))
             elif isinstance(answer, SocketConnection):
                 answer.close()
+
+        def take(answer: _Answer | Exception) -> None:
+            if isinstance(answer, SocketConnection):
+                with self._lock:
+                    self._untaken.discard(answer)
+            answered(answer)
 
         with self._lock:
             self._questions.append(run)
@@ -65,6 +76,10 @@ class Helpers:
         with self._lock:
             self._is_closed = True
             self._questions.clear()
+            untaken, self._untaken = self._untaken, set()
+        # That thread ends, and is told nothing any more.
+        for connection in untaken:
+            connection.close()
 
 
 class Questions:

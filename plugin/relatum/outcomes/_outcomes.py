@@ -156,7 +156,7 @@ class Outcomes(Closing):
             DatabaseUnavailable: PostgreSQL did not answer until the end.
         """
         asked, until = self._asked(message_id, collector), _until(timeout_s)
-        outcome = self._waits.wait(asked, until)
+        outcome = self._waits.result(self._ask(asked), until)
         if outcome is None:
             with within(LEAST_S):
                 outcome = self._at_end(asked, timeout_s)
@@ -166,8 +166,13 @@ class Outcomes(Closing):
         _checked([message_id])
         if collector is not None:
             checked_name("collector", collector)
-        self._require_open()
         return _Asked(message_id, collector)
+
+    def _ask(self, asked: _Asked) -> "Future[Outcome | None]":
+        # Whoever asks once this was closed would be let go by nobody.
+        with self._lock:
+            self._require_open()
+            return self._waits.ask(asked)
 
     def _at_end(self, asked: _Asked, timeout_s: float) -> Outcome:
         outcome = self.of(asked.message_id, collector=asked.collector)
@@ -264,7 +269,7 @@ class AsyncOutcomes(AsyncClosing):
 async def outcome_in_task(outcomes: Outcomes, message_id: str, timeout_s: float, collector: str | None) -> Outcome:
     """As `Outcomes.wait`, for a task: no thread is held while it waits."""
     asked, until = outcomes._asked(message_id, collector), _until(timeout_s)
-    outcome = await outcomes._waits.wait_in_task(asked, until)
+    outcome = await outcomes._waits.result_in_task(outcomes._ask(asked), until)
     if outcome is None:
         # From here on, not from when a thread is free: many that wait at once end in time, too.
         with within(LEAST_S):

@@ -251,9 +251,10 @@ class Locator:
         found: dict[str, int] = {}
         with suppress(Transient, NotFound, AccessRefused), self.reader() as reader:
             for stream in streams:
-                bounds = reader.bounds(stream)
-                if not bounds.is_silence:
-                    found[stream] = bounds.end - 1
+                with suppress(NotFound, AccessRefused):
+                    bounds = reader.bounds(stream)
+                    if not bounds.is_silence:
+                        found[stream] = bounds.end - 1
         return found
 
     def look(self, looks: "Sequence[Look]") -> None:

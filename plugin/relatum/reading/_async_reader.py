@@ -23,7 +23,7 @@ from relatum.reading._pool import CONNECTIONS_MAX, Line, ReaderStatistics, Use, 
 from relatum.reading._reader import StreamReader
 from relatum.reading._scan import CREDIT, Start
 from relatum.reading._stream_errors import check_time
-from relatum.waiting import Threads, in_thread, left_s
+from relatum.waiting import NoThreadInTime, Threads, in_thread, left_s
 from relatum.wire import AuthMechanism, BrokerIdentity
 
 _Item = TypeVar("_Item")
@@ -202,7 +202,8 @@ class AsyncStreamReader(AsyncClosing):
             metrics.retire(self)
             self._threads.shutdown()
             self._following.shutdown()
-            await in_thread(self._aside, self._reader.close)
+            # To its end, whatever becomes of this task.
+            await asyncio.shield(asyncio.wrap_future(self._aside.submit(self._reader.close)))
 
     # --- threads ------------------------------------------------------------------------------------------
 
@@ -245,7 +246,7 @@ class AsyncStreamReader(AsyncClosing):
             raise UsedAfterClose("the reader was closed: open another one")
         try:
             return await in_thread(threads, function)
-        except TimeoutError as error:
+        except NoThreadInTime as error:
             raise ReadTimeout(f"The time of the call is over: {error}.") from None
 
     async def _in_parts(
@@ -283,18 +284,27 @@ class AsyncStreamReader(AsyncClosing):
 
 
 class _Parts(Generic[_Item]):
-    """The parts of a blocking iteration. One thread at a time uses it: another waits for a moment."""
+    """The parts of a blocking iteration, taken by one thread at a time."""
 
     def __init__(self, given: Generator[list[_Item], None, None]) -> None:
         self._given = given
         self._lock = threading.Lock()
+        self._is_ended = False
 
     def take(self) -> list[_Item] | None:
         """The next part; None at the end."""
-        with self._lock:
-            return next(self._given, None)
+        try:
+            with self._lock:
+                return next(self._given, None)
+        finally:
+            if self._is_ended:
+                self.close()
 
     def close(self) -> None:
-        """End it."""
-        with self._lock:
-            self._given.close()
+        """End it: by the thread that takes a part now, where one does, since a source of ids may hold that for long."""
+        self._is_ended = True
+        if self._lock.acquire(blocking=False):
+            try:
+                self._given.close()
+            finally:
+                self._lock.release()

@@ -247,6 +247,7 @@ def _prove_alive(connection: SocketConnection) -> None:
     So nobody takes it for an idle connection that had been closed, and asks once more.
     """
     connection.answer(frames.metadata, [])
+    connection.is_reused = False
 
 
 def _strings(answer: Answer, name: str) -> list[str]:

@@ -219,7 +219,7 @@ class Pool:
         with self._lock:
             self._in_use.discard(connection)
             is_good = not connection.closed and connection.generation == self._generation and not self._is_closed
-            if is_good and (self._turns or len(self._idle) < self._kept):
+            if is_good and len(self._idle) < max(self._kept, len(self._turns)):
                 self._idle.append(connection)
             else:
                 # To say goodbye waits for nobody.

@@ -27,7 +27,7 @@ from relatum.waiting._repeating import (
     may_repeat,
 )
 from relatum.waiting._shared_wait import SharedWait
-from relatum.waiting._threads import Threads, in_thread, pause
+from relatum.waiting._threads import NoThreadInTime, Threads, in_thread, pause
 
 __all__ = [
     "ANSWER_S",
@@ -38,6 +38,7 @@ __all__ = [
     "AfterStop",
     "Deadline",
     "Keeper",
+    "NoThreadInTime",
     "Outages",
     "Pauses",
     "Server",

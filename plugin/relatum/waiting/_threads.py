@@ -32,6 +32,10 @@ LET_GO_S: Final = 2 * LOOK_S
 _Result = TypeVar("_Result")
 
 
+class NoThreadInTime(TimeoutError):
+    """No thread became free before the deadline of the call, which was not made."""
+
+
 class _Call(Protocol):
     """A call that waits for a thread, or has one."""
 
@@ -100,11 +104,12 @@ class Threads:
             has_threads, is_waiting = bool(self._calls), bool(self.waiting)
             if not has_threads:
                 self._unfinished -= 1
-            elif is_waiting and not self._is_watched:
-                self._is_watched = self._start(self._watch)
-        if has_threads:
-            self._queue.put(call)
-        else:
+            else:
+                # With the lock held: behind what `shutdown` puts there nobody would come to it.
+                self._queue.put(call)
+                if is_waiting and not self._is_watched:
+                    self._is_watched = self._start(self._watch)
+        if not has_threads:
             call.run()
         return has_threads and is_waiting
 
@@ -136,14 +141,17 @@ class Threads:
     def _next(self, thread: threading.Thread) -> _Call | None:
         """The next call; None where the thread is to end."""
         while True:
+            call, is_over = None, False
             with suppress(Empty):
                 call = self._queue.get(timeout=IDLE_S)
-                if call is not None:
-                    return call
-                # For all: each thread that comes to it ends.
-                self._queue.put(None)
+                is_over = call is None
+            if call is not None:
+                return call
             with self._lock:
-                if self._is_shut or self._unfinished < len(self._calls):
+                if is_over:
+                    # For all: each thread that comes to it ends.
+                    self._queue.put(None)
+                if is_over or self._unfinished < len(self._calls):
                     del self._calls[thread]
                     return None
 
@@ -161,7 +169,8 @@ class Threads:
                     self._lost.add(thread)
                     self._unfinished -= 1
                     self.replaced += 1
-                    self._start(self._work)
+                while self.waiting and len(self._calls) < self.most and self._start(self._work):
+                    pass
 
     @property
     def waiting(self) -> int:
@@ -265,12 +274,15 @@ class _Awaited(Generic[_Result]):
 
     def _end(self) -> None:
         if not self._came.done() and self._begins():
-            self._came.set_exception(TimeoutError(f"no thread became free in time ({self.deadline})"))
+            self._came.set_exception(NoThreadInTime(f"no thread became free in time ({self.deadline})"))
 
     def _tell(self, tell: Callable[[Any], None], what: Any) -> None:
-        # A loop that has ended has nobody to tell.
-        with suppress(RuntimeError):
+        try:
             self._loop.call_soon_threadsafe(tell, what)
+        except RuntimeError:
+            # The loop has ended.
+            if tell == self._succeed:
+                self._give_back(what)
 
     def _succeed(self, result: _Result) -> None:
         if self._is_awaited():
@@ -280,6 +292,9 @@ class _Awaited(Generic[_Result]):
 
     def _fail(self, error: BaseException) -> None:
         if self._is_awaited():
+            if isinstance(error, StopIteration):
+                # A future takes none; a generator would say the same of one.
+                error, error.__cause__ = RuntimeError("the call raised StopIteration"), error
             self._came.set_exception(error)
 
     def _is_awaited(self) -> bool:
@@ -290,9 +305,9 @@ class _Awaited(Generic[_Result]):
         return not self._came.done()
 
     def _give_back(self, result: _Result) -> None:
-        """Nobody takes the result. In a thread: what takes it back may wait, and this is the loop."""
+        """Nobody takes the result. In a thread: what takes it back may wait, and these may have been shut down."""
         if self._returned is not None:
-            self._threads.submit(self._returned, result)
+            threading.Thread(target=self._returned, args=(result,), name="relatum-given-back", daemon=True).start()
 
 
 async def in_thread(
@@ -316,7 +331,7 @@ async def in_thread(
             where it took nothing.
 
     Raises:
-        TimeoutError: no thread became free before the deadline; the function was not called.
+        NoThreadInTime: no thread became free before the deadline; the function was not called.
         RuntimeError: this is one of those very threads, which would wait for itself.
     """
     deadline = Deadline(None, *(outer for outer in (current(), ending) if outer is not None))
